@@ -1,0 +1,132 @@
+"""The command line: parse, call, print. ``ssmpi`` and ``python -m ssmpi`` are the same."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ssmpi import __version__
+from ssmpi.errors import UserError
+
+STOPPED = 85  # exit code of a run that was asked to stop and has saved what it learned
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code: 0 done, 2 for what the user can mend, 85 stopped on request."""
+    parsed = parser().parse_args(arguments)
+    try:
+        code = parsed.command(parsed)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands with their arguments."""
+    top = argparse.ArgumentParser(prog="ssmpi", description="Train click-through-rate models on CPU clusters under MPI.")
+    top.add_argument("--version", action="version", version=f"ssmpi {__version__}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=command)
+        return sub
+
+    def add_run_file(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("run_file", type=Path, help="TOML file of what differs from the defaults")
+        sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that override the file")
+
+    sub = add("train", train, "train a model; start it with mpirun, or let 'ssmpi launch' do that")
+    add_run_file(sub)
+    sub.add_argument("--overwrite", action="store_true", help="replace an earlier run in the same run folder")
+    sub = add("launch", launch, "start mpirun with the right number of ranks and settings; Ctrl-C saves and stops")
+    add_run_file(sub)
+    sub.add_argument("--overwrite", action="store_true", help="replace an earlier run in the same run folder")
+    sub.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
+    add_run_file(add("plan", plan, "print ranks, placement, memory and traffic of a run, without MPI"))
+    add("doctor", doctor, "print versions, MPI library, cores and over-subscription, and test them for a second")
+    sub = add("evaluate", evaluate, "score a finished run's model on a split, in one process or under mpirun")
+    sub.add_argument("run", type=Path, help="run folder")
+    sub.add_argument("--split", default="test", help="split to score (default: test)")
+    sub.add_argument("--data", type=Path, help="another prepared data folder than the run's, of the same vocabulary")
+    sub = add("predict", predict, "write the scores of a raw Criteo file or a prepared split")
+    sub.add_argument("run", type=Path, help="run folder")
+    sub.add_argument("input", type=Path, help="raw file (labelled or not) or prepared data folder")
+    sub.add_argument("--split", default="test", help="split of a prepared folder (default: test)")
+    sub.add_argument("--vocabulary", type=Path, help="vocabulary for a raw file (default: the training data's)")
+    sub.add_argument("--output", type=Path, required=True, help="text file, one probability a line")
+    sub = add("summary", summary, "print a run's result table, beside reference points if there are any")
+    sub.add_argument("run", type=Path, help="run folder")
+    sub.add_argument("--baseline", type=Path, help="JSON that 'ssmpi-prepare baseline' wrote")
+    sub.add_argument("--teacher", type=Path, help="teacher.json that 'ssmpi-prepare synthesize' wrote")
+    return top
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """``ssmpi train``, on every rank."""
+    from ssmpi import train as story
+    from ssmpi import folder
+    from ssmpi.comm.world import join
+
+    job = join()
+    config = job.agree(lambda: folder.prepare(arguments.run_file, arguments.overrides, job.size, arguments.overwrite))
+    path = Path(config.run.folder)
+    finished = story.run(job, config, path)
+    if job.rank == 0:
+        from ssmpi import report
+
+        report.plot(path)
+    return 0 if finished else STOPPED
+
+
+def launch(arguments: argparse.Namespace) -> int:
+    """``ssmpi launch``."""
+    from ssmpi import launch as launcher
+
+    return launcher.launch(arguments.run_file, arguments.overrides, arguments.overwrite, arguments.dry_run)
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """``ssmpi plan``."""
+    from ssmpi import plan as planner
+    from ssmpi.config import load
+
+    print(planner.describe(load(arguments.run_file, arguments.overrides)))
+    return 0
+
+
+def doctor(arguments: argparse.Namespace) -> int:  # noqa: ARG001 - one face for all commands
+    """``ssmpi doctor``."""
+    from ssmpi import doctor as doc
+
+    return doc.examine()
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """``ssmpi evaluate``."""
+    from ssmpi import score
+
+    return score.evaluate(arguments.run, arguments.split, arguments.data)
+
+
+def predict(arguments: argparse.Namespace) -> int:
+    """``ssmpi predict``."""
+    from ssmpi import score
+
+    source = score.Source(arguments.input, arguments.split, arguments.vocabulary)
+    return score.predict(arguments.run, source, arguments.output)
+
+
+def summary(arguments: argparse.Namespace) -> int:
+    """``ssmpi summary``."""
+    from ssmpi import report
+
+    print(report.table(arguments.run, arguments.baseline, arguments.teacher))
+    return 0

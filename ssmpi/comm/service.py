@@ -1,0 +1,84 @@
+"""The loop of a server: take the next message from anybody, answer it, until every client said goodbye.
+
+Servers never leave on their own, so a trainer that is late or has less data than the others cannot hang or be hung.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ssmpi.comm.messages import Conversation, Inbox
+from ssmpi.comm.waiting import Patience, Pause, wait
+
+GOODBYE = 30_000
+
+Handler = Callable[[int, int, np.ndarray], None]
+
+
+class Service:
+    """Answers the messages of one conversation. ``handler(source, tag, payload)`` gets uint8 payloads.
+
+    A payload is valid until the handler returns. Replies go through ``reply``, which keeps their buffers alive.
+    """
+
+    def __init__(self, conversation: Conversation, patience: Patience) -> None:
+        self._conversation, self._patience = conversation, patience
+        self._inbox = Inbox()
+        self._in_flight: list[tuple[Any, np.ndarray]] = []
+        self._spare: list[np.ndarray] = []
+
+    def serve(self, clients: int, handler: Handler) -> None:
+        """Serve until ``clients`` clients said goodbye and every reply has left."""
+        pause = Pause(self._patience)
+        while clients:
+            message = self._conversation.next_message(self._inbox)
+            if message is None:
+                pause.nap()
+                continue
+            pause.reset()
+            if message[1] == GOODBYE:
+                clients -= 1
+            else:
+                handler(*message)
+        while self._in_flight:
+            self._reclaim()
+            pause.nap()
+
+    def answer_waiting(self, handler: Handler) -> bool:
+        """Answer the messages that are there now; tells whether there was any."""
+        busy = False
+        while (message := self._conversation.next_message(self._inbox)) is not None:
+            handler(*message)
+            busy = True
+        return busy
+
+    def buffer(self, size: int) -> np.ndarray:
+        """A uint8 buffer of ``size`` bytes to fill and hand to ``reply``."""
+        self._reclaim()
+        for i, spare in enumerate(self._spare):
+            if spare.size >= size:
+                return self._spare.pop(i)[:size]
+        return np.empty(1 << max(12, (size - 1).bit_length()), np.uint8)[:size]
+
+    def reply(self, dest: int, tag: int, buffer: np.ndarray) -> None:
+        """Send a buffer got from ``buffer``, without waiting for it to leave."""
+        self._in_flight.append((self._conversation.isend(buffer, dest, tag), buffer))
+
+    def _reclaim(self) -> None:
+        still = []
+        for request, buffer in self._in_flight:
+            if not request.Test():
+                still.append((request, buffer))
+            elif len(self._spare) < 64:
+                self._spare.append(buffer if buffer.base is None else buffer.base)
+        self._in_flight = still
+
+
+def say_goodbye(conversation: Conversation, servers: range, patience: Patience) -> None:
+    """Tell each server that this client will not ask again."""
+    for server in servers:
+        request = conversation.isend(np.empty(0, np.uint8), server, GOODBYE)
+        wait(request, patience, conversation.names[server])

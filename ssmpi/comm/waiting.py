@@ -1,0 +1,88 @@
+"""How a rank waits. MPI libraries spin, and a spinning rank steals a core from training: here every wait is a test
+with a growing sleep, under a time limit that names whom it waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ssmpi.errors import PeerError
+from ssmpi.settings import require
+
+
+class Request(Protocol):
+    """The part of an MPI request that waiting needs."""
+
+    def Test(self) -> bool:  # noqa: N802 - mpi4py's name
+        """Tell whether the operation is complete."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """The ``[waiting]`` section: ``spins`` tests without sleep, then sleeps growing to ``longest_sleep_us``.
+
+    Spin only where ranks have cores of their own. ``time_limit_seconds`` is how long any single answer may take.
+    """
+
+    spins: int = 0
+    longest_sleep_us: float = 500.0
+    time_limit_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        require(self.spins >= 0, f"spins must not be negative, got {self.spins}")
+        require(self.longest_sleep_us > 0, f"longest_sleep_us must be positive, got {self.longest_sleep_us}")
+        require(self.time_limit_seconds > 0, f"time_limit_seconds must be positive, got {self.time_limit_seconds}")
+
+
+SUPERVISOR = Patience(longest_sleep_us=2000.0)  # for a main thread that looks after its worker threads
+
+
+class Pause:
+    """One wait in progress: call ``nap`` between tests, ``reset`` after something happened."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again with short sleeps."""
+        self._naps = 0
+        self._sleep = 10e-6
+
+    def nap(self) -> None:
+        """Let others run: at first not at all, then a little longer each time."""
+        self._naps += 1
+        if self._naps <= self._patience.spins:
+            time.sleep(0)
+            return
+        time.sleep(self._sleep)
+        self._sleep = min(self._sleep * 1.5, self._patience.longest_sleep_us * 1e-6)
+
+
+def wait(request: Request, patience: Patience, whom: str) -> None:
+    """Wait until ``request`` is complete; PeerError after the time limit, naming ``whom``."""
+    wait_until(request.Test, patience, whom)
+
+
+def wait_all(requests: list[Any], patience: Patience, whom: str) -> None:
+    """Wait until all ``requests`` are complete."""
+    for request in requests:
+        wait_until(request.Test, patience, whom)
+
+
+def wait_until(done: Callable[[], Any], patience: Patience, whom: str) -> None:
+    """Wait until ``done()`` is true; PeerError after the time limit, naming ``whom``."""
+    if done():
+        return
+    pause = Pause(patience)
+    deadline = time.monotonic() + patience.time_limit_seconds
+    while not done():
+        if time.monotonic() > deadline:
+            raise PeerError(
+                f"no answer from {whom} within {patience.time_limit_seconds:g} s; look at that rank's log, "
+                "or raise waiting.time_limit_seconds if it is only slow"
+            )
+        pause.nap()

@@ -1,0 +1,30 @@
+"""What a worker thread trains on: some rows of a shard as arrays, without copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Batch:
+    """ids int32 (batch, features); dense float32 (batch, 13); labels float32 (batch,), absent in unlabelled data."""
+
+    ids: np.ndarray
+    dense: np.ndarray
+    labels: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Several ids per feature: bag ``k`` is ``values[offsets[k]:offsets[k + 1]]``.
+
+    values int32 (ids,); offsets int64 (batch * features + 1,), example by example, feature by feature.
+    """
+
+    values: np.ndarray
+    offsets: np.ndarray

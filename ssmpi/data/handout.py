@@ -1,0 +1,59 @@
+"""Deals the row blocks of a pass to worker threads, every block exactly once, and remembers where it stands.
+
+The first trainer's main thread owns one ``Handout``; threads everywhere ask it over the control conversation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ssmpi.data.reader import Options, shuffled
+
+NOTHING_LEFT = -1
+
+
+@dataclass
+class Handout:
+    """The blocks of one part of a pass, in dealing order. ``threads`` is the number of askers in the whole job.
+
+    ``dynamic`` gives the next block to whoever asks; ``static`` gives asker ``k`` the blocks ``k``, ``k + threads``...
+    """
+
+    options: Options
+    order: list[int]
+    threads: int
+    _dealt: int = 0
+    _taken: dict[int, int] = field(default_factory=dict)
+    log: list[tuple[int, int]] = field(default_factory=list)
+
+    def next_block(self, asker: int) -> int:
+        """The next block for one thread (numbered over the job), or NOTHING_LEFT."""
+        if self.options.handout == "static":
+            place = asker + self.threads * self._taken.get(asker, 0)
+        else:
+            place = self._dealt
+        if place >= len(self.order):
+            return NOTHING_LEFT
+        self._taken[asker] = self._taken.get(asker, 0) + 1
+        self._dealt += 1
+        self.log.append((asker, self.order[place]))
+        return self.order[place]
+
+    def state(self) -> dict[str, Any]:
+        """What was dealt to whom, in order: enough to deal only the rest after a restart."""
+        return {"dealt": [list(pair) for pair in self.log]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Deal from where ``state`` stands. Works with any number of threads: dealt blocks are simply gone."""
+        self.log = [(int(a), int(b)) for a, b in state["dealt"]]
+        gone = {b for _, b in self.log}
+        self.order = [b for b in self.order if b not in gone]
+        self._dealt, self._taken = 0, {}
+
+
+def block_order(options: Options, seed: int, pass_index: int, blocks: int) -> list[int]:
+    """The order in which a pass deals its blocks: a permutation of its own in every pass, or file order."""
+    if not options.shuffle:
+        return list(range(blocks))
+    return [int(b) for b in shuffled(seed, 1, pass_index, size=blocks)]

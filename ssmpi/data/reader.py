@@ -1,0 +1,113 @@
+"""Reads prepared shards in row blocks. Small background reads starve beside busy Python threads, so a worker reads its
+own blocks inline, large ones, and cuts its batches out of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ssmpi.data.batch import Batch
+from ssmpi.data.schema import Manifest, open_shard, read_manifest
+from ssmpi.errors import DataError
+from ssmpi.settings import require
+
+
+@dataclass(frozen=True)
+class Options:
+    """The ``[data]`` section.
+
+    ``folder`` is what ``ssmpi-prepare criteo`` made. ``handout`` deals row blocks of at most ``block_rows`` rows:
+    ``dynamic`` to whoever is free, ``static`` in a fixed rotation. ``shuffle`` permutes the order of blocks and the
+    rows inside them, differently in every pass.
+    """
+
+    folder: str
+    batch_size: int = 128
+    passes: int = 1
+    handout: str = "dynamic"
+    block_rows: int = 65536
+    shuffle: bool = True
+    train_split: str = "train"
+
+    def __post_init__(self) -> None:
+        require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
+        require(self.passes >= 1, f"passes must be at least 1, got {self.passes}")
+        require(self.handout in ("dynamic", "static"), f"handout is 'dynamic' or 'static', got {self.handout!r}")
+        require(
+            self.block_rows >= self.batch_size,
+            f"block_rows = {self.block_rows} is less than batch_size = {self.batch_size}: raise block_rows",
+        )
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows ``[start, stop)`` of one shard."""
+
+    shard: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.stop - self.start
+
+
+class SplitReader:
+    """One split of a prepared folder, cut into blocks. Cheap to make; shards are opened when first read."""
+
+    def __init__(self, folder: Path, split: str, block_rows: int) -> None:
+        self.folder = folder
+        self.manifest: Manifest = read_manifest(folder)
+        self.shards = self.manifest.split(split).shards
+        self.rows = sum(entry.rows for entry in self.shards)
+        self.blocks = [
+            Block(s, start, min(start + block_rows, entry.rows))
+            for s, entry in enumerate(self.shards)
+            for start in range(0, entry.rows, block_rows)
+        ]
+
+    def check(self) -> None:
+        """Raise DataError unless every shard is on disk in its size and the first one opens; contents are not read."""
+        for entry in self.shards:
+            path = self.folder / entry.file
+            if not path.is_file() or path.stat().st_size != entry.bytes:
+                open_shard(self.folder, entry, self.manifest.labelled).close()  # says what is wrong
+        if self.shards:
+            open_shard(self.folder, self.shards[0], self.manifest.labelled).close()
+
+    def read(self, block: Block) -> Batch:
+        """Read one block into fresh arrays."""
+        entry = self.shards[block.shard]
+        rows = slice(block.start, block.stop)
+        try:
+            with open_shard(self.folder, entry, self.manifest.labelled) as shard:
+                labels = shard["label"][rows].astype(np.float32) if self.manifest.labelled else None
+                return Batch(shard["ids"][rows], shard["dense"][rows], labels)
+        except OSError as error:
+            raise DataError(f"{self.folder / entry.file}: rows {block.start} to {block.stop} cannot be read ({error})") from error
+
+
+def batches(block: Batch, batch_size: int, order: np.ndarray | None = None) -> Iterator[Batch]:
+    """Cut a block into batches, in the given row order if there is one; the last batch may be smaller."""
+    if order is not None:
+        labels = None if block.labels is None else block.labels[order]
+        block = Batch(block.ids[order], block.dense[order], labels)
+    for start in range(0, len(block), batch_size):
+        rows = slice(start, start + batch_size)
+        yield Batch(block.ids[rows], block.dense[rows], None if block.labels is None else block.labels[rows])
+
+
+def suit_block_rows(options: Options, rows: int, threads: int) -> int:
+    """Rows per block so that each of ``threads`` threads gets some 8 of them: whole batches, at most ``block_rows``."""
+    fair = max(1, rows // (8 * threads))
+    return max(1, min(options.block_rows, fair) // options.batch_size) * options.batch_size
+
+
+def shuffled(seed: int, *key: int, size: int) -> np.ndarray:
+    """A permutation of ``range(size)`` that depends on ``seed`` and ``key`` alone, not on who asks or when."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *key]))).permutation(size)

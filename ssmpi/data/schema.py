@@ -1,0 +1,200 @@
+"""The prepared data set: HDF5 shards and a manifest. Written by ``data_prep``, read by ``ssmpi.data``, defined only here.
+
+A data set is a folder::
+
+    manifest.json            written last: a folder without it is not whole
+    vocabulary.h5            token -> id, per feature
+    train/shard-00000.h5     ids int32 (rows, 26), dense float32 (rows, 13), label uint8 (rows,)
+    validation/shard-00000.h5, test/shard-00000.h5
+
+Data sets are contiguous and uncompressed, so that a reader gets blocks at memory speed. An unlabelled set has no
+``label``. Ids of feature ``f`` lie in ``[0, cardinalities[f])``: 0 is missing, 1 is rare or unseen, then by frequency.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ssmpi.errors import DataError
+
+SCHEMA_VERSION = 1
+SHARD_FORMAT = "ssmpi-shard"
+MANIFEST_FORMAT = "ssmpi-dataset"
+MANIFEST_NAME = "manifest.json"
+VOCABULARY_NAME = "vocabulary.h5"
+SPLITS = ("train", "validation", "test")
+
+DENSE_FEATURES = 13
+SPARSE_FEATURES = 26
+DENSE_NAMES = tuple(f"I{i}" for i in range(1, DENSE_FEATURES + 1))
+SPARSE_NAMES = tuple(f"C{i}" for i in range(1, SPARSE_FEATURES + 1))
+ROW_BYTES = 4 * SPARSE_FEATURES + 4 * DENSE_FEATURES + 1
+
+MISSING_ID = 0
+RARE_ID = 1
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard as the manifest records it. ``file`` is relative to the folder; ``checksum`` is over the columns."""
+
+    file: str
+    rows: int
+    positives: int
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """The shards of one split, in order, and the source rows they were made from (half-open, over all sources)."""
+
+    shards: tuple[ShardEntry, ...]
+    row_ranges: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows in all shards."""
+        return sum(s.rows for s in self.shards)
+
+    @property
+    def positives(self) -> int:
+        """Clicked rows in all shards."""
+        return sum(s.positives for s in self.shards)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prepared folder holds. ``provenance`` is free-form: transform, seed, sources with sizes and checksums."""
+
+    cardinalities: tuple[int, ...]
+    splits: Mapping[str, Split]
+    labelled: bool = True
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def split(self, name: str) -> Split:
+        """Return one split, or raise DataError naming those there are."""
+        if name not in self.splits:
+            raise DataError(f"no split '{name}' in this data set; it has {', '.join(self.splits) or 'none'}")
+        return self.splits[name]
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> Path:
+    """Write ``manifest.json`` beside its place and rename it: the folder is whole from that moment."""
+    body = {"format": MANIFEST_FORMAT, "schema_version": SCHEMA_VERSION, **asdict(manifest)}
+    target = folder / MANIFEST_NAME
+    beside = folder / f".{MANIFEST_NAME}.tmp"
+    with beside.open("w", encoding="utf-8") as out:
+        out.write(json.dumps(body, indent=1) + "\n")
+        out.flush()
+        os.fsync(out.fileno())
+    beside.replace(target)
+    return target
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check ``manifest.json``; DataError says what is wrong with the folder."""
+    path = folder / MANIFEST_NAME
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such data folder; prepare one with 'ssmpi-prepare criteo'")
+    if not path.is_file():
+        raise DataError(
+            f"{path}: missing, so this folder is not a whole data set; run the same 'ssmpi-prepare criteo' again to finish it"
+        )
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        found = (body.pop("format"), body.pop("schema_version"))
+        if found != (MANIFEST_FORMAT, SCHEMA_VERSION):
+            raise DataError(
+                f"{path}: format {found[0]!r} version {found[1]!r}, this program reads "
+                f"{MANIFEST_FORMAT!r} version {SCHEMA_VERSION}; prepare the data again"
+            )
+        splits = {
+            name: Split(
+                tuple(ShardEntry(**entry) for entry in split["shards"]),
+                tuple((int(a), int(b)) for a, b in split["row_ranges"]),
+            )
+            for name, split in body.pop("splits").items()
+        }
+        cardinalities = tuple(int(c) for c in body.pop("cardinalities"))
+        manifest = Manifest(cardinalities, splits, **body)
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a readable manifest ({error!r}); prepare the data again") from error
+    if len(cardinalities) != SPARSE_FEATURES:
+        raise DataError(f"{path}: {len(cardinalities)} cardinalities, expected {SPARSE_FEATURES}; prepare the data again")
+    return manifest
+
+
+def checksum(ids: np.ndarray, dense: np.ndarray, label: np.ndarray | None) -> str:
+    """Hash the columns of a shard (BLAKE2b, 128 bit, over little-endian C-order bytes): the same on every machine."""
+    digest = hashlib.blake2b(digest_size=16)
+    for column in (ids, dense) if label is None else (ids, dense, label):
+        digest.update(np.ascontiguousarray(column).data)
+    return digest.hexdigest()
+
+
+def write_shard(
+    path: Path, ids: np.ndarray, dense: np.ndarray, label: np.ndarray | None, attributes: Mapping[str, Any]
+) -> tuple[int, str]:
+    """Write one shard beside its place, flush it to disk and rename it. Returns its size in bytes and its checksum.
+
+    ids int32 (rows, 26); dense float32 (rows, 13); label uint8 (rows,) or None. ``attributes`` go on the file:
+    split, cardinalities, transform, seed, source row range. The same arguments give the same bytes.
+    """
+    total = checksum(ids, dense, label)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.tmp")
+    with h5py.File(beside, "w") as out:
+        out.attrs["format"] = SHARD_FORMAT
+        out.attrs["schema_version"] = SCHEMA_VERSION
+        out.attrs["checksum"] = total
+        for name, value in attributes.items():
+            out.attrs[name] = value
+        out.create_dataset("ids", data=ids, dtype="<i4")
+        out.create_dataset("dense", data=dense, dtype="<f4")
+        if label is not None:
+            out.create_dataset("label", data=label, dtype="u1")
+    with beside.open("rb+") as file:
+        os.fsync(file.fileno())
+    beside.replace(path)
+    return path.stat().st_size, total
+
+
+def open_shard(folder: Path, entry: ShardEntry, labelled: bool = True) -> h5py.File:
+    """Open one shard read-only after checking that it is the one in the manifest; DataError names the file otherwise.
+
+    The content is not read: ``ssmpi-prepare verify`` does that.
+    """
+    path = folder / entry.file
+    if not path.is_file():
+        raise DataError(f"{path}: shard is in the manifest but not on disk; prepare the data again or copy it here")
+    if path.stat().st_size != entry.bytes:
+        raise DataError(
+            f"{path}: {path.stat().st_size:,} bytes, the manifest says {entry.bytes:,}: truncated or not this data "
+            f"set's; delete it and prepare again"
+        )
+    try:
+        shard = h5py.File(path, "r", locking=False)
+    except OSError as error:
+        raise DataError(f"{path}: not a readable HDF5 file ({error}); delete it and prepare again") from error
+    wanted = {"ids": ("int32", (entry.rows, SPARSE_FEATURES)), "dense": ("float32", (entry.rows, DENSE_FEATURES))}
+    if labelled:
+        wanted["label"] = ("uint8", (entry.rows,))
+    found = {name: (str(shard[name].dtype), shard[name].shape) for name in wanted if name in shard}
+    header = (shard.attrs.get("format"), shard.attrs.get("schema_version"), shard.attrs.get("checksum"))
+    if header != (SHARD_FORMAT, SCHEMA_VERSION, entry.checksum) or found != wanted:
+        shard.close()
+        raise DataError(
+            f"{path}: not the shard that the manifest names (header {header}, columns {found}, expected "
+            f"{(SHARD_FORMAT, SCHEMA_VERSION, entry.checksum)} and {wanted}); prepare the data again"
+        )
+    return shard

@@ -1,0 +1,67 @@
+"""``ssmpi doctor``: versions, MPI library and thread level, cores and over-subscription, and a one-second self test."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from importlib import metadata
+
+import numpy as np
+
+from ssmpi import __version__
+from ssmpi.comm.world import Job, join, launched_ranks
+from ssmpi.comm.world import versions as mpi_versions
+from ssmpi.folder import PACKAGES
+from ssmpi.launch import OPEN_MPI
+
+
+def examine() -> int:
+    """Print the report; 0 if everything will do, 1 if something needs attention. Alone or under mpirun."""
+    job = join()
+    cores = len(os.sched_getaffinity(0))
+    here = [c for host, c in job.comm.allgather((socket.gethostname(), cores)) if host == socket.gethostname()]
+    problems = self_test(job)
+    if job.rank:
+        return 0
+    print(f"ssmpi {__version__}, python {platform.python_version()}, {platform.platform()}")
+    print("  " + ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES))
+    print("  " + ", ".join(f"{name} {value}" for name, value in mpi_versions().items()))
+    print(f"cores: {os.cpu_count()} on this host, {cores} usable by this rank; {len(here)} of {job.size} ranks here")
+    if len(here) > cores:
+        print(f"  over-subscribed: {len(here)} ranks on {cores} cores. They share; expect EPS of {cores} cores, no more")
+    unset = [f"{name}={value}" for name, value in OPEN_MPI.items() if name not in os.environ]
+    if launched_ranks() and "Open MPI" in mpi_versions()["mpi_library"] and unset:
+        print("  not set, and 'ssmpi launch' would: " + " ".join(unset))
+        print("  without them waiting ranks spin, each rank is bound to one core, and start-up takes longer")
+    for problem in problems:
+        print(f"  problem: {problem}")
+    print("all is well" if not problems else f"{len(problems)} problem(s)")
+    return 1 if problems else 0
+
+
+def self_test(job: Job) -> list[str]:
+    """About a second: compile and run the kernels, sum a vector over all ranks, time a matrix product."""
+    from ssmpi.embedding.placement import place
+    from ssmpi.embedding.table import Arena, Options
+
+    problems = []
+    vector = np.full(1 << 16, job.rank + 1, np.float32)
+    job.comm.Allreduce(vector.copy(), vector)
+    if vector[0] != job.size * (job.size + 1) / 2:
+        problems.append(f"a sum over {job.size} ranks came out as {vector[0]}")
+    arena = Arena(Options(), place([1000], 1), 0, seed=1)
+    before = arena.weights[7].copy()
+    arena.update(np.array([7], np.int32), np.ones((1, 16), np.float32), 1.0)
+    if not np.allclose(arena.weights[7], before - arena.options.rate, atol=1e-6):
+        problems.append("the compiled row-wise Adagrad gives wrong results")
+    matrix = np.ones((512, 512), np.float32)
+    began, products = time.monotonic(), 0
+    while time.monotonic() - began < 0.5:
+        matrix @ matrix
+        products += 1
+    speed = products * 2 * 512**3 / (time.monotonic() - began) / 1e9
+    if job.rank == 0:
+        print(f"self test: {speed:.0f} GFLOP/s in 512 x 512 float32 products on rank 0, sum over {job.size} ranks ok")
+    return problems

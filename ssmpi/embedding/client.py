@@ -1,0 +1,233 @@
+"""A trainer's end of pull and push. One ``Lookups`` a worker thread, so that nothing is shared between threads; a
+``Transport`` decides whether the rows are in another rank or in this process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ssmpi.comm.messages import Conversation
+from ssmpi.comm.service import say_goodbye
+from ssmpi.comm.waiting import Patience, wait, wait_all
+from ssmpi.embedding import kernels, wire
+from ssmpi.embedding.placement import Placement
+from ssmpi.embedding.table import Arena, Options
+from ssmpi.errors import DataError, TrainingError
+
+
+class Lookup:
+    """One batch's rows on their way: ``values`` float32 (batch, features, dim) once they have arrived."""
+
+    def __init__(self, batch: int, features: int, dim: int, servers: int) -> None:
+        most = batch * features
+        self.rows, self.inverse = np.empty(most, np.int32), np.empty(most, np.int32)
+        self.starts = np.zeros(servers + 1, np.int64)
+        self.distinct = np.empty((most, dim), np.float32)
+        self._values = np.empty((batch, features, dim), np.float32)
+        self.values, self.count = self._values, 0
+        self.requests: list[Any] = []
+
+    def resize(self, batch: int) -> None:
+        """Use the buffers for a batch of this size."""
+        self.count = batch * self._values.shape[1]
+        self.values = self._values[:batch]
+
+    def of_server(self, server: int) -> slice:
+        """Which of the distinct rows are those of one PS."""
+        return slice(int(self.starts[server]), int(self.starts[server + 1]))
+
+
+class Transport(Protocol):
+    """How a thread reaches the rows. ``thread`` tells its messages from those of the others."""
+
+    def ask(self, lookup: Lookup, thread: int) -> None:
+        """Start fetching ``lookup.distinct`` for ``lookup.rows``."""
+
+    def collect(self, lookup: Lookup) -> None:
+        """Wait until ``lookup.distinct`` has arrived."""
+
+    def update(self, lookup: Lookup, gradients: np.ndarray, factor: float, thread: int) -> None:
+        """Apply gradients (distinct rows, dim) at ``factor`` times the learning rate; may return before it is done."""
+
+
+class LocalTables:
+    """All tables in this process: ``topology.embedding_ps = 0``, and scoring with a finished model."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+
+    def ask(self, lookup: Lookup, thread: int) -> None:  # noqa: ARG002 - the transport's face
+        """Fetch at once, so that a prefetched row is as old as one that a message brought."""
+        count = int(lookup.starts[-1])
+        kernels.gather(self.arena.weights, lookup.rows[:count], lookup.distinct)
+
+    def collect(self, lookup: Lookup) -> None:
+        """Nothing to wait for."""
+
+    def update(self, lookup: Lookup, gradients: np.ndarray, factor: float, thread: int) -> None:  # noqa: ARG002
+        """Apply at once."""
+        self.arena.update(lookup.rows[: len(gradients)], gradients, factor)
+
+    def drain(self) -> None:
+        """Every update has been applied."""
+
+    def save(self, folder: Path) -> None:
+        """Write the tables into ``folder``."""
+        self.arena.save(folder / "embedding-0000.h5")
+
+    def goodbye(self) -> None:
+        """Nobody to take leave of."""
+
+
+class RemoteTables:
+    """Tables on embedding PSs, reached by messages. ``first`` is the rank of PS 0 in ``conversation``."""
+
+    def __init__(self, conversation: Conversation, first: int, options: Options, patience: Patience) -> None:
+        self._conversation, self._options, self._patience = conversation, options, patience
+        self._servers = range(first, conversation.size)
+        self._in_flight: dict[int, deque[tuple[list[Any], list[np.ndarray]]]] = {}
+
+    def ask(self, lookup: Lookup, thread: int) -> None:
+        """One request and one reply a PS, straight into ``lookup.distinct``."""
+        lookup.requests = []
+        for index, server in enumerate(self._servers):
+            rows = lookup.of_server(index)
+            if rows.start < rows.stop:
+                lookup.requests += [
+                    self._conversation.irecv(lookup.distinct[rows], server, thread),
+                    self._conversation.isend(lookup.rows[rows], server, wire.tag(wire.PULL, thread)),
+                ]
+
+    def collect(self, lookup: Lookup) -> None:
+        """Wait for all replies."""
+        wait_all(lookup.requests, self._patience, f"the embedding PSs ({len(self._servers)})")
+        lookup.requests = []
+
+    def update(self, lookup: Lookup, gradients: np.ndarray, factor: float, thread: int) -> None:
+        """One message a PS, not waited for; at most ``pushes_in_flight`` batches are on their way."""
+        queue = self._in_flight.setdefault(thread, deque())
+        while len(queue) >= self._options.pushes_in_flight:
+            wait_all(queue.popleft()[0], self._patience, "the embedding PSs (to take a push)")
+        requests, messages = [], []
+        for index, server in enumerate(self._servers):
+            rows = lookup.of_server(index)
+            if rows.start < rows.stop:
+                messages.append(wire.push(factor, lookup.rows[rows], gradients[rows]))
+                requests.append(self._conversation.isend(messages[-1], server, wire.tag(wire.PUSH, thread)))
+        queue.append((requests, messages))
+
+    def drain(self) -> None:
+        """Wait until every push of this trainer has been applied. Call when its threads are at rest."""
+        for queue in self._in_flight.values():
+            while queue:
+                wait_all(queue.popleft()[0], self._patience, "the embedding PSs (to take a push)")
+        for server in self._servers:
+            self._call(server, wire.DRAIN, np.empty(0, np.uint8), 1)
+
+    def save(self, folder: Path) -> None:
+        """Let every PS write its part into ``folder``; DataError names the PS that could not."""
+        for index, server in enumerate(self._servers):
+            path = str(folder / f"embedding-{index:04}.h5").encode()
+            outcome = self._call(server, wire.SAVE, np.frombuffer(path, np.uint8), 1024)
+            if error := outcome.tobytes().rstrip(b"\0").decode(errors="replace"):
+                raise DataError(f"{self._conversation.names[server]} could not save its tables: {error}")
+
+    def goodbye(self) -> None:
+        """Tell every PS that this trainer will not ask again."""
+        say_goodbye(self._conversation, range(self._servers.start, self._servers.stop), self._patience)
+
+    def _call(self, server: int, kind: int, payload: np.ndarray, size: int) -> np.ndarray:
+        """Send a request from the main thread and wait for its reply of ``size`` bytes."""
+        main = wire.THREADS - 1
+        answer = np.empty(size, np.uint8)
+        requests = [
+            self._conversation.irecv(answer, server, main),
+            self._conversation.isend(payload, server, wire.tag(kind, main)),
+        ]
+        wait_all(requests, self._patience, self._conversation.names[server])
+        return answer
+
+
+class Lookups:
+    """Pull and push of one worker thread, for Criteo's one id per feature. Not for use by two threads."""
+
+    def __init__(self, transport: Transport, placement: Placement, options: Options, thread: int) -> None:
+        self._transport, self._placement, self._options, self._thread = transport, placement, options, thread
+        self._lookups: list[Lookup] = []
+        self._turn = 0
+        self._keys = np.full(16, kernels.EMPTY, np.int64)
+        self._places = np.empty(16, np.int32)
+        self._summed = np.empty((0, options.dim), np.float32)
+
+    def prefetched(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Lookup]]:
+        """Each batch with its rows; the next batch's rows are already on their way if ``prefetch`` is set."""
+        if not self._options.prefetch:
+            for batch in batches:
+                yield batch, self.pull(batch.ids)
+            return
+        waiting: tuple[Any, Lookup] | None = None
+        for batch in batches:
+            asked = (batch, self.ask(batch.ids))
+            if waiting:
+                yield waiting[0], self.arrive(waiting[1])
+            waiting = asked
+        if waiting:
+            yield waiting[0], self.arrive(waiting[1])
+
+    def pull(self, ids: np.ndarray) -> Lookup:
+        """Fetch the rows for ids int32 (batch, features) and wait for them."""
+        return self.arrive(self.ask(ids))
+
+    def ask(self, ids: np.ndarray) -> Lookup:
+        """Start fetching. At most two lookups of a thread may be under way or in use. TrainingError for a bad id."""
+        lookup = self._next_lookup(len(ids))
+        placement = self._placement
+        bad = kernels.route(
+            ids.reshape(-1), placement.limits, placement.strides, placement.owners, placement.bases,
+            self._keys, self._places, lookup.rows, lookup.inverse, lookup.starts,
+        )  # fmt: skip
+        if bad >= 0:
+            raise_bad_id(ids.reshape(-1), int(bad), placement)
+        self._transport.ask(lookup, self._thread)
+        return lookup
+
+    def arrive(self, lookup: Lookup) -> Lookup:
+        """Wait for the rows; ``lookup.values`` then holds them."""
+        self._transport.collect(lookup)
+        kernels.expand(lookup.distinct, lookup.inverse[: lookup.count], lookup.values.reshape(lookup.count, -1))
+        return lookup
+
+    def push(self, lookup: Lookup, gradients: np.ndarray, factor: float = 1.0) -> None:
+        """Send gradients float32 (batch, features, dim) of ``lookup.values``; those of one row are summed first."""
+        count = int(lookup.starts[-1])
+        summed = self._summed[:count]
+        kernels.sum_by_row(gradients.reshape(lookup.count, -1), lookup.inverse[: lookup.count], summed)
+        self._transport.update(lookup, summed, factor, self._thread)
+
+    def _next_lookup(self, batch: int) -> Lookup:
+        features = len(self._placement.cardinalities)
+        size = batch * features
+        if size > len(self._summed):
+            self._lookups = [Lookup(batch, features, self._options.dim, self._placement.servers) for _ in range(2)]
+            self._summed = np.empty((size, self._options.dim), np.float32)
+            slots = 1 << (2 * size - 1).bit_length()
+            self._keys, self._places = np.full(slots, kernels.EMPTY, np.int64), np.empty(slots, np.int32)
+        self._turn = 1 - self._turn
+        lookup = self._lookups[self._turn]
+        lookup.resize(batch)
+        return lookup
+
+
+def raise_bad_id(ids: np.ndarray, position: int, placement: Placement) -> None:
+    """Raise TrainingError for an id outside its table; ids (batch * features,)."""
+    row, feature = divmod(position, len(placement.cardinalities))
+    raise TrainingError(
+        f"id {ids[position]} of feature C{feature + 1} (row {row} of its batch) is beyond its table of "
+        f"{placement.cardinalities[feature]} rows: the shard does not belong to this vocabulary; run "
+        "'ssmpi-prepare verify' on the data folder"
+    )

@@ -1,0 +1,205 @@
+"""The inner loops of pull and push, compiled and run without the interpreter lock. Rows are float32 (rows, dim).
+
+Row numbers are int32 positions in one PS's arena (``table``). Nothing here checks them except ``route``, which sees
+the ids of the data, and ``out_of_range``, with which a server checks what a client sent.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit, uint64
+
+EMPTY = np.int64(-1)
+
+
+@njit(cache=True, nogil=True)
+def _mix(x):  # noqa: ANN001, ANN202 - compiled: uint64 to uint64
+    """SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014)."""
+    x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
+    return x ^ (x >> uint64(31))
+
+
+@njit(cache=True, nogil=True)
+def initial_rows(out: np.ndarray, seed: int, table: int, ids: tuple[int, int], bound: float) -> None:
+    """Fill ``out`` (rows, dim) with U(-bound, bound) keyed by (seed, table, id, column): no order, no state.
+
+    Row ``r`` is that of id ``ids[0] + r * ids[1]``, so that a part of a table gets what the whole table would.
+    """
+    golden = uint64(0x9E3779B97F4A7C15)
+    key = _mix(uint64(seed) * golden + _mix(uint64(table) + golden))
+    for r in range(out.shape[0]):
+        row_key = _mix(key ^ _mix(uint64(ids[0] + r * ids[1]) + golden))
+        for j in range(out.shape[1]):
+            bits = _mix(row_key + uint64(j + 1) * golden) >> uint64(40)  # 24 bits: exact in float32
+            out[r, j] = np.float32((2.0 * (np.float64(bits) + 0.5) / 16777216.0 - 1.0) * bound)
+
+
+@njit(cache=True, nogil=True)
+def out_of_range(rows: np.ndarray, limit: int) -> int:
+    """Index of the first row number outside ``[0, limit)``, or -1."""
+    for i in range(rows.shape[0]):
+        if rows[i] < 0 or rows[i] >= limit:
+            return i
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def gather(weights: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+    """out[k] = weights[rows[k]]."""
+    for k in range(rows.shape[0]):
+        r = rows[k]
+        for j in range(weights.shape[1]):
+            out[k, j] = weights[r, j]
+
+
+@njit(cache=True, nogil=True)
+def gather_bags(weights: np.ndarray, rows: np.ndarray, lengths: np.ndarray, out: np.ndarray) -> None:
+    """out[k] = sum of the rows of bag k; ``rows`` holds ``lengths[k]`` row numbers for each bag in turn."""
+    i = 0
+    for k in range(lengths.shape[0]):
+        out[k] = 0.0
+        for _ in range(lengths[k]):
+            r = rows[i]
+            for j in range(weights.shape[1]):
+                out[k, j] += weights[r, j]
+            i += 1
+
+
+@njit(cache=True, nogil=True)
+def sgd(weights: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float) -> None:
+    """weights[rows[k]] -= rate * gradients[k]. Lock-free: other threads may be reading."""
+    step = np.float32(rate)
+    for k in range(rows.shape[0]):
+        r = rows[k]
+        for j in range(weights.shape[1]):
+            weights[r, j] -= step * gradients[k, j]
+
+
+@njit(cache=True, nogil=True)
+def rowwise_adagrad(
+    weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float
+) -> None:
+    """Adagrad with one accumulator per row: state += mean(g^2); w -= rate * g / (sqrt(state) + epsilon).
+
+    Rows must differ: sum the gradients of a row first, else it is updated once per occurrence.
+    """
+    for k in range(rows.shape[0]):
+        r = rows[k]
+        square = np.float32(0.0)
+        for j in range(weights.shape[1]):
+            square += gradients[k, j] * gradients[k, j]
+        state[r] += square / np.float32(weights.shape[1])
+        step = np.float32(rate / (math.sqrt(state[r]) + epsilon))
+        for j in range(weights.shape[1]):
+            weights[r, j] -= step * gradients[k, j]
+
+
+@njit(cache=True, nogil=True)
+def _slot(keys, key):  # noqa: ANN001, ANN202 - compiled
+    """Slot of ``key`` in an open-addressing table, or of the free place where it belongs."""
+    mask = keys.shape[0] - 1
+    slot = np.int64(_mix(uint64(key)) & uint64(mask))
+    while keys[slot] != EMPTY and keys[slot] != key:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@njit(cache=True, nogil=True)
+def route(ids, limits, strides, owners, bases, keys, places, rows, inverse, starts):  # noqa: ANN001, ANN201 - compiled
+    """Turn ids into the distinct rows to ask of each PS.
+
+    ids int32 (n,), feature ``i % features`` at position i; limits, strides int64 (features,); owners int32 and bases
+    int64 (features, most parts); ``keys`` int64 and ``places`` int32 are a hash table of a power of two >= 2n slots
+    with every key EMPTY, left so again. Writes ``rows`` int32 (>= n,): distinct rows, those of PS p at
+    [starts[p], starts[p+1]) in order of first appearance; ``inverse`` int32 (n,): where each id's row went;
+    ``starts`` int64 (PSs + 1,). Returns the position of the first id outside its table, or -1.
+    """
+    features = limits.shape[0]
+    distinct = 0
+    starts[:] = 0
+    order = np.empty(ids.shape[0], np.int64)
+    for i in range(ids.shape[0]):
+        f = i % features
+        value = np.int64(ids[i])
+        if value < 0 or value >= limits[f]:
+            keys[:] = EMPTY
+            return i
+        part = value % strides[f]
+        owner = owners[f, part]
+        key = (np.int64(owner) << 32) | (bases[f, part] + value // strides[f])
+        slot = _slot(keys, key)
+        if keys[slot] == EMPTY:
+            keys[slot] = key
+            places[slot] = distinct
+            order[distinct] = key
+            distinct += 1
+            starts[owner + 1] += 1
+        inverse[i] = places[slot]
+    for p in range(starts.shape[0] - 1):
+        starts[p + 1] += starts[p]
+    fill = starts[:-1].copy()
+    moved = np.empty(distinct, np.int32)
+    for d in range(distinct):
+        owner = order[d] >> 32
+        rows[fill[owner]] = order[d] & 0xFFFFFFFF
+        moved[d] = fill[owner]
+        fill[owner] += 1
+    for i in range(ids.shape[0]):
+        inverse[i] = moved[inverse[i]]
+    if 8 * distinct > keys.shape[0]:
+        keys[:] = EMPTY
+    else:
+        _clear(keys, order[:distinct])
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def _clear(keys, present):  # noqa: ANN001, ANN202 - compiled
+    """Empty the slots of ``present``; found first, emptied after, so that no probe chain breaks in between."""
+    slots = np.empty(present.shape[0], np.int64)
+    for d in range(present.shape[0]):
+        slots[d] = _slot(keys, present[d])
+    for d in range(present.shape[0]):
+        keys[slots[d]] = EMPTY
+
+
+@njit(cache=True, nogil=True)
+def expand(distinct: np.ndarray, inverse: np.ndarray, out: np.ndarray) -> None:
+    """out[i] = distinct[inverse[i]]: from rows as they arrived to rows as the model reads them."""
+    for i in range(inverse.shape[0]):
+        k = inverse[i]
+        for j in range(out.shape[1]):
+            out[i, j] = distinct[k, j]
+
+
+@njit(cache=True, nogil=True)
+def sum_by_row(gradients: np.ndarray, inverse: np.ndarray, out: np.ndarray) -> None:
+    """out[k] = sum of gradients[i] over inverse[i] == k, in order of i: an id that occurs twice is one update."""
+    out[:] = 0.0
+    for i in range(inverse.shape[0]):
+        k = inverse[i]
+        for j in range(out.shape[1]):
+            out[k, j] += gradients[i, j]
+
+
+@njit(cache=True, nogil=True)
+def distinct_rows(rows: np.ndarray, distinct: np.ndarray, inverse: np.ndarray) -> int:
+    """Write the distinct values of ``rows`` in order of first appearance and where each went; returns how many."""
+    size = 16
+    while size < 2 * rows.shape[0]:
+        size *= 2
+    keys = np.full(size, EMPTY, np.int64)
+    places = np.empty(size, np.int32)
+    found = 0
+    for i in range(rows.shape[0]):
+        slot = _slot(keys, np.int64(rows[i]))
+        if keys[slot] == EMPTY:
+            keys[slot] = rows[i]
+            places[slot] = found
+            distinct[found] = rows[i]
+            found += 1
+        inverse[i] = places[slot]
+    return found

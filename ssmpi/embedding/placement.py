@@ -1,0 +1,116 @@
+"""Plans which embedding PS holds which rows: pure arithmetic over table sizes, the same on every rank.
+
+Longest processing time first (Graham 1969) over the larger of a part's shares of memory and of lookups. A table above
+the ideal share is split by rows, in stripes: ids are ordered by frequency, and stripes spread the frequent ones evenly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ssmpi.errors import TopologyError
+
+LARGEST_ARENA = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows ``first, first + stride, ...`` of one table, held by PS ``owner`` from arena row ``base`` on."""
+
+    table: int
+    first: int
+    stride: int
+    rows: int
+    owner: int
+    base: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """All parts of all tables. ``cardinalities`` are the rows of each table."""
+
+    cardinalities: tuple[int, ...]
+    servers: int
+    parts: tuple[Part, ...]
+
+    def parts_of(self, server: int) -> list[Part]:
+        """The parts one PS holds, in arena order."""
+        return sorted((p for p in self.parts if p.owner == server), key=lambda p: p.base)
+
+    def rows_of(self, server: int) -> int:
+        """Rows in one PS's arena."""
+        return sum(p.rows for p in self.parts if p.owner == server)
+
+    def lookups_of(self, server: int) -> float:
+        """Expected lookups per example at one PS: each table is looked up once."""
+        return sum(1.0 / p.stride for p in self.parts if p.owner == server)
+
+    @cached_property
+    def limits(self) -> np.ndarray:
+        """Rows of each table, int64 (tables,)."""
+        return np.array(self.cardinalities, np.int64)
+
+    @cached_property
+    def strides(self) -> np.ndarray:
+        """Into how many stripes each table is cut, int64 (tables,)."""
+        strides = np.ones(len(self.cardinalities), np.int64)
+        for part in self.parts:
+            strides[part.table] = part.stride
+        return strides
+
+    @cached_property
+    def owners(self) -> np.ndarray:
+        """PS of each stripe of each table, int32 (tables, most stripes)."""
+        return self._by_stripe([p.owner for p in self.parts], np.int32)
+
+    @cached_property
+    def bases(self) -> np.ndarray:
+        """First arena row of each stripe of each table, int64 (tables, most stripes)."""
+        return self._by_stripe([p.base for p in self.parts], np.int64)
+
+    def _by_stripe(self, values: list[int], dtype: type) -> np.ndarray:
+        table = np.zeros((len(self.cardinalities), int(self.strides.max())), dtype)
+        for part, value in zip(self.parts, values, strict=True):
+            table[part.table, part.first] = value
+        return table
+
+
+def place(cardinalities: Sequence[int], servers: int) -> Placement:
+    """Spread the tables over ``servers`` embedding PSs; TopologyError if one would hold more rows than it can number."""
+    total = sum(cardinalities)
+    ideal_rows, ideal_lookups = total / servers, len(cardinalities) / servers
+    pieces = []
+    for table, rows in enumerate(cardinalities):
+        share = max(rows / ideal_rows, 1.0 / ideal_lookups)
+        stride = min(rows, servers, math.ceil(share - 1e-9))
+        pieces += [(table, first, stride, len(range(first, rows, stride))) for first in range(stride)]
+
+    memory, lookups = [0.0] * servers, [0.0] * servers
+    arena = [0] * servers
+    parts = []
+
+    def cost(piece: tuple[int, int, int, int]) -> float:
+        return max(piece[3] / ideal_rows, 1.0 / piece[2] / ideal_lookups)
+
+    for piece in sorted(pieces, key=lambda p: (-cost(p), p)):
+        table, first, stride, rows = piece
+        more_memory, more_lookups = rows / ideal_rows, 1.0 / stride / ideal_lookups
+        owner = min(
+            range(servers),
+            key=lambda s: (max(memory[s] + more_memory, lookups[s] + more_lookups), memory[s] + lookups[s], s),
+        )
+        parts.append(Part(table, first, stride, rows, owner, arena[owner]))
+        memory[owner] += more_memory
+        lookups[owner] += more_lookups
+        arena[owner] += rows
+    if max(arena) > LARGEST_ARENA:
+        raise TopologyError(
+            f"one embedding PS would hold {max(arena):,} rows, it can number {LARGEST_ARENA:,}: set "
+            f"topology.embedding_ps = {math.ceil(total / LARGEST_ARENA * 1.1)} or more"
+        )
+    return Placement(tuple(cardinalities), servers, tuple(parts))

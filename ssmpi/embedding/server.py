@@ -1,0 +1,77 @@
+"""What an embedding PS does with a message: one fast loop over compiled kernels, lock-free among trainers' pushes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ssmpi.comm.service import Service
+from ssmpi.embedding import kernels, wire
+from ssmpi.embedding.table import Arena
+
+
+class EmbeddingServer:
+    """Answers pulls and pushes on one arena. ``handle`` is the handler of ``Service.serve``."""
+
+    def __init__(self, arena: Arena, service: Service) -> None:
+        self.arena, self._service = arena, service
+        self._kinds: dict[int, Callable[[int, int, np.ndarray], None]] = {
+            wire.PULL: self._pull,
+            wire.PUSH: self._push,
+            wire.PULL_BAGS: self._pull_bags,
+            wire.PUSH_BAGS: self._push_bags,
+            wire.DRAIN: self._drain,
+            wire.SAVE: self._save,
+        }
+
+    def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
+        """Answer one request; see ``wire`` for the payloads."""
+        kind, thread = divmod(tag, wire.THREADS)
+        self._kinds[kind](source, thread, payload)
+
+    def _pull(self, source: int, thread: int, payload: np.ndarray) -> None:
+        rows = payload.view(np.int32)
+        self.arena.check(rows)
+        buffer = self._service.buffer(rows.size * self.arena.options.dim * 4)
+        kernels.gather(self.arena.weights, rows, buffer.view(np.float32).reshape(rows.size, -1))
+        self._service.reply(source, thread, buffer)
+
+    def _push(self, source: int, thread: int, payload: np.ndarray) -> None:
+        factor, rows, gradients = wire.read_push(payload, self.arena.options.dim)
+        self.arena.check(rows)
+        self.arena.update(rows, gradients, factor)
+
+    def _pull_bags(self, source: int, thread: int, payload: np.ndarray) -> None:
+        lengths, rows, _ = wire.read_bags(payload.view(np.int32))
+        self.arena.check(rows)
+        buffer = self._service.buffer(lengths.size * self.arena.options.dim * 4)
+        out = buffer.view(np.float32).reshape(lengths.size, -1)
+        kernels.gather_bags(self.arena.weights, rows, lengths, out)
+        self._service.reply(source, thread, buffer)
+
+    def _push_bags(self, source: int, thread: int, payload: np.ndarray) -> None:
+        words = payload.view(np.int32)
+        lengths, rows, rest = wire.read_bags(words[1:])
+        self.arena.check(rows)
+        gradients = np.repeat(rest.view(np.float32).reshape(lengths.size, -1), lengths, axis=0)
+        distinct, inverse = np.empty_like(rows), np.empty_like(rows)
+        count = kernels.distinct_rows(rows, distinct, inverse)
+        summed = np.empty((count, self.arena.options.dim), np.float32)
+        kernels.sum_by_row(gradients, inverse, summed)
+        self.arena.update(distinct[:count], summed, float(words[:1].view(np.float32)[0]))
+
+    def _drain(self, source: int, thread: int, payload: np.ndarray) -> None:
+        self._service.reply(source, thread, self._service.buffer(1))
+
+    def _save(self, source: int, thread: int, payload: np.ndarray) -> None:
+        try:
+            self.arena.save(Path(payload.tobytes().decode()))
+            outcome = b""
+        except OSError as error:  # the asking trainer knows what to do about it
+            outcome = str(error).encode()
+        buffer = self._service.buffer(1024)
+        buffer[:] = 0
+        buffer[: len(outcome[:1024])] = np.frombuffer(outcome[:1024], np.uint8)
+        self._service.reply(source, thread, buffer)

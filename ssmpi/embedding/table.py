@@ -1,0 +1,126 @@
+"""The rows one embedding PS holds: all its parts in one arena, with row-wise optimizer state beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from ssmpi.embedding import kernels
+from ssmpi.embedding.placement import Part, Placement
+from ssmpi.errors import DataError
+from ssmpi.settings import require
+
+
+@dataclass(frozen=True)
+class Options:
+    """The ``[embedding]`` section.
+
+    ``optimizer`` is ``sgd`` or ``rowwise_adagrad``; ``rate`` its learning rate (the schedule multiplies it). With
+    ``prefetch`` a thread asks for the next batch's rows before it trains on this one: the round trip is hidden, and
+    rows are one of its own batches old. Without, one thread computes exactly what a single process would.
+    """
+
+    dim: int = 16
+    optimizer: str = "rowwise_adagrad"
+    rate: float = 0.04
+    epsilon: float = 1e-8
+    initial_state: float = 0.0
+    prefetch: bool = True
+    pushes_in_flight: int = 4
+
+    def __post_init__(self) -> None:
+        require(self.dim >= 1, f"dim must be at least 1, got {self.dim}")
+        require(
+            self.optimizer in ("sgd", "rowwise_adagrad"),
+            f"optimizer is 'sgd' or 'rowwise_adagrad', got {self.optimizer!r}",
+        )
+        require(self.rate >= 0, f"rate must not be negative, got {self.rate}")
+        require(self.epsilon > 0, f"epsilon must be positive, got {self.epsilon}")
+        require(self.initial_state >= 0, f"initial_state must not be negative, got {self.initial_state}")
+        require(self.pushes_in_flight >= 1, f"pushes_in_flight must be at least 1, got {self.pushes_in_flight}")
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory of one row with its optimizer state."""
+        return 4 * self.dim + (4 if self.optimizer == "rowwise_adagrad" else 0)
+
+
+class Arena:
+    """``weights`` float32 (rows, dim) and, for row-wise Adagrad, ``state`` float32 (rows,) of one PS's parts.
+
+    Initial rows are U(-1/sqrt(n), 1/sqrt(n)) with n the table's rows (facebookresearch/dlrm), from a counter-based
+    generator: neither placement nor the number of PSs changes a value.
+    """
+
+    def __init__(self, options: Options, placement: Placement, server: int, seed: int) -> None:
+        self.options, self.parts = options, placement.parts_of(server)
+        self.cardinalities = placement.cardinalities
+        self.weights = np.empty((placement.rows_of(server), options.dim), np.float32)
+        adagrad = options.optimizer == "rowwise_adagrad"
+        self.state = np.full(len(self.weights) if adagrad else 0, options.initial_state, np.float32)
+        for part in self.parts:
+            bound = 1.0 / math.sqrt(placement.cardinalities[part.table])
+            rows = self.weights[part.base : part.base + part.rows]
+            kernels.initial_rows(rows, seed, part.table, (part.first, part.stride), bound)
+        self.update: Callable[[np.ndarray, np.ndarray, float], None] = self._adagrad if adagrad else self._sgd
+
+    def check(self, rows: np.ndarray) -> None:
+        """Raise DataError if a row number is not in this arena."""
+        bad = kernels.out_of_range(rows, len(self.weights))
+        if bad >= 0:
+            raise DataError(f"asked for row {rows[bad]} of {len(self.weights)}: trainer and PS differ in their placement")
+
+    def save(self, path: Path) -> None:
+        """Write every part as ``table-TT-first-stride`` (rows, dim), optimizer state beside it."""
+        with h5py.File(path, "w") as out:
+            for part in self.parts:
+                rows = slice(part.base, part.base + part.rows)
+                group = out.create_group(f"table-{part.table:02}-{part.first}-{part.stride}")
+                group.attrs.update(
+                    table=part.table, first=part.first, stride=part.stride, cardinality=self.cardinalities[part.table]
+                )
+                group["weights"] = self.weights[rows]
+                if len(self.state):
+                    group["state"] = self.state[rows]
+
+    def load(self, path: Path) -> int:
+        """Take over the rows of this arena's parts that a saved file holds, whatever placement saved it; counts them."""
+        taken = 0
+        with h5py.File(path, "r", locking=False) as saved:
+            for group in saved.values():
+                for part in self.parts:
+                    if part.table == group.attrs["table"]:
+                        taken += self._take(path, group, part)
+        return taken
+
+    def _take(self, path: Path, group: h5py.Group, part: Part) -> int:
+        """Copy the rows that a saved part and one of ours have in common: an intersection of two stripes."""
+        first, stride = int(group.attrs["first"]), int(group.attrs["stride"])
+        ours = part.first + part.stride * np.arange(part.rows, dtype=np.int64)
+        if int(group.attrs["cardinality"]) != self.cardinalities[part.table]:
+            raise DataError(
+                f"{path}: table {group.attrs['table']} has {group.attrs['cardinality']} rows, this model "
+                f"{self.cardinalities[part.table]}: the weights belong to other data"
+            )
+        common = np.flatnonzero(ours % stride == first)
+        if not len(common):
+            return 0
+        source = (ours[common] - first) // stride
+        target = part.base + common
+        low, high = int(source[0]), int(source[-1]) + 1
+        self.weights[target] = group["weights"][low:high][source - low]
+        if len(self.state) and "state" in group:
+            self.state[target] = group["state"][low:high][source - low]
+        return len(common)
+
+    def _sgd(self, rows: np.ndarray, gradients: np.ndarray, factor: float) -> None:
+        kernels.sgd(self.weights, rows, gradients, self.options.rate * factor)
+
+    def _adagrad(self, rows: np.ndarray, gradients: np.ndarray, factor: float) -> None:
+        options = self.options
+        kernels.rowwise_adagrad(self.weights, self.state, rows, gradients, options.rate * factor, options.epsilon)

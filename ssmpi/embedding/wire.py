@@ -1,0 +1,56 @@
+"""What travels between a trainer's thread and an embedding PS. A tag is ``kind * THREADS + thread``; a reply has the
+thread's number as its tag. All payloads are 32-bit words.
+
+========== =============================================================== ======================
+kind       request                                                         reply
+========== =============================================================== ======================
+PULL       rows int32 (n,)                                                 float32 (n, dim)
+PUSH       factor float32, rows int32 (n,), gradients float32 (n, dim)     none
+PULL_BAGS  bags int32, lengths int32 (bags,), rows int32 (sum of lengths,) float32 (bags, dim)
+PUSH_BAGS  factor float32, then as PULL_BAGS, gradients (bags, dim)        none
+DRAIN      nothing                                                         one byte, pushes before it are applied
+SAVE       path, UTF-8                                                     UTF-8: empty, or what went wrong
+========== =============================================================== ======================
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+THREADS = 1000
+PULL, PUSH, PULL_BAGS, PUSH_BAGS, DRAIN, SAVE = range(6)
+
+
+def tag(kind: int, thread: int) -> int:
+    """The tag of a request."""
+    return kind * THREADS + thread
+
+
+def push(factor: float, rows: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+    """The PUSH payload, float32 words."""
+    message = np.empty(1 + rows.size + gradients.size, np.float32)
+    message[0] = factor
+    message[1 : 1 + rows.size] = rows.view(np.float32)
+    message[1 + rows.size :] = gradients.reshape(-1)
+    return message
+
+
+def read_push(payload: np.ndarray, dim: int) -> tuple[float, np.ndarray, np.ndarray]:
+    """Factor, rows and gradients (n, dim) of a PUSH payload, without copies."""
+    words = payload.view(np.float32)
+    count = (words.size - 1) // (1 + dim)
+    rows = words[1 : 1 + count].view(np.int32)
+    return float(words[0]), rows, words[1 + count :].reshape(count, dim)
+
+
+def bags(lengths: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The PULL_BAGS payload, int32 words."""
+    return np.concatenate([np.array([lengths.size], np.int32), lengths, rows])
+
+
+def read_bags(words: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lengths, rows and what follows them, of int32 words that start like a PULL_BAGS payload."""
+    count = int(words[0])
+    lengths = words[1 : 1 + count]
+    end = 1 + count + int(lengths.sum())
+    return lengths, words[1 + count : end], words[end:]

@@ -1,0 +1,66 @@
+"""Starts ``mpirun`` as it should be started on a workstation, prints the command, and turns Ctrl-C into a clean stop.
+
+``mpirun`` itself kills its ranks a quarter of a second after Ctrl-C; here the ranks get SIGUSR1 instead, finish their
+step, save and leave.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from ssmpi.config import Config, load
+from ssmpi.errors import UserError
+
+# What makes Open MPI fit for several threads a rank and more ranks than cores; other MPIs ignore it. See README.
+OPEN_MPI = {
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "self,sm,tcp",
+    "OMPI_MCA_osc": "^ucx",
+}
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def environment() -> dict[str, str]:
+    """What to add to the environment of ``mpirun``; the user's own choices win."""
+    wanted = {"OMP_NUM_THREADS": "1", **OPEN_MPI, **(AS_ROOT if os.geteuid() == 0 else {})}
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def command(config: Config, run_file: Path, overrides: Sequence[str], overwrite: bool) -> list[str]:
+    """The ``mpirun`` command of a run."""
+    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if mpirun is None:
+        raise UserError("no mpirun found: install an MPI, or pip install 'ssmpi[mpi]'")
+    program = [sys.executable, "-m", "ssmpi", "train", str(run_file), *(["--overwrite"] if overwrite else []), *overrides]
+    return [mpirun, "-n", str(config.topology.size), *program]
+
+
+def launch(run_file: Path, overrides: Sequence[str], overwrite: bool, dry_run: bool) -> int:
+    """Run ``ssmpi train`` under mpirun; returns its exit code."""
+    line = command(load(run_file, overrides), run_file, overrides, overwrite)
+    extra = environment()
+    print("+ " + " ".join([*(f"{k}={shlex.quote(v)}" for k, v in extra.items()), shlex.join(line)]), file=sys.stderr, flush=True)
+    if dry_run:
+        return 0
+    job = subprocess.Popen(line, env={**os.environ, **extra}, start_new_session=True)
+
+    def forward(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        print("stopping: the ranks finish their step and save (once more to end them at once)", file=sys.stderr, flush=True)
+        job.send_signal(signal.SIGUSR1)
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, lambda *_: job.terminate())
+
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(name, forward)
+    return job.wait()

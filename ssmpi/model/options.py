@@ -1,0 +1,72 @@
+"""Settings of the dense model, apart from its code, because servers read run files too and need not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ssmpi.settings import require
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The ``[model]`` section; the defaults are the Kaggle sizes of facebookresearch/dlrm.
+
+    ``bottom`` and ``top`` list the outputs of each layer. The bottom MLP ends in ``embedding.dim``, the top one in 1.
+    """
+
+    name: str = "dlrm"
+    bottom: tuple[int, ...] = (512, 256, 64, 16)
+    top: tuple[int, ...] = (512, 256, 1)
+
+    def __post_init__(self) -> None:
+        require(self.name == "dlrm", f"name is 'dlrm', got {self.name!r}")
+        require(bool(self.bottom) and min(self.bottom) >= 1, f"bottom must list positive sizes, got {self.bottom}")
+        require(bool(self.top) and min(self.top) >= 1, f"top must list positive sizes, got {self.top}")
+        require(self.top[-1] == 1, f"top must end in 1, got {self.top}: one logit per example")
+
+
+@dataclass(frozen=True)
+class DenseOptions:
+    """The ``[dense]`` section: ``optimizer`` is ``sgd`` or ``adagrad``, ``rate`` its learning rate."""
+
+    optimizer: str = "adagrad"
+    rate: float = 0.01
+    epsilon: float = 1e-8
+    initial_state: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.optimizer in ("sgd", "adagrad"), f"optimizer is 'sgd' or 'adagrad', got {self.optimizer!r}")
+        require(self.rate >= 0, f"rate must not be negative, got {self.rate}")
+        require(self.epsilon > 0, f"epsilon must be positive, got {self.epsilon}")
+        require(self.initial_state >= 0, f"initial_state must not be negative, got {self.initial_state}")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The ``[schedule]`` section, in examples over all trainers: linear warm-up, a plateau, polynomial decay.
+
+    As facebookresearch/dlrm's LRPolicyScheduler (which counts steps and decays with power 2). Zero means none.
+    """
+
+    warmup_examples: int = 0
+    decay_start_examples: int = 0
+    decay_examples: int = 0
+    power: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_examples", "decay_start_examples", "decay_examples"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        require(
+            not self.decay_examples or self.decay_start_examples >= self.warmup_examples,
+            f"decay_start_examples = {self.decay_start_examples} lies inside the warm-up of {self.warmup_examples}",
+        )
+
+    def factor(self, examples: int) -> float:
+        """What both learning rates are multiplied by after this many examples, in (0, 1]."""
+        if examples < self.warmup_examples:
+            return (examples + 1) / self.warmup_examples
+        past = examples - self.decay_start_examples
+        if not self.decay_examples or past < 0:
+            return 1.0
+        left = 1.0 - min(past, self.decay_examples) / self.decay_examples
+        return max(left, 1e-7) ** self.power

@@ -1,0 +1,94 @@
+"""One trainer's dense parameters in one flat float32 vector that torch, numpy and MPI see without copies.
+
+Each worker thread has a ``Twin``: a module of its own over the same memory. Threads cannot share one module, because
+torch would find its parameters modified in place between forward and backward; here that is Hogwild, and meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+from torch import nn
+
+from ssmpi.errors import DataError
+from ssmpi.model.dlrm import initial_values
+
+
+class Replica:
+    """``vector`` float32 (parameters,), shared by all twins of a trainer and by its shadow thread, without locks."""
+
+    def __init__(self, make: Callable[[], nn.Module], seed: int) -> None:
+        self._make = make
+        module = make()
+        generator = np.random.default_rng([seed, 0])
+        self.layout = [(name, tuple(p.shape)) for name, p in module.named_parameters()]
+        self.vector = np.concatenate([initial_values(shape, generator).ravel() for _, shape in self.layout])
+
+    def twin(self, vector: np.ndarray | None = None) -> Twin:
+        """A module over ``vector`` (default: the live one) with gradients of its own."""
+        return Twin(self._make(), self.vector if vector is None else vector)
+
+    def save(self, path: Path, vector: np.ndarray) -> None:
+        """Write ``vector`` as one HDF5 data set a parameter, named as in the module's state_dict."""
+        with h5py.File(path, "w") as out:
+            for name, values in self._by_name(vector):
+                out[name] = values
+
+    def load(self, path: Path) -> np.ndarray:
+        """Read a vector that ``save`` wrote; DataError if it is of another model."""
+        vector = np.empty_like(self.vector)
+        with h5py.File(path, "r", locking=False) as saved:
+            for name, values in self._by_name(vector):
+                if name not in saved or saved[name].shape != values.shape:
+                    found = saved[name].shape if name in saved else "nothing"
+                    raise DataError(f"{path}: parameter {name} is {found}, this model's is {values.shape}")
+                values[...] = saved[name][()]
+        return vector
+
+    def _by_name(self, vector: np.ndarray) -> list[tuple[str, np.ndarray]]:
+        """Views of ``vector`` by parameter name."""
+        views, start = [], 0
+        for name, shape in self.layout:
+            size = int(np.prod(shape))
+            views.append((name, vector[start : start + size].reshape(shape)))
+            start += size
+        return views
+
+
+class Twin:
+    """``module`` sees ``weights`` as its parameters and leaves their gradients in ``gradients``, both flat tensors."""
+
+    def __init__(self, module: nn.Module, vector: np.ndarray) -> None:
+        self.module = module
+        self.weights = torch.from_numpy(vector)  # a tensor of its own: a version counter of its own
+        self.gradients = torch.zeros_like(self.weights)
+        start = 0
+        for parameter in module.parameters():
+            size = parameter.numel()
+            parameter.data = self.weights[start : start + size].view(parameter.shape)
+            parameter.grad = self.gradients[start : start + size].view(parameter.shape)
+            start += size
+
+    def forward_backward(
+        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Logits float32 (batch,) before the update and gradients (batch, features, dim) of the mean log-loss by ``rows``.
+
+        The dense gradients are left in ``gradients``.
+        """
+        leaf = torch.from_numpy(rows).requires_grad_()
+        logits = self.module(torch.from_numpy(dense), leaf)
+        self.gradients.zero_()
+        nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels)).backward()
+        assert leaf.grad is not None
+        return logits.detach().numpy(), leaf.grad.numpy()
+
+    def score(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Logits float32 (batch,), without gradients."""
+        with torch.inference_mode():
+            logits: np.ndarray = self.module(torch.from_numpy(dense), torch.from_numpy(rows)).numpy()
+        return logits

@@ -1,0 +1,120 @@
+"""``ssmpi plan``: what a run will be, by arithmetic alone, before a single process exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ssmpi.config import Config
+from ssmpi.data.reader import SplitReader
+from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, SPARSE_NAMES, read_manifest
+from ssmpi.embedding.placement import Placement, place
+from ssmpi.topology import Role
+
+PROCESS_BYTES = {Role.TRAINER: 350e6, Role.EMBEDDING_PS: 140e6, Role.SYNC_PS: 130e6}  # interpreter and libraries, measured
+
+
+def describe(config: Config) -> str:
+    """The plan as text."""
+    cardinalities = read_manifest(Path(config.data.folder)).cardinalities
+    placement = place(cardinalities, max(1, config.topology.embedding_ps))
+    sections = [ranks(config), tables(config, placement), memory(config, placement), traffic(config, placement), work(config)]
+    return "\n\n".join(sections)
+
+
+def dense_parameters(config: Config) -> int:
+    """Floats in one dense replica."""
+    vectors = 1 + SPARSE_FEATURES
+    bottom = (DENSE_FEATURES, *config.model.bottom)
+    top = (config.model.bottom[-1] + vectors * (vectors - 1) // 2, *config.model.top)
+    return sum((i + 1) * o for sizes in (bottom, top) for i, o in zip(sizes, sizes[1:], strict=False))
+
+
+def ranks(config: Config) -> str:
+    """Ranks by role."""
+    topology = config.topology
+    lines = [f"ranks: {topology.size} = {topology.arithmetic()}   (mpirun -n {topology.size})"]
+    for role, count in topology.counts.items():
+        if count:
+            span = topology.ranks_of(role)
+            threads = f", {topology.threads} worker threads each" if role is Role.TRAINER else ""
+            lines.append(f"  {span.start:>4} to {span.stop - 1:<4} {role}{threads}")
+    return "\n".join(lines)
+
+
+def tables(config: Config, placement: Placement) -> str:
+    """Who holds which tables, with memory and expected lookups."""
+    row = config.embedding.row_bytes
+    lines = [
+        f"embedding tables: {sum(placement.cardinalities):,} rows x {config.embedding.dim}, "
+        f"{_bytes(sum(placement.cardinalities) * row)} with {config.embedding.optimizer} state"
+    ]
+    for server in range(placement.servers):
+        names = [
+            SPARSE_NAMES[p.table] if p.stride == 1 else f"{SPARSE_NAMES[p.table]}[{p.first}::{p.stride}]"
+            for p in sorted(placement.parts_of(server), key=lambda p: p.table)
+        ]
+        where = f"embedding_ps {server}" if config.topology.embedding_ps else "trainer 0"
+        lines.append(
+            f"  {where}: {_bytes(placement.rows_of(server) * row)}, {placement.lookups_of(server):.2f} lookups an example: "
+            + " ".join(names)
+        )
+    return "\n".join(lines)
+
+
+def memory(config: Config, placement: Placement) -> str:
+    """Expected memory of one rank of each role."""
+    parameters, topology = dense_parameters(config), config.topology
+    features = SPARSE_FEATURES * config.embedding.dim * 4 * config.data.batch_size
+    block = config.data.block_rows * 2 * (SPARSE_FEATURES + DENSE_FEATURES + 1) * 4
+    activations = config.data.batch_size * 4 * 4 * (sum(config.model.bottom) + sum(config.model.top) + 27 * 27)
+    trainer = 4.0 * parameters * (5 + topology.threads) + topology.threads * (6.0 * features + block + activations)
+    arenas = [placement.rows_of(s) * config.embedding.row_bytes for s in range(placement.servers)]
+    sync_ps = 8.0 * parameters / max(1, topology.sync_ps)
+    if not topology.embedding_ps:
+        trainer += arenas[0]
+    lines = ["memory of one rank, libraries included:"]
+    for role, size in ((Role.TRAINER, trainer), (Role.EMBEDDING_PS, max(arenas)), (Role.SYNC_PS, sync_ps)):
+        if topology.counts[role]:
+            lines.append(f"  {role}: about {_bytes(size + PROCESS_BYTES[role])}")
+    return "\n".join(lines)
+
+
+def traffic(config: Config, placement: Placement) -> str:
+    """Bytes on the wire per iteration of one thread and per round of one trainer; ids that repeat in a batch go once."""
+    ids = config.data.batch_size * SPARSE_FEATURES
+    row = 4 * config.embedding.dim
+    parameters = dense_parameters(config)
+    n = config.topology.trainers
+    lines = ["on the wire, at most:"]
+    if config.topology.embedding_ps:
+        lines.append(
+            f"  an iteration: {_bytes(ids * (4 + row))} pulled, {_bytes(ids * (4 + row))} pushed, "
+            f"{2 * placement.servers} messages out, {placement.servers} in"
+        )
+    if config.sync.algorithm == "easgd":
+        lines.append(f"  a round: {_bytes(4 * parameters)} to the sync PSs and as much back")
+    elif config.sync.algorithm != "none":
+        lines.append(f"  a round: {_bytes(2 * (n - 1) / n * 4 * parameters)} sent by each of {n} trainers (ring all-reduce)")
+    return "\n".join(lines) if len(lines) > 1 else "on the wire: nothing"
+
+
+def work(config: Config) -> str:
+    """Rows, iterations and example-level parallelism."""
+    reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
+    topology, data = config.topology, config.data
+    elp = data.batch_size * topology.threads * topology.trainers
+    rows = reader.rows * data.passes
+    return (
+        f"work: {rows:,} examples ({reader.rows:,} rows x {data.passes} passes), {rows // data.batch_size:,} iterations\n"
+        f"  dense replica: {dense_parameters(config):,} parameters ({_bytes(4 * dense_parameters(config))})\n"
+        f"  ELP: {elp:,} = batch {data.batch_size} x {topology.threads} threads x {topology.trainers} trainers\n"
+        f"  sync: {config.sync.algorithm}, {config.sync.pace} pace"
+    )
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"

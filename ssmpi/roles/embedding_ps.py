@@ -1,0 +1,28 @@
+"""An embedding PS rank: makes or loads its part of the tables and serves it until every trainer said goodbye."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ssmpi.comm.service import Service
+from ssmpi.comm.world import World
+from ssmpi.data.schema import read_manifest
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.server import EmbeddingServer
+from ssmpi.embedding.table import Arena
+from ssmpi.roles.weights import load_tables
+
+if TYPE_CHECKING:
+    from ssmpi.config import Config
+
+
+def serve_embeddings(config: Config, world: World, folder: Path, start_from: Path | None = None) -> bool:  # noqa: ARG001 - the roles' face
+    """The whole life of an embedding PS. ``start_from`` is the model to load, None for fresh rows."""
+    cardinalities = read_manifest(Path(config.data.folder)).cardinalities
+    arena = Arena(config.embedding, place(cardinalities, config.topology.embedding_ps), world.index, config.run.seed)
+    if start_from:
+        load_tables(arena, start_from)
+    service = Service(world.embedding, config.waiting)
+    service.serve(config.topology.trainers, EmbeddingServer(arena, service).handle)
+    return True

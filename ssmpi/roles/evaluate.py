@@ -1,0 +1,92 @@
+"""Scores a split with all threads of all trainers and merges their quality by one reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmpi.comm.messages import Conversation
+from ssmpi.comm.waiting import Patience, wait
+from ssmpi.data.batch import Batch
+from ssmpi.data.reader import SplitReader, batches
+from ssmpi.embedding.client import Lookups
+from ssmpi.metrics import BINS, Quality
+from ssmpi.settings import require
+
+if TYPE_CHECKING:
+    from ssmpi.model.replica import Twin
+
+EVALUATION_THREADS = 500  # message tags of evaluating threads start here, clear of the worker threads'
+
+
+@dataclass(frozen=True)
+class Options:
+    """The ``[evaluate]`` section.
+
+    ``split`` is scored ``per_pass`` times in each pass, ``final`` once at the end; a split that the data set does not
+    have is left out. ``replica`` also scores the first trainer's own replica at the end.
+    """
+
+    split: str = "validation"
+    final: str = "test"
+    per_pass: int = 1
+    batch_size: int = 2048
+    replica: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.per_pass >= 1, f"per_pass must be at least 1, got {self.per_pass}")
+        require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
+
+
+@dataclass
+class Evaluator:
+    """What scoring needs of a trainer. ``lookups`` and ``twin`` make a thread's own; ``start`` makes a guarded thread."""
+
+    folder: Path
+    options: Options
+    threads: int
+    trainers: Conversation
+    lookups: Callable[[int], Lookups]
+    twin: Callable[[np.ndarray], Twin]
+    start: Callable[..., Any]
+    stopping: Callable[[], bool]
+
+    def run(self, split: str, vector: np.ndarray, patience: Patience) -> dict[str, float] | None:
+        """Metrics of ``vector`` on one split, the same on every trainer; None if one was told to stop meanwhile.
+
+        All trainers must call, at rest.
+        """
+        reader = SplitReader(self.folder, split, 16 * self.options.batch_size)
+        parts = [Quality() for _ in range(self.threads)]
+        threads = [self.start(f"evaluate {k}", self._score, reader, vector, k, parts[k]) for k in range(self.threads)]
+        for thread in threads:
+            thread.join()
+        mine = Quality()
+        for part in parts:
+            mine.merge(part)
+        words = np.concatenate([[float(self.stopping())], mine.sums, mine.histogram.reshape(-1)])
+        wait(self.trainers.iallreduce(words), patience, "the other trainers (to evaluate)")
+        if words[0]:
+            return None
+        edge = words.size - 2 * BINS
+        quality = Quality(words[edge:].astype(np.int64).reshape(2, BINS), words[1:edge])
+        return {"examples": float(words[1]), **quality.compute()}
+
+    def _score(self, reader: SplitReader, vector: np.ndarray, thread: int, quality: Quality) -> None:
+        """One thread's share: every ``threads * trainers``-th block."""
+        twin, lookups = self.twin(vector), self.lookups(EVALUATION_THREADS + thread)
+        first, step = self.trainers.rank * self.threads + thread, self.trainers.size * self.threads
+        for batch, rows in lookups.prefetched(self._batches(reader, range(first, len(reader.blocks), step))):
+            assert batch.labels is not None
+            quality.add(twin.score(batch.dense, rows.values), batch.labels)
+
+    def _batches(self, reader: SplitReader, numbers: range) -> Iterator[Batch]:
+        """The batches of some blocks in file order, until told to stop."""
+        for number in numbers:
+            if self.stopping():
+                return
+            yield from batches(reader.read(reader.blocks[number]), self.options.batch_size)

@@ -1,0 +1,163 @@
+"""What the first trainer tells the outside while the job runs: ``metrics.jsonl``, TensorBoard events, a progress bar on
+a terminal or one plain line a minute in a batch log.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ssmpi.log import log
+from ssmpi.metrics import SUMS, Quality
+from ssmpi.roles import control
+from ssmpi.topology import Topology
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+PLAIN_LINE_SECONDS = 60.0
+
+
+class Logbook:
+    """Gathers every trainer's reports into windows. ``rows`` is how many examples the whole run has."""
+
+    def __init__(self, folder: Path, topology: Topology, rows: int, every_seconds: float) -> None:
+        self._topology, self._rows, self._every = topology, rows, every_seconds
+        self._lines = (folder / "metrics.jsonl").open("w", encoding="utf-8")
+        self.writer: SummaryWriter | None = None
+        self._bar = tqdm(total=rows, unit="ex", unit_scale=True, disable=not sys.stderr.isatty(), dynamic_ncols=True)
+        self._window, self._total = Quality(), Quality()
+        self._counts = {name: np.zeros(topology.trainers) for name in ("iterations", "rounds", "busy_seconds")}
+        self._window_counts = {name: counts.copy() for name, counts in self._counts.items()}
+        self._began = self._window_began = self._line_said = time.monotonic()
+        self._paused = 0.0
+        self._warned = False
+
+    def gathered(self, trainer: int, words: np.ndarray) -> None:
+        """Take one trainer's report."""
+        header, sums, histogram = control.unpack(words)
+        news = Quality(histogram, sums)
+        self._window.merge(news)
+        self._total.merge(news)
+        for name, counts in self._counts.items():
+            counts[trainer] = header[name]
+        self._bar.update(int(sums[0]))
+        if time.monotonic() - self._window_began >= self._every:
+            self.window()
+
+    def window(self) -> None:
+        """Write what happened since the last window, if anything did."""
+        examples = int(self._window.sums[0])
+        if not examples:
+            return
+        seconds = time.monotonic() - self._window_began
+        gap = self.gap(self._window_counts)
+        line = {"kind": "train", **self._where(), "eps": examples / seconds, **self._window.compute(), **gap}
+        self._write(line)
+        self._show(line)
+        self._warn(line["ne"], line["auc"])
+        self._window = Quality()
+        self._window_counts = {name: counts.copy() for name, counts in self._counts.items()}
+        self._window_began = time.monotonic()
+
+    def evaluated(self, split: str, metrics: dict[str, float], seconds: float, what: str = "model") -> None:
+        """Write one evaluation. The time it took does not count as training time."""
+        self._paused += seconds
+        self._window_began += seconds
+        self._write({"kind": "evaluation", "split": split, "weights": what, **self._where(), **metrics})
+        self.say(f"{split} ({what}): {describe(metrics)}")
+
+    def gap(self, since: dict[str, np.ndarray] | None = None) -> dict[str, float]:
+        """Average sync gap: iterations between two rounds, of a trainer and of one of its threads."""
+        iterations, rounds = (
+            float((self._counts[name] - (since[name] if since else 0.0)).sum()) for name in ("iterations", "rounds")
+        )
+        if not rounds:
+            return {}
+        per_trainer = iterations / rounds
+        return {"sync_gap_trainer": per_trainer, "sync_gap_thread": per_trainer / self._topology.threads}
+
+    def totals(self) -> dict[str, float]:
+        """The whole run in numbers: examples, seconds of training, EPS, sync gap, progressive quality."""
+        seconds = max(time.monotonic() - self._began - self._paused, 1e-9)
+        examples = float(self._total.sums[SUMS.index("examples")])
+        return {
+            "examples": examples,
+            "seconds": seconds,
+            "eps": examples / seconds,
+            "iterations": float(self._counts["iterations"].sum()),
+            "rounds": float(self._counts["rounds"].sum()),
+            **self.gap(),
+            **{f"progressive_{name}": value for name, value in self._total.compute().items()},
+        }
+
+    def say(self, text: str) -> None:
+        """A line for a person, above the progress bar."""
+        if self._bar.disable:
+            log.info(text)
+        else:
+            self._bar.write(text, file=sys.stderr)
+
+    def start_clock(self) -> None:
+        """Training starts now: what came before was preparation."""
+        self._began = self._window_began = self._line_said = time.monotonic()
+
+    def close(self) -> None:
+        """Write the last window and close the files."""
+        self.window()
+        self._bar.close()
+        self._lines.close()
+        if self.writer:
+            self.writer.close()
+
+    def _where(self) -> dict[str, Any]:
+        return {"examples": int(self._total.sums[0]), "seconds": round(time.monotonic() - self._began - self._paused, 3)}
+
+    def _write(self, line: dict[str, Any]) -> None:
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+        self._lines.write(json.dumps(plain) + "\n")
+        self._lines.flush()
+        if self.writer:
+            prefix = plain.get("split", "train")
+            for name, value in plain.items():
+                if isinstance(value, float) and name != "seconds":
+                    self.writer.add_scalar(f"{prefix}/{name}", value, plain["examples"])
+
+    def _show(self, line: dict[str, Any]) -> None:
+        gap = f" gap {line['sync_gap_thread']:.1f}" if "sync_gap_thread" in line else ""
+        self._bar.set_postfix_str(f"loss {line['log_loss']:.4f} NE {line['ne']:.4f}{gap}")
+        now = time.monotonic()
+        if self._bar.disable and now - self._line_said >= PLAIN_LINE_SECONDS:
+            self._line_said = now
+            done = line["examples"] / max(self._rows, 1)
+            left = (now - self._began - self._paused) * (1 / max(done, 1e-9) - 1)
+            log.info(
+                f"{line['examples']:,} of {self._rows:,} examples ({done:.1%}), {line['eps']:,.0f} EPS, loss "
+                f"{line['log_loss']:.4f}, NE {line['ne']:.4f}{gap}, about {left / 60:.0f} min left"
+            )
+
+    def _warn(self, ne: float, auc: float) -> None:
+        """Once, when training does not seem to learn."""
+        late = self._total.sums[0] > min(200_000, self._rows / 2)
+        if late and not self._warned and (ne >= 1.0 or abs(auc - 0.5) < 0.005):
+            self._warned = True
+            log.warning(
+                f"NE is {ne:.4f} and AUC {auc:.4f} after {int(self._total.sums[0]):,} examples: no better than the "
+                "constant. Is the learning rate too high (dense.rate, embedding.rate), or are the labels shuffled?"
+            )
+
+
+def describe(metrics: dict[str, float]) -> str:
+    """Metrics in one line."""
+    return (
+        f"NE {metrics['ne']:.5f}, log-loss {metrics['log_loss']:.5f}, AUC {metrics['auc']:.5f} "
+        f"(+-{metrics['auc_error']:.1e}), accuracy {metrics['accuracy']:.4f}, calibration {metrics['calibration']:.4f}, "
+        f"{int(metrics['examples']):,} rows"
+    )

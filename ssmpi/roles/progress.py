@@ -1,0 +1,67 @@
+"""What a trainer's worker threads have done so far, each in slots of its own, so that counting needs no lock."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from ssmpi.errors import TrainingError
+from ssmpi.metrics import BINS, SUMS, accumulate
+from ssmpi.model.options import Schedule
+
+
+class Progress:
+    """Progressive quality (scores before the update) and counters of one trainer."""
+
+    def __init__(self, threads: int, trainers: int, schedule: Schedule) -> None:
+        self._trainers, self._schedule = trainers, schedule
+        self._sums = np.zeros((threads, len(SUMS)))
+        self._histograms = np.zeros((threads, 2, BINS), np.int64)
+        self._reported_sums = np.zeros(len(SUMS))
+        self._reported_histogram = np.zeros((2, BINS), np.int64)
+        self.iterations = np.zeros(threads, np.int64)
+        self.losses: list[float] | None = None
+
+    def record(self, thread: int, logits: np.ndarray, labels: np.ndarray) -> float:
+        """Count one batch; returns the learning-rate factor of its update. TrainingError if its loss is not finite."""
+        loss = accumulate(logits, labels, self._histograms[thread], self._sums[thread])
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"loss is {loss} at iteration {int(self.iterations[thread]) + 1:,} of this thread: training has "
+                "diverged; lower dense.rate and embedding.rate, or set schedule.warmup_examples"
+            )
+        if self.losses is not None:
+            self.losses.append(loss / len(labels))
+        self.iterations[thread] += 1
+        return self._schedule.factor((self.examples - len(labels)) * self._trainers)
+
+    @property
+    def examples(self) -> int:
+        """Examples this trainer has trained on, the batch being recorded included."""
+        return int(self._sums[:, 0].sum())
+
+    def since_last(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sums (5,) and histogram (2, BINS) since the last call."""
+        sums, histogram = self._sums.sum(axis=0), self._histograms.sum(axis=0)
+        news = sums - self._reported_sums, histogram - self._reported_histogram
+        self._reported_sums, self._reported_histogram = sums, histogram
+        return news
+
+
+class Clock:
+    """Wall and processor seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.monotonic(), time.process_time()
+
+    @property
+    def wall(self) -> float:
+        """Wall seconds."""
+        return time.monotonic() - self._wall
+
+    @property
+    def cpu(self) -> float:
+        """Seconds of processor time of this process, all threads."""
+        return time.process_time() - self._cpu

@@ -1,0 +1,58 @@
+"""A finished model ready to score: its dense weights here, its tables here or on embedding PSs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ssmpi.comm import failure
+from ssmpi.comm.world import World
+from ssmpi.data.batch import Batch
+from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, read_manifest
+from ssmpi.model.replica import Replica
+from ssmpi.model.zoo import MODELS
+from ssmpi.roles.evaluate import Evaluator
+from ssmpi.roles.tables import Tables
+
+if TYPE_CHECKING:
+    from ssmpi.config import Config
+
+
+class Scorer:
+    """Scores with the model saved in the folder ``model``."""
+
+    def __init__(self, config: Config, world: World, model: Path) -> None:
+        torch.set_num_threads(1)
+        self._config, self._world = config, world
+        cardinalities = read_manifest(Path(config.data.folder)).cardinalities
+        self._tables = Tables(config, world, cardinalities, model)
+        make = MODELS[config.model.name]
+        self._replica = Replica(lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES), config.run.seed)
+        self._replica.vector[:] = self._replica.load(model / "dense.h5")
+
+    def evaluate(self, split: str) -> dict[str, float]:
+        """Metrics on one split of the data folder; every trainer takes part and gets the same."""
+        evaluator = Evaluator(
+            Path(self._config.data.folder), self._config.evaluate, self._config.topology.threads, self._world.trainers,
+            self._tables.lookups, self._replica.twin, self._start, lambda: False,
+        )  # fmt: skip
+        metrics = evaluator.run(split, self._replica.vector, self._config.waiting)
+        assert metrics is not None
+        return metrics
+
+    def scores(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, np.ndarray]]:
+        """Each batch with its logits float32 (batch,), in order, on this thread."""
+        twin = self._replica.twin()
+        for batch, rows in self._tables.lookups(0).prefetched(batches):
+            yield batch, twin.score(batch.dense, rows.values)
+
+    def goodbye(self) -> None:
+        """Take leave of the embedding PSs."""
+        self._tables.transport.goodbye()
+
+    def _start(self, name: str, *body: object) -> object:
+        return failure.start(self._world, name, *body)

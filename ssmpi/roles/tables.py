@@ -1,0 +1,38 @@
+"""All tables as a trainer sees them, wherever the rows are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ssmpi.comm.world import World
+from ssmpi.embedding.client import LocalTables, Lookups, RemoteTables
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.table import Arena
+from ssmpi.roles.weights import load_tables
+
+if TYPE_CHECKING:
+    from ssmpi.config import Config
+
+
+class Tables:
+    """Reaches the embedding PSs of the topology, or holds the rows itself where there are none.
+
+    ``weights`` is the saved model to start from, None for fresh rows.
+    """
+
+    def __init__(self, config: Config, world: World, cardinalities: tuple[int, ...], weights: Path | None) -> None:
+        servers = config.topology.embedding_ps
+        self._options, self.placement = config.embedding, place(cardinalities, max(1, servers))
+        self.transport: LocalTables | RemoteTables
+        if servers:
+            self.transport = RemoteTables(world.embedding, config.topology.trainers, config.embedding, config.waiting)
+            return
+        arena = Arena(config.embedding, self.placement, 0, config.run.seed)
+        if weights:
+            load_tables(arena, weights)
+        self.transport = LocalTables(arena)
+
+    def lookups(self, thread: int) -> Lookups:
+        """Pull and push for one thread."""
+        return Lookups(self.transport, self.placement, self._options, thread)

@@ -1,0 +1,200 @@
+"""A trainer rank: one dense replica, its Hogwild threads, its shadow, and the passes over the data they make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ssmpi.comm import failure
+from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
+from ssmpi.comm.world import World
+from ssmpi.data.batch import Batch
+from ssmpi.data.handout import NOTHING_LEFT, Handout, block_order
+from ssmpi.data.reader import SplitReader, batches, shuffled, suit_block_rows
+from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
+from ssmpi.model.optim import dense_optimizer
+from ssmpi.model.replica import Replica
+from ssmpi.model.zoo import MODELS
+from ssmpi.roles import control, weights
+from ssmpi.roles.evaluate import Evaluator
+from ssmpi.roles.progress import Clock, Progress
+from ssmpi.roles.results import Results
+from ssmpi.roles.tables import Tables
+from ssmpi.sync import ALGORITHMS, Peers
+from ssmpi.sync.easgd import EASGD
+from ssmpi.sync.pace import Pace, make_pace
+
+if TYPE_CHECKING:
+    from ssmpi.config import Config
+
+
+class Trainer:
+    """What the story page works with; see ``ssmpi/train.py``."""
+
+    def __init__(self, config: Config, world: World, folder: Path, start_from: Path | None = None) -> None:
+        torch.set_num_threads(1)  # threads inside an operator fight with the worker threads; see DESIGN
+        self.config, self.world, self.folder = config, world, folder
+        threads = config.topology.threads
+        self.reader = self._open_data()
+        self.tables = Tables(config, world, self.reader.manifest.cardinalities, start_from)
+        make = MODELS[config.model.name]
+        self.replica = Replica(lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES), config.run.seed)
+        if start_from:
+            self.replica.vector[:] = self.replica.load(start_from / "dense.h5")
+        self.optimizer = dense_optimizer(config.dense, self.replica)
+        self.progress = Progress(threads, config.topology.trainers, config.schedule)
+        self.control = control.Control(world.control, threads, config.waiting)
+        peers = Peers(world.trainers, world.center, config.waiting)
+        self.synchronizers = self._synchronizers(peers)
+        self.synchronizer = self.synchronizers[0]
+        self.pace: Pace = make_pace(self.synchronizers, config.sync, threads, self.start)
+        self.evaluator = Evaluator(
+            Path(config.data.folder), config.evaluate, threads, world.trainers,
+            self.tables.lookups, self.replica.twin, self.start, lambda: self.stopping,
+        )  # fmt: skip
+        self.results = Results(config, folder, self.reader.rows) if world.index == 0 else None
+        if self.results:
+            self.control.gathered = self.results.logbook.gathered
+        self.clock, self.parts_done, self.stopped = Clock(), 0, False
+        self.unfinished: dict[int, int] = {}
+        self._pass = 0
+        if config.run.record_losses:
+            self.progress.losses = []
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody asked for an early end; ``stopped`` is what all trainers have agreed on."""
+        return self.control.stopping.is_set()
+
+    def parts(self) -> Iterator[int]:
+        """The run in parts: each pass is cut into ``evaluate.per_pass`` parts. Ends early when stopping."""
+        per_pass = self.config.evaluate.per_pass
+        for part in range(self.config.data.passes * per_pass):
+            if self.stopped:
+                return
+            self._pass, place_in_pass = divmod(part, per_pass)
+            order = block_order(self.config.data, self.config.run.seed, self._pass, len(self.reader.blocks))
+            edges = [len(order) * p // per_pass for p in (place_in_pass, place_in_pass + 1)]
+            askers = self.config.topology.threads * self.config.topology.trainers
+            self.control.begin(Handout(self.config.data, order[edges[0] : edges[1]], askers))
+            yield part
+            self.parts_done += 1
+
+    def stream(self, thread: int) -> Iterator[Batch]:
+        """The batches of the blocks dealt to one worker thread. Every batch given out gets trained on."""
+        seed, data = self.config.run.seed, self.config.data
+        while (number := self.control.next_block(thread)) != NOTHING_LEFT:
+            block = self.reader.blocks[number]
+            order = shuffled(seed, 2, self._pass, number, size=block.rows) if data.shuffle else None
+            done = 0
+            for batch in batches(self.reader.read(block), data.batch_size, order):
+                if self.stopping:
+                    self.unfinished[number] = done
+                    return
+                yield batch
+                done += len(batch)
+
+    def train_part(self, hogwild: Callable[[int, Trainer], None]) -> None:
+        """Run the worker threads on one part of the run while the main thread supervises; returns when all trainers are done."""
+        if self.results and not self.parts_done:
+            self.results.logbook.start_clock()
+        self.pace.begin()
+        workers = [self.start(f"worker {k}", hogwild, k, self) for k in range(self.config.topology.threads)]
+        self._supervise(lambda: not any(w.is_alive() for w in workers), finished=False)
+        closing = self.start("closing", self.pace.end)
+        self._supervise(lambda: not closing.is_alive(), finished=True)
+        told = np.array([self.stopping], np.float32)
+        wait(self.world.trainers.iallreduce(told), self.config.waiting, "the other trainers (to end this part)")
+        self.stopped = bool(told[0])
+
+    def start(self, name: str, body: Callable[..., Any], *arguments: Any) -> Any:
+        """A guarded thread of this rank."""
+        return failure.start(self.world, name, body, *arguments)
+
+    def evaluate(self, split: str) -> None:
+        """Score the common model on one split, if the data set has it; every trainer takes part."""
+        if self.stopped or split not in self.reader.manifest.splits or not self.reader.manifest.labelled:
+            return
+        self._rest()
+        clock = Clock()
+        metrics = self.evaluator.run(split, self.synchronizer.model(), self.config.waiting)
+        if metrics is not None and self.results:
+            self.results.evaluated(split, metrics, clock.wall)
+
+    def evaluate_finally(self, split: str) -> None:
+        """As ``evaluate``, and on request the first trainer's own replica as a second figure."""
+        self.evaluate(split)
+        if not self.config.evaluate.replica or self.stopped or split not in self.reader.manifest.splits:
+            return
+        vector = self.replica.vector.copy()
+        wait(self.world.trainers.ibcast(vector), self.config.waiting, "the other trainers")
+        clock = Clock()
+        metrics = self.evaluator.run(split, vector, self.config.waiting)
+        if metrics is not None and self.results:
+            self.results.evaluated(split, metrics, clock.wall, "replica 0")
+
+    def save(self) -> None:
+        """Write the model into the run folder: the dense weights that are evaluated, and every PS's tables."""
+        self._rest()
+        vector = self.synchronizer.model()
+        if self.world.index == 0:
+            weights.save(self.folder / "model", self.replica, vector, self.tables.transport)
+            (self.folder / "model" / "state.json").write_text(json.dumps(self.state()) + "\n")
+        if self.progress.losses is not None:
+            np.save(self.folder / f"losses-{self.world.index}.npy", np.array(self.progress.losses))
+
+    def goodbye(self) -> None:
+        """Take leave of all servers and write the results."""
+        if self.results:
+            self.results.finish(stopped=self.stopped)
+        self.tables.transport.goodbye()
+        self.synchronizer.goodbye()
+
+    def state(self) -> dict[str, Any]:
+        """Where in the data the run stands: parts done, blocks dealt in the last one, rows done of blocks cut short."""
+        dealt = self.control.handout.state() if self.control.handout else {}
+        return {"parts_done": self.parts_done, **dealt, "cut_short": self.unfinished}
+
+    def _rest(self) -> None:
+        """Come together when every push of every trainer has been applied."""
+        self.tables.transport.drain()
+        wait(self.world.trainers.ibarrier(), self.config.waiting, "the other trainers (to come to rest)")
+
+    def report(self, finished: bool) -> np.ndarray:
+        """What the first trainer wants to know, since the last report."""
+        header = {
+            "stop": float(self.stopping),
+            "finished": float(finished),
+            "iterations": float(self.progress.iterations.sum()),
+            "rounds": float(sum(s.rounds for s in self.synchronizers)),
+            "busy_seconds": self.clock.cpu,
+        }
+        return control.pack(header, *self.progress.since_last())
+
+    def _supervise(self, done: Callable[[], bool], *, finished: bool) -> None:
+        """Keep the control conversation going until ``done()`` and, at the end of a part, until nobody needs us."""
+        pause = Pause(SUPERVISOR)
+        while True:
+            free = self.control.tick(self.report, finished=finished)
+            if done() and (free or not finished):
+                return
+            pause.nap()
+
+    def _open_data(self) -> SplitReader:
+        data, topology = self.config.data, self.config.topology
+        reader = SplitReader(Path(data.folder), data.train_split, data.block_rows)
+        rows = suit_block_rows(data, reader.rows, topology.trainers * topology.threads)
+        return SplitReader(Path(data.folder), data.train_split, rows)
+
+    def _synchronizers(self, peers: Peers) -> list[Any]:
+        sync = self.config.sync
+        weights = self.replica.vector
+        kind: Any = ALGORITHMS[sync.algorithm]
+        if kind is EASGD and sync.pace == "fixed_rate" and sync.by == "thread":
+            return [EASGD(sync, weights, peers, thread) for thread in range(self.config.topology.threads)]
+        return [kind(sync, weights, peers)]

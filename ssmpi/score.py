@@ -1,0 +1,120 @@
+"""``ssmpi evaluate`` and ``ssmpi predict``: a finished run's model on a split, or on a raw file nobody has prepared."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ssmpi.comm.failure import guard
+from ssmpi.comm.world import World, join
+from ssmpi.config import Config, load
+from ssmpi.data.batch import Batch
+from ssmpi.data.reader import SplitReader, batches
+from ssmpi.data.schema import MANIFEST_NAME, VOCABULARY_NAME, read_manifest
+from ssmpi.errors import DataError
+from ssmpi.folder import RUN_FILE
+from ssmpi.roles.embedding_ps import serve_embeddings
+from ssmpi.roles.logbook import describe
+from ssmpi.roles.weights import check_whole
+from ssmpi.topology import Role, Topology
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to score: a raw file with ``vocabulary`` (default: that of the training data), or a split of a folder."""
+
+    path: Path
+    split: str
+    vocabulary: Path | None
+
+
+def open_run(run: Path, ranks: int) -> Config:
+    """The settings of a finished run for scoring on ``ranks`` ranks, without sync PSs; one rank holds all tables itself."""
+    if not (run / RUN_FILE).is_file():
+        raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
+    check_whole(run / "model")
+    config = load(run / RUN_FILE)
+    topology = dataclasses.replace(config.topology, sync_ps=0)
+    if ranks == 1:
+        topology = Topology(trainers=1, threads=config.topology.threads, embedding_ps=0)
+    topology.check_size(ranks)
+    return dataclasses.replace(config, topology=topology, sync=dataclasses.replace(config.sync, algorithm="none"))
+
+
+def evaluate(run: Path, split: str, data: Path | None) -> int:
+    """Print the metrics of ``run``'s model on one split; alone or on its trainers and embedding PSs under mpirun."""
+    job = join()
+
+    def check() -> Config:
+        config = open_run(run, job.size)
+        if data:
+            config = dataclasses.replace(config, data=dataclasses.replace(config.data, folder=str(data)))
+        reader = SplitReader(Path(config.data.folder), split, 65536)
+        if not reader.manifest.labelled:
+            raise DataError(f"{config.data.folder}: this data has no labels to compare with; use 'ssmpi predict'")
+        reader.check()
+        return config
+
+    config = job.agree(check)
+    world = World(job, config.topology)
+    with guard(world, "main"):
+        if world.role is Role.EMBEDDING_PS:
+            serve_embeddings(config, world, run, run / "model")
+        else:
+            from ssmpi.roles.scorer import Scorer
+
+            scorer = Scorer(config, world, run / "model")
+            metrics = scorer.evaluate(split)
+            scorer.goodbye()
+            if job.rank == 0:
+                print(f"{split}: {describe(metrics)}")
+    job.leave()
+    return 0
+
+
+def predict(run: Path, source: Source, output: Path) -> int:
+    """Write one click probability a line, in the order of the rows; the file appears when it is whole."""
+    job = join()
+    config = job.agree(lambda: open_run(run, job.size))
+    if job.size != 1:
+        job.agree(lambda: _alone(job.size))
+    from ssmpi.roles.scorer import Scorer
+
+    scorer = Scorer(config, World(job, config.topology), run / "model")
+    beside = output.with_name(f".{output.name}.tmp")
+    rows = 0
+    with beside.open("w", encoding="ascii") as out:
+        for batch, logits in scorer.scores(_batches(config, source)):
+            np.savetxt(out, 1.0 / (1.0 + np.exp(-logits.astype(np.float64))), fmt="%.8f")
+            rows += len(batch)
+        out.flush()
+        os.fsync(out.fileno())
+    beside.replace(output)
+    print(f"{rows:,} scores in {output}")
+    return 0
+
+
+def _alone(ranks: int) -> None:
+    raise DataError(f"'ssmpi predict' runs in one process, got {ranks} ranks: start it without mpirun")
+
+
+def _batches(config: Config, source: Source) -> Iterator[Batch]:
+    """Batches of a raw file or of a prepared split, in order."""
+    size = config.evaluate.batch_size
+    if source.path.is_dir() or source.path.name == MANIFEST_NAME:
+        reader = SplitReader(source.path, source.split, 16 * size)
+        if reader.manifest.cardinalities != read_manifest(Path(config.data.folder)).cardinalities:
+            raise DataError(f"{source.path}: prepared with another vocabulary than the training data")
+        for block in reader.blocks:
+            yield from batches(reader.read(block), size)
+        return
+    from data_prep.criteo import encode
+
+    vocabulary = source.vocabulary or Path(config.data.folder) / VOCABULARY_NAME
+    for ids, dense, _ in encode([source.path], vocabulary):
+        yield from batches(Batch(ids, dense, None), size)

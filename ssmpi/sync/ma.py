@@ -1,0 +1,58 @@
+"""Model averaging, S-MA and FR-MA (ShadowSync, arXiv 2003.03477; Local SGD)::
+
+    u   = (1/n) sum_i w_i          over a snapshot of every trainer's replica, by nonblocking all-reduce
+    w_i = w_i + alpha (u - snapshot_i)
+
+A trainer that is out of data takes part with weight 0, and the count of active ones travels in the reduced buffer, so
+n is those that still train. When it reaches 0, all of them leave in the same round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ssmpi.comm.waiting import wait
+from ssmpi.sync.base import Peers, Synchronizer
+
+
+@dataclass(frozen=True)
+class Options:
+    """``[sync.ma]`` has no settings of its own."""
+
+
+class MA(Synchronizer):
+    """Moves towards the mean of the trainers that still train."""
+
+    Options = Options
+
+    def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
+        super().__init__(options, weights, peers)
+        self._buffer = np.empty(weights.size + 1, np.float32)
+
+    def mean(self, vector: np.ndarray, active: bool = True) -> np.ndarray | None:
+        """Mean of ``vector`` over the active trainers, None when there is none. All trainers must call."""
+        self._buffer[:-1] = vector if active else 0.0
+        self._buffer[-1] = active
+        wait(self.peers.trainers.iallreduce(self._buffer), self.peers.patience, "the other trainers' round")
+        count = self._buffer[-1]
+        if count == 0:
+            return None
+        self._buffer[:-1] /= count
+        return self._buffer[:-1]
+
+    def exchange(self, snapshot: np.ndarray, active: bool) -> np.ndarray | None:
+        """The mean of the snapshots."""
+        return self.mean(snapshot, active)
+
+    def close(self) -> None:
+        """Follow the mean of those that still train, until nobody does."""
+        while self.step(active=False):
+            pass
+
+    def model(self) -> np.ndarray:
+        """The mean of all replicas."""
+        mean = self.mean(self.weights)
+        assert mean is not None
+        return mean.copy()

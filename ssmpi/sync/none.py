@@ -1,0 +1,34 @@
+"""No synchronization: every trainer keeps to itself. The ceiling of throughput, and for one trainer the exact anchor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ssmpi.comm.waiting import wait
+from ssmpi.sync.base import Synchronizer
+
+
+@dataclass(frozen=True)
+class Options:
+    """``[sync.none]`` has no settings."""
+
+
+class NoSync(Synchronizer):
+    """Rounds do nothing; the model is the first trainer's replica."""
+
+    Options = Options
+
+    def exchange(self, snapshot: np.ndarray, active: bool) -> np.ndarray | None:  # noqa: ARG002
+        """Nothing to exchange."""
+        return None
+
+    def close(self) -> None:
+        """Nobody waits for this trainer."""
+
+    def model(self) -> np.ndarray:
+        """The first trainer's replica."""
+        vector = self.weights.copy()
+        wait(self.peers.trainers.ibcast(vector), self.peers.patience, "the other trainers")
+        return vector

@@ -1,0 +1,211 @@
+"""When rounds run: on a shadow thread beside training, or at a fixed rate inside it. The algorithms know nothing of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ssmpi.sync.base import Synchronizer
+
+
+class Pace(Protocol):
+    """What the training loop and its owner say to a pace."""
+
+    def begin(self) -> None:
+        """A part of the run starts: worker threads are about to train."""
+
+    def after_step(self, thread: int) -> None:
+        """A worker thread has finished an iteration."""
+
+    def thread_done(self, thread: int) -> None:
+        """A worker thread has no more data in this part."""
+
+    def end(self) -> None:
+        """All worker threads of this trainer are done: take part until all trainers are."""
+
+
+class Shadow:
+    """Rounds back to back on a thread of its own (ShadowSync): training never waits for them.
+
+    After a round the thread rests until it has used at most ``cpu_share`` of a core, so that on a full node it does not
+    take what the workers need. ``start`` begins a guarded thread.
+    """
+
+    def __init__(self, synchronizers: list[Synchronizer], options: Any, start: Callable[..., threading.Thread]) -> None:
+        self._synchronizer, self._start = synchronizers[0], start
+        self._rest = 1.0 / options.cpu_share - 1.0
+        self._finished = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Start the shadow thread."""
+        self._finished.clear()
+        self._thread = self._start("shadow", self._run)
+
+    def after_step(self, thread: int) -> None:
+        """Nothing: that is the point."""
+
+    def thread_done(self, thread: int) -> None:
+        """Nothing: the shadow goes on for the others."""
+
+    def end(self) -> None:
+        """Let the round in flight finish, answer the others until they are done, stop the thread."""
+        self._finished.set()
+        assert self._thread is not None
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._finished.is_set():
+            busy = time.thread_time()
+            self._synchronizer.round()
+            self._finished.wait((time.thread_time() - busy) * self._rest)
+        self._synchronizer.close()
+
+
+class EachThread:
+    """Fixed rate, every worker thread on its own count and without the others: FR-EASGD-k."""
+
+    def __init__(self, synchronizers: list[Synchronizer], options: Any, threads: int) -> None:
+        self._synchronizers, self._options = synchronizers, options
+        self._due = [Due(options) for _ in range(threads)]
+
+    def begin(self) -> None:
+        """Start counting."""
+        for due in self._due:
+            due.begin()
+
+    def after_step(self, thread: int) -> None:
+        """Maybe a round, in the foreground."""
+        if self._due[thread].count():
+            self._synchronizers[thread].round()
+
+    def thread_done(self, thread: int) -> None:
+        """Nobody waits for this thread."""
+
+    def end(self) -> None:
+        """A last round for the trainer."""
+        self._synchronizers[0].close()
+
+
+class Together:
+    """Fixed rate, all worker threads of the trainer pause while one of them runs the round: FR-MA, FR-BMUF."""
+
+    def __init__(self, synchronizers: list[Synchronizer], options: Any, threads: int) -> None:
+        self._synchronizer, self._threads = synchronizers[0], threads
+        self._due = Due(options)
+        self._meeting = Meeting()
+
+    def begin(self) -> None:
+        """Start counting."""
+        self._due.begin(per=self._threads)
+        self._meeting.open(self._threads)
+
+    def after_step(self, thread: int) -> None:  # noqa: ARG002
+        """Maybe a round, when every thread has come to this point."""
+        self._meeting.pause_if(self._due.count, self._synchronizer.round)
+
+    def thread_done(self, thread: int) -> None:  # noqa: ARG002
+        """The others need not wait for this thread."""
+        self._meeting.leave(self._synchronizer.round)
+
+    def end(self) -> None:
+        """Answer the other trainers until they are done."""
+        self._synchronizer.close()
+
+
+class NoPace:
+    """No rounds at all: ``algorithm = "none"``."""
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def after_step(self, thread: int) -> None:
+        """Nothing to do."""
+
+    def thread_done(self, thread: int) -> None:
+        """Nothing to do."""
+
+    def end(self) -> None:
+        """Nothing to do."""
+
+
+class Due:
+    """Counts iterations or seconds and says when a round is due."""
+
+    def __init__(self, options: Any) -> None:
+        self._options = options
+        self.begin()
+
+    def begin(self, per: int = 1) -> None:
+        """Start anew; ``per`` threads count together."""
+        self._iterations, self._per = 0, per
+        self._last = time.monotonic()
+
+    def count(self) -> bool:
+        """One more iteration; True when a round is due now."""
+        self._iterations += 1
+        if self._options.every_iterations:
+            return self._iterations % (self._options.every_iterations * self._per) == 0
+        if time.monotonic() - self._last < self._options.every_seconds:
+            return False
+        self._last = time.monotonic()
+        return True
+
+
+class Meeting:
+    """Worker threads stop at their next step, the last to arrive does the work, all go on."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._called = False
+        self._present = self._expected = 0
+        self._held = 0
+
+    def open(self, threads: int) -> None:
+        """Expect this many threads."""
+        self._expected = threads
+
+    def pause_if(self, due: Callable[[], bool], work: Callable[[], None]) -> None:
+        """Call the others if ``due``; if anybody called, wait here until the work is done."""
+        with self._condition:
+            self._called = due() or self._called
+            if not self._called:
+                return
+            self._present += 1
+            held = self._held
+            self._hold(work)
+            while held == self._held:
+                self._condition.wait()
+
+    def leave(self, work: Callable[[], None]) -> None:
+        """One thread fewer to expect; if all others are waiting, do the work for them."""
+        with self._condition:
+            self._expected -= 1
+            if self._present:
+                self._hold(work)
+
+    def _hold(self, work: Callable[[], None]) -> None:
+        if self._present < self._expected:
+            return
+        work()
+        self._held += 1
+        self._present, self._called = 0, False
+        self._condition.notify_all()
+
+
+PACES = ("shadow", "fixed_rate")
+
+
+def make_pace(
+    synchronizers: list[Synchronizer], options: Any, threads: int, start: Callable[..., threading.Thread]
+) -> Pace:
+    """The pace that ``[sync]`` names. FR-EASGD has one synchronizer a worker thread, all else one a trainer."""
+    if options.algorithm == "none":
+        return NoPace()
+    if options.pace == "shadow":
+        return Shadow(synchronizers, options, start)
+    if len(synchronizers) == threads and options.algorithm == "easgd" and options.by == "thread":
+        return EachThread(synchronizers, options, threads)
+    return Together(synchronizers, options, threads)

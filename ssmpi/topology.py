@@ -1,0 +1,88 @@
+"""Who does what: ranks to roles, by pure arithmetic, printable before any process exists. Nobody else does rank sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ssmpi.errors import TopologyError
+from ssmpi.settings import require
+
+
+class Role(StrEnum):
+    """The part a rank plays, in rank order."""
+
+    TRAINER = "trainer"
+    EMBEDDING_PS = "embedding_ps"
+    SYNC_PS = "sync_ps"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How many ranks play each role. Ranks are dealt in the order of ``Role``: trainers first.
+
+    ``threads`` are the Hogwild worker threads of one trainer (its shadow thread comes on top). ``embedding_ps = 0``
+    keeps the tables inside the trainer, which one trainer alone may do.
+    """
+
+    trainers: int = 1
+    threads: int = 1
+    embedding_ps: int = 1
+    sync_ps: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.trainers >= 1, f"topology.trainers must be at least 1, got {self.trainers}")
+        require(self.threads >= 1, f"topology.threads must be at least 1, got {self.threads}")
+        require(self.embedding_ps >= 0, f"topology.embedding_ps must not be negative, got {self.embedding_ps}")
+        require(self.sync_ps >= 0, f"topology.sync_ps must not be negative, got {self.sync_ps}")
+        require(
+            self.embedding_ps > 0 or self.trainers == 1,
+            f"topology.embedding_ps = 0 keeps the tables inside one trainer, but there are {self.trainers} trainers: "
+            "set topology.embedding_ps = 1 or more",
+        )
+
+    @property
+    def counts(self) -> dict[Role, int]:
+        """Ranks by role, in rank order."""
+        return {Role.TRAINER: self.trainers, Role.EMBEDDING_PS: self.embedding_ps, Role.SYNC_PS: self.sync_ps}
+
+    @property
+    def size(self) -> int:
+        """Ranks in the whole job."""
+        return sum(self.counts.values())
+
+    def ranks_of(self, role: Role) -> range:
+        """World ranks that play ``role``."""
+        first = 0
+        for candidate, count in self.counts.items():
+            if candidate is role:
+                return range(first, first + count)
+            first += count
+        raise AssertionError(role)
+
+    def role_of(self, rank: int) -> tuple[Role, int]:
+        """Role of a world rank and its index among those who play it."""
+        for role in self.counts:
+            ranks = self.ranks_of(role)
+            if rank in ranks:
+                return role, rank - ranks.start
+        raise AssertionError(f"rank {rank} of {self.size}")
+
+    def name_of(self, rank: int) -> str:
+        """How messages call a rank, for example ``embedding_ps 1``."""
+        role, index = self.role_of(rank)
+        return f"{role} {index}"
+
+    def arithmetic(self) -> str:
+        """The sum behind ``size``, for messages: ``4 trainer + 1 embedding_ps + 1 sync_ps``."""
+        return " + ".join(f"{count} {role}" for role, count in self.counts.items() if count)
+
+    def check_size(self, size: int) -> None:
+        """Raise TopologyError unless the job has exactly as many ranks as this topology needs."""
+        if size == self.size:
+            return
+        others = self.size - self.trainers
+        fits = f", or set topology.trainers = {size - others}" if size > others and self.embedding_ps else ""
+        raise TopologyError(
+            f"topology needs {self.size} ranks ({self.arithmetic()}), got {size}: start with -n {self.size}{fits}"
+        )

@@ -1,0 +1,61 @@
+"""The story: every rank of the job runs ``run``; the topology says which part it plays, the table at the bottom what
+that part does. Read this page first; every noun on it is defined where it is imported from.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ssmpi import log
+from ssmpi.comm.failure import guard
+from ssmpi.comm.world import Job, World
+from ssmpi.config import Config
+from ssmpi.roles.embedding_ps import serve_embeddings
+from ssmpi.roles.sync_ps import serve_center
+from ssmpi.topology import Role
+
+if TYPE_CHECKING:
+    from ssmpi.roles.trainer import Trainer
+
+
+def run(job: Job, config: Config, folder: Path) -> bool:
+    """One rank's whole life in a training job. ``folder`` is the run folder. True unless stopped early."""
+    config.topology.check_size(job.size)
+    world = World(job, config.topology)
+    log.configure(world.who, talkative=job.rank == 0)
+    finished = True
+    with guard(world, "main"):
+        finished = PARTS[world.role](config, world, folder)
+    job.leave()
+    return finished
+
+
+def train(config: Config, world: World, folder: Path) -> bool:
+    """A trainer: passes over the data, evaluations in between, the model saved at the end."""
+    from ssmpi.roles.trainer import Trainer  # here, because servers need no torch
+
+    trainer = Trainer(config, world, folder)
+    for _ in trainer.parts():
+        trainer.train_part(hogwild)
+        trainer.evaluate(config.evaluate.split)
+    trainer.save()
+    trainer.evaluate_finally(config.evaluate.final)
+    trainer.goodbye()
+    return not trainer.stopped
+
+
+def hogwild(thread: int, trainer: Trainer) -> None:
+    """One worker thread. No locks, on purpose."""
+    twin = trainer.replica.twin()  # same weights, gradients of its own
+    lookups = trainer.tables.lookups(thread)
+    for batch, rows in lookups.prefetched(trainer.stream(thread)):
+        logits, row_gradients = twin.forward_backward(batch.dense, rows.values, batch.labels)
+        rate = trainer.progress.record(thread, logits, batch.labels)
+        lookups.push(rows, row_gradients, rate)
+        trainer.optimizer.step(twin, rate)  # straight into the shared vector
+        trainer.pace.after_step(thread)  # fixed rate: maybe a round. Shadow: nothing
+    trainer.pace.thread_done(thread)
+
+
+PARTS = {Role.TRAINER: train, Role.EMBEDDING_PS: serve_embeddings, Role.SYNC_PS: serve_center}
