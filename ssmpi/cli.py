@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +18,7 @@ STOPPED = 85  # exit code of a run that was asked to stop and has saved what it 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code: 0 done, 2 for what the user can mend, 85 stopped on request."""
-    parsed = parser().parse_args(arguments)
+    parsed = parse(parser(), arguments)
     try:
         code = parsed.command(parsed)
     except UserError as error:
@@ -26,6 +28,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)
+
+
+def parse(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse, with overrides before or after options; under a launcher only the first rank says what is wrong."""
+    if any(os.environ.get(name, "0") != "0" for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")):
+        with contextlib.redirect_stderr(io.StringIO()):
+            return parse_overrides(top, arguments)
+    return parse_overrides(top, arguments)
+
+
+def parse_overrides(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """argparse takes positionals only in one run: collect the overrides that it leaves."""
+    parsed, rest = top.parse_known_args(arguments)
+    stray = [word for word in rest if word.startswith("-") or not hasattr(parsed, "overrides")]
+    if stray:
+        top.error(f"unrecognized arguments: {' '.join(stray)}")
+    if rest:
+        parsed.overrides += rest
+    return parsed
 
 
 def parser() -> argparse.ArgumentParser:

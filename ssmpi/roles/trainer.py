@@ -171,7 +171,7 @@ class Trainer:
             "stop": float(self.stopping),
             "finished": float(finished),
             "iterations": float(self.progress.iterations.sum()),
-            "rounds": float(sum(s.rounds for s in self.synchronizers)),
+            "rounds": sum(s.rounds for s in self.synchronizers) / len(self.synchronizers),
             "busy_seconds": self.clock.cpu,
         }
         return control.pack(header, *self.progress.since_last())

@@ -58,6 +58,8 @@ class Synchronizer(ABC):
         self.snapshot = np.empty_like(weights)
         self.rounds = 0
         self._merge = merge_difference if options.merge == "difference" else merge_interpolate
+        nothing = np.empty(0, np.float32)
+        self._merge(nothing, nothing, nothing, 0.0)  # compiles now, not in the first round
 
     def round(self) -> None:
         """Exchange once with the others and move the live weights by what came back."""
