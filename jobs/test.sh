@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Everything CI runs: lint, types, import contracts, shell check, tests. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=jobs/common.sh
+. jobs/common.sh
+
+case ${1:-} in
+  --help|-h)
+    echo "usage: bash jobs/test.sh [pytest arguments]   (makes .venv-test, about 10 minutes on 2 cores)"
+    exit 0 ;;
+esac
+make_environment "${VENV:-.venv-test}" test
+find_mpi
+
+run ruff format --check .
+run ruff check .
+run mypy
+run lint-imports
+run shellcheck -x jobs/*.sh .ci/run
+run pytest "$@"
