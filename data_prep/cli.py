@@ -1,0 +1,160 @@
+"""``ssmpi-prepare``: makes, shows and checks prepared data sets. Parses arguments, prints errors once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from data_prep.ranks import Ranks, describe, join
+from ssmpi.errors import UserError
+
+GIB = 1 << 30
+LATE = {  # module and help; imported when named, because nobody else needs their compiled code or scikit-learn
+    "synthesize": ("synthetic", "make synthetic raw logs to try things with"),
+    "baseline": ("baseline", "score the constant and a logistic regression on a prepared data set"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Exit codes: 0 done, 1 ``verify`` found something, 2 bad input or usage, 130 interrupted."""
+    ranks = join()
+    parsed = _parse(arguments, ranks)
+    try:
+        return _run(parsed, ranks)
+    except (UserError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        if ranks.rank == 0:
+            print(f"error: {describe(error)}", file=sys.stderr, flush=True)
+        ranks.barrier()
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; start again with the same arguments to go on", file=sys.stderr, flush=True)
+        if ranks.size > 1:
+            ranks.abort(130)
+        return 130
+    except Exception:
+        print(f"rank {ranks.rank}: this is not expected, please report it:", file=sys.stderr)
+        traceback.print_exc()
+        sys.stderr.flush()
+        if ranks.size > 1:
+            ranks.abort(1)
+        return 1
+
+
+def _run(parsed: argparse.Namespace, ranks: Ranks) -> int:
+    if parsed.command == "criteo":
+        from data_prep.criteo import prepare
+
+        prepare(parsed.raw, _options(parsed), ranks)
+        return 0
+    return ranks.first(lambda: _run_alone(parsed))
+
+
+def _run_alone(parsed: argparse.Namespace) -> int:
+    if parsed.command in LATE:
+        return import_module(f"data_prep.{LATE[parsed.command][0]}").run(parsed)  # type: ignore[no-any-return]
+    if parsed.command == "inspect":
+        from data_prep.inspect import describe_folder
+
+        print(describe_folder(parsed.folder))
+        return 0
+    from data_prep.verify import verify
+
+    findings = verify(parsed.folder)
+    for finding in findings:
+        print(f"error: {finding}", file=sys.stderr)
+    if not findings:
+        print(f"{parsed.folder}: whole; every file is as the manifest says")
+    return 1 if findings else 0
+
+
+def _parse(arguments: Sequence[str] | None, ranks: Ranks) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="ssmpi-prepare", description="Make, show and check data sets for ssmpi.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    words = sys.argv[1:] if arguments is None else arguments
+    for name, (module, text) in LATE.items():
+        command = commands.add_parser(name, help=text, description=text)
+        if name in words:
+            import_module(f"data_prep.{module}").add_arguments(command)
+    _add_criteo(commands.add_parser("criteo", help="prepare Criteo Kaggle or Terabyte raw files", epilog=CRITEO_EPILOG))
+    for name, text in (("inspect", "show what a prepared folder holds"), ("verify", "check a prepared folder")):
+        commands.add_parser(name, help=text, description=text).add_argument("folder", type=Path)
+    if ranks.rank != 0:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 - usage errors are the same on all ranks: said once
+    try:
+        return parser.parse_args(arguments)
+    finally:
+        if ranks.rank != 0:
+            sys.stderr.close()
+            sys.stderr = sys.__stderr__
+
+
+CRITEO_EPILOG = (
+    "Killed and started again with the same arguments it goes on where it was. Any number of ranks (mpirun -n 4 "
+    "python -m mpi4py -m data_prep criteo ...) gives the same bytes."
+)
+
+
+def _add_criteo(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Prepare raw Criteo files (train.txt, day_*, plain or gzip, labelled or not) into HDF5 shards."
+    add = parser.add_argument
+    add("raw", type=Path, nargs="+", metavar="RAW", help="raw files; day_* are taken in day order")
+    add("--output", "-o", type=Path, required=True, metavar="FOLDER", help="folder of the prepared data set")
+    add("--overwrite", action="store_true", help="remove the data set that is in the folder first")
+    add(
+        "--vocabulary",
+        type=Path,
+        metavar="FILE",
+        help="use this vocabulary.h5 (or prepared folder) instead of fitting one",
+    )
+    add("--min-count", type=int, default=1, metavar="N", help="rarer tokens share id 1 (default 1)")
+    add("--max-ind-range", type=int, default=0, metavar="M", help="take tokens modulo M before counting")
+    add("--fit-on", choices=("all", "train"), default="all", help="rows the vocabulary is made from (default all)")
+    add(
+        "--id-order",
+        choices=("frequency", "dlrm"),
+        default="frequency",
+        help="by count (default), or by first appearance from 0 as facebookresearch/dlrm has it, for cross-checks",
+    )
+    add(
+        "--split",
+        metavar="KIND",
+        help="kaggle: last seventh halved into test and validation; days: last file halved; none; or fractions for "
+        "train,validation,test such as 0.8,0.1,0.1 (default: days for day_* files, none for unlabelled files or with "
+        "--vocabulary, else kaggle)",
+    )
+    add("--split-name", metavar="NAME", help="with --split none: train (default), validation or test (if unlabelled)")
+    add("--seed", type=int, default=0, metavar="N", help="of the shuffle of the training rows (default 0)")
+    add("--no-shuffle", action="store_true", help="keep the training rows in order")
+    add("--shard-rows", type=int, default=1 << 20, metavar="N", help="rows per shard (default 1048576)")
+    add(
+        "--on-bad-row", choices=("stop", "skip"), default="stop", help="skip counts and reports bad rows (default stop)"
+    )
+    add(
+        "--memory",
+        type=float,
+        default=2.0,
+        metavar="GIB",
+        help="private memory per rank to count tokens in (default 2)",
+    )
+    add("--piece-bytes", type=int, default=128 << 20, metavar="N", help="raw text per unit of work (default 134217728)")
+
+
+def _options(parsed: argparse.Namespace):  # type: ignore[no-untyped-def]  # noqa: ANN202 - imported late
+    from data_prep.options import Options
+
+    names = ("output", "overwrite", "vocabulary", "min_count", "max_ind_range", "fit_on", "id_order", "split")
+    same = {name: getattr(parsed, name) for name in (*names, "split_name", "seed", "shard_rows", "piece_bytes")}
+    return Options(
+        **same,
+        shuffle=not parsed.no_shuffle,
+        skip_bad_rows=parsed.on_bad_row == "skip",
+        memory_bytes=int(parsed.memory * GIB),
+    )

@@ -1,0 +1,198 @@
+"""The story of ``ssmpi-prepare criteo``: raw click logs in, shards, vocabulary and manifest out, in two passes.
+
+Also the way in for programs: ``encode`` turns raw files into blocks of arrays with a saved vocabulary.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.encoding import in_memory, shared
+from data_prep.files import file_checksum, whole
+from data_prep.fit import fit_vocabulary
+from data_prep.folder import (
+    GUESSED_VOCABULARY_BYTES_PER_ROW,
+    WHOLE,
+    Folder,
+    check_space,
+    disk_need,
+    estimated_rows,
+    gigabytes,
+)
+from data_prep.options import RECORD_BYTES, Job, Options
+from data_prep.pieces import OpenPiece, deal, have_labels
+from data_prep.progress import Progress, say
+from data_prep.ranks import Ranks
+from data_prep.record import data_set_id, make_manifest, summary
+from data_prep.scan import ScanResult, every_row, piece_digest, scan
+from data_prep.scatter import place, scatter
+from data_prep.shards import write_shards
+from data_prep.sources import TextStream, open_sources, whole_digest
+from data_prep.splits import Layout, Ranges, split_rows
+from data_prep.vocabulary import Vocabulary, read_vocabulary, size_table
+from ssmpi.data.schema import VOCABULARY_NAME, Manifest, read_manifest, write_manifest
+from ssmpi.errors import DataError
+
+
+def prepare(raw: Sequence[Path], options: Options, ranks: Ranks) -> Manifest:
+    """Prepare raw files into ``options.output``; goes on with an interrupted run of the same arguments and files.
+
+    Every rank of the job calls it. Raises DataError, on all ranks, for input that cannot be taken.
+    """
+    began = time.monotonic()
+    job = _open_job(raw, options, ranks)
+    folder = Folder(options)
+    ranks.first(lambda: announce(job))
+    if ranks.first(lambda: folder.begin(job)) == WHOLE:
+        return _already_whole(job, folder)
+
+    counting = every_row if job.fitting and options.fit_on == "all" else None
+    found = scan(job, "scan", "pass 1: check and count" if counting else "pass 1: check", counting)
+    ranges = _split(job, found)
+    vocabulary = fit_vocabulary(job, found, ranges) if job.fitting else _given_vocabulary(job)
+    say(ranks, size_table(vocabulary))
+    ranks.first(lambda: _check_space_again(job, found, vocabulary))
+
+    layout = Layout(ranges, options.shard_rows, options.seed, options.shuffle)
+    data_set = ranks.first(lambda: data_set_id(job, found.records, file_checksum(vocabulary.path)))
+    placed = place(found.records)
+    scatter(job, placed, shared(job, vocabulary), layout)
+    written = write_shards(job, placed, layout, vocabulary.cardinalities, data_set)
+
+    manifest = ranks.first(lambda: make_manifest(job, found.records, ranges, vocabulary, written))
+    ranks.first(lambda: str(write_manifest(options.output, manifest)))
+    ranks.first(folder.finish)
+    say(ranks, summary(job, found.records, manifest) if ranks.rank == 0 else "")
+    _report(job, sum(record.rows for record in found.records), time.monotonic() - began)
+    return manifest
+
+
+def encode(
+    raw_paths: Sequence[Path | str], vocabulary_file: Path | str
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
+    """Encode raw files, labelled or not, with a saved vocabulary, in order, block by block.
+
+    Yields (ids int32 (n, 26), dense float32 (n, 13), label uint8 (n,) or None for unlabelled files); n varies.
+    ``vocabulary_file`` may be a prepared folder. Raises DataError at the first bad row, naming file and line.
+    """
+    encoder = in_memory(read_vocabulary(Path(vocabulary_file)))
+    sources = open_sources([Path(path) for path in raw_paths])
+    labelled = have_labels(sources, skip_bad_rows=False)
+    for source in sources:
+        with TextStream(source) as stream:
+            opened = OpenPiece((source.index, 0), 0, 1 << 62, stream, source, labelled, None)
+            for rows in opened.blocks():
+                yield encoder.ids(rows), rows.dense, rows.label if labelled else None
+
+
+def _open_job(raw: Sequence[Path], options: Options, ranks: Ranks) -> Job:
+    if not raw:
+        raise DataError("no raw file given; name train.txt or day_0 ... day_23, also .gz")
+    sources = ranks.together(lambda: open_sources(raw))
+    labelled = ranks.first(lambda: have_labels(sources, options.skip_bad_rows))
+    kind, name = options.chosen_split(sources, labelled)
+    given = options.vocabulary
+    checksum = ranks.first(lambda: file_checksum(read_vocabulary(given).path)) if given is not None else None
+    identity = options.identity() | {"split": kind, "split_name": name, "labelled": labelled, "vocabulary": checksum}
+    if not labelled and kind != "none":
+        say(ranks, f"note: the files have no labels; split {kind!r} is made all the same")
+    return Job(options, ranks, sources, labelled, identity)
+
+
+def announce(job: Job) -> None:
+    """Print what is about to happen, what memory and disk it takes, and stop if the disk is too small."""
+    options = job.options
+    rows = estimated_rows(job.sources)
+    kind = f"{'' if job.labelled else 'un'}labelled, split {job.identity['split']}"
+    size = gigabytes(sum(source.size for source in job.sources))
+    print(f"{len(job.sources)} raw files, {size}, about {rows:,} rows, {kind}, {job.ranks.size} ranks")
+    bound = options.memory_bound(min(options.shard_rows, rows))
+    print(
+        f"memory: at most {gigabytes(bound)} private per rank ({gigabytes(options.table_bytes)} of token tables); "
+        "lookup tables are mapped from files, shared by the ranks of a host"
+    )
+    output, temporary = disk_need(rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows, RECORD_BYTES)
+    free = check_space(options.output, output + temporary)
+    print(
+        f"disk: about {gigabytes(output)} of output and {gigabytes(temporary)} of temporary files; {free}", flush=True
+    )
+
+
+def _check_space_again(job: Job, found: ScanResult, vocabulary: Vocabulary) -> None:
+    rows = sum(record.rows for record in found.records)
+    tokens = sum(vocabulary.cardinalities)
+    output, temporary = disk_need(rows, 27 * tokens, RECORD_BYTES)
+    free = check_space(job.options.output, output + temporary)
+    print(
+        f"{rows:,} rows, {tokens:,} ids; disk {gigabytes(output)} and {gigabytes(temporary)} temporary; {free}",
+        flush=True,
+    )
+
+
+def _already_whole(job: Job, folder: Folder) -> Manifest:
+    """Compare the raw files with those that the folder was made from; nothing is written again."""
+    size = job.options.piece_bytes
+    manifest = read_manifest(job.options.output)
+
+    def body() -> list[tuple[tuple[int, int], str]]:
+        mine = deal(job)
+        digests = []
+        with Progress(job.ranks, "compare raw files", sum(unit.bytes for unit in mine), "B") as progress:
+            for unit in mine:
+                number = unit.piece or 0
+                digests.append(((unit.source.index, number), piece_digest(unit.source, number, size)))
+                progress.advance(unit.bytes, 0)
+        return digests
+
+    digests = sorted(pair for some in job.ranks.allgather(job.ranks.together(body)) for pair in some)
+    for source, recorded in zip(job.sources, manifest.provenance["sources"], strict=True):
+        if whole_digest([d for (index, _), d in digests if index == source.index]) != recorded["checksum"]:
+            raise DataError(
+                f"{job.options.output}: was made from another {source.name} (same size, other content); give another "
+                "--output, or --overwrite to make it anew"
+            )
+    job.ranks.first(folder.finish)
+    say(job.ranks, f"{job.options.output}: already whole and made from these files; nothing to do")
+    return manifest
+
+
+def _split(job: Job, found: ScanResult) -> Ranges:
+    rows = [sum(r.rows for r in found.records if r.source == source.index) for source in job.sources]
+    if sum(rows) == 0:
+        raise DataError("not one good row in the raw files; see --on-bad-row")
+    ranges = split_rows(job.identity["split"], rows, job.identity["split_name"])
+    if job.identity["split"] in ("kaggle", "days"):
+        for name in ("train", "validation", "test"):
+            if name not in ranges:
+                say(job.ranks, f"note: {sum(rows):,} rows are too few for split {name!r}: it is left out")
+    return ranges
+
+
+def _given_vocabulary(job: Job) -> Vocabulary:
+    given = job.options.vocabulary
+    assert given is not None
+    path = job.options.output / VOCABULARY_NAME
+
+    def copy() -> None:
+        if not path.is_file():
+            with whole(path) as beside:
+                shutil.copyfile(read_vocabulary(given).path, beside)
+
+    job.ranks.first(copy)
+    return job.ranks.together(lambda: read_vocabulary(path))
+
+
+def _report(job: Job, rows: int, seconds: float) -> None:
+    peaks = job.ranks.allgather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    rate = rows / seconds / job.ranks.size
+    say(
+        job.ranks,
+        f"{rows:,} rows in {seconds:.1f} s, {rate / 1e6:.2f} M rows/s per rank; "
+        f"peak memory of a rank {gigabytes(max(peaks))}",
+    )

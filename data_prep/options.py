@@ -1,0 +1,119 @@
+"""What a person asked ``ssmpi-prepare criteo`` to do, and the job that carries it through the steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data_prep.parser import FIELDS
+from data_prep.ranks import Ranks
+from data_prep.sources import DAY_NAME, Source
+from data_prep.splits import parse_fractions
+from ssmpi.data.schema import DENSE_FEATURES, ROW_BYTES, SPARSE_FEATURES, SPLITS
+from ssmpi.errors import UserError
+
+FREQUENCY, DLRM = "frequency", "dlrm"
+TRANSFORM = "ln(1 + max(x, 0)), missing 0"
+WORK_NAME = ".prepare"
+BASE_BYTES = 256 << 20  # interpreter, compiled code and text blocks
+LEAST_TABLE_BYTES = 1 << 20
+RECORD_BYTES = 4 * (2 + SPARSE_FEATURES + DENSE_FEATURES)  # a row on its way: row number, ids, dense, label
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of one preparation. ``max_ind_range`` 0 is none; ``split`` None is chosen from the input."""
+
+    output: Path
+    min_count: int = 1
+    max_ind_range: int = 0
+    vocabulary: Path | None = None
+    fit_on: str = "all"
+    id_order: str = FREQUENCY
+    split: str | None = None
+    split_name: str | None = None
+    shuffle: bool = True
+    seed: int = 0
+    shard_rows: int = 1 << 20
+    skip_bad_rows: bool = False
+    overwrite: bool = False
+    memory_bytes: int = 2 << 30
+    piece_bytes: int = 128 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("min_count", "shard_rows", "memory_bytes", "piece_bytes"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.max_ind_range < 2**32:
+            raise UserError(f"--max-ind-range must be between 1 and 2**32 - 1, got {self.max_ind_range}")
+        if not 0 <= self.seed < 2**62:
+            raise UserError(f"--seed must be between 0 and 2**62 - 1, got {self.seed}")
+        if self.split not in (None, "kaggle", "days", "none"):
+            parse_fractions(self.split or "")
+        if self.split_name is not None and (self.split != "none" or self.split_name not in SPLITS):
+            raise UserError(f"--split-name goes with --split none and is one of {', '.join(SPLITS)}")
+        if self.id_order == DLRM and (self.min_count != 1 or self.fit_on != "all"):
+            raise UserError(
+                "--id-order dlrm has no id for rare or unseen tokens: leave out --min-count and --fit-on train"
+            )
+        if self.vocabulary is not None and (self.min_count, self.max_ind_range, self.fit_on, self.id_order) != (
+            1,
+            0,
+            "all",
+            FREQUENCY,
+        ):
+            raise UserError(
+                "--vocabulary brings its own --min-count, --max-ind-range, --fit-on and --id-order: leave them out"
+            )
+
+    @property
+    def table_bytes(self) -> int:
+        """Bound of the token tables of pass 1: writing them out sorted takes up to twice their size beside them."""
+        return max(LEAST_TABLE_BYTES, (self.memory_bytes - BASE_BYTES) // 3)
+
+    def memory_bound(self, shard_records: int) -> int:
+        """Private bytes that a rank needs at most in either pass, from the shortest rows that there can be."""
+        piece = self.piece_bytes // FIELDS[False] * (RECORD_BYTES + 8)
+        shard = shard_records * (RECORD_BYTES + ROW_BYTES + 32)
+        return BASE_BYTES + max(3 * self.table_bytes, piece, shard)
+
+    def chosen_split(self, sources: list[Source], labelled: bool) -> tuple[str, str]:
+        """The kind of split and the split name for ``none``: asked for, or by what the files look like."""
+        kind = self.split
+        if kind is None:
+            if not labelled or self.vocabulary is not None:
+                kind = "none"
+            else:
+                days = len(sources) > 1 and all(DAY_NAME.search(s.name) for s in sources)
+                kind = "days" if days else "kaggle"
+        new = not labelled or (self.split is None and self.vocabulary is not None)
+        return kind, self.split_name or ("test" if new else "train")
+
+    def identity(self) -> dict[str, Any]:
+        """What the bytes of the output depend on, apart from the sources; no path."""
+        names = ("min_count", "max_ind_range", "fit_on", "id_order", "split", "split_name", "shuffle", "seed")
+        return {name: getattr(self, name) for name in (*names, "shard_rows", "skip_bad_rows", "piece_bytes")} | {
+            "vocabulary": self.vocabulary is not None
+        }
+
+
+@dataclass
+class Job:
+    """One preparation under way: the options, the ranks, the raw files and whether they have labels."""
+
+    options: Options
+    ranks: Ranks
+    sources: list[Source]
+    labelled: bool
+    identity: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def work(self) -> Path:
+        """Where everything temporary lives; removed at the end."""
+        return self.options.output / WORK_NAME
+
+    @property
+    def fitting(self) -> bool:
+        """Whether the vocabulary is made from these files rather than given."""
+        return self.options.vocabulary is None

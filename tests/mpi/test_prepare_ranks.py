@@ -1,0 +1,135 @@
+"""Preparing data with several ranks: the same bytes as with one, one message when something is wrong, nothing hangs."""
+
+import gzip
+import hashlib
+import random
+import time
+
+import pytest
+from ranks import mpirun, running
+
+from data_prep.cli import main
+from ssmpi.data.schema import read_manifest
+
+SMALL = ("--piece-bytes", "30000", "--shard-rows", "150")
+LIMIT = 60
+
+
+def make_rows(count, seed=1):
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        integers = ["" if draw.random() < 0.3 else str(int(draw.expovariate(0.01)) - 3) for _ in range(13)]
+        tokens = [f"{(int(draw.paretovariate(0.7)) * 2654435769 + f) % 2**32:08x}" for f in range(26)]
+        tokens = ["" if draw.random() < 0.2 else token for token in tokens]
+        rows.append("\t".join([draw.choice("01"), *integers, *tokens]))
+    return rows
+
+
+def tree(folder):
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def prepare(ranks, raw, out, *more, timeout=LIMIT):
+    return mpirun(ranks, "-m", "mpi4py", "-m", "data_prep", "criteo", *raw, "-o", out, *more, timeout=timeout)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    path = tmp_path_factory.mktemp("raw") / "train.txt"
+    path.write_text("\n".join(make_rows(1500)) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(raw):
+    out = raw.with_name("alone")
+    assert main(["criteo", str(raw), "-o", str(out), *SMALL]) == 0
+    return tree(out)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_any_number_of_ranks_gives_the_same_bytes(raw, alone, ranks, tmp_path):
+    done = prepare(ranks, [raw], tmp_path / "out", *SMALL).check()
+    assert tree(tmp_path / "out") == alone
+    assert done.out.count("label rate") == 3, "only the first rank talks"
+    assert "peak memory" in done.out
+
+
+def test_gzip_days_bad_rows_and_a_vocabulary_of_training_rows(tmp_path):
+    rows = make_rows(900)
+    rows[100:100] = rows[500:500] = ["not a row"]
+    days = [tmp_path / name for name in ("day_0.gz", "day_1", "day_2.gz", "day_10")]
+    for d, path in enumerate(days):
+        data = "\r\n".join(rows[d * 225 : (d + 1) * 225]).encode()
+        path.write_bytes(gzip.compress(data) if path.suffix else data)
+    more = (*SMALL, "--on-bad-row", "skip", "--fit-on", "train", "--min-count", "2", "--memory", "0.0001")
+    assert main(["criteo", *map(str, days), "-o", str(tmp_path / "alone"), *more]) == 0
+    done = prepare(3, days, tmp_path / "out", *more).check()
+    assert tree(tmp_path / "out") == tree(tmp_path / "alone")
+    assert f"skipped 2 rows: too few fields; the first is {days[0]}:101" in done.out
+
+
+def test_more_ranks_than_rows(tmp_path):
+    path = tmp_path / "one.txt"
+    path.write_text(make_rows(1)[0])
+    prepare(4, [path], tmp_path / "out").check()
+    assert read_manifest(tmp_path / "out").split("train").rows == 1
+    assert main(["verify", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzip"])
+def test_a_bad_row_ends_all_ranks_with_one_message_and_the_right_line(zipped, tmp_path):
+    rows = make_rows(2000)
+    rows[1776] = rows[1776].replace("\t", "\tx", 1)
+    data = "\n".join(rows).encode()
+    path = tmp_path / ("train.txt.gz" if zipped else "train.txt")
+    path.write_bytes(gzip.compress(data) if zipped else data)
+    done = prepare(3, [path], tmp_path / "out", *SMALL)
+    assert done.code != 0
+    assert done.err.count("error: /") == 1
+    assert f"error: {path}:1777: I1 is 'x" in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_missing_file_is_said_once(tmp_path):
+    done = prepare(3, [tmp_path / "none.txt"], tmp_path / "out")
+    assert done.code != 0
+    assert done.err.count("none.txt: no such file") == 1
+
+
+def test_wrong_usage_is_said_once(tmp_path):
+    done = prepare(3, ["x"], tmp_path / "out", "--fit-on", "nothing")
+    assert done.code != 0
+    assert done.err.count("invalid choice") == 1
+
+
+def test_killed_and_started_again_with_another_number_of_ranks(raw, alone, tmp_path):
+    out = tmp_path / "out"
+    for ranks, seconds in ((3, 1.6), (2, 2.0), (3, 2.4)):
+        with running(ranks, "-m", "mpi4py", "-m", "data_prep", "criteo", raw, "-o", out, *SMALL):
+            time.sleep(seconds)  # leaving the block kills mpirun and all ranks
+    prepare(2, [raw], out, *SMALL).check()
+    assert tree(out) == alone
+
+
+FAULTY = """
+import sys
+from data_prep import cli, ranks, scatter
+def broken(*arguments):
+    raise ZeroDivisionError("planted")
+if ranks.join().rank == 1:
+    scatter._scatter_piece = broken
+raise SystemExit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_an_unexpected_error_on_one_rank_ends_the_job(raw, tmp_path):
+    began = time.monotonic()
+    done = mpirun(3, "-c", FAULTY, "criteo", raw, "-o", tmp_path / "out", *SMALL, timeout=LIMIT)
+    assert done.code != 0
+    assert "rank 1: this is not expected" in done.err
+    assert "ZeroDivisionError: planted" in done.err
+    assert time.monotonic() - began < 30

@@ -1,0 +1,137 @@
+"""The reference points are what a direct computation with scikit-learn gives, and are chosen without the test rows."""
+
+import argparse
+import json
+import sys
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.preprocessing import OneHotEncoder
+
+from data_prep import baseline as module
+from data_prep.baseline import baseline
+from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest, write_shard
+from ssmpi.errors import DataError, UserError
+
+CARDINALITY = 8
+SHARDS = {"train": (3_000, 1_000), "validation": (1_000,), "test": (1_500,)}
+
+
+def draw(generator, rows):
+    ids = generator.integers(0, CARDINALITY, (rows, 26), dtype=np.int32)
+    dense = generator.lognormal(size=(rows, 13)).astype(np.float32)
+    logit = 0.5 * (ids[:, 0] - 3.5) + 0.3 * (ids[:, 7] == 2) + 0.4 * np.log(dense[:, 3]) - 1
+    label = (generator.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.uint8)
+    return ids, dense, label
+
+
+def prepare(folder, labelled=True, shards=SHARDS):
+    generator = np.random.default_rng(5)
+    splits, data = {}, {}
+    for split, sizes in shards.items():
+        entries, parts = [], []
+        for number, rows in enumerate(sizes):
+            ids, dense, label = draw(generator, rows)
+            name = f"{split}/shard-{number:05d}.h5"
+            size, checksum = write_shard(folder / name, ids, dense, label if labelled else None, {})
+            entries.append(ShardEntry(name, rows, int(label.sum()), size, checksum))
+            parts.append((ids, dense, label))
+        splits[split] = Split(tuple(entries))
+        data[split] = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    write_manifest(folder, Manifest((CARDINALITY,) * 26, splits, labelled))
+    return data
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prepared")
+    return folder, prepare(folder)
+
+
+@pytest.fixture(scope="module")
+def report(prepared):
+    return baseline(prepared[0])
+
+
+def test_constant(prepared, report):
+    train, test = prepared[1]["train"][2], prepared[1]["test"][2]
+    assert report["constant"]["rate"] == train.mean()
+    assert report["constant"]["log_loss"] == pytest.approx(log_loss(test, np.full(len(test), train.mean())))
+    assert report["constant"]["auc"] == 0.5
+    assert report["constant"]["accuracy"] == pytest.approx(1 - test.mean())
+    assert report["constant"]["ne"] == pytest.approx(1, abs=0.01)
+
+
+def test_regression_is_a_direct_one(prepared, report):
+    data = prepared[1]
+    mean, deviation = data["train"][1].mean(axis=0), data["train"][1].std(axis=0)
+    encoder = OneHotEncoder(sparse_output=False).fit(np.tile(np.arange(CARDINALITY)[:, None], 26))
+    matrix = {s: np.hstack([encoder.transform(d[0]), (d[1] - mean) / deviation]) for s, d in data.items()}
+    found = report["logistic_regression"]
+    model = LogisticRegression(C=found["C"], max_iter=300).fit(matrix["train"], data["train"][2])
+    probability = model.predict_proba(matrix["test"])[:, 1]
+    label = data["test"][2]
+    assert found["log_loss"] == pytest.approx(log_loss(label, probability), abs=1e-3)
+    assert found["auc"] == pytest.approx(roc_auc_score(label, probability), abs=1e-3)
+    assert found["ne"] == pytest.approx(found["log_loss"] / log_loss(label, np.full(len(label), label.mean())))
+
+
+def test_regression_beats_the_constant(report):
+    assert report["logistic_regression"]["ne"] < report["constant"]["ne"] - 0.1
+    assert report["logistic_regression"]["auc"] > 0.7
+    assert (report["rows"], report["train_rows"]) == (1_500, 4_000)
+
+
+def test_settings_are_best_on_validation(prepared, report):
+    data = module.Design(prepared[0], module.read_manifest(prepared[0]))
+    train, held = data.head("train", 10**6), data.head("validation", 10**6)
+    assert (train.label == prepared[1]["train"][2]).all()
+
+    def loss(strength):
+        model = module._regression(strength).fit(data.matrix(train), train.label)
+        return log_loss(held.label, model.predict_proba(data.matrix(held))[:, 1])
+
+    chosen = report["logistic_regression"]["C"]
+    assert loss(chosen) <= min(loss(chosen / 3), loss(chosen * 3))
+
+
+def test_descent_comes_close(prepared, report):
+    found = baseline(prepared[0], whole_rows=100)["logistic_regression"]
+    assert found["solver"] == "sgd"
+    assert 1 <= found["passes"] <= module.MOST_PASSES
+    assert found["log_loss"] == pytest.approx(report["logistic_regression"]["log_loss"], abs=0.02)
+
+
+def test_head_takes_the_same_share_of_every_shard(prepared):
+    data = module.Design(prepared[0], module.read_manifest(prepared[0]))
+    ids = prepared[1]["train"][0]
+    assert (data.head("train", 400).ids == np.concatenate([ids[:300], ids[3000:3100]])).all()
+
+
+def test_command_line(prepared, tmp_path, capsys):
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    arguments = parser.parse_args([str(prepared[0]), "--split", "validation", "--json", str(tmp_path / "scores.json")])
+    assert module.run(arguments) == 0
+    written = json.loads((tmp_path / "scores.json").read_text())
+    printed = capsys.readouterr().out
+    assert "validation, 1,000 rows" in printed
+    assert f"{written['logistic_regression']['auc']:.4f}" in printed
+
+
+def test_errors(prepared, tmp_path, monkeypatch):
+    with pytest.raises(DataError, match="no split 'holdout'"):
+        baseline(prepared[0], "holdout")
+    with pytest.raises(DataError, match="no such data folder"):
+        baseline(tmp_path / "none")
+    prepare(tmp_path / "unlabelled", labelled=False)
+    with pytest.raises(DataError, match="has no labels"):
+        baseline(tmp_path / "unlabelled")
+    prepare(tmp_path / "whole", shards={"train": (100,)})
+    with pytest.raises(DataError, match="no split 'validation'"):
+        baseline(tmp_path / "whole", "train")
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    with pytest.raises(UserError, match=r"pip install 'ssmpi\[baseline\]'"):
+        baseline(prepared[0])

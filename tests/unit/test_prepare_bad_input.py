@@ -1,0 +1,152 @@
+"""Every kind of bad input ends with one message naming file, line and content, or is skipped and counted."""
+
+import gzip
+
+import pytest
+
+from data_prep.cli import main
+from ssmpi.data.schema import read_manifest
+
+FIELDS = {"label": "1"} | {f"I{i}": str(i) for i in range(1, 14)} | {f"C{i}": f"{i:08x}" for i in range(1, 27)}
+PIECES = ("--piece-bytes", "1000")
+
+
+def row(**changes):
+    return "\t".join((FIELDS | changes).values())
+
+
+GOOD = row()
+BAD = {
+    "too few fields": (GOOD.rpartition("\t")[0].rpartition("\t")[0], "38 fields, expected 40"),
+    "too many fields": (GOOD + "\t", "41 fields, expected 40"),
+    "empty row": ("", "1 fields, expected 40"),
+    "unlabelled": (GOOD.partition("\t")[2], "cannot be mixed"),
+    "token": (row(C7="0x12"), "C7 is '0x12', not a hexadecimal token"),
+    "token length": (row(C7="123456789"), "C7 is '123456789', 9 digits, at most 8"),
+    "integer": (row(I2="3.5"), "I2 is '3.5', not an integer"),
+    "integer range": (row(I2="9" * 25), "beyond 64 bits"),
+    "label": (row(label="7"), "label '7' is not 0 or 1"),
+    "NUL byte": (row(C3="ab\0cd"), "a NUL byte"),
+    "long": (row(C3="z" * 5000), "C3 is 'zzzz"),
+}
+
+
+def fails(arguments, capsys, *texts):
+    assert main(["criteo", *map(str, arguments)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("error:") == 1
+    assert "Traceback" not in error
+    assert len(error) < 700
+    for text in texts:
+        assert text in error
+    return error
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("form", ["train.txt", "train.txt.gz", "crlf.txt"])
+@pytest.mark.parametrize("line", [2, 57, 100])
+def test_a_bad_row_is_named_with_file_line_and_content(name, form, line, tmp_path, capsys):
+    rows = [GOOD] * 100
+    rows[line - 1], says = BAD[name]
+    data = (("\r\n" if form == "crlf.txt" else "\n").join(rows) + "\n").encode()
+    raw = tmp_path / form
+    raw.write_bytes(gzip.compress(data) if form.endswith(".gz") else data)
+    fails([raw, "-o", tmp_path / "out", *PIECES], capsys, f"{raw}:{line}: ", says, ";")
+    assert main(["verify", str(tmp_path / "out")]) == 1
+
+
+def test_the_first_row_must_look_like_criteo(tmp_path, capsys):
+    raw = tmp_path / "a.csv"
+    raw.write_text("id,label,x\n1,2,3\n")
+    fails([raw, "-o", tmp_path / "out"], capsys, f"{raw}:1: 1 fields, expected 40", "39")
+
+
+def test_bad_rows_can_be_skipped_and_are_counted(tmp_path, capsys):
+    rows = [GOOD] * 30 + [text for text, _ in BAD.values()] + [GOOD] * 30 + [BAD["label"][0]]
+    raw = tmp_path / "train.txt"
+    raw.write_bytes("\n".join(rows).encode())
+    out = tmp_path / "out"
+    assert main(["criteo", str(raw), "-o", str(out), *PIECES, "--on-bad-row", "skip"]) == 0
+    printed = capsys.readouterr().out
+    manifest = read_manifest(out)
+    assert sum(split.rows for split in manifest.splits.values()) == 60
+    assert manifest.provenance["skipped"] == {
+        "NUL byte": 1, "integer": 1, "integer range": 1, "label": 2, "token": 2, "token length": 1, "too few fields": 3,
+        "too many fields": 1,
+    }  # fmt: skip
+    assert f"skipped 2 rows: label; the first is {raw}:39" in printed
+    assert main(["verify", str(out)]) == 0
+
+
+def test_skipping_everything_is_an_error(tmp_path, capsys):
+    raw = tmp_path / "train.txt"
+    raw.write_text((row(label="x") + "\n") * 3)
+    fails([raw, "-o", tmp_path / "out", "--on-bad-row", "skip"], capsys, "not one good row")
+
+
+def test_bad_rows_in_a_shifted_train_range_are_not_counted(tmp_path):
+    raw = tmp_path / "train.txt"
+    raw.write_text("\n".join([BAD["label"][0]] * 50 + [row(C1="aa")] * 6 + [row(C1="bb")]) + "\n")
+    out = tmp_path / "out"
+    more = ("--on-bad-row", "skip", "--fit-on", "train")
+    assert main(["criteo", str(raw), "-o", str(out), *PIECES, *more]) == 0
+    assert read_manifest(out).cardinalities[0] == 3
+
+
+def test_files_that_are_not_there_or_not_files(tmp_path, capsys):
+    good = tmp_path / "good.txt"
+    good.write_text(GOOD + "\n")
+    out = ["-o", tmp_path / "out"]
+    fails([tmp_path / "none.txt", *out], capsys, "none.txt: no such file")
+    fails([tmp_path, *out], capsys, f"{tmp_path}: is a directory")
+    empty = tmp_path / "empty.txt"
+    empty.write_bytes(b"")
+    fails([good, empty, *out], capsys, f"{empty}:1: the file is empty")
+    nothing = tmp_path / "nothing.gz"
+    nothing.write_bytes(gzip.compress(b""))
+    fails([nothing, *out], capsys, f"{nothing}:1:")
+    fails([good, good, *out], capsys, "given twice")
+    fails([good, "-o", good], capsys, "is a file, not a folder")
+    fails([good, *out, "--vocabulary", tmp_path / "no.h5"], capsys, "no.h5: no such vocabulary file")
+    fails([good, *out, "--vocabulary", good], capsys, "not a readable vocabulary")
+    assert not (tmp_path / "out").exists()
+
+
+def test_labelled_and_unlabelled_files_do_not_mix(tmp_path, capsys):
+    first, second = tmp_path / "a.txt", tmp_path / "b.txt"
+    first.write_text(GOOD + "\n")
+    second.write_text(GOOD.partition("\t")[2] + "\n")
+    fails([first, second, "-o", tmp_path / "out"], capsys, f"{second}:1: 39 fields", "cannot be mixed")
+    fails([first, second, "-o", tmp_path / "out", "--on-bad-row", "skip"], capsys, "cannot be mixed")
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "junk"])
+def test_damaged_gzip_is_said_with_the_line_reached(damage, tmp_path, capsys):
+    data = gzip.compress(
+        "".join(row(I1=str(i), C1=f"{i * 2654435769 % 2**32:08x}") + "\n" for i in range(5000)).encode()
+    )
+    damaged = {"cut": data[: len(data) // 2], "flip": data[:-6] + b"\xff\xff" + data[-4:], "junk": data + b"junk"}
+    raw = tmp_path / "day_0.gz"
+    raw.write_bytes(damaged[damage])
+    for more in ([], ["--on-bad-row", "skip"]):
+        error = fails([raw, "-o", tmp_path / "out", *more, "--overwrite"], capsys, "gzip", "fetch the file again")
+        assert int(error.split(f"{raw}:")[1].split(":")[0]) > 1000
+
+
+def test_a_file_without_rows_is_not_read_into_memory_as_one(tmp_path, capsys):
+    raw = tmp_path / "train.txt"
+    raw.write_bytes((GOOD + "\n").encode() * 3 + b"\0" * 9_000_000)
+    fails([raw, "-o", tmp_path / "out"], capsys, f"{raw}:4: ", "not a raw text file")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--min-count", "0"], ["--split", "0.5,0.2"], ["--split-name", "dev"], ["--seed", "-1"], ["--shard-rows", "0"],
+     ["--max-ind-range", "-5"], ["--id-order", "dlrm", "--min-count", "2"], ["--id-order", "dlrm", "--fit-on", "train"]],
+)  # fmt: skip
+def test_arguments_that_make_no_sense(arguments, tmp_path, capsys):
+    raw = tmp_path / "train.txt"
+    raw.write_text(GOOD + "\n")
+    fails([raw, "-o", tmp_path / "out", *arguments], capsys, "--")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,140 @@
+"""``verify`` finds each kind of damage and names the file."""
+
+import json
+import random
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+
+from data_prep.cli import main
+from data_prep.verify import verify
+from ssmpi.data.schema import write_shard
+
+
+def rows(count):
+    draw = random.Random(3)
+    for _ in range(count):
+        integers = "\t".join(str(draw.randrange(50)) for _ in range(13))
+        tokens = "\t".join(f"{draw.randrange(9):08x}" for _ in range(26))
+        yield f"{draw.randrange(2)}\t{integers}\t{tokens}\n"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    base = tmp_path_factory.mktemp("verify")
+    (base / "train.txt").write_text("".join(rows(200)))
+    assert main(["criteo", str(base / "train.txt"), "-o", str(base / "out"), "--shard-rows", "60"]) == 0
+    return base / "out"
+
+
+@pytest.fixture
+def folder(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "copy")
+
+
+def bad(folder, capsys, name, *texts):
+    assert main(["verify", str(folder)]) == 1
+    error = capsys.readouterr().err
+    assert str(folder / name) in error
+    for text in texts:
+        assert text in error
+
+
+def test_whole(folder):
+    assert verify(folder) == []
+
+
+@pytest.mark.parametrize("name", ["train/shard-00001.h5", "test/shard-00000.h5", "vocabulary.h5", "manifest.json"])
+def test_any_flipped_byte_is_found(folder, name, monkeypatch):
+    monkeypatch.setattr("data_prep.verify._look_apart", lambda folder, entry: [])  # a second each: tested below
+    path = folder / name
+    data = path.read_bytes()
+    for at in random.Random(5).sample(range(len(data)), 60):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        findings = verify(folder)
+        assert findings, f"byte {at}"
+        assert any(str(path) in finding for finding in findings) or name == "manifest.json"
+
+
+def test_a_damaged_header_does_not_hang(folder, monkeypatch, capsys):
+    monkeypatch.setattr("data_prep.verify.APART_SECONDS", 3.0)
+    path = folder / "train/shard-00001.h5"
+    data = bytearray(path.read_bytes())
+    data[96:2000] = bytes(b ^ 0x11 for b in data[96:2000])
+    path.write_bytes(data)
+    bad(folder, capsys, "train/shard-00001.h5")
+
+
+@pytest.mark.parametrize("name", ["train/shard-00001.h5", "vocabulary.h5", "manifest.json"])
+@pytest.mark.parametrize("left", [0, 100, -1])
+def test_a_truncated_file_is_found(folder, name, left, capsys):
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:left])
+    bad(folder, capsys, name)
+
+
+@pytest.mark.parametrize("name", ["train/shard-00001.h5", "vocabulary.h5", "manifest.json"])
+def test_a_missing_file_is_found(folder, name, capsys):
+    (folder / name).unlink()
+    bad(folder, capsys, name)
+
+
+@pytest.mark.parametrize("name", ["train/notes.txt", "extra.h5", "train/shard-00009.h5", "test/.shard-00000.h5.tmp"])
+def test_a_foreign_file_is_found(folder, name, capsys):
+    shutil.copy(folder / "test/shard-00000.h5", folder / name)
+    bad(folder, capsys, name, "does not know")
+
+
+def rewrite(folder, change):
+    """Change the columns of a shard and make shard and manifest agree again, as a faulty program would."""
+    body = json.loads((folder / "manifest.json").read_text())
+    entry = body["splits"]["train"]["shards"][0]
+    path = folder / entry["file"]
+    with h5py.File(path) as shard:
+        columns = {name: shard[name][:] for name in ("ids", "dense", "label")}
+        attributes = {k: v for k, v in shard.attrs.items() if k not in ("format", "schema_version", "checksum")}
+    change(columns)
+    path.unlink()
+    entry["bytes"], entry["checksum"] = write_shard(path, *columns.values(), attributes)
+    (folder / "manifest.json").write_text(json.dumps(body))
+    return entry["file"]
+
+
+@pytest.mark.parametrize(
+    ("column", "at", "value", "says"),
+    [
+        ("ids", (3, 4), 10**6, "row 3: id 1000000 of C5 is outside"),
+        ("ids", (3, 4), -1, "row 3: id -1 of C5"),
+        ("dense", (7, 0), np.nan, "row 7: I1 is nan"),
+        ("dense", (7, 12), np.inf, "row 7: I13 is inf"),
+        ("label", 9, 2, "row 9: label 2 is not 0 or 1"),
+    ],
+)
+def test_values_out_of_range_are_found(folder, column, at, value, says, capsys):
+    def change(columns):
+        columns[column][at] = value
+
+    bad(folder, capsys, rewrite(folder, change), says)
+
+
+def test_wrong_counts_are_found(folder, capsys):
+    def change(columns):
+        columns["label"][:] = 1 - columns["label"]
+        columns["label"][0] = columns["label"][1] = 1
+
+    bad(folder, capsys, rewrite(folder, change), "the manifest says")
+
+
+def test_a_swapped_shard_is_found(folder, capsys):
+    (folder / "train/shard-00000.h5").rename(folder / "x")
+    (folder / "train/shard-00001.h5").rename(folder / "train/shard-00000.h5")
+    (folder / "x").rename(folder / "train/shard-00001.h5")
+    bad(folder, capsys, "train/shard-00000.h5")
+
+
+def test_not_a_data_set(tmp_path, capsys):
+    bad(tmp_path, capsys, "manifest.json", "missing")
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert main(["verify", str(tmp_path / "none")]) == 1
