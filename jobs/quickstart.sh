@@ -41,8 +41,10 @@ raw=$data/raw-$rows shards=$data/shards-$rows
 [ -f "$raw/teacher.json" ] || run ssmpi-prepare synthesize "$raw" --rows "$rows" --seed 1
 run mpirun -n 2 ssmpi-prepare criteo "$raw/train.txt" --output "$shards" --split kaggle
 run ssmpi-prepare inspect "$shards"
-run ssmpi plan jobs/configs/quickstart.toml "data.folder=$shards" "run.folder=$runs"
-run ssmpi launch jobs/configs/quickstart.toml "data.folder=$shards" "run.folder=$runs" --overwrite
+settings=("data.folder=$shards" "run.folder=$runs"  # the learning rates fall over the last third of the training rows
+  "schedule.decay_start_examples=$((rows * 4 / 7))" "schedule.decay_examples=$((rows * 2 / 7))")
+run ssmpi plan jobs/configs/quickstart.toml "${settings[@]}"
+run ssmpi launch jobs/configs/quickstart.toml "${settings[@]}" --overwrite
 [ -f "$shards.baseline.json" ] || run ssmpi-prepare baseline "$shards" --json "$shards.baseline.json"
 
 printf '\n'

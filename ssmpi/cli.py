@@ -10,32 +10,35 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ssmpi import __version__
-from ssmpi.errors import UserError
+from ssmpi import __version__, log
+from ssmpi.comm import failure, signals
 
 STOPPED = 85  # exit code of a run that was asked to stop and has saved what it learned
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its code: 0 done, 2 for what the user can mend, 85 stopped on request."""
+    """Run one command and exit with its code: 0 done, 1 failed, 2 for what the user can mend, 85 stopped on request."""
     parsed = parse(parser(), arguments)
     try:
         code = parsed.command(parsed)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = 2
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except KeyboardInterrupt:
+        code = 130
+    except Exception as error:
+        code = failure.last_words(error)
     sys.exit(code)
 
 
 def parse(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse, with overrides before or after options; under a launcher only the first rank says what is wrong."""
-    if any(os.environ.get(name, "0") != "0" for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")):
-        with contextlib.redirect_stderr(io.StringIO()):
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) if failure.launched_rank() else contextlib.nullcontext():
             return parse_overrides(top, arguments)
-    return parse_overrides(top, arguments)
+    except SystemExit:
+        failure.let_the_first_speak()
+        raise
 
 
 def parse_overrides(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -51,12 +54,14 @@ def parse_overrides(top: argparse.ArgumentParser, arguments: Sequence[str] | Non
 
 def parser() -> argparse.ArgumentParser:
     """All commands with their arguments."""
-    top = argparse.ArgumentParser(prog="ssmpi", description="Train click-through-rate models on CPU clusters under MPI.")
+    top = argparse.ArgumentParser(
+        prog="ssmpi", description="Train click-through-rate models on CPU clusters under MPI."
+    )
     top.add_argument("--version", action="version", version=f"ssmpi {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         sub.set_defaults(command=command)
         return sub
 
@@ -67,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     sub = add("train", train, "train a model; start it with mpirun, or let 'ssmpi launch' do that")
     add_run_file(sub)
     sub.add_argument("--overwrite", action="store_true", help="replace an earlier run in the same run folder")
+    sub.add_argument("--terminal", type=Path, help="terminal to draw the progress bar on, as 'ssmpi launch' says it")
     sub = add("launch", launch, "start mpirun with the right number of ranks and settings; Ctrl-C saves and stops")
     add_run_file(sub)
     sub.add_argument("--overwrite", action="store_true", help="replace an earlier run in the same run folder")
@@ -92,19 +98,22 @@ def parser() -> argparse.ArgumentParser:
 
 def train(arguments: argparse.Namespace) -> int:
     """``ssmpi train``, on every rank."""
+    signals.listen()
+    from ssmpi import folder, report
     from ssmpi import train as story
-    from ssmpi import folder
-    from ssmpi.comm.world import join
+    from ssmpi.comm.world import joined
 
-    job = join()
-    config = job.agree(lambda: folder.prepare(arguments.run_file, arguments.overrides, job.size, arguments.overwrite))
-    path = Path(config.run.folder)
-    finished = story.run(job, config, path)
-    if job.rank == 0:
-        from ssmpi import report
-
-        report.plot(path)
-    return 0 if finished else STOPPED
+    log.draw_on(arguments.terminal)
+    with joined() as job:
+        config = job.agree(
+            lambda: folder.prepare(arguments.run_file, arguments.overrides, job.size, arguments.overwrite)
+        )
+        path = Path(config.run.folder)
+        finished = story.run(job, config, path)
+        if job.rank == 0:
+            report.plot(path)
+        stopped = job.leave(stopped=not finished)  # last: a launcher ends the others when a rank exits with a code
+    return STOPPED if stopped else 0
 
 
 def launch(arguments: argparse.Namespace) -> int:
@@ -123,7 +132,7 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def doctor(arguments: argparse.Namespace) -> int:  # noqa: ARG001 - one face for all commands
+def doctor(arguments: argparse.Namespace) -> int:
     """``ssmpi doctor``."""
     from ssmpi import doctor as doc
 

@@ -30,7 +30,9 @@ def examine() -> int:
     print("  " + ", ".join(f"{name} {value}" for name, value in mpi_versions().items()))
     print(f"cores: {os.cpu_count()} on this host, {cores} usable by this rank; {len(here)} of {job.size} ranks here")
     if len(here) > cores:
-        print(f"  over-subscribed: {len(here)} ranks on {cores} cores. They share; expect EPS of {cores} cores, no more")
+        print(
+            f"  over-subscribed: {len(here)} ranks on {cores} cores. They share; expect EPS of {cores} cores, no more"
+        )
     if launched_ranks() and "Open MPI" in mpi_versions()["mpi_library"]:
         open_mpi_advice(cores)
     for problem in problems:
@@ -41,12 +43,16 @@ def examine() -> int:
 
 def open_mpi_advice(cores: int) -> None:
     """Say what a job under Open MPI would gain; mpirun keeps its own variables (PRTE_*) from the ranks."""
-    unset = [f"{name}={value}" for name, value in OPEN_MPI.items() if name.startswith("OMPI") and name not in os.environ]
+    unset = [
+        f"{name}={value}" for name, value in OPEN_MPI.items() if name.startswith("OMPI") and name not in os.environ
+    ]
     if unset:
         print("  not set, and 'ssmpi launch' would: " + " ".join(unset))
         print("  without them waiting ranks spin on a core each, and start-up takes longer")
     if cores < (os.cpu_count() or 1):
-        print(f"  this rank is bound to {cores} of {os.cpu_count()} cores: fine for one thread a rank, else mpirun --bind-to none")
+        print(
+            f"  this rank is bound to {cores} of {os.cpu_count()} cores: fine for one thread a rank, else mpirun --bind-to none"
+        )
 
 
 def self_test(job: Job) -> list[str]:

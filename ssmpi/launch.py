@@ -42,7 +42,16 @@ def command(config: Config, run_file: Path, overrides: Sequence[str], overwrite:
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if mpirun is None:
         raise UserError("no mpirun found: install an MPI, or pip install 'ssmpi[mpi]'")
-    program = [sys.executable, "-m", "ssmpi", "train", str(run_file), *(["--overwrite"] if overwrite else []), *overrides]
+    program = [
+        sys.executable,
+        "-m",
+        "ssmpi",
+        "train",
+        str(run_file),
+        *(["--overwrite"] if overwrite else []),
+        *(["--terminal", os.ttyname(sys.stderr.fileno())] if sys.stderr.isatty() else []),
+        *overrides,
+    ]
     return [mpirun, "-n", str(config.topology.size), *program]
 
 
@@ -50,13 +59,21 @@ def launch(run_file: Path, overrides: Sequence[str], overwrite: bool, dry_run: b
     """Run ``ssmpi train`` under mpirun; returns its exit code."""
     line = command(load(run_file, overrides), run_file, overrides, overwrite)
     extra = environment()
-    print("+ " + " ".join([*(f"{k}={shlex.quote(v)}" for k, v in extra.items()), shlex.join(line)]), file=sys.stderr, flush=True)
+    print(
+        "+ " + " ".join([*(f"{k}={shlex.quote(v)}" for k, v in extra.items()), shlex.join(line)]),
+        file=sys.stderr,
+        flush=True,
+    )
     if dry_run:
         return 0
     job = subprocess.Popen(line, env={**os.environ, **extra}, start_new_session=True)
 
-    def forward(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        print("stopping: the ranks finish their step and save (once more to end them at once)", file=sys.stderr, flush=True)
+    def forward(signum: int, frame: FrameType | None) -> None:
+        print(
+            "stopping: the ranks finish their step and save (once more to end them at once)",
+            file=sys.stderr,
+            flush=True,
+        )
         job.send_signal(signal.SIGUSR1)
         for name in (signal.SIGINT, signal.SIGTERM):
             signal.signal(name, lambda *_: job.terminate())

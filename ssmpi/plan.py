@@ -10,14 +10,24 @@ from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, SPARSE_NAMES, rea
 from ssmpi.embedding.placement import Placement, place
 from ssmpi.topology import Role
 
-PROCESS_BYTES = {Role.TRAINER: 350e6, Role.EMBEDDING_PS: 140e6, Role.SYNC_PS: 130e6}  # interpreter and libraries, measured
+PROCESS_BYTES = {
+    Role.TRAINER: 350e6,
+    Role.EMBEDDING_PS: 140e6,
+    Role.SYNC_PS: 130e6,
+}  # interpreter and libraries, measured
 
 
 def describe(config: Config) -> str:
     """The plan as text."""
     cardinalities = read_manifest(Path(config.data.folder)).cardinalities
     placement = place(cardinalities, max(1, config.topology.embedding_ps))
-    sections = [ranks(config), tables(config, placement), memory(config, placement), traffic(config, placement), work(config)]
+    sections = [
+        ranks(config),
+        tables(config, placement),
+        memory(config, placement),
+        traffic(config, placement),
+        work(config),
+    ]
     return "\n\n".join(sections)
 
 
@@ -94,7 +104,9 @@ def traffic(config: Config, placement: Placement) -> str:
     if config.sync.algorithm == "easgd":
         lines.append(f"  a round: {_bytes(4 * parameters)} to the sync PSs and as much back")
     elif config.sync.algorithm != "none":
-        lines.append(f"  a round: {_bytes(2 * (n - 1) / n * 4 * parameters)} sent by each of {n} trainers (ring all-reduce)")
+        lines.append(
+            f"  a round: {_bytes(2 * (n - 1) / n * 4 * parameters)} sent by each of {n} trainers (ring all-reduce)"
+        )
     return "\n".join(lines) if len(lines) > 1 else "on the wire: nothing"
 
 

@@ -33,10 +33,10 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
         raise DataError(f"{run}: this run ended ({result['status']}) before it was evaluated")
     rows = [("this run", evaluations[split]["last"])]
     if baseline:
-        references = read_json(baseline)
-        rows = [(name.replace("_", " "), references[name]) for name in ("constant", "logistic_regression")] + rows
+        names = ("constant", "logistic_regression")
+        rows = [(name.replace("_", " "), _reference(baseline, name)) for name in names] + rows
     if teacher:
-        rows.append(("teacher (the ceiling)", read_json(teacher)[split]))
+        rows.append(("teacher (the ceiling)", _reference(teacher, "ranges", split)))
     width = max(len(name) for name, _ in rows)
     examples = int(evaluations[split]["last"]["examples"])
     lines = [f"{split}: {examples:,} rows", f"{'':{width}}  " + "".join(f"{c:>10}" for c in COLUMNS)]
@@ -61,12 +61,19 @@ def plot(run: Path) -> Path | None:
     windows = [line for line in lines if line["kind"] == "train"]
     evaluations = [line for line in lines if line["kind"] == "evaluation" and line["weights"] == "model"]
     figure, axes = plt.subplots(2, 2, figsize=(10, 6.5), constrained_layout=True)
-    panels = (("ne", "normalized entropy"), ("auc", "AUC"), ("eps", "examples per second"), ("sync_gap_thread", "sync gap"))
+    panels = (
+        ("ne", "normalized entropy"),
+        ("auc", "AUC"),
+        ("eps", "examples per second"),
+        ("sync_gap_thread", "sync gap"),
+    )
     for axis, (key, title) in zip(axes.flat, panels, strict=True):
         points = [(w["examples"] / 1e6, w[key]) for w in windows if w.get(key) is not None]
         axis.plot(*zip(*points, strict=True) if points else ([], []), label="training, before update", linewidth=1.2)
         for split in dict.fromkeys(e["split"] for e in evaluations):
-            marks = [(e["examples"] / 1e6, e[key]) for e in evaluations if e["split"] == split and e.get(key) is not None]
+            marks = [
+                (e["examples"] / 1e6, e[key]) for e in evaluations if e["split"] == split and e.get(key) is not None
+            ]
             if marks:
                 axis.plot(*zip(*marks, strict=True), "o--", label=split, markersize=5)
         axis.set(title=title, xlabel="million examples")
@@ -74,7 +81,9 @@ def plot(run: Path) -> Path | None:
         if key in ("eps", "sync_gap_thread"):
             axis.set_ylim(bottom=0)
         if not points:
-            axis.text(0.5, 0.5, "no rounds" if key == "sync_gap_thread" else "no data", ha="center", transform=axis.transAxes)
+            axis.text(
+                0.5, 0.5, "no rounds" if key == "sync_gap_thread" else "no data", ha="center", transform=axis.transAxes
+            )
         if axis.has_data() and key in ("ne", "auc"):
             axis.legend(fontsize=8)
     figure.suptitle(str(run))
@@ -82,6 +91,16 @@ def plot(run: Path) -> Path | None:
     figure.savefig(target, dpi=110)
     plt.close(figure)
     return target
+
+
+def _reference(path: Path, *keys: str) -> dict[str, float]:
+    """The metrics that a JSON file holds under ``keys``; DataError if it is another kind of file."""
+    found = read_json(path)
+    for key in keys:
+        if not isinstance(found, dict) or key not in found:
+            raise DataError(f"{path}: has no '{key}': not the file that this option wants")
+        found = found[key]
+    return found  # type: ignore[no-any-return]
 
 
 def _cell(value: float | None) -> str:

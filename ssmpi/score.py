@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.comm.failure import guard
-from ssmpi.comm.world import World, join
+from ssmpi.comm.world import World, joined
 from ssmpi.config import Config, load
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
@@ -48,21 +47,9 @@ def open_run(run: Path, ranks: int) -> Config:
 
 def evaluate(run: Path, split: str, data: Path | None) -> int:
     """Print the metrics of ``run``'s model on one split; alone or on its trainers and embedding PSs under mpirun."""
-    job = join()
-
-    def check() -> Config:
-        config = open_run(run, job.size)
-        if data:
-            config = dataclasses.replace(config, data=dataclasses.replace(config.data, folder=str(data)))
-        reader = SplitReader(Path(config.data.folder), split, 65536)
-        if not reader.manifest.labelled:
-            raise DataError(f"{config.data.folder}: this data has no labels to compare with; use 'ssmpi predict'")
-        reader.check()
-        return config
-
-    config = job.agree(check)
-    world = World(job, config.topology)
-    with guard(world, "main"):
+    with joined() as job:
+        config = job.agree(lambda: _check(run, split, data, job.size))
+        world = World(job, config.topology)
         if world.role is Role.EMBEDDING_PS:
             serve_embeddings(config, world, run, run / "model")
         else:
@@ -73,34 +60,46 @@ def evaluate(run: Path, split: str, data: Path | None) -> int:
             scorer.goodbye()
             if job.rank == 0:
                 print(f"{split}: {describe(metrics)}")
-    job.leave()
+        job.leave()
     return 0
 
 
 def predict(run: Path, source: Source, output: Path) -> int:
     """Write one click probability a line, in the order of the rows; the file appears when it is whole."""
-    job = join()
-    config = job.agree(lambda: open_run(run, job.size))
-    if job.size != 1:
-        job.agree(lambda: _alone(job.size))
-    from ssmpi.roles.scorer import Scorer
+    with joined() as job:
+        config = job.agree(lambda: _open_alone(run, job.size))
+        from ssmpi.roles.scorer import Scorer
 
-    scorer = Scorer(config, World(job, config.topology), run / "model")
-    beside = output.with_name(f".{output.name}.tmp")
-    rows = 0
-    with beside.open("w", encoding="ascii") as out:
-        for batch, logits in scorer.scores(_batches(config, source)):
-            np.savetxt(out, 1.0 / (1.0 + np.exp(-logits.astype(np.float64))), fmt="%.8f")
-            rows += len(batch)
-        out.flush()
-        os.fsync(out.fileno())
-    beside.replace(output)
+        scorer = Scorer(config, World(job, config.topology), run / "model")
+        beside = output.with_name(f".{output.name}.tmp")
+        rows = 0
+        with beside.open("w", encoding="ascii") as out:
+            for batch, logits in scorer.scores(_batches(config, source)):
+                np.savetxt(out, 1.0 / (1.0 + np.exp(-logits.astype(np.float64))), fmt="%.8f")
+                rows += len(batch)
+            out.flush()
+            os.fsync(out.fileno())
+        beside.replace(output)
     print(f"{rows:,} scores in {output}")
     return 0
 
 
-def _alone(ranks: int) -> None:
-    raise DataError(f"'ssmpi predict' runs in one process, got {ranks} ranks: start it without mpirun")
+def _check(run: Path, split: str, data: Path | None, ranks: int) -> Config:
+    """The settings to score with, after everything that can be checked before."""
+    config = open_run(run, ranks)
+    if data:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, folder=str(data)))
+    reader = SplitReader(Path(config.data.folder), split, 65536)
+    if not reader.manifest.labelled:
+        raise DataError(f"{config.data.folder}: this data has no labels to compare with; use 'ssmpi predict'")
+    reader.check()
+    return config
+
+
+def _open_alone(run: Path, ranks: int) -> Config:
+    if ranks != 1:
+        raise DataError(f"'ssmpi predict' runs in one process, got {ranks} ranks: start it without mpirun")
+    return open_run(run, ranks)
 
 
 def _batches(config: Config, source: Source) -> Iterator[Batch]:

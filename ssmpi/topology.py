@@ -84,5 +84,6 @@ class Topology:
         others = self.size - self.trainers
         fits = f", or set topology.trainers = {size - others}" if size > others and self.embedding_ps else ""
         raise TopologyError(
-            f"topology needs {self.size} ranks ({self.arithmetic()}), got {size}: start with -n {self.size}{fits}"
+            f"topology needs {self.size} ranks ({self.arithmetic()}), got {size}: start it with "
+            f"mpirun -n {self.size}, or let 'ssmpi launch' do that{fits}"
         )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi import log
-from ssmpi.comm.failure import guard
 from ssmpi.comm.world import Job, World
 from ssmpi.config import Config
 from ssmpi.roles.embedding_ps import serve_embeddings
@@ -21,14 +20,9 @@ if TYPE_CHECKING:
 
 def run(job: Job, config: Config, folder: Path) -> bool:
     """One rank's whole life in a training job. ``folder`` is the run folder. True unless stopped early."""
-    config.topology.check_size(job.size)
     world = World(job, config.topology)
     log.configure(world.who, talkative=job.rank == 0)
-    finished = True
-    with guard(world, "main"):
-        finished = PARTS[world.role](config, world, folder)
-    job.leave()
-    return finished
+    return PARTS[world.role](config, world, folder)
 
 
 def train(config: Config, world: World, folder: Path) -> bool:

@@ -2,23 +2,34 @@
 names a rank on this host that was killed from outside.
 
 MPI alone does neither: an exception in a thread leaves the other ranks waiting, and a launcher reports a killed rank
-by number, not by role.
+by number, not by role. However many ranks notice a failure, one message is said: the first speaks, see ``Page``.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
+import fcntl
 import mmap
 import os
 import select
+import socket
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from ssmpi.comm import signals
 from ssmpi.errors import PeerError, UserError
+
+ECHO_SECONDS = 1.0  # how long a rank that is probably not the first to fail leaves the word to others
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_WAY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EIO)
 
 
 class Place(Protocol):
@@ -28,27 +39,41 @@ class Place(Protocol):
     host: str
     rank: int
 
-    def abort(self, code: int) -> None:
-        """End the whole job."""
+    def abort(self, text: str) -> None:
+        """Say ``text`` unless another rank has spoken, and end the whole job."""
 
 
 def message(place: Place, thread: str, error: BaseException) -> str:
     """One message naming role, rank, host, thread and cause; a traceback only where it is not the user's to mend."""
-    cause = str(error)
-    if not isinstance(error, (UserError, PeerError)):
-        text = "".join(traceback.format_exception(error)).rstrip()
-        cause = f"{type(error).__name__}: {error}\n{text}\nThis is not expected: please report it with this log"
-    return f"error: {place.who} (rank {place.rank}, host {place.host}, thread {thread}): {cause}"
+    return f"error: {place.who} (rank {place.rank}, host {place.host}, thread {thread}): {cause(error)}"
+
+
+def cause(error: BaseException) -> str:
+    """What went wrong and what to do about it."""
+    if isinstance(error, UserError | PeerError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return f"{error}: make room there, or choose another run.folder, and start again"
+    if isinstance(error, OSError) and error.errno in NO_WAY:
+        return f"{error}: mend or permit that, or choose another folder, and start again"
+    text = "".join(traceback.format_exception(error)).rstrip()
+    if isinstance(error, MemoryError):
+        return f"out of memory\n{text}\nStart again with more embedding_ps, fewer threads or more memory per rank"
+    return f"{type(error).__name__}: {error}\n{text}\nThis is not expected: please report it with this log"
 
 
 @contextlib.contextmanager
 def guard(place: Place, thread: str) -> Iterator[None]:
-    """Run a thread's body so that its exception ends the job with one message instead of hanging it."""
+    """Run a thread's body so that its exception ends the job with one message instead of hanging it.
+
+    An ordinary exit of the main thread passes: all ranks have agreed on it.
+    """
     try:
         yield
-    except Exception as error:
-        print(message(place, thread, error), file=sys.stderr, flush=True)
-        place.abort(1)
+    except BaseException as error:
+        if isinstance(error, SystemExit) and threading.current_thread() is threading.main_thread():
+            raise
+        place.abort(message(place, thread, error))
 
 
 def start(place: Place, name: str, body: Any, *arguments: Any) -> threading.Thread:
@@ -63,62 +88,113 @@ def start(place: Place, name: str, body: Any, *arguments: Any) -> threading.Thre
     return thread
 
 
-class Watch:
-    """Names a rank on this host that was killed: a thread sleeps in ``poll`` on the processes of the other local ranks.
+def say(text: str) -> None:
+    """Write to standard error, in one piece; that nobody can hear it must not keep a job from ending."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
-    A shared page tells which ranks leave on purpose, so that an ordinary end, or a failure that was already
-    reported, is not reported again. Where the kernel has no pidfd the watch does nothing: the launcher still ends the job.
+
+def launched_rank() -> int | None:
+    """This process's number as its launcher says, before MPI is asked; None without a launcher."""
+    found = (os.environ.get(name, "") for name in RANK_VARIABLES)
+    return next((int(text) for text in found if text.isdigit()), None)
+
+
+def let_the_first_speak() -> None:
+    """What every rank meets before it has joined the job is for the first one to say; the others wait to be ended."""
+    if launched_rank():
+        time.sleep(ECHO_SECONDS)
+
+
+def last_words(error: BaseException) -> int:
+    """Say what ended this process outside any guard, an import for instance; returns its exit code.
+
+    In an MPI job of several ranks it does not return: a rank that leaves alone would be waited for.
     """
+    rank, code = launched_rank(), 2 if isinstance(error, UserError) else 1
+    let_the_first_speak()
+    where = "" if rank is None else f"rank {rank} (host {socket.gethostname()}): "
+    say(f"error: {where}{cause(error)}")
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1:
+        mpi.COMM_WORLD.Abort(code)
+    return code
 
-    def __init__(self, comm: Any, place: Place, names: list[str]) -> None:
-        self._place, self._names = place, names
-        namespace = os.stat("/proc/self/ns/pid").st_ino if os.path.exists("/proc/self/ns/pid") else 0  # noqa: PTH
-        everyone = comm.allgather((place.host, namespace, os.getpid()))
-        local = [r for r, (host, space, _) in enumerate(everyone) if (host, space) == (place.host, namespace)]
-        self._page = self._share(comm, local, len(everyone))
-        self._fds: dict[int, int] = {}
-        with contextlib.suppress(OSError, AttributeError):  # no pidfd here: see the class
-            self._fds = {os.pidfd_open(everyone[r][2]): r for r in local if r != comm.rank}
-        if self._fds:
-            threading.Thread(target=self._run, name="watch", daemon=True).start()
 
-    def leaving(self) -> None:
-        """Say that this process may end now without being reported."""
-        self._page[self._place.rank] = 1
+class Page:
+    """A few bytes shared by the ranks of one host: who leaves on purpose, and whether the job's failure was told."""
 
-    def _share(self, comm: Any, local: list[int], size: int) -> mmap.mmap:
-        path = ""
+    def __init__(self, comm: Any, local: list[int]) -> None:
+        path, self._size = "", int(comm.size)
         if comm.rank == local[0]:
-            handle, path = tempfile.mkstemp(prefix="ssmpi-watch-")
-            os.ftruncate(handle, size)
+            folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+            handle, path = tempfile.mkstemp(prefix="ssmpi-watch-", dir=folder)
+            os.ftruncate(handle, self._size + 1)
             os.close(handle)
         path = comm.allgather(path)[local[0]]
-        with open(path, "r+b") as file:  # noqa: PTH123 - mmap wants the descriptor
-            page = mmap.mmap(file.fileno(), size)
+        self._file = open(path, "r+b")  # noqa: PTH123, SIM115 - stays open: it carries the lock
+        self._bytes = mmap.mmap(self._file.fileno(), self._size + 1)
+        self._threads = threading.Lock()
         comm.allgather(0)  # all have it open: the name can go
         if comm.rank == local[0]:
             os.unlink(path)  # noqa: PTH108
-        return page
+
+    def leaving(self, rank: int) -> None:
+        """Note that a rank ends on purpose."""
+        self._bytes[rank] = 1
+
+    def has_left(self, rank: int) -> bool:
+        """Whether a rank has said that it ends on purpose."""
+        return bool(self._bytes[rank])
+
+    def speak_first(self, text: str) -> bool:
+        """Say ``text`` unless a rank of this host has spoken; the others wait until it has been said."""
+        with self._threads:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            first, self._bytes[self._size] = not self._bytes[self._size], 1
+            if first:
+                say("\n" + text)  # a progress bar or the launcher's own words may stand in the line
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        return first
+
+
+class Watch:
+    """Names a rank on this host that was killed: a thread sleeps in ``poll`` on the processes of the other local ranks.
+
+    Where the kernel has no pidfd the watch does nothing: the launcher still ends the job. A rank alone on its host is
+    watched by nobody but the launcher, which gives its number and host.
+    """
+
+    def __init__(self, comm: Any, place: Place) -> None:
+        self._place, self.names = place, [f"rank {r}" for r in range(comm.size)]
+        namespace = os.stat("/proc/self/ns/pid").st_ino if os.path.exists("/proc/self/ns/pid") else 0  # noqa: PTH
+        everyone = comm.allgather((place.host, namespace, os.getpid()))
+        local = [r for r, (host, space, _) in enumerate(everyone) if (host, space) == (place.host, namespace)]
+        self.page = Page(comm, local)
+        self._fds: dict[int, int] = {}
+        with contextlib.suppress(OSError, AttributeError):  # no pidfd here: see the class
+            self._fds = {os.pidfd_open(everyone[r][2]): r for r in local if r != comm.rank}
+        atexit.register(self.page.leaving, place.rank)  # who comes to its end was not killed
+        if self._fds:
+            threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def _run(self) -> None:
         poll = select.poll()
         for fd in self._fds:
             poll.register(fd, select.POLLIN)
         while self._fds:
-            dead = sorted(self._fds.pop(fd) for fd, _ in poll.poll() if not poll.unregister(fd))
-            killed = [r for r in dead if not self._page[r]]
-            if killed and not self._page[self._place.rank]:
-                self._report(killed)
+            ended = [fd for fd, _ in poll.poll()]
+            for fd in ended:
+                poll.unregister(fd)
+            killed = [r for r in sorted(self._fds.pop(fd) for fd in ended) if not self.page.has_left(r)]
+            if killed and not self.page.has_left(self._place.rank) and not signals.told_to_end(ECHO_SECONDS):
+                self._place.abort(self._describe(killed))
 
-    def _report(self, killed: list[int]) -> None:
-        for rank in killed:  # marked, so that no other rank says it again
-            seen, self._page[rank] = self._page[rank], 1
-            if not seen:
-                print(
-                    f"error: {self._names[rank]} (rank {rank}, host {self._place.host}) was killed or crashed without "
-                    "a message (out of memory? see 'dmesg'); the job ends here. Start it again, with more memory per "
-                    "rank or more embedding_ps if memory was the cause",
-                    file=sys.stderr,
-                    flush=True,
-                )
-        self._place.abort(1)
+    def _describe(self, killed: list[int]) -> str:
+        ranks = " and ".join(f"{self.names[r]} (rank {r}, host {self._place.host})" for r in killed)
+        return (
+            f"error: {ranks} {'was' if len(killed) == 1 else 'were'} killed or crashed without a message (out of "
+            "memory? see 'dmesg'); the job ends here. Start it again, with more memory per rank or more embedding_ps "
+            "if memory was the cause"
+        )

@@ -9,18 +9,25 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import mpi4py
+import numpy as np
+
+from ssmpi.comm.failure import Watch, cause, guard, say
+from ssmpi.comm.waiting import SUPERVISOR, Pause
+from ssmpi.errors import TopologyError
 
 mpi4py.rc.thread_level = "multiple"  # also the default; said here because everything depends on it
-from mpi4py import MPI  # noqa: E402 - the thread level must be asked for before this import
+try:
+    from mpi4py import MPI
+except (ImportError, RuntimeError) as error:
+    raise TopologyError(
+        f"no MPI library to load: load your site's MPI module, or pip install 'ssmpi[mpi]' ({error})"
+    ) from error
 
-from ssmpi.comm.failure import Watch, message  # noqa: E402
-from ssmpi.comm.messages import Conversation  # noqa: E402
-from ssmpi.errors import TopologyError, UserError  # noqa: E402
+from ssmpi.comm.messages import Conversation  # noqa: E402 - imports MPI
 from ssmpi.topology import Role, Topology  # noqa: E402
 
 T = TypeVar("T")
@@ -41,51 +48,46 @@ class Job:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.host = socket.gethostname()
         self.who = f"rank {self.rank}"
-        self.watch: Watch | None = None
+        self._watch = Watch(self.comm, self)
+
+    def be(self, names: list[str]) -> None:
+        """From now on messages call the ranks by these names."""
+        self.who, self._watch.names = names[self.rank], names
 
     def agree(self, body: Callable[[], T]) -> T:
-        """Run ``body`` on the first rank and give everybody its result; a UserError ends all ranks with one message."""
+        """Run ``body`` on the first rank and give everybody its result; if it fails there, all end with one message."""
         result: Any = None
-        failed: str | None = None
+        failed = False
         if self.rank == 0:
             try:
                 result = body()
-            except UserError as error:
-                failed = str(error)
-                print(f"error: {error}", file=sys.stderr, flush=True)
             except Exception as error:
-                failed = message(self, "main", error)
-                print(failed, file=sys.stderr, flush=True)
+                failed = True
+                where = (
+                    f"trainer 0 (rank 0, host {self.host}): " if self.size > 1 else ""
+                )  # that is what rank 0 will be
+                say(f"error: {where}{cause(error)}")
         failed, result = self.comm.bcast((failed, result))
-        if failed is not None:
+        if failed:
             raise SystemExit(2)
         return result
 
-    def agree_all(self, body: Callable[[], T]) -> T:
-        """Run ``body`` on every rank; if it fails on any, the lowest such rank says why and all end."""
-        try:
-            result, failed = body(), None
-        except UserError as error:
-            result, failed = None, str(error)
-        failures = [(r, text) for r, text in enumerate(self.comm.allgather(failed)) if text is not None]
-        if failures:
-            if failures[0][0] == self.rank:
-                print(f"error: {self.who} (rank {self.rank}, host {self.host}): {failed}", file=sys.stderr, flush=True)
-            raise SystemExit(2)
-        return result  # type: ignore[return-value]
+    def abort(self, text: str) -> None:
+        """End the whole job at once; ``text`` says why, unless another rank of this host has said it."""
+        self._watch.page.speak_first(text)
+        self._watch.page.leaving(self.rank)
+        self.comm.Abort(1)
 
-    def abort(self, code: int) -> None:
-        """End the whole job at once. Whoever calls this has said why."""
-        if self.watch:
-            self.watch.leaving()
-        sys.stderr.flush()
-        self.comm.Abort(code)
+    def leave(self, stopped: bool = False) -> bool:
+        """Wait for all ranks, quietly, before the process ends: nobody is missed by accident.
 
-    def leave(self) -> None:
-        """Wait for all ranks, quietly, before the process ends: nobody is missed by accident."""
-        if self.watch:
-            self.watch.leaving()
-        self.comm.Barrier()
+        Tells whether any rank stopped early, so that all leave with the same exit code.
+        """
+        told = np.array([stopped], np.int32)
+        request, pause = self.comm.Iallreduce(MPI.IN_PLACE, told), Pause(SUPERVISOR)
+        while not request.Test():  # however long it takes: a rank that dies ends the job, and others may still write
+            pause.nap()
+        return bool(told[0])
 
 
 def join() -> Job:
@@ -96,14 +98,21 @@ def join() -> Job:
             f"this MPI library grants thread level {THREAD_LEVELS[granted]}, ssmpi needs MULTIPLE: use one built with "
             f"thread support (pip install 'ssmpi[mpi]'); found {MPI.Get_library_version().splitlines()[0]}"
         )
-    job = Job()
-    expected = launched_ranks()
-    if expected is not None and expected != job.size:
+    expected, size = launched_ranks(), MPI.COMM_WORLD.size
+    if expected is not None and expected != size:
         raise TopologyError(
-            f"the launcher started {expected} ranks but MPI sees {job.size}: launcher and MPI library do not belong "
+            f"the launcher started {expected} ranks but MPI sees {size}: launcher and MPI library do not belong "
             "together (with SLURM try srun --mpi=pmix or mpirun; 'ssmpi doctor' shows the library)"
         )
-    return job
+    return Job()
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[Job]:
+    """Be in the job: what goes wrong in the block on any rank ends all of them. Alone it is an ordinary exception."""
+    job = join()
+    with guard(job, "main") if job.size > 1 else contextlib.nullcontext():
+        yield job
 
 
 def launched_ranks() -> int | None:
@@ -123,16 +132,15 @@ class World:
         self.role, self.index = topology.role_of(job.rank)
         self.who = topology.name_of(job.rank)
         self._job = job
-        job.who = self.who
+        job.be([topology.name_of(r) for r in range(job.size)])
         self.embedding = self._conversation(Role.TRAINER, Role.EMBEDDING_PS)
         self.center = self._conversation(Role.TRAINER, Role.SYNC_PS)
         self.trainers = self._conversation(Role.TRAINER)
         self.control = self._conversation(Role.TRAINER)
-        job.watch = Watch(job.comm, job, [topology.name_of(r) for r in range(job.size)])
 
-    def abort(self, code: int) -> None:
-        """End the whole job at once. Whoever calls this has said why."""
-        self._job.abort(code)
+    def abort(self, text: str) -> None:
+        """End the whole job at once; ``text`` says why, unless another rank of this host has said it."""
+        self._job.abort(text)
 
     def _conversation(self, *roles: Role) -> Conversation:
         """A communicator of the ranks that play ``roles``, in rank order; on other ranks one of this rank alone."""
@@ -147,6 +155,6 @@ def versions() -> dict[str, str]:
         return {
             "mpi_library": MPI.Get_library_version().splitlines()[0].split(",")[0].strip(),
             "mpi_standard": ".".join(map(str, MPI.Get_version())),
-            "mpi_threads": THREAD_LEVELS[MPI.Query_thread()],
+            "mpi_threads": THREAD_LEVELS[MPI.Query_thread()] if MPI.Is_initialized() else "not asked for",
         }
     return {"mpi_library": "unknown", "mpi_standard": "unknown", "mpi_threads": "unknown"}

@@ -89,7 +89,9 @@ class SplitReader:
                 labels = shard["label"][rows].astype(np.float32) if self.manifest.labelled else None
                 return Batch(shard["ids"][rows], shard["dense"][rows], labels)
         except OSError as error:
-            raise DataError(f"{self.folder / entry.file}: rows {block.start} to {block.stop} cannot be read ({error})") from error
+            raise DataError(
+                f"{self.folder / entry.file}: rows {block.start} to {block.stop} cannot be read ({error})"
+            ) from error
 
 
 def batches(block: Batch, batch_size: int, order: np.ndarray | None = None) -> Iterator[Batch]:

@@ -130,7 +130,9 @@ def read_manifest(folder: Path) -> Manifest:
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a readable manifest ({error!r}); prepare the data again") from error
     if len(cardinalities) != SPARSE_FEATURES:
-        raise DataError(f"{path}: {len(cardinalities)} cardinalities, expected {SPARSE_FEATURES}; prepare the data again")
+        raise DataError(
+            f"{path}: {len(cardinalities)} cardinalities, expected {SPARSE_FEATURES}; prepare the data again"
+        )
     return manifest
 
 
@@ -186,11 +188,19 @@ def open_shard(folder: Path, entry: ShardEntry, labelled: bool = True) -> h5py.F
         shard = h5py.File(path, "r", locking=False)
     except OSError as error:
         raise DataError(f"{path}: not a readable HDF5 file ({error}); delete it and prepare again") from error
-    wanted = {"ids": ("int32", (entry.rows, SPARSE_FEATURES)), "dense": ("float32", (entry.rows, DENSE_FEATURES))}
+    wanted: dict[str, tuple[str, tuple[int, ...]]] = {
+        "ids": ("int32", (entry.rows, SPARSE_FEATURES)),
+        "dense": ("float32", (entry.rows, DENSE_FEATURES)),
+    }
     if labelled:
         wanted["label"] = ("uint8", (entry.rows,))
-    found = {name: (str(shard[name].dtype), shard[name].shape) for name in wanted if name in shard}
-    header = (shard.attrs.get("format"), shard.attrs.get("schema_version"), shard.attrs.get("checksum"))
+    try:
+        found = {name: (str(shard[name].dtype), shard[name].shape) for name in wanted if name in shard}
+        header = tuple(shard.attrs[name] for name in ("format", "schema_version", "checksum"))
+        header = (str(header[0]), int(header[1]), str(header[2]))
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        shard.close()
+        raise DataError(f"{path}: damaged HDF5 file ({error}); delete it and prepare again") from error
     if header != (SHARD_FORMAT, SCHEMA_VERSION, entry.checksum) or found != wanted:
         shard.close()
         raise DataError(

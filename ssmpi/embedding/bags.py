@@ -47,7 +47,11 @@ class BagLookups:
         return pooled * _weights(offsets, pooling)
 
     def push(
-        self, bags: tuple[np.ndarray, np.ndarray], gradients: np.ndarray, pooling: Literal["sum", "mean"], factor: float = 1.0
+        self,
+        bags: tuple[np.ndarray, np.ndarray],
+        gradients: np.ndarray,
+        pooling: Literal["sum", "mean"],
+        factor: float = 1.0,
     ) -> None:
         """Send gradients float32 (bags, dim) of the pooled rows of ``bags = (values, offsets)``."""
         wait_all([request for request, _ in self._in_flight], self._patience, "the embedding PSs (to take a push)")

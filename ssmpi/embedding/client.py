@@ -13,7 +13,7 @@ import numpy as np
 
 from ssmpi.comm.messages import Conversation
 from ssmpi.comm.service import say_goodbye
-from ssmpi.comm.waiting import Patience, wait, wait_all
+from ssmpi.comm.waiting import Patience, wait_all
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import Arena, Options
@@ -61,7 +61,7 @@ class LocalTables:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
 
-    def ask(self, lookup: Lookup, thread: int) -> None:  # noqa: ARG002 - the transport's face
+    def ask(self, lookup: Lookup, thread: int) -> None:
         """Fetch at once, so that a prefetched row is as old as one that a message brought."""
         count = int(lookup.starts[-1])
         kernels.gather(self.arena.weights, lookup.rows[:count], lookup.distinct)
@@ -69,7 +69,7 @@ class LocalTables:
     def collect(self, lookup: Lookup) -> None:
         """Nothing to wait for."""
 
-    def update(self, lookup: Lookup, gradients: np.ndarray, factor: float, thread: int) -> None:  # noqa: ARG002
+    def update(self, lookup: Lookup, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Apply at once."""
         self.arena.update(lookup.rows[: len(gradients)], gradients, factor)
 

@@ -7,6 +7,7 @@ the ids of the data, and ``out_of_range``, with which a server checks what a cli
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit, uint64
@@ -15,7 +16,7 @@ EMPTY = np.int64(-1)
 
 
 @njit(cache=True, nogil=True)
-def _mix(x):  # noqa: ANN001, ANN202 - compiled: uint64 to uint64
+def _mix(x: Any) -> Any:
     """SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014)."""
     x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
@@ -98,7 +99,7 @@ def rowwise_adagrad(
 
 
 @njit(cache=True, nogil=True)
-def _slot(keys, key):  # noqa: ANN001, ANN202 - compiled
+def _slot(keys: np.ndarray, key: Any) -> Any:
     """Slot of ``key`` in an open-addressing table, or of the free place where it belongs."""
     mask = keys.shape[0] - 1
     slot = np.int64(_mix(uint64(key)) & uint64(mask))
@@ -108,7 +109,18 @@ def _slot(keys, key):  # noqa: ANN001, ANN202 - compiled
 
 
 @njit(cache=True, nogil=True)
-def route(ids, limits, strides, owners, bases, keys, places, rows, inverse, starts):  # noqa: ANN001, ANN201 - compiled
+def route(
+    ids: np.ndarray,
+    limits: np.ndarray,
+    strides: np.ndarray,
+    owners: np.ndarray,
+    bases: np.ndarray,
+    keys: np.ndarray,
+    places: np.ndarray,
+    rows: np.ndarray,
+    inverse: np.ndarray,
+    starts: np.ndarray,
+) -> int:
     """Turn ids into the distinct rows to ask of each PS.
 
     ids int32 (n,), feature ``i % features`` at position i; limits, strides int64 (features,); owners int32 and bases
@@ -157,7 +169,7 @@ def route(ids, limits, strides, owners, bases, keys, places, rows, inverse, star
 
 
 @njit(cache=True, nogil=True)
-def _clear(keys, present):  # noqa: ANN001, ANN202 - compiled
+def _clear(keys: np.ndarray, present: np.ndarray) -> None:
     """Empty the slots of ``present``; found first, emptied after, so that no probe chain breaks in between."""
     slots = np.empty(present.shape[0], np.int64)
     for d in range(present.shape[0]):

@@ -74,7 +74,7 @@ class Placement:
         return self._by_stripe([p.base for p in self.parts], np.int64)
 
     def _by_stripe(self, values: list[int], dtype: type) -> np.ndarray:
-        table = np.zeros((len(self.cardinalities), int(self.strides.max())), dtype)
+        table: np.ndarray = np.zeros((len(self.cardinalities), int(self.strides.max())), dtype)
         for part, value in zip(self.parts, values, strict=True):
             table[part.table, part.first] = value
         return table

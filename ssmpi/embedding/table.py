@@ -27,9 +27,9 @@ class Options:
 
     dim: int = 16
     optimizer: str = "rowwise_adagrad"
-    rate: float = 0.04
+    rate: float = 0.1
     epsilon: float = 1e-8
-    initial_state: float = 0.0
+    initial_state: float = 1e-4
     prefetch: bool = True
     pushes_in_flight: int = 4
 
@@ -73,7 +73,9 @@ class Arena:
         """Raise DataError if a row number is not in this arena."""
         bad = kernels.out_of_range(rows, len(self.weights))
         if bad >= 0:
-            raise DataError(f"asked for row {rows[bad]} of {len(self.weights)}: trainer and PS differ in their placement")
+            raise DataError(
+                f"asked for row {rows[bad]} of {len(self.weights)}: trainer and PS differ in their placement"
+            )
 
     def save(self, path: Path) -> None:
         """Write every part as ``table-TT-first-stride`` (rows, dim), optimizer state beside it."""

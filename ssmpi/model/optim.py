@@ -20,7 +20,7 @@ class DenseOptimizer(Protocol):
 class SGD:
     """w -= rate * g."""
 
-    def __init__(self, options: DenseOptions, replica: Replica) -> None:  # noqa: ARG002 - one face for all optimizers
+    def __init__(self, options: DenseOptions, replica: Replica) -> None:
         self._rate = options.rate
 
     def step(self, twin: Twin, factor: float) -> None:
@@ -47,4 +47,5 @@ class Adagrad:
 
 def dense_optimizer(options: DenseOptions, replica: Replica) -> DenseOptimizer:
     """The optimizer that ``[dense]`` names, for all threads of one trainer."""
-    return {"sgd": SGD, "adagrad": Adagrad}[options.optimizer](options, replica)
+    kinds: dict[str, type[SGD] | type[Adagrad]] = {"sgd": SGD, "adagrad": Adagrad}
+    return kinds[options.optimizer](options, replica)

@@ -30,7 +30,7 @@ class DenseOptions:
     """The ``[dense]`` section: ``optimizer`` is ``sgd`` or ``adagrad``, ``rate`` its learning rate."""
 
     optimizer: str = "adagrad"
-    rate: float = 0.01
+    rate: float = 0.005
     epsilon: float = 1e-8
     initial_state: float = 0.0
 

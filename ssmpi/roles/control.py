@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from ssmpi.comm.messages import Conversation
 from ssmpi.comm.service import Service
+from ssmpi.comm.signals import stop_asked
 from ssmpi.comm.waiting import Patience, wait_all
 from ssmpi.data.handout import NOTHING_LEFT, Handout
 from ssmpi.metrics import BINS, SUMS
@@ -51,7 +51,12 @@ class Control:
         self._unfinished: set[int] = set()
         self.handout: Handout | None = None
         self.gathered: Callable[[int, np.ndarray], None] = lambda trainer, words: None
-        self.stopping = threading.Event()
+        self._told = False
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody asked this trainer to stop, or any trainer and the word has come here."""
+        return self._told or stop_asked()
 
     def begin(self, handout: Handout) -> None:
         """A part of the run starts: deal from ``handout`` (only the first trainer's counts)."""
@@ -102,7 +107,7 @@ class Control:
         if not self._pending and self._outgoing is not None:
             self._outgoing = None
             if self._answer[0]:
-                self.stopping.set()
+                self._told = True
         return bool(self._pending)
 
     def _handle(self, source: int, tag: int, payload: np.ndarray) -> None:
@@ -111,16 +116,16 @@ class Control:
         buffer = self._service.buffer(8)
         if tag == REPORT:
             self._take_report(source, payload.view(np.float64).copy())
-            buffer.view(np.int64)[0] = self.stopping.is_set()
+            buffer.view(np.int64)[0] = self.stopping
         else:
             assert self.handout
             asker = int(payload.view(np.int64)[0])
-            buffer.view(np.int64)[0] = NOTHING_LEFT if self.stopping.is_set() else self.handout.next_block(asker)
+            buffer.view(np.int64)[0] = NOTHING_LEFT if self.stopping else self.handout.next_block(asker)
         self._service.reply(source, tag if tag == REPORT else tag - WANT, buffer)
 
     def _take_report(self, trainer: int, words: np.ndarray) -> None:
         if words[0]:
-            self.stopping.set()
+            self._told = True
         if words[1] and trainer:
             self._unfinished.discard(trainer)
         self.gathered(trainer, words)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
 
 
-def serve_embeddings(config: Config, world: World, folder: Path, start_from: Path | None = None) -> bool:  # noqa: ARG001 - the roles' face
+def serve_embeddings(config: Config, world: World, folder: Path, start_from: Path | None = None) -> bool:
     """The whole life of an embedding PS. ``start_from`` is the model to load, None for fresh rows."""
     cardinalities = read_manifest(Path(config.data.folder)).cardinalities
     arena = Arena(config.embedding, place(cardinalities, config.topology.embedding_ps), world.index, config.run.seed)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from ssmpi.log import log
+from ssmpi.log import log, terminal
 from ssmpi.metrics import SUMS, Quality
 from ssmpi.roles import control
 from ssmpi.topology import Topology
@@ -32,7 +31,9 @@ class Logbook:
         self._topology, self._rows, self._every = topology, rows, every_seconds
         self._lines = (folder / "metrics.jsonl").open("w", encoding="utf-8")
         self.writer: SummaryWriter | None = None
-        self._bar = tqdm(total=rows, unit="ex", unit_scale=True, disable=not sys.stderr.isatty(), dynamic_ncols=True)
+        self._bar = tqdm(
+            total=rows, unit="ex", unit_scale=True, dynamic_ncols=True, file=terminal(), disable=terminal() is None
+        )
         self._window, self._total = Quality(), Quality()
         self._counts = {name: np.zeros(topology.trainers) for name in ("iterations", "rounds", "busy_seconds")}
         self._window_counts = {name: counts.copy() for name, counts in self._counts.items()}
@@ -103,7 +104,7 @@ class Logbook:
         if self._bar.disable:
             log.info(text)
         else:
-            self._bar.write(text, file=sys.stderr)
+            self._bar.write(text, file=terminal())
 
     def start_clock(self) -> None:
         """Training starts now: what came before was preparation."""
@@ -118,7 +119,10 @@ class Logbook:
             self.writer.close()
 
     def _where(self) -> dict[str, Any]:
-        return {"examples": int(self._total.sums[0]), "seconds": round(time.monotonic() - self._began - self._paused, 3)}
+        return {
+            "examples": int(self._total.sums[0]),
+            "seconds": round(time.monotonic() - self._began - self._paused, 3),
+        }
 
     def _write(self, line: dict[str, Any]) -> None:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
 
 
-def serve_center(config: Config, world: World, folder: Path, start_from: Path | None = None) -> bool:  # noqa: ARG001 - the roles' face
+def serve_center(config: Config, world: World, folder: Path, start_from: Path | None = None) -> bool:
     """The whole life of a sync PS. The first trainer says where the center starts."""
     service = Service(world.center, config.waiting)
     service.serve(config.topology.trainers, Center(config.sync.alpha, service).handle)

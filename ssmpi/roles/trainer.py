@@ -69,7 +69,7 @@ class Trainer:
     @property
     def stopping(self) -> bool:
         """Whether somebody asked for an early end; ``stopped`` is what all trainers have agreed on."""
-        return self.control.stopping.is_set()
+        return self.control.stopping
 
     def parts(self) -> Iterator[int]:
         """The run in parts: each pass is cut into ``evaluate.per_pass`` parts. Ends early when stopping."""
@@ -123,8 +123,7 @@ class Trainer:
         self._rest()
         clock = Clock()
         metrics = self.evaluator.run(split, self.synchronizer.model(), self.config.waiting)
-        if metrics is not None and self.results:
-            self.results.evaluated(split, metrics, clock.wall)
+        self._evaluated(split, metrics, clock)
 
     def evaluate_finally(self, split: str) -> None:
         """As ``evaluate``, and on request the first trainer's own replica as a second figure."""
@@ -135,8 +134,7 @@ class Trainer:
         wait(self.world.trainers.ibcast(vector), self.config.waiting, "the other trainers")
         clock = Clock()
         metrics = self.evaluator.run(split, vector, self.config.waiting)
-        if metrics is not None and self.results:
-            self.results.evaluated(split, metrics, clock.wall, "replica 0")
+        self._evaluated(split, metrics, clock, "replica 0")
 
     def save(self) -> None:
         """Write the model into the run folder: the dense weights that are evaluated, and every PS's tables."""
@@ -159,6 +157,13 @@ class Trainer:
         """Where in the data the run stands: parts done, blocks dealt in the last one, rows done of blocks cut short."""
         dealt = self.control.handout.state() if self.control.handout else {}
         return {"parts_done": self.parts_done, **dealt, "cut_short": self.unfinished}
+
+    def _evaluated(self, split: str, metrics: dict[str, float] | None, clock: Clock, what: str = "model") -> None:
+        """Keep an evaluation; one that was cut short, on all trainers alike, ends the run early."""
+        if metrics is None:
+            self.stopped = True
+        elif self.results:
+            self.results.evaluated(split, metrics, clock.wall, what)
 
     def _rest(self) -> None:
         """Come together when every push of every trainer has been applied."""

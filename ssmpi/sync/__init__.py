@@ -25,7 +25,9 @@ def _check(options: Any) -> None:
     for name, known in (("algorithm", ALGORITHMS), ("pace", PACES)):
         value = getattr(options, name)
         require(value in known, f"{name} is one of {', '.join(known)}, got {value!r}")
-    require(options.merge in ("difference", "interpolate"), f"merge is difference or interpolate, got {options.merge!r}")
+    require(
+        options.merge in ("difference", "interpolate"), f"merge is difference or interpolate, got {options.merge!r}"
+    )
     require(0 < options.alpha <= 1, f"alpha must be in (0, 1], got {options.alpha}")
     require(0 < options.cpu_share <= 1, f"cpu_share must be in (0, 1], got {options.cpu_share}")
     require(options.by in ("thread", "trainer"), f"by is thread or trainer, got {options.by!r}")
@@ -44,7 +46,7 @@ else:
     Options = make_dataclass(
         "Options",
         [
-            ("algorithm", str, "easgd"),
+            ("algorithm", str, "ma"),
             ("pace", str, "shadow"),
             ("alpha", float, 0.5),
             ("merge", str, "difference"),

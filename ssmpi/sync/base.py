@@ -40,7 +40,7 @@ def merge_difference(weights: np.ndarray, reference: np.ndarray, snapshot: np.nd
 
 
 @njit(cache=True, nogil=True)
-def merge_interpolate(weights: np.ndarray, reference: np.ndarray, snapshot: np.ndarray, alpha: float) -> None:  # noqa: ARG001
+def merge_interpolate(weights: np.ndarray, reference: np.ndarray, snapshot: np.ndarray, alpha: float) -> None:
     """weights = (1 - alpha) weights + alpha reference: the paper's form; loses alpha of what was learned meanwhile."""
     a = np.float32(alpha)
     for i in range(weights.shape[0]):
@@ -74,6 +74,11 @@ class Synchronizer(ABC):
             return False
         self._merge(self.weights, reference, self.snapshot, self.options.alpha)
         return True
+
+    @property
+    def idle(self) -> bool:
+        """Whether rounds would change nothing, so that none need run."""
+        return False
 
     @abstractmethod
     def exchange(self, snapshot: np.ndarray, active: bool) -> np.ndarray | None:

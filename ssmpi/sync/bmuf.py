@@ -36,6 +36,7 @@ class BMUF(MA):  # the same exchange and the same way to leave, another use of t
     """Moves towards a global model that follows the mean."""
 
     Options = Options  # type: ignore[assignment]
+    idle = False  # even one trainer alone is filtered
 
     def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)

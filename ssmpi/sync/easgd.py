@@ -56,7 +56,7 @@ class EASGD(Synchronizer):
         if thread == 0 and peers.center.rank == 0:  # every trainer starts equal: the first one says from where
             self._send_all(START, weights)
 
-    def exchange(self, snapshot: np.ndarray, active: bool) -> np.ndarray:  # noqa: ARG002
+    def exchange(self, snapshot: np.ndarray, active: bool) -> np.ndarray:
         """The center as it was; the sync PSs move it towards the snapshot by the same d."""
         self._call_all(EXCHANGE, snapshot)
         return self._old
@@ -79,7 +79,9 @@ class EASGD(Synchronizer):
     def _call_all(self, kind: int, vector: np.ndarray | None) -> None:
         """Send a request to every sync PS, with its shard of ``vector``, and receive its shard of the center."""
         center = self.peers.center
-        replies = [center.irecv(self._old[s], r, self._thread) for r, s in zip(self._servers, self._shards, strict=True)]
+        replies = [
+            center.irecv(self._old[s], r, self._thread) for r, s in zip(self._servers, self._shards, strict=True)
+        ]
         self._send_all(kind, vector)
         wait_all(replies, self.peers.patience, "the sync PSs")
 

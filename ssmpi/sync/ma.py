@@ -31,6 +31,11 @@ class MA(Synchronizer):
         super().__init__(options, weights, peers)
         self._buffer = np.empty(weights.size + 1, np.float32)
 
+    @property
+    def idle(self) -> bool:
+        """One trainer alone is its own mean."""
+        return self.peers.trainers.size == 1
+
     def mean(self, vector: np.ndarray, active: bool = True) -> np.ndarray | None:
         """Mean of ``vector`` over the active trainers, None when there is none. All trainers must call."""
         self._buffer[:-1] = vector if active else 0.0

@@ -19,8 +19,9 @@ class NoSync(Synchronizer):
     """Rounds do nothing; the model is the first trainer's replica."""
 
     Options = Options
+    idle = True
 
-    def exchange(self, snapshot: np.ndarray, active: bool) -> np.ndarray | None:  # noqa: ARG002
+    def exchange(self, snapshot: np.ndarray, active: bool) -> np.ndarray | None:
         """Nothing to exchange."""
         return None
 

@@ -102,11 +102,11 @@ class Together:
         self._due.begin(per=self._threads)
         self._meeting.open(self._threads)
 
-    def after_step(self, thread: int) -> None:  # noqa: ARG002
+    def after_step(self, thread: int) -> None:
         """Maybe a round, when every thread has come to this point."""
         self._meeting.pause_if(self._due.count, self._synchronizer.round)
 
-    def thread_done(self, thread: int) -> None:  # noqa: ARG002
+    def thread_done(self, thread: int) -> None:
         """The others need not wait for this thread."""
         self._meeting.leave(self._synchronizer.round)
 
@@ -116,7 +116,7 @@ class Together:
 
 
 class NoPace:
-    """No rounds at all: ``algorithm = "none"``."""
+    """No rounds at all: ``algorithm = "none"``, or one trainer alone."""
 
     def begin(self) -> None:
         """Nothing to do."""
@@ -202,7 +202,7 @@ def make_pace(
     synchronizers: list[Synchronizer], options: Any, threads: int, start: Callable[..., threading.Thread]
 ) -> Pace:
     """The pace that ``[sync]`` names. FR-EASGD has one synchronizer a worker thread, all else one a trainer."""
-    if options.algorithm == "none":
+    if synchronizers[0].idle:
         return NoPace()
     if options.pace == "shadow":
         return Shadow(synchronizers, options, start)
