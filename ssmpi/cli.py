@@ -99,18 +99,19 @@ def parser() -> argparse.ArgumentParser:
 def train(arguments: argparse.Namespace) -> int:
     """``ssmpi train``, on every rank."""
     signals.listen()
-    from ssmpi import folder, report
-    from ssmpi import train as story
     from ssmpi.comm.world import joined
 
     log.draw_on(arguments.terminal)
     with joined() as job:
+        from ssmpi import folder, report  # in the job, so that what goes wrong here is said once too
+        from ssmpi import train as story
+
         config = job.agree(
             lambda: folder.prepare(arguments.run_file, arguments.overrides, job.size, arguments.overwrite)
         )
         path = Path(config.run.folder)
         finished = story.run(job, config, path)
-        if job.rank == 0:
+        if job.rank == 0 and finished:  # who asked for a stop is in a hurry
             report.plot(path)
         stopped = job.leave(stopped=not finished)  # last: a launcher ends the others when a rank exits with a code
     return STOPPED if stopped else 0

@@ -75,9 +75,9 @@ def launch(run_file: Path, overrides: Sequence[str], overwrite: bool, dry_run: b
             flush=True,
         )
         job.send_signal(signal.SIGUSR1)
-        for name in (signal.SIGINT, signal.SIGTERM):
+        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, lambda *_: job.terminate())
 
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(name, forward)
     return job.wait()

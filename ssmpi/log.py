@@ -15,7 +15,7 @@ _terminal: TextIO | None = None
 
 def draw_on(path: Path | None) -> None:
     """Draw the progress bar on the terminal ``path``: mpirun passes on whole lines only, so a bar needs its own way."""
-    global _terminal  # noqa: PLW0603 - one process, one terminal
+    global _terminal
     _terminal = None if path is None else path.open("w", encoding="utf-8")
 
 

@@ -100,7 +100,7 @@ def _reference(path: Path, *keys: str) -> dict[str, float]:
         if not isinstance(found, dict) or key not in found:
             raise DataError(f"{path}: has no '{key}': not the file that this option wants")
         found = found[key]
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _cell(value: float | None) -> str:

@@ -32,7 +32,7 @@ class Topology:
 
     def __post_init__(self) -> None:
         require(self.trainers >= 1, f"topology.trainers must be at least 1, got {self.trainers}")
-        require(self.threads >= 1, f"topology.threads must be at least 1, got {self.threads}")
+        require(1 <= self.threads < 500, f"topology.threads must be 1 to 499, got {self.threads}")
         require(self.embedding_ps >= 0, f"topology.embedding_ps must not be negative, got {self.embedding_ps}")
         require(self.sync_ps >= 0, f"topology.sync_ps must not be negative, got {self.sync_ps}")
         require(

@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 from ssmpi.comm import signals
@@ -30,6 +31,8 @@ ECHO_SECONDS = 1.0  # how long a rank that is probably not the first to fail lea
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_WAY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EIO)
+
+NAMESPACE = Path("/proc/self/ns/pid")  # process numbers mean something only within one of these
 
 
 class Place(Protocol):
@@ -168,7 +171,7 @@ class Watch:
 
     def __init__(self, comm: Any, place: Place) -> None:
         self._place, self.names = place, [f"rank {r}" for r in range(comm.size)]
-        namespace = os.stat("/proc/self/ns/pid").st_ino if os.path.exists("/proc/self/ns/pid") else 0  # noqa: PTH
+        namespace = NAMESPACE.stat().st_ino if NAMESPACE.exists() else 0
         everyone = comm.allgather((place.host, namespace, os.getpid()))
         local = [r for r, (host, space, _) in enumerate(everyone) if (host, space) == (place.host, namespace)]
         self.page = Page(comm, local)

@@ -7,10 +7,13 @@ Tests put an in-process class with the same face in its place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
+
+if TYPE_CHECKING:
+    from ssmpi.comm.service import Inbox
 
 
 class Conversation:
@@ -57,16 +60,3 @@ class Conversation:
     def gather(self, value: Any) -> list[Any]:
         """Give every rank the values of all."""
         return list(self._comm.allgather(value))
-
-
-class Inbox:
-    """A receive buffer that grows to the largest message seen."""
-
-    def __init__(self) -> None:
-        self._bytes = np.empty(1 << 16, np.uint8)
-
-    def room(self, size: int) -> np.ndarray:
-        """The first ``size`` bytes."""
-        if size > self._bytes.size:
-            self._bytes = np.empty(max(size, 2 * self._bytes.size), np.uint8)
-        return self._bytes[:size]

@@ -5,15 +5,17 @@ Criteo has one id per feature and goes through ``client.Lookups``; this is the g
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ssmpi.comm.messages import Conversation
 from ssmpi.comm.waiting import Patience, wait_all
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import raise_bad_id
 from ssmpi.embedding.placement import Placement
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
 
 
 class BagLookups:

@@ -7,17 +7,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ssmpi.comm.messages import Conversation
 from ssmpi.comm.service import say_goodbye
 from ssmpi.comm.waiting import Patience, wait_all
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import Arena, Options
 from ssmpi.errors import DataError, TrainingError
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
 
 
 class Lookup:

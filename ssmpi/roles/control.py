@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.comm.messages import Conversation
 from ssmpi.comm.service import Service
 from ssmpi.comm.signals import stop_asked
 from ssmpi.comm.waiting import Patience, wait_all
 from ssmpi.data.handout import NOTHING_LEFT, Handout
 from ssmpi.metrics import BINS, SUMS
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
 
 REPORT = 1000  # tag of a report and of its answer
 WANT = 2000  # plus the thread's number: tag of a request for a block; the answer has the thread's number alone

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.comm.messages import Conversation
 from ssmpi.comm.waiting import Patience, wait
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
@@ -18,6 +17,7 @@ from ssmpi.metrics import BINS, Quality
 from ssmpi.settings import require
 
 if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
     from ssmpi.model.replica import Twin
 
 EVALUATION_THREADS = 500  # message tags of evaluating threads start here, clear of the worker threads'

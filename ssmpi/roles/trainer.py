@@ -17,6 +17,7 @@ from ssmpi.data.batch import Batch
 from ssmpi.data.handout import NOTHING_LEFT, Handout, block_order
 from ssmpi.data.reader import SplitReader, batches, shuffled, suit_block_rows
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
+from ssmpi.log import log
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import MODELS
@@ -39,6 +40,8 @@ class Trainer:
     def __init__(self, config: Config, world: World, folder: Path, start_from: Path | None = None) -> None:
         torch.set_num_threads(1)  # threads inside an operator fight with the worker threads; see DESIGN
         self.config, self.world, self.folder = config, world, folder
+        if world.crowded:
+            log.warning(world.crowded)
         threads = config.topology.threads
         self.reader = self._open_data()
         self.tables = Tables(config, world, self.reader.manifest.cardinalities, start_from)
@@ -101,8 +104,10 @@ class Trainer:
 
     def train_part(self, hogwild: Callable[[int, Trainer], None]) -> None:
         """Run the worker threads on one part of the run while the main thread supervises; returns when all trainers are done."""
-        if self.results and not self.parts_done:
-            self.results.logbook.start_clock()
+        if not self.parts_done:
+            self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
+            if self.results:
+                self.results.logbook.start_clock()
         self.pace.begin()
         workers = [self.start(f"worker {k}", hogwild, k, self) for k in range(self.config.topology.threads)]
         self._supervise(lambda: not any(w.is_alive() for w in workers), finished=False)

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numba import njit
 
-from ssmpi.comm.messages import Conversation
 from ssmpi.comm.waiting import Patience
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
 
 Merge = Literal["difference", "interpolate"]
 

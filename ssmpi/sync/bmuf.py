@@ -54,7 +54,11 @@ class BMUF(MA):  # the same exchange and the same way to leave, another use of t
         self._global += self._delta
         return self._global + self._own.momentum * self._delta if self._own.nesterov else self._global
 
-    def model(self) -> np.ndarray:
-        """The global model, after a last block over all replicas."""
+    def close(self) -> None:
+        """As model averaging, then a last block over all replicas: here, so that ``model`` is the same when asked twice."""
+        super().close()
         self.exchange(self.weights, active=True)
+
+    def model(self) -> np.ndarray:
+        """The global model."""
         return self._global.copy()
