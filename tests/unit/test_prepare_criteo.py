@@ -255,10 +255,12 @@ def test_other_arguments_or_files_are_refused_unless_overwritten(raw, tmp_path, 
     assert "other content" in capsys.readouterr().err
     prepare([changed], out, *SMALL, "--overwrite")
     assert tree(out) == tree(prepare([changed], tmp_path / "fresh", *SMALL))
-    (out / "thesis.txt").write_text("mine")
-    assert main(["criteo", str(raw), "-o", str(out), *SMALL, "--overwrite"]) == 2
-    assert "thesis.txt" in capsys.readouterr().err
-    assert (out / "train").is_dir()
+    for place in (out / "thesis.txt", out / "train" / "notes.txt"):
+        place.write_text("mine")
+        assert main(["criteo", str(raw), "-o", str(out), *SMALL, "--overwrite"]) == 2
+        assert place.name in capsys.readouterr().err
+        assert place.read_text() == "mine"
+        place.unlink()
 
 
 def test_no_path_and_no_time_in_the_output(raw, tmp_path):

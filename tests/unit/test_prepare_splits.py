@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.splits import Layout, order_keys, parse_fractions, split_rows
+from data_prep.splits import Layout, draw_shards, order_keys, parse_fractions, split_rows
 from ssmpi.errors import UserError
 
 
@@ -78,7 +78,15 @@ def test_without_shuffle_rows_stay_in_order():
     np.testing.assert_array_equal(layout(shuffle=False).shard_of(0, 10_000), np.arange(10_000) // 1000)
 
 
-def test_order_keys_are_distinct_random_and_pinned():
+def test_the_draws_of_released_data_sets_never_change():
+    keys, shards = np.empty(3, dtype=np.uint64), np.empty(12, dtype=np.int32)
+    order_keys(0, np.arange(3), keys)
+    draw_shards(7, 100, 5, shards)
+    assert keys.tolist() == [0x64684C4F0FD784B4, 0x15AFA6CC98416E0C, 0xD79B1B9DBD70E170]
+    assert shards.tolist() == [0, 1, 4, 4, 0, 3, 2, 4, 1, 3, 0, 1]
+
+
+def test_order_keys_are_distinct_and_random():
     keys = np.empty(100_000, dtype=np.uint64)
     order_keys(0, np.arange(100_000), keys)
     assert len(np.unique(keys)) == len(keys)

@@ -1,0 +1,39 @@
+"""The test process itself never enters MPI: it starts ranks and asserts over what they return."""
+
+import mpi4py
+
+mpi4py.rc.initialize = False  # before anything imports mpi4py.MPI, which would initialise it
+mpi4py.rc.finalize = False
+
+from pathlib import Path  # noqa: E402
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+from datasets import make_dataset  # noqa: E402
+
+hypothesis.settings.register_profile("ssmpi", deadline=None, derandomize=True)  # kernels compile in their first example
+hypothesis.settings.load_profile("ssmpi")
+
+
+@pytest.fixture(scope="session")
+def small_data(tmp_path_factory):
+    """6,000 training rows in three shards, 600 to validate, 600 to test."""
+    return make_dataset(tmp_path_factory.mktemp("small"), rows=6_000, shard=2_300)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--write-golden", action="store_true", help="replace the pinned records by what is found now")
+
+
+@pytest.fixture
+def golden(request):
+    """``golden(name, text)`` is the pinned record ``tests/golden/name``; a missing one fails."""
+
+    def record(name, text):
+        path = Path(__file__).parent / "golden" / name
+        if request.config.getoption("--write-golden"):
+            path.write_text(text)
+        assert path.is_file(), f"no record {path}: look at what is found, then write it with pytest --write-golden"
+        return path.read_text()
+
+    return record

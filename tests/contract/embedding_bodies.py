@@ -1,0 +1,141 @@
+"""What the ranks do in ``test_embedding``; apart from it, because ranks need no torch and importing it takes long."""
+
+import numpy as np
+
+from ssmpi.comm import failure
+from ssmpi.comm.service import Service
+from ssmpi.comm.waiting import Patience, wait
+from ssmpi.embedding.bags import BagLookups
+from ssmpi.embedding.client import LocalTables, Lookups, RemoteTables
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.server import EmbeddingServer
+from ssmpi.embedding.table import Arena, Options
+from ssmpi.topology import Role, Topology
+
+PATIENCE = Patience(time_limit_seconds=20)
+CARDINALITIES = (3, 700, 40, 1, 90)  # the second is split as soon as there are two PSs
+FEATURES, DIM, SEED, BATCH, STEPS = len(CARDINALITIES), 6, 11, 17, 4
+SGD = Options(dim=DIM, optimizer="sgd", rate=0.05)
+ADAGRAD = Options(dim=DIM, rate=0.3)
+LOCAL = Topology(trainers=1, embedding_ps=0)
+REMOTE = Topology(trainers=2, threads=2, embedding_ps=2)
+
+
+def batch_of(*key):
+    """ids int32 (batch, features), with many repeats, and gradients float32 (batch, features, dim)."""
+    generator = np.random.default_rng(key)
+    ids = (generator.random((BATCH, FEATURES)) ** 3 * CARDINALITIES).astype(np.int32)
+    return ids, generator.normal(size=(BATCH, FEATURES, DIM)).astype(np.float32)
+
+
+def bags_of(*key):
+    """values int32 (ids,), offsets int64 (bags + 1,), gradients (bags, dim); some bags are empty, some repeat an id."""
+    generator = np.random.default_rng(key)
+    lengths = generator.integers(0, 5, BATCH * FEATURES)
+    values = np.concatenate([(generator.random(n) ** 3 * CARDINALITIES[k % FEATURES]) for k, n in enumerate(lengths)])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return values.astype(np.int32), offsets, generator.normal(size=(lengths.size, DIM)).astype(np.float32)
+
+
+def on_trainers(world, options, work):
+    """``work(transport, placement)`` on trainers while the embedding PSs serve; its result."""
+    placement = place(CARDINALITIES, max(1, world.topology.embedding_ps))
+    if world.role is Role.EMBEDDING_PS:
+        service = Service(world.embedding, PATIENCE)
+        server = EmbeddingServer(Arena(options, placement, world.index, SEED), service)
+        service.serve(world.topology.trainers, server.handle)
+    if world.role is not Role.TRAINER:
+        return None
+    if world.topology.embedding_ps:
+        transport = RemoteTables(world.embedding, world.topology.trainers, options, PATIENCE)
+    else:
+        transport = LocalTables(Arena(options, placement, 0, SEED))
+    result = work(transport, placement)
+    transport.goodbye()
+    return result
+
+
+def rest(world, transport):
+    """Every push of every trainer has been applied."""
+    transport.drain()
+    wait(world.trainers.ibarrier(), PATIENCE, "the others")
+
+
+def in_turn(world, work):
+    """Trainers one after the other, so that the result is one and the same."""
+    for trainer in range(world.trainers.size):
+        if trainer == world.rank:
+            work()
+        wait(world.trainers.ibarrier(), PATIENCE, "the others")
+
+
+def train_in_turn(world, options):
+    def work(transport, placement):
+        pulled, lookups = [], Lookups(transport, placement, options, thread=0)
+
+        def steps():
+            for step in range(STEPS):
+                ids, gradients = batch_of(world.rank, step)
+                lookup = lookups.pull(ids)
+                pulled.append(lookup.values.copy())
+                lookups.push(lookup, gradients, factor=0.5 if step == 1 else 1.0)
+            transport.drain()
+
+        in_turn(world, steps)
+        everything = Lookups(transport, placement, options, thread=1)
+        ids = np.arange(max(CARDINALITIES))[:, None] % CARDINALITIES
+        return pulled, everything.pull(ids.astype(np.int32)).values.copy()
+
+    return on_trainers(world, options, work)
+
+
+def train_at_once(world, options):
+    def work(transport, placement):
+        def steps(thread):
+            lookups = Lookups(transport, placement, options, thread)
+            for step in range(20):
+                ids, gradients = batch_of(world.rank, thread, step)
+                for batch, lookup in lookups.prefetched([Ids(ids), Ids(ids[:5])]):
+                    lookups.push(lookup, gradients[: len(batch.ids)])
+
+        threads = [failure.start(world, f"worker {k}", steps, k) for k in range(world.topology.threads)]
+        for thread in threads:
+            thread.join()
+        rest(world, transport)
+        ids = np.arange(max(CARDINALITIES))[:, None] % CARDINALITIES
+        return Lookups(transport, placement, options, thread=0).pull(ids.astype(np.int32)).values.copy()
+
+    return on_trainers(world, options, work)
+
+
+class Ids:
+    """As much of a batch as ``prefetched`` needs."""
+
+    def __init__(self, ids):
+        self.ids = ids
+
+
+def train_bags(world, options, pooling):
+    def work(transport, placement):
+        pulled, lookups = [], BagLookups(world.embedding, world.topology.trainers, placement, DIM, thread=0)
+
+        def steps():
+            for step in range(STEPS):
+                values, offsets, gradients = bags_of(world.rank, step)
+                pulled.append(lookups.pull(values, offsets, pooling))
+                lookups.push((values, offsets), gradients, pooling)
+            transport.drain()
+
+        in_turn(world, steps)
+        return pulled
+
+    return on_trainers(world, options, work)
+
+
+def pull_bad_id(world, options):
+    def work(transport, placement):
+        ids = batch_of(0)[0]
+        ids[3, 2] = 40
+        Lookups(transport, placement, options, thread=0).pull(ids)
+
+    return on_trainers(world, options, work)

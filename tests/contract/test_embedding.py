@@ -1,0 +1,160 @@
+"""Pull and push against plain tables, over threads and over MPI, for any number of embedding PSs."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from embedding_bodies import (
+    ADAGRAD,
+    BATCH,
+    CARDINALITIES,
+    DIM,
+    FEATURES,
+    LOCAL,
+    REMOTE,
+    SEED,
+    SGD,
+    STEPS,
+    bags_of,
+    batch_of,
+    pull_bad_id,
+    train_at_once,
+    train_bags,
+    train_in_turn,
+)
+from oracle import RowwiseAdagrad, initial_tables
+from ranks import all_over_mpi, over_threads
+from torch import nn
+
+from ssmpi.embedding.placement import place
+from ssmpi.errors import TrainingError
+
+
+def plain_tables():
+    """nn.EmbeddingBag tables with the rows that training starts from."""
+    return [
+        nn.EmbeddingBag.from_pretrained(torch.from_numpy(t), freeze=False, mode="sum")
+        for t in initial_tables(SEED, CARDINALITIES, DIM)
+    ]
+
+
+def plain_optimizer(tables, options):
+    weights = [table.weight for table in tables]
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(weights, options.rate)
+    return RowwiseAdagrad(weights, options.rate, options.epsilon, options.initial_state)
+
+
+def check_against_plain(results, options):
+    tables = plain_tables()
+    optimizer = plain_optimizer(tables, options)
+    for rank, (pulled, _) in enumerate(results):
+        for step in range(STEPS):
+            ids, gradients = batch_of(rank, step)
+            rows = torch.stack([t(torch.from_numpy(ids[:, f : f + 1])) for f, t in enumerate(tables)], dim=1)
+            np.testing.assert_allclose(pulled[step], rows.detach(), rtol=2e-6, atol=2e-6)
+            for table in tables:
+                table.zero_grad()
+            rows.backward(torch.from_numpy(gradients))
+            rate = options.rate * (0.5 if step == 1 else 1.0)
+            if isinstance(optimizer, RowwiseAdagrad):
+                optimizer.rate = rate
+            else:
+                optimizer.param_groups[0]["lr"] = rate
+            optimizer.step()
+    for _, everything in results:
+        for f, table in enumerate(tables):
+            rows = everything[: CARDINALITIES[f], f]
+            np.testing.assert_allclose(rows, table.weight.detach(), rtol=2e-6, atol=2e-6)
+
+
+def check_sum_of_all(results, options):
+    """With SGD the order of updates does not matter: every gradient of every thread counts exactly once."""
+    tables = [table.astype(float) for table in initial_tables(SEED, CARDINALITIES, DIM)]
+    for rank in range(len(results)):
+        for thread in range(REMOTE.threads):
+            for step in range(20):
+                ids, gradients = batch_of(rank, thread, step)
+                for count in (BATCH, 5):
+                    for f, table in enumerate(tables):
+                        np.subtract.at(table, ids[:count, f], options.rate * gradients[:count, f].astype(float))
+    for everything in results:
+        for f, table in enumerate(tables):
+            np.testing.assert_allclose(everything[: len(table), f], table, rtol=2e-5, atol=2e-4)
+
+
+def check_bags(results, options, pooling):
+    tables = plain_tables()
+    optimizer = plain_optimizer(tables, options)
+    for table in tables:
+        table.mode = pooling
+    for rank, pulled in enumerate(results):
+        for step in range(STEPS):
+            values, offsets, gradients = (torch.from_numpy(a) for a in bags_of(rank, step))
+            for table in tables:
+                table.zero_grad()
+            for f, table in enumerate(tables):
+                bags = range(f, BATCH * FEATURES, FEATURES)
+                ids = torch.cat([values[offsets[k] : offsets[k + 1]] for k in bags])
+                starts = torch.cumsum(torch.tensor([0] + [offsets[k + 1] - offsets[k] for k in bags]), 0)[:-1]
+                pooled = table(ids, starts.to(ids.dtype))
+                np.testing.assert_allclose(pulled[step][f::FEATURES], pooled.detach(), rtol=2e-6, atol=2e-6)
+                pooled.backward(gradients[f::FEATURES])
+            optimizer.step()
+
+
+CASES = {
+    "sgd": (train_in_turn, check_against_plain, (SGD,)),
+    "rowwise_adagrad": (train_in_turn, check_against_plain, (ADAGRAD,)),
+    "one push in flight": (train_in_turn, check_against_plain, (replace(SGD, pushes_in_flight=1),)),
+    "threads at once": (train_at_once, check_sum_of_all, (SGD,)),
+    "bags sum sgd": (train_bags, check_bags, (SGD, "sum")),
+    "bags mean sgd": (train_bags, check_bags, (SGD, "mean")),
+    "bags sum adagrad": (train_bags, check_bags, (ADAGRAD, "sum")),
+    "bags mean adagrad": (train_bags, check_bags, (ADAGRAD, "mean")),
+}
+
+
+@cache
+def over_mpi():
+    """Results of all cases, made by one job, because starting it takes longest."""
+    results = all_over_mpi(REMOTE, [(body, arguments) for body, _, arguments in CASES.values()])
+    return dict(zip(CASES, results, strict=True))
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 5])
+@pytest.mark.parametrize("case", CASES)
+def test_like_plain_tables_over_threads(case, servers):
+    body, check, arguments = CASES[case]
+    topology = replace(REMOTE, embedding_ps=servers)
+    check(over_threads(topology, body, *arguments)[:2], *arguments)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_like_plain_tables_over_mpi(case):
+    _, check, arguments = CASES[case]
+    check(over_mpi()[case][:2], *arguments)
+
+
+@pytest.mark.parametrize("options", [SGD, ADAGRAD], ids=lambda options: options.optimizer)
+def test_like_plain_tables_inside_the_trainer(options):
+    check_against_plain(over_threads(LOCAL, train_in_turn, options), options)
+
+
+@pytest.mark.parametrize("options", [SGD, ADAGRAD], ids=lambda options: options.optimizer)
+def test_the_number_of_servers_changes_no_bit(options):
+    reference = over_threads(REMOTE, train_in_turn, options)[0][1]
+    for servers in (1, 3, 4):
+        everything = over_threads(replace(REMOTE, embedding_ps=servers), train_in_turn, options)[0][1]
+        np.testing.assert_array_equal(everything, reference)
+
+
+def test_tables_are_split_in_these_tests():
+    assert place(CARDINALITIES, 2).strides.tolist() == [1, 2, 1, 1, 1]
+
+
+def test_an_id_beyond_its_table_is_refused_with_its_place():
+    with pytest.raises(TrainingError, match=r"id 40 of feature C3 \(row 3 of its batch\).*table of 40 rows"):
+        over_threads(REMOTE, pull_bad_id, SGD)

@@ -1,0 +1,386 @@
+"""What every synchronization algorithm promises, over threads and over MPI with the same bodies.
+
+A case's ``body`` runs on every rank; sync PSs serve the center, other servers have nothing to do. Its ``check`` gets
+the trainers' results.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import all_over_mpi, over_threads
+
+from ssmpi import sync
+from ssmpi.comm import failure
+from ssmpi.comm.service import Service
+from ssmpi.comm.waiting import Patience, wait
+from ssmpi.sync.easgd import EASGD, Center
+from ssmpi.sync.pace import make_pace
+from ssmpi.topology import Role, Topology
+
+PATIENCE = Patience(time_limit_seconds=20)
+PARAMETERS = 1_003  # not a multiple of anything
+TWO = Topology(trainers=2, threads=2, embedding_ps=1, sync_ps=2)
+ALL = tuple(sync.ALGORITHMS)
+MERGES = ("difference", "interpolate")
+AVERAGING = ("easgd", "ma", "bmuf")
+
+
+def replica(seed):
+    """Some weights; the same for the same seed."""
+    return np.random.default_rng(seed).normal(size=PARAMETERS).astype(np.float32)
+
+
+def on_trainers(world, options, weights, work):
+    """``work(synchronizers)`` on a trainer, while sync PSs serve; the trainer's result."""
+    if world.role is Role.SYNC_PS and options.algorithm == "easgd":
+        service = Service(world.center, PATIENCE)
+        service.serve(world.topology.trainers, Center(options.alpha, service).handle)
+    if world.role is not Role.TRAINER:
+        return None
+    peers = sync.Peers(world.trainers, world.center, PATIENCE)
+    kind = sync.ALGORITHMS[options.algorithm]
+    each_thread = kind is EASGD and options.pace == "fixed_rate" and options.by == "thread"
+    more = (
+        [EASGD(options, weights, peers, thread) for thread in range(1, world.topology.threads)] if each_thread else []
+    )
+    synchronizers = [kind(options, weights, peers), *more]
+    result = work(synchronizers)
+    synchronizers[0].goodbye()
+    return result
+
+
+def meet(world):
+    """All trainers come here before any goes on."""
+    wait(world.trainers.ibarrier(), PATIENCE, "the others")
+
+
+def with_pace(world, options, synchronizers, learn, steps):
+    """Worker threads that call ``learn(thread)`` that many times each, under the pace; as ``train_part`` does it."""
+
+    def start(name, body, *arguments):
+        return failure.start(world, name, body, *arguments)
+
+    def work(thread):
+        for _ in range(steps[thread]):
+            learn(thread)
+            pace.after_step(thread)
+        pace.thread_done(thread)
+
+    pace = make_pace(synchronizers, options, world.topology.threads, start)
+    pace.begin()
+    workers = [start(f"worker {k}", work, k) for k in range(world.topology.threads)]
+    for worker in workers:
+        worker.join()
+    pace.end()
+
+
+# Bodies
+
+
+def equal_replicas(world, options):
+    weights = replica(1)
+
+    def work(synchronizers):
+        with_pace(world, options, synchronizers, lambda _: None, steps=[6, 6])
+        return weights, synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work)
+
+
+def check_equal_replicas(results, options):
+    """The average of equal replicas changes nothing, not a bit."""
+    for weights, model in results:
+        np.testing.assert_array_equal(weights, replica(1))
+        np.testing.assert_array_equal(model, replica(1))
+
+
+def one_round(world, options):
+    weights = replica(world.rank)
+
+    def work(synchronizers):
+        synchronizers[0].round()
+        after = weights.copy()
+        synchronizers[0].close()
+        return after, synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work)
+
+
+def check_mean(results, options):
+    """One round of model averaging with alpha 1 makes every replica the mean."""
+    mean = (replica(0) + replica(1)) / 2
+    for weights, model in results:
+        np.testing.assert_allclose(weights, mean, rtol=0, atol=5e-7)
+        np.testing.assert_allclose(model, mean, rtol=0, atol=5e-7)
+
+
+def rounds_in_turn(world, options):
+    weights = replica(world.rank)
+
+    def work(synchronizers):
+        for turn in range(6):
+            if turn % 2 == world.rank:
+                weights[:] += replica(100 + turn)
+                synchronizers[0].round()
+            meet(world)
+        return weights.copy(), synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work)
+
+
+def check_easgd(results, options):
+    """EASGD in a known order gives what its equations give, however many sync PSs share the center."""
+    alpha, w, c = np.float32(options.alpha), [replica(0), replica(1)], replica(0)
+    for turn in range(6):
+        trainer = turn % 2
+        w[trainer] += replica(100 + turn)
+        d = alpha * (w[trainer] - c)
+        w[trainer], c = w[trainer] - d, c + d
+    for (weights, model), expected in zip(results, w, strict=True):
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(model, c, rtol=0, atol=2e-6)
+
+
+def rounds_at_will(world, options):
+    weights = replica(world.rank)
+
+    def work(synchronizers):
+        for _ in range(20):
+            synchronizers[0].round()
+        synchronizers[0].close()
+        return weights.copy(), synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work)
+
+
+def check_conserved(results, options):
+    """EASGD moves weight between replicas and center and neither makes nor loses any: within 21 roundings of it."""
+    before = replica(0).astype(float) + replica(1) + replica(0)
+    after = results[0][0].astype(float) + results[1][0] + results[0][1]
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-5)
+
+
+def blocks(world, options):
+    weights = replica(0)
+
+    def work(synchronizers):
+        for block in range(5):
+            weights[:] += 0.1 * replica(10 * block + world.rank)
+            synchronizers[0].round()
+        after = weights.copy()
+        synchronizers[0].close()
+        return after, synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work)
+
+
+def check_bmuf(results, options):
+    """Block momentum as in Chen and Huo (2016), in float64; ``close`` makes one block more."""
+    eta, momentum = options.bmuf.eta, options.bmuf.momentum
+    w, g, delta = [replica(0).astype(float) for _ in range(2)], replica(0).astype(float), np.zeros(PARAMETERS)
+    for block in range(6):
+        if block < 5:
+            w = [w[rank] + 0.1 * replica(10 * block + rank) for rank in range(2)]
+        delta = momentum * delta + eta * ((w[0] + w[1]) / 2 - g)
+        g = g + delta
+        restart = g + momentum * delta if options.bmuf.nesterov else g
+        if block < 5:
+            w = [each + options.alpha * (restart - each) for each in w]
+    for rank, (weights, model) in enumerate(results):
+        np.testing.assert_allclose(weights, w[rank], rtol=1e-5, atol=2e-5)  # momentum amplifies rounding
+        np.testing.assert_allclose(model, g, rtol=1e-5, atol=2e-5)
+
+
+def learn_meanwhile(world, options):
+    weights = replica(world.rank)
+
+    def work(synchronizers):
+        exchange, seen = synchronizers[0].exchange, []
+
+        def slow_exchange(snapshot, active):
+            reference = exchange(snapshot, active)
+            if not seen:
+                seen.append(reference.copy())
+                weights[:] += 1.0  # what the worker threads did while the messages were on their way
+            return reference
+
+        synchronizers[0].exchange = slow_exchange
+        synchronizers[0].round()
+        after = weights.copy()
+        synchronizers[0].close()
+        return after, seen[0]
+
+    return on_trainers(world, options, weights, work)
+
+
+def check_meanwhile(results, options):
+    """Merging by the difference keeps what was learned during the exchange; interpolating loses alpha of it."""
+    kept = 1.0 if options.merge == "difference" else 1.0 - options.alpha
+    for rank, (weights, reference) in enumerate(results):
+        expected = replica(rank) + options.alpha * (reference - replica(rank)) + kept
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=2e-6)
+
+
+def unequal_rounds(world, options):
+    weights = replica(world.rank)
+
+    def work(synchronizers):
+        for _ in range(3 if world.rank == 0 else 9):
+            synchronizers[0].round()
+        synchronizers[0].close()
+        first = synchronizers[0].model()
+        synchronizers[0].round()  # the next part of the run starts with all of them again
+        synchronizers[0].close()
+        return weights.copy(), first, synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work)
+
+
+def check_unequal(results, options):
+    """A trainer that is done early hangs nobody, and all trainers end with the same model."""
+    for part in (1, 2):
+        np.testing.assert_array_equal(results[0][part], results[1][part])
+
+
+def check_follows(results, options):
+    """A trainer out of data has no weight in the mean any more and follows it."""
+    check_unequal(results, options)
+    mean = (replica(0) + replica(1)) / 2
+    np.testing.assert_allclose(results[0][0], mean, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(results[1][0], mean, rtol=0, atol=2e-6)
+
+
+def alone_at_the_end(world, options):
+    weights = replica(world.rank)
+
+    def work(synchronizers):
+        if world.rank == 1:
+            for learned in range(4):
+                weights[:] = replica(50 + learned)
+                synchronizers[0].round()
+        synchronizers[0].close()
+        return weights.copy(), synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work)
+
+
+def check_alone(results, options):
+    """Trainer 0 never trains: with alpha 1 the one that does is not disturbed, and trainer 0 ends where it ended."""
+    for weights, model in results:
+        np.testing.assert_allclose(weights, replica(53), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(model, replica(53), rtol=0, atol=1e-6)
+
+
+def unequal_steps(world, options):
+    weights = replica(0)
+
+    def learn(thread):
+        weights[:] += 1e-3 * (1 + thread + 2 * world.rank)
+
+    def work(synchronizers):
+        models = []
+        for steps in ([7, 0], [1, 23]) if world.rank == 0 else ([12, 3], [0, 0]):
+            with_pace(world, options, synchronizers, learn, steps)
+            models.append(synchronizers[0].model())
+            np.testing.assert_array_equal(models[-1], synchronizers[0].model(), "a model asked for twice is the same")
+        return weights.copy(), *models, sum(s.rounds for s in synchronizers)
+
+    return on_trainers(world, options, weights, work)
+
+
+def check_unequal_steps(results, options):
+    """Threads and trainers with different numbers of iterations, two parts: all end, with the same model."""
+    check_unequal(results, options)
+    for model in results[0][1:3]:
+        assert np.all(np.isfinite(model))
+    if options.algorithm == "none":
+        assert all(result[3] == 0 for result in results)
+        np.testing.assert_array_equal(results[1][2], results[0][0])
+        return
+    assert any(result[3] > 0 for result in results)
+    assert np.all(results[0][2] > replica(0)), "everybody only ever adds"
+
+
+# Cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """A property, the settings it is looked at with, and the ranks it takes."""
+
+    body: Any
+    check: Any
+    options: Any
+    topology: Topology = TWO
+
+    def __str__(self):
+        shown = {k: v for k, v in vars(self.options).items() if v != vars(sync.Options())[k] and k != "bmuf"}
+        bmuf = [f"{k}={v}" for k, v in vars(self.options.bmuf).items() if v != vars(sync.Options().bmuf)[k]]
+        return "-".join([self.body.__name__, *map(str, shown.values()), *bmuf, f"{self.topology.sync_ps}ps"])
+
+
+def options(algorithm, pace="shadow", **settings):
+    """Settings; the fixed rate is a round every second iteration."""
+    every = 2 if pace == "fixed_rate" else 0
+    return sync.Options(algorithm=algorithm, pace=pace, every_iterations=every, cpu_share=1.0, **settings)
+
+
+def bmuf(**settings):
+    return sync.bmuf.Options(**settings)
+
+
+PACED = [options(algorithm, pace) for algorithm in ALL for pace in sync.PACES]
+PACED += [options("easgd", "fixed_rate", by="trainer"), options("bmuf", bmuf=bmuf(eta=0.7, momentum=0.5))]
+BLOCKS = [
+    bmuf(),
+    bmuf(eta=0.7),
+    bmuf(momentum=0.5),
+    bmuf(momentum=0.5, nesterov=True),
+    bmuf(eta=1.2, momentum=0.9, nesterov=True),
+]
+CASES = [
+    *(Case(equal_replicas, check_equal_replicas, o) for o in PACED),
+    *(Case(unequal_steps, check_unequal_steps, o) for o in PACED),
+    *(Case(unequal_rounds, check_unequal, options(a, merge=m)) for a in AVERAGING for m in MERGES),
+    Case(unequal_rounds, check_follows, options("ma", alpha=1.0)),
+    *(Case(alone_at_the_end, check_alone, options(a, alpha=1.0, merge="interpolate")) for a in ("ma", "bmuf")),
+    *(Case(one_round, check_mean, options("ma", alpha=1.0, merge=m)) for m in MERGES),
+    Case(one_round, check_mean, options("ma", "fixed_rate", alpha=1.0)),
+    *(Case(learn_meanwhile, check_meanwhile, options(a, alpha=0.3, merge=m)) for a in AVERAGING for m in MERGES),
+    *(Case(blocks, check_bmuf, options("bmuf", alpha=alpha, bmuf=b)) for b in BLOCKS for alpha in (0.5, 1.0)),
+    *(Case(rounds_in_turn, check_easgd, options("easgd", alpha=0.3), replace(TWO, sync_ps=n)) for n in (1, 2, 3)),
+    *(Case(rounds_at_will, check_conserved, options("easgd"), replace(TWO, sync_ps=n)) for n in (1, 2, 3)),
+]  # fmt: skip
+
+
+@cache
+def over_mpi():
+    """Results of all cases that take the same ranks, made by one job, because starting it takes longest."""
+    cases = [case for case in CASES if case.topology == TWO]
+    results = all_over_mpi(TWO, [(case.body, (case.options,)) for case in cases], timeout=90)
+    return dict(zip(cases, results, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_promise_over_threads(case):
+    results = over_threads(case.topology, case.body, case.options)
+    case.check(results[: case.topology.trainers], case.options)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.topology == TWO], ids=str)
+def test_promise_over_mpi(case):
+    case.check(over_mpi()[case][:2], case.options)
+
+
+def test_several_sync_ps_give_the_same_as_one():
+    """To the last bit: a center in shards is the same arithmetic."""
+    one, two, three = (
+        over_threads(replace(TWO, sync_ps=n), rounds_in_turn, options("easgd", alpha=0.3)) for n in (1, 2, 3)
+    )
+    for trainer in range(2):
+        for a, b, c in zip(one[trainer], two[trainer], three[trainer], strict=True):
+            np.testing.assert_array_equal(a, b)
+            np.testing.assert_array_equal(a, c)

@@ -1,0 +1,44 @@
+"""Small prepared data sets with something to learn in them: clicks come from a logistic model over ids and counts."""
+
+from pathlib import Path
+
+import numpy as np
+
+from ssmpi.data.schema import (
+    DENSE_FEATURES,
+    SPARSE_FEATURES,
+    Manifest,
+    ShardEntry,
+    Split,
+    write_manifest,
+    write_shard,
+)
+
+CARDINALITIES = tuple(int(c) for c in np.geomspace(4, 5_000, SPARSE_FEATURES))
+
+
+def make_dataset(folder, rows, seed=0, shard=6_000, cardinalities=CARDINALITIES, labelled=True):
+    """``rows`` rows to train on and a tenth of that in ``validation`` and in ``test``. Returns the folder."""
+    folder, generator = Path(folder), np.random.default_rng(seed)
+    effects = [generator.normal(size=c) * 0.5 for c in cardinalities]
+    splits = {}
+    for split, total in (("train", rows), ("validation", rows // 10), ("test", rows // 10)):
+        entries = []
+        for number, start in enumerate(range(0, total, shard)):
+            ids, dense, label = draw(generator, effects, min(shard, total - start))
+            name = f"{split}/shard-{number:05}.h5"
+            size, checksum = write_shard(folder / name, ids, dense, label if labelled else None, {"split": split})
+            entries.append(ShardEntry(name, len(ids), int(label.sum()), size, checksum))
+        splits[split] = Split(tuple(entries))
+    write_manifest(folder, Manifest(tuple(cardinalities), splits, labelled))
+    return folder
+
+
+def draw(generator, effects, rows):
+    """ids int32 (rows, 26) with a long tail, dense float32 (rows, 13), label uint8 (rows,)."""
+    tails = generator.pareto(1.0, (rows, SPARSE_FEATURES)) * 2
+    ids = np.minimum(tails, [len(e) - 1 for e in effects]).astype(np.int32)
+    dense = np.log1p(generator.exponential(5.0, (rows, DENSE_FEATURES))).astype(np.float32)
+    logit = -1.2 + 0.5 * sum(effect[ids[:, f]] for f, effect in enumerate(effects)) + 0.3 * dense[:, 0]
+    label = (generator.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.uint8)
+    return ids, dense, label

@@ -1,0 +1,88 @@
+"""``python broken.py WHAT RANK train RUN_FILE ...`` is ``ssmpi`` with something that happens to one rank, after a while."""
+
+import itertools
+import os
+import signal
+import sys
+
+from ssmpi import cli
+from ssmpi.comm.failure import launched_rank
+
+
+def fail():
+    raise RuntimeError("broken on purpose")
+
+
+def ask_to_stop():
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def at_call(owner, name, number, happens=fail):
+    """Let something happen when a method is called for the ``number``-th time."""
+    count, method = itertools.count(1), getattr(owner, name)
+
+    def broken(*arguments, **keywords):
+        if next(count) == number:
+            happens()
+        return method(*arguments, **keywords)
+
+    setattr(owner, name, broken)
+
+
+def break_worker():
+    from ssmpi.model.replica import Twin
+
+    at_call(Twin, "forward_backward", 50)
+
+
+def break_shadow():
+    from ssmpi.sync.base import Synchronizer
+
+    at_call(Synchronizer, "round", 3)
+
+
+def break_embedding_ps():
+    from ssmpi.embedding.server import EmbeddingServer
+
+    at_call(EmbeddingServer, "handle", 100)
+
+
+def break_sync_ps():
+    from ssmpi.sync.easgd import Center
+
+    at_call(Center, "handle", 5)
+
+
+def break_start():
+    from ssmpi.roles.trainer import Trainer
+
+    at_call(Trainer, "__init__", 1)
+
+
+def break_import():
+    sys.modules["numba"] = None
+
+
+def break_joining():
+    import mpi4py.MPI  # noqa: F401 - a rank that is in MPI already is waited for by the others
+
+    sys.modules["ssmpi.comm.messages"] = None
+
+
+def stop_before_training():
+    from ssmpi.roles.trainer import Trainer
+
+    at_call(Trainer, "__init__", 1, ask_to_stop)
+
+
+def stop_in_evaluation():
+    from ssmpi.model.replica import Twin
+
+    at_call(Twin, "score", 3, ask_to_stop)
+
+
+if __name__ == "__main__":
+    what, rank = sys.argv[1], int(sys.argv[2])
+    if launched_rank() == rank:
+        globals()[what]()
+    cli.main(sys.argv[3:])

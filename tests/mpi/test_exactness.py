@@ -1,0 +1,162 @@
+"""Results that must be exact, with real ranks: one trainer, one thread, no synchronization; and what several trainers
+must still agree on.
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracle import PlainDLRM, RowwiseAdagrad
+from ranks import ssmpi
+from runs import train, train_over_threads
+from sklearn.metrics import log_loss
+
+from ssmpi.config import load
+from ssmpi.data.handout import block_order
+from ssmpi.data.reader import SplitReader, batches, shuffled, suit_block_rows
+
+ADAGRAD = ("embedding.prefetch=false", "data.passes=2")
+SGD = (
+    "embedding.prefetch=false",
+    "data.passes=2",
+    "embedding.optimizer=sgd",
+    "embedding.rate=0.5",
+    "dense.optimizer=sgd",
+    "dense.rate=0.1",
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_data):
+    """``trained(*overrides)``: a finished run under mpirun, each kind made once."""
+    finished = {}
+
+    def run(*overrides):
+        if overrides not in finished:
+            finished[overrides] = train(tmp_path_factory.mktemp("run"), small_data, *overrides)
+        return finished[overrides]
+
+    return run
+
+
+def assert_same_bits(run, reference):
+    np.testing.assert_array_equal(run.losses(), reference.losses())
+    for name, values in reference.dense().items():
+        np.testing.assert_array_equal(run.dense()[name], values, err_msg=name)
+    for table, reference_table in zip(run.tables(), reference.tables(), strict=True):
+        np.testing.assert_array_equal(table, reference_table)
+
+
+def test_a_run_repeats_to_the_last_bit(trained, tmp_path, small_data):
+    assert_same_bits(
+        train(tmp_path, small_data, *ADAGRAD, "topology.embedding_ps=0"), trained(*ADAGRAD, "topology.embedding_ps=0")
+    )
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_embedding_ps_change_no_bit(trained, servers):
+    handout = "static" if servers == 2 else "dynamic"
+    run = trained(*ADAGRAD, f"topology.embedding_ps={servers}", *([f"data.handout={handout}"] if servers == 2 else []))
+    assert_same_bits(run, trained(*ADAGRAD, "topology.embedding_ps=0"))
+
+
+@pytest.mark.parametrize("prefetch", ["true", "false"])
+@pytest.mark.parametrize("settings", [ADAGRAD, SGD], ids=["adagrad", "sgd"])
+def test_neither_servers_nor_handout_nor_ranks_change_a_bit(tmp_path, small_data, settings, prefetch):
+    """As above over threads, for more combinations. With prefetch the rows are one batch old, everywhere the same."""
+
+    def run(name, *overrides):
+        return train_over_threads(tmp_path / name, small_data, *settings, f"embedding.prefetch={prefetch}", *overrides)
+
+    reference = run("reference", "topology.embedding_ps=0")
+    for servers in (1, 2, 5):
+        for handout in ("dynamic", "static"):
+            overrides = (f"topology.embedding_ps={servers}", f"data.handout={handout}")
+            assert_same_bits(run(f"{servers}-{handout}", *overrides), reference)
+
+
+def test_threads_give_the_same_bits_as_ranks(trained, tmp_path, small_data):
+    """The pretended ranks of the other tests stand for real ones."""
+    run = train_over_threads(tmp_path, small_data, *ADAGRAD, "topology.embedding_ps=2")
+    assert_same_bits(run, trained(*ADAGRAD, "topology.embedding_ps=0"))
+
+
+def plain_training(config):
+    """The same run in plain PyTorch: its model and losses."""
+    torch.set_num_threads(1)
+    data, dim, seed = config.data, config.embedding.dim, config.run.seed
+    whole = SplitReader(Path(data.folder), "train", data.block_rows)
+    reader = SplitReader(Path(data.folder), "train", suit_block_rows(data, whole.rows, 1))
+    model = PlainDLRM(config.model.bottom, config.model.top, reader.manifest.cardinalities, dim, seed)
+    tables = [table.weight for table in model.tables]
+    if config.dense.optimizer == "sgd":
+        dense = torch.optim.SGD(model.dense_parameters, config.dense.rate)
+        sparse = torch.optim.SGD(tables, config.embedding.rate)
+    else:
+        mine, theirs = config.dense, config.embedding
+        dense = torch.optim.Adagrad(
+            model.dense_parameters, mine.rate, initial_accumulator_value=mine.initial_state, eps=mine.epsilon
+        )
+        sparse = RowwiseAdagrad(tables, theirs.rate, theirs.epsilon, theirs.initial_state)
+
+    def stream():
+        for a_pass in range(data.passes):
+            for number in block_order(data, seed, a_pass, len(reader.blocks)):
+                block = reader.blocks[number]
+                order = shuffled(seed, 2, a_pass, number, size=block.rows)
+                yield from batches(reader.read(block), data.batch_size, order)
+
+    return model, model.train_on(stream(), dense, sparse)
+
+
+@pytest.mark.parametrize("settings", [ADAGRAD, SGD], ids=["adagrad", "sgd"])
+def test_equals_plain_pytorch(trained, settings):
+    """Within float32 rounding over 94 iterations: sums run in another order, nothing else differs."""
+    run = trained(*settings, "topology.embedding_ps=2", *(["data.handout=static"] if settings is ADAGRAD else []))
+    model, losses = plain_training(load(run.folder / "run.toml"))
+    np.testing.assert_allclose(run.losses(), losses, rtol=2e-5, atol=0)
+    for name, value in model.dense_parameters_by_name().items():
+        np.testing.assert_allclose(run.dense()[name], value, rtol=0, atol=5e-5, err_msg=name)
+    for f, (table, plain) in enumerate(zip(run.tables(), model.tables, strict=True)):
+        np.testing.assert_allclose(table, plain.weight.detach(), rtol=0, atol=5e-5, err_msg=f"C{f + 1}")
+
+
+# Several trainers
+
+MANY = ("topology.trainers=2", "topology.threads=2", "topology.embedding_ps=2", "sync.algorithm=ma", "data.passes=2")
+
+
+@pytest.mark.parametrize("handout", ["dynamic", "static"])
+def test_every_row_is_trained_on_once_a_pass(trained, tmp_path, small_data, handout):
+    if handout == "dynamic":
+        run = trained(*MANY)
+    else:
+        run = train_over_threads(tmp_path, small_data, *MANY, "data.handout=static")
+    config = load(run.folder / "run.toml")
+    rows = suit_block_rows(config.data, 6_000, 4)
+    blocks = SplitReader(small_data, "train", rows).blocks
+    assert sorted(block for _, block in run.state["dealt"]) == list(range(len(blocks)))  # of the last pass
+    assert {asker for asker, _ in run.state["dealt"]} <= {0, 1, 2, 3}
+    assert run.result["examples"] == run.result["expected_examples"] == 12_000
+    assert run.result["status"] == "complete"
+    iterations = len(run.losses(0)) + len(run.losses(1))
+    assert iterations == run.result["iterations"] == 2 * sum(-(-block.rows // 128) for block in blocks)
+
+
+def test_evaluating_alone_or_together_or_by_hand_is_the_same(trained, tmp_path, small_data):
+    run = trained(*MANY)
+    of_the_run = run.quality("test")
+    alone = ssmpi("evaluate", run.folder).check().out
+    together = ssmpi("evaluate", run.folder, ranks=4).check().out
+    assert alone == together
+    ne, loss, auc = (float(re.search(rf"{name} ([\d.]+)", alone)[1]) for name in ("NE", "log-loss", "AUC"))
+    assert (ne, loss, auc) == pytest.approx([of_the_run[k] for k in ("ne", "log_loss", "auc")], abs=6e-6)
+    assert of_the_run["examples"] == 600
+
+    scores_file = tmp_path / "scores"
+    ssmpi("predict", run.folder, small_data, "--output", scores_file).check()
+    reader = SplitReader(small_data, "test", 600)
+    labels = reader.read(reader.blocks[0]).labels
+    assert log_loss(labels, np.loadtxt(scores_file)) == pytest.approx(of_the_run["log_loss"], rel=1e-6)

@@ -1,0 +1,108 @@
+"""The same computations again, written plainly and apart from ssmpi: what its results are compared with."""
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import nn
+
+MASK = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(x):
+    """SplitMix64's finalizer, on a whole number."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def initial_row(seed, table, row, dim, cardinality):
+    """A row before training: U(-1/sqrt(n), 1/sqrt(n)) from a counter."""
+    key = mix((seed * GOLDEN + mix((table + GOLDEN) & MASK)) & MASK)
+    row_key = mix(key ^ mix((row + GOLDEN) & MASK))
+    words = [mix((row_key + (j + 1) * GOLDEN) & MASK) >> 40 for j in range(dim)]
+    return [(2.0 * (word + 0.5) / 2**24 - 1.0) / cardinality**0.5 for word in words]
+
+
+def initial_tables(seed, cardinalities, dim):
+    """All tables before training, float32 (rows, dim) each."""
+    return [
+        np.array([initial_row(seed, table, row, dim, rows) for row in range(rows)], np.float32)
+        for table, rows in enumerate(cardinalities)
+    ]
+
+
+class RowwiseAdagrad:
+    """Adagrad with one accumulator a row: the mean of the squares of its gradient's components."""
+
+    def __init__(self, tables, rate, epsilon, initial=0.0):
+        self.tables, self.rate, self.epsilon = tables, rate, epsilon
+        self.sums = [torch.full((len(table),), initial) for table in tables]
+
+    def step(self):
+        for table, sums in zip(self.tables, self.sums, strict=True):
+            sums += table.grad.square().mean(dim=1)
+            table.data -= self.rate * table.grad / (sums.sqrt() + self.epsilon)[:, None]
+
+
+class PlainDLRM(nn.Module):
+    """One process, one thread, ``nn.EmbeddingBag``: DLRM as in the paper, ssmpi's rule for initial values."""
+
+    def __init__(self, bottom, top, cardinalities, dim, seed):
+        super().__init__()
+        self.bottom, self.top = self._mlp([13, *bottom]), self._mlp([dim + 27 * 26 // 2, *top])
+        generator = np.random.default_rng([seed, 0])
+        for layer in (*self.bottom, *self.top):
+            outputs, inputs = layer.weight.shape
+            layer.weight.data = self._normal(generator, 2 / (inputs + outputs), (outputs, inputs))
+            layer.bias.data = self._normal(generator, 1 / outputs, (outputs,))
+        tables = initial_tables(seed, cardinalities, dim)
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag.from_pretrained(torch.from_numpy(t), freeze=False, mode="sum") for t in tables
+        )
+
+    @staticmethod
+    def _mlp(sizes):
+        return nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
+
+    @staticmethod
+    def _normal(generator, variance, shape):
+        return torch.from_numpy(generator.normal(0, variance**0.5, shape).astype(np.float32))
+
+    def forward(self, dense, ids):
+        x = dense
+        for layer in self.bottom:
+            x = layer(x).relu()
+        vectors = [x] + [table(ids[:, f : f + 1]) for f, table in enumerate(self.tables)]
+        dots = [(vectors[i] * vectors[j]).sum(dim=1) for i in range(27) for j in range(i)]
+        z = torch.cat([x, torch.stack(dots, dim=1)], dim=1)
+        for layer in self.top[:-1]:
+            z = layer(z).relu()
+        return self.top[-1](z).squeeze(1)
+
+    @property
+    def dense_parameters(self):
+        return [*self.bottom.parameters(), *self.top.parameters()]
+
+    def dense_parameters_by_name(self):
+        """As ssmpi names them: its MLPs count their ReLUs."""
+        return {
+            f"{mlp}.{2 * k}.{kind}": getattr(layer, kind).detach().numpy()
+            for mlp in ("bottom", "top")
+            for k, layer in enumerate(getattr(self, mlp))
+            for kind in ("weight", "bias")
+        }
+
+    def train_on(self, batches, dense_optimizer, table_optimizer):
+        """Mean log-loss of every batch, before its update."""
+        losses = []
+        for batch in batches:
+            logits = self(torch.from_numpy(batch.dense), torch.from_numpy(batch.ids))
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
+            self.zero_grad()
+            loss.backward()
+            dense_optimizer.step()
+            table_optimizer.step()
+            losses.append(loss.item())
+        return np.array(losses)

@@ -1,0 +1,382 @@
+"""Ranks for tests: real ones under ``mpirun``, and pretended ones, a thread each in this process.
+
+A body is a function ``body(world, *arguments) -> result``, run by every rank; ``over_threads`` and ``over_mpi`` return
+all results, by rank, and the test asserts over them, so that no assertion fails on one rank and hangs the others.
+"""
+
+import contextlib
+import importlib
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ssmpi.launch import environment
+from ssmpi.topology import Role
+
+TESTS = Path(__file__).parent
+
+
+# Real ranks
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def check(self):
+        """This, if the command succeeded; else its output is the failure's message."""
+        assert self.code == 0, f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
+        return self
+
+
+class TimeLimitError(AssertionError):
+    """A command or a body that should have ended by now."""
+
+
+class Running:
+    """A command started in a session of its own, so that all its processes can be found and ended."""
+
+    def __init__(self, command, environ):
+        self._out, self._err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115 - see close
+        self.process = subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, start_new_session=True
+        )
+
+    def wait(self, timeout):
+        """Finished, or TimeLimitError with what was said so far."""
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeLimitError(f"not done after {timeout} s\n--- stderr\n{self.read(self._err)}") from None
+        return Finished(code, self.read(self._out), self.read(self._err))
+
+    def read_so_far(self):
+        """Standard error up to now."""
+        return self.read(self._err)
+
+    @staticmethod
+    def read(file):
+        file.flush()
+        return Path(f"/proc/self/fd/{file.fileno()}").read_text(errors="replace")
+
+    def pids(self):
+        """All living processes of the session: mpirun, its ranks, and what those started."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, _, _, session = stat.read_text().rpartition(") ")[2].split()[:4]
+                if int(session) == self.process.pid and state != "Z":
+                    found.append(int(stat.parent.name))
+        return found
+
+    def close(self):
+        """Leave no process behind."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self._out.close()
+        self._err.close()
+
+
+@contextlib.contextmanager
+def running(n, *arguments, environ=None):
+    """``mpirun -n N python ARGUMENTS`` in the recommended environment while the block runs, to interfere with it."""
+    job = Running([mpirun_path(), "-n", str(n), sys.executable, *map(str, arguments)], full_environment(environ))
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+def mpirun(n, *arguments, timeout=60, environ=None):
+    """Run ``mpirun -n N python ARGUMENTS`` to its end."""
+    with running(n, *arguments, environ=environ) as job:
+        return job.wait(timeout)
+
+
+def ssmpi(*arguments, ranks=None, timeout=60, environ=None):
+    """Run ``ssmpi ARGUMENTS`` under mpirun, or as a single process without it."""
+    if ranks is not None:
+        return mpirun(ranks, "-m", "ssmpi", *arguments, timeout=timeout, environ=environ)
+    job = Running([sys.executable, "-m", "ssmpi", *map(str, arguments)], full_environment(environ))
+    try:
+        return job.wait(timeout)
+    finally:
+        job.close()
+
+
+def full_environment(extra=None):
+    """This process's environment with what ``ssmpi launch`` adds, and with the tests' own modules to import."""
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, **environment(), "PYTHONPATH": path, **(extra or {})}
+
+
+def mpirun_path():
+    """Where mpirun is: beside this interpreter, or on the path."""
+    found = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    assert found, "no mpirun: pip install 'ssmpi[mpi]'"
+    return found
+
+
+def over_mpi(topology, body, *arguments, timeout=60):
+    """Run ``body``, a function of any module, a test's too, on real ranks; their results by rank."""
+    return all_over_mpi(topology, [(body, arguments)], timeout=timeout)[0]
+
+
+def all_over_mpi(topology, tasks, timeout=60):
+    """Run ``tasks``, pairs of body and arguments, one after the other in one job; results by task and rank."""
+    places = [(str(Path(sys.modules[body.__module__].__file__).parent), body, args) for body, args in tasks]
+    named = [(home, body.__module__, body.__qualname__, pickle.dumps(args)) for home, body, args in places]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "tasks").write_bytes(pickle.dumps((topology, named)))
+        mpirun(topology.size, "-m", "mpi4py", __file__, folder, timeout=timeout).check()
+        by_rank = [pickle.loads((Path(folder) / f"results-{rank}").read_bytes()) for rank in range(topology.size)]
+    return [list(results) for results in zip(*by_rank, strict=True)]
+
+
+def be_a_rank(folder):
+    """What each process that ``all_over_mpi`` starts does."""
+    from ssmpi.comm.world import World, join
+
+    topology, tasks = pickle.loads((folder / "tasks").read_bytes())
+    job = join()
+    world, results = World(job, topology), []
+    for home, module, name, arguments in tasks:
+        if home not in sys.path:
+            sys.path.insert(0, home)
+        body = getattr(importlib.import_module(module), name)
+        results.append(body(world, *pickle.loads(arguments)))
+        job.comm.Barrier()  # the next task's messages must not reach this task's servers
+    (folder / f"results-{job.rank}").write_bytes(pickle.dumps(results))
+    job.leave()
+
+
+# Pretended ranks
+
+
+def over_threads(topology, body, *arguments, timeout=30):
+    """Run ``body`` on threads of this process; their results by rank. The first exception is raised here."""
+    job = PretendedJob(topology, time.monotonic() + timeout)
+    results = [None] * topology.size
+
+    def be_rank(rank):
+        try:
+            results[rank] = body(PretendedWorld(job, rank), *arguments)
+        except BaseException as error:
+            job.fail(error)
+
+    threads = [threading.Thread(target=be_rank, args=(rank,), daemon=True) for rank in range(topology.size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.1, job.deadline + 2 - time.monotonic()))
+    if job.error:
+        raise job.error
+    stuck = [topology.name_of(rank) for rank, thread in enumerate(threads) if thread.is_alive()]
+    if stuck:
+        raise TimeLimitError(f"not done after {timeout} s: {', '.join(stuck)}")
+    return results
+
+
+class PretendedJob:
+    """What all pretended ranks share: a lock, a deadline, the first error, and one exchange a conversation."""
+
+    def __init__(self, topology, deadline):
+        self.topology, self.deadline = topology, deadline
+        self.lock = threading.RLock()
+        self.error = None
+        members = {
+            "embedding": (Role.TRAINER, Role.EMBEDDING_PS),
+            "center": (Role.TRAINER, Role.SYNC_PS),
+            "trainers": (Role.TRAINER,),
+            "control": (Role.TRAINER,),
+        }
+        self.exchanges = {
+            name: Exchange(self, [rank for role in roles for rank in topology.ranks_of(role)])
+            for name, roles in members.items()
+        }
+
+    def fail(self, error):
+        """Remember the first error; every rank then fails at its next call."""
+        with self.lock:
+            if self.error is None and not isinstance(error, SystemExit):
+                self.error = error
+
+    def check(self):
+        """Raise if another rank failed or time is up."""
+        if self.error is not None:
+            raise SystemExit
+        if time.monotonic() > self.deadline:
+            raise TimeLimitError("a rank was still waiting for another when time was up")
+
+
+class PretendedWorld:
+    """The face of ``ssmpi.comm.world.World`` over threads."""
+
+    def __init__(self, job, rank):
+        self.topology, self.rank, self.size = job.topology, rank, job.topology.size
+        self.host, self.who = "here", job.topology.name_of(rank)
+        self.role, self.index = job.topology.role_of(rank)
+        self._job = job
+        for name, exchange in job.exchanges.items():
+            alone = Exchange(job, [rank])
+            setattr(self, name, PretendedConversation(exchange if rank in exchange.members else alone, rank))
+
+    def abort(self, text):
+        """Called in the handler of the exception that ends the job."""
+        self._job.fail(sys.exception())
+        raise SystemExit(text)
+
+
+class Exchange:
+    """One conversation's messages sent and not received, receives posted and not answered, and collectives."""
+
+    def __init__(self, job, members):
+        self.job, self.members = job, members
+        self.sent = [[] for _ in members]
+        self.awaited = [[] for _ in members]
+        self.collectives = []
+        self.chance = random.Random(0)
+
+
+class PretendedRequest:
+    """The face of an MPI request."""
+
+    def __init__(self, job):
+        self.job, self.done = job, False
+
+    def Test(self):  # noqa: N802 - mpi4py's name
+        if not self.done:
+            self.job.check()
+        return self.done
+
+
+@dataclass
+class Envelope:
+    """A send or a receive that waits for its counterpart."""
+
+    peer: int
+    tag: int
+    array: np.ndarray
+    request: PretendedRequest
+
+
+class PretendedConversation:
+    """The face of ``ssmpi.comm.messages.Conversation`` over threads, as unhelpful as MPI may be.
+
+    A send is complete only when its message was received, and is copied only then, so that a buffer which is reused
+    too early shows. Messages of one rank stay in order, those of different ranks are taken in any order.
+    """
+
+    def __init__(self, exchange, world_rank):
+        self._exchange, self._job = exchange, exchange.job
+        self.names = tuple(self._job.topology.name_of(member) for member in exchange.members)
+        self.rank, self.size = exchange.members.index(world_rank), len(exchange.members)
+        self._collectives = 0
+
+    def isend(self, array, dest, tag):
+        return self._meet(array, (dest, self.rank, tag), self._exchange.awaited, self._exchange.sent)
+
+    def irecv(self, array, source, tag):
+        return self._meet(array, (self.rank, source, tag), self._exchange.sent, self._exchange.awaited)
+
+    def _meet(self, array, address, others, ours):
+        """Meet the first counterpart of the same source and tag at the destination, or wait for one."""
+        self._job.check()
+        dest, source, tag = address
+        mine = Envelope(source, tag, array.view(np.uint8).reshape(-1), PretendedRequest(self._job))
+        with self._job.lock:
+            other = next((o for o in others[dest] if (o.peer, o.tag) == (source, tag)), None)
+            if other is None:
+                ours[dest].append(mine)
+                return mine.request
+            others[dest][:] = [o for o in others[dest] if o is not other]
+            send, receive = (other, mine) if others is self._exchange.sent else (mine, other)
+            assert send.array.size <= receive.array.size, "message longer than the buffer to receive it"
+            receive.array[: send.array.size] = send.array
+            mine.request.done = other.request.done = True
+        return mine.request
+
+    def next_message(self, inbox):
+        self._job.check()
+        with self._job.lock:
+            waiting = self._exchange.sent[self.rank]
+            if not waiting:
+                return None
+            source = self._exchange.chance.choice(sorted({envelope.peer for envelope in waiting}))
+            envelope = next(e for e in waiting if e.peer == source)
+            waiting[:] = [e for e in waiting if e is not envelope]
+            payload = inbox.room(envelope.array.size)
+            payload[:] = envelope.array
+            envelope.request.done = True
+            return source, envelope.tag, payload
+
+    def iallreduce(self, array):
+        def add(arrays):
+            total = np.sum([arrays[rank] for rank in range(self.size)], axis=0, dtype=array.dtype)
+            for each in arrays.values():
+                each[...] = total
+
+        return self._collective("allreduce", array, add)
+
+    def ibcast(self, array):
+        def copy(arrays):
+            for each in arrays.values():
+                each[...] = arrays[0]
+
+        return self._collective("bcast", array, copy)
+
+    def ibarrier(self):
+        return self._collective("barrier", None, lambda _: None)
+
+    def share(self, value):
+        return self.gather(value)[0]
+
+    def gather(self, value):
+        found = []
+
+        def copy(arguments):
+            for _, each in arguments.values():
+                each[:] = [arguments[rank][0] for rank in range(self.size)]
+
+        request = self._collective("gather", (value, found), copy)
+        while not request.Test():
+            time.sleep(1e-4)
+        return found
+
+    def _collective(self, kind, argument, complete):
+        """The next collective of this rank; the last rank to come does the work for all."""
+        self._job.check()
+        with self._job.lock:
+            collectives = self._exchange.collectives
+            if self._collectives == len(collectives):
+                collectives.append((kind, {}, PretendedRequest(self._job)))
+            expected, arguments, request = collectives[self._collectives]
+            self._collectives += 1
+            assert kind == expected, f"{self.names[self.rank]} calls {kind} where another rank called {expected}"
+            arguments[self.rank] = argument
+            if len(arguments) == self.size:
+                complete(arguments)
+                request.done = True
+                collectives[self._collectives - 1] = (kind, None, request)  # arrays may go
+        return request
+
+
+if __name__ == "__main__":
+    be_a_rank(Path(sys.argv[1]))

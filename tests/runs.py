@@ -1,0 +1,98 @@
+"""Whole training runs, over real ranks or over threads, and what they leave behind."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+from ranks import over_threads, ssmpi
+
+from ssmpi import folder as run_folder
+from ssmpi.config import load
+from ssmpi.roles.weights import check_whole
+from ssmpi.settings import dump
+from ssmpi.train import PARTS
+
+SMALL_MODEL = ("model.bottom=[32,8]", "model.top=[32,1]", "embedding.dim=8")
+QUIET = ("run.tensorboard=false", "run.record_losses=true")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder."""
+
+    folder: Path
+
+    @property
+    def result(self):
+        return json.loads((self.folder / "result.json").read_text())
+
+    @property
+    def state(self):
+        return json.loads((self.folder / "model" / "state.json").read_text())
+
+    def losses(self, trainer=0):
+        """Mean loss of every batch, before its update, float64 (batches,)."""
+        return np.load(self.folder / f"losses-{trainer}.npy")
+
+    def quality(self, split="test"):
+        """Metrics of the last evaluation of a split."""
+        return self.result["evaluations"][split]["last"]
+
+    def dense(self):
+        """Dense parameters by name."""
+        with h5py.File(self.folder / "model" / "dense.h5") as saved:
+            return {name: saved[name][()] for name in names(saved)}
+
+    def tables(self):
+        """Embedding tables, put together from the parts of all PSs."""
+        check_whole(self.folder / "model")
+        tables = {}
+        for path in sorted((self.folder / "model").glob("embedding-*.h5")):
+            with h5py.File(path) as saved:
+                for group in saved.values():
+                    table, first, stride, rows = (
+                        int(group.attrs[a]) for a in ("table", "first", "stride", "cardinality")
+                    )
+                    weights = group["weights"][()]
+                    whole = tables.setdefault(table, np.full((rows, weights.shape[1]), np.nan, np.float32))
+                    whole[first::stride] = weights
+        return [tables[table] for table in sorted(tables)]
+
+
+def names(saved):
+    """Names of all data sets of an HDF5 file."""
+    found = []
+    saved.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+def write_run_file(folder, data, *overrides):
+    """A run file beside its run folder, with ``overrides`` over small and quiet settings. Returns its config."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "given.toml"
+    path.write_text("")
+    base = (f"data.folder={data}", f"run.folder={folder / 'run'}", *SMALL_MODEL, *QUIET, "sync.algorithm=none")
+    return load(path, (*base, *overrides))
+
+
+def train(folder, data, *overrides, timeout=60):
+    """``mpirun ... -m ssmpi train`` to its end."""
+    config = write_run_file(folder, data, *overrides)
+    (folder / "given.toml").write_text(dump(config))
+    ssmpi("train", folder / "given.toml", ranks=config.topology.size, timeout=timeout).check()
+    return Run(Path(config.run.folder))
+
+
+def play(world, config):
+    """A body: one rank's part in a training run."""
+    return PARTS[world.role](config, world, Path(config.run.folder))
+
+
+def train_over_threads(folder, data, *overrides, timeout=60):
+    """The same run with a thread for each rank, in this process."""
+    config = write_run_file(folder, data, *overrides)
+    run_folder.make(Path(config.run.folder), config, overwrite=False)
+    over_threads(config.topology, play, config, timeout=timeout)
+    return Run(Path(config.run.folder))

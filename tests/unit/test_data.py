@@ -1,0 +1,136 @@
+"""Every row is read exactly once a pass, in an order that depends on the seed alone."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssmpi.data.handout import NOTHING_LEFT, Handout, block_order
+from ssmpi.data.reader import Options, SplitReader, batches, shuffled, suit_block_rows
+from ssmpi.errors import DataError
+
+STATIC, DYNAMIC = Options("d", handout="static"), Options("d", handout="dynamic")
+
+
+def key(batch):
+    """Rows that can be compared: dense features are distinct floats."""
+    return [row.tobytes() for row in batch.dense]
+
+
+@pytest.mark.parametrize("block_rows", [97, 640, 2_300, 65_536])
+def test_blocks_hold_every_row_once(small_data, block_rows):
+    reader = SplitReader(small_data, "train", block_rows)
+    rows = [k for block in reader.blocks for k in key(reader.read(block))]
+    assert len(rows) == len(set(rows)) == reader.rows == 6_000
+    assert max(block.rows for block in reader.blocks) <= block_rows
+
+
+def test_block_size_does_not_change_the_file_order(small_data):
+    one, other = (SplitReader(small_data, "train", rows) for rows in (97, 65_536))
+    assert [k for b in one.blocks for k in key(one.read(b))] == [k for b in other.blocks for k in key(other.read(b))]
+
+
+@given(st.integers(1, 300), st.booleans())
+def test_batches_cut_a_block_without_loss(small_data_block, batch_size, shuffle):
+    block = small_data_block
+    order = shuffled(1, 2, 0, 0, size=len(block)) if shuffle else None
+    parts = list(batches(block, batch_size, order))
+    assert [len(p) for p in parts[:-1]] == [batch_size] * (len(parts) - 1)
+    rows = [k for part in parts for k in key(part)]
+    assert sorted(rows) == sorted(key(block))
+    assert (rows == key(block)) == (not shuffle)
+
+
+@pytest.fixture(scope="module")
+def small_data_block(small_data):
+    reader = SplitReader(small_data, "test", 65_536)
+    return reader.read(reader.blocks[0])
+
+
+@given(st.integers(1, 10**9), st.integers(1, 512), st.integers(1, 4096))
+def test_blocks_are_whole_batches_and_enough_for_all_threads(rows, threads, batch_size):
+    options = Options("d", batch_size=batch_size, block_rows=max(65_536, batch_size))
+    size = suit_block_rows(options, rows, threads)
+    assert size % batch_size == 0
+    assert batch_size <= size <= options.block_rows
+    assert size == batch_size or size * 8 * threads <= rows
+
+
+def dealt(options, order, threads, generator):
+    """All blocks as they are dealt when threads ask in some order, each until nothing is left."""
+    handout, asking, given_out = Handout(options, list(order), threads), set(range(threads)), []
+    while asking:
+        asker = generator.choice(sorted(asking))
+        block = handout.next_block(int(asker))
+        if block == NOTHING_LEFT:
+            asking.remove(asker)
+        else:
+            given_out.append((int(asker), block))
+    assert handout.log == given_out
+    return given_out
+
+
+@given(st.sampled_from([STATIC, DYNAMIC]), st.integers(0, 50), st.integers(1, 8), st.integers(0, 99))
+def test_every_block_is_dealt_once_whoever_asks_when(options, blocks, threads, seed):
+    generator = np.random.default_rng(seed)
+    order = [int(b) for b in generator.permutation(blocks)]
+    given_out = dealt(options, order, threads, generator)
+    assert sorted(b for _, b in given_out) == list(range(blocks))
+    if options is STATIC:
+        for thread in range(threads):
+            assert [b for asker, b in given_out if asker == thread] == order[thread::threads]
+    else:
+        assert [b for _, b in given_out] == order
+
+
+@given(st.sampled_from([STATIC, DYNAMIC]), st.integers(0, 40), st.integers(0, 60), st.integers(1, 5), st.integers(1, 5))
+def test_after_a_restart_only_the_rest_is_dealt(options, blocks, asked, threads_before, threads_after):
+    before = Handout(options, list(range(blocks)), threads_before)
+    first = [before.next_block(k % threads_before) for k in range(asked)]
+    after = Handout(options, list(range(blocks)), threads_after)
+    after.restore(json.loads(json.dumps(before.state())))
+    rest = [after.next_block(k % threads_after) for k in range(threads_after * (blocks + 1))]
+    assert sorted(b for b in first + rest if b != NOTHING_LEFT) == list(range(blocks))
+    assert [b for _, b in after.log] == [b for b in first + rest if b != NOTHING_LEFT]
+
+
+def test_shuffling_depends_on_seed_pass_and_block_alone():
+    def orders(options):
+        return [block_order(options, seed, a_pass, 30) for seed in (1, 2) for a_pass in (0, 1)]
+
+    shuffling = orders(DYNAMIC)
+    assert shuffling == orders(STATIC)
+    assert len({tuple(order) for order in shuffling}) == 4
+    assert all(sorted(order) == list(range(30)) for order in shuffling)
+    assert orders(Options("d", shuffle=False)) == [list(range(30))] * 4
+
+
+def test_the_shuffle_is_the_same_in_every_version():
+    assert shuffled(1, 2, 0, 3, size=8).tolist() == SHUFFLED
+
+
+SHUFFLED = np.random.Generator(np.random.Philox(np.random.SeedSequence([1, 2, 0, 3]))).permutation(8).tolist()
+
+
+def test_a_shard_that_is_gone_or_cut_is_named(small_data, tmp_path):
+    import shutil
+
+    folder = tmp_path / "copy"
+    shutil.copytree(small_data, folder)
+    reader = SplitReader(folder, "train", 640)
+    reader.check()
+    shard = folder / "train" / "shard-00001.h5"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-100])
+    with pytest.raises(DataError, match=r"shard-00001\.h5: .* bytes, the manifest says"):
+        reader.check()
+    shard.unlink()
+    with pytest.raises(DataError, match=r"shard-00001\.h5: shard is in the manifest but not on disk"):
+        reader.check()
+
+
+def test_a_split_that_is_not_there_is_named(small_data):
+    with pytest.raises(DataError, match="no split 'trian' in this data set; it has train, validation, test"):
+        SplitReader(small_data, "trian", 640)

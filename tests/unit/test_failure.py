@@ -1,0 +1,201 @@
+"""A failure on one thread ends the job with one message that names who, where, why and what to do."""
+
+import errno
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ssmpi.comm import failure, signals
+from ssmpi.comm.failure import Page, Watch, guard, message, start
+from ssmpi.errors import DataError
+
+
+class Here:
+    """A place that remembers with which words it ended the job."""
+
+    who, host, rank = "trainer 1", "h2", 0
+
+    def __init__(self):
+        self.words, self.ended = [], threading.Event()
+
+    def abort(self, text):
+        self.words.append(text)
+        self.ended.set()
+
+
+class Neighbours:
+    """The face of a communicator of ranks in this process; ``pids`` are what they say that their processes are."""
+
+    def __init__(self, pids):
+        self._pids, self._values = pids, {}
+        self._meeting = threading.Barrier(len(pids))
+
+    def comm(self, rank):
+        neighbours = self
+
+        class Comm:
+            size = len(neighbours._pids)
+
+            def allgather(self, value):
+                neighbours._values[rank] = (*value[:2], neighbours._pids[rank]) if isinstance(value, tuple) else value
+                neighbours._meeting.wait(5)
+                everyone = [neighbours._values[r] for r in range(self.size)]
+                neighbours._meeting.wait(5)
+                return everyone
+
+        Comm.rank = rank
+        return Comm()
+
+    def each(self, body):
+        """Results of ``body(comm)`` on every rank."""
+        results = [None] * len(self._pids)
+
+        def be(rank):
+            results[rank] = body(self.comm(rank))
+
+        threads = [threading.Thread(target=be, args=(rank,)) for rank in range(len(results))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        return results
+
+
+def test_what_goes_well_passes_the_guard():
+    place = Here()
+    with guard(place, "main"):
+        pass
+    assert not place.words
+
+
+def test_what_the_user_can_mend_comes_without_a_traceback():
+    place = Here()
+    with guard(place, "worker 3"):
+        raise DataError("shard 7 is missing; copy it here")
+    assert place.words == ["error: trainer 1 (rank 0, host h2, thread worker 3): shard 7 is missing; copy it here"]
+
+
+def test_what_nobody_expects_comes_with_one():
+    place = Here()
+    with guard(place, "shadow"):
+        raise ZeroDivisionError("by nought")
+    assert place.words[0].startswith(
+        "error: trainer 1 (rank 0, host h2, thread shadow): ZeroDivisionError: by nought\n"
+    )
+    assert "Traceback" in place.words[0]
+    assert "test_failure.py" in place.words[0]
+    assert place.words[0].endswith("please report it with this log")
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "make room there"), (errno.EACCES, "permit that"), (errno.EROFS, "another folder")],
+)
+def test_what_the_system_refuses_comes_with_a_remedy(number, remedy):
+    text = message(Here(), "main", OSError(number, os.strerror(number), "/data/run"))
+    assert "/data/run" in text
+    assert remedy in text
+    assert "Traceback" not in text
+
+
+def test_too_little_memory_comes_with_a_remedy():
+    assert "more embedding_ps" in message(Here(), "main", MemoryError())
+
+
+def test_an_agreed_exit_of_the_main_thread_passes_the_guard():
+    place = Here()
+    with pytest.raises(SystemExit), guard(place, "main"):
+        raise SystemExit(2)
+    assert not place.words
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, RuntimeError])
+def test_a_thread_never_dies_quietly(error):
+    def body():
+        raise error
+
+    place = Here()
+    start(place, "worker 0", body).join(5)
+    assert error.__name__ in place.words[0]
+
+
+def test_nobody_to_hear_does_not_keep_the_job_from_ending(monkeypatch):
+    monkeypatch.setattr("sys.stderr", Path(os.devnull).open())  # noqa: SIM115 - not for writing
+    failure.say("error: unheard")
+
+
+def test_of_many_failures_on_a_host_one_is_told(capsys):
+    pages = Neighbours([1, 2, 3]).each(lambda comm: Page(comm, [0, 1, 2]))
+    assert [page.speak_first(f"error {k}") for k, page in enumerate(pages)] == [True, False, False]
+    assert capsys.readouterr().err.split() == ["error", "0"]
+
+
+def test_threads_of_one_rank_tell_one_failure(capsys):
+    (page,) = Neighbours([1]).each(lambda comm: Page(comm, [0]))
+    threads = [threading.Thread(target=page.speak_first, args=("error: told",)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert capsys.readouterr().err.count("told") == 1
+
+
+def test_ranks_of_a_host_see_who_has_left():
+    first, second = Neighbours([1, 2]).each(lambda comm: Page(comm, [0, 1]))
+    second.leaving(1)
+    assert first.has_left(1)
+    assert not first.has_left(0)
+
+
+@pytest.fixture
+def watched():
+    """A watch of rank 0 over rank 1, which is a process that sleeps."""
+    sleeper = subprocess.Popen(["sleep", "60"])
+    places = [Here(), Here()]
+    watches = Neighbours([os.getpid(), sleeper.pid]).each(lambda comm: Watch(comm, places[comm.rank]))
+    watches[0].names = ["trainer 0", "embedding_ps 0"]
+    yield watches[0], places[0], sleeper
+    sleeper.kill()
+    sleeper.wait()
+
+
+def test_a_killed_neighbour_is_named(watched):
+    _, place, sleeper = watched
+    sleeper.kill()
+    assert place.ended.wait(5)
+    assert "embedding_ps 0 (rank 1, host h2) was killed or crashed" in place.words[0]
+
+
+def test_a_neighbour_that_leaves_on_purpose_is_not_missed(watched):
+    watch, place, sleeper = watched
+    watch.page.leaving(1)
+    sleeper.kill()
+    assert not place.ended.wait(0.3)
+
+
+def test_a_neighbour_that_the_launcher_takes_down_is_not_missed(watched, monkeypatch):
+    _, place, sleeper = watched
+    monkeypatch.setattr(signals, "_first", {signal.SIGTERM: time.monotonic()})
+    sleeper.kill()
+    assert not place.ended.wait(0.3)
+
+
+@pytest.mark.parametrize("signum", signals.WISHES)
+def test_a_signal_is_a_wish_to_stop(signum, monkeypatch):
+    monkeypatch.setattr(signals, "_first", {})
+    before = {each: signal.getsignal(each) for each in signals.WISHES}
+    try:
+        signals.listen()
+        assert not signals.stop_asked()
+        os.kill(os.getpid(), signum)
+        os.kill(os.getpid(), signum)  # the same one by two ways
+        assert signals.stop_asked()
+        assert signals.told_to_end(5) == (signum == signal.SIGTERM)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

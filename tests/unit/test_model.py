@@ -1,0 +1,115 @@
+"""The dense model: one flat vector, twins that share it, and optimizers against torch's own."""
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from oracle import PlainDLRM
+
+from ssmpi.errors import DataError
+from ssmpi.model.dlrm import DLRM
+from ssmpi.model.optim import dense_optimizer
+from ssmpi.model.options import DenseOptions, ModelOptions
+from ssmpi.model.replica import Replica
+
+OPTIONS = ModelOptions(bottom=(8, 4), top=(6, 1))
+
+
+def replica(seed=1, options=OPTIONS):
+    return Replica(lambda: DLRM(options, 13, 26), seed)
+
+
+def batch(rows=9, seed=0):
+    generator = np.random.default_rng(seed)
+    dense, tables = (generator.normal(size=s).astype(np.float32) for s in ((rows, 13), (rows, 26, 4)))
+    return dense, tables, (generator.random(rows) < 0.5).astype(np.float32)
+
+
+def test_starts_from_the_documented_values():
+    plain = PlainDLRM(OPTIONS.bottom, OPTIONS.top, (2,) * 26, 4, seed=7)
+    expected = np.concatenate([p.detach().numpy().ravel() for p in plain.dense_parameters])
+    np.testing.assert_array_equal(replica(7).vector, expected)
+
+
+def test_scores_like_the_plain_model():
+    ids = torch.arange(9)[:, None].repeat(1, 26)
+    dense, tables, _ = batch()
+    plain = PlainDLRM(OPTIONS.bottom, OPTIONS.top, (9,) * 26, 4, seed=1)
+    for f, table in enumerate(plain.tables):
+        table.weight.data = torch.from_numpy(tables[:, f].copy())
+    expected = plain(torch.from_numpy(dense), ids).detach()
+    np.testing.assert_allclose(replica().twin().score(dense, tables), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_twins_see_each_others_steps_between_forward_and_backward():
+    """Hogwild: torch must not object to weights that change meanwhile, and gradients are each twin's own."""
+    shared = replica()
+    one, other = shared.twin(), shared.twin()
+    dense, tables, labels = batch()
+    leaf = torch.from_numpy(tables).requires_grad_()
+    logits = one.module(torch.from_numpy(dense), leaf)
+    before = shared.vector.copy()
+    other.forward_backward(dense, tables.copy(), labels)
+    other.weights.add_(other.gradients, alpha=-0.1)
+    assert np.any(shared.vector != before)
+    torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels)).backward()
+    assert one.gradients.data_ptr() != other.gradients.data_ptr()
+    assert np.shares_memory(one.weights.numpy(), other.weights.numpy())
+
+
+def test_gradients_are_those_of_the_mean_loss_by_finite_differences():
+    twin = replica().twin()
+    dense, tables, labels = batch(4)
+
+    def loss(rows):
+        logits = torch.from_numpy(twin.score(dense, rows)).double()
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels).double()).item()
+
+    _, gradients = twin.forward_backward(dense, tables.copy(), labels)
+    for position in ((0, 0, 0), (3, 25, 3), (2, 11, 1)):
+        up, down = tables.copy(), tables.copy()
+        up[position] += 1e-2
+        down[position] -= 1e-2
+        assert gradients[position] == pytest.approx((loss(up) - loss(down)) / 2e-2, abs=2e-3)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+def test_optimizers_step_like_torchs(name):
+    options = DenseOptions(optimizer=name, rate=0.05, initial_state=0.1, epsilon=1e-6)
+    shared = replica()
+    twin, optimizer = shared.twin(), dense_optimizer(options, shared)
+    weights = torch.nn.Parameter(torch.from_numpy(shared.vector.copy()))
+    if name == "sgd":
+        torchs = torch.optim.SGD([weights], lr=0.05)
+    else:
+        torchs = torch.optim.Adagrad([weights], lr=0.05, initial_accumulator_value=0.1, eps=1e-6)
+    for step in range(5):
+        twin.forward_backward(*batch(seed=step))
+        weights.grad = twin.gradients.clone()
+        optimizer.step(twin, 1.0)
+        torchs.step()
+        np.testing.assert_allclose(shared.vector, weights.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_the_schedules_factor_scales_the_step():
+    shared = replica()
+    twin, optimizer = shared.twin(), dense_optimizer(DenseOptions(optimizer="sgd", rate=0.5), shared)
+    before = shared.vector.copy()
+    twin.forward_backward(*batch())
+    optimizer.step(twin, 0.25)
+    np.testing.assert_allclose(shared.vector, before - 0.125 * twin.gradients.numpy(), rtol=1e-6, atol=1e-7)
+
+
+def test_weights_survive_being_saved_and_loaded(tmp_path):
+    one, other = replica(1), replica(2)
+    one.save(tmp_path / "dense.h5", one.vector)
+    np.testing.assert_array_equal(other.load(tmp_path / "dense.h5"), one.vector)
+    with h5py.File(tmp_path / "dense.h5") as saved:
+        assert saved["bottom.0.weight"].shape == (8, 13)
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    other = replica(1, ModelOptions(bottom=(9, 4), top=(6, 1)))
+    other.save(tmp_path / "dense.h5", other.vector)
+    with pytest.raises(DataError, match=r"parameter bottom.0.weight is \(9, 13\), this model's is \(8, 13\)"):
+        replica().load(tmp_path / "dense.h5")

@@ -1,0 +1,63 @@
+"""The plan is arithmetic, and the same arithmetic as the run's."""
+
+import re
+
+import pytest
+
+from ssmpi import plan
+from ssmpi.config import load
+from ssmpi.embedding.placement import place
+from ssmpi.model.dlrm import DLRM
+from ssmpi.model.replica import Replica
+
+
+def read(tmp_path, data, *overrides):
+    path = tmp_path / "run.toml"
+    path.write_text(f'[data]\nfolder = "{data}"')
+    return load(path, overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("model.bottom=[16]",), ("model.bottom=[4,8]", "model.top=[1]", "embedding.dim=8"), ("model.top=[7,5,3,1]",)],
+)
+def test_it_counts_the_parameters_that_the_model_has(tmp_path, small_data, overrides):
+    config = read(tmp_path, small_data, *overrides)
+    replica = Replica(lambda: DLRM(config.model, 13, 26), 1)
+    assert plan.dense_parameters(config) == replica.vector.size
+
+
+def test_every_rank_and_every_table_is_in_it(tmp_path, small_data):
+    overrides = ("topology.trainers=3", "topology.embedding_ps=2", "topology.sync_ps=1", "sync.algorithm=easgd")
+    text = plan.describe(read(tmp_path, small_data, *overrides))
+    assert "ranks: 6 = 3 trainer + 2 embedding_ps + 1 sync_ps" in text
+    assert "mpirun -n 6" in text
+    shown = re.findall(r"\b(C\d+)\b", text)
+    assert set(shown) == {f"C{f}" for f in range(1, 27)}
+
+
+def test_tables_without_servers_are_the_trainers(tmp_path, small_data):
+    text = plan.describe(read(tmp_path, small_data, "topology.embedding_ps=0", "sync.algorithm=none"))
+    assert re.search(r"trainer 0: .* 26.00 lookups an example", text)
+    assert "on the wire: nothing" in text
+
+
+def test_work_counts_every_pass(tmp_path, small_data):
+    text = plan.describe(read(tmp_path, small_data, "data.passes=3", "topology.threads=5", "topology.trainers=2"))
+    assert "18,000 examples (6,000 rows x 3 passes)" in text
+    assert "ELP: 1,280 = batch 128 x 5 threads x 2 trainers" in text
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"), [("ma", 2 * (4 - 1) / 4), ("bmuf", 2 * (4 - 1) / 4), ("easgd", 1.0)]
+)
+def test_traffic_of_a_round(tmp_path, small_data, algorithm, expected):
+    """A ring all-reduce sends 2 (n - 1) / n of the vector; EASGD sends it once, and gets it once."""
+    servers = 1 if algorithm == "easgd" else 0
+    config = read(
+        tmp_path, small_data, "topology.trainers=4", f"topology.sync_ps={servers}", f"sync.algorithm={algorithm}"
+    )
+    text = plan.traffic(config, place([10] * 26, 1))
+    number, unit = re.search(r"a round: ([\d.]+) (kB|MB)", text).groups()
+    sent = float(number) * {"kB": 1e3, "MB": 1e6}[unit]
+    assert sent == pytest.approx(expected * 4 * plan.dense_parameters(config), rel=5e-3)

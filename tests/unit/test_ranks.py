@@ -1,0 +1,112 @@
+"""The pretended ranks of these tests keep MPI's promises, and only those."""
+
+import time
+
+import numpy as np
+import pytest
+from ranks import TimeLimitError, over_threads
+
+from ssmpi.comm import failure
+from ssmpi.comm.service import Inbox
+from ssmpi.comm.waiting import Patience, wait
+from ssmpi.errors import PeerError
+from ssmpi.topology import Role, Topology
+
+THREE = Topology(trainers=3)
+PATIENCE = Patience(time_limit_seconds=5)
+
+
+def trainers(body, **settings):
+    """What ``body(world)`` returns on the trainers."""
+    return over_threads(THREE, on_trainers, body, **settings)[:3]
+
+
+def on_trainers(world, body):
+    return body(world, world.trainers) if world.role is Role.TRAINER else None
+
+
+def test_a_buffer_that_changes_too_early_shows():
+    def body(world, talk):
+        value = np.array([talk.rank + 1.0])
+        if talk.rank == 0:
+            time.sleep(0.05)
+            wait(talk.irecv(value, 1, 7), PATIENCE, "trainer 1")
+        if talk.rank == 1:
+            assert not talk.isend(value, 0, 7).Test()
+            value[0] = 99.0  # not allowed before the request is complete
+        return value[0]
+
+    assert trainers(body)[0] == 99.0
+
+
+def test_messages_of_one_rank_stay_in_order():
+    def body(world, talk):
+        inbox, got = Inbox(), []
+        if talk.rank:
+            for k in range(20):
+                wait(talk.isend(np.array([k]), 0, talk.rank), PATIENCE, "trainer 0")
+        while talk.rank == 0 and len(got) < 40:
+            if message := talk.next_message(inbox):
+                source, tag, payload = message
+                assert source == tag
+                got.append((source, int(payload.view(np.int64)[0])))
+        return got
+
+    got = trainers(body)[0]
+    for source in (1, 2):
+        assert [k for s, k in got if s == source] == list(range(20))
+
+
+def test_collectives():
+    def body(world, talk):
+        total, word = np.full(3, float(talk.rank)), np.array([talk.rank])
+        for request in [talk.iallreduce(total), talk.ibcast(word), talk.ibarrier()]:
+            wait(request, PATIENCE, "all")
+        return total.tolist(), int(word[0]), talk.share(talk.rank), talk.gather(talk.rank)
+
+    assert trainers(body) == [([3.0] * 3, 0, 0, [0, 1, 2])] * 3
+
+
+def test_collectives_in_another_order_are_an_error():
+    def body(world, talk):
+        wait(talk.ibarrier() if talk.rank else talk.ibcast(np.zeros(1)), PATIENCE, "all")
+
+    with pytest.raises(AssertionError, match="where another rank called"):
+        trainers(body)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_exception_in_a_thread_ends_all_and_is_raised():
+    def body(world, talk):
+        if talk.rank == 1:
+            failure.start(world, "worker 0", lambda: 1 / 0).join()
+        wait(talk.ibarrier(), PATIENCE, "the others")
+
+    with pytest.raises(ZeroDivisionError):
+        trainers(body)
+
+
+def test_a_hang_ends_at_the_time_limit():
+    def body(world, talk):
+        if talk.rank == 0:
+            wait(talk.ibarrier(), Patience(time_limit_seconds=100), "the others")
+
+    began = time.monotonic()
+    with pytest.raises(TimeLimitError):
+        trainers(body, timeout=0.3)
+    assert time.monotonic() - began < 2
+
+
+def test_patience_ends_naming_whom_it_waited_for():
+    def body(world, talk):
+        if talk.rank == 0:
+            wait(talk.ibarrier(), Patience(time_limit_seconds=0.1), "trainer 1")
+
+    with pytest.raises(PeerError, match=r"no answer from trainer 1 within 0\.1 s"):
+        trainers(body)
+
+
+def test_the_test_process_never_enters_mpi():
+    from mpi4py import MPI
+
+    assert not MPI.Is_initialized()

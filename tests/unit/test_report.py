@@ -1,0 +1,70 @@
+"""The result table says what the run folder says, and why if there is nothing to say."""
+
+import json
+
+import pytest
+
+from ssmpi import report
+from ssmpi.errors import DataError
+
+QUALITY = {"ne": 0.81234, "log_loss": 0.45678, "auc": 0.78901, "accuracy": 0.79, "examples": 1_000.0}
+
+
+def run_folder(tmp_path, **changes):
+    result = {
+        "status": "complete",
+        "examples": 12_345.0,
+        "eps": 6_789.0,
+        "sync_gap_thread": 3.25,
+        "evaluations": {"validation": {"last": {**QUALITY, "ne": 0.9}}, "test": {"last": QUALITY}},
+    }
+    (tmp_path / "result.json").write_text(json.dumps({**result, **changes}))
+    return tmp_path
+
+
+def write(path, content):
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_the_test_split_comes_first_in_the_choice(tmp_path):
+    text = report.table(run_folder(tmp_path), None, None)
+    assert "test: 1,000 rows" in text
+    assert "0.81234" in text
+    assert "0.90000" not in text
+
+
+def test_reference_points_stand_around_the_run(tmp_path):
+    baseline = write(
+        tmp_path / "b.json", {"constant": {**QUALITY, "ne": 1.0}, "logistic_regression": {**QUALITY, "ne": 0.85}}
+    )
+    teacher = write(tmp_path / "t.json", {"ranges": {"test": {**QUALITY, "ne": 0.75}}})
+    lines = report.table(run_folder(tmp_path), baseline, teacher).splitlines()
+    column = [line.split()[-4] for line in lines if "0.45678" in line]
+    assert column == ["1.00000", "0.85000", "0.81234", "0.75000"]
+
+
+def test_how_it_ended_and_how_fast_is_in_it(tmp_path):
+    text = report.table(run_folder(tmp_path, status="stopped"), None, None)
+    assert "stopped: 12,345 examples at 6,789 EPS" in text
+    assert "3.2" in text
+
+
+def test_a_metric_that_is_missing_is_a_dash(tmp_path):
+    text = report.table(run_folder(tmp_path, evaluations={"test": {"last": {**QUALITY, "auc": None}}}), None, None)
+    assert " - " in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no result.json"),
+        ("{", "not readable as JSON"),
+        ('{"status": "stopped", "evaluations": {}}', "before it was evaluated"),
+    ],
+)
+def test_nothing_to_show_is_explained(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "result.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        report.table(tmp_path, None, None)

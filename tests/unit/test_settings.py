@@ -1,0 +1,117 @@
+"""Settings are strict, say what to do instead, and survive being written and read again."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssmpi.config import Config, load
+from ssmpi.errors import SettingsError, UserError
+from ssmpi.settings import apply_override, build, dump, require
+from ssmpi.settings import load as load_settings
+
+
+@dataclass(frozen=True)
+class Oven:
+    heat: float = 180.0
+    minutes: int = 30
+    fan: bool = False
+    racks: tuple[int, ...] = (1, 2)
+    name: str = "oven"
+    note: str | None = None
+
+    def __post_init__(self):
+        require(self.heat > 0, f"heat must be positive, got {self.heat}")
+
+
+@dataclass(frozen=True)
+class Kitchen:
+    owner: str
+    oven: Oven = field(default_factory=Oven)
+
+
+def read(tmp_path, text, *overrides, cls=Kitchen):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return load_settings(cls, path, overrides)
+
+
+def test_defaults_are_filled_in(tmp_path):
+    assert read(tmp_path, 'owner = "Ada"') == Kitchen("Ada", Oven())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'owner' is required"),
+        ('owner = "A"\nowen = 1', "unknown key 'owen'; did you mean 'oven'?"),
+        ('owner = "A"\n[oven]\nminuets = 3', "unknown key 'oven.minuets'; did you mean 'minutes'?"),
+        ('owner = "A"\n[ovens]\nheat = 3.0', "unknown section 'ovens'; did you mean 'oven'?"),
+        ('owner = "A"\nxyz = 3', "unknown key 'xyz'; there are owner, oven"),
+        ('owner = "A"\noven = 3', "'oven' is a section, got 3: write [oven]"),
+        ('owner = "A"\n[oven]\nminutes = 3.5', "oven.minutes = 3.5 is not a whole number"),
+        ('owner = "A"\n[oven]\nminutes = true', "oven.minutes = True is not a whole number"),
+        ('owner = "A"\n[oven]\nheat = "hot"', "oven.heat = 'hot' is not a number"),
+        ('owner = "A"\n[oven]\nheat = true', "oven.heat = True is not a number"),
+        ('owner = "A"\n[oven]\nfan = 1', "oven.fan = 1 is not true or false"),
+        ('owner = "A"\n[oven]\nracks = 1', "oven.racks = 1 is not a list"),
+        ('owner = "A"\n[oven]\nracks = [1, "x"]', "oven.racks[1] = 'x' is not a whole number"),
+        ('owner = "A"\n[oven]\nheat = -1', "oven.heat must be positive, got -1.0"),
+        ("owner = 3", "owner = 3 is not a text"),
+        ("owner = ", "not a readable TOML file"),
+    ],
+)
+def test_what_is_wrong_is_said_with_a_remedy(tmp_path, text, message):
+    with pytest.raises(SettingsError) as error:
+        read(tmp_path, text)
+    assert message in str(error.value)
+    assert "run.toml" in str(error.value)
+
+
+def test_a_missing_run_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere\.toml: no such run file"):
+        load_settings(Kitchen, tmp_path / "nowhere.toml")
+
+
+def test_overrides_win_in_order_and_are_toml_or_bare_words(tmp_path):
+    overrides = ("oven.heat=200", "oven.heat=210.5", "oven.name=big oven", "oven.racks=[3]", "oven.fan=true", "owner=B")
+    kitchen = read(tmp_path, 'owner = "A"\n[oven]\nheat = 1', *overrides)
+    assert kitchen == Kitchen("B", Oven(heat=210.5, name="big oven", racks=(3,), fan=True))
+
+
+@pytest.mark.parametrize("override", ["oven.heat", "=3", ".heat=3", "oven.=3", ""])
+def test_an_override_needs_a_key_and_a_value(override):
+    with pytest.raises(SettingsError, match=r"not of the form section\.key=value"):
+        apply_override({}, override)
+
+
+def test_an_override_cannot_go_below_a_value():
+    with pytest.raises(SettingsError, match="'owner' is a value, not a section"):
+        apply_override({"owner": "A"}, "owner.first=B")
+
+
+@given(
+    st.builds(
+        Oven,
+        heat=st.floats(min_value=1e-300, allow_infinity=False),
+        minutes=st.integers(-(2**62), 2**62),
+        fan=st.booleans(),
+        racks=st.lists(st.integers(0, 9)).map(tuple),
+        name=st.text(st.characters(codec="utf-8", exclude_characters="\r")),
+        note=st.none() | st.just("burnt"),
+    )
+)
+def test_what_is_written_reads_back_equal(oven):
+    import tomllib
+
+    assert build(Oven, tomllib.loads(dump(oven))) == oven
+
+
+def test_a_resolved_run_file_is_a_run_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[data]\nfolder = "d"')
+    config = load(path, ["sync.algorithm=bmuf", "sync.bmuf.eta=0.5", "model.bottom=[4,16]", "data.passes=3"])
+    path.write_text(dump(config))
+    assert load(path) == config
+    assert isinstance(config, Config)

@@ -1,0 +1,58 @@
+"""Tables survive being saved under one placement and loaded under another."""
+
+import numpy as np
+import pytest
+
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.table import Arena, Options
+from ssmpi.errors import DataError
+from ssmpi.roles.weights import check_whole, load_tables
+
+CARDINALITIES = (3, 500, 40, 1, 77)
+
+
+def arenas(servers, seed, **options):
+    plan = place(CARDINALITIES, servers)
+    return [Arena(Options(dim=4, **options), plan, server, seed) for server in range(servers)]
+
+
+def by_table(parts, what):
+    """Weights or state of whole tables, wherever the rows are."""
+    tables = [np.full((rows, *getattr(parts[0], what).shape[1:]), np.nan, np.float32) for rows in CARDINALITIES]
+    for arena in parts:
+        for p in arena.parts:
+            tables[p.table][p.first :: p.stride] = getattr(arena, what)[p.base : p.base + p.rows]
+    return tables
+
+
+def save(parts, folder):
+    for server, arena in enumerate(parts):
+        arena.save(folder / f"embedding-{server:04}.h5")
+    (folder / "whole").touch()
+
+
+@pytest.mark.parametrize("before", [1, 2, 3, 7])
+@pytest.mark.parametrize("after", [1, 2, 4, 6])
+def test_any_placement_loads_what_any_other_saved(tmp_path, before, after):
+    saved = arenas(before, seed=1)
+    for arena in saved:
+        arena.state[:] = np.random.default_rng(0).random(len(arena.state))
+    save(saved, tmp_path)
+    loaded = arenas(after, seed=2)
+    for arena in loaded:
+        load_tables(arena, tmp_path)
+    for what in ("weights", "state"):
+        for one, other in zip(by_table(saved, what), by_table(loaded, what), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_missing_part_is_noticed(tmp_path):
+    save(arenas(3, seed=1), tmp_path)
+    (tmp_path / "embedding-0001.h5").unlink()
+    with pytest.raises(DataError, match="a file is missing"):
+        load_tables(arenas(1, seed=1)[0], tmp_path)
+
+
+def test_a_model_that_was_not_saved_to_the_end_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no whole model here"):
+        check_whole(tmp_path)

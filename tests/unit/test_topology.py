@@ -1,0 +1,47 @@
+"""Ranks to roles is arithmetic: every rank has one role, in a fixed order, and a wrong number of ranks is explained."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssmpi.errors import SettingsError, TopologyError
+from ssmpi.topology import Role, Topology
+
+topologies = st.builds(
+    Topology, trainers=st.integers(1, 9), threads=st.integers(1, 9), embedding_ps=st.integers(1, 9), sync_ps=st.integers(0, 9)
+)  # fmt: skip
+
+
+@given(topologies)
+def test_every_rank_plays_one_role(topology):
+    played = [topology.role_of(rank) for rank in range(topology.size)]
+    assert played == [(role, index) for role in Role for index in range(topology.counts[role])]
+    for role in Role:
+        assert [rank for rank, (r, _) in enumerate(played) if r is role] == list(topology.ranks_of(role))
+
+
+@given(topologies)
+def test_names_tell_ranks_apart(topology):
+    names = [topology.name_of(rank) for rank in range(topology.size)]
+    assert len(set(names)) == topology.size
+    assert names[0] == "trainer 0"
+
+
+@given(topologies, st.integers(1, 40))
+def test_only_the_right_number_of_ranks_will_do(topology, size):
+    if size == topology.size:
+        topology.check_size(size)
+        return
+    with pytest.raises(TopologyError, match=rf"needs {topology.size} ranks .*, got {size}: .*-n {topology.size}"):
+        topology.check_size(size)
+
+
+def test_the_remedy_names_a_number_of_trainers_that_fits():
+    with pytest.raises(TopologyError, match=r"4 trainer \+ 2 embedding_ps.*got 5.*set topology.trainers = 3"):
+        Topology(trainers=4, embedding_ps=2).check_size(5)
+
+
+def test_tables_inside_the_trainer_are_for_one_trainer():
+    assert Topology(embedding_ps=0).size == 1
+    with pytest.raises(SettingsError, match=r"set topology\.embedding_ps = 1 or more"):
+        Topology(trainers=2, embedding_ps=0)
