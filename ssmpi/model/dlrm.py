@@ -46,6 +46,61 @@ class DLRM(nn.Module):
         logits: torch.Tensor = self.top(torch.cat([x, dots], dim=1)).squeeze(1)
         return logits
 
+    @torch.no_grad()
+    def forward_backward(
+        self, dense: torch.Tensor, rows: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (batch,) and the gradient of the mean log-loss by ``rows``; that by each parameter goes into its ``grad``.
+
+        What autograd computes, by hand: gradients are written where they belong instead of added to zeros, and fewer
+        calls hold the interpreter lock. A test compares the two.
+        """
+        bottom, top = linears(self.bottom), linears(self.top)
+        below = activations(bottom, dense, last_relu=True)
+        x = below[-1]
+        vectors = torch.cat([x.unsqueeze(1), rows], dim=1)
+        dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
+        above = activations(top, torch.cat([x, dots], dim=1), last_relu=False)
+        logits = above[-1].squeeze(1)
+        by_top = backward(top, above, ((torch.sigmoid(logits) - labels) / len(labels)).unsqueeze(1))
+        by_dots = torch.zeros(len(labels), vectors.shape[1] ** 2)
+        by_dots.index_copy_(1, self.pairs, by_top[:, x.shape[1] :])
+        square = by_dots.view(len(labels), vectors.shape[1], -1)
+        by_vectors = torch.baddbmm(torch.bmm(square, vectors), square.transpose(1, 2), vectors)
+        backward(bottom, below, torch.where(x > 0, by_vectors[:, 0] + by_top[:, : x.shape[1]], 0.0), to_input=False)
+        return logits, by_vectors[:, 1:].contiguous()
+
+
+def linears(layers: nn.Sequential) -> list[nn.Linear]:
+    """The linear layers of an MLP."""
+    return [layer for layer in layers if isinstance(layer, nn.Linear)]
+
+
+def activations(layers: list[nn.Linear], values: torch.Tensor, *, last_relu: bool) -> list[torch.Tensor]:
+    """The input of an MLP and the output of each of its layers."""
+    outputs = [values]
+    for layer in layers:
+        values = torch.addmm(layer.bias, values, layer.weight.t())
+        if last_relu or layer is not layers[-1]:
+            values = torch.relu_(values)
+        outputs.append(values)
+    return outputs
+
+
+def backward(
+    layers: list[nn.Linear], outputs: list[torch.Tensor], gradient: torch.Tensor, *, to_input: bool = True
+) -> torch.Tensor:
+    """From the gradient by an MLP's last sums (before any ReLU) to that by its input; parameters' into their ``grad``."""
+    for depth in range(len(layers) - 1, -1, -1):
+        layer, values = layers[depth], outputs[depth]
+        torch.mm(gradient.t(), values, out=layer.weight.grad)
+        torch.sum(gradient, 0, out=layer.bias.grad)
+        if depth or to_input:
+            gradient = torch.mm(gradient, layer.weight)
+        if depth:
+            gradient = torch.ops.aten.threshold_backward(gradient, values, 0)
+    return gradient
+
 
 def mlp(sizes: Sequence[int], *, last_relu: bool) -> nn.Sequential:
     """Linear layers of these sizes with ReLU between them. Values are set by ``initial_values``."""

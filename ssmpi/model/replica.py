@@ -17,6 +17,8 @@ from torch import nn
 from ssmpi.errors import DataError
 from ssmpi.model.dlrm import initial_values
 
+Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
 
 class Replica:
     """``vector`` float32 (parameters,), shared by all twins of a trainer and by its shadow thread, without locks."""
@@ -72,6 +74,7 @@ class Twin:
             parameter.data = self.weights[start : start + size].view(parameter.shape)
             parameter.grad = self.gradients[start : start + size].view(parameter.shape)
             start += size
+        self._forward_backward: Step = getattr(module, "forward_backward", self.by_autograd)
 
     def forward_backward(
         self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
@@ -80,12 +83,19 @@ class Twin:
 
         The dense gradients are left in ``gradients``.
         """
-        leaf = torch.from_numpy(rows).requires_grad_()
-        logits = self.module(torch.from_numpy(dense), leaf)
+        logits, by_rows = self._forward_backward(*map(torch.from_numpy, (dense, rows, labels)))
+        return logits.numpy(), by_rows.numpy()
+
+    def by_autograd(
+        self, dense: torch.Tensor, rows: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for any module, for models that do not write their own ``forward_backward``."""
+        leaf = rows.detach().requires_grad_()
+        logits = self.module(dense, leaf)
         self.gradients.zero_()
-        nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels)).backward()
+        nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
         assert leaf.grad is not None
-        return logits.detach().numpy(), leaf.grad.numpy()
+        return logits.detach(), leaf.grad
 
     def score(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Logits float32 (batch,), without gradients."""

@@ -113,3 +113,20 @@ def test_weights_of_another_model_are_refused(tmp_path):
     other.save(tmp_path / "dense.h5", other.vector)
     with pytest.raises(DataError, match=r"parameter bottom.0.weight is \(9, 13\), this model's is \(8, 13\)"):
         replica().load(tmp_path / "dense.h5")
+
+
+@pytest.mark.parametrize("batch", [1, 7, 128])
+def test_gradients_by_hand_are_those_of_autograd(batch):
+    options = ModelOptions(bottom=(24, 8), top=(16, 1))
+    twin = Replica(lambda: DLRM(options, 13, 5), seed=3).twin()
+    generator = np.random.default_rng(batch)
+    dense = generator.normal(size=(batch, 13)).astype(np.float32)
+    rows = generator.normal(size=(batch, 5, 8)).astype(np.float32)
+    labels = (generator.random(batch) < 0.4).astype(np.float32)
+    logits, by_rows = twin.forward_backward(dense, rows, labels)
+    by_hand = twin.gradients.clone()
+    expected_logits, expected_by_rows = twin.by_autograd(*map(torch.from_numpy, (dense, rows, labels)))
+    np.testing.assert_allclose(logits, expected_logits, atol=1e-6)
+    np.testing.assert_allclose(by_rows, expected_by_rows, atol=1e-7)
+    np.testing.assert_allclose(by_hand, twin.gradients, atol=1e-6)
+    assert by_hand.abs().max() > 0
