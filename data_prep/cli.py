@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
@@ -59,7 +60,7 @@ def _run(parsed: argparse.Namespace, ranks: Ranks) -> int:
 
 def _run_alone(parsed: argparse.Namespace) -> int:
     if parsed.command in LATE:
-        return import_module(f"data_prep.{LATE[parsed.command][0]}").run(parsed)  # type: ignore[no-any-return]
+        return import_module(f"data_prep.{LATE[parsed.command][0]}").run(parsed)
     if parsed.command == "inspect":
         from data_prep.inspect import describe_folder
 
@@ -86,14 +87,16 @@ def _parse(arguments: Sequence[str] | None, ranks: Ranks) -> argparse.Namespace:
     _add_criteo(commands.add_parser("criteo", help="prepare Criteo Kaggle or Terabyte raw files", epilog=CRITEO_EPILOG))
     for name, text in (("inspect", "show what a prepared folder holds"), ("verify", "check a prepared folder")):
         commands.add_parser(name, help=text, description=text).add_argument("folder", type=Path)
-    if ranks.rank != 0:
-        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 - usage errors are the same on all ranks: said once
-    try:
-        return parser.parse_args(arguments)
-    finally:
-        if ranks.rank != 0:
-            sys.stderr.close()
-            sys.stderr = sys.__stderr__
+    with contextlib.ExitStack() as quiet:
+        if ranks.rank != 0:  # help and usage errors are the same on all ranks: said once
+            nowhere = quiet.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+            quiet.enter_context(contextlib.redirect_stdout(nowhere))
+            quiet.enter_context(contextlib.redirect_stderr(nowhere))
+        try:
+            return parser.parse_args(arguments)
+        except SystemExit:
+            ranks.barrier()  # an earlier exit of another rank would end this one before it has spoken
+            raise
 
 
 CRITEO_EPILOG = (

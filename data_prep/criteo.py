@@ -5,6 +5,7 @@ Also the way in for programs: ``encode`` turns raw files into blocks of arrays w
 
 from __future__ import annotations
 
+import hashlib
 import resource
 import shutil
 import time
@@ -26,11 +27,11 @@ from data_prep.folder import (
     gigabytes,
 )
 from data_prep.options import RECORD_BYTES, Job, Options
-from data_prep.pieces import OpenPiece, deal, have_labels
+from data_prep.pieces import OpenPiece, Piece, deal, have_labels, open_pieces
 from data_prep.progress import Progress, say
 from data_prep.ranks import Ranks
 from data_prep.record import data_set_id, make_manifest, summary
-from data_prep.scan import ScanResult, every_row, piece_digest, scan
+from data_prep.scan import ScanResult, every_row, scan
 from data_prep.scatter import place, scatter
 from data_prep.shards import write_shards
 from data_prep.sources import TextStream, open_sources, whole_digest
@@ -88,7 +89,7 @@ def encode(
         with TextStream(source) as stream:
             opened = OpenPiece((source.index, 0), 0, 1 << 62, stream, source, labelled, None)
             for rows in opened.blocks():
-                yield encoder.ids(rows), rows.dense, rows.label if labelled else None
+                yield encoder.ids(rows), rows.dense.copy(), rows.label.copy() if labelled else None
 
 
 def _open_job(raw: Sequence[Path], options: Options, ranks: Ranks) -> Job:
@@ -137,17 +138,19 @@ def _check_space_again(job: Job, found: ScanResult, vocabulary: Vocabulary) -> N
 
 def _already_whole(job: Job, folder: Folder) -> Manifest:
     """Compare the raw files with those that the folder was made from; nothing is written again."""
-    size = job.options.piece_bytes
     manifest = read_manifest(job.options.output)
 
-    def body() -> list[tuple[tuple[int, int], str]]:
+    def body() -> list[tuple[Piece, str]]:
         mine = deal(job)
         digests = []
         with Progress(job.ranks, "compare raw files", sum(unit.bytes for unit in mine), "B") as progress:
             for unit in mine:
-                number = unit.piece or 0
-                digests.append(((unit.source.index, number), piece_digest(unit.source, number, size)))
-                progress.advance(unit.bytes, 0)
+                for opened in open_pieces(job, unit, ()):
+                    digest = hashlib.sha256()
+                    for text, _ in opened.stream.blocks(opened.stop):
+                        digest.update(text.data)
+                        progress.advance(text.size, 0)
+                    digests.append((opened.piece, digest.hexdigest()))
         return digests
 
     digests = sorted(pair for some in job.ranks.allgather(job.ranks.together(body)) for pair in some)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import gzip
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,6 +28,7 @@ OWN_NAMES = {
     f".{MANIFEST_NAME}.tmp",
     f".{VOCABULARY_NAME}.tmp",
 }
+SHARD_NAME = re.compile(r"\.?shard-\d+\.h5(\.tmp)?")
 SAMPLE_BYTES = 1 << 20
 GUESSED_VOCABULARY_BYTES_PER_ROW = 40
 FRESH, RESUMED, WHOLE = "fresh", "resumed", "whole"
@@ -49,7 +51,7 @@ class Folder:
         """Decide whether the folder is fresh, to be gone on with, or whole; DataError if it is something else's."""
         if self.output.exists() and not self.output.is_dir():
             raise DataError(f"{self.output}: is a file, not a folder; give another --output")
-        strangers = sorted({p.name for p in self.output.iterdir()} - OWN_NAMES) if self.output.is_dir() else []
+        strangers = _strangers(self.output) if self.output.is_dir() else []
         if strangers:
             raise DataError(
                 f"{self.output}: holds {strangers[0]!r}, which is not of a prepared data set; give another --output"
@@ -116,6 +118,15 @@ class Folder:
         if self._lock:
             self._lock.close()
         shutil.rmtree(self.work, ignore_errors=True)
+
+
+def _strangers(output: Path) -> list[str]:
+    """What is in the folder that no preparation wrote: nothing of it is ever removed."""
+    found = {path.name for path in output.iterdir()} - OWN_NAMES
+    for split in SPLITS:
+        shards = (output / split).iterdir() if (output / split).is_dir() else ()
+        found |= {f"{split}/{path.name}" for path in shards if not SHARD_NAME.fullmatch(path.name)}
+    return sorted(found)
 
 
 def _difference(found: dict[str, Any], asked: dict[str, Any]) -> str:

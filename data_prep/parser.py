@@ -69,8 +69,16 @@ def count_rows(text: np.ndarray) -> int:
     """How many newlines there are in ``text`` uint8."""
     found = 0
     for character in text:
-        found += character == NEWLINE
+        found += 1 if character == NEWLINE else 0
     return found
+
+
+@njit(cache=True, nogil=True)
+def row_end(text: np.ndarray, at: int) -> int:
+    """Where the newline is that ends the row which holds byte ``at``."""
+    while text[at] != NEWLINE:
+        at += 1
+    return at
 
 
 @njit(cache=True, nogil=True)
@@ -138,14 +146,11 @@ def parse(text: np.ndarray, at: int, row: int, labelled: bool, out: Rows) -> tup
             if at == start:
                 absent |= 1 << (DENSE_FEATURES + f)
             out.tokens[f, row] = token
-            if f < SPARSE_FEATURES - 1:
-                if text[at] != TAB:
-                    return row, here, False
-            else:
-                if text[at] == RETURN:
-                    at += 1
-                if text[at] != NEWLINE:
-                    return row, here, False
+            last = f == SPARSE_FEATURES - 1
+            if last and text[at] == RETURN:
+                at += 1
+            if text[at] != (NEWLINE if last else TAB):
+                return row, here, False
             at += 1
         out.label[row] = label
         out.missing[row] = absent

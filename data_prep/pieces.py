@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from data_prep.options import Job
-from data_prep.parser import FIELDS, Rows, count_rows, diagnose, parse, room_for, shorten
+from data_prep.parser import FIELDS, Rows, count_rows, diagnose, parse, room_for, row_end, shorten
 from data_prep.ranks import BadRowError
 from data_prep.sources import Source, TextStream, line_of
 from ssmpi.errors import DataError
 
 Piece = tuple[int, int]  # source, number of the piece in it
+
+
+class Digest(Protocol):
+    """What ``hashlib`` makes."""
+
+    def update(self, data: memoryview, /) -> None:
+        """Take in some bytes."""
 
 
 @dataclass
@@ -76,10 +84,16 @@ class OpenPiece:
     source: Source
     labelled: bool
     skipped: Skipped | None
+    room: Rows = field(default_factory=lambda: room_for(0))
 
-    def blocks(self) -> Iterator[Rows]:
-        """Parsed rows that start in this piece, block by block; BadRowError at the first bad one unless skipped."""
+    def blocks(self, digest: Digest | None = None) -> Iterator[Rows]:
+        """Parsed rows that start in this piece, block by block; BadRowError at the first bad one unless skipped.
+
+        The columns are views of one room: they hold until the next block is asked for. ``digest`` is fed the text.
+        """
         for text, offset in self.stream.blocks(self.stop):
+            if digest is not None:
+                digest.update(text.data)
             yield parse_block(text, offset, self)
 
     @property
@@ -110,12 +124,15 @@ def open_pieces(job: Job, unit: Unit, done: Container[Piece]) -> Iterator[OpenPi
 
 def parse_block(text: np.ndarray, offset: int, opened: OpenPiece) -> Rows:
     """Parse whole rows: ``text`` uint8, from byte ``offset`` of the source."""
-    out = room_for(count_rows(text))
+    needed = count_rows(text)
+    if opened.room.rows < needed:
+        opened.room = room_for(needed + needed // 8)
+    out = opened.room
     at = row = 0
     while at < text.size:
         row, at, good = parse(text, at, row, opened.labelled, out)
         if not good:
-            end = at + bytes(text[at:]).index(b"\n")
+            end = row_end(text, at)
             finding = diagnose(bytes(text[at:end]), opened.labelled)
             assert finding is not None, f"parser and diagnosis disagree about {bytes(text[at:end])!r}"
             reason, found = finding

@@ -5,6 +5,7 @@ Only rank 0 talks, about its own share of the work; the others' shares are the s
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from types import TracebackType
@@ -31,7 +32,9 @@ class Progress:
         self._began = self._spoke = time.monotonic()
         share = f"{title}, rank 0 of {ranks.size}" if ranks.size > 1 else title
         terminal = ranks.rank == 0 and sys.stderr.isatty()
-        self._bar = tqdm(total=total, desc=share, unit=unit, unit_scale=True, leave=False) if terminal else None
+        width = shutil.get_terminal_size().columns
+        style = {"unit": unit, "unit_scale": True, "leave": False, "ncols": width}
+        self._bar = tqdm(total=total, desc=share, **style) if terminal else None
 
     def __enter__(self) -> Progress:
         return self

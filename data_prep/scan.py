@@ -6,6 +6,7 @@ commits a run: the parts and the records of the pieces they cover. A restarted j
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,8 +18,7 @@ from data_prep.options import DLRM, Job
 from data_prep.parser import Rows, count_missing
 from data_prep.pieces import OpenPiece, Piece, deal, open_pieces
 from data_prep.progress import Progress
-from data_prep.sources import Source, digest
-from data_prep.tables import TokenTable
+from data_prep.tables import CountTable, FirstTable, TokenTable
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 
 PIECES_PER_RUN = 64
@@ -67,8 +67,9 @@ class Run:
 
     def __init__(self, folder: Path, table_bytes: int, first_appearance: bool, max_ind_range: int) -> None:
         self._folder, self._budget = folder, table_bytes
-        self._first_appearance, self._modulus = first_appearance, max_ind_range
-        self._tables = [TokenTable() for _ in range(SPARSE_FEATURES)]
+        self._modulus = max_ind_range
+        kind = FirstTable if first_appearance else CountTable
+        self._tables: list[TokenTable] = [kind() for _ in range(SPARSE_FEATURES)]
         self._records: list[PieceRecord] = []
         self._parts: list[Part] = []
         self._name = ""
@@ -84,10 +85,7 @@ class Run:
             self._spill()
         tokens = reduce_tokens(rows.tokens, self._modulus)
         for f, table in enumerate(self._tables):
-            if self._first_appearance:
-                table.note_first(tokens[f], position)
-            else:
-                table.add(tokens[f], (rows.missing >> (DENSE_FEATURES + f)) & 1)
+            table.take(rows, f, tokens[f], position)
 
     def end(self, record: PieceRecord) -> None:
         """The piece is read."""
@@ -148,7 +146,8 @@ def _scan_piece(opened: OpenPiece, run: Run, window: Window | None, progress: Pr
     missing = np.zeros(DENSE_FEATURES + SPARSE_FEATURES, dtype=np.int64)
     low, high = window(opened.piece) if window else (0, 0)
     position = opened.stream.file_position
-    for block in opened.blocks():
+    digest = hashlib.sha256()
+    for block in opened.blocks(digest):
         first, last = max(low - rows, 0), min(high - rows, block.rows)
         if first < last:
             run.count(block.part(first, last), (opened.piece[0] << SOURCE_SHIFT) + opened.start + rows + first)
@@ -158,15 +157,7 @@ def _scan_piece(opened: OpenPiece, run: Run, window: Window | None, progress: Pr
         before, position = position, opened.stream.file_position
         progress.advance(position - before, block.rows)
     skipped = opened.skipped.reasons if opened.skipped else {}
-    checksum = piece_digest(opened.source, opened.piece[1], opened.stop - opened.start)
-    return PieceRecord(*opened.piece, opened.last, rows, positives, missing.tolist(), skipped, checksum)
-
-
-def piece_digest(source: Source, number: int, piece_bytes: int) -> str:
-    """The checksum of a piece of a plain file; for a gzip file, of all of it with the first piece."""
-    if source.gzipped:
-        return digest(source, 0, source.size) if number == 0 else ""
-    return digest(source, number * piece_bytes, (number + 1) * piece_bytes)
+    return PieceRecord(*opened.piece, opened.last, rows, positives, missing.tolist(), skipped, digest.hexdigest())
 
 
 def read_runs(folder: Path) -> ScanResult:

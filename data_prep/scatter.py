@@ -18,6 +18,7 @@ from data_prep.options import RECORD_BYTES, Job
 from data_prep.pieces import OpenPiece, Piece, deal, open_pieces
 from data_prep.progress import Progress
 from data_prep.scan import PieceRecord
+from data_prep.scratch import Scratch
 from data_prep.splits import Layout
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.errors import DataError
@@ -53,12 +54,13 @@ def place(records: list[PieceRecord]) -> list[Placed]:
 
 @njit(cache=True, nogil=True)
 def _group(
-    shards: np.ndarray, at: np.ndarray, row: int, ids: np.ndarray, dense: np.ndarray, label: np.ndarray, out: np.ndarray
+    shards: np.ndarray, at: np.ndarray, row: int, columns: tuple[np.ndarray, np.ndarray, np.ndarray], out: np.ndarray
 ) -> None:
+    ids, dense, label = columns
     for i in range(shards.size):
         slot = at[shards[i]]
         at[shards[i]] += 1
-        out[slot, 0] = row + i
+        out[slot, ROW_AT] = row + i
         for f in range(SPARSE_FEATURES):
             out[slot, IDS_AT + f] = ids[i, f]
         for f in range(DENSE_FEATURES):
@@ -74,11 +76,12 @@ def scatter(job: Job, placed: list[Placed], encoder: Encoder, layout: Layout) ->
         done: set[Piece] = {key for key, p in by_key.items() if p.record.rows == 0 or p.path(job.work).is_file()}
         mine = deal(job)
         with Progress(job.ranks, "pass 2: encode", sum(unit.bytes for unit in mine), "B") as progress:
+            placement = Placement(job.work, layout, progress, Scratch())
             for unit in mine:
                 for opened in open_pieces(job, unit, done):
                     if opened.piece not in by_key:
                         raise DataError(CHANGED.format(opened.source.path))
-                    _scatter_piece(opened, by_key[opened.piece], encoder, Placement(job.work, layout, progress))
+                    _scatter_piece(opened, by_key[opened.piece], encoder, placement)
 
     job.ranks.together(body)
 
@@ -90,6 +93,7 @@ class Placement:
     work: Path
     layout: Layout
     progress: Progress
+    scratch: Scratch
 
 
 def _scatter_piece(opened: OpenPiece, placed: Placed, encoder: Encoder, placement: Placement) -> None:
@@ -98,13 +102,13 @@ def _scatter_piece(opened: OpenPiece, placed: Placed, encoder: Encoder, placemen
     counts = np.bincount(shards, minlength=len(placement.layout.targets()))
     offsets = np.concatenate([[0], np.cumsum(counts)])
     at, row = offsets[:-1].copy(), 0
-    out = np.empty((rows, RECORD_INTS), dtype=np.int32)
+    out = placement.scratch.array("records", (rows, RECORD_INTS), np.int32)
     position = opened.stream.file_position
     for block in opened.blocks():
         if row + block.rows > rows:
             raise DataError(CHANGED.format(opened.source.path))
         part = shards[row : row + block.rows]
-        _group(part, at, row, encoder.ids(block), block.dense.view(np.int32), block.label, out)
+        _group(part, at, row, (encoder.ids(block), block.dense.view(np.int32), block.label), out)
         row += block.rows
         before, position = position, opened.stream.file_position
         placement.progress.advance(position - before, block.rows)

@@ -7,7 +7,7 @@ matter who collected them. Finished shards are kept over a restart.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from data_prep.files import file_checksum
 from data_prep.options import RECORD_BYTES, TRANSFORM, Job
 from data_prep.progress import Progress
 from data_prep.scatter import DENSE_AT, IDS_AT, LABEL_AT, RECORD_INTS, ROW_AT, Placed
+from data_prep.scratch import Scratch
 from data_prep.splits import Layout, Target, order_keys
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, ShardEntry, write_shard
 
@@ -39,6 +40,7 @@ class Collector:
     work: Path
     placed: Sequence[Placed]
     starts: np.ndarray
+    scratch: Scratch = field(default_factory=Scratch)
 
     def rows_of(self, shard: int) -> int:
         """How many rows the shard has."""
@@ -46,7 +48,7 @@ class Collector:
 
     def collect(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
         """(records int32 (rows, 41), row numbers over all sources int64 (rows,)), in input order."""
-        records = np.empty((self.rows_of(shard), RECORD_INTS), dtype=np.int32)
+        records = self.scratch.array("records", (self.rows_of(shard), RECORD_INTS), np.int32)
         numbers = np.empty(len(records), dtype=np.int64)
         at = 0
         for placed, starts in zip(self.placed, self.starts, strict=True):
@@ -130,8 +132,8 @@ def _finish(job: Job, collector: Collector, target: Target, file: str, attribute
     if entry is None:
         records, numbers = collector.collect(target.index)
         order = _permutation(attributes["seed"], numbers) if target.shuffled else np.arange(len(numbers))
-        ids = np.empty((len(order), SPARSE_FEATURES), dtype=np.int32)
-        dense = np.empty((len(order), DENSE_FEATURES), dtype=np.int32)
+        ids = collector.scratch.array("ids", (len(order), SPARSE_FEATURES), np.int32)
+        dense = collector.scratch.array("dense", (len(order), DENSE_FEATURES), np.int32)
         label = np.empty(len(order), dtype=np.uint8)
         _pick(records, order, ids, dense, label)
         positives = int(np.count_nonzero(label))

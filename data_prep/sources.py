@@ -19,8 +19,10 @@ import numpy as np
 
 from ssmpi.errors import DataError
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 MAX_ROW_BYTES = 1 << 20
+STEP_BYTES = 1 << 16
+NEWLINE = 10
 GZIP_MAGIC = b"\x1f\x8b"
 DAY_NAME = re.compile(r"day_(\d+)(\.gz)?$")
 
@@ -75,7 +77,8 @@ class TextStream:
         self._source = source
         self._raw: BinaryIO = source.path.open("rb")
         self._file: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=self._raw) if source.gzipped else self._raw
-        self._text = b""
+        self._buffer = bytearray(BLOCK_BYTES + MAX_ROW_BYTES + 2 * STEP_BYTES)
+        self._begin = self._end = 0  # where in the buffer the text not yet handed out is
         self._damage: Exception | None = None
         self._ended = False
         self.offset = start
@@ -94,9 +97,9 @@ class TextStream:
     @property
     def exhausted(self) -> bool:
         """Whether no row is left."""
-        if not self._text and not self._ended:
+        if self._begin == self._end and not self._ended:
             self._read()
-        return self._ended and not self._text
+        return self._ended and self._begin == self._end
 
     @property
     def file_position(self) -> int:
@@ -104,24 +107,27 @@ class TextStream:
         return self._raw.tell()
 
     def blocks(self, stop: int) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield (uint8 text of whole rows, newline-ended; its offset): all rows that start before ``stop``."""
+        """Yield (uint8 text of whole rows, newline-ended; its offset): all rows that start before ``stop``.
+
+        A block is a view of the one buffer: it holds until the next is asked for.
+        """
         while self.offset < stop and not self.exhausted:
             limit = min(stop - self.offset, BLOCK_BYTES)
-            while len(self._text) < limit and not self._ended:
-                self._read(limit)
-            end = self._row_end(min(limit, len(self._text)) - 1)
-            yield np.frombuffer(self._text, dtype=np.uint8, count=end), self.offset
-            self._consume(end)
+            while self._end - self._begin < limit and not self._ended:
+                self._read(limit - (self._end - self._begin))
+            size = self._row_end(min(limit, self._end - self._begin) - 1)
+            yield np.frombuffer(self._buffer, dtype=np.uint8, count=size, offset=self._begin), self.offset
+            self._consume(size)
 
     def _row_end(self, position: int) -> int:
         """The end (after the newline) of the row that holds the byte at ``position``; reads on as needed."""
         while True:
-            found = self._text.find(b"\n", position)
+            found = self._buffer.find(b"\n", self._begin + position, self._end)
             if found >= 0:
-                return found + 1
+                return found + 1 - self._begin
             if self._ended:
-                return len(self._text)
-            if len(self._text) - position > MAX_ROW_BYTES:
+                return self._end - self._begin
+            if self._end - self._begin - position > MAX_ROW_BYTES:
                 offset = self.offset + position
                 raise DataError(
                     f"{self._source.path}:{line_of(self._source, offset)}: no end of row within {MAX_ROW_BYTES:,} "
@@ -130,23 +136,39 @@ class TextStream:
             self._read()
 
     def _consume(self, count: int) -> None:
-        self._text = self._text[count:]
+        self._begin += count
         self.offset += count
 
-    def _read(self, wanted: int = 1 << 16) -> None:
-        more, self._damage = (b"", self._damage) if self._damage else _read_some(self._file, wanted)
-        if more:
-            self._text += more
-        elif self._damage:
-            offset = self.offset + len(self._text)
-            raise DataError(
-                f"{self._source.path}:{line_of(self._source, offset)}: damaged or truncated gzip after {offset:,} "
-                f"bytes of text ({self._damage}); fetch the file again"
-            )
-        else:
+    def _read(self, wanted: int = STEP_BYTES) -> None:
+        if self._end + wanted >= len(self._buffer):  # one byte is kept for a missing last newline
+            left = self._end - self._begin
+            self._buffer[:left] = self._buffer[self._begin : self._end]
+            self._begin, self._end = 0, left
+        count = self._read_into(memoryview(self._buffer)[self._end : self._end + wanted])
+        self._end += count
+        if count == 0:
+            if self._damage:
+                self._fail()
             self._ended = True
-            if self._text and not self._text.endswith(b"\n"):
-                self._text += b"\n"
+            if self._begin < self._end and self._buffer[self._end - 1] != NEWLINE:
+                self._buffer[self._end] = NEWLINE
+                self._end += 1
+
+    def _read_into(self, room: memoryview) -> int:
+        if not isinstance(self._file, gzip.GzipFile):
+            return self._file.readinto(room)  # type: ignore[attr-defined]
+        if self._damage:
+            return 0
+        text, self._damage = _read_some(self._file, len(room))
+        room[: len(text)] = text
+        return len(text)
+
+    def _fail(self) -> None:
+        offset = self.offset + self._end - self._begin
+        raise DataError(
+            f"{self._source.path}:{line_of(self._source, offset)}: damaged or truncated gzip after {offset:,} bytes of "
+            f"text ({self._damage}); fetch the file again"
+        )
 
 
 def _read_some(file: BinaryIO | gzip.GzipFile, wanted: int) -> tuple[bytes, Exception | None]:
@@ -176,18 +198,6 @@ def line_of(source: Source, offset: int) -> int:
     return lines
 
 
-def digest(source: Source, start: int, stop: int) -> str:
-    """SHA-256 of the file's own bytes ``[start, stop)``."""
-    total = hashlib.sha256()
-    with source.path.open("rb") as file:
-        file.seek(start)
-        left = min(stop, source.size) - start
-        while left > 0 and (data := file.read(min(left, BLOCK_BYTES))):
-            total.update(data)
-            left -= len(data)
-    return total.hexdigest()
-
-
 def whole_digest(digests: Sequence[str]) -> str:
-    """A file's checksum: SHA-256 over the digests of its pieces, so that ranks can share the reading."""
+    """A file's checksum: SHA-256 over the hexadecimal SHA-256 of each piece's text, so that ranks can share the work."""
     return hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -5,17 +5,18 @@ A count per token in Python costs twenty times as much. Used by ``scan`` (pass 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numba import njit
 
-from data_prep.parser import Integer
+from data_prep.parser import Integer, Rows
 from ssmpi.data.schema import DENSE_FEATURES, MISSING_ID, RARE_ID, SPARSE_FEATURES
 
 FIRST_BITS = 10
 LOAD = 0.6
-SLOT_BYTES = 12
+HALF = np.uint64(32)
 MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -26,32 +27,44 @@ def _slot(token: Integer, bits: Integer) -> Integer:
 
 
 @njit(cache=True, nogil=True)
-def _add(tokens: np.ndarray, absent: np.ndarray, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> int:
-    """Count tokens from row ``state[0]`` on until done or the table is full at ``state[2]`` entries; the row reached.
+def _count(tokens: np.ndarray, absent: np.ndarray, table: np.ndarray, state: np.ndarray) -> None:
+    """Count tokens from row ``state[0]`` on until done or the table is full at ``state[2]`` entries.
 
-    An empty slot has value 0. ``state`` int64: next row, entries, limit. Rows with ``absent`` set are left out.
+    A slot of ``table`` uint64 is token << 32 | count, 0 when empty. ``state`` int64: next row, entries, limit. Rows
+    with ``absent`` set are left out.
     """
-    bits = np.int64(np.log2(keys.size) + 0.5)
-    wrap = keys.size - 1
+    bits = np.int64(np.log2(table.size) + 0.5)
+    wrap = table.size - 1
     row, used, limit = state[0], state[1], state[2]
     while row < tokens.size and used < limit:
         if not absent[row]:
-            token = tokens[row]
+            token = np.uint64(tokens[row])
             slot = _slot(token, bits)
-            while values[slot] != 0 and keys[slot] != token:
+            while table[slot] != 0 and table[slot] >> HALF != token:
                 slot = (slot + 1) & wrap
-            if values[slot] == 0:
-                keys[slot] = token
+            if table[slot] == 0:
+                table[slot] = token << HALF
                 used += 1
-            values[slot] += 1
+            table[slot] += np.uint64(1)
         row += 1
     state[0], state[1] = row, used
-    return row
 
 
 @njit(cache=True, nogil=True)
-def _note_first(tokens: np.ndarray, first: int, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> int:
-    """As ``_add``, but a token's value becomes 1 + the least position seen, where row r is at ``first + r``."""
+def _rehash(old: np.ndarray, table: np.ndarray) -> None:
+    bits = np.int64(np.log2(table.size) + 0.5)
+    wrap = table.size - 1
+    for entry in old:
+        if entry != 0:
+            slot = _slot(entry >> HALF, bits)
+            while table[slot] != 0:
+                slot = (slot + 1) & wrap
+            table[slot] = entry
+
+
+@njit(cache=True, nogil=True)
+def _note_first(tokens: np.ndarray, first: int, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
+    """As ``_count``, but a token's value becomes 1 + the least position seen, where row r is at ``first + r``."""
     bits = np.int64(np.log2(keys.size) + 0.5)
     wrap = keys.size - 1
     row, used, limit = state[0], state[1], state[2]
@@ -64,11 +77,10 @@ def _note_first(tokens: np.ndarray, first: int, keys: np.ndarray, values: np.nda
             keys[slot] = token
             used += 1
             values[slot] = first + row + 1
-        elif first + row + 1 < values[slot]:
-            values[slot] = first + row + 1
+        else:
+            values[slot] = min(values[slot], first + row + 1)
         row += 1
     state[0], state[1] = row, used
-    return row
 
 
 @njit(cache=True, nogil=True)
@@ -84,62 +96,104 @@ def _refill(old_keys: np.ndarray, old_values: np.ndarray, keys: np.ndarray, valu
             values[slot] = old_values[old]
 
 
-class TokenTable:
-    """Tokens of one feature with a value each: a count, or 1 + the first position. Grows by doubling."""
+class TokenTable(ABC):
+    """Tokens of one feature with a value each. Grows by doubling."""
+
+    slot_bytes: int
 
     def __init__(self) -> None:
-        self._allocate(FIRST_BITS)
+        self._bits = FIRST_BITS
         self.entries = 0
+        self._allocate()
 
-    @property
-    def bytes(self) -> int:
-        """Memory of the table."""
-        return SLOT_BYTES * self._keys.size
+    @abstractmethod
+    def _allocate(self) -> None:
+        """Make an empty table of 2**bits slots."""
+
+    @abstractmethod
+    def _grow(self) -> None:
+        """Double the table."""
+
+    @abstractmethod
+    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
+        """What fills the table as it is now, given the state that ``_count`` describes."""
+
+    @abstractmethod
+    def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens uint32 ascending, values int64)."""
 
     def bytes_with(self, rows: int) -> int:
         """Memory while ``rows`` more tokens come in, all of them new: the table, and the one it outgrows."""
-        slots = self._keys.size
+        slots = 1 << self._bits
         if self.entries + rows < LOAD * slots:
-            return SLOT_BYTES * slots
+            return self.slot_bytes * slots
         while self.entries + rows >= LOAD * slots:
             slots *= 2
-        return SLOT_BYTES * (slots + slots // 2)
+        return self.slot_bytes * (slots + slots // 2)
 
-    def _allocate(self, bits: int) -> None:
-        self._keys = np.zeros(1 << bits, dtype=np.uint32)
-        self._values = np.zeros(1 << bits, dtype=np.int64)
-
-    def _grow(self) -> None:
-        keys, values = self._keys, self._values
-        self._allocate(keys.size.bit_length())
-        _refill(keys, values, self._keys, self._values)
-
-    def _fill(self, rows: int, step: object) -> None:
+    def take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> None:
+        """Take in ``tokens`` uint32 (rows,), feature ``feature`` of ``rows``; the first row is at ``position``."""
         state = np.array([0, self.entries, 0], dtype=np.int64)
         while True:
-            state[2] = int(LOAD * self._keys.size)
-            reached = step(self._keys, self._values, state)  # type: ignore[operator]
+            state[2] = int(LOAD * (1 << self._bits))
+            self._take(rows, feature, tokens, position)(state)
             self.entries = int(state[1])
-            if reached >= rows:
+            if state[0] >= len(tokens):
                 return
+            self._bits += 1
             self._grow()
-
-    def add(self, tokens: np.ndarray, absent: np.ndarray) -> None:
-        """Count ``tokens`` uint32 (rows,) where not ``absent`` bool (rows,)."""
-        self._fill(len(tokens), lambda keys, values, state: _add(tokens, absent, keys, values, state))
-
-    def note_first(self, tokens: np.ndarray, first: int) -> None:
-        """Remember each token's least position; row r of ``tokens`` is at ``first + r``."""
-        self._fill(len(tokens), lambda keys, values, state: _note_first(tokens, first, keys, values, state))
 
     def drain(self) -> tuple[np.ndarray, np.ndarray]:
         """Empty the table: (tokens uint32 ascending, values int64)."""
+        drained = self._sorted()
+        self._bits, self.entries = FIRST_BITS, 0
+        self._allocate()
+        return drained
+
+
+class CountTable(TokenTable):
+    """How often each token occurs; missing ones are left out. Fewer than 2**32 rows between two drains."""
+
+    slot_bytes = 8
+
+    def _allocate(self) -> None:
+        self._table = np.zeros(1 << self._bits, dtype=np.uint64)
+
+    def _grow(self) -> None:
+        old = self._table
+        self._allocate()
+        _rehash(old, self._table)
+
+    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
+        absent = (rows.missing >> (DENSE_FEATURES + feature)) & 1
+        return lambda state: _count(tokens, absent, self._table, state)
+
+    def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        entries = np.sort(self._table[self._table != 0])
+        return (entries >> HALF).astype(np.uint32), (entries & np.uint64(0xFFFFFFFF)).astype(np.int64)
+
+
+class FirstTable(TokenTable):
+    """1 + the least position at which each token occurs; a missing one is token 0."""
+
+    slot_bytes = 12
+
+    def _allocate(self) -> None:
+        self._keys = np.zeros(1 << self._bits, dtype=np.uint32)
+        self._values = np.zeros(1 << self._bits, dtype=np.int64)
+
+    def _grow(self) -> None:
+        keys, values = self._keys, self._values
+        self._allocate()
+        _refill(keys, values, self._keys, self._values)
+
+    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
+        return lambda state: _note_first(tokens, position, self._keys, self._values, state)
+
+    def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
         taken = self._values != 0
-        tokens, values = self._keys[taken], self._values[taken]
-        self._allocate(FIRST_BITS)
-        self.entries = 0
-        order = np.argsort(tokens)
-        return tokens[order], values[order]
+        order = np.argsort(self._keys[taken])
+        return self._keys[taken][order], self._values[taken][order]
 
 
 @njit(cache=True, nogil=True)

@@ -52,6 +52,9 @@ def _merged_ranges(
     spans: Sequence[tuple[np.ndarray, np.ndarray]], order: str
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(tokens ascending, merged values), one token range after the other, so that little is in memory at once."""
+    if len(spans) == 1:
+        yield spans[0]
+        return
     entries = sum(len(tokens) for tokens, _ in spans)
     ranges = max(1, -(-entries // MERGE_ENTRIES))
     edges = [(2**32 * i) // ranges for i in range(ranges + 1)]
