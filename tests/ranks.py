@@ -231,7 +231,7 @@ class PretendedWorld:
 
     def __init__(self, job, rank):
         self.topology, self.rank, self.size = job.topology, rank, job.topology.size
-        self.crowded = ""
+        self.crowded, self.full = "", False
         self.host, self.who = "here", job.topology.name_of(rank)
         self.role, self.index = job.topology.role_of(rank)
         self._job = job

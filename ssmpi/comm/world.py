@@ -138,21 +138,24 @@ class World:
         self.trainers = self._conversation(Role.TRAINER)
         self.control = self._conversation(Role.TRAINER)
 
-        self.crowded = self._crowding()
+        self.full, self.crowded = self._crowding()
 
     def abort(self, text: str) -> None:
         """End the whole job at once; ``text`` says why, unless another rank of this host has said it."""
         self._job.abort(text)
 
-    def _crowding(self) -> str:
-        """What to say about a host with more worker threads than cores; empty unless this is its first rank."""
+    def _crowding(self) -> tuple[bool, str]:
+        """Whether this host lacks a core for some worker, shadow or server thread, and, on its first rank, what to say if it
+        lacks one even for the workers.
+        """
         mine = (self.host, self.rank, self.role is Role.TRAINER, frozenset(os.sched_getaffinity(0)))
         here = [place for place in self._job.comm.allgather(mine) if place[0] == self.host]
         workers = sum(trainer for _, _, trainer, _ in here) * self.topology.threads
         cores = len(frozenset().union(*(cores for *_, cores in here)))
+        full = workers + len(here) > cores  # every trainer has a shadow thread, every server its one
         if workers <= cores or here[0][1] != self.rank:
-            return ""
-        return (
+            return full, ""
+        return full, (
             f"over-subscribed: {workers} worker threads of {len(here)} ranks share {cores} cores of host {self.host}; "
             "fewer threads or trainers would do the same work with less switching"
         )

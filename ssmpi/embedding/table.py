@@ -27,9 +27,9 @@ class Options:
 
     dim: int = 16
     optimizer: str = "rowwise_adagrad"
-    rate: float = 0.1
+    rate: float = 0.15
     epsilon: float = 1e-8
-    initial_state: float = 1e-4
+    initial_state: float = 3e-4
     prefetch: bool = True
     pushes_in_flight: int = 4
 

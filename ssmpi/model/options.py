@@ -32,7 +32,7 @@ class DenseOptions:
     optimizer: str = "adagrad"
     rate: float = 0.005
     epsilon: float = 1e-8
-    initial_state: float = 0.0
+    initial_state: float = 1e-8
 
     def __post_init__(self) -> None:
         require(self.optimizer in ("sgd", "adagrad"), f"optimizer is 'sgd' or 'adagrad', got {self.optimizer!r}")

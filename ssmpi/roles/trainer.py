@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +53,13 @@ class Trainer:
         self.optimizer = dense_optimizer(config.dense, self.replica)
         self.progress = Progress(threads, config.topology.trainers, config.schedule)
         self.control = control.Control(world.control, threads, config.waiting)
-        peers = Peers(world.trainers, world.center, config.waiting)
+        waiting = config.waiting
+        if world.full and config.sync.pace == "shadow":  # nobody waits for a background round: ask less often
+            waiting = replace(waiting, longest_sleep_us=max(waiting.longest_sleep_us, SUPERVISOR.longest_sleep_us))
+        peers = Peers(world.trainers, world.center, waiting)
         self.synchronizers = self._synchronizers(peers)
         self.synchronizer = self.synchronizers[0]
-        self.pace: Pace = make_pace(self.synchronizers, config.sync, threads, self.start)
+        self.pace: Pace = make_pace(self.synchronizers, config.sync, threads, self.start, world.full)
         self.evaluator = Evaluator(
             Path(config.data.folder), config.evaluate, threads, world.trainers,
             self.tables.lookups, self.replica.twin, self.start, lambda: self.stopping,

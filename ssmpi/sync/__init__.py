@@ -29,7 +29,7 @@ def _check(options: Any) -> None:
         options.merge in ("difference", "interpolate"), f"merge is difference or interpolate, got {options.merge!r}"
     )
     require(0 < options.alpha <= 1, f"alpha must be in (0, 1], got {options.alpha}")
-    require(0 < options.cpu_share <= 1, f"cpu_share must be in (0, 1], got {options.cpu_share}")
+    require(0 <= options.cpu_share <= 1, f"cpu_share must be in [0, 1], got {options.cpu_share}")
     require(options.by in ("thread", "trainer"), f"by is thread or trainer, got {options.by!r}")
     require(options.every_iterations >= 0, f"every_iterations must not be negative, got {options.every_iterations}")
     require(options.every_seconds >= 0, f"every_seconds must not be negative, got {options.every_seconds}")
@@ -50,7 +50,7 @@ else:
             ("pace", str, "shadow"),
             ("alpha", float, 0.5),
             ("merge", str, "difference"),
-            ("cpu_share", float, 0.1),
+            ("cpu_share", float, 0.0),
             ("every_iterations", int, 0),
             ("every_seconds", float, 0.0),
             ("by", str, "thread"),
@@ -64,8 +64,9 @@ else:
 
     ``algorithm`` and ``pace`` choose; ``alpha`` is the elastic weight; ``merge`` how a background result meets live
     weights. ``shadow`` runs rounds back to back, resting so that the shadow thread takes at most ``cpu_share`` of a
-    core. ``fixed_rate`` runs them in the training loop, ``every_iterations`` or ``every_seconds``; for EASGD ``by``
-    says whether every worker thread counts its own iterations (as in the paper) or one syncs for the trainer.
+    core; 0 means all of one where the host has a core for every thread, and 0.02 where it has not. ``fixed_rate``
+    runs them in the training loop, ``every_iterations`` or ``every_seconds``; for EASGD ``by`` says whether every
+    worker thread counts its own iterations (as in the paper) or one syncs for the trainer.
     """
 
 

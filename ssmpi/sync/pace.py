@@ -29,13 +29,17 @@ class Pace(Protocol):
 class Shadow:
     """Rounds back to back on a thread of its own (ShadowSync): training never waits for them.
 
-    After a round the thread rests until it has used at most ``cpu_share`` of a core, so that on a full node it does not
-    take what the workers need. ``start`` begins a guarded thread.
+    After a round the thread rests until it has used at most ``cpu_share`` of a core (but no longer than a second), so that
+    on a full node it does not take what the workers need. ``start`` begins a guarded thread.
     """
 
-    def __init__(self, synchronizers: list[Synchronizer], options: Any, start: Callable[..., threading.Thread]) -> None:
+    LONGEST_REST = 1.0
+
+    def __init__(
+        self, synchronizers: list[Synchronizer], cpu_share: float, start: Callable[..., threading.Thread]
+    ) -> None:
         self._synchronizer, self._start = synchronizers[0], start
-        self._rest = 1.0 / options.cpu_share - 1.0
+        self._rest = 1.0 / cpu_share - 1.0
         self._finished = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -60,7 +64,7 @@ class Shadow:
         while not self._finished.is_set():
             busy = time.thread_time()
             self._synchronizer.round()
-            self._finished.wait((time.thread_time() - busy) * self._rest)
+            self._finished.wait(min((time.thread_time() - busy) * self._rest, self.LONGEST_REST))
         self._synchronizer.close()
 
 
@@ -198,14 +202,21 @@ class Meeting:
 PACES = ("shadow", "fixed_rate")
 
 
+FULL_NODE_SHARE = 0.02  # of a core, where workers and servers already have them all
+
+
 def make_pace(
-    synchronizers: list[Synchronizer], options: Any, threads: int, start: Callable[..., threading.Thread]
+    synchronizers: list[Synchronizer], options: Any, threads: int, start: Callable[..., threading.Thread], full: bool
 ) -> Pace:
-    """The pace that ``[sync]`` names. FR-EASGD has one synchronizer a worker thread, all else one a trainer."""
+    """The pace that ``[sync]`` names. FR-EASGD has one synchronizer a worker thread, all else one a trainer.
+
+    ``full`` tells that this host has no core for the shadow thread.
+    """
     if synchronizers[0].idle:
         return NoPace()
     if options.pace == "shadow":
-        return Shadow(synchronizers, options, start)
+        share = options.cpu_share or (FULL_NODE_SHARE if full else 1.0)
+        return Shadow(synchronizers, share, start)
     if len(synchronizers) == threads and options.algorithm == "easgd" and options.by == "thread":
         return EachThread(synchronizers, options, threads)
     return Together(synchronizers, options, threads)

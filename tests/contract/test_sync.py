@@ -69,7 +69,7 @@ def with_pace(world, options, synchronizers, learn, steps):
             pace.after_step(thread)
         pace.thread_done(thread)
 
-    pace = make_pace(synchronizers, options, world.topology.threads, start)
+    pace = make_pace(synchronizers, options, world.topology.threads, start, world.full)
     pace.begin()
     workers = [start(f"worker {k}", work, k) for k in range(world.topology.threads)]
     for worker in workers:
