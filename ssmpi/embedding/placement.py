@@ -95,23 +95,29 @@ def place(cardinalities: Sequence[int], servers: int) -> Placement:
         pieces += [(table, first, stride, len(range(first, rows, stride))) for first in range(stride)]
 
     memory, lookups = [0.0] * servers, [0.0] * servers
-    arena = [0] * servers
-    parts = []
+    owners: dict[int, list[int]] = {}  # of each table's stripes
 
     def cost(piece: tuple[int, int, int, int]) -> float:
         return max(piece[3] / ideal_rows, 1.0 / piece[2] / ideal_lookups)
 
-    for piece in sorted(pieces, key=lambda p: (-cost(p), p)):
-        table, first, stride, rows = piece
+    for table, _first, stride, rows in sorted(pieces, key=lambda p: (-cost(p), p)):
         more_memory, more_lookups = rows / ideal_rows, 1.0 / stride / ideal_lookups
         owner = min(
             range(servers),
             key=lambda s: (max(memory[s] + more_memory, lookups[s] + more_lookups), memory[s] + lookups[s], s),
         )
-        parts.append(Part(table, first, stride, rows, owner, arena[owner]))
+        owners.setdefault(table, []).append(owner)
         memory[owner] += more_memory
         lookups[owner] += more_lookups
-        arena[owner] += rows
+
+    arena = [0] * servers
+    parts = []
+    for table, stripes in sorted(owners.items()):
+        stripes = stripes[:1] if len(set(stripes)) == 1 else stripes  # stripes that met again are a whole table
+        for first, owner in enumerate(stripes):
+            rows = len(range(first, cardinalities[table], len(stripes)))
+            parts.append(Part(table, first, len(stripes), rows, owner, arena[owner]))
+            arena[owner] += rows
     if max(arena) > LARGEST_ARENA:
         raise TopologyError(
             f"one embedding PS would hold {max(arena):,} rows, it can number {LARGEST_ARENA:,}: set "

@@ -152,7 +152,7 @@ def test_the_number_of_servers_changes_no_bit(options):
 
 
 def test_tables_are_split_in_these_tests():
-    assert place(CARDINALITIES, 2).strides.tolist() == [1, 2, 1, 1, 1]
+    assert set(place(CARDINALITIES, 2).strides) == {1, 2}
 
 
 def test_an_id_beyond_its_table_is_refused_with_its_place():
