@@ -38,7 +38,7 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
     if teacher:
         rows.append(("teacher (the ceiling)", _reference(teacher, "ranges", split)))
     width = max(len(name) for name, _ in rows)
-    examples = int(evaluations[split]["last"]["examples"])
+    examples = int(evaluations[split]["last"]["rows"])
     lines = [f"{split}: {examples:,} rows", f"{'':{width}}  " + "".join(f"{c:>10}" for c in COLUMNS)]
     for name, metrics in rows:
         lines.append(f"{name:{width}}  " + "".join(_cell(metrics.get(column)) for column in COLUMNS))
@@ -65,7 +65,7 @@ def plot(run: Path) -> Path | None:
         ("ne", "normalized entropy"),
         ("auc", "AUC"),
         ("eps", "examples per second"),
-        ("sync_gap_thread", "sync gap"),
+        ("sync_gap_thread", "sync gap (iterations of a thread)"),
     )
     for axis, (key, title) in zip(axes.flat, panels, strict=True):
         points = [(w["examples"] / 1e6, w[key]) for w in windows if w.get(key) is not None]

@@ -74,7 +74,7 @@ class Evaluator:
             return None
         edge = words.size - 2 * BINS
         quality = Quality(words[edge:].astype(np.int64).reshape(2, BINS), words[1:edge])
-        return {"examples": float(words[1]), **quality.compute()}
+        return {"rows": float(words[1]), **quality.compute()}
 
     def _score(self, reader: SplitReader, vector: np.ndarray, thread: int, quality: Quality) -> None:
         """One thread's share: every ``threads * trainers``-th block."""

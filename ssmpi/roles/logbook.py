@@ -163,5 +163,5 @@ def describe(metrics: dict[str, float]) -> str:
     return (
         f"NE {metrics['ne']:.5f}, log-loss {metrics['log_loss']:.5f}, AUC {metrics['auc']:.5f} "
         f"(+-{metrics['auc_error']:.1e}), accuracy {metrics['accuracy']:.4f}, calibration {metrics['calibration']:.4f}, "
-        f"{int(metrics['examples']):,} rows"
+        f"{int(metrics['rows']):,} rows"
     )

@@ -153,7 +153,7 @@ def test_evaluating_alone_or_together_or_by_hand_is_the_same(trained, tmp_path, 
     assert alone == together
     ne, loss, auc = (float(re.search(rf"{name} ([\d.]+)", alone)[1]) for name in ("NE", "log-loss", "AUC"))
     assert (ne, loss, auc) == pytest.approx([of_the_run[k] for k in ("ne", "log_loss", "auc")], abs=6e-6)
-    assert of_the_run["examples"] == 600
+    assert of_the_run["rows"] == 600
 
     scores_file = tmp_path / "scores"
     ssmpi("predict", run.folder, small_data, "--output", scores_file).check()
