@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,15 @@ def load_json(path: Path) -> Json:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def file_checksum(path: Path) -> str:
-    """SHA-256 of a whole file."""
+def file_checksum(path: Path, without: Sequence[Sequence[int]] = ()) -> str:
+    """SHA-256 of a whole file, or of what lies around the (offset, bytes) extents ``without``, which are in order."""
+    if not without:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        for offset, size in without:
+            digest.update(file.read(offset - file.tell()))
+            file.seek(offset + size)
+        digest.update(file.read())
+    return digest.hexdigest()

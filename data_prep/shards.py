@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 from numba import njit
 
-from data_prep.files import file_checksum
+from data_prep.files import Json, file_checksum
 from data_prep.options import RECORD_BYTES, TRANSFORM, Job
 from data_prep.progress import Progress
 from data_prep.scatter import DENSE_AT, IDS_AT, LABEL_AT, RECORD_INTS, ROW_AT, Placed
@@ -26,11 +26,11 @@ from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, ShardEntry, write
 
 @dataclass(frozen=True)
 class Written:
-    """A finished shard: its split, its manifest entry and the checksum of the whole file."""
+    """A finished shard: its split, its manifest entry and what tells whether the file is as it was written."""
 
     split: str
     entry: ShardEntry
-    file_checksum: str
+    file_checksum: Json
 
 
 @dataclass
@@ -140,7 +140,14 @@ def _finish(job: Job, collector: Collector, target: Target, file: str, attribute
         attributes = attributes | {"rows": len(order), "positives": positives}
         size, total = write_shard(path, ids, dense.view(np.float32), label if job.labelled else None, attributes)
         entry = ShardEntry(file, len(order), positives, size, total)
-    return Written(target.split, entry, file_checksum(path))
+    return Written(target.split, entry, _frame(path))
+
+
+def _frame(path: Path) -> dict[str, Json]:
+    """Where a shard's columns lie, and the checksum of the bytes around them: the columns have one of their own."""
+    with h5py.File(path, "r", locking=False) as shard:
+        columns = sorted([c.id.get_offset(), c.id.get_storage_size()] for c in shard.values() if c.size)
+    return {"columns": columns, "frame": file_checksum(path, columns)}
 
 
 def _permutation(seed: int, numbers: np.ndarray) -> np.ndarray:

@@ -80,7 +80,14 @@ def _whole_file(path: Path, name: str, manifest: Manifest) -> Iterator[str]:
     recorded = dict(manifest.provenance.get("files", {})).get(name)
     if recorded is None:
         yield f"{path}: the manifest has no checksum for this file"
-    elif file_checksum(path) != recorded:
+        return
+    try:
+        columns, recorded = (recorded["columns"], recorded["frame"]) if isinstance(recorded, dict) else ((), recorded)
+        same = file_checksum(path, columns) == recorded
+    except (KeyError, TypeError, ValueError, OSError) as error:  # a damaged manifest
+        yield f"{path}: the manifest's record of this file makes no sense ({error!r}); {REMEDY}"
+        return
+    if not same:
         yield f"{path}: the checksum of the file is not the one in the manifest; {REMEDY}"
 
 
