@@ -11,10 +11,10 @@ from ssmpi.embedding.placement import Placement, place
 from ssmpi.topology import Role
 
 PROCESS_BYTES = {
-    Role.TRAINER: 350e6,
-    Role.EMBEDDING_PS: 140e6,
-    Role.SYNC_PS: 130e6,
-}  # interpreter and libraries, measured
+    Role.TRAINER: 400e6,
+    Role.EMBEDDING_PS: 185e6,
+    Role.SYNC_PS: 187e6,
+}  # resident memory of ranks of the quickstart, less their data
 
 
 def describe(config: Config) -> str:
