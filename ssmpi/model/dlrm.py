@@ -23,7 +23,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from ssmpi.model import kernels
+from ssmpi.model.layers import HalfLayer, Hidden, Layer, Wide, linears, pieces
 from ssmpi.model.options import ModelOptions
+
+MOST_SIZES = 4  # of a piece, for which buffers are kept
 
 
 class DLRM(nn.Module):
@@ -37,6 +41,9 @@ class DLRM(nn.Module):
         lower = torch.tril_indices(vectors, vectors, offset=-1)
         self.register_buffer("pairs", lower[0] * vectors + lower[1], persistent=False)
         self.pairs: torch.Tensor
+        self.precision = options.precision
+        self._steps: dict[int, PieceStep] = {}
+        self._logits, self._by_rows = np.empty(0, np.float32), np.empty(0, np.float32)
 
     def forward(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Score a batch."""
@@ -46,60 +53,79 @@ class DLRM(nn.Module):
         logits: torch.Tensor = self.top(torch.cat([x, dots], dim=1)).squeeze(1)
         return logits
 
-    @torch.no_grad()
     def forward_backward(
-        self, dense: torch.Tensor, rows: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (batch,) and the gradient of the mean log-loss by ``rows``; that by each parameter goes into its ``grad``.
+        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What autograd computes, by hand; see ``Twin.forward_backward``. A test compares the two.
 
-        What autograd computes, by hand: gradients are written where they belong instead of added to zeros, and fewer
-        calls hold the interpreter lock. A test compares the two.
+        What it returns is valid until the next call.
         """
-        bottom, top = linears(self.bottom), linears(self.top)
-        below = activations(bottom, dense, last_relu=True)
-        x = below[-1]
-        vectors = torch.cat([x.unsqueeze(1), rows], dim=1)
-        dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
-        above = activations(top, torch.cat([x, dots], dim=1), last_relu=False)
-        logits = above[-1].squeeze(1)
-        by_top = backward(top, above, ((torch.sigmoid(logits) - labels) / len(labels)).unsqueeze(1))
-        by_dots = torch.zeros(len(labels), vectors.shape[1] ** 2)
-        by_dots.index_copy_(1, self.pairs, by_top[:, x.shape[1] :])
-        square = by_dots.view(len(labels), vectors.shape[1], -1)
-        by_vectors = torch.baddbmm(torch.bmm(square, vectors), square.transpose(1, 2), vectors)
-        backward(bottom, below, torch.where(x > 0, by_vectors[:, 0] + by_top[:, : x.shape[1]], 0.0), to_input=False)
-        return logits, by_vectors[:, 1:].contiguous()
+        if rows.size > self._by_rows.size:
+            self._logits, self._by_rows = np.empty(len(labels), np.float32), np.empty_like(rows)
+        logits, by_rows = self._logits[: len(labels)], self._by_rows[: len(labels)]
+        for number, piece in enumerate(pieces(len(labels))):
+            step = self._step(piece.stop - piece.start)
+            if not number:
+                step.refresh()
+            logits[piece] = step.forward(dense[piece], rows[piece])
+            step.backward(rows[piece], labels[piece], len(labels), by_rows[piece], fresh=not number)
+        return logits, by_rows
+
+    def _step(self, rows: int) -> PieceStep:
+        """The buffers for a piece of this many rows: few sizes occur, all batches but the last of a block are equal."""
+        if rows not in self._steps:
+            if len(self._steps) == MOST_SIZES:
+                self._steps.clear()
+            self._steps[rows] = PieceStep(self, rows)
+        return self._steps[rows]
 
 
-def linears(layers: nn.Sequential) -> list[nn.Linear]:
-    """The linear layers of an MLP."""
-    return [layer for layer in layers if isinstance(layer, nn.Linear)]
+class PieceStep:
+    """Forward and backward of DLRM for pieces of ``rows`` examples; see ``layers`` for why in pieces."""
 
+    def __init__(self, model: DLRM, rows: int) -> None:
+        kind = {"fp32": Layer, "bf16": HalfLayer}[model.precision]
+        bottom, (*top, last) = linears(model.bottom), linears(model.top)
+        self._dense = Wide(torch.empty(rows, bottom[0].in_features, dtype=kind.dtype))
+        self._bottom = Hidden([kind(layer, rows) for layer in bottom], self._dense.narrow, None)
+        self._x, self._by_x = Wide(self._bottom.output), Wide(self._bottom.gradient)
+        width = linears(model.top)[0].in_features
+        self._pairs, self._by_pairs = (Wide(torch.empty(rows, width, dtype=kind.dtype)) for _ in range(2))
+        self._top = Hidden([kind(layer, rows) for layer in top], self._pairs.narrow, self._by_pairs.narrow)
+        self._above, self._by_above = Wide(self._top.output), Wide(self._top.gradient)
+        self._last = Layer(last, rows, relu=False)
+        self._logits, self._by_logits = self._last.output.numpy()[:, 0], self._last.gradient.numpy()[:, 0]
 
-def activations(layers: list[nn.Linear], values: torch.Tensor, *, last_relu: bool) -> list[torch.Tensor]:
-    """The input of an MLP and the output of each of its layers."""
-    outputs = [values]
-    for layer in layers:
-        values = torch.addmm(layer.bias, values, layer.weight.t())
-        if last_relu or layer is not layers[-1]:
-            values = torch.relu_(values)
-        outputs.append(values)
-    return outputs
+    def refresh(self) -> None:
+        """Look at the weights as they are now: called once a batch."""
+        self._bottom.refresh()
+        self._top.refresh()
 
+    def forward(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Logits (rows,), valid until the next call."""
+        self._dense.array[:] = dense
+        self._dense.write()
+        self._bottom.forward()
+        self._x.read()
+        kernels.interact(self._x.array, rows, self._pairs.array)
+        self._pairs.write()
+        self._top.forward()
+        self._above.read()
+        self._last.forward(self._above.tensor)
+        return self._logits
 
-def backward(
-    layers: list[nn.Linear], outputs: list[torch.Tensor], gradient: torch.Tensor, *, to_input: bool = True
-) -> torch.Tensor:
-    """From the gradient by an MLP's last sums (before any ReLU) to that by its input; parameters' into their ``grad``."""
-    for depth in range(len(layers) - 1, -1, -1):
-        layer, values = layers[depth], outputs[depth]
-        torch.mm(gradient.t(), values, out=layer.weight.grad)
-        torch.sum(gradient, 0, out=layer.bias.grad)
-        if depth or to_input:
-            gradient = torch.mm(gradient, layer.weight)
-        if depth:
-            gradient = torch.ops.aten.threshold_backward(gradient, values, 0)
-    return gradient
+    def backward(self, rows: np.ndarray, labels: np.ndarray, count: int, by_rows: np.ndarray, *, fresh: bool) -> None:
+        """Gradients of the mean log-loss over ``count`` examples: by ``rows`` into ``by_rows``, by each parameter into its
+        ``grad``, added unless ``fresh``.
+        """
+        kernels.by_logits(self._logits, labels, count, self._by_logits)
+        self._last.backward(self._above.tensor, self._by_above.tensor, fresh=fresh)
+        self._by_above.write()
+        self._top.backward(fresh=fresh)
+        self._by_pairs.read()
+        kernels.interact_backward(self._x.array, rows, self._by_pairs.array, self._by_x.array, by_rows)
+        self._by_x.write()
+        self._bottom.backward(fresh=fresh)
 
 
 def mlp(sizes: Sequence[int], *, last_relu: bool) -> nn.Sequential:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
+import numpy as np
 
+from ssmpi.model import kernels
 from ssmpi.model.options import DenseOptions
 from ssmpi.model.replica import Replica, Twin
 
@@ -36,13 +37,12 @@ class Adagrad:
 
     def __init__(self, options: DenseOptions, replica: Replica) -> None:
         self._options = options
-        self.state = torch.full((replica.vector.size,), options.initial_state)
+        self.state = np.full(replica.vector.size, options.initial_state, np.float32)
 
     def step(self, twin: Twin, factor: float) -> None:
         """One step."""
-        self.state.addcmul_(twin.gradients, twin.gradients)
-        divisor = self.state.sqrt().add_(self._options.epsilon)
-        twin.weights.addcdiv_(twin.gradients, divisor, value=-self._options.rate * factor)
+        options = self._options
+        kernels.adagrad(*twin.arrays, self.state, options.rate * factor, options.epsilon)
 
 
 def dense_optimizer(options: DenseOptions, replica: Replica) -> DenseOptimizer:

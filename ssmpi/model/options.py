@@ -12,14 +12,18 @@ class ModelOptions:
     """The ``[model]`` section; the defaults are the Kaggle sizes of facebookresearch/dlrm.
 
     ``bottom`` and ``top`` list the outputs of each layer. The bottom MLP ends in ``embedding.dim``, the top one in 1.
+    ``precision`` is that of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state and rows are
+    float32 in either case, and so are scores.
     """
 
     name: str = "dlrm"
+    precision: str = "fp32"
     bottom: tuple[int, ...] = (512, 256, 64, 16)
     top: tuple[int, ...] = (512, 256, 1)
 
     def __post_init__(self) -> None:
         require(self.name == "dlrm", f"name is 'dlrm', got {self.name!r}")
+        require(self.precision in ("fp32", "bf16"), f"precision is 'fp32' or 'bf16', got {self.precision!r}")
         require(bool(self.bottom) and min(self.bottom) >= 1, f"bottom must list positive sizes, got {self.bottom}")
         require(bool(self.top) and min(self.top) >= 1, f"top must list positive sizes, got {self.top}")
         require(self.top[-1] == 1, f"top must end in 1, got {self.top}: one logit per example")

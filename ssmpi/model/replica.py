@@ -17,7 +17,7 @@ from torch import nn
 from ssmpi.errors import DataError
 from ssmpi.model.dlrm import initial_values
 
-Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 class Replica:
@@ -62,12 +62,16 @@ class Replica:
 
 
 class Twin:
-    """``module`` sees ``weights`` as its parameters and leaves their gradients in ``gradients``, both flat tensors."""
+    """``module`` sees ``weights`` as its parameters and leaves their gradients in ``gradients``, both flat tensors.
+
+    ``arrays`` are the same two for compiled kernels.
+    """
 
     def __init__(self, module: nn.Module, vector: np.ndarray) -> None:
         self.module = module
         self.weights = torch.from_numpy(vector)  # a tensor of its own: a version counter of its own
         self.gradients = torch.zeros_like(self.weights)
+        self.arrays = vector, self.gradients.numpy()
         start = 0
         for parameter in module.parameters():
             size = parameter.numel()
@@ -81,21 +85,18 @@ class Twin:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Logits float32 (batch,) before the update and gradients (batch, features, dim) of the mean log-loss by ``rows``.
 
-        The dense gradients are left in ``gradients``.
+        The dense gradients are left in ``gradients``. What is returned is valid until the next call.
         """
-        logits, by_rows = self._forward_backward(*map(torch.from_numpy, (dense, rows, labels)))
-        return logits.numpy(), by_rows.numpy()
+        return self._forward_backward(dense, rows, labels)
 
-    def by_autograd(
-        self, dense: torch.Tensor, rows: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def by_autograd(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The same for any module, for models that do not write their own ``forward_backward``."""
-        leaf = rows.detach().requires_grad_()
-        logits = self.module(dense, leaf)
+        leaf = torch.from_numpy(rows).requires_grad_()
+        logits = self.module(torch.from_numpy(dense), leaf)
         self.gradients.zero_()
-        nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
+        nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels)).backward()
         assert leaf.grad is not None
-        return logits.detach(), leaf.grad
+        return logits.detach().float().numpy(), leaf.grad.numpy()
 
     def score(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Logits float32 (batch,), without gradients."""

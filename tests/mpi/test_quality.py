@@ -45,5 +45,7 @@ def reference(tmp_path_factory, data):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_in_the_background_it_learns_as_well_as_alone(tmp_path, data, reference, algorithm):
     run = train(tmp_path, data, *SETTINGS, *TWO_BY_TWO, *ALGORITHMS[algorithm], timeout=120)
-    assert run.result["rounds"] > 10  # how many there are is the machine's affair: a busy one made 47 where a quiet one makes 90
+    assert (
+        run.result["rounds"] > 10
+    )  # how many there are is the machine's affair: a busy one made 47 where a quiet one makes 90
     assert run.quality()["ne"] == pytest.approx(reference, rel=0.005)

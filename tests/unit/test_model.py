@@ -1,5 +1,7 @@
 """The dense model: one flat vector, twins that share it, and optimizers against torch's own."""
 
+from dataclasses import replace
+
 import h5py
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from oracle import PlainDLRM
 
 from ssmpi.errors import DataError
 from ssmpi.model.dlrm import DLRM
+from ssmpi.model.layers import PIECE
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DenseOptions, ModelOptions
 from ssmpi.model.replica import Replica
@@ -115,18 +118,65 @@ def test_weights_of_another_model_are_refused(tmp_path):
         replica().load(tmp_path / "dense.h5")
 
 
-@pytest.mark.parametrize("batch", [1, 7, 128])
-def test_gradients_by_hand_are_those_of_autograd(batch):
-    options = ModelOptions(bottom=(24, 8), top=(16, 1))
+def gradients(size, precision="fp32", options=None):
+    """Logits, gradients by rows and dense ones, by hand and by autograd in float32; the twin and the batch."""
+    options = replace(options or ModelOptions(bottom=(24, 8), top=(16, 1)), precision=precision)
+    dim = options.bottom[-1]
     twin = Replica(lambda: DLRM(options, 13, 5), seed=3).twin()
-    generator = np.random.default_rng(batch)
-    dense = generator.normal(size=(batch, 13)).astype(np.float32)
-    rows = generator.normal(size=(batch, 5, 8)).astype(np.float32)
-    labels = (generator.random(batch) < 0.4).astype(np.float32)
+    generator = np.random.default_rng(size)
+    dense = generator.normal(size=(size, 13)).astype(np.float32)
+    rows = generator.normal(size=(size, 5, dim)).astype(np.float32)
+    labels = (generator.random(size) < 0.4).astype(np.float32)
     logits, by_rows = twin.forward_backward(dense, rows, labels)
-    by_hand = twin.gradients.clone()
-    expected_logits, expected_by_rows = twin.by_autograd(*map(torch.from_numpy, (dense, rows, labels)))
-    np.testing.assert_allclose(logits, expected_logits, atol=1e-6)
-    np.testing.assert_allclose(by_rows, expected_by_rows, atol=1e-7)
-    np.testing.assert_allclose(by_hand, twin.gradients, atol=1e-6)
-    assert by_hand.abs().max() > 0
+    by_hand = logits.copy(), by_rows.copy(), twin.gradients.numpy().copy()
+    expected = (*twin.by_autograd(dense, rows, labels), twin.gradients.numpy().copy())
+    return by_hand, expected, twin, (dense, rows, labels)
+
+
+@pytest.mark.parametrize("size", [1, 7, 128, PIECE, PIECE + 1, 2 * PIECE + 77])
+def test_gradients_by_hand_are_those_of_autograd(size):
+    by_hand, expected, *_ = gradients(size)
+    for ours, theirs, tolerance in zip(by_hand, expected, (2e-6, 1e-7, 1e-6), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=tolerance)
+        assert np.abs(ours).max() > 0
+
+
+def test_an_mlp_may_have_no_hidden_layer():
+    by_hand, expected, *_ = gradients(9, options=ModelOptions(bottom=(4,), top=(1,)))
+    for ours, theirs in zip(by_hand, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [7, PIECE + 50])
+def test_bfloat16_is_as_near_as_autocasts(size):
+    """Eight bits of mantissa cost some percent of a gradient's length here; torch's own mixed precision is the measure."""
+    by_hand, expected, twin, arrays = gradients(size, "bf16", ModelOptions())
+    with torch.autocast("cpu", torch.bfloat16):
+        autocast = (*twin.by_autograd(*arrays), twin.gradients.numpy())
+    for ours, exact, torchs in zip(by_hand, expected, autocast, strict=True):
+        assert 0 < np.linalg.norm(ours - exact) < 1.3 * np.linalg.norm(torchs - exact)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_batch_of_another_size_in_between_changes_nothing(precision):
+    options = ModelOptions(bottom=(24, 4), top=(16, 1), precision=precision)
+    one, other = replica(options=options).twin(), replica(options=options).twin()
+    for size in (5, 9, 3, 9, 5, 11, 9):
+        one.forward_backward(*batch(size))
+    logits, by_rows = one.forward_backward(*batch(9))
+    fresh_logits, fresh_by_rows = other.forward_backward(*batch(9))
+    np.testing.assert_array_equal(logits, fresh_logits)
+    np.testing.assert_array_equal(by_rows, fresh_by_rows)
+    np.testing.assert_array_equal(one.gradients, other.gradients)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_is_not_finite_stays_so(precision):
+    """Compiled sums must not lose a NaN: the loss is checked for it, and that check ends a run that diverged."""
+    twin = replica(options=ModelOptions(bottom=(24, 4), top=(16, 1), precision=precision)).twin()
+    dense, rows, labels = batch()
+    rows[3, 5, 1] = np.nan
+    logits, by_rows = twin.forward_backward(dense, rows, labels)
+    assert np.isnan(logits[3])
+    assert np.isnan(by_rows[3]).any()
+    assert np.isnan(twin.gradients.numpy()).any()

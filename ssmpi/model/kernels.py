@@ -1,0 +1,123 @@
+"""What a dense step does between its matrix products, compiled and run without the interpreter lock.
+
+Each loop passes once over memory that a matrix product has just written, where a chain of tensor operations would
+pass three or four times. bfloat16 numbers are seen as the uint16 they are stored in.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+SUMS = {"reassoc", "contract"}  # sums may be vectorised; NaN and infinity stay what they are
+
+
+@njit(cache=True, nogil=True, fastmath=SUMS)
+def interact(x: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+    """out (batch, dim + pairs) = x (batch, dim), then the dot product of every pair of the vectors x, rows[:, 0], ...
+
+    rows (batch, features, dim). Pairs in the order of a lower triangle without its diagonal, row by row.
+    """
+    features, dim = rows.shape[1], rows.shape[2]
+    for b in range(rows.shape[0]):
+        for k in range(dim):
+            out[b, k] = x[b, k]
+        place = dim
+        for i in range(features):
+            product = np.float32(0.0)
+            for k in range(dim):
+                product += rows[b, i, k] * x[b, k]
+            out[b, place] = product
+            place += 1
+            for j in range(i):
+                product = np.float32(0.0)
+                for k in range(dim):
+                    product += rows[b, i, k] * rows[b, j, k]
+                out[b, place] = product
+                place += 1
+
+
+@njit(cache=True, nogil=True, fastmath=SUMS)
+def interact_backward(
+    x: np.ndarray, rows: np.ndarray, by_out: np.ndarray, by_x: np.ndarray, by_rows: np.ndarray
+) -> None:
+    """From the gradient by ``interact``'s output to those by x and rows, which are overwritten."""
+    features, dim = rows.shape[1], rows.shape[2]
+    vectors, gradients = np.empty((features + 1, dim), np.float32), np.empty((features + 1, dim), np.float32)
+    for b in range(rows.shape[0]):
+        for k in range(dim):
+            vectors[0, k] = x[b, k]
+            gradients[0, k] = by_out[b, k]
+        for i in range(features):
+            for k in range(dim):
+                vectors[i + 1, k] = rows[b, i, k]
+                gradients[i + 1, k] = 0.0
+        place = dim
+        for i in range(1, features + 1):
+            for j in range(i):
+                by_product = by_out[b, place]
+                place += 1
+                for k in range(dim):
+                    gradients[i, k] += by_product * vectors[j, k]
+                    gradients[j, k] += by_product * vectors[i, k]
+        for k in range(dim):
+            by_x[b, k] = gradients[0, k]
+        for i in range(features):
+            for k in range(dim):
+                by_rows[b, i, k] = gradients[i + 1, k]
+
+
+@njit(cache=True, nogil=True)
+def by_logits(logits: np.ndarray, labels: np.ndarray, count: int, out: np.ndarray) -> None:
+    """out = (sigmoid(logits) - labels) / count: the gradient of the mean log-loss over ``count`` examples."""
+    for i in range(logits.shape[0]):
+        out[i] = np.float32((1.0 / (1.0 + math.exp(-np.float64(logits[i]))) - labels[i]) / count)
+
+
+@njit(cache=True, nogil=True, fastmath=SUMS)
+def relu_backward(gradient: np.ndarray, output: np.ndarray, by_bias: np.ndarray, fresh: bool) -> None:
+    """gradient (batch, n) = 0 where the ReLU's output is, and its sum over the batch into ``by_bias`` (n,), added
+    unless ``fresh``.
+    """
+    if fresh:
+        by_bias[:] = 0.0
+    for i in range(gradient.shape[0]):
+        for j in range(gradient.shape[1]):
+            value = np.float32(0.0) if output[i, j] <= 0.0 else gradient[i, j]
+            gradient[i, j] = value
+            by_bias[j] += value
+
+
+@njit(cache=True, nogil=True, fastmath=SUMS)
+def relu_backward_half(gradient: np.ndarray, output: np.ndarray, by_bias: np.ndarray, fresh: bool) -> None:
+    """The same for bfloat16 ``gradient`` and ``output``, given as uint16; ``by_bias`` is float32."""
+    if fresh:
+        by_bias[:] = 0.0
+    for i in range(gradient.shape[0]):
+        for j in range(gradient.shape[1]):
+            bits = gradient[i, j] if output[i, j] & 0x7FFF else np.uint16(0)
+            gradient[i, j] = bits
+            by_bias[j] += np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@njit(cache=True, nogil=True, fastmath=SUMS)
+def column_sums(values: np.ndarray, out: np.ndarray, fresh: bool) -> None:
+    """out (n,) = sum of values (batch, n) over the batch, added unless ``fresh``."""
+    if fresh:
+        out[:] = 0.0
+    for i in range(values.shape[0]):
+        for j in range(values.shape[1]):
+            out[j] += values[i, j]
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")  # else a check for zero keeps it scalar
+def adagrad(weights: np.ndarray, gradient: np.ndarray, state: np.ndarray, rate: float, epsilon: float) -> None:
+    """state += g^2; w -= rate * g / (sqrt(state) + epsilon), all (parameters,), in one pass."""
+    step, floor = np.float32(rate), np.float32(epsilon)
+    for i in range(weights.shape[0]):
+        g = gradient[i]
+        s = state[i] + g * g
+        state[i] = s
+        weights[i] -= step * g / (np.sqrt(s) + floor)
