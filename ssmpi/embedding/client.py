@@ -15,8 +15,9 @@ from ssmpi.comm.service import say_goodbye
 from ssmpi.comm.waiting import Patience, wait_all
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
-from ssmpi.embedding.table import Arena, Options
-from ssmpi.errors import DataError, TrainingError
+from ssmpi.embedding.shared import attach
+from ssmpi.embedding.table import Arena, Options, Rows
+from ssmpi.errors import DataError, PeerError, TrainingError
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -87,19 +88,50 @@ class LocalTables:
 
 
 class RemoteTables:
-    """Tables on embedding PSs, reached by messages. ``first`` is the rank of PS 0 in ``conversation``."""
+    """Tables on embedding PSs: rows of one on this host are read and updated in place, others are reached by messages.
 
-    def __init__(self, conversation: Conversation, first: int, options: Options, patience: Patience) -> None:
+    ``first`` is the rank of PS 0 in ``conversation``. ``near`` says of each PS whether its rows are at hand; PeerError if
+    ``embedding.transport`` demands that of all and one is not.
+    """
+
+    def __init__(
+        self, conversation: Conversation, first: int, placement: Placement, options: Options, patience: Patience
+    ) -> None:
         self._conversation, self._options, self._patience = conversation, options, patience
         self._servers = range(first, conversation.size)
         self._in_flight: dict[int, deque[tuple[list[Any], list[np.ndarray]]]] = {}
+        wanted = options.transport != "messages"
+        self._near = [
+            self._attach(index, placement.rows_of(index)) if wanted else None for index in range(len(self._servers))
+        ]
+
+    @property
+    def near(self) -> list[bool]:
+        """Of each PS, whether this process works on its rows in place."""
+        return [rows is not None for rows in self._near]
+
+    def _attach(self, index: int, count: int) -> Rows | None:
+        """The rows of one PS in its own memory, if that can be mapped."""
+        server = self._servers[index]
+        address = wire.read_text(self._call(server, wire.ATTACH, np.empty(0, np.uint8), wire.TEXT))
+        try:
+            return Rows(self._options, attach(address, count * self._options.row_bytes), count)
+        except OSError as error:
+            if self._options.transport == "auto":
+                return None
+            raise PeerError(
+                f"the rows of {self._conversation.names[server]} cannot be shared: {error}; "
+                "set embedding.transport = 'auto', or place a PS on every trainer's host"
+            ) from error
 
     def ask(self, lookup: Lookup, thread: int) -> None:
-        """One request and one reply a PS, straight into ``lookup.distinct``."""
+        """Rows at hand are fetched at once; else one request and one reply a PS, straight into ``lookup.distinct``."""
         lookup.requests = []
         for index, server in enumerate(self._servers):
-            rows = lookup.of_server(index)
-            if rows.start < rows.stop:
+            rows, near = lookup.of_server(index), self._near[index]
+            if near:
+                kernels.gather(near.weights, lookup.rows[rows], lookup.distinct[rows])
+            elif rows.start < rows.stop:
                 lookup.requests += [
                     self._conversation.irecv(lookup.distinct[rows], server, thread),
                     self._conversation.isend(lookup.rows[rows], server, wire.tag(wire.PULL, thread)),
@@ -111,17 +143,20 @@ class RemoteTables:
         lookup.requests = []
 
     def update(self, lookup: Lookup, gradients: np.ndarray, factor: float, thread: int) -> None:
-        """One message a PS, not waited for; at most ``pushes_in_flight`` batches are on their way."""
+        """In place, or one message a PS, not waited for; at most ``pushes_in_flight`` batches are on their way."""
         queue = self._in_flight.setdefault(thread, deque())
         while len(queue) >= self._options.pushes_in_flight:
             wait_all(queue.popleft()[0], self._patience, "the embedding PSs (to take a push)")
         requests, messages = [], []
         for index, server in enumerate(self._servers):
-            rows = lookup.of_server(index)
-            if rows.start < rows.stop:
+            rows, near = lookup.of_server(index), self._near[index]
+            if near:
+                near.update(lookup.rows[rows], gradients[rows], factor)
+            elif rows.start < rows.stop:
                 messages.append(wire.push(factor, lookup.rows[rows], gradients[rows]))
                 requests.append(self._conversation.isend(messages[-1], server, wire.tag(wire.PUSH, thread)))
-        queue.append((requests, messages))
+        if requests:
+            queue.append((requests, messages))
 
     def drain(self) -> None:
         """Wait until every push of this trainer has been applied. Call when its threads are at rest."""
@@ -135,8 +170,7 @@ class RemoteTables:
         """Let every PS write its part into ``folder``; DataError names the PS that could not."""
         for index, server in enumerate(self._servers):
             path = str(folder / f"embedding-{index:04}.h5").encode()
-            outcome = self._call(server, wire.SAVE, np.frombuffer(path, np.uint8), 1024)
-            if error := outcome.tobytes().rstrip(b"\0").decode(errors="replace"):
+            if error := wire.read_text(self._call(server, wire.SAVE, np.frombuffer(path, np.uint8), wire.TEXT)):
                 raise DataError(f"{self._conversation.names[server]} could not save its tables: {error}")
 
     def goodbye(self) -> None:

@@ -13,10 +13,13 @@ from ssmpi.embedding.table import Arena
 
 
 class EmbeddingServer:
-    """Answers pulls and pushes on one arena. ``handle`` is the handler of ``Service.serve``."""
+    """Answers pulls and pushes on one arena. ``handle`` is the handler of ``Service.serve``.
 
-    def __init__(self, arena: Arena, service: Service) -> None:
-        self.arena, self._service = arena, service
+    ``address`` tells processes of this host how to map the rows; empty if they are not to.
+    """
+
+    def __init__(self, arena: Arena, service: Service, address: bytes = b"") -> None:
+        self.arena, self._service, self._address = arena, service, address
         self._kinds: dict[int, Callable[[int, int, np.ndarray], None]] = {
             wire.PULL: self._pull,
             wire.PUSH: self._push,
@@ -24,6 +27,7 @@ class EmbeddingServer:
             wire.PUSH_BAGS: self._push_bags,
             wire.DRAIN: self._drain,
             wire.SAVE: self._save,
+            wire.ATTACH: self._attach,
         }
 
     def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
@@ -71,7 +75,12 @@ class EmbeddingServer:
             outcome = b""
         except OSError as error:  # the asking trainer knows what to do about it
             outcome = str(error).encode()
-        buffer = self._service.buffer(1024)
-        buffer[:] = 0
-        buffer[: len(outcome[:1024])] = np.frombuffer(outcome[:1024], np.uint8)
+        self._reply_text(source, thread, outcome)
+
+    def _attach(self, source: int, thread: int, payload: np.ndarray) -> None:
+        self._reply_text(source, thread, self._address)
+
+    def _reply_text(self, source: int, thread: int, value: bytes) -> None:
+        buffer = self._service.buffer(wire.TEXT)
+        wire.text(value, buffer)
         self._service.reply(source, thread, buffer)

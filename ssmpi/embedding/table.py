@@ -12,6 +12,7 @@ import numpy as np
 
 from ssmpi.embedding import kernels
 from ssmpi.embedding.placement import Part, Placement
+from ssmpi.embedding.shared import own_memory
 from ssmpi.errors import DataError
 from ssmpi.settings import require
 
@@ -23,6 +24,8 @@ class Options:
     ``optimizer`` is ``sgd`` or ``rowwise_adagrad``; ``rate`` its learning rate (the schedule multiplies it). With
     ``prefetch`` a thread asks for the next batch's rows before it trains on this one: the round trip is hidden, and
     rows are one of its own batches old. Without, one thread computes exactly what a single process would.
+    ``transport`` is how a trainer reaches a PS: ``shared`` maps its memory and works on the rows in place, ``messages``
+    does not, ``auto`` is ``shared`` where both are on one host. Results are the same.
     """
 
     dim: int = 16
@@ -32,6 +35,7 @@ class Options:
     initial_state: float = 3e-4
     prefetch: bool = True
     pushes_in_flight: int = 4
+    transport: str = "auto"
 
     def __post_init__(self) -> None:
         require(self.dim >= 1, f"dim must be at least 1, got {self.dim}")
@@ -42,6 +46,10 @@ class Options:
         require(self.rate >= 0, f"rate must not be negative, got {self.rate}")
         require(self.epsilon > 0, f"epsilon must be positive, got {self.epsilon}")
         require(self.initial_state >= 0, f"initial_state must not be negative, got {self.initial_state}")
+        require(
+            self.transport in ("auto", "shared", "messages"),
+            f"transport is 'auto', 'shared' or 'messages', got {self.transport!r}",
+        )
         require(self.pushes_in_flight >= 1, f"pushes_in_flight must be at least 1, got {self.pushes_in_flight}")
 
     @property
@@ -50,24 +58,50 @@ class Options:
         return 4 * self.dim + (4 if self.optimizer == "rowwise_adagrad" else 0)
 
 
-class Arena:
-    """``weights`` float32 (rows, dim) and, for row-wise Adagrad, ``state`` float32 (rows,) of one PS's parts.
-
-    Initial rows are U(-1/sqrt(n), 1/sqrt(n)) with n the table's rows (facebookresearch/dlrm), from a counter-based
-    generator: neither placement nor the number of PSs changes a value.
+class Rows:
+    """``weights`` float32 (rows, dim) and, for row-wise Adagrad, ``state`` float32 (rows,), one after the other in ``memory``,
+    uint8 of ``count * options.row_bytes``.
     """
 
-    def __init__(self, options: Options, placement: Placement, server: int, seed: int) -> None:
-        self.options, self.parts = options, placement.parts_of(server)
-        self.cardinalities = placement.cardinalities
-        self.weights = np.empty((placement.rows_of(server), options.dim), np.float32)
+    def __init__(self, options: Options, memory: np.ndarray, count: int) -> None:
+        edge = 4 * count * options.dim
+        self.options = options
+        self.weights = memory[:edge].view(np.float32).reshape(count, options.dim)
+        self.state = memory[edge:].view(np.float32)
         adagrad = options.optimizer == "rowwise_adagrad"
-        self.state = np.full(len(self.weights) if adagrad else 0, options.initial_state, np.float32)
+        self.update: Callable[[np.ndarray, np.ndarray, float], None] = self._adagrad if adagrad else self._sgd
+
+    def _sgd(self, rows: np.ndarray, gradients: np.ndarray, factor: float) -> None:
+        kernels.sgd(self.weights, rows, gradients, self.options.rate * factor)
+
+    def _adagrad(self, rows: np.ndarray, gradients: np.ndarray, factor: float) -> None:
+        options = self.options
+        kernels.rowwise_adagrad(self.weights, self.state, rows, gradients, options.rate * factor, options.epsilon)
+
+
+class Arena(Rows):
+    """The rows of one PS's parts, and how they are made, saved and loaded.
+
+    Initial rows are U(-1/sqrt(n), 1/sqrt(n)) with n the table's rows (facebookresearch/dlrm), from a counter-based
+    generator: neither placement nor the number of PSs changes a value. ``allocate`` gives the memory, uint8 (bytes,).
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        placement: Placement,
+        server: int,
+        seed: int,
+        allocate: Callable[[int], np.ndarray] = own_memory,
+    ) -> None:
+        count = placement.rows_of(server)
+        super().__init__(options, allocate(count * options.row_bytes), count)
+        self.parts, self.cardinalities = placement.parts_of(server), placement.cardinalities
+        self.state[:] = options.initial_state
         for part in self.parts:
             bound = 1.0 / math.sqrt(placement.cardinalities[part.table])
             rows = self.weights[part.base : part.base + part.rows]
             kernels.initial_rows(rows, seed, part.table, (part.first, part.stride), bound)
-        self.update: Callable[[np.ndarray, np.ndarray, float], None] = self._adagrad if adagrad else self._sgd
 
     def check(self, rows: np.ndarray) -> None:
         """Raise DataError if a row number is not in this arena."""
@@ -119,10 +153,3 @@ class Arena:
         if len(self.state) and "state" in group:
             self.state[target] = group["state"][low:high][source - low]
         return len(common)
-
-    def _sgd(self, rows: np.ndarray, gradients: np.ndarray, factor: float) -> None:
-        kernels.sgd(self.weights, rows, gradients, self.options.rate * factor)
-
-    def _adagrad(self, rows: np.ndarray, gradients: np.ndarray, factor: float) -> None:
-        options = self.options
-        kernels.rowwise_adagrad(self.weights, self.state, rows, gradients, options.rate * factor, options.epsilon)

@@ -1,16 +1,17 @@
 """What travels between a trainer's thread and an embedding PS. A tag is ``kind * THREADS + thread``; a reply has the
 thread's number as its tag. All payloads are 32-bit words.
 
-========== =============================================================== ======================
+========== =============================================================== =============================================
 kind       request                                                         reply
-========== =============================================================== ======================
+========== =============================================================== =============================================
 PULL       rows int32 (n,)                                                 float32 (n, dim)
 PUSH       factor float32, rows int32 (n,), gradients float32 (n, dim)     none
 PULL_BAGS  bags int32, lengths int32 (bags,), rows int32 (sum of lengths,) float32 (bags, dim)
 PUSH_BAGS  factor float32, then as PULL_BAGS, gradients (bags, dim)        none
 DRAIN      nothing                                                         one byte, pushes before it are applied
 SAVE       path, UTF-8                                                     UTF-8: empty, or what went wrong
-========== =============================================================== ======================
+ATTACH     nothing                                                         how to map the rows; empty if they are not shared
+========== =============================================================== =============================================
 """
 
 from __future__ import annotations
@@ -18,12 +19,24 @@ from __future__ import annotations
 import numpy as np
 
 THREADS = 1000
-PULL, PUSH, PULL_BAGS, PUSH_BAGS, DRAIN, SAVE = range(6)
+TEXT = 1024  # bytes of a reply that is text, padded with zeros
+PULL, PUSH, PULL_BAGS, PUSH_BAGS, DRAIN, SAVE, ATTACH = range(7)
 
 
 def tag(kind: int, thread: int) -> int:
     """The tag of a request."""
     return kind * THREADS + thread
+
+
+def text(value: bytes, out: np.ndarray) -> None:
+    """Write a reply that is text into ``out`` uint8 (TEXT,), cut to fit."""
+    out[:] = 0
+    out[: len(value[:TEXT])] = np.frombuffer(value[:TEXT], np.uint8)
+
+
+def read_text(reply: np.ndarray) -> str:
+    """The text of such a reply."""
+    return reply.tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 def push(factor: float, rows: np.ndarray, gradients: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from ssmpi.comm.world import World
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
+from ssmpi.embedding.shared import memory_for
 from ssmpi.embedding.table import Arena
 from ssmpi.roles.weights import load_tables
 
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 def serve_embeddings(config: Config, world: World, folder: Path, start_from: Path | None = None) -> bool:
     """The whole life of an embedding PS. ``start_from`` is the model to load, None for fresh rows."""
     cardinalities = read_manifest(Path(config.data.folder)).cardinalities
-    arena = Arena(config.embedding, place(cardinalities, config.topology.embedding_ps), world.index, config.run.seed)
+    placement, memory = place(cardinalities, config.topology.embedding_ps), memory_for(config.embedding.transport)
+    arena = Arena(config.embedding, placement, world.index, config.run.seed, memory.allocate)
     if start_from:
         load_tables(arena, start_from)
     service = Service(world.embedding, config.waiting)
-    service.serve(config.topology.trainers, EmbeddingServer(arena, service).handle)
+    service.serve(config.topology.trainers, EmbeddingServer(arena, service, memory.address).handle)
     return True

@@ -9,14 +9,15 @@ from ssmpi.embedding.bags import BagLookups
 from ssmpi.embedding.client import LocalTables, Lookups, RemoteTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
+from ssmpi.embedding.shared import memory_for
 from ssmpi.embedding.table import Arena, Options
 from ssmpi.topology import Role, Topology
 
 PATIENCE = Patience(time_limit_seconds=20)
 CARDINALITIES = (3, 700, 40, 1, 90)  # the second is split as soon as there are two PSs
 FEATURES, DIM, SEED, BATCH, STEPS = len(CARDINALITIES), 6, 11, 17, 4
-SGD = Options(dim=DIM, optimizer="sgd", rate=0.05)
-ADAGRAD = Options(dim=DIM, rate=0.3)
+SGD = Options(dim=DIM, optimizer="sgd", rate=0.05, transport="messages")
+ADAGRAD = Options(dim=DIM, rate=0.3, transport="messages")
 LOCAL = Topology(trainers=1, embedding_ps=0)
 REMOTE = Topology(trainers=2, threads=2, embedding_ps=2)
 
@@ -41,13 +42,15 @@ def on_trainers(world, options, work):
     """``work(transport, placement)`` on trainers while the embedding PSs serve; its result."""
     placement = place(CARDINALITIES, max(1, world.topology.embedding_ps))
     if world.role is Role.EMBEDDING_PS:
-        service = Service(world.embedding, PATIENCE)
-        server = EmbeddingServer(Arena(options, placement, world.index, SEED), service)
+        service, memory = Service(world.embedding, PATIENCE), memory_for(options.transport)
+        arena = Arena(options, placement, world.index, SEED, memory.allocate)
+        server = EmbeddingServer(arena, service, memory.address)
         service.serve(world.topology.trainers, server.handle)
     if world.role is not Role.TRAINER:
         return None
     if world.topology.embedding_ps:
-        transport = RemoteTables(world.embedding, world.topology.trainers, options, PATIENCE)
+        transport = RemoteTables(world.embedding, world.topology.trainers, placement, options, PATIENCE)
+        assert transport.near == [options.transport == "shared"] * world.topology.embedding_ps
     else:
         transport = LocalTables(Arena(options, placement, 0, SEED))
     result = work(transport, placement)

@@ -29,7 +29,7 @@ from ranks import all_over_mpi, over_threads
 from torch import nn
 
 from ssmpi.embedding.placement import place
-from ssmpi.errors import TrainingError
+from ssmpi.errors import PeerError, TrainingError
 
 
 def plain_tables():
@@ -70,19 +70,37 @@ def check_against_plain(results, options):
             np.testing.assert_allclose(rows, table.weight.detach(), rtol=2e-6, atol=2e-6)
 
 
+def add_gradients(tables, rank, thread, options):
+    """What ``train_at_once`` pushes on one thread."""
+    for step in range(20):
+        ids, gradients = batch_of(rank, thread, step)
+        for count in (BATCH, 5):
+            for f, table in enumerate(tables):
+                np.subtract.at(table, ids[:count, f], options.rate * gradients[:count, f].astype(float))
+
+
 def check_sum_of_all(results, options):
     """With SGD the order of updates does not matter: every gradient of every thread counts exactly once."""
     tables = [table.astype(float) for table in initial_tables(SEED, CARDINALITIES, DIM)]
     for rank in range(len(results)):
         for thread in range(REMOTE.threads):
-            for step in range(20):
-                ids, gradients = batch_of(rank, thread, step)
-                for count in (BATCH, 5):
-                    for f, table in enumerate(tables):
-                        np.subtract.at(table, ids[:count, f], options.rate * gradients[:count, f].astype(float))
+            add_gradients(tables, rank, thread, options)
     for everything in results:
         for f, table in enumerate(tables):
             np.testing.assert_allclose(everything[: len(table), f], table, rtol=2e-5, atol=2e-4)
+
+
+def check_nearly_sum_of_all(results, options):
+    """In place there is no server to take turns: two threads that update one row in the same instant may lose an update."""
+    tables = [table.astype(float) for table in initial_tables(SEED, CARDINALITIES, DIM)]
+    starts = [table.copy() for table in tables]
+    for rank in range(len(results)):
+        for thread in range(REMOTE.threads):
+            add_gradients(tables, rank, thread, options)
+    for everything in results:
+        for f, (table, start) in enumerate(zip(tables, starts, strict=True)):
+            lost = np.linalg.norm(everything[: len(table), f] - table)
+            assert lost < 0.2 * np.linalg.norm(table - start)
 
 
 def check_bags(results, options, pooling):
@@ -110,6 +128,9 @@ CASES = {
     "rowwise_adagrad": (train_in_turn, check_against_plain, (ADAGRAD,)),
     "one push in flight": (train_in_turn, check_against_plain, (replace(SGD, pushes_in_flight=1),)),
     "threads at once": (train_at_once, check_sum_of_all, (SGD,)),
+    "sgd in place": (train_in_turn, check_against_plain, (replace(SGD, transport="shared"),)),
+    "rowwise_adagrad in place": (train_in_turn, check_against_plain, (replace(ADAGRAD, transport="shared"),)),
+    "threads at once in place": (train_at_once, check_nearly_sum_of_all, (replace(SGD, transport="shared"),)),
     "bags sum sgd": (train_bags, check_bags, (SGD, "sum")),
     "bags mean sgd": (train_bags, check_bags, (SGD, "mean")),
     "bags sum adagrad": (train_bags, check_bags, (ADAGRAD, "sum")),
@@ -149,6 +170,26 @@ def test_the_number_of_servers_changes_no_bit(options):
     for servers in (1, 3, 4):
         everything = over_threads(replace(REMOTE, embedding_ps=servers), train_in_turn, options)[0][1]
         np.testing.assert_array_equal(everything, reference)
+
+
+@pytest.mark.parametrize("options", [SGD, ADAGRAD], ids=lambda options: options.optimizer)
+def test_rows_at_hand_and_rows_by_message_are_the_same_bits(options):
+    by_message = over_threads(REMOTE, train_in_turn, options)
+    in_place = over_threads(REMOTE, train_in_turn, replace(options, transport="shared"))
+    for (pulled, everything), (pulled_in_place, everything_in_place) in zip(by_message[:2], in_place[:2], strict=True):
+        np.testing.assert_array_equal(pulled_in_place, pulled)
+        np.testing.assert_array_equal(everything_in_place, everything)
+
+
+def test_rows_of_another_host_cannot_be_shared(monkeypatch):
+    """``auto`` then sends messages; the test pretends that the PS's host has another name."""
+    monkeypatch.setattr("ssmpi.embedding.shared.Shared.address", b'{"host": "elsewhere"}', raising=False)
+    monkeypatch.setattr("ssmpi.embedding.shared.Shared.allocate", lambda self, size: np.empty(size, np.uint8))
+    with pytest.raises(
+        PeerError, match=r"rows of embedding_ps 0 cannot be shared: it runs on host elsewhere, this rank on"
+    ):
+        over_threads(REMOTE, train_in_turn, replace(SGD, transport="shared"))
+    check_against_plain(over_threads(REMOTE, train_in_turn, replace(SGD, transport="auto"))[:2], SGD)
 
 
 def test_tables_are_split_in_these_tests():

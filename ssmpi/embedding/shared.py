@@ -1,0 +1,89 @@
+"""Where the rows of an embedding PS lie: in memory that other processes of its host can map, so that rows are read and
+updated in place, or in its own.
+
+Shared memory is an anonymous file (``memfd``) reached through ``/proc``: no size limit of ``/dev/shm``, and nothing is
+left behind however the processes end. That two ranks share a host is not taken from its name alone: a random key tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import secrets
+import socket
+from typing import Protocol
+
+import numpy as np
+
+HEADER = 4096  # of which the first bytes hold the key; rows start on a page of their own
+KEY = 16
+
+
+class Memory(Protocol):
+    """Gives out one piece of memory."""
+
+    address: bytes
+
+    def allocate(self, size: int) -> np.ndarray:
+        """uint8 (size,)."""
+
+
+class Own:
+    """Memory of this process alone."""
+
+    address = b""
+
+    def allocate(self, size: int) -> np.ndarray:
+        """uint8 (size,)."""
+        return own_memory(size)
+
+
+def own_memory(size: int) -> np.ndarray:
+    """uint8 (size,), not set to anything."""
+    return np.empty(size, np.uint8)
+
+
+class Shared:
+    """Memory that ``attach`` finds by ``address``, a JSON text."""
+
+    address = b""
+
+    def allocate(self, size: int) -> np.ndarray:
+        """uint8 (size,), zeros that cost memory once they are touched."""
+        file = os.memfd_create("ssmpi rows")
+        os.ftruncate(file, HEADER + size)
+        memory = mmap.mmap(file, HEADER + size)
+        with contextlib.suppress(OSError):  # larger pages where the system grants them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        key = secrets.token_bytes(KEY)
+        memory[:KEY] = key
+        place = {"host": socket.gethostname(), "pid": os.getpid(), "file": file, "key": key.hex()}
+        self.address = json.dumps(place).encode()
+        return np.frombuffer(memory, np.uint8)[HEADER:]
+
+
+def memory_for(transport: str) -> Memory:
+    """The kind of memory that ``embedding.transport`` asks a PS for."""
+    return Shared() if transport != "messages" and hasattr(os, "memfd_create") else Own()
+
+
+def attach(address: str, size: int) -> np.ndarray:
+    """Another process's memory of this size, uint8 (size,); OSError says why it cannot be had."""
+    if not address:
+        raise OSError("its system has no memory to share (memfd_create)")
+    place = json.loads(address)
+    if place["host"] != socket.gethostname():
+        raise OSError(f"it runs on host {place['host']}, this rank on {socket.gethostname()}")
+    file = os.open(f"/proc/{place['pid']}/fd/{place['file']}", os.O_RDWR)
+    try:
+        found = os.fstat(file).st_size
+        if found != HEADER + size:
+            raise OSError(f"process {place['pid']} of this host is not it: {found:,} bytes, not {HEADER + size:,}")
+        memory = mmap.mmap(file, HEADER + size)
+    finally:
+        os.close(file)
+    if memory[:KEY].hex() != place["key"]:
+        raise OSError(f"process {place['pid']} of this host is not it: they are in separate containers")
+    return np.frombuffer(memory, np.uint8)[HEADER:]

@@ -1,0 +1,65 @@
+"""Memory that another process maps: found by its address, and nothing else taken for it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ssmpi.embedding.shared import Own, Shared, attach, memory_for
+
+OTHER = """
+import sys
+from ssmpi.embedding.shared import attach
+room = attach(sys.argv[1], 10_000)
+room[7] += 1
+print(room.sum())
+"""
+
+
+def address(memory, **changes):
+    return json.dumps(json.loads(memory.address) | changes)
+
+
+def test_another_process_reads_and_writes_it():
+    memory = Shared()
+    room = memory.allocate(10_000)
+    assert not room.any()
+    room[7], room[9_999] = 40, 2
+    other = subprocess.run(
+        [sys.executable, "-c", OTHER, memory.address.decode()], capture_output=True, text=True, check=True
+    )
+    assert other.stdout.strip() == "43"
+    assert room[7] == 41
+
+
+def test_memory_outlives_nobody():
+    """It goes with its processes: there is no file to be left behind."""
+    memory = Shared()
+    memory.allocate(10)
+    place = json.loads(memory.address)
+    assert str(Path(f"/proc/{place['pid']}/fd/{place['file']}").readlink()).endswith("(deleted)")
+
+
+def test_what_is_not_it_is_refused():
+    memory, other = Shared(), Shared()
+    memory.allocate(100)
+    other.allocate(100)
+    with pytest.raises(OSError, match="it runs on host far, this rank on"):
+        attach(address(memory, host="far"), 100)
+    with pytest.raises(OSError, match="not it: 4,196 bytes, not 4,197"):
+        attach(address(memory), 101)
+    with pytest.raises(OSError, match="separate containers"):
+        attach(address(memory, key=json.loads(other.address)["key"]), 100)
+    with pytest.raises(OSError, match="No such file"):
+        attach(address(memory, file=9999), 100)
+    with pytest.raises(OSError, match="no memory to share"):
+        attach("", 100)
+
+
+def test_messages_need_none():
+    assert isinstance(memory_for("messages"), Own)
+    assert isinstance(memory_for("auto"), Shared)
+    np.testing.assert_equal(len(Own().allocate(12)), 12)
