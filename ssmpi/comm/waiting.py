@@ -22,7 +22,8 @@ class Request(Protocol):
 
 @dataclass(frozen=True)
 class Patience:
-    """The ``[waiting]`` section: ``spins`` tests without sleep, then sleeps growing to ``longest_sleep_us``.
+    """The ``[waiting]`` section: ``spins`` tests without sleep, then sleeps growing to ``longest_sleep_us``, or to a twentieth
+    of the wait so far (at most 10 ms) where that is longer: a server that nobody asks need not look 2,000 times a second.
 
     Spin only where ranks have cores of their own. ``time_limit_seconds`` is how long any single answer may take.
     """
@@ -40,6 +41,9 @@ class Patience:
 SUPERVISOR = Patience(longest_sleep_us=2000.0)  # for a main thread that looks after its worker threads
 
 
+TOLERANCE, LAZIEST = 0.05, 10e-3  # who has waited for a second may be 10 ms late: each test costs tens of microseconds
+
+
 class Pause:
     """One wait in progress: call ``nap`` between tests, ``reset`` after something happened."""
 
@@ -50,7 +54,7 @@ class Pause:
     def reset(self) -> None:
         """Start again with short sleeps."""
         self._naps = 0
-        self._sleep = 10e-6
+        self._sleep, self._slept = 10e-6, 0.0
 
     def nap(self) -> None:
         """Let others run: at first not at all, then a little longer each time."""
@@ -59,7 +63,9 @@ class Pause:
             time.sleep(0)
             return
         time.sleep(self._sleep)
-        self._sleep = min(self._sleep * 1.5, self._patience.longest_sleep_us * 1e-6)
+        self._slept += self._sleep
+        longest = max(self._patience.longest_sleep_us * 1e-6, min(self._slept * TOLERANCE, LAZIEST))
+        self._sleep = min(self._sleep * 1.5, longest)
 
 
 def wait(request: Request, patience: Patience, whom: str) -> None:

@@ -27,6 +27,7 @@ from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.progress import Clock, Progress
 from ssmpi.roles.results import Results
 from ssmpi.roles.tables import Tables
+from ssmpi.roles.warm import warm_up
 from ssmpi.sync import ALGORITHMS, Peers
 from ssmpi.sync.easgd import EASGD
 from ssmpi.sync.pace import Pace, make_pace
@@ -51,6 +52,7 @@ class Trainer:
         if start_from:
             self.replica.vector[:] = self.replica.load(start_from / "dense.h5")
         self.optimizer = dense_optimizer(config.dense, self.replica)
+        warm_up(config, self.replica, self.optimizer)
         self.progress = Progress(threads, config.topology.trainers, config.schedule)
         self.control = control.Control(world.control, threads, config.waiting)
         waiting = config.waiting
