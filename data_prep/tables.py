@@ -16,6 +16,8 @@ from ssmpi.data.schema import DENSE_FEATURES, MISSING_ID, RARE_ID
 
 FIRST_BITS = 10
 LOAD = 0.6
+LARGE = 1 << 17  # slots
+TOGETHER = 64
 HALF = np.uint64(32)
 MIX = np.uint64(0x9E3779B97F4A7C15)
 
@@ -31,24 +33,30 @@ def _count(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray,
     """Count tokens from row ``state[0]`` on until done or the table is full at ``state[2]`` entries.
 
     A slot of ``table`` uint64 is token << 32 | count, 0 when empty. ``state`` int64: next row, entries, limit. Rows
-    whose ``missing`` has ``bit`` set are left out.
+    whose ``missing`` has ``bit`` set are left out. A table too large for the cache is slow to come: the slots of some
+    rows are fetched ahead (``state[3]`` takes what was fetched, so that the compiler cannot leave it out).
     """
     bits = np.int64(np.log2(table.size) + 0.5)
     wrap = table.size - 1
     row, used, limit = state[0], state[1], state[2]
     while row < tokens.size and used < limit:
-        if not (missing[row] >> bit) & 1:
-            token = np.uint64(tokens[row])
-            slot = _slot(token, bits)
-            entry = table[slot]
-            while entry != 0 and entry >> HALF != token:
-                slot = (slot + 1) & wrap
+        stop = min(row + TOGETHER, tokens.size)
+        if table.size >= LARGE:
+            for ahead in tokens[row:stop]:
+                state[3] ^= np.int64(table[_slot(ahead, bits)])
+        while row < stop and used < limit:
+            if not (missing[row] >> bit) & 1:
+                token = np.uint64(tokens[row])
+                slot = _slot(token, bits)
                 entry = table[slot]
-            if entry == 0:
-                entry = token << HALF
-                used += 1
-            table[slot] = entry + np.uint64(1)
-        row += 1
+                while entry != 0 and entry >> HALF != token:
+                    slot = (slot + 1) & wrap
+                    entry = table[slot]
+                if entry == 0:
+                    entry = token << HALF
+                    used += 1
+                table[slot] = entry + np.uint64(1)
+            row += 1
     state[0], state[1] = row, used
 
 
@@ -135,7 +143,7 @@ class TokenTable(ABC):
 
     def take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> None:
         """Take in ``tokens`` uint32 (rows,), feature ``feature`` of ``rows``; the first row is at ``position``."""
-        state = np.array([0, self.entries, 0], dtype=np.int64)
+        state = np.array([0, self.entries, 0, 0], dtype=np.int64)
         while True:
             state[2] = int(LOAD * (1 << self._bits))
             self._take(rows, feature, tokens, position)(state)
