@@ -145,7 +145,7 @@ class Design:
         """The rows of a split, shard by shard."""
         for entry in self.manifest.split(split).shards:
             if entry.rows:
-                with open_shard(self.folder, entry) as shard:
+                with open_shard(self.folder, entry, self.manifest) as shard:
                     yield Rows(shard["ids"][:], shard["dense"][:], shard["label"][:])
 
     def head(self, split: str, rows: int) -> Rows:

@@ -5,7 +5,6 @@ Also the way in for programs: ``encode`` turns raw files into blocks of arrays w
 
 from __future__ import annotations
 
-import hashlib
 import resource
 import shutil
 import time
@@ -26,7 +25,9 @@ from data_prep.folder import (
     estimated_rows,
     gigabytes,
 )
-from data_prep.options import RECORD_BYTES, Job, Options
+from data_prep.options import ORDERING_BYTES, Job, Options
+from data_prep.packing import GUESSED_ROW_BYTES, MOST_ROW_BYTES, row_bytes, widths
+from data_prep.parser import logarithms
 from data_prep.pieces import OpenPiece, Piece, deal, have_labels, open_pieces
 from data_prep.progress import Progress, say
 from data_prep.ranks import Ranks
@@ -34,7 +35,7 @@ from data_prep.record import data_set_id, make_manifest, summary
 from data_prep.scan import ScanResult, every_row, scan
 from data_prep.scatter import place, scatter
 from data_prep.shards import write_shards
-from data_prep.sources import TextStream, open_sources, whole_digest
+from data_prep.sources import TextDigest, TextStream, open_sources, whole_digest
 from data_prep.splits import Layout, Ranges, split_rows
 from data_prep.vocabulary import Vocabulary, read_vocabulary, size_table
 from ssmpi.data.schema import VOCABULARY_NAME, Manifest, read_manifest, write_manifest
@@ -58,13 +59,15 @@ def prepare(raw: Sequence[Path], options: Options, ranks: Ranks) -> Manifest:
     ranges = _split(job, found)
     vocabulary = fit_vocabulary(job, found, ranges) if job.fitting else _given_vocabulary(job)
     say(ranks, size_table(vocabulary))
-    ranks.first(lambda: _check_space_again(job, found, vocabulary))
+    wide = widths(vocabulary.cardinalities, np.max([record.largest for record in found.records], axis=0).tolist())
+    ranks.first(lambda: _check_space_again(job, found, vocabulary, row_bytes(wide)))
 
     layout = Layout(ranges, options.shard_rows, options.seed, options.shuffle)
     data_set = ranks.first(lambda: data_set_id(job, found.records, file_checksum(vocabulary.path)))
     placed = place(found.records)
-    scatter(job, placed, shared(job, vocabulary), layout)
-    written = write_shards(job, placed, layout, vocabulary.cardinalities, data_set)
+    scatter(job, placed, shared(job, vocabulary), layout, wide)
+    common = {"data_set": data_set, "cardinalities": vocabulary.cardinalities}
+    written = write_shards(job, placed, layout, wide, common)
 
     manifest = ranks.first(lambda: make_manifest(job, found.records, ranges, vocabulary, written))
     ranks.first(lambda: str(write_manifest(options.output, manifest)))
@@ -89,7 +92,8 @@ def encode(
         with TextStream(source) as stream:
             opened = OpenPiece((source.index, 0), 0, 1 << 62, stream, source, labelled, None)
             for rows in opened.blocks():
-                yield encoder.ids(rows), rows.dense.copy(), rows.label.copy() if labelled else None
+                ids = np.ascontiguousarray(encoder.ids(rows).T)
+                yield ids, logarithms(rows.integers), rows.label.copy() if labelled else None
 
 
 def _open_job(raw: Sequence[Path], options: Options, ranks: Ranks) -> Job:
@@ -113,22 +117,27 @@ def announce(job: Job) -> None:
     kind = f"{'' if job.labelled else 'un'}labelled, split {job.identity['split']}"
     size = gigabytes(sum(source.size for source in job.sources))
     print(f"{len(job.sources)} raw files, {size}, about {rows:,} rows, {kind}, {job.ranks.size} ranks")
-    bound = options.memory_bound(min(options.shard_rows, rows))
+    bound = options.memory_bound(rows, MOST_ROW_BYTES)
     print(
         f"memory: at most {gigabytes(bound)} private per rank ({gigabytes(options.table_bytes)} of token tables); "
         "lookup tables are mapped from files, shared by the ranks of a host"
     )
-    output, temporary = disk_need(rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows, RECORD_BYTES)
+    if job.fitting and (ordering := options.ordering_bound(rows)) > bound:
+        print(
+            f"memory: {ORDERING_BYTES} bytes per token for ordering the largest vocabulary, at most {gigabytes(ordering)} "
+            "if all its tokens differ; --max-ind-range bounds it"
+        )
+    output, temporary = disk_need(rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows, GUESSED_ROW_BYTES)
     free = check_space(options.output, output + temporary)
     print(
         f"disk: about {gigabytes(output)} of output and {gigabytes(temporary)} of temporary files; {free}", flush=True
     )
 
 
-def _check_space_again(job: Job, found: ScanResult, vocabulary: Vocabulary) -> None:
+def _check_space_again(job: Job, found: ScanResult, vocabulary: Vocabulary, packed_bytes: int) -> None:
     rows = sum(record.rows for record in found.records)
     tokens = sum(vocabulary.cardinalities)
-    output, temporary = disk_need(rows, 27 * tokens, RECORD_BYTES)
+    output, temporary = disk_need(rows, 27 * tokens, packed_bytes)
     free = check_space(job.options.output, output + temporary)
     print(
         f"{rows:,} rows, {tokens:,} ids; disk {gigabytes(output)} and {gigabytes(temporary)} temporary; {free}",
@@ -146,9 +155,9 @@ def _already_whole(job: Job, folder: Folder) -> Manifest:
         with Progress(job.ranks, "compare raw files", sum(unit.bytes for unit in mine), "B") as progress:
             for unit in mine:
                 for opened in open_pieces(job, unit, ()):
-                    digest = hashlib.sha256()
+                    digest = TextDigest()
                     for text, _ in opened.stream.blocks(opened.stop):
-                        digest.update(text.data)
+                        digest.update(text)
                         progress.advance(text.size, 0)
                     digests.append((opened.piece, digest.hexdigest()))
         return digests

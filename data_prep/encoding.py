@@ -25,11 +25,11 @@ class Encoder:
     tables: Sequence[np.ndarray]
 
     def ids(self, rows: Rows) -> np.ndarray:
-        """Ids int32 (rows, 26); DataError for an unseen token where the vocabulary has no id for it (dlrm order)."""
+        """Ids int32 (26, rows); DataError for an unseen token where the vocabulary has no id for it (dlrm order)."""
         tokens = reduce_tokens(rows.tokens, self.vocabulary.max_ind_range)
         ids = look_up(tokens, rows.missing, self.tables, reserved=self.vocabulary.reserved)
         if not self.vocabulary.reserved and ids.size and ids.min() < 0:
-            row, feature = np.argwhere(ids < 0)[0]
+            row, feature = np.argwhere(ids.T < 0)[0]
             raise DataError(
                 f"token {tokens[feature, row]:08x} of {SPARSE_NAMES[feature]} is not in {self.vocabulary.path.name}, "
                 "and dlrm order has no id for unseen tokens; use a vocabulary in frequency order"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ssmpi.data.schema import publish
 
 Json = Any  # whatever json takes and gives
 
@@ -21,9 +23,31 @@ def whole(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.tmp")
     yield beside
-    with beside.open("rb+") as file:
-        os.fsync(file.fileno())
-    beside.replace(path)
+    publish(beside, path)
+
+
+class Publisher:
+    """Flushes finished files to disk and names them in the background, one at a time, while the next one is made."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._under_way: Future[None] | None = None
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._thread.shutdown()
+
+    def publish(self, beside: Path, path: Path) -> None:
+        """Begin to publish a file, when the one before is done."""
+        self.wait()
+        self._under_way = self._thread.submit(publish, beside, path)
+
+    def wait(self) -> None:
+        """Wait for the file under way, and raise what went wrong with it."""
+        if self._under_way:
+            self._under_way.result()
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
@@ -43,15 +67,7 @@ def load_json(path: Path) -> Json:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def file_checksum(path: Path, without: Sequence[Sequence[int]] = ()) -> str:
-    """SHA-256 of a whole file, or of what lies around the (offset, bytes) extents ``without``, which are in order."""
-    if not without:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    digest = hashlib.sha256()
+def file_checksum(path: Path) -> str:
+    """SHA-256 of a whole file."""
     with path.open("rb") as file:
-        for offset, size in without:
-            digest.update(file.read(offset - file.tell()))
-            file.seek(offset + size)
-        digest.update(file.read())
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -58,7 +58,7 @@ def describe_folder(folder: Path) -> str:
     totals = Totals(manifest.cardinalities)
     for split in manifest.splits.values():
         for entry in split.shards:
-            with open_shard(folder, entry, manifest.labelled) as shard:
+            with open_shard(folder, entry, manifest) as shard:
                 for start in range(0, entry.rows, BLOCK_ROWS):
                     totals.add(shard["ids"][start : start + BLOCK_ROWS], shard["dense"][start : start + BLOCK_ROWS])
     lines = [*_splits(folder, manifest), "", *_dense(manifest, totals), "", *_sparse(folder, manifest, totals), ""]

@@ -10,15 +10,18 @@ from data_prep.parser import FIELDS
 from data_prep.ranks import Ranks
 from data_prep.sources import DAY_NAME, Source
 from data_prep.splits import parse_fractions
-from ssmpi.data.schema import DENSE_FEATURES, ROW_BYTES, SPARSE_FEATURES, SPLITS
+from ssmpi.data.schema import ROW_BYTES, SPLITS
 from ssmpi.errors import UserError
 
 FREQUENCY, DLRM = "frequency", "dlrm"
 TRANSFORM = "ln(1 + max(x, 0)), missing 0"
 WORK_NAME = ".prepare"
 BASE_BYTES = 256 << 20  # interpreter, compiled code and text blocks
+ORDERING_BYTES = 40  # per token of a feature: token, count, their order, and the same once more in that order
+MERGE_ENTRIES = 4 << 20  # counts of several parts that are merged at once
+MERGING_BYTES = 56  # per such entry
 LEAST_TABLE_BYTES = 1 << 20
-RECORD_BYTES = 4 * (2 + SPARSE_FEATURES + DENSE_FEATURES)  # a row on its way: row number, ids, dense, label
+RECIPE = 2  # raised whenever the same arguments and files come to give other bytes
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,17 @@ class Options:
         """Bound of the token tables of pass 1: writing them out sorted takes up to twice their size beside them."""
         return max(LEAST_TABLE_BYTES, (self.memory_bytes - BASE_BYTES) // 3)
 
-    def memory_bound(self, shard_records: int) -> int:
-        """Private bytes that a rank needs at most in either pass, from the shortest rows that there can be."""
-        piece = self.piece_bytes // FIELDS[False] * (RECORD_BYTES + 8)
-        shard = shard_records * (RECORD_BYTES + ROW_BYTES + 32)
+    def memory_bound(self, rows: int, packed_bytes: int) -> int:
+        """Private bytes that a rank needs at most in either pass, from the shortest rows that there can be, leaving out
+        what putting a vocabulary in order takes. ``packed_bytes``: of one packed row.
+        """
+        piece = self.piece_bytes // FIELDS[False] * (packed_bytes + 16)
+        shard = min(self.shard_rows, rows) * (packed_bytes + ROW_BYTES + 8)
         return BASE_BYTES + max(3 * self.table_bytes, piece, shard)
+
+    def ordering_bound(self, rows: int) -> int:
+        """Private bytes at most for putting the vocabulary of one feature of ``rows`` rows in order."""
+        return BASE_BYTES + MERGING_BYTES * MERGE_ENTRIES + ORDERING_BYTES * min(rows, self.max_ind_range or 2**32)
 
     def chosen_split(self, sources: list[Source], labelled: bool) -> tuple[str, str]:
         """The kind of split and the split name for ``none``: asked for, or by what the files look like."""
@@ -94,7 +103,8 @@ class Options:
         """What the bytes of the output depend on, apart from the sources; no path."""
         names = ("min_count", "max_ind_range", "fit_on", "id_order", "split", "split_name", "shuffle", "seed")
         return {name: getattr(self, name) for name in (*names, "shard_rows", "skip_bad_rows", "piece_bytes")} | {
-            "vocabulary": self.vocabulary is not None
+            "vocabulary": self.vocabulary is not None,
+            "recipe": RECIPE,
         }
 
 

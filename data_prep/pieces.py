@@ -7,24 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from data_prep.options import Job
-from data_prep.parser import FIELDS, Rows, count_rows, diagnose, parse, room_for, row_end, shorten
+from data_prep.parser import FIELDS, Integer, Rows, count_rows, diagnose, parse, room_for, row_end, shorten
 from data_prep.ranks import BadRowError
-from data_prep.sources import Source, TextStream, line_of
+from data_prep.sources import Source, TextDigest, TextStream, line_of
 from ssmpi.errors import DataError
 
 Piece = tuple[int, int]  # source, number of the piece in it
-
-
-class Digest(Protocol):
-    """What ``hashlib`` makes."""
-
-    def update(self, data: memoryview, /) -> None:
-        """Take in some bytes."""
 
 
 @dataclass
@@ -86,14 +78,14 @@ class OpenPiece:
     skipped: Skipped | None
     room: Rows = field(default_factory=lambda: room_for(0))
 
-    def blocks(self, digest: Digest | None = None) -> Iterator[Rows]:
+    def blocks(self, digest: TextDigest | None = None) -> Iterator[Rows]:
         """Parsed rows that start in this piece, block by block; BadRowError at the first bad one unless skipped.
 
         The columns are views of one room: they hold until the next block is asked for. ``digest`` is fed the text.
         """
         for text, offset in self.stream.blocks(self.stop):
             if digest is not None:
-                digest.update(text.data)
+                digest.update(text)
             yield parse_block(text, offset, self)
 
     @property
@@ -128,7 +120,8 @@ def parse_block(text: np.ndarray, offset: int, opened: OpenPiece) -> Rows:
     if opened.room.rows < needed:
         opened.room = room_for(needed + needed // 8)
     out = opened.room
-    at = row = 0
+    row = 0
+    at: Integer = 0
     while at < text.size:
         row, at, good = parse(text, at, row, opened.labelled, out)
         if not good:

@@ -43,7 +43,7 @@ def make_manifest(
 ) -> Manifest:
     """The manifest of a finished folder."""
     splits = {name: Split(tuple(w.entry for w in written if w.split == name), (rows,)) for name, rows in ranges.items()}
-    files = {VOCABULARY_NAME: file_checksum(vocabulary.path)} | {w.entry.file: w.file_checksum for w in written}
+    files = {VOCABULARY_NAME: file_checksum(vocabulary.path)} | {w.entry.file: w.frame for w in written}
     checksums = source_checksums(records, len(job.sources))
     missing = [sum(r.missing[f] for r in records) for f in range(len(DENSE_NAMES + SPARSE_NAMES))]
     provenance = {

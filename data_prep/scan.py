@@ -6,7 +6,6 @@ commits a run: the parts and the records of the pieces they cover. A restarted j
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,9 +14,10 @@ import numpy as np
 
 from data_prep.files import load_json, save_array, save_json
 from data_prep.options import DLRM, Job
-from data_prep.parser import Rows, count_missing
+from data_prep.parser import Rows, tally
 from data_prep.pieces import OpenPiece, Piece, deal, open_pieces
 from data_prep.progress import Progress
+from data_prep.sources import TextDigest
 from data_prep.tables import CountTable, FirstTable, TokenTable
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 
@@ -29,7 +29,7 @@ Window = Callable[[Piece], tuple[int, int]]
 
 @dataclass(frozen=True)
 class PieceRecord:
-    """What pass 1 found in one piece."""
+    """What pass 1 found in one piece. ``missing`` has a count per field, ``largest`` the largest integer of each."""
 
     source: int
     piece: int
@@ -37,6 +37,7 @@ class PieceRecord:
     rows: int
     positives: int
     missing: list[int]
+    largest: list[int]
     skipped: dict[str, list[int]]
     digest: str
 
@@ -143,21 +144,30 @@ def scan(job: Job, name: str, title: str, window: Window | None) -> ScanResult:
 
 def _scan_piece(opened: OpenPiece, run: Run, window: Window | None, progress: Progress) -> PieceRecord:
     rows = positives = 0
+    largest = np.zeros(DENSE_FEATURES, dtype=np.int64)
     missing = np.zeros(DENSE_FEATURES + SPARSE_FEATURES, dtype=np.int64)
     low, high = window(opened.piece) if window else (0, 0)
     position = opened.stream.file_position
-    digest = hashlib.sha256()
+    digest = TextDigest()
     for block in opened.blocks(digest):
         first, last = max(low - rows, 0), min(high - rows, block.rows)
         if first < last:
             run.count(block.part(first, last), (opened.piece[0] << SOURCE_SHIFT) + opened.start + rows + first)
-        count_missing(block.missing, missing)
-        positives += int(np.count_nonzero(block.label))
+        positives += tally(block, missing, largest)
         rows += block.rows
         before, position = position, opened.stream.file_position
         progress.advance(position - before, block.rows)
     skipped = opened.skipped.reasons if opened.skipped else {}
-    return PieceRecord(*opened.piece, opened.last, rows, positives, missing.tolist(), skipped, digest.hexdigest())
+    return PieceRecord(
+        *opened.piece,
+        opened.last,
+        rows,
+        positives,
+        missing.tolist(),
+        largest.tolist(),
+        skipped,
+        digest.hexdigest(),
+    )
 
 
 def read_runs(folder: Path) -> ScanResult:

@@ -1,32 +1,30 @@
-"""Pass 2, first half: encode every piece and leave its rows grouped by the shard they go to.
+"""Pass 2, first half: encode every piece and leave its packed rows grouped by the shard they go to.
 
-A grouped piece is one int32 array (rows, 41): row number in the piece, 26 ids, 13 dense values as bits, label. It is
-written once and whole, so a restarted job goes on with the next piece.
+A grouped piece is written once and whole. It is not flushed to disk, which would take longer than making it again:
+after a crash its checksum tells whether it is still whole, and a restarted job goes on with the next piece.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 
 from data_prep.encoding import Encoder
 from data_prep.files import save_array
-from data_prep.options import RECORD_BYTES, Job
+from data_prep.options import Job
+from data_prep.packing import pack, row_bytes
 from data_prep.pieces import OpenPiece, Piece, deal, open_pieces
 from data_prep.progress import Progress
 from data_prep.scan import PieceRecord
 from data_prep.scratch import Scratch
 from data_prep.splits import Layout
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.errors import DataError
 
-ROW_AT, IDS_AT, DENSE_AT = 0, 1, 1 + SPARSE_FEATURES
-LABEL_AT = DENSE_AT + DENSE_FEATURES
-RECORD_INTS = LABEL_AT + 1
-assert RECORD_BYTES == 4 * RECORD_INTS
+READ_BYTES = 1 << 20
 CHANGED = "{}: changed since the job began; start again with --overwrite"
 
 
@@ -39,11 +37,34 @@ class Placed:
 
     def path(self, work: Path) -> Path:
         """Where its grouped rows are."""
-        return work / "pieces" / f"piece-{self.record.source:04d}-{self.record.piece:06d}.npy"
+        return work / "pieces" / f"piece-{self.record.source:04d}-{self.record.piece:06d}.rows"
 
-    def offsets_path(self, work: Path) -> Path:
-        """Where each shard's rows begin in it: uint32 (shards + 1,)."""
-        return self.path(work).with_suffix(".offsets.npy")
+    def save(self, work: Path, packed: np.ndarray, offsets: np.ndarray) -> None:
+        """Write the grouped rows uint8 (rows, row_bytes) of which ``offsets`` uint32 (shards + 1,) gives the starts."""
+        path = self.path(work)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(".tmp")
+        with beside.open("wb") as out:
+            out.write(packed.data)
+        beside.replace(path)
+        checksum = np.array([zlib.crc32(packed.data)], dtype=np.uint32)
+        save_array(path.with_suffix(".npy"), np.concatenate([checksum, offsets]))
+
+    def offsets(self, work: Path) -> np.ndarray:
+        """Where each shard's rows begin: uint32 (shards + 1,)."""
+        found: np.ndarray = np.load(self.path(work).with_suffix(".npy"))
+        return found[1:]
+
+    def saved(self, work: Path) -> bool:
+        """Whether the grouped rows are on disk as they were written."""
+        path, index = self.path(work), self.path(work).with_suffix(".npy")
+        if not (path.is_file() and index.is_file()):
+            return False
+        checksum = 0
+        with path.open("rb") as file:
+            while part := file.read(READ_BYTES):
+                checksum = zlib.crc32(part, checksum)
+        return checksum == int(np.load(index)[0])
 
 
 def place(records: list[PieceRecord]) -> list[Placed]:
@@ -52,48 +73,44 @@ def place(records: list[PieceRecord]) -> list[Placed]:
     return [Placed(record, int(start)) for record, start in zip(records, starts, strict=False)]
 
 
-@njit(cache=True, nogil=True)
-def _group(
-    shards: np.ndarray, at: np.ndarray, row: int, columns: tuple[np.ndarray, np.ndarray, np.ndarray], out: np.ndarray
-) -> None:
-    ids, dense, label = columns
-    for i in range(shards.size):
-        slot = at[shards[i]]
-        at[shards[i]] += 1
-        out[slot, ROW_AT] = row + i
-        for f in range(SPARSE_FEATURES):
-            out[slot, IDS_AT + f] = ids[i, f]
-        for f in range(DENSE_FEATURES):
-            out[slot, DENSE_AT + f] = dense[i, f]
-        out[slot, LABEL_AT] = label[i]
+@dataclass(frozen=True)
+class Done:
+    """The pieces that need not be read; whoever owns one looks, once, whether it is."""
+
+    work: Path
+    placed: Mapping[Piece, Placed]
+
+    def __contains__(self, piece: object) -> bool:
+        one = self.placed.get(piece)  # type: ignore[call-overload]
+        return one is not None and (one.record.rows == 0 or one.saved(self.work))
 
 
-def scatter(job: Job, placed: list[Placed], encoder: Encoder, layout: Layout) -> None:
-    """Write the grouped pieces that are not there yet."""
+@dataclass(frozen=True)
+class Placement:
+    """Where rows go and who is told. ``wide``: the widths of packed columns."""
+
+    work: Path
+    layout: Layout
+    wide: np.ndarray
+    progress: Progress
+    scratch: Scratch
+
+
+def scatter(job: Job, placed: list[Placed], encoder: Encoder, layout: Layout, wide: np.ndarray) -> None:
+    """Write the grouped pieces that are not there yet, their columns packed ``wide`` bytes wide."""
     by_key = {p.record.key: p for p in placed}
 
     def body() -> None:
-        done: set[Piece] = {key for key, p in by_key.items() if p.record.rows == 0 or p.path(job.work).is_file()}
         mine = deal(job)
         with Progress(job.ranks, "pass 2: encode", sum(unit.bytes for unit in mine), "B") as progress:
-            placement = Placement(job.work, layout, progress, Scratch())
+            placement = Placement(job.work, layout, wide, progress, Scratch())
             for unit in mine:
-                for opened in open_pieces(job, unit, done):
+                for opened in open_pieces(job, unit, Done(job.work, by_key)):
                     if opened.piece not in by_key:
                         raise DataError(CHANGED.format(opened.source.path))
                     _scatter_piece(opened, by_key[opened.piece], encoder, placement)
 
     job.ranks.together(body)
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where rows go and who is told."""
-
-    work: Path
-    layout: Layout
-    progress: Progress
-    scratch: Scratch
 
 
 def _scatter_piece(opened: OpenPiece, placed: Placed, encoder: Encoder, placement: Placement) -> None:
@@ -102,17 +119,16 @@ def _scatter_piece(opened: OpenPiece, placed: Placed, encoder: Encoder, placemen
     counts = np.bincount(shards, minlength=len(placement.layout.targets()))
     offsets = np.concatenate([[0], np.cumsum(counts)])
     at, row = offsets[:-1].copy(), 0
-    out = placement.scratch.array("records", (rows, RECORD_INTS), np.int32)
+    out = placement.scratch.array("packed", (rows, row_bytes(placement.wide)), np.uint8)
     position = opened.stream.file_position
     for block in opened.blocks():
         if row + block.rows > rows:
             raise DataError(CHANGED.format(opened.source.path))
-        part = shards[row : row + block.rows]
-        _group(part, at, row, (encoder.ids(block), block.dense.view(np.int32), block.label), out)
+        columns = (encoder.ids(block), block.integers, block.label)
+        pack(columns, placement.wide, shards[row : row + block.rows], at, out)
         row += block.rows
         before, position = position, opened.stream.file_position
         placement.progress.advance(position - before, block.rows)
     if row != rows:
         raise DataError(CHANGED.format(opened.source.path))
-    save_array(placed.offsets_path(placement.work), offsets.astype(np.uint32))
-    save_array(placed.path(placement.work), out)
+    placed.save(placement.work, out, offsets.astype(np.uint32))

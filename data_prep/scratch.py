@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike
 
+SPARE = 64  # what is asked for next is often a little larger: one part in so many is kept ready for it
+
 
 class Scratch:
     """Named arrays whose memory is used again."""
@@ -17,5 +19,5 @@ class Scratch:
         count = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if name not in self._memory or self._memory[name].size < count:
             self._memory.pop(name, None)
-            self._memory[name] = np.empty(count, dtype=np.uint8)
+            self._memory[name] = np.empty(count + count // SPARE, dtype=np.uint8)
         return self._memory[name][:count].view(dtype).reshape(shape)

@@ -132,7 +132,13 @@ def draw_shards(seed: int, first: int, shards: int, out: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def order_keys(seed: int, rows: np.ndarray, out: np.ndarray) -> None:
-    """A random uint64 per row number: sorting a shard's rows by it is a uniform permutation."""
-    for i in range(rows.size):
-        out[i] = _random(seed, ORDER_STREAM, rows[i])
+def permutation(seed: int, shard: int, rows: int) -> np.ndarray:
+    """The order uint32 (rows,) of a shard's rows, drawn uniformly (Fisher and Yates, from the end)."""
+    order = np.arange(rows).astype(np.uint32)
+    for i in range(rows - 1, 0, -1):
+        draw = _random(seed, ORDER_STREAM, (shard << 32) + i)
+        # the upper 64 bits of draw * (i + 1): a place in [0, i]
+        low, bound = draw & np.uint64(0xFFFFFFFF), np.uint64(i + 1)
+        j = ((draw >> np.uint64(32)) * bound + ((low * bound) >> np.uint64(32))) >> np.uint64(32)
+        order[i], order[j] = order[j], order[i]
+    return order

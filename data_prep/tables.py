@@ -12,10 +12,12 @@ import numpy as np
 from numba import njit
 
 from data_prep.parser import Integer, Rows
-from ssmpi.data.schema import DENSE_FEATURES, MISSING_ID, RARE_ID, SPARSE_FEATURES
+from ssmpi.data.schema import DENSE_FEATURES, MISSING_ID, RARE_ID
 
 FIRST_BITS = 10
 LOAD = 0.6
+LARGE = 1 << 17  # slots
+TOGETHER = 64
 HALF = np.uint64(32)
 MIX = np.uint64(0x9E3779B97F4A7C15)
 
@@ -27,26 +29,34 @@ def _slot(token: Integer, bits: Integer) -> Integer:
 
 
 @njit(cache=True, nogil=True)
-def _count(tokens: np.ndarray, absent: np.ndarray, table: np.ndarray, state: np.ndarray) -> None:
+def _count(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray, state: np.ndarray) -> None:
     """Count tokens from row ``state[0]`` on until done or the table is full at ``state[2]`` entries.
 
     A slot of ``table`` uint64 is token << 32 | count, 0 when empty. ``state`` int64: next row, entries, limit. Rows
-    with ``absent`` set are left out.
+    whose ``missing`` has ``bit`` set are left out. A table too large for the cache is slow to come: the slots of some
+    rows are fetched ahead (``state[3]`` takes what was fetched, so that the compiler cannot leave it out).
     """
     bits = np.int64(np.log2(table.size) + 0.5)
     wrap = table.size - 1
     row, used, limit = state[0], state[1], state[2]
     while row < tokens.size and used < limit:
-        if not absent[row]:
-            token = np.uint64(tokens[row])
-            slot = _slot(token, bits)
-            while table[slot] != 0 and table[slot] >> HALF != token:
-                slot = (slot + 1) & wrap
-            if table[slot] == 0:
-                table[slot] = token << HALF
-                used += 1
-            table[slot] += np.uint64(1)
-        row += 1
+        stop = min(row + TOGETHER, tokens.size)
+        if table.size >= LARGE:
+            for ahead in tokens[row:stop]:
+                state[3] ^= np.int64(table[_slot(ahead, bits)])
+        while row < stop and used < limit:
+            if not (missing[row] >> bit) & 1:
+                token = np.uint64(tokens[row])
+                slot = _slot(token, bits)
+                entry = table[slot]
+                while entry != 0 and entry >> HALF != token:
+                    slot = (slot + 1) & wrap
+                    entry = table[slot]
+                if entry == 0:
+                    entry = token << HALF
+                    used += 1
+                table[slot] = entry + np.uint64(1)
+            row += 1
     state[0], state[1] = row, used
 
 
@@ -133,7 +143,7 @@ class TokenTable(ABC):
 
     def take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> None:
         """Take in ``tokens`` uint32 (rows,), feature ``feature`` of ``rows``; the first row is at ``position``."""
-        state = np.array([0, self.entries, 0], dtype=np.int64)
+        state = np.array([0, self.entries, 0, 0], dtype=np.int64)
         while True:
             state[2] = int(LOAD * (1 << self._bits))
             self._take(rows, feature, tokens, position)(state)
@@ -165,8 +175,7 @@ class CountTable(TokenTable):
         _rehash(old, self._table)
 
     def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
-        absent = (rows.missing >> (DENSE_FEATURES + feature)) & 1
-        return lambda state: _count(tokens, absent, self._table, state)
+        return lambda state: _count(tokens, rows.missing, DENSE_FEATURES + feature, self._table, state)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
         entries = np.sort(self._table[self._table != 0])
@@ -228,17 +237,18 @@ def _look_up(
             continue
         token = np.uint64(tokens[row])
         slot = _slot(token, bits)
-        while table[slot] != 0 and table[slot] >> np.uint64(32) != token:
-            slot = (slot + 1) & wrap
         entry = table[slot]
+        while entry != 0 and entry >> HALF != token:
+            slot = (slot + 1) & wrap
+            entry = table[slot]
         ids[row] = np.int32((entry & np.uint64(0xFFFFFFFF)) - np.uint64(1)) if entry != 0 else reserved[1]
 
 
 def look_up(tokens: np.ndarray, missing: np.ndarray, tables: Sequence[np.ndarray], *, reserved: bool) -> np.ndarray:
-    """Ids int32 (rows, 26) of ``tokens`` uint32 (26, rows). With ``reserved`` 0 is missing and 1 unseen; otherwise a
+    """Ids int32 (26, rows) of ``tokens`` uint32 (26, rows). With ``reserved`` 0 is missing and 1 unseen; otherwise a
     missing token is token 0 and an unseen one gets -1."""
-    ids = np.empty((tokens.shape[1], SPARSE_FEATURES), dtype=np.int32)
+    ids = np.empty(tokens.shape, dtype=np.int32)
     for f, table in enumerate(tables):
         bit = DENSE_FEATURES + f if reserved else -1
-        _look_up(tokens[f], missing, bit, table, (MISSING_ID, RARE_ID if reserved else -1), ids[:, f])
+        _look_up(tokens[f], missing, bit, table, (MISSING_ID, RARE_ID if reserved else -1), ids[f])
     return ids

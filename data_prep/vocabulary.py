@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from data_prep.files import whole
-from data_prep.options import DLRM, FREQUENCY
+from data_prep.options import DLRM, FREQUENCY, MERGE_ENTRIES
 from data_prep.scan import Part
 from data_prep.tables import lookup_table
 from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
@@ -26,7 +26,6 @@ from ssmpi.errors import DataError
 
 FORMAT, VERSION = "ssmpi-vocabulary", 1
 STATED_MIN_COUNTS = (1, 2, 3, 10, 15)
-MERGE_ENTRIES = 16 << 20
 RESERVED_IDS = 2
 
 
@@ -77,19 +76,26 @@ def _upper(tokens: np.ndarray, high: int) -> int:
 
 
 def merge_feature(folder: Path, parts: Sequence[Part], feature: int, order: str, min_count: int) -> Merged:
-    """Merge the sorted parts of one feature and put its tokens in id order."""
-    tokens, values = [np.empty(0, np.uint32)], [np.empty(0, np.int64)]
+    """Merge the sorted parts of one feature and put its tokens in id order, in ``ORDERING_BYTES`` per token."""
     sizes = np.zeros(len(STATED_MIN_COUNTS), dtype=np.int64)
-    for some_tokens, some_values in _merged_ranges(_spans(folder, parts, feature), order):
+    tokens, values = _kept(_merged_ranges(_spans(folder, parts, feature), order), order, min_count, sizes)
+    by_id = np.argsort(values if order == DLRM else -values, kind="stable")
+    return Merged(tokens[by_id], values[by_id], sizes.tolist())
+
+
+def _kept(
+    ranges: Iterator[tuple[np.ndarray, np.ndarray]], order: str, min_count: int, sizes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, values) that reach ``min_count``, joined; ``sizes`` int64: how many reach each stated one, added to."""
+    tokens, values = [np.empty(0, np.uint32)], [np.empty(0, np.int64)]
+    for some_tokens, some_values in ranges:
         if order == FREQUENCY:
             sizes += [np.count_nonzero(some_values >= least) for least in STATED_MIN_COUNTS]
             kept = some_values >= min_count
             some_tokens, some_values = some_tokens[kept], some_values[kept]
         tokens.append(some_tokens)
         values.append(some_values)
-    all_tokens, all_values = np.concatenate(tokens), np.concatenate(values)
-    by_id = np.argsort(all_values if order == DLRM else -all_values, kind="stable")
-    return Merged(all_tokens[by_id], all_values[by_id], sizes.tolist())
+    return np.concatenate(tokens), np.concatenate(values)
 
 
 def write_vocabulary(path: Path, features: Iterator[Merged], attributes: Mapping[str, Any]) -> None:

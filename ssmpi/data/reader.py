@@ -76,16 +76,16 @@ class SplitReader:
         for entry in self.shards:
             path = self.folder / entry.file
             if not path.is_file() or path.stat().st_size != entry.bytes:
-                open_shard(self.folder, entry, self.manifest.labelled).close()  # says what is wrong
+                open_shard(self.folder, entry, self.manifest).close()  # says what is wrong
         if self.shards:
-            open_shard(self.folder, self.shards[0], self.manifest.labelled).close()
+            open_shard(self.folder, self.shards[0], self.manifest).close()
 
     def read(self, block: Block) -> Batch:
         """Read one block into fresh arrays."""
         entry = self.shards[block.shard]
         rows = slice(block.start, block.stop)
         try:
-            with open_shard(self.folder, entry, self.manifest.labelled) as shard:
+            with open_shard(self.folder, entry, self.manifest) as shard:
                 labels = shard["label"][rows].astype(np.float32) if self.manifest.labelled else None
                 return Batch(shard["ids"][rows], shard["dense"][rows], labels)
         except OSError as error:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ DENSE_FEATURES = 13
 SPARSE_FEATURES = 26
 DENSE_NAMES = tuple(f"I{i}" for i in range(1, DENSE_FEATURES + 1))
 SPARSE_NAMES = tuple(f"C{i}" for i in range(1, SPARSE_FEATURES + 1))
+Frame = dict[str, Any]  # "columns": (offset, bytes) of each in the file; "frame": checksum of the bytes around them
+
 ROW_BYTES = 4 * SPARSE_FEATURES + 4 * DENSE_FEATURES + 1
 
 MISSING_ID = 0
@@ -93,12 +95,16 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
     body = {"format": MANIFEST_FORMAT, "schema_version": SCHEMA_VERSION, **asdict(manifest)}
     target = folder / MANIFEST_NAME
     beside = folder / f".{MANIFEST_NAME}.tmp"
-    with beside.open("w", encoding="utf-8") as out:
-        out.write(json.dumps(body, indent=1) + "\n")
-        out.flush()
-        os.fsync(out.fileno())
-    beside.replace(target)
+    beside.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    publish(beside, target)
     return target
+
+
+def publish(beside: Path, path: Path) -> None:
+    """Flush a finished file to disk and give it its name: under that name it is whole, whatever happens."""
+    with beside.open("rb+") as file:
+        os.fsync(file.fileno())
+    beside.replace(path)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -152,13 +158,25 @@ def write_shard(
 ) -> tuple[int, str]:
     """Write one shard beside its place, flush it to disk and rename it. Returns its size in bytes and its checksum.
 
+    Arguments as those of ``lay_out_shard``.
+    """
+    beside = path.with_name(f".{path.name}.tmp")
+    total = lay_out_shard(beside, ids, dense, label, attributes)
+    publish(beside, path)
+    return path.stat().st_size, total
+
+
+def lay_out_shard(
+    path: Path, ids: np.ndarray, dense: np.ndarray, label: np.ndarray | None, attributes: Mapping[str, Any]
+) -> str:
+    """Write the bytes of a shard, not yet flushed to disk. Returns its checksum.
+
     ids int32 (rows, 26); dense float32 (rows, 13); label uint8 (rows,) or None. ``attributes`` go on the file:
     split, cardinalities, transform, seed, source row range. The same arguments give the same bytes.
     """
     total = checksum(ids, dense, label)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.tmp")
-    with h5py.File(beside, "w") as out:
+    with h5py.File(path, "w") as out:
         out.attrs["format"] = SHARD_FORMAT
         out.attrs["schema_version"] = SCHEMA_VERSION
         out.attrs["checksum"] = total
@@ -168,16 +186,53 @@ def write_shard(
         out.create_dataset("dense", data=dense, dtype="<f4")
         if label is not None:
             out.create_dataset("label", data=label, dtype="u1")
-    with beside.open("rb+") as file:
-        os.fsync(file.fileno())
-    beside.replace(path)
-    return path.stat().st_size, total
+    return total
 
 
-def open_shard(folder: Path, entry: ShardEntry, labelled: bool = True) -> h5py.File:
+def frame_of(path: Path) -> Frame:
+    """The record of a sound shard file that ``open_shard`` compares it with, for the manifest."""
+    with h5py.File(path, "r", locking=False) as shard:
+        columns = sorted([c.id.get_offset(), c.id.get_storage_size()] for c in shard.values() if c.size)
+    return {"columns": columns, "frame": frame_checksum(path, columns)}
+
+
+def frame_checksum(path: Path, columns: Sequence[Sequence[int]]) -> str:
+    """SHA-256 of what lies around the columns, (offset, bytes) extents in file order: all that HDF5 goes by."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for offset, size in columns:
+            if offset < file.tell():
+                raise ValueError(f"a column at {offset}, but the one before ends at {file.tell()}")
+            digest.update(file.read(offset - file.tell()))
+            file.seek(offset + size)
+        digest.update(file.read())
+    return digest.hexdigest()
+
+
+def _check_frame(folder: Path, entry: ShardEntry, manifest: Manifest) -> None:
+    """Compare a shard's frame with the manifest before HDF5 reads it: HDF5 can loop for ever over a damaged one.
+
+    A few KiB are read. DataError names the file. Sets that ``ssmpi-prepare`` did not make may lack the record.
+    """
+    path = folder / entry.file
+    try:
+        recorded = manifest.provenance.get("files", {}).get(entry.file)
+        same = not isinstance(recorded, Mapping) or frame_checksum(path, recorded["columns"]) == recorded["frame"]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{folder / MANIFEST_NAME}: its record of {entry.file} makes no sense ({error!r}); prepare the data again"
+        ) from error
+    if not same:
+        raise DataError(
+            f"{path}: its HDF5 header is not the one in the manifest: damaged or not this data set's; delete it and "
+            "prepare again"
+        )
+
+
+def open_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> h5py.File:
     """Open one shard read-only after checking that it is the one in the manifest; DataError names the file otherwise.
 
-    The content is not read: ``ssmpi-prepare verify`` does that.
+    The columns are not read: ``ssmpi-prepare verify`` does that.
     """
     path = folder / entry.file
     if not path.is_file():
@@ -187,6 +242,7 @@ def open_shard(folder: Path, entry: ShardEntry, labelled: bool = True) -> h5py.F
             f"{path}: {path.stat().st_size:,} bytes, the manifest says {entry.bytes:,}: truncated or not this data "
             f"set's; delete it and prepare again"
         )
+    _check_frame(folder, entry, manifest)
     try:
         shard = h5py.File(path, "r", locking=False)
     except OSError as error:
@@ -195,7 +251,7 @@ def open_shard(folder: Path, entry: ShardEntry, labelled: bool = True) -> h5py.F
         "ids": ("int32", (entry.rows, SPARSE_FEATURES)),
         "dense": ("float32", (entry.rows, DENSE_FEATURES)),
     }
-    if labelled:
+    if manifest.labelled:
         wanted["label"] = ("uint8", (entry.rows,))
     try:
         found = {name: (str(shard[name].dtype), shard[name].shape) for name in wanted if name in shard}

@@ -1,14 +1,17 @@
 """Whole preparations against an oracle in plain Python: ids, dense values, splits, order, vocabulary, reuse, resume."""
 
+import errno
 import gzip
 import hashlib
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -307,6 +310,49 @@ def test_killed_at_any_file_and_started_again_it_ends_with_the_same_bytes(raw, t
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert main(["verify", str(out)]) == 1
     assert tree(out) == expected
+
+
+@pytest.mark.parametrize("damage", [lambda data: bytes(len(data)), lambda data: data[:-5], lambda data: b""])
+def test_temporary_rows_lost_in_a_crash_are_made_again(raw, tmp_path, damage):
+    arguments = ["criteo", str(raw), *SMALL, "-o", str(tmp_path / "out")]
+    kept = 0
+    for after in range(60, 150, 5):
+        subprocess.run([sys.executable, "-c", KILL, str(after), *arguments], capture_output=True, timeout=60)
+        for path in (tmp_path / "out" / ".prepare" / "pieces").glob("*.rows"):
+            path.write_bytes(damage(path.read_bytes()))  # never flushed to disk: a power cut takes it
+            kept += 1
+        if kept:
+            break
+    assert kept
+    assert main(arguments) == 0
+    assert tree(tmp_path / "out") == tree(prepare([raw], tmp_path / "whole", *SMALL))
+
+
+def test_integers_of_any_size_arrive(tmp_path):
+    rows = [row.split("\t") for row in ROWS]
+    for i, value in enumerate([2**63 - 1, 2**40 + 3, 2**32, 2**31, 65_536, 255, 256, -(2**62)]):
+        rows[i * 80][1 + i] = str(value)
+    rows = ["\t".join(row) for row in rows]
+    out = prepare([write(tmp_path / "big.txt", rows)], tmp_path / "out", *SMALL, "--no-shuffle")
+    found = np.concatenate([load(out, s)[1] for s in ("train", "test", "validation")])
+    np.testing.assert_array_equal(found, oracle(rows)[1])
+
+
+def test_a_shard_that_cannot_be_flushed_to_disk_is_an_error(raw, tmp_path, monkeypatch, capsys):
+    real = os.fsync
+
+    def fsync(handle):
+        if "shard-00003" in str(Path(f"/proc/self/fd/{handle}").readlink()):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    assert main(["criteo", str(raw), *SMALL, "-o", str(tmp_path / "out")]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    monkeypatch.undo()
+    prepare([raw], tmp_path / "out", *SMALL)
+    assert tree(tmp_path / "out") == tree(prepare([raw], tmp_path / "whole", *SMALL))
 
 
 def test_an_interrupted_run_is_not_gone_on_with_under_other_arguments(raw, tmp_path, capsys):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.splits import Layout, draw_shards, order_keys, parse_fractions, split_rows
+from data_prep.splits import Layout, draw_shards, parse_fractions, permutation, split_rows
 from ssmpi.errors import UserError
 
 
@@ -79,17 +79,23 @@ def test_without_shuffle_rows_stay_in_order():
 
 
 def test_the_draws_of_released_data_sets_never_change():
-    keys, shards = np.empty(3, dtype=np.uint64), np.empty(12, dtype=np.int32)
-    order_keys(0, np.arange(3), keys)
+    shards = np.empty(12, dtype=np.int32)
     draw_shards(7, 100, 5, shards)
-    assert keys.tolist() == [0x64684C4F0FD784B4, 0x15AFA6CC98416E0C, 0xD79B1B9DBD70E170]
+    assert permutation(0, 0, 10).tolist() == [7, 6, 3, 9, 5, 4, 0, 1, 8, 2]
+    assert permutation(7, 3, 5).tolist() == [4, 2, 3, 1, 0]
     assert shards.tolist() == [0, 1, 4, 4, 0, 3, 2, 4, 1, 3, 0, 1]
 
 
-def test_order_keys_are_distinct_and_random():
-    keys = np.empty(100_000, dtype=np.uint64)
-    order_keys(0, np.arange(100_000), keys)
-    assert len(np.unique(keys)) == len(keys)
-    bits = (keys[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
-    assert abs(bits.mean(axis=0) - 0.5).max() < 0.01
-    assert abs(np.corrcoef(keys.astype(float)[:-1], keys.astype(float)[1:])[0, 1]) < 0.02
+@pytest.mark.parametrize("rows", [0, 1, 2, 77, 100_000])
+def test_a_permutation_has_every_row_once(rows):
+    np.testing.assert_array_equal(np.sort(permutation(5, 2, rows)), np.arange(rows))
+
+
+def test_permutations_are_uniform_over_seeds_and_over_shards():
+    for draws in ([permutation(seed, 1, 4) for seed in range(24_000)], [permutation(1, k, 4) for k in range(24_000)]):
+        _, counts = np.unique(draws, axis=0, return_counts=True)
+        assert len(counts) == 24
+        assert np.sum((counts - 1000.0) ** 2) / 1000 < 50  # chi-square, 23 degrees of freedom: one in a thousand
+    order = permutation(3, 4, 100_000).astype(float)
+    assert abs(np.corrcoef(order, np.arange(100_000))[0, 1]) < 0.02
+    assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 0.02

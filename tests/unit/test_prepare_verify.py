@@ -10,7 +10,9 @@ import pytest
 
 from data_prep.cli import main
 from data_prep.verify import verify
-from ssmpi.data.schema import write_shard
+from ssmpi.data.reader import SplitReader
+from ssmpi.data.schema import frame_of, read_manifest, write_shard
+from ssmpi.errors import DataError
 
 
 def rows(count):
@@ -47,8 +49,7 @@ def test_whole(folder):
 
 
 @pytest.mark.parametrize("name", ["train/shard-00001.h5", "test/shard-00000.h5", "vocabulary.h5", "manifest.json"])
-def test_any_flipped_byte_is_found(folder, name, monkeypatch):
-    monkeypatch.setattr("data_prep.verify._look_apart", lambda folder, entry: [])  # a second each: tested below
+def test_any_flipped_byte_is_found(folder, name):
     path = folder / name
     data = path.read_bytes()
     for at in random.Random(5).sample(range(len(data)), 60):
@@ -58,13 +59,54 @@ def test_any_flipped_byte_is_found(folder, name, monkeypatch):
         assert any(str(path) in finding for finding in findings) or name == "manifest.json"
 
 
-def test_a_damaged_header_does_not_hang(folder, monkeypatch, capsys):
-    monkeypatch.setattr("data_prep.verify.APART_SECONDS", 3.0)
-    path = folder / "train/shard-00001.h5"
+def damage_header(path):
+    """Over such a header the HDF5 library goes on for minutes."""
     data = bytearray(path.read_bytes())
     data[96:2000] = bytes(b ^ 0x11 for b in data[96:2000])
     path.write_bytes(data)
-    bad(folder, capsys, "train/shard-00001.h5")
+
+
+@pytest.mark.timeout(20, method="thread")
+def test_a_damaged_header_does_not_hang(folder, capsys):
+    damage_header(folder / "train/shard-00001.h5")
+    bad(folder, capsys, "train/shard-00001.h5", "HDF5 header")
+
+
+@pytest.mark.timeout(20, method="thread")
+def test_training_refuses_a_damaged_header_before_hdf5_reads_it(folder):
+    damage_header(folder / "train/shard-00000.h5")
+    reader = SplitReader(folder, "train", 1000)
+    for attempt in (reader.check, lambda: reader.read(reader.blocks[0])):
+        with pytest.raises(DataError, match=r"train/shard-00000.h5: its HDF5 header is not the one in the manifest"):
+            attempt()
+    assert len(reader.read(reader.blocks[1])) > 0
+
+
+def test_training_refuses_any_flipped_byte_of_a_header(folder):
+    reader = SplitReader(folder, "train", 1000)
+    path = folder / reader.shards[0].file
+    columns = read_manifest(folder).provenance["files"][reader.shards[0].file]["columns"]
+    data = path.read_bytes()
+    frame = sorted(set(range(len(data))) - {i for at, size in columns for i in range(at, at + size)})
+    assert len(frame) > 1000
+    for at in random.Random(6).sample(frame, 100):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(DataError, match="HDF5 header"):
+            reader.check()
+    path.write_bytes(data)
+    reader.check()
+
+
+@pytest.mark.parametrize(
+    "record", [{}, {"columns": 5, "frame": "x"}, {"columns": [[900, 5], [100, 5]], "frame": "x"}, {"columns": [[1]]}]
+)
+def test_a_senseless_record_of_a_header_is_named(folder, record, capsys):
+    body = json.loads((folder / "manifest.json").read_text())
+    body["provenance"]["files"]["train/shard-00000.h5"] = record
+    (folder / "manifest.json").write_text(json.dumps(body))
+    with pytest.raises(DataError, match=r"manifest.json: its record of train/shard-00000.h5 makes no sense"):
+        SplitReader(folder, "train", 1000).check()
+    bad(folder, capsys, "manifest.json", "train/shard-00000.h5")
 
 
 @pytest.mark.parametrize("name", ["train/shard-00001.h5", "vocabulary.h5", "manifest.json"])
@@ -98,6 +140,7 @@ def rewrite(folder, change):
     change(columns)
     path.unlink()
     entry["bytes"], entry["checksum"] = write_shard(path, *columns.values(), attributes)
+    body["provenance"]["files"][entry["file"]] = frame_of(path)
     (folder / "manifest.json").write_text(json.dumps(body))
     return entry["file"]
 
