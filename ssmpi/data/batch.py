@@ -18,6 +18,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def first(self, rows: int) -> Batch:
+        """The first so many rows, as views."""
+        return Batch(self.ids[:rows], self.dense[:rows], None if self.labels is None else self.labels[:rows])
+
 
 @dataclass(frozen=True)
 class Bags:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.data.batch import Batch
-from ssmpi.data.schema import Manifest, open_shard, read_manifest
+from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Manifest, open_shard, read_manifest
 from ssmpi.errors import DataError
 from ssmpi.settings import require
 
@@ -80,28 +80,43 @@ class SplitReader:
         if self.shards:
             open_shard(self.folder, self.shards[0], self.manifest).close()
 
-    def read(self, block: Block) -> Batch:
-        """Read one block into fresh arrays."""
+    def room(self) -> Batch:
+        """Arrays for ``read`` that hold any block: fresh ones would be paged in anew for every block."""
+        most = max((block.rows for block in self.blocks), default=0)
+        labels = np.empty(most, np.float32) if self.manifest.labelled else None
+        return Batch(np.empty((most, SPARSE_FEATURES), np.int32), np.empty((most, DENSE_FEATURES), np.float32), labels)
+
+    def read(self, block: Block, room: Batch | None = None) -> Batch:
+        """Read one block, into ``room`` (what it held is gone) or into fresh arrays."""
         entry = self.shards[block.shard]
         rows = slice(block.start, block.stop)
+        out = (room or self.room()).first(block.rows)
         try:
             with open_shard(self.folder, entry, self.manifest) as shard:
-                labels = shard["label"][rows].astype(np.float32) if self.manifest.labelled else None
-                return Batch(shard["ids"][rows], shard["dense"][rows], labels)
+                shard["ids"].read_direct(out.ids, rows)
+                shard["dense"].read_direct(out.dense, rows)
+                if out.labels is not None:
+                    out.labels[:] = shard["label"][rows]
         except OSError as error:
             raise DataError(
                 f"{self.folder / entry.file}: rows {block.start} to {block.stop} cannot be read ({error})"
             ) from error
+        return out
 
 
-def batches(block: Batch, batch_size: int, order: np.ndarray | None = None) -> Iterator[Batch]:
-    """Cut a block into batches, in the given row order if there is one; the last batch may be smaller."""
-    if order is not None:
-        labels = None if block.labels is None else block.labels[order]
-        block = Batch(block.ids[order], block.dense[order], labels)
+def batches(block: Batch, batch_size: int) -> Iterator[Batch]:
+    """Cut a block into batches, which are views of it; the last batch may be smaller."""
     for start in range(0, len(block), batch_size):
         rows = slice(start, start + batch_size)
         yield Batch(block.ids[rows], block.dense[rows], None if block.labels is None else block.labels[rows])
+
+
+def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Batch]:
+    """Cut a block into batches in the given row order. They are copies: the block may be overwritten after the last."""
+    for start in range(0, len(block), batch_size):
+        rows = order[start : start + batch_size]
+        labels = None if block.labels is None else block.labels.take(rows)
+        yield Batch(block.ids.take(rows, axis=0), block.dense.take(rows, axis=0), labels)
 
 
 def suit_block_rows(options: Options, rows: int, threads: int) -> int:

@@ -16,7 +16,7 @@ from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
 from ssmpi.comm.world import World
 from ssmpi.data.batch import Batch
 from ssmpi.data.handout import NOTHING_LEFT, Handout, block_order
-from ssmpi.data.reader import SplitReader, batches, shuffled, suit_block_rows
+from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.log import log
 from ssmpi.model.optim import dense_optimizer
@@ -97,11 +97,12 @@ class Trainer:
     def stream(self, thread: int) -> Iterator[Batch]:
         """The batches of the blocks dealt to one worker thread. Every batch given out gets trained on."""
         seed, data = self.config.run.seed, self.config.data
+        room = self.reader.room()
         while (number := self.control.next_block(thread)) != NOTHING_LEFT:
             block = self.reader.blocks[number]
-            order = shuffled(seed, 2, self._pass, number, size=block.rows) if data.shuffle else None
+            order = shuffled(seed, 2, self._pass, number, size=block.rows) if data.shuffle else np.arange(block.rows)
             done = 0
-            for batch in batches(self.reader.read(block), data.batch_size, order):
+            for batch in batches_in(order, self.reader.read(block, room), data.batch_size):
                 if self.stopping:
                     self.unfinished[number] = done
                     return

@@ -15,7 +15,7 @@ from sklearn.metrics import log_loss
 
 from ssmpi.config import load
 from ssmpi.data.handout import block_order
-from ssmpi.data.reader import SplitReader, batches, shuffled, suit_block_rows
+from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
 
 ADAGRAD = ("embedding.prefetch=false", "data.passes=2")
 SGD = (
@@ -106,7 +106,7 @@ def plain_training(config):
             for number in block_order(data, seed, a_pass, len(reader.blocks)):
                 block = reader.blocks[number]
                 order = shuffled(seed, 2, a_pass, number, size=block.rows)
-                yield from batches(reader.read(block), data.batch_size, order)
+                yield from batches_in(order, reader.read(block), data.batch_size)
 
     return model, model.train_on(stream(), dense, sparse)
 

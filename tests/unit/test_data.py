@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssmpi.data.handout import NOTHING_LEFT, Handout, block_order
-from ssmpi.data.reader import Options, SplitReader, batches, shuffled, suit_block_rows
+from ssmpi.data.reader import Options, SplitReader, batches, batches_in, shuffled, suit_block_rows
 from ssmpi.errors import DataError
 
 STATIC, DYNAMIC = Options("d", handout="static"), Options("d", handout="dynamic")
@@ -35,12 +35,28 @@ def test_block_size_does_not_change_the_file_order(small_data):
 @given(st.integers(1, 300), st.booleans())
 def test_batches_cut_a_block_without_loss(small_data_block, batch_size, shuffle):
     block = small_data_block
-    order = shuffled(1, 2, 0, 0, size=len(block)) if shuffle else None
-    parts = list(batches(block, batch_size, order))
+    order = shuffled(1, 2, 0, 0, size=len(block))
+    parts = list(batches_in(order, block, batch_size) if shuffle else batches(block, batch_size))
     assert [len(p) for p in parts[:-1]] == [batch_size] * (len(parts) - 1)
     rows = [k for part in parts for k in key(part)]
     assert sorted(rows) == sorted(key(block))
     assert (rows == key(block)) == (not shuffle)
+
+
+def test_batches_in_an_order_outlive_their_blocks_room(small_data):
+    """A prefetched batch of one block is in use while the next block is read into the same room."""
+    reader = SplitReader(small_data, "train", 700)
+    room = reader.room()
+    kept, expected = [], []
+    for block in reader.blocks:
+        order = shuffled(1, block.start, size=block.rows)
+        kept += list(batches_in(order, reader.read(block, room), 128))
+        fresh = reader.read(block)
+        expected += [fresh.ids[order], fresh.dense[order], fresh.labels[order]]
+    for name, column in (("ids", 0), ("dense", 1), ("labels", 2)):
+        np.testing.assert_array_equal(
+            np.concatenate([getattr(batch, name) for batch in kept]), np.concatenate(expected[column::3])
+        )
 
 
 @pytest.fixture(scope="module")
