@@ -1,0 +1,75 @@
+"""Contenders without MPI, each visit in a fresh process that is forked from one which has imported torch already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ssmpi.bench import dense, plain
+from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, Contender
+from ssmpi.bench.rows import Source
+from ssmpi.bench.usage import resident
+from ssmpi.bench.windows import Readings, Ticks, Timing, clock, spent, watch
+from ssmpi.config import Config, load
+
+T = TypeVar("T")
+
+TIME_LIMIT_SECONDS = 300.0  # for preparing and measuring one contender
+
+
+def in_fresh_process(body: Callable[..., T], *arguments: Any) -> T:
+    """Run a function of a module in a new process; its exception is raised here."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with context.Pool(1) as pool:
+        return pool.apply_async(body, arguments).get(TIME_LIMIT_SECONDS)
+
+
+def visit(contender: Contender, run_file: Path, timing: Timing) -> dict[str, Any]:
+    """Measure a contender in this process: examples per second by window, CPU seconds and memory."""
+    config = load(run_file, contender.overrides)
+    torch.set_num_threads(contender.threads if contender.kind == PYTORCH else 1)
+    steps = MAKERS[contender.kind](config, contender)
+    edges, ticks, readings = run(steps, timing)
+    return {
+        "eps": [rate * contender.batch for rate in ticks.rates(edges)],
+        "cpu": spent(readings, "cpu"),
+        "seconds": edges[-1] - edges[0],
+        "rss": {"process": [readings[0]["rss"], readings[-1]["rss"]]},
+    }
+
+
+MAKERS: dict[str, Callable[[Config, Contender], list[dense.Step]]] = {
+    BARE: lambda config, contender: dense.bare_steps(config, Source(config)),
+    GEMM: lambda config, contender: dense.gemm_steps(config, contender.precision),
+    PYTORCH: lambda config, contender: [plain.plain_step(config, Source(config))],
+}
+
+
+def run(steps: Sequence[Callable[[], object]], timing: Timing) -> tuple[list[float], Ticks, list[Readings]]:
+    """Repeat each step on a thread of its own; edges, ticks and readings at the edges."""
+    for step in steps:
+        step()  # what cannot work fails here
+    ticks, stop = Ticks(len(steps)), threading.Event()
+
+    def repeat(thread: int) -> None:
+        while not stop.is_set():
+            steps[thread]()
+            ticks.tick(thread)
+
+    threads = [threading.Thread(target=repeat, args=(k,), daemon=True) for k in range(len(steps))]
+    for thread in threads:
+        thread.start()
+    edges = timing.edges(clock())
+    readings = watch(edges, lambda: {"cpu/process": time.process_time(), "rss": float(resident(os.getpid()))})
+    stop.set()
+    for thread in threads:
+        thread.join(TIME_LIMIT_SECONDS)
+    return edges, ticks, readings
