@@ -35,9 +35,10 @@ def in_fresh_process(body: Callable[..., T], *arguments: Any) -> T:
 def visit(contender: Contender, run_file: Path, timing: Timing) -> dict[str, Any]:
     """Measure a contender in this process: examples per second by window, CPU seconds and memory."""
     config = load(run_file, contender.overrides)
-    torch.set_num_threads(contender.threads if contender.kind == PYTORCH else 1)
+    inside = contender.threads if contender.kind == PYTORCH else 1
+    torch.set_num_threads(inside)
     steps = MAKERS[contender.kind](config, contender)
-    edges, ticks, readings = run(steps, timing)
+    edges, ticks, readings = run(steps, timing, inside)
     return {
         "eps": [rate * contender.batch for rate in ticks.rates(edges)],
         "cpu": spent(readings, "cpu"),
@@ -53,13 +54,16 @@ MAKERS: dict[str, Callable[[Config, Contender], list[dense.Step]]] = {
 }
 
 
-def run(steps: Sequence[Callable[[], object]], timing: Timing) -> tuple[list[float], Ticks, list[Readings]]:
-    """Repeat each step on a thread of its own; edges, ticks and readings at the edges."""
+def run(
+    steps: Sequence[Callable[[], object]], timing: Timing, inside: int = 1
+) -> tuple[list[float], Ticks, list[Readings]]:
+    """Repeat each step on a thread of its own, with ``inside`` threads in its operators; edges, ticks, readings at edges."""
     for step in steps:
         step()  # what cannot work fails here
     ticks, stop = Ticks(len(steps)), threading.Event()
 
     def repeat(thread: int) -> None:
+        torch.set_num_threads(inside)  # OpenMP keeps this by thread, and a new one starts from OMP_NUM_THREADS
         while not stop.is_set():
             steps[thread]()
             ticks.tick(thread)

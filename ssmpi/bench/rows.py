@@ -12,6 +12,7 @@ from ssmpi.data.reader import SplitReader, batches, shuffled
 from ssmpi.embedding.client import LocalTables, Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.errors import DataError
 
 BLOCK = 65_536  # enough that nobody learns a thread's rows by heart within a few windows
 
@@ -29,7 +30,9 @@ class Source:
         number = thread % len(self._reader.blocks)
         block = self._reader.blocks[number]
         order = shuffled(self._config.run.seed, 2, 0, number, size=block.rows)
-        size = min(self._config.data.batch_size, block.rows)
+        size = self._config.data.batch_size
+        if block.rows < size:
+            raise DataError(f"{self._config.data.folder}: a shard of {block.rows} rows has no batch of {size}")
         return [b for b in batches(self._reader.read(block), size, order) if len(b) == size]
 
     def with_rows(self, thread: int) -> list[tuple[Batch, np.ndarray]]:
