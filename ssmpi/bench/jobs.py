@@ -81,6 +81,7 @@ def together(trainers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "eps": [sum(rates) for rates in zip(*(found["eps"] for found in trainers), strict=True)],
         "seconds": first["seconds"],
         "cpu": cpu,
+        "host": first["host"],
         "rss": memory,
         "rounds": sum(found["rounds"] for found in trainers) / len(trainers),
         "stages": stages,

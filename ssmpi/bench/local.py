@@ -15,7 +15,7 @@ import torch
 from ssmpi.bench import dense, plain
 from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, Contender
 from ssmpi.bench.rows import Source
-from ssmpi.bench.usage import resident
+from ssmpi.bench.usage import host_busy, resident
 from ssmpi.bench.windows import Readings, Ticks, Timing, clock, spent, watch
 from ssmpi.config import Config, load
 
@@ -42,6 +42,7 @@ def visit(contender: Contender, run_file: Path, timing: Timing) -> dict[str, Any
     return {
         "eps": [rate * contender.batch for rate in ticks.rates(edges)],
         "cpu": spent(readings, "cpu"),
+        "host": spent(readings, "host"),
         "seconds": edges[-1] - edges[0],
         "rss": {"process": [readings[0]["rss"], readings[-1]["rss"]]},
     }
@@ -72,7 +73,12 @@ def run(
     for thread in threads:
         thread.start()
     edges = timing.edges(clock())
-    readings = watch(edges, lambda: {"cpu/process": time.process_time(), "rss": float(resident(os.getpid()))})
+
+    def read() -> Readings:
+        memory = float(resident(os.getpid()))
+        return {"cpu/process": time.process_time(), "host/busy": host_busy(), "rss": memory}
+
+    readings = watch(edges, read)
     stop.set()
     for thread in threads:
         thread.join(TIME_LIMIT_SECONDS)

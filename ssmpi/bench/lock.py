@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 LOOP = "hogwild ("  # the frame that every sample of a worker's loop has
 RATE = 200  # samples a second: each stops the process for a moment
@@ -20,13 +21,13 @@ def find() -> str | None:
     return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
 
 
-def sample(pid: int, seconds: float) -> dict[str, float]:
-    """Samples of the worker loops of this process: all, and those that hold the lock. CalledProcessError if py-spy fails."""
+def sample(pid: int, seconds: float) -> dict[str, Any]:
+    """Samples of the worker loops of this process: all, and those that hold the lock; or why it ``failed``."""
     ctypes.CDLL(None).prctl(SET_PTRACER, ANYBODY, 0, 0, 0)  # where the kernel lets only parents look
-    return {
-        "samples": float(count(record(pid, seconds, "--idle"))),
-        "holding": float(count(record(pid, seconds, "--gil"))),
-    }
+    try:
+        return {"samples": count(record(pid, seconds, "--idle")), "holding": count(record(pid, seconds, "--gil"))}
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        return {"failed": f"{error}\n{(error.stderr or b'').decode(errors='replace').strip()}"}
 
 
 def record(pid: int, seconds: float, which: str) -> list[str]:

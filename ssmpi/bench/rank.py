@@ -94,7 +94,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     found: dict[str, Any] = {}
 
     def read() -> Readings:
-        counted = {"rounds": float(sum(s.rounds for s in trainer.synchronizers))}
+        counted = {"rounds": float(sum(s.rounds for s in trainer.synchronizers)), "host/busy": usage.host_busy()}
         own = {f"rss/{world.who}": float(usage.resident(os.getpid()))}
         return {**counted, **own, **usage.own_cpu(), **usage.of_servers(servers), **look.read()}
 
@@ -119,6 +119,7 @@ def outcome(found: dict[str, Any], edges: list[float], eps: list[float]) -> dict
         "eps": eps,
         "seconds": edges[-1] - edges[0],
         "cpu": spent(readings, "cpu"),
+        "host": spent(readings, "host"),
         "rss": {name.removeprefix("rss/"): [value, readings[-1][name]] for name, value in memory.items()},
         "rounds": readings[-1]["rounds"] - readings[0]["rounds"],
         "stages": spent(readings, "stage"),
@@ -134,7 +135,7 @@ class Look:
         """Counters of its own."""
         return {}
 
-    def at_end(self, timing: Timing) -> dict[str, float]:
+    def at_end(self, timing: Timing) -> dict[str, Any]:
         """What it looks at after the windows, while training goes on."""
         return {}
 
@@ -153,7 +154,7 @@ class LookAtStages(Look):
 class LookAtLock(Look):
     """Who holds the interpreter lock."""
 
-    def at_end(self, timing: Timing) -> dict[str, float]:
+    def at_end(self, timing: Timing) -> dict[str, Any]:
         """Sample this process."""
         return lock.sample(os.getpid(), timing.seconds)
 

@@ -47,7 +47,9 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
 
 def contenders(found: Mapping[str, Any]) -> str:
     """Examples per second, median and best quarter, and cores used by part."""
-    rows = [("examples per second", "median", "best quarter", "windows", "cores: trainers", "shadow", "servers")]
+    rows = [
+        ("examples per second", "median", "best quarter", "windows", "cores: trainers", "shadow", "servers", "others")
+    ]
     ordered = sorted(found.items(), key=lambda item: (item[1]["batch"], item[1]["precision"] != "fp32"))
     for name, figures in ordered:
         cores = figures["cores"]
@@ -56,11 +58,11 @@ def contenders(found: Mapping[str, Any]) -> str:
         servers = sum(cores.get(part, 0.0) for part in ("embedding_ps", "sync_ps"))
         rows.append(
             (name, f"{figures['median']:,.0f}", f"{figures['best_quarter']:,.0f}", str(len(figures["windows"])),
-             f"{trainers:.2f}", shadow, f"{servers:.2f}" if figures["kind"] == SSMPI else "-")
+             f"{trainers:.2f}", shadow, f"{servers:.2f}" if figures["kind"] == SSMPI else "-", f"{figures['others']:.2f}")
         )  # fmt: skip
     notes = (
-        "cores: CPU seconds of all threads, per second. ssmpi reads its rows from shards; the others have theirs in memory,",
-        "whose preparation is not charged. ssmpi AxB: A trainers of B threads, with 1 embedding PS, and 1 sync PS for easgd.",
+        "ssmpi AxB: A trainers of B threads, 1 embedding PS, 1 sync PS for easgd; it reads its rows from shards, the others have",
+        "theirs in memory and are not charged for that. cores: CPU seconds per second; others: programs that are not measured.",
     )
     return "\n".join([grid(rows), *notes])
 

@@ -89,13 +89,15 @@ def reader_rate(bench: Bench) -> dict[str, Any]:
 
 def lock_share(bench: Bench) -> dict[str, Any]:
     """Share of a single worker's time with the interpreter lock in its hands, batch 200 as in the paper's runs."""
-    if lock.find() is None:
-        return {
-            "missing": "py-spy is not installed, so the interpreter lock was NOT measured: pip install 'ssmpi[test]'"
-        }
     seconds = 1.0 if bench.short else 5.0
-    seen = bench.job(Contender(SSMPI, 200), "lock", Timing(bench.timing.warmup, seconds, 1))["seen"]
-    return {**seen, "share": seen["holding"] / seen["samples"]}
+    if lock.find() is None:
+        missing = "py-spy is not installed: pip install 'ssmpi[test]'"
+    else:
+        seen = bench.job(Contender(SSMPI, 200), "lock", Timing(bench.timing.warmup, seconds, 1))["seen"]
+        if seen.get("samples"):
+            return {**seen, "share": seen["holding"] / seen["samples"]}
+        missing = seen.get("failed", "py-spy saw no worker thread")
+    return {"missing": f"the interpreter lock was NOT measured: {missing}"}
 
 
 def memory(bench: Bench) -> dict[str, Any]:

@@ -90,8 +90,9 @@ def of_rates(figures: Figures, batch: int, cores: int) -> list[Target]:
 def of_parts(sections: Mapping[str, Any]) -> list[Target]:
     """What the sections measured."""
     found = []
-    if lock := sections.get("lock", {}).get("share"):
-        found.append(Target("interpreter lock held, share of a step, batch 200", lock, 0.03, at_most=True))
+    if "share" in sections.get("lock", {}):
+        share = sections["lock"]["share"]
+        found.append(Target("interpreter lock held, share of a step, batch 200", share, 0.03, at_most=True))
     if server := sections.get("server"):
         served = server["by_messages"]
         found += [

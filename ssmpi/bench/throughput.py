@@ -107,13 +107,16 @@ def visit(contender: Contender, jobs: Jobs, timing: Timing) -> dict[str, Any]:
 
 
 def figures(contender: Contender, visits: list[dict[str, Any]]) -> dict[str, Any]:
-    """All visits to one contender together; ``cores`` are CPU seconds per second, by part."""
+    """All visits to one contender together; ``cores`` are CPU seconds per second, by part, ``others`` those of other programs."""
     seconds = sum(found["seconds"] for found in visits)
     parts = dict.fromkeys(name for found in visits for name in found["cpu"])
+    cores = {part: sum(found["cpu"].get(part, 0.0) for found in visits) / seconds for part in parts}
+    busy = sum(found["host"]["busy"] for found in visits) / seconds
     return {
         **plain(contender),
         **summary([rate for found in visits for rate in found["eps"]]),
-        "cores": {part: sum(found["cpu"].get(part, 0.0) for found in visits) / seconds for part in parts},
+        "cores": cores,
+        "others": max(0.0, busy - sum(cores.values())),
         "rounds_per_second": sum(found.get("rounds", 0.0) for found in visits) / seconds,
         "rss": visits[-1]["rss"],
         "warned": any(found.get("warned", False) for found in visits),

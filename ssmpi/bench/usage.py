@@ -47,3 +47,10 @@ def of_servers(pids: dict[str, int]) -> Readings:
         found[role] = found.get(role, 0.0) + sum(threads_cpu(pid).values())
         found[f"rss/{name}"] = float(resident(pid))
     return found
+
+
+def host_busy() -> float:
+    """CPU seconds that all cores of this host have worked, whoever for, time stolen by a hypervisor included."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    idle = fields[3] + fields[4]
+    return (sum(fields) - idle) / TICKS
