@@ -114,7 +114,7 @@ def add_bench_options(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--rounds", type=int, default=2, metavar="N", help="visits to every contender (default: 2)")
     sub.add_argument(
-        "--seconds", type=float, default=1.0, metavar="S", help="length of a window, 3 a visit (default: 1)"
+        "--seconds", type=float, default=0.7, metavar="S", help="length of a window, 3 a visit (default: 0.7)"
     )
     sub.add_argument("--batch", default="128,512,2048", metavar="SIZES", help="batch sizes (default: 128,512,2048)")
     sub.add_argument(

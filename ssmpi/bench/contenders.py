@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from ssmpi.model.options import ModelOptions
 
 BARE, GEMM, PYTORCH, SSMPI = "bare step", "gemm", "pytorch", "ssmpi"
 
@@ -46,7 +43,7 @@ class Contender:
     @property
     def overrides(self) -> tuple[str, ...]:
         """Settings that make the common run file this contender's."""
-        found = (
+        return (
             f"data.batch_size={self.batch}",
             f"topology.trainers={self.trainers}",
             f"topology.threads={self.threads}",
@@ -54,37 +51,26 @@ class Contender:
             f"topology.sync_ps={int(self.algorithm == 'easgd')}",
             f"sync.algorithm={self.algorithm}",
             "sync.pace=shadow",
+            f"model.precision={self.precision}",
         )
-        return found if self.precision == "fp32" else (*found, f"model.precision={self.precision}")
-
-
-def precisions() -> tuple[str, ...]:
-    """What the program can compute in: bf16 contenders exist where the setting for them does."""
-    known = any(field.name == "precision" for field in dataclasses.fields(ModelOptions))
-    return ("fp32", "bf16") if known else ("fp32",)
 
 
 def grid(batches: Sequence[int], cores: int, short: bool) -> list[Contender]:
     """All contenders for these batch sizes on this many cores; ``short`` leaves the essential ones."""
     if short:
         return [contender for batch in batches for contender in essential(batch, cores)]
-    found = []
-    for batch in batches:
-        for precision in precisions():
-            found += of_batch(batch, cores, precision)
-        found.append(Contender(PYTORCH, batch, cores))
     most = Contender(SSMPI, min(batches), cores + EXTRA_THREADS)
-    return [*found, most]
+    return [*(contender for batch in batches for contender in of_batch(batch, cores)), most]
 
 
-def of_batch(batch: int, cores: int, precision: str) -> list[Contender]:
-    """One batch size in one precision: ceilings at 1 and at all cores, one trainer, two trainers with every algorithm."""
-    ladder = sorted({1, cores})
-    found = [Contender(kind, batch, threads, precision) for kind in (BARE, GEMM) for threads in ladder]
-    found += [Contender(SSMPI, batch, threads, precision) for threads in ladder]
-    half = max(1, cores // 2)
-    algorithms = ("none", *SHADOWS) if precision == "fp32" else ("none", "ma")
-    return found + [Contender(SSMPI, batch, half, precision, 2, algorithm) for algorithm in algorithms]
+def of_batch(batch: int, cores: int) -> list[Contender]:
+    """One batch size: ceilings and one trainer at 1 and at all cores, two trainers with every algorithm; less in bf16."""
+    ladder, half = sorted({1, cores}), max(1, cores // 2)
+    found = [Contender(kind, batch, threads) for kind in (BARE, GEMM, SSMPI) for threads in ladder]
+    found += [Contender(kind, batch, cores, "bf16") for kind in (BARE, GEMM, SSMPI)]
+    found += [Contender(SSMPI, batch, half, "fp32", 2, algorithm) for algorithm in ("none", *SHADOWS)]
+    found += [Contender(SSMPI, batch, half, "bf16", 2, algorithm) for algorithm in ("none", "ma")]
+    return [*found, Contender(PYTORCH, batch, cores)]
 
 
 def essential(batch: int, cores: int) -> list[Contender]:

@@ -24,7 +24,7 @@ from ssmpi.bench.windows import Timing, summary
 from ssmpi.errors import SettingsError
 from ssmpi.settings import require
 
-START_SECONDS = {True: 5.0, False: 2.0}  # of an MPI job, of a local process: for the estimate
+START_SECONDS = {True: 4.0, False: 1.5}  # of an MPI job, of a local process: for the estimate
 RESULT = "throughput.json"
 
 
@@ -34,7 +34,7 @@ class Options:
 
     folder: Path = Path("runs/bench")
     rounds: int = 2
-    seconds: float = 1.0
+    seconds: float = 0.7
     batches: tuple[int, ...] = (128, 512, 2048)
     only: str = ""
     short: bool = False
@@ -47,7 +47,7 @@ class Options:
     @property
     def timing(self) -> Timing:
         """Of one visit."""
-        return Timing(0.5, self.seconds, 1) if self.short else Timing(1.0, self.seconds, 3)
+        return Timing(0.5, self.seconds, 1) if self.short else Timing(0.8, self.seconds, 3)
 
 
 def short(options: Options) -> Options:
