@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -12,12 +13,31 @@ from pathlib import Path
 from typing import Any
 
 from ssmpi import launch
-from ssmpi.bench.rank import Task
 from ssmpi.bench.windows import Timing
 from ssmpi.errors import PeerError
 
 TIME_LIMIT_SECONDS = 300.0
 QUIET = ("data.passes=1000000", "evaluate.per_pass=1", "run.tensorboard=false", "run.log_seconds=3600.0")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all ranks of a job are told. ``look`` is one of ``looks.LOOKS``."""
+
+    run_file: str
+    overrides: tuple[str, ...]
+    timing: Timing
+    look: str = "nothing"
+
+    def write(self, path: Path) -> None:
+        """Leave it where ``read`` finds it."""
+        path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Task:
+        """The task in a file."""
+        body = json.loads(path.read_text(encoding="utf-8"))
+        return cls(body["run_file"], tuple(body["overrides"]), Timing(**body["timing"]), body["look"])
 
 
 @dataclass(frozen=True)

@@ -5,47 +5,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssmpi import log
-from ssmpi.bench import lock, stages, usage
-from ssmpi.bench.windows import Readings, Ticking, Ticks, Timing, clock, spent, watch
+from ssmpi.bench import stages, usage
+from ssmpi.bench.jobs import Task
+from ssmpi.bench.looks import LOOKS
+from ssmpi.bench.windows import Readings, Ticking, Ticks, clock, spent, watch
 from ssmpi.comm import failure, signals
 from ssmpi.config import Config
 from ssmpi.topology import Role
-from ssmpi.train import PARTS, hogwild
+from ssmpi.train import PARTS
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import Job, World
-    from ssmpi.roles.trainer import Trainer
-
-
-@dataclass(frozen=True)
-class Task:
-    """What all ranks of a job are told. ``look`` is one of ``LOOKS``: what is looked at besides examples per second."""
-
-    run_file: str
-    overrides: tuple[str, ...]
-    timing: Timing
-    look: str = "nothing"
-
-    def write(self, path: Path) -> None:
-        """Leave it where ``read`` finds it."""
-        path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: Path) -> Task:
-        """The task in a file."""
-        body = json.loads(path.read_text(encoding="utf-8"))
-        return cls(body["run_file"], tuple(body["overrides"]), Timing(**body["timing"]), body["look"])
 
 
 def main() -> None:
@@ -103,9 +81,12 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
         found["seen"] = look.at_end(task.timing)
         signal.raise_signal(signal.SIGUSR1)  # the ordinary way to stop a run
 
-    trainer.start("meter", measure)
+    meter = trainer.start("meter", measure)
     for _ in trainer.parts():
         trainer.train_part(body)
+    meter.join(
+        config.waiting.time_limit_seconds
+    )  # another trainer's may have stopped the job a moment before ours is done
     batch = trainer.progress.examples / max(1, int(trainer.progress.iterations.sum())) or config.data.batch_size
     trainer.goodbye()
     return outcome(found, edges, [rate * batch for rate in ticks.rates(edges)])
@@ -126,78 +107,6 @@ def outcome(found: dict[str, Any], edges: list[float], eps: list[float]) -> dict
         "rows": spent(readings, "rows"),
         "seen": found["seen"],
     }
-
-
-class Look:
-    """Looks at nothing besides: the untouched loop, of which all rates of examples come."""
-
-    def read(self) -> Readings:
-        """Counters of its own."""
-        return {}
-
-    def at_end(self, timing: Timing) -> dict[str, Any]:
-        """What it looks at after the windows, while training goes on."""
-        return {}
-
-
-class LookAtStages(Look):
-    """Stopwatches around everything that the loop calls."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._stages = stages.of_trainer(trainer)
-
-    def read(self) -> Readings:
-        """Seconds by stage."""
-        return {f"stage/{name}": seconds for name, seconds in self._stages.spent().items()}
-
-
-class LookAtLock(Look):
-    """Who holds the interpreter lock."""
-
-    def at_end(self, timing: Timing) -> dict[str, Any]:
-        """Sample this process."""
-        return lock.sample(os.getpid(), timing.seconds)
-
-
-class Exchange(Look):
-    """Pull and push without a model between them: as much work as embedding PSs can be given."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._rows = [0] * trainer.config.topology.threads
-
-    def hogwild(self, thread: int, trainer: Trainer) -> None:
-        """As ``train.hogwild``, with constant gradients."""
-        import numpy as np
-
-        lookups = trainer.tables.lookups(thread)
-        for batch, rows in lookups.prefetched(trainer.stream(thread)):
-            gradients = np.full(rows.values.shape, 1e-6, np.float32)
-            lookups.push(rows, gradients)
-            trainer.progress.record(thread, np.zeros(len(batch), np.float32), batch.labels)
-            self._rows[thread] += 2 * int(rows.starts[-1])
-            trainer.pace.after_step(thread)
-        trainer.pace.thread_done(thread)
-
-    def read(self) -> Readings:
-        """Distinct rows pulled and pushed."""
-        return {"rows/exchanged": float(sum(self._rows))}
-
-
-Body = Callable[[int, "Trainer"], None]
-
-
-def exchange(trainer: Trainer) -> tuple[Body, Look]:
-    """The loop without a model."""
-    look = Exchange(trainer)
-    return look.hogwild, look
-
-
-LOOKS: dict[str, Callable[[Any], tuple[Body, Look]]] = {
-    "nothing": lambda trainer: (hogwild, Look()),
-    "stages": lambda trainer: (hogwild, LookAtStages(trainer)),
-    "lock": lambda trainer: (hogwild, LookAtLock()),
-    "exchange": exchange,
-}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The arithmetic of the benchmark, against cases that can be done by hand, and its report of what is missing."""
 
 import math
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -269,6 +271,11 @@ def test_steps_repeat_until_the_windows_are_over():
     assert len(edges) == len(readings) == 4
     assert [len(times) + 1 for times in ticks.times] == calls  # one call before the threads start
     assert all(times[-1] >= edges[-1] for times in ticks.times)
+
+
+def test_the_benchmark_itself_stays_out_of_mpi():
+    code = "import sys, ssmpi.bench.throughput; sys.exit('mpi4py.MPI' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_options_that_measure_nothing_are_refused(tmp_path):
