@@ -38,10 +38,10 @@ def bare_steps(config: Config, source: Source) -> list[Step]:
     return [step_of(thread) for thread in range(config.topology.threads)]
 
 
-def gemm_steps(config: Config, precision: str) -> list[Step]:
+def gemm_steps(config: Config) -> list[Step]:
     """For each thread the products of one DLRM step: forward, and the two backward ones of every layer and of the interaction."""
     batch = config.data.batch_size
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.model.precision]
     vectors = 1 + SPARSE_FEATURES
     bottom = (DENSE_FEATURES, *config.model.bottom)
     top = (config.model.bottom[-1] + vectors * (vectors - 1) // 2, *config.model.top)

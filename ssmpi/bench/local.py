@@ -10,9 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
-from ssmpi.bench import dense, plain
 from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, Contender
 from ssmpi.bench.rows import Source
 from ssmpi.bench.usage import host_busy, resident
@@ -27,18 +24,23 @@ TIME_LIMIT_SECONDS = 300.0  # for preparing and measuring one contender
 def in_fresh_process(body: Callable[..., T], *arguments: Any) -> T:
     """Run a function of a module in a new process; its exception is raised here."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(["ssmpi.bench.dense"])
     with context.Pool(1) as pool:
         return pool.apply_async(body, arguments).get(TIME_LIMIT_SECONDS)
 
 
 def visit(contender: Contender, run_file: Path, timing: Timing) -> dict[str, Any]:
     """Measure a contender in this process: examples per second by window, CPU seconds and memory."""
+    import torch  # here, because the process that starts all others has no use for it
+
     config = load(run_file, contender.overrides)
     inside = contender.threads if contender.kind == PYTORCH else 1
-    torch.set_num_threads(inside)
-    steps = MAKERS[contender.kind](config, contender)
-    edges, ticks, readings = run(steps, timing, inside)
+
+    def begin() -> None:
+        torch.set_num_threads(inside)  # OpenMP keeps this by thread, and a new one starts from OMP_NUM_THREADS
+
+    begin()
+    edges, ticks, readings = run(steps_of(config, contender), timing, begin)
     return {
         "eps": [rate * contender.batch for rate in ticks.rates(edges)],
         "cpu": spent(readings, "cpu"),
@@ -48,23 +50,27 @@ def visit(contender: Contender, run_file: Path, timing: Timing) -> dict[str, Any
     }
 
 
-MAKERS: dict[str, Callable[[Config, Contender], list[dense.Step]]] = {
-    BARE: lambda config, contender: dense.bare_steps(config, Source(config)),
-    GEMM: lambda config, contender: dense.gemm_steps(config, contender.precision),
-    PYTORCH: lambda config, contender: [plain.plain_step(config, Source(config))],
-}
+def steps_of(config: Config, contender: Contender) -> list[Callable[[], object]]:
+    """A step for each thread of a contender."""
+    from ssmpi.bench import dense, plain
+
+    if contender.kind == BARE:
+        return dense.bare_steps(config, Source(config))
+    if contender.kind == GEMM:
+        return dense.gemm_steps(config)
+    return [plain.plain_step(config, Source(config))]
 
 
 def run(
-    steps: Sequence[Callable[[], object]], timing: Timing, inside: int = 1
+    steps: Sequence[Callable[[], object]], timing: Timing, begin: Callable[[], object] = object
 ) -> tuple[list[float], Ticks, list[Readings]]:
-    """Repeat each step on a thread of its own, with ``inside`` threads in its operators; edges, ticks, readings at edges."""
+    """Repeat each step on a thread of its own, which first calls ``begin``; edges, ticks and readings at the edges."""
     for step in steps:
         step()  # what cannot work fails here
     ticks, stop = Ticks(len(steps)), threading.Event()
 
     def repeat(thread: int) -> None:
-        torch.set_num_threads(inside)  # OpenMP keeps this by thread, and a new one starts from OMP_NUM_THREADS
+        begin()
         while not stop.is_set():
             steps[thread]()
             ticks.tick(thread)

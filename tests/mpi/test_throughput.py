@@ -12,7 +12,7 @@ PNG = b"\x89PNG"
 
 
 def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_picture(tmp_path):
-    finished = ssmpi("bench", "throughput", "--short", "--seconds", "0.5", "--folder", tmp_path, timeout=240).check()
+    finished = ssmpi("bench", "throughput", "--short", "--seconds", "0.5", "--folder", tmp_path, timeout=280).check()
     report = json.loads((tmp_path / "throughput.json").read_text())
 
     wanted = {contender.name: contender for contender in grid([128], cores(), short=True)}
