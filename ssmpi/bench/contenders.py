@@ -22,12 +22,14 @@ class Contender:
     precision: str = "fp32"
     trainers: int = 1
     algorithm: str = "none"
+    transport: str = "auto"
 
     @property
     def shape(self) -> str:
         """The name without batch and precision: ``ssmpi 2x1 ma``."""
         if self.kind == SSMPI:
-            return f"{SSMPI} {self.trainers}x{self.threads} {self.algorithm}"
+            far = "" if self.transport == "auto" else f" by {self.transport}"
+            return f"{SSMPI} {self.trainers}x{self.threads} {self.algorithm}{far}"
         return f"{self.kind} {self.threads}t"
 
     @property
@@ -52,6 +54,7 @@ class Contender:
             f"sync.algorithm={self.algorithm}",
             "sync.pace=shadow",
             f"model.precision={self.precision}",
+            f"embedding.transport={self.transport}",
         )
 
 
@@ -64,10 +67,14 @@ def grid(batches: Sequence[int], cores: int, short: bool) -> list[Contender]:
 
 
 def of_batch(batch: int, cores: int) -> list[Contender]:
-    """One batch size: ceilings and one trainer at 1 and at all cores, two trainers with every algorithm; less in bf16."""
+    """One batch size: ceilings and one trainer at 1 and at all cores, two trainers with every algorithm; less in bf16.
+
+    Everybody is on one host and so shares the PS's memory; one contender exchanges messages instead.
+    """
     ladder, half = sorted({1, cores}), max(1, cores // 2)
     found = [Contender(kind, batch, threads) for kind in (BARE, GEMM, SSMPI) for threads in ladder]
     found += [Contender(kind, batch, cores, "bf16") for kind in (BARE, GEMM, SSMPI)]
+    found.append(Contender(SSMPI, batch, cores, transport="messages"))
     found += [Contender(SSMPI, batch, half, "fp32", 2, algorithm) for algorithm in ("none", *SHADOWS)]
     found += [Contender(SSMPI, batch, half, "bf16", 2, algorithm) for algorithm in ("none", "ma")]
     return [*found, Contender(PYTORCH, batch, cores)]

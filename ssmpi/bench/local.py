@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 
 from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, Contender
 from ssmpi.bench.rows import Source
-from ssmpi.bench.usage import host_busy, resident
+from ssmpi.bench.usage import host_busy, own_memory
 from ssmpi.bench.windows import Readings, Ticks, Timing, clock, spent, watch
 from ssmpi.config import Config, load
 
@@ -81,7 +80,7 @@ def run(
     edges = timing.edges(clock())
 
     def read() -> Readings:
-        memory = float(resident(os.getpid()))
+        memory = float(own_memory())
         return {"cpu/process": time.process_time(), "host/busy": host_busy(), "rss": memory}
 
     readings = watch(edges, read)

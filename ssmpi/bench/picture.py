@@ -65,7 +65,8 @@ def label(figures: Mapping[str, Any]) -> str:
     if figures["kind"] != SSMPI:
         return f"{figures['kind']}, {threads}{low}"
     sync = "" if figures["algorithm"] == "none" else f", S-{figures['algorithm'].upper()}"
-    return f"ssmpi {figures['trainers']} x {threads}{sync}{low}"
+    far = "" if figures["transport"] == "auto" else f", by {figures['transport']}"
+    return f"ssmpi {figures['trainers']} x {threads}{sync}{low}{far}"
 
 
 def rates(axis: Any, found: list[dict[str, Any]], batch: int) -> None:

@@ -73,7 +73,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
 
     def read() -> Readings:
         counted = {"rounds": float(sum(s.rounds for s in trainer.synchronizers)), "host/busy": usage.host_busy()}
-        own = {f"rss/{world.who}": float(usage.resident(os.getpid()))}
+        own = {f"rss/{world.who}": float(usage.own_memory())}
         return {**counted, **own, **usage.own_cpu(), **usage.of_servers(servers), **look.read()}
 
     def measure() -> None:

@@ -87,12 +87,13 @@ def percentages(shares: Mapping[str, float]) -> str:
 
 def server(found: Mapping[str, Any]) -> str:
     """The embedding PS alone."""
+    near = f"; in place, clients' work included {found['in_place'] / 1e6:.1f} M" if "in_place" in found else ""
     return "\n".join(
         [
             f"embedding PS, distinct rows pulled + pushed per core-second (batches of {found['rows_per_batch']:,.0f} rows, "
             f"table of {found['table_bytes'] / 1e6:,.0f} MB)",
             f"  by messages {found['by_messages'] / 1e6:.1f} M ({found['cores_used']:.2f} cores), its handlers in process "
-            f"{found['handlers'] / 1e6:.1f} M, bare loop over the same rows {found['bare_loop'] / 1e6:.1f} M",
+            f"{found['handlers'] / 1e6:.1f} M, bare loop over the same rows {found['bare_loop'] / 1e6:.1f} M{near}",
         ]
     )
 

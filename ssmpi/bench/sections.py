@@ -35,15 +35,9 @@ class Bench:
 
 
 def where_time_goes(bench: Bench) -> dict[str, Any]:
-    """Shares of a worker's time by stage and of the embedding PS's, smallest and largest batch, with a shadow thread."""
+    """Shares of a worker's time by stage and of the servers', smallest and largest batch, with a shadow thread too."""
     found = {}
-    half = max(1, bench.cores // 2)
-    contenders = [
-        Contender(SSMPI, batch, half, "fp32", 2, "ma") for batch in sorted({min(bench.batches), max(bench.batches)})
-    ]
-    if not bench.short:
-        contenders = [c for k in contenders for c in (Contender(SSMPI, k.batch, bench.cores), k)]
-    for contender in contenders:
+    for contender in to_break_down(bench):
         job = bench.job(contender, "stages", bench.timing)
         threads = contender.threads * contender.trainers
         found[contender.name] = {
@@ -59,6 +53,18 @@ def where_time_goes(bench: Bench) -> dict[str, Any]:
     return found
 
 
+def to_break_down(bench: Bench) -> list[Contender]:
+    """One trainer, by shared memory and by messages, and two with a shadow thread; ``short`` has all of it in one."""
+    half = max(1, bench.cores // 2)
+    if bench.short:
+        return [Contender(SSMPI, min(bench.batches), half, "fp32", 2, "ma", "messages")]
+    found = []
+    for batch in sorted({min(bench.batches), max(bench.batches)}):
+        found += [Contender(SSMPI, batch, bench.cores, transport=transport) for transport in ("auto", "messages")]
+        found.append(Contender(SSMPI, batch, half, "fp32", 2, "ma"))
+    return found
+
+
 def shares(seconds: dict[str, float], whole: float | None = None, apart: tuple[str, ...] = ()) -> dict[str, float]:
     """Shares of ``whole`` (default: of the sum); what no stage accounts for is ``rest``; ``apart`` are other threads' stages."""
     counted = {name: value for name, value in seconds.items() if name not in apart}
@@ -70,15 +76,19 @@ def shares(seconds: dict[str, float], whole: float | None = None, apart: tuple[s
 
 
 def server_rate(bench: Bench) -> dict[str, Any]:
-    """Rows per core-second of an embedding PS with nothing to wait for, beside a bare loop over the same table."""
-    contender = Contender(SSMPI, max(bench.batches), bench.cores)
-    job = bench.job(contender, "exchange", bench.timing)
-    rates = in_fresh_process(alone.table_rates, bench.run_file, contender.overrides, bench.timing.seconds)
-    return {
-        **rates,
-        "by_messages": job["rows"] / job["cpu"]["embedding_ps"],
-        "cores_used": job["cpu"]["embedding_ps"] / job["seconds"],
-    }
+    """Rows per core-second of an embedding PS, whose clients do nothing else, beside a bare loop over the same table.
+
+    In place the clients do the PS's work: theirs is the time, with routing and summing of duplicates.
+    """
+    far, near = (Contender(SSMPI, max(bench.batches), bench.cores, transport=kind) for kind in ("messages", "shared"))
+    job = bench.job(far, "exchange", bench.timing)
+    rates = in_fresh_process(alone.table_rates, bench.run_file, far.overrides, bench.timing.seconds)
+    rates["by_messages"] = job["rows"] / job["cpu"]["embedding_ps"]
+    rates["cores_used"] = job["cpu"]["embedding_ps"] / job["seconds"]
+    if not bench.short:
+        job = bench.job(near, "exchange", bench.timing)
+        rates["in_place"] = job["rows"] / job["cpu"]["workers"]
+    return rates
 
 
 def reader_rate(bench: Bench) -> dict[str, Any]:

@@ -24,8 +24,14 @@ def threads_cpu(pid: int) -> dict[int, float]:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory in use; shared memory counts for everyone who has it mapped."""
+    """Bytes of memory in use; what is shared counts for everyone who has it mapped."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+
+
+def own_memory() -> int:
+    """Bytes of memory in use by this process alone: the rows of a PS that it has mapped are the PS's."""
+    _, all_pages, shared, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(all_pages) - int(shared)) * PAGE
 
 
 def own_cpu() -> Readings:

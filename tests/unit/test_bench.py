@@ -109,6 +109,7 @@ def test_the_grid_has_every_kind_batch_algorithm_and_thread_count():
             "pytorch 2t",
             "ssmpi 1x1 none",
             "ssmpi 1x2 none",
+            "ssmpi 1x2 none by messages",
         }
         assert names >= {f"ssmpi 2x1 {algorithm}" for algorithm in ("none", "easgd", "ma", "bmuf")}
     assert [c.threads for c in found if c.threads > CORES] == [CORES + 4]
