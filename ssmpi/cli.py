@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ssmpi import __version__, log
 from ssmpi.comm import failure, signals
@@ -60,8 +61,10 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"ssmpi {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    def add(
+        name: str, command: Callable[[argparse.Namespace], int], text: str, among: Any = commands
+    ) -> argparse.ArgumentParser:
+        sub: argparse.ArgumentParser = among.add_parser(name, help=text, description=text, allow_abbrev=False)
         sub.set_defaults(command=command)
         return sub
 
@@ -93,7 +96,31 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("--baseline", type=Path, help="JSON that 'ssmpi-prepare baseline' wrote")
     sub.add_argument("--teacher", type=Path, help="teacher.json that 'ssmpi-prepare synthesize' wrote")
+    text = "measure this program beside what it could be and what others are"
+    kinds = commands.add_parser("bench", help=text, description=text).add_subparsers(required=True, metavar="KIND")
+    sub = add("throughput", bench_throughput, "examples per second of all contenders, in turns, and its targets", kinds)
+    add_bench_options(sub)
     return top
+
+
+def add_bench_options(sub: argparse.ArgumentParser) -> None:
+    """What ``ssmpi bench throughput`` takes."""
+    words = "[run.toml] [section.key=value ...]"
+    sub.add_argument(
+        "overrides", nargs="*", metavar=words, help="data and model (default: synthetic Criteo, Kaggle DLRM)"
+    )
+    sub.add_argument(
+        "--folder", type=Path, default=Path("runs/bench"), help="where results and made data go (default: runs/bench)"
+    )
+    sub.add_argument("--rounds", type=int, default=2, metavar="N", help="visits to every contender (default: 2)")
+    sub.add_argument(
+        "--seconds", type=float, default=0.7, metavar="S", help="length of a window, 3 a visit (default: 0.7)"
+    )
+    sub.add_argument("--batch", default="128,512,2048", metavar="SIZES", help="batch sizes (default: 128,512,2048)")
+    sub.add_argument(
+        "--only", default="", metavar="PATTERN", help="contenders and sections whose name has this; * is anything"
+    )
+    sub.add_argument("--short", action="store_true", help="batch 128, one round, few contenders: to see that it works")
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -160,4 +187,20 @@ def summary(arguments: argparse.Namespace) -> int:
     from ssmpi import report
 
     print(report.table(arguments.run, arguments.baseline, arguments.teacher))
+    return 0
+
+
+def bench_throughput(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench throughput``."""
+    from ssmpi.bench import throughput
+    from ssmpi.errors import SettingsError
+
+    words = arguments.overrides
+    run_file = Path(words.pop(0)) if words and "=" not in words[0] else None
+    try:
+        batches = tuple(int(size) for size in arguments.batch.split(","))
+    except ValueError:
+        raise SettingsError(f"--batch takes sizes with commas between them, got '{arguments.batch}'") from None
+    options = throughput.Options(arguments.folder, arguments.rounds, arguments.seconds, batches, arguments.only)
+    throughput.measure(throughput.short(options) if arguments.short else options, run_file, words)
     return 0

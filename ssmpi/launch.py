@@ -37,13 +37,17 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
+def mpirun(ranks: int, *arguments: str) -> list[str]:
+    """The command that runs this Python with ``arguments`` on so many ranks."""
+    found = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        raise UserError("no mpirun found: install an MPI, or pip install 'ssmpi[mpi]'")
+    return [found, "-n", str(ranks), sys.executable, *arguments]
+
+
 def command(config: Config, run_file: Path, overrides: Sequence[str], overwrite: bool) -> list[str]:
     """The ``mpirun`` command of a run."""
-    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if mpirun is None:
-        raise UserError("no mpirun found: install an MPI, or pip install 'ssmpi[mpi]'")
     program = [
-        sys.executable,
         "-m",
         "ssmpi",
         "train",
@@ -52,7 +56,7 @@ def command(config: Config, run_file: Path, overrides: Sequence[str], overwrite:
         *(["--terminal", os.ttyname(sys.stderr.fileno())] if sys.stderr.isatty() else []),
         *overrides,
     ]
-    return [mpirun, "-n", str(config.topology.size), *program]
+    return mpirun(config.topology.size, *program)
 
 
 def launch(run_file: Path, overrides: Sequence[str], overwrite: bool, dry_run: bool) -> int:

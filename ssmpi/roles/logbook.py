@@ -35,7 +35,7 @@ class Logbook:
             total=rows, unit="ex", unit_scale=True, dynamic_ncols=True, file=terminal(), disable=terminal() is None
         )
         self._window, self._total = Quality(), Quality()
-        self._counts = {name: np.zeros(topology.trainers) for name in ("iterations", "rounds", "busy_seconds")}
+        self._counts = {name: np.zeros(topology.trainers) for name in ("iterations", "rounds")}
         self._window_counts = {name: counts.copy() for name, counts in self._counts.items()}
         self._began = self._window_began = self._line_said = time.monotonic()
         self._paused = 0.0

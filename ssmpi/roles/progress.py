@@ -51,17 +51,12 @@ class Progress:
 
 
 class Clock:
-    """Wall and processor seconds since it was made."""
+    """Wall seconds since it was made."""
 
     def __init__(self) -> None:
-        self._wall, self._cpu = time.monotonic(), time.process_time()
+        self._began = time.monotonic()
 
     @property
     def wall(self) -> float:
         """Wall seconds."""
-        return time.monotonic() - self._wall
-
-    @property
-    def cpu(self) -> float:
-        """Seconds of processor time of this process, all threads."""
-        return time.process_time() - self._cpu
+        return time.monotonic() - self._began

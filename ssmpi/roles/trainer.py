@@ -69,7 +69,7 @@ class Trainer:
         self.results = Results(config, folder, self.reader.rows) if world.index == 0 else None
         if self.results:
             self.control.gathered = self.results.logbook.gathered
-        self.clock, self.parts_done, self.stopped = Clock(), 0, False
+        self.parts_done, self.stopped = 0, False
         self.unfinished: dict[int, int] = {}
         self._pass = 0
         if config.run.record_losses:
@@ -189,7 +189,6 @@ class Trainer:
             "finished": float(finished),
             "iterations": float(self.progress.iterations.sum()),
             "rounds": sum(s.rounds for s in self.synchronizers) / len(self.synchronizers),
-            "busy_seconds": self.clock.cpu,
         }
         return control.pack(header, *self.progress.since_last())
 

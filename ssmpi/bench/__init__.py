@@ -1,0 +1,1 @@
+"""``ssmpi bench``: how fast this program is, beside what it could be and what others are. Start at ``throughput``."""

@@ -1,0 +1,92 @@
+"""Who is measured: names, topologies and settings of all contenders, as plain values."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+BARE, GEMM, PYTORCH, SSMPI = "bare step", "gemm", "pytorch", "ssmpi"
+
+SHADOWS = ("easgd", "ma", "bmuf")
+EXTRA_THREADS = 4  # more than there are cores, for the over-subscribed contender
+
+
+@dataclass(frozen=True)
+class Contender:
+    """``threads`` are Hogwild threads of a trainer (bare step, gemm, ssmpi) or threads inside an operator (pytorch)."""
+
+    kind: str
+    batch: int
+    threads: int = 1
+    precision: str = "fp32"
+    trainers: int = 1
+    algorithm: str = "none"
+    transport: str = "auto"
+
+    @property
+    def shape(self) -> str:
+        """The name without batch and precision: ``ssmpi 2x1 ma``."""
+        if self.kind == SSMPI:
+            far = "" if self.transport == "auto" else f" by {self.transport}"
+            return f"{SSMPI} {self.trainers}x{self.threads} {self.algorithm}{far}"
+        return f"{self.kind} {self.threads}t"
+
+    @property
+    def name(self) -> str:
+        """What results, ``--only`` and messages call it: ``ssmpi 2x1 ma, 128, fp32``."""
+        return f"{self.shape}, {self.batch}, {self.precision}"
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of its MPI job."""
+        return self.trainers + 1 + (self.algorithm == "easgd")
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Settings that make the common run file this contender's."""
+        return (
+            f"data.batch_size={self.batch}",
+            f"topology.trainers={self.trainers}",
+            f"topology.threads={self.threads}",
+            "topology.embedding_ps=1",
+            f"topology.sync_ps={int(self.algorithm == 'easgd')}",
+            f"sync.algorithm={self.algorithm}",
+            "sync.pace=shadow",
+            f"model.precision={self.precision}",
+            f"embedding.transport={self.transport}",
+        )
+
+
+def grid(batches: Sequence[int], cores: int, short: bool) -> list[Contender]:
+    """All contenders for these batch sizes on this many cores; ``short`` leaves the essential ones."""
+    if short:
+        return [contender for batch in batches for contender in essential(batch, cores)]
+    most = Contender(SSMPI, min(batches), cores + EXTRA_THREADS)
+    return [*(contender for batch in batches for contender in of_batch(batch, cores)), most]
+
+
+def of_batch(batch: int, cores: int) -> list[Contender]:
+    """One batch size: ceilings and one trainer at 1 and at all cores, two trainers with every algorithm; less in bf16.
+
+    Everybody is on one host and so shares the PS's memory; one contender exchanges messages instead.
+    """
+    ladder, half = sorted({1, cores}), max(1, cores // 2)
+    found = [Contender(kind, batch, threads) for kind in (BARE, GEMM, SSMPI) for threads in ladder]
+    found += [Contender(kind, batch, cores, "bf16") for kind in (BARE, GEMM, SSMPI)]
+    found.append(Contender(SSMPI, batch, cores, transport="messages"))
+    found += [Contender(SSMPI, batch, half, "fp32", 2, algorithm) for algorithm in ("none", *SHADOWS)]
+    found += [Contender(SSMPI, batch, half, "bf16", 2, algorithm) for algorithm in ("none", "ma")]
+    return [*found, Contender(PYTORCH, batch, cores)]
+
+
+def essential(batch: int, cores: int) -> list[Contender]:
+    """One of each kind, one with a shadow thread and a sync PS."""
+    one = Contender(SSMPI, batch, cores)
+    two = Contender(SSMPI, batch, max(1, cores // 2), "fp32", 2, "easgd")
+    return [Contender(BARE, batch, cores), Contender(GEMM, batch, cores), Contender(PYTORCH, batch, cores), one, two]
+
+
+def chosen(name: str, pattern: str) -> bool:
+    """Whether ``--only PATTERN`` (shell wildcards, anywhere in the name) lets a contender or a section through."""
+    return fnmatch.fnmatch(name, f"*{pattern}*")

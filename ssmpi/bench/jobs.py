@@ -1,0 +1,110 @@
+"""Starts measured MPI jobs, one after the other, and puts together what their ranks found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssmpi import launch
+from ssmpi.bench.windows import Timing
+from ssmpi.errors import PeerError
+
+TIME_LIMIT_SECONDS = 300.0
+QUIET = ("data.passes=1000000", "evaluate.per_pass=1", "run.tensorboard=false", "run.log_seconds=3600.0")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all ranks of a job are told. ``look`` is one of ``looks.LOOKS``."""
+
+    run_file: str
+    overrides: tuple[str, ...]
+    timing: Timing
+    look: str = "nothing"
+
+    def write(self, path: Path) -> None:
+        """Leave it where ``read`` finds it."""
+        path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Task:
+        """The task in a file."""
+        body = json.loads(path.read_text(encoding="utf-8"))
+        return cls(body["run_file"], tuple(body["overrides"]), Timing(**body["timing"]), body["look"])
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Jobs that differ from one run file by their overrides; each leaves its run folder in ``folder``."""
+
+    run_file: Path
+    folder: Path
+
+    def run(self, ranks: int, overrides: Sequence[str], timing: Timing, look: str = "nothing") -> dict[str, Any]:
+        """One job to its end: the trainers' findings together. PeerError with what it said if it fails."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        run_folder, task_file = self.folder / "run", self.folder / "task.json"
+        Task(str(self.run_file), (*QUIET, *overrides, f"run.folder={run_folder}"), timing, look).write(task_file)
+        line = launch.mpirun(ranks, "-m", "ssmpi.bench.rank", str(task_file))
+        said = finish(line, self.folder / "said.txt", TIME_LIMIT_SECONDS + timing.total)
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(run_folder.glob("trainer-*.json"))]
+        servers = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in run_folder.glob("*_ps-*.json")}
+        return {**together(found), "servers": servers, "warned": "over-subscribed" in said}
+
+    def mpi(self) -> dict[str, str]:
+        """The MPI that the last job ran on; asking it here would make this process a part of it."""
+        versions = self.folder / "run" / "versions.json"
+        found = json.loads(versions.read_text(encoding="utf-8")) if versions.is_file() else {}
+        return {name: value for name, value in found.items() if name.startswith("mpi_")}
+
+
+def finish(line: Sequence[str], said: Path, seconds: float) -> str:
+    """Run a command to its end, what it says into a file; nothing is left of it if it fails or is interrupted."""
+    with said.open("w", encoding="utf-8") as out:
+        job = subprocess.Popen(
+            line, env={**os.environ, **launch.environment()}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = job.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = -1
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGTERM)
+                job.wait(30)
+    text = said.read_text(encoding="utf-8", errors="replace")
+    if code:
+        how = f"ended with {code}" if code > 0 else f"was not done after {seconds:.0f} s"
+        raise PeerError(f"a measured job {how}: {' '.join(line)}\n{text.strip()[-4000:]}")
+    return text
+
+
+def together(trainers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all trainers of a job found: rates and seconds add up."""
+    first = trainers[0]
+    cpu, memory, stages = ({} for _ in range(3))  # type: dict[str, Any], dict[str, Any], dict[str, float]
+    for found in trainers:
+        for name, seconds in found["cpu"].items():
+            cpu[name] = cpu.get(name, 0.0) + seconds
+        for name, seconds in found["stages"].items():
+            stages[name] = stages.get(name, 0.0) + seconds
+        memory |= found["rss"]
+    return {
+        "eps": [sum(rates) for rates in zip(*(found["eps"] for found in trainers), strict=True)],
+        "seconds": first["seconds"],
+        "cpu": cpu,
+        "host": first["host"],
+        "rss": memory,
+        "rounds": sum(found["rounds"] for found in trainers) / len(trainers),
+        "stages": stages,
+        "rows": sum(found["rows"].get("exchanged", 0.0) for found in trainers),
+        "seen": first["seen"],
+    }

@@ -1,0 +1,90 @@
+"""Contenders without MPI, each visit in a fresh process that is forked from one which has imported torch already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, Contender
+from ssmpi.bench.rows import Source
+from ssmpi.bench.usage import host_busy, own_memory
+from ssmpi.bench.windows import Readings, Ticks, Timing, clock, spent, watch
+from ssmpi.config import Config, load
+
+T = TypeVar("T")
+
+TIME_LIMIT_SECONDS = 300.0  # for preparing and measuring one contender
+
+
+def in_fresh_process(body: Callable[..., T], *arguments: Any) -> T:
+    """Run a function of a module in a new process; its exception is raised here."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ssmpi.bench.dense"])
+    with context.Pool(1) as pool:
+        return pool.apply_async(body, arguments).get(TIME_LIMIT_SECONDS)
+
+
+def visit(contender: Contender, run_file: Path, timing: Timing) -> dict[str, Any]:
+    """Measure a contender in this process: examples per second by window, CPU seconds and memory."""
+    import torch  # here, because the process that starts all others has no use for it
+
+    config = load(run_file, contender.overrides)
+    inside = contender.threads if contender.kind == PYTORCH else 1
+
+    def begin() -> None:
+        torch.set_num_threads(inside)  # OpenMP keeps this by thread, and a new one starts from OMP_NUM_THREADS
+
+    begin()
+    edges, ticks, readings = run(steps_of(config, contender), timing, begin)
+    return {
+        "eps": [rate * contender.batch for rate in ticks.rates(edges)],
+        "cpu": spent(readings, "cpu"),
+        "host": spent(readings, "host"),
+        "seconds": edges[-1] - edges[0],
+        "rss": {"process": [readings[0]["rss"], readings[-1]["rss"]]},
+    }
+
+
+def steps_of(config: Config, contender: Contender) -> list[Callable[[], object]]:
+    """A step for each thread of a contender."""
+    from ssmpi.bench import dense, plain
+
+    if contender.kind == BARE:
+        return dense.bare_steps(config, Source(config))
+    if contender.kind == GEMM:
+        return dense.gemm_steps(config)
+    return [plain.plain_step(config, Source(config))]
+
+
+def run(
+    steps: Sequence[Callable[[], object]], timing: Timing, begin: Callable[[], object] = object
+) -> tuple[list[float], Ticks, list[Readings]]:
+    """Repeat each step on a thread of its own, which first calls ``begin``; edges, ticks and readings at the edges."""
+    for step in steps:
+        step()  # what cannot work fails here
+    ticks, stop = Ticks(len(steps)), threading.Event()
+
+    def repeat(thread: int) -> None:
+        begin()
+        while not stop.is_set():
+            steps[thread]()
+            ticks.tick(thread)
+
+    threads = [threading.Thread(target=repeat, args=(k,), daemon=True) for k in range(len(steps))]
+    for thread in threads:
+        thread.start()
+    edges = timing.edges(clock())
+
+    def read() -> Readings:
+        memory = float(own_memory())
+        return {"cpu/process": time.process_time(), "host/busy": host_busy(), "rss": memory}
+
+    readings = watch(edges, read)
+    stop.set()
+    for thread in threads:
+        thread.join(TIME_LIMIT_SECONDS)
+    return edges, ticks, readings

@@ -1,0 +1,47 @@
+"""How long a worker thread holds the interpreter lock, by py-spy: what it holds, other threads of its process cannot have."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+LOOP = "hogwild ("  # the frame that every sample of a worker's loop has
+RATE = 200  # samples a second: each stops the process for a moment
+ANYBODY, SET_PTRACER = ctypes.c_ulong(-1), 0x59616D61  # linux/prctl.h
+
+
+def find() -> str | None:
+    """Where py-spy is: beside this interpreter, or on the path."""
+    return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
+
+
+def sample(pid: int, seconds: float) -> dict[str, Any]:
+    """Samples of the worker loops of this process: all, and those that hold the lock; or why it ``failed``."""
+    ctypes.CDLL(None).prctl(SET_PTRACER, ANYBODY, 0, 0, 0)  # where the kernel lets only parents look
+    try:
+        return {"samples": count(record(pid, seconds, "--idle")), "holding": count(record(pid, seconds, "--gil"))}
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        return {"failed": f"{error}\n{(error.stderr or b'').decode(errors='replace').strip()}"}
+
+
+def record(pid: int, seconds: float, which: str) -> list[str]:
+    """Stacks that py-spy saw, one a line with its count."""
+    spy = find()
+    assert spy is not None
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "stacks"
+        asked = ["record", "--pid", str(pid), "--format", "raw", "--output", str(out)]
+        asked += ["--rate", str(RATE), "--duration", str(max(1, round(seconds))), which]
+        subprocess.run([spy, *asked], check=True, capture_output=True, timeout=60 + 10 * seconds)
+        return out.read_text(encoding="utf-8").splitlines()
+
+
+def count(stacks: Iterable[str]) -> int:
+    """How many samples were in a worker's loop; a line is ``frame;frame;frame COUNT``."""
+    return sum(int(line.rpartition(" ")[2]) for line in stacks if LOOP in line)

@@ -1,0 +1,53 @@
+"""Where figures were measured: processor, cores, memory, other load, versions."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ssmpi import __version__
+
+PACKAGES = ("torch", "numpy", "numba", "h5py", "mpi4py")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def describe() -> dict[str, Any]:
+    """The header of a report."""
+    return {
+        "when": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "processor": _field("/proc/cpuinfo", "model name") or platform.processor(),
+        "cores": cores(),
+        "cores_of_host": os.cpu_count(),
+        "memory_gib": round(int((_field("/proc/meminfo", "MemTotal") or "0 kB").split()[0]) / 2**20, 1),
+        "load_before": os.getloadavg()[0],
+        "system": platform.platform(),
+        "versions": {
+            "ssmpi": __version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in PACKAGES},
+        },
+    }
+
+
+def torch_facts() -> dict[str, str]:
+    """What PyTorch found here; runs in a process of its own, because importing torch takes seconds."""
+    import torch
+
+    return {"torch_instructions": torch.backends.cpu.get_cpu_capability()}
+
+
+def _field(path: str, name: str) -> str | None:
+    """The value of the first line ``name : value`` of a file of the kernel's."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)

@@ -1,0 +1,106 @@
+"""The report of a throughput benchmark as a picture: a panel a batch size, and below it where the time of a step goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, SSMPI
+from ssmpi.log import log
+
+COLOURS = {SSMPI: "#1f6fb4", BARE: "#7fb37f", GEMM: "#b8b8b8", PYTORCH: "#e08a3c"}
+ORDER = (GEMM, BARE, SSMPI, PYTORCH)
+MEANING = {
+    GEMM: "matrix products alone (physical bound)",
+    BARE: "bare dense step (this program's ceiling)",
+    SSMPI: "ssmpi, the whole job",
+    PYTORCH: "plain PyTorch",
+}
+
+
+def draw(report: Mapping[str, Any], target: Path) -> Path | None:
+    """Write the picture; says so when matplotlib is not installed or there is nothing to draw."""
+    try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        log.info("no plot: pip install 'ssmpi[plots]' to have one")
+        return None
+    found, stages = report["contenders"], report["sections"].get("stages")
+    if not found:
+        return None
+    batches = sorted({figures["batch"] for figures in found.values()})
+    most = max(len(of_batch(found, batch)) for batch in batches)
+    heights = [0.3 * most + 0.6, 0.36 * len(stages) + 0.9] if stages else [0.3 * most + 0.6]
+    figure = plt.figure(figsize=(max(9.0, 4.6 * len(batches)), sum(heights) + 1.3), constrained_layout=True)
+    grid = figure.add_gridspec(len(heights), len(batches), height_ratios=heights)
+    for column, batch in enumerate(batches):
+        rates(figure.add_subplot(grid[0, column]), of_batch(found, batch), batch)
+    if stages:
+        shares(figure.add_subplot(grid[1, :]), stages)
+    header = report["header"]
+    kinds = [kind for kind in ORDER if any(figures["kind"] == kind for figures in found.values())]
+    handles = [mpl.patches.Patch(color=COLOURS[kind], label=MEANING[kind]) for kind in kinds]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    title = f"examples per second on {header['cores']} cores ({header['processor']}): bar = median, ticks = windows"
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(target, dpi=110)
+    plt.close(figure)
+    return target
+
+
+def of_batch(found: Mapping[str, Any], batch: int) -> list[dict[str, Any]]:
+    """Contenders of one batch size: ceilings first, then ssmpi, then the others; fp32 before bf16."""
+    mine = [figures for figures in found.values() if figures["batch"] == batch]
+    return sorted(mine, key=lambda f: (ORDER.index(f["kind"]), f["precision"] != "fp32", f["trainers"]))
+
+
+def label(figures: Mapping[str, Any]) -> str:
+    """How the axis calls a contender."""
+    low = "" if figures["precision"] == "fp32" else f" {figures['precision']}"
+    threads = f"{figures['threads']} thread{'s' if figures['threads'] > 1 else ''}"
+    if figures["kind"] != SSMPI:
+        return f"{figures['kind']}, {threads}{low}"
+    sync = "" if figures["algorithm"] == "none" else f", S-{figures['algorithm'].upper()}"
+    far = "" if figures["transport"] == "auto" else f", by {figures['transport']}"
+    return f"ssmpi {figures['trainers']} x {threads}{sync}{low}{far}"
+
+
+def rates(axis: Any, found: list[dict[str, Any]], batch: int) -> None:
+    """Median bars with their windows as dots."""
+    places = range(len(found))
+    for place, figures in zip(places, found, strict=True):
+        faint = figures["precision"] != "fp32"
+        axis.barh(place, figures["median"] / 1e3, color=COLOURS[figures["kind"]], alpha=0.55 if faint else 0.9)
+        windows = [rate / 1e3 for rate in figures["windows"]]
+        axis.plot(windows, [place] * len(windows), "|", color="black", markersize=9, alpha=0.7)
+        axis.text(0.01, place, f" {figures['median'] / 1e3:,.1f}", va="center", fontsize=8, color="white", weight="bold",
+                  transform=axis.get_yaxis_transform())  # fmt: skip
+    axis.set_yticks(list(places), [label(figures) for figures in found], fontsize=8)
+    axis.invert_yaxis()
+    axis.set(title=f"batch {batch}", xlabel="thousand examples per second", xlim=(0, None))
+    axis.grid(axis="x", alpha=0.3)
+    axis.set_axisbelow(True)
+
+
+def shares(axis: Any, jobs: Mapping[str, Any]) -> None:
+    """A worker thread's time by stage, stacked."""
+    import matplotlib as mpl
+
+    stages = list(dict.fromkeys(stage for job in jobs.values() for stage in job["trainer"]))
+    colours = mpl.colormaps["tab20"](range(20))
+    for place, job in enumerate(jobs.values()):
+        left = 0.0
+        for number, stage in enumerate(stages):
+            width = 100 * job["trainer"].get(stage, 0.0)
+            axis.barh(place, width, left=left, color=colours[number], label=stage if place == 0 else None)
+            if width > 3:
+                axis.text(left + width / 2, place, f"{width:.0f}", ha="center", va="center", fontsize=8)
+            left += width
+    axis.set_yticks(range(len(jobs)), [name.removesuffix(", fp32") for name in jobs], fontsize=8)
+    axis.invert_yaxis()
+    axis.set(title="where a worker thread's time goes, %", xlim=(0, 100))
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05), fontsize=8, frameon=False)

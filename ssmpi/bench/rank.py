@@ -1,0 +1,116 @@
+"""What a rank of a measured job does: its ordinary part in training, for a few seconds, with counters read beside it.
+
+``python -m ssmpi.bench.rank TASK.json``, under mpirun, as ``jobs`` starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssmpi import log
+from ssmpi.bench import stages, usage
+from ssmpi.bench.jobs import Task
+from ssmpi.bench.looks import LOOKS
+from ssmpi.bench.windows import Readings, Ticking, Ticks, clock, spent, watch
+from ssmpi.comm import failure, signals
+from ssmpi.config import Config
+from ssmpi.topology import Role
+from ssmpi.train import PARTS
+
+if TYPE_CHECKING:
+    from ssmpi.comm.world import Job, World
+
+
+def main() -> None:
+    """One rank's whole life."""
+    task = Task.read(Path(sys.argv[1]))
+    signals.listen()
+    from ssmpi.comm.world import joined
+
+    with joined() as job:
+        from ssmpi import folder
+
+        config = job.agree(lambda: folder.prepare(Path(task.run_file), task.overrides, job.size, overwrite=True))
+        play(task, config, job)
+        job.leave()
+
+
+def play(task: Task, config: Config, job: Job) -> None:
+    """The part that the topology gives to this rank."""
+    from ssmpi.comm.world import World
+
+    world = World(job, config.topology)
+    log.configure(world.who, talkative=False)
+    names = [config.topology.name_of(rank) for rank in range(job.size)]
+    pids = dict(zip(names, job.comm.allgather(os.getpid()), strict=True))
+    out = Path(config.run.folder) / f"{world.who.replace(' ', '-')}.json"
+    if world.role is Role.TRAINER:
+        servers = {name: pid for name, pid in pids.items() if not name.startswith(Role.TRAINER)}
+        found = train_in_windows(task, config, world, servers if world.index == 0 else {})
+    else:
+        watching = stages.of_server(world) if task.look == "stages" else dict
+        PARTS[world.role](config, world, Path(config.run.folder))
+        found = {"stages": watching()}
+    out.write_text(json.dumps(found), encoding="utf-8")
+
+
+def train_in_windows(task: Task, config: Config, world: World, servers: dict[str, int]) -> dict[str, Any]:
+    """A trainer that stops, as if it had been asked to, when its windows are over."""
+    from ssmpi.roles.trainer import Trainer
+
+    trainer = Trainer(config, world, Path(config.run.folder))
+    ticks = Ticks(config.topology.threads)
+    trainer.pace = Ticking(trainer.pace, ticks)
+    body, look = LOOKS[task.look](trainer)
+    world.trainers.gather(0)  # all are ready: the clock may start
+    edges = task.timing.edges(world.trainers.share(clock()))
+    found: dict[str, Any] = {}
+
+    def read() -> Readings:
+        counted = {"rounds": float(sum(s.rounds for s in trainer.synchronizers)), "host/busy": usage.host_busy()}
+        own = {f"rss/{world.who}": float(usage.own_memory())}
+        return {**counted, **own, **usage.own_cpu(), **usage.of_servers(servers), **look.read()}
+
+    def measure() -> None:
+        found["readings"] = watch(edges, read)
+        found["seen"] = look.at_end(task.timing)
+        signal.raise_signal(signal.SIGUSR1)  # the ordinary way to stop a run
+
+    meter = trainer.start("meter", measure)
+    for _ in trainer.parts():
+        trainer.train_part(body)
+    meter.join(
+        config.waiting.time_limit_seconds
+    )  # another trainer's may have stopped the job a moment before ours is done
+    batch = trainer.progress.examples / max(1, int(trainer.progress.iterations.sum())) or config.data.batch_size
+    trainer.goodbye()
+    return outcome(found, edges, [rate * batch for rate in ticks.rates(edges)])
+
+
+def outcome(found: dict[str, Any], edges: list[float], eps: list[float]) -> dict[str, Any]:
+    """What a trainer tells: examples per second by window, and what its counters grew by."""
+    readings: list[Readings] = found["readings"]
+    memory = {name: value for name, value in readings[0].items() if name.startswith("rss/")}
+    return {
+        "eps": eps,
+        "seconds": edges[-1] - edges[0],
+        "cpu": spent(readings, "cpu"),
+        "host": spent(readings, "host"),
+        "rss": {name.removeprefix("rss/"): [value, readings[-1][name]] for name, value in memory.items()},
+        "rounds": readings[-1]["rounds"] - readings[0]["rounds"],
+        "stages": spent(readings, "stage"),
+        "rows": spent(readings, "rows"),
+        "seen": found["seen"],
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        sys.exit(failure.last_words(error))

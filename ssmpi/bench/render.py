@@ -1,0 +1,156 @@
+"""The report of a throughput benchmark as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ssmpi.bench.contenders import SSMPI
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """Everything that was measured, as text."""
+    parts = [header(report["header"])]
+    if report["contenders"]:
+        parts.append(contenders(report["contenders"]))
+    parts += [SECTIONS[name](found) for name, found in report["sections"].items()]
+    if report["targets"]:
+        parts.append(targets(report["targets"]))
+    return "\n\n".join(parts)
+
+
+def header(found: Mapping[str, Any]) -> str:
+    """Where and when."""
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    extra = ", ".join(str(found[name]) for name in ("mpi_library", "torch_instructions") if name in found)
+    return "\n".join(
+        [
+            f"{found['when']}, took {found['took_seconds']} s, load before: {found['load_before']:.1f}",
+            f"{found['processor']}, {found['cores']} of {found['cores_of_host']} cores, {found['memory_gib']} GiB",
+            found["system"],
+            versions + (f", {extra}" if extra else ""),
+        ]
+    )
+
+
+def grid(rows: Sequence[Sequence[str]]) -> str:
+    """Columns: the first to the left, the others to the right; the first row heads them."""
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def contenders(found: Mapping[str, Any]) -> str:
+    """Examples per second, median and best quarter, and cores used by part."""
+    rows = [
+        ("examples per second", "median", "best quarter", "windows", "cores: trainers", "shadow", "servers", "others")
+    ]
+    ordered = sorted(found.items(), key=lambda item: (item[1]["batch"], item[1]["precision"] != "fp32"))
+    for name, figures in ordered:
+        cores = figures["cores"]
+        trainers = sum(cores.get(part, 0.0) for part in ("process", "workers", "supervision"))
+        shadow = f"{cores['shadow']:.2f}" if cores.get("shadow") else "-"
+        servers = sum(cores.get(part, 0.0) for part in ("embedding_ps", "sync_ps"))
+        rows.append(
+            (name, f"{figures['median']:,.0f}", f"{figures['best_quarter']:,.0f}", str(len(figures["windows"])),
+             f"{trainers:.2f}", shadow, f"{servers:.2f}" if figures["kind"] == SSMPI else "-", f"{figures['others']:.2f}")
+        )  # fmt: skip
+    notes = (
+        "ssmpi AxB: A trainers of B threads, 1 embedding PS, 1 sync PS for easgd; it reads its rows from shards, the others have",
+        "theirs in memory and are not charged for that. cores: CPU seconds per second; others: programs that are not measured.",
+    )
+    return "\n".join([grid(rows), *notes])
+
+
+def stages(found: Mapping[str, Any]) -> str:
+    """Where time goes."""
+    blocks = []
+    for name, job in found.items():
+        lines = [f"where time goes, {name} (stopwatches on: {job['eps']:,.0f} EPS)"]
+        lines.append(f"  worker threads: {percentages(job['trainer'])}")
+        lines += [f"  {role}: {percentages(job[role])}" for role in ("embedding_ps", "sync_ps") if role in job]
+        if job["rounds"]:
+            lines.append(f"  shadow: {job['rounds']:.0f} rounds of {job['shadow round ms']:.1f} ms each")
+        blocks.append("\n".join(lines))
+    return "\n".join(blocks)
+
+
+def percentages(shares: Mapping[str, float]) -> str:
+    """Shares in their order, largest first."""
+    return ", ".join(f"{name} {share:.1%}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def server(found: Mapping[str, Any]) -> str:
+    """The embedding PS alone."""
+    near = f"; in place, clients' work included {found['in_place'] / 1e6:.1f} M" if "in_place" in found else ""
+    return "\n".join(
+        [
+            f"embedding PS, distinct rows pulled + pushed per core-second (batches of {found['rows_per_batch']:,.0f} rows, "
+            f"table of {found['table_bytes'] / 1e6:,.0f} MB)",
+            f"  by messages {found['by_messages'] / 1e6:.1f} M ({found['cores_used']:.2f} cores), its handlers in process "
+            f"{found['handlers'] / 1e6:.1f} M, bare loop over the same rows {found['bare_loop'] / 1e6:.1f} M{near}",
+        ]
+    )
+
+
+def reader(found: Mapping[str, Any]) -> str:
+    """The reader alone."""
+    return f"reader, shuffled: {found['rows'] / 1e6:.2f} M rows per core-second"
+
+
+def lock(found: Mapping[str, Any]) -> str:
+    """The interpreter lock, or loudly that it was not measured."""
+    if "missing" in found:
+        return f"!!! {found['missing']}"
+    return (
+        f"interpreter lock: held {found['share']:.1%} of a worker's time at batch 200 ({found['samples']:.0f} samples)"
+    )
+
+
+def memory(found: Mapping[str, Any]) -> str:
+    """Resident memory."""
+    (small, large), (less, more) = (mega(values) for values in (found["ps"], found["ps_tables"]))
+    start, end = mega((found["trainer_start"], found["trainer_end"]))
+    return (
+        f"memory: trainer {start} MB, after {found['seconds']:.0f} s {end} MB; "
+        f"embedding PS {small} MB for {less} MB of rows and state, {large} MB for {more} MB"
+    )
+
+
+def mega(values: Iterable[float]) -> list[str]:
+    """Bytes in MB."""
+    return [f"{value / 1e6:,.0f}" for value in values]
+
+
+SECTIONS = {"stages": stages, "server": server, "reader": reader, "lock": lock, "memory": memory}
+
+
+def targets(found: Iterable[Mapping[str, Any]]) -> str:
+    """What was wanted."""
+    rows = [("targets", "measured", "best quarter", "wanted", "")]
+    for target in found:
+        sign = "<=" if target["at_most"] else ">="
+        verdict = "met" if target["met"] else "NOT met"
+        note = f" ({target['note']})" if target["note"] else ""
+        rows.append(
+            (
+                target["what"] + note,
+                amount(target["measured"]),
+                amount(target["best_quarter"]),
+                f"{sign} {amount(target['wanted'])}",
+                verdict,
+            )
+        )
+    return grid(rows)
+
+
+def amount(value: float) -> str:
+    """Ratios and shares with three decimals, rates in millions."""
+    if value != value:
+        return "-"
+    return f"{value / 1e6:.1f} M" if value > 1e4 else f"{value:.3f}"

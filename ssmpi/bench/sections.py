@@ -1,0 +1,145 @@
+"""What is measured besides the contenders: where time goes, parts alone, the interpreter lock, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ssmpi.bench import alone, lock
+from ssmpi.bench.contenders import SSMPI, Contender
+from ssmpi.bench.jobs import Jobs
+from ssmpi.bench.local import in_fresh_process
+from ssmpi.bench.windows import Timing, median
+from ssmpi.config import load
+from ssmpi.data.schema import read_manifest
+
+LONG_WINDOWS = 20  # for memory, which must not grow
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every section needs: the run file, the jobs, batch sizes, cores, and how long a window is."""
+
+    run_file: Path
+    jobs: Jobs
+    batches: tuple[int, ...]
+    cores: int
+    timing: Timing
+    short: bool
+
+    def job(self, contender: Contender, look: str, timing: Timing) -> dict[str, Any]:
+        """A measured job of a contender."""
+        return self.jobs.run(contender.ranks, contender.overrides, timing, look)
+
+
+def where_time_goes(bench: Bench) -> dict[str, Any]:
+    """Shares of a worker's time by stage and of the servers', smallest and largest batch, with a shadow thread too."""
+    found = {}
+    for contender in to_break_down(bench):
+        job = bench.job(contender, "stages", bench.timing)
+        threads = contender.threads * contender.trainers
+        found[contender.name] = {
+            "eps": median(job["eps"]),
+            "trainer": shares(job["stages"], threads * job["seconds"], apart=("shadow round",)),
+            "shadow round ms": 1e3
+            * job["stages"].get("shadow round", 0.0)
+            / contender.trainers
+            / max(job["rounds"], 1),
+            "rounds": job["rounds"],
+            **{name.partition("-")[0]: shares(server["stages"]) for name, server in job["servers"].items()},
+        }
+    return found
+
+
+def to_break_down(bench: Bench) -> list[Contender]:
+    """One trainer, by shared memory and by messages, and two with a shadow thread; ``short`` has all of it in one."""
+    half = max(1, bench.cores // 2)
+    if bench.short:
+        return [Contender(SSMPI, min(bench.batches), half, "fp32", 2, "ma", "messages")]
+    found = []
+    for batch in sorted({min(bench.batches), max(bench.batches)}):
+        found += [Contender(SSMPI, batch, bench.cores, transport=transport) for transport in ("auto", "messages")]
+        found.append(Contender(SSMPI, batch, half, "fp32", 2, "ma"))
+    return found
+
+
+def shares(seconds: dict[str, float], whole: float | None = None, apart: tuple[str, ...] = ()) -> dict[str, float]:
+    """Shares of ``whole`` (default: of the sum); what no stage accounts for is ``rest``; ``apart`` are other threads' stages."""
+    counted = {name: value for name, value in seconds.items() if name not in apart}
+    total = whole or sum(counted.values()) or 1.0
+    found = {name: value / total for name, value in counted.items()}
+    if whole:
+        found["rest"] = max(0.0, 1.0 - sum(found.values()))
+    return found
+
+
+def server_rate(bench: Bench) -> dict[str, Any]:
+    """Rows per core-second of an embedding PS, whose clients do nothing else, beside a bare loop over the same table.
+
+    In place the clients do the PS's work: theirs is the time, with routing and summing of duplicates.
+    """
+    far, near = (Contender(SSMPI, max(bench.batches), bench.cores, transport=kind) for kind in ("messages", "shared"))
+    job = bench.job(far, "exchange", bench.timing)
+    rates = in_fresh_process(alone.table_rates, bench.run_file, far.overrides, bench.timing.seconds)
+    rates["by_messages"] = job["rows"] / job["cpu"]["embedding_ps"]
+    rates["cores_used"] = job["cpu"]["embedding_ps"] / job["seconds"]
+    if not bench.short:
+        job = bench.job(near, "exchange", bench.timing)
+        rates["in_place"] = job["rows"] / job["cpu"]["workers"]
+    return rates
+
+
+def reader_rate(bench: Bench) -> dict[str, Any]:
+    """Rows per core-second, shuffled and cut into the smallest batches."""
+    overrides = Contender(SSMPI, min(bench.batches)).overrides
+    return in_fresh_process(alone.reader_rate, bench.run_file, overrides, bench.timing.seconds)
+
+
+def lock_share(bench: Bench) -> dict[str, Any]:
+    """Share of a single worker's time with the interpreter lock in its hands, batch 200 as in the paper's runs."""
+    seconds = 1.0 if bench.short else 5.0
+    if lock.find() is None:
+        missing = "py-spy is not installed: pip install 'ssmpi[test]'"
+    else:
+        seen = bench.job(Contender(SSMPI, 200), "lock", Timing(bench.timing.warmup, seconds, 1))["seen"]
+        if seen.get("samples"):
+            return {**seen, "share": seen["holding"] / seen["samples"]}
+        missing = seen.get("failed", "py-spy saw no worker thread")
+    return {"missing": f"the interpreter lock was NOT measured: {missing}"}
+
+
+def memory(bench: Bench) -> dict[str, Any]:
+    """Resident memory of a trainer over a longer run, and what an embedding PS needs for a byte of rows and state.
+
+    The latter is the slope between a small and a large table, so that neither Python nor the libraries count.
+    """
+    contender = Contender(SSMPI, max(bench.batches), bench.cores)
+    config = load(bench.run_file, contender.overrides)
+    rows = sum(read_manifest(Path(config.data.folder)).cardinalities)
+    dims = (config.embedding.dim, 4 * config.embedding.dim)
+    servers, tables = [], []
+    for dim in dims:
+        sizes = [*config.model.bottom[:-1], dim]
+        overrides = (*contender.overrides, f"embedding.dim={dim}", f"model.bottom={sizes}")
+        windows = LONG_WINDOWS if dim == dims[0] else 1
+        job = bench.jobs.run(contender.ranks, overrides, replace(bench.timing, warmup=3.0, windows=windows))
+        if dim == dims[0]:
+            seconds, (start, end) = job["seconds"], job["rss"]["trainer 0"]
+        servers.append(job["rss"]["embedding_ps 0"][1])
+        tables.append(rows * replace(config.embedding, dim=dim).row_bytes)
+    return {
+        "seconds": seconds, "trainer_start": start, "trainer_end": end, "trainer_growth": end / start,
+        "ps": servers, "ps_tables": tables, "ps_ratio": (servers[1] - servers[0]) / (tables[1] - tables[0]),
+    }  # fmt: skip
+
+
+SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "stages": where_time_goes,
+    "server": server_rate,
+    "reader": reader_rate,
+    "lock": lock_share,
+    "memory": memory,
+}
+NOT_SHORT = ("memory",)

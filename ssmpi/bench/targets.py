@@ -1,0 +1,133 @@
+"""What the figures should be, and whether they are: ratios of medians, so that they mean the same on every machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ssmpi.bench.contenders import BARE, EXTRA_THREADS, GEMM, PYTORCH, SHADOWS, SSMPI, Contender
+
+
+@dataclass(frozen=True)
+class Target:
+    """``measured`` is NaN where a figure is missing; ``at_most`` turns the comparison round."""
+
+    what: str
+    measured: float
+    wanted: float
+    at_most: bool = False
+    note: str = ""
+    best_quarter: float = math.nan
+
+    @property
+    def met(self) -> bool | None:
+        """None where nothing was measured."""
+        if math.isnan(self.measured):
+            return None
+        return self.measured <= self.wanted if self.at_most else self.measured >= self.wanted
+
+
+class Figures:
+    """Contenders' figures by name, as ``throughput`` keeps them."""
+
+    def __init__(self, contenders: Mapping[str, Any]) -> None:
+        self._contenders = contenders
+
+    def ratio(self, what: str, wanted: float, over: Contender, under: Contender, note: str = "") -> Target:
+        """One contender's examples per second over another's."""
+        found = []
+        for figure in ("median", "best_quarter"):
+            above, below = (self._contenders.get(c.name, {}).get(figure, math.nan) for c in (over, under))
+            found.append(above / below if below else math.nan)
+        return Target(what, found[0], wanted, note=note, best_quarter=found[1])
+
+    def median(self, contender: Contender) -> float:
+        """Examples per second; NaN of a contender that was not measured."""
+        return float(self._contenders.get(contender.name, {}).get("median", math.nan))
+
+    def fastest_gemm(self, cores: int) -> float:
+        """The matrix products at whatever batch size they are fastest: a step may cut its batch into such pieces."""
+        products = ("kind", "threads", "precision")
+        found = [f for f in self._contenders.values() if tuple(f.get(p) for p in products) == (GEMM, cores, "fp32")]
+        return max((f["median"] for f in found), default=math.nan)
+
+
+def judge(contenders: Mapping[str, Any], sections: Mapping[str, Any], batches: list[int], cores: int) -> list[Target]:
+    """All targets for which there are figures, in the order of importance."""
+    figures = Figures(contenders)
+    found = [target for batch in batches for target in of_rates(figures, batch, cores)]
+    most = Contender(SSMPI, min(batches), cores + EXTRA_THREADS)
+    warned = contenders.get(most.name, {}).get("warned")
+    found.append(
+        figures.ratio(
+            f"{cores + EXTRA_THREADS} threads / {cores} threads on {cores} cores, batch {min(batches)}", 0.8,
+            most, Contender(SSMPI, min(batches), cores), f"warning given: {'yes' if warned else 'NO'}",
+        )
+    )  # fmt: skip
+    return [target for target in [*found, *of_parts(sections)] if target.met is not None]
+
+
+PLAIN = {128: 2.0, 2048: 1.35}  # by batch size, the wanted ratio to plain PyTorch
+
+
+def of_rates(figures: Figures, batch: int, cores: int) -> list[Target]:
+    """Ratios of examples per second at one batch size."""
+    ours = Contender(SSMPI, batch, cores)
+    low = Contender(SSMPI, batch, cores, "bf16")
+    alone = Contender(SSMPI, batch, max(1, cores // 2), "fp32", 2)
+    found = [
+        figures.ratio(
+            f"ssmpi / bare step of {cores} threads, batch {batch}", 0.85, ours, Contender(BARE, batch, cores)
+        ),
+        figures.ratio(f"{cores} threads / 1 thread, batch {batch}", 0.95 * cores, ours, Contender(SSMPI, batch)),
+    ]
+    if batch in PLAIN:
+        plain = Contender(PYTORCH, batch, cores)
+        found.insert(0, figures.ratio(f"ssmpi / plain PyTorch, batch {batch}", PLAIN[batch], ours, plain))
+    if batch == 2048:
+        fastest = figures.median(ours) / figures.fastest_gemm(cores)
+        note = f"{fastest:.3f} of it at its fastest batch size"
+        found += [
+            figures.ratio("ssmpi / GEMM bound, batch 2048", 0.65, ours, Contender(GEMM, batch, cores), note),
+            figures.ratio("bf16 / fp32, batch 2048", 1.6, low, ours, "NE is not measured here"),
+        ]
+    for name in SHADOWS:
+        shadow = Contender(SSMPI, batch, alone.threads, "fp32", 2, name)
+        found.append(figures.ratio(f"S-{name.upper()} / sync off, batch {batch}", 0.98, shadow, alone))
+    return found
+
+
+def of_parts(sections: Mapping[str, Any]) -> list[Target]:
+    """What the sections measured."""
+    found = []
+    if "share" in sections.get("lock", {}):
+        share = sections["lock"]["share"]
+        found.append(Target("interpreter lock held, share of a step, batch 200", share, 0.03, at_most=True))
+    if server := sections.get("server"):
+        served = server["by_messages"]
+        found += [
+            Target(
+                "embedding PS, rows pulled + pushed per core-second",
+                served,
+                8e6,
+                note="its whole CPU, messages included",
+            ),
+            Target("bare loop / embedding PS, same rows", server["bare_loop"] / served, 3.0, at_most=True),
+        ]
+    if reader := sections.get("reader"):
+        found.append(Target("reader, shuffled, rows per core-second", reader["rows"], 5e6))
+    if memory := sections.get("memory"):
+        note = f"over {memory['seconds']:.0f} s only"
+        found += [
+            Target("trainer memory, end / start", memory["trainer_growth"], 1.01, at_most=True, note=note),
+            Target(
+                "embedding PS memory / (rows + state)",
+                memory["ps_ratio"],
+                1.1,
+                at_most=True,
+                note="slope over two table sizes",
+            ),
+        ]
+    return found

@@ -1,0 +1,156 @@
+"""``ssmpi bench throughput``: everybody on the same machine, model and rows, in turns, in many short windows.
+
+A round visits every contender once, and each round starts with another one, so that a slow minute of the machine hits
+all alike. A visit is a process or an MPI job of its own: start, warm-up, a few windows. Sections follow: where the
+time goes, parts alone, the interpreter lock, memory. Last come the targets, met or not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssmpi.bench import data, local, machine, picture, render, targets
+from ssmpi.bench.contenders import SSMPI, Contender, chosen, grid
+from ssmpi.bench.jobs import Jobs
+from ssmpi.bench.sections import NOT_SHORT, SECTIONS, Bench
+from ssmpi.bench.windows import Timing, summary
+from ssmpi.errors import SettingsError
+from ssmpi.settings import require
+
+START_SECONDS = {True: 4.0, False: 1.5}  # of an MPI job, of a local process: for the estimate
+RESULT = "throughput.json"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure. ``seconds`` is the length of a window; ``only`` a pattern for contenders and sections."""
+
+    folder: Path = Path("runs/bench")
+    rounds: int = 2
+    seconds: float = 0.7
+    batches: tuple[int, ...] = (128, 512, 2048)
+    only: str = ""
+    short: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 1, f"--rounds must be at least 1, got {self.rounds}")
+        require(self.seconds > 0, f"--seconds must be positive, got {self.seconds}")
+        require(bool(self.batches) and min(self.batches) >= 1, f"--batch must list positive sizes, got {self.batches}")
+
+    @property
+    def timing(self) -> Timing:
+        """Of one visit."""
+        return Timing(0.5, self.seconds, 1) if self.short else Timing(0.8, self.seconds, 3)
+
+
+def short(options: Options) -> Options:
+    """As quick as can be: to see that it works, never to judge a time."""
+    return dataclasses.replace(options, rounds=1, seconds=min(options.seconds, 1.0), batches=(128,), short=True)
+
+
+def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -> Path:
+    """The whole benchmark; prints the report and returns the JSON file, beside which table and plot are."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    cores = machine.cores()
+    contenders = [c for c in grid(options.batches, cores, options.short) if chosen(c.name, options.only)]
+    sections = [name for name in SECTIONS if chosen(name, options.only) and not (options.short and name in NOT_SHORT)]
+    if not contenders and not sections:
+        names = [*(c.name for c in grid(options.batches, cores, options.short)), *SECTIONS]
+        raise SettingsError(f"--only '{options.only}' lets nothing through; there are: {'; '.join(names)}")
+    base = data.base_run_file(run_file, overrides, options.folder, options.short)
+    report: dict[str, Any] = {"header": machine.describe(), "options": plain(options), "run_file": str(base)}
+    jobs = Jobs(base, options.folder / "jobs")
+    seconds = estimate(options, contenders)
+    say(f"{len(contenders)} contenders, {options.rounds} rounds, {seconds:.0f} s, then {len(sections)} sections")
+    began = time.monotonic()
+    report["contenders"] = rounds(options, contenders, jobs)
+    bench = Bench(base, jobs, options.batches, cores, options.timing, options.short)
+    report["sections"] = {name: section(name, bench) for name in sections}
+    report["header"] |= {
+        "took_seconds": round(time.monotonic() - began),
+        **jobs.mpi(),
+        **local.in_fresh_process(machine.torch_facts),
+    }
+    judged = targets.judge(report["contenders"], report["sections"], list(options.batches), cores)
+    report["targets"] = [{**dataclasses.asdict(target), "met": target.met} for target in judged]
+    return leave(options.folder, report)
+
+
+def rounds(options: Options, contenders: list[Contender], jobs: Jobs) -> dict[str, Any]:
+    """All visits, interleaved; figures by contender."""
+    visits: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in contenders}
+    if not options.short and any(c.kind == SSMPI for c in contenders):
+        say("one job first that does not count: it compiles what is not compiled yet")
+        visit(next(c for c in contenders if c.kind == SSMPI), jobs, Timing(0.2, 0.2, 1))
+    for number in range(options.rounds):
+        first = number * len(contenders) // options.rounds
+        for place, contender in enumerate(contenders[first:] + contenders[:first]):
+            found = visit(contender, jobs, options.timing)
+            visits[contender.name].append(found)
+            eps = ", ".join(f"{rate:,.0f}" for rate in found["eps"])
+            say(f"round {number + 1}/{options.rounds} {place + 1:>3}/{len(contenders)} {contender.name}: {eps} EPS")
+    return {contender.name: figures(contender, visits[contender.name]) for contender in contenders}
+
+
+def visit(contender: Contender, jobs: Jobs, timing: Timing) -> dict[str, Any]:
+    """One visit: examples per second by window, and what was used for it."""
+    if contender.kind == SSMPI:
+        return jobs.run(contender.ranks, contender.overrides, timing)
+    return local.in_fresh_process(local.visit, contender, jobs.run_file, timing)
+
+
+def figures(contender: Contender, visits: list[dict[str, Any]]) -> dict[str, Any]:
+    """All visits to one contender together; ``cores`` are CPU seconds per second, by part, ``others`` those of other programs."""
+    seconds = sum(found["seconds"] for found in visits)
+    parts = dict.fromkeys(name for found in visits for name in found["cpu"])
+    cores = {part: sum(found["cpu"].get(part, 0.0) for found in visits) / seconds for part in parts}
+    busy = sum(found["host"]["busy"] for found in visits) / seconds
+    return {
+        **plain(contender),
+        **summary([rate for found in visits for rate in found["eps"]]),
+        "cores": cores,
+        "others": max(0.0, busy - sum(cores.values())),
+        "rounds_per_second": sum(found.get("rounds", 0.0) for found in visits) / seconds,
+        "rss": visits[-1]["rss"],
+        "warned": any(found.get("warned", False) for found in visits),
+    }
+
+
+def section(name: str, bench: Bench) -> dict[str, Any]:
+    """One section, announced."""
+    say(f"section {name}")
+    return SECTIONS[name](bench)
+
+
+def estimate(options: Options, contenders: list[Contender]) -> float:
+    """About how many seconds all rounds will take."""
+    return options.rounds * sum(START_SECONDS[c.kind == SSMPI] + options.timing.total for c in contenders)
+
+
+def leave(folder: Path, report: dict[str, Any]) -> Path:
+    """Write JSON, table and plot; print the table."""
+    target = folder / RESULT
+    target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    table = render.table(report)
+    target.with_suffix(".txt").write_text(table + "\n", encoding="utf-8")
+    print(table)
+    files = [target, target.with_suffix(".txt"), picture.draw(report, target.with_suffix(".png"))]
+    say(f"in {folder}: {', '.join(file.name for file in files if file)}")
+    return target
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """A settings class as JSON takes it."""
+    return {key: str(item) if isinstance(item, Path) else item for key, item in dataclasses.asdict(value).items()}
+
+
+def say(text: str) -> None:
+    """A word on progress."""
+    print(text, file=sys.stderr, flush=True)

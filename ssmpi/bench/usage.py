@@ -1,0 +1,62 @@
+"""CPU seconds and resident memory of processes and their threads, read from ``/proc``: servers need not take part."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+from ssmpi.bench.windows import Readings
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def threads_cpu(pid: int) -> dict[int, float]:
+    """CPU seconds, user and system, of every thread of a process, by the kernel's number. Resolution 10 ms."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it may end while we look
+            fields = (task / "stat").read_text().rpartition(") ")[2].split()
+            found[int(task.name)] = (int(fields[11]) + int(fields[12])) / TICKS
+    return found
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory in use; what is shared counts for everyone who has it mapped."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+
+
+def own_memory() -> int:
+    """Bytes of memory in use by this process alone: the rows of a PS that it has mapped are the PS's."""
+    _, all_pages, shared, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(all_pages) - int(shared)) * PAGE
+
+
+def own_cpu() -> Readings:
+    """CPU seconds of this trainer's process: its workers, its shadow thread, and the rest."""
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    found = {"cpu/workers": 0.0, "cpu/shadow": 0.0, "cpu/supervision": 0.0}
+    for number, seconds in threads_cpu(os.getpid()).items():
+        name = names.get(number, "")
+        part = "workers" if name.startswith("worker") else "shadow" if name == "shadow" else "supervision"
+        found[f"cpu/{part}"] += seconds
+    return found
+
+
+def of_servers(pids: dict[str, int]) -> Readings:
+    """CPU seconds by role and memory by rank of server processes on this host, which ``pids`` has by rank name."""
+    found: Readings = {}
+    for name, pid in pids.items():
+        role = f"cpu/{name.split()[0]}"
+        found[role] = found.get(role, 0.0) + sum(threads_cpu(pid).values())
+        found[f"rss/{name}"] = float(resident(pid))
+    return found
+
+
+def host_busy() -> float:
+    """CPU seconds that all cores of this host have worked, whoever for, time stolen by a hypervisor included."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    idle = fields[3] + fields[4]
+    return (sum(fields) - idle) / TICKS

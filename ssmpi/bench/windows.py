@@ -1,0 +1,102 @@
+"""Short windows of time over threads that tick once a batch, and what many such windows say together."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ssmpi.sync.pace import Pace
+
+Readings = dict[str, float]  # what is counted so far, by name: "cpu/workers" in seconds, "rss/trainer 0" in bytes, ...
+
+clock = time.monotonic  # one clock for all processes of a host, so that ranks can agree on edges
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A visit to a contender: ``warmup`` seconds that are not counted, then ``windows`` of ``seconds`` each."""
+
+    warmup: float = 1.0
+    seconds: float = 1.0
+    windows: int = 3
+
+    @property
+    def total(self) -> float:
+        """Seconds from first step to last edge."""
+        return self.warmup + self.windows * self.seconds
+
+    def edges(self, start: float) -> list[float]:
+        """Where windows begin and end, on ``clock``."""
+        return [start + self.warmup + k * self.seconds for k in range(self.windows + 1)]
+
+
+class Ticks:
+    """When each thread finished each of its batches."""
+
+    def __init__(self, threads: int) -> None:
+        self.times: list[list[float]] = [[] for _ in range(threads)]
+
+    def tick(self, thread: int) -> None:
+        """One more batch is done."""
+        self.times[thread].append(clock())
+
+    def rates(self, edges: Sequence[float]) -> list[float]:
+        """Batches per second in each window, all threads. A batch under way at an edge counts by the share of its time."""
+        done = sum(
+            (np.interp(edges, times, np.arange(len(times))) for times in self.times if times), np.zeros(len(edges))
+        )
+        return [float(rate) for rate in np.diff(done) / np.diff(edges)]
+
+
+class Ticking:
+    """A pace that ticks: the one thing that measuring adds to the loop of ``train.hogwild``, less than a microsecond a step."""
+
+    def __init__(self, pace: Pace, ticks: Ticks) -> None:
+        self._pace, self._ticks = pace, ticks
+        self.begin, self.thread_done, self.end = pace.begin, pace.thread_done, pace.end
+
+    def after_step(self, thread: int) -> None:
+        """A worker thread has finished an iteration."""
+        self._pace.after_step(thread)
+        self._ticks.tick(thread)
+
+
+def watch(edges: Sequence[float], read: Callable[[], Readings]) -> list[Readings]:
+    """Sleep from edge to edge and read the counters at each."""
+    found = []
+    for edge in edges:
+        time.sleep(max(0.0, edge - clock()))
+        found.append(read())
+    return found
+
+
+def spent(readings: Sequence[Readings], prefix: str) -> Readings:
+    """What the counters under ``prefix/`` grew by between first and last reading, by the rest of their names."""
+    first, last = readings[0], readings[-1]
+    return {
+        name.removeprefix(prefix + "/"): value - first.get(name, 0.0)
+        for name, value in last.items()
+        if name.startswith(prefix + "/")
+    }
+
+
+def median(values: Sequence[float]) -> float:
+    """The median; NaN of nothing."""
+    return statistics.median(values) if values else math.nan
+
+
+def best_quarter(values: Sequence[float]) -> float:
+    """Mean of the fastest quarter of the windows (one at least): what a disturbed machine would do undisturbed."""
+    fastest = sorted(values, reverse=True)[: max(1, round(len(values) / 4))]
+    return statistics.fmean(fastest) if fastest else math.nan
+
+
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """Windows with their median and best quarter."""
+    return {"median": median(values), "best_quarter": best_quarter(values), "windows": list(values)}

@@ -1,0 +1,56 @@
+"""The benchmark works, on real ranks and with everything it makes itself. No time is judged here."""
+
+import json
+import math
+
+from ranks import ssmpi
+
+from ssmpi.bench.contenders import grid
+from ssmpi.bench.machine import cores
+
+PNG = b"\x89PNG"
+
+
+def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_picture(tmp_path):
+    finished = ssmpi("bench", "throughput", "--short", "--seconds", "0.5", "--folder", tmp_path, timeout=280).check()
+    report = json.loads((tmp_path / "throughput.json").read_text())
+
+    wanted = {contender.name: contender for contender in grid([128], cores(), short=True)}
+    assert set(report["contenders"]) == set(wanted)
+    for name, found in report["contenders"].items():
+        assert len(found["windows"]) == 1, name
+        assert math.isfinite(found["windows"][0]), name
+        assert found["cores"], name
+        assert name in finished.out
+    ours = [found for found in report["contenders"].values() if found["kind"] == "ssmpi"]
+    assert all("embedding_ps" in found["cores"] for found in ours)
+    assert {"sync_ps 0", "trainer 1"} <= set(ours[1]["rss"])  # the one with S-EASGD
+
+    stages = next(iter(report["sections"]["stages"].values()))
+    assert set(stages["trainer"]) == {
+        "read", "ask for rows", "wait for rows", "forward/backward", "record", "push", "dense update", "rest",
+    }  # fmt: skip
+    assert {"receive", "gather and reply", "update", "idle"} <= set(stages["embedding_ps"])
+    assert math.isclose(sum(stages["embedding_ps"].values()), 1.0)
+    server = report["sections"]["server"]
+    assert min(server["by_messages"], server["handlers"], server["bare_loop"]) > 0
+    assert report["sections"]["reader"]["rows"] > 0
+    lock = report["sections"]["lock"]
+    if "missing" in lock:  # a machine may forbid looking at other processes, but then the report must say so
+        assert f"!!! {lock['missing']}" in finished.out
+    else:
+        assert 0 <= lock["holding"] <= 2 * lock["samples"], lock
+    assert "mpi_library" in report["header"]
+    assert {"ssmpi / plain PyTorch, batch 128"} <= {target["what"] for target in report["targets"]}
+
+    assert (tmp_path / "throughput.txt").read_text() == finished.out
+    assert (tmp_path / "throughput.png").read_bytes().startswith(PNG)
+
+
+def test_a_job_that_fails_ends_the_benchmark_with_its_own_words(tmp_path, small_data):
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(f'[data]\nfolder = "{small_data}"\ntrain_split = "nowhere"\n')
+    finished = ssmpi("bench", "throughput", run_file, "--only", "ssmpi 2x*none, 128", "--folder", tmp_path / "out")
+    assert finished.code == 1
+    assert "a measured job ended with" in finished.err
+    assert "no split 'nowhere' in this data set" in finished.err

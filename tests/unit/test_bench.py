@@ -1,0 +1,307 @@
+"""The arithmetic of the benchmark, against cases that can be done by hand, and its report of what is missing."""
+
+import math
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ssmpi.bench import (
+    contenders,
+    data,
+    local,
+    lock,
+    picture,
+    render,
+    sections,
+    stages,
+    targets,
+    throughput,
+    usage,
+    windows,
+)
+from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
+from ssmpi.bench.windows import Ticks, Timing
+from ssmpi.embedding import wire
+from ssmpi.errors import DataError, SettingsError
+from ssmpi.topology import Role
+
+CORES = 2
+
+
+def ticks_of(*threads):
+    ticks = Ticks(len(threads))
+    ticks.times = [list(times) for times in threads]
+    return ticks
+
+
+def test_a_steady_thread_has_its_rate_in_every_window_wherever_the_edges_fall():
+    steady = ticks_of(np.arange(0.013, 20, 0.25))
+    assert steady.rates([1.1, 2.17, 3.9, 9.99]) == pytest.approx([4.0, 4.0, 4.0])
+
+
+def test_threads_add_up_and_a_batch_across_an_edge_counts_by_its_share():
+    slow = [0.0, 4.0, 8.0]  # the batch that ends at 8 spends a quarter of its time in the window 5 to 6
+    quick = [0.0, 5.0, 5.5, 6.0, 7.0]
+    assert ticks_of(slow, quick).rates([5.0, 6.0]) == pytest.approx([0.25 + 2])
+
+
+def test_a_thread_that_never_ticked_adds_nothing():
+    assert ticks_of([0.0, 1.0, 2.0], []).rates([0.0, 2.0]) == pytest.approx([1.0])
+
+
+def test_windows_lie_one_after_the_other_behind_the_warm_up():
+    timing = Timing(warmup=0.5, seconds=2.0, windows=3)
+    assert timing.edges(10.0) == [10.5, 12.5, 14.5, 16.5]
+    assert timing.total == 6.5
+
+
+@pytest.mark.parametrize(
+    ("values", "median", "best"),
+    [([7.0], 7, 7), ([1.0, 5.0], 3, 5), ([4.0, 1.0, 3.0, 2.0], 2.5, 4), ([1, 2, 3, 4, 5, 6, 7, 8.0], 4.5, 7.5)],
+)
+def test_median_and_mean_of_the_fastest_quarter(values, median, best):
+    assert windows.median(values) == median
+    assert windows.best_quarter(values) == best
+
+
+def test_only_growth_within_the_windows_counts():
+    readings = [{"cpu/workers": 5.0, "rss/x": 1.0}, {"cpu/workers": 6.0}, {"cpu/workers": 7.5, "cpu/shadow": 0.25}]
+    assert windows.spent(readings, "cpu") == {"workers": 2.5, "shadow": 0.25}
+
+
+def test_processor_seconds_are_the_threads_own():
+    release, busy = threading.Event(), threading.Event()
+
+    def work():
+        while time.thread_time() < 0.2:  # /proc counts in hundredths
+            sum(range(10_000))
+        busy.set()
+        release.wait(30)
+
+    me = threading.Thread(target=work, name="worker 0")
+    lazy = threading.Thread(target=release.wait, args=(30,), name="shadow")
+    me.start()
+    lazy.start()
+    assert busy.wait(60)
+    found = usage.own_cpu()
+    release.set()
+    me.join()
+    lazy.join()
+    assert found["cpu/workers"] >= 0.1
+    assert found["cpu/shadow"] < 0.1
+
+
+def test_the_grid_has_every_kind_batch_algorithm_and_thread_count():
+    found = contenders.grid([128, 2048], CORES, short=False)
+    assert len({contender.name for contender in found}) == len(found)
+    for batch in (128, 2048):
+        names = {contender.shape for contender in found if contender.batch == batch and contender.precision == "fp32"}
+        assert names >= {
+            "bare step 1t",
+            "bare step 2t",
+            "gemm 1t",
+            "gemm 2t",
+            "pytorch 2t",
+            "ssmpi 1x1 none",
+            "ssmpi 1x2 none",
+            "ssmpi 1x2 none by messages",
+        }
+        assert names >= {f"ssmpi 2x1 {algorithm}" for algorithm in ("none", "easgd", "ma", "bmuf")}
+    assert [c.threads for c in found if c.threads > CORES] == [CORES + 4]
+
+
+def test_the_grid_suits_one_core():
+    assert {(c.trainers, c.threads) for c in contenders.grid([128], 1, short=False)} == {(1, 1), (2, 1), (1, 5)}
+
+
+def test_bf16_is_a_setting_of_the_same_run():
+    low = [c for c in contenders.grid([128], CORES, short=False) if c.precision == "bf16"]
+    assert {c.kind for c in low} == {BARE, GEMM, SSMPI}
+    assert all("model.precision=bf16" in c.overrides for c in low)
+
+
+@pytest.mark.parametrize("pattern", ["", "2x1", "ssmpi*2048", "2x1 easgd, 2048"])
+def test_a_pattern_may_stand_anywhere_in_a_name(pattern):
+    assert contenders.chosen("ssmpi 2x1 easgd, 2048, fp32", pattern)
+    assert not contenders.chosen("ssmpi 2x1 easgd, 2048, fp32", pattern + "x y")
+
+
+def figures(eps, **more):
+    return {"median": eps, "best_quarter": eps, **more}
+
+
+def test_targets_are_ratios_of_medians_and_say_whether_they_are_met():
+    measured = {
+        Contender(SSMPI, 2048, 2).name: figures(36_000.0),
+        Contender(SSMPI, 2048, 1).name: figures(20_000.0),
+        Contender(PYTORCH, 2048, 2).name: figures(24_000.0),
+        Contender(GEMM, 2048, 2).name: figures(60_000.0, kind=GEMM, threads=2, precision="fp32"),
+        Contender(GEMM, 512, 2).name: figures(80_000.0, kind=GEMM, threads=2, precision="fp32"),
+        Contender(GEMM, 512, 2, "bf16").name: figures(150_000.0, kind=GEMM, threads=2, precision="bf16"),
+        Contender(SSMPI, 2048, 1, "fp32", 2).name: figures(35_000.0),
+        Contender(SSMPI, 2048, 1, "fp32", 2, "bmuf").name: figures(34_650.0),
+    }
+    found = targets.judge(measured, {}, [2048], CORES)
+    judged = {t.what: (t.measured, t.met) for t in found}
+    assert judged == {
+        "ssmpi / plain PyTorch, batch 2048": (pytest.approx(1.5), True),
+        "2 threads / 1 thread, batch 2048": (pytest.approx(1.8), False),
+        "ssmpi / GEMM bound, batch 2048": (pytest.approx(0.6), False),
+        "S-BMUF / sync off, batch 2048": (pytest.approx(0.99), True),
+    }
+    assert "0.450 of it at its fastest batch size" in {t.note for t in found}
+
+
+def test_a_share_of_nothing_is_met_and_one_above_the_limit_is_not():
+    assert targets.of_parts({"lock": {"share": 0.0}})[0].met is True
+    assert targets.of_parts({"lock": {"share": 0.031}})[0].met is False
+    assert targets.of_parts({"lock": {"missing": "no py-spy"}}) == []
+
+
+def test_what_is_missing_is_said_loudly():
+    assert render.lock({"missing": "not measured"}).startswith("!!! not measured")
+
+
+def test_cores_by_part_and_those_that_others_took():
+    visit = {
+        "eps": [10.0, 30.0],
+        "seconds": 2.0,
+        "cpu": {"workers": 3.0, "shadow": 0.2},
+        "host": {"busy": 4.0},
+        "rss": {},
+    }
+    found = throughput.figures(Contender(SSMPI, 128, 2), [visit, {**visit, "eps": [20.0], "host": {"busy": 3.2}}])
+    assert found["windows"] == [10.0, 30.0, 20.0]
+    assert found["median"] == 20.0
+    assert found["cores"] == pytest.approx({"workers": 1.5, "shadow": 0.1})
+    assert found["others"] == pytest.approx((4.0 + 3.2) / 4 - 1.6)
+
+
+def test_shares_leave_other_threads_stages_out_and_account_for_the_rest():
+    assert sections.shares({"read": 1.0, "push": 2.0, "shadow round": 9.0}, 4.0, apart=("shadow round",)) == {
+        "read": 0.25, "push": 0.5, "rest": 0.25,
+    }  # fmt: skip
+    assert sections.shares({"receive": 1.0, "idle": 3.0}) == {"receive": 0.25, "idle": 0.75}
+
+
+def test_stopwatches_keep_results_and_order_and_count_each_thread(monkeypatch):
+    seconds = iter(range(1_000))
+    monkeypatch.setattr(stages, "now", lambda: float(next(seconds)))  # every look at the clock is a second later
+    watch, thing = stages.Stages(), SimpleNamespace(square=lambda x: x * x)
+    watch.around(thing, "square", "squares")
+    factory = SimpleNamespace(make=lambda: SimpleNamespace(half=lambda x, *, up=0: x / 2 + up))
+    watch.around_made(factory, "make", {"half": "halves"})
+    assert list(watch.each(iter([1, 2, 3]), "read")) == [1, 2, 3]
+    assert thing.square(7) == 49
+    other = threading.Thread(target=thing.square, args=(2,))
+    other.start()
+    other.join()
+    assert factory.make().half(3, up=1) == 2.5
+    assert watch.spent() == {"read": 4.0, "squares": 2.0, "halves": 1.0}
+
+
+def test_a_stopwatch_counts_a_call_that_fails():
+    watch, thing = stages.Stages(), SimpleNamespace(fail=lambda: 1 / 0)
+    watch.around(thing, "fail", "failing")
+    with pytest.raises(ZeroDivisionError):
+        thing.fail()
+    assert watch.spent()["failing"] >= 0
+
+
+def test_a_servers_time_is_charged_to_what_the_message_asked_for(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(stages, "now", lambda: clock[0])
+    incoming = [
+        None,
+        (0, wire.tag(wire.PULL, 3), b""),
+        None,
+        (0, wire.tag(wire.PUSH, 1), b""),
+        (0, wire.tag(wire.DRAIN, 0), b""),
+    ]
+
+    def next_message(inbox):
+        clock[0] += 1.0  # a look at the mail takes a second, found or not
+        return incoming.pop(0)
+
+    conversation = SimpleNamespace(next_message=next_message)
+    spent = stages.of_server(SimpleNamespace(role=Role.EMBEDDING_PS, embedding=conversation))
+    for handling in (100.0, 10.0, 20.0, 3.0, 0.0):  # the first is spent before anybody asked
+        conversation.next_message(None)
+        clock[0] += handling
+    incoming.append(None)
+    conversation.next_message(None)
+    assert spent() == {"gather and reply": 10.0, "idle": 1.0 + 20.0 + 1.0, "update": 3.0, "other": 0.0, "receive": 3.0}
+
+
+def test_samples_of_the_lock_are_those_of_the_workers_loop():
+    stacks = [
+        "run (threading.py:975);hogwild (train.py:44);step (optim.py:49) 12",
+        "hogwild (ssmpi/train.py:45) 3",
+        "poll (failure.py:1) 9",
+    ]
+    assert lock.count(stacks) == 15
+
+
+def test_a_profiler_that_may_not_look_is_a_finding_not_an_end(monkeypatch):
+    monkeypatch.setattr(lock, "find", lambda: "/bin/false")
+    assert "returned non-zero exit status" in lock.sample(1, 0.1)["failed"]
+
+
+def test_a_fresh_process_returns_its_result_and_its_exception():
+    assert local.in_fresh_process(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        local.in_fresh_process(divmod, 7, 0)
+
+
+def test_steps_repeat_until_the_windows_are_over():
+    calls = [0, 0]
+
+    def step_of(k):
+        def step():
+            calls[k] += 1
+            threading.Event().wait(0.001)
+
+        return step
+
+    edges, ticks, readings = local.run([step_of(0), step_of(1)], Timing(0.01, 0.02, 3))
+    assert len(edges) == len(readings) == 4
+    assert [len(times) + 1 for times in ticks.times] == calls  # one call before the threads start
+    assert all(times[-1] >= edges[-1] for times in ticks.times)
+
+
+def test_the_benchmark_itself_needs_neither_mpi_nor_torch():
+    code = "import sys, ssmpi.bench.throughput; sys.exit('mpi4py.MPI' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_options_that_measure_nothing_are_refused(tmp_path):
+    with pytest.raises(SettingsError, match="--rounds must be at least 1"):
+        throughput.Options(rounds=0)
+    options = throughput.short(throughput.Options(tmp_path, only="no such thing"))
+    with pytest.raises(SettingsError, match=r"there are: .*ssmpi 1x.*; lock"):
+        throughput.measure(options, None, [])
+    assert list(tmp_path.iterdir()) == []  # nothing was made
+
+
+def test_data_that_cannot_be_made_are_said_with_the_reason(tmp_path):
+    (tmp_path / "raw-40000").write_text("in the way")
+    with pytest.raises(DataError, match=r"cannot make data to measure on: .*synthesize"):
+        data.synthetic(tmp_path, 40_000)
+
+
+def test_a_given_run_file_is_the_base_with_its_overrides(tmp_path, small_data):
+    given = tmp_path / "run.toml"
+    given.write_text(f'[data]\nfolder = "{small_data}"\n[dense]\nrate = 0.25\n')
+    base = data.base_run_file(given, ["embedding.dim=8", "model.bottom=[8]"], tmp_path, short=True)
+    assert data.load(base).dense.rate == 0.25
+    assert data.load(base).model.bottom == (8,)
+
+
+def test_no_picture_of_nothing(tmp_path):
+    assert picture.draw({"contenders": {}, "sections": {}, "header": {}}, tmp_path / "x.png") is None
+    assert math.isnan(windows.median([]))
