@@ -12,7 +12,7 @@ from numba import njit
 
 from ssmpi.bench.rows import Source
 from ssmpi.config import load
-from ssmpi.data.reader import SplitReader, batches, shuffled
+from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import LocalTables, Lookups
 from ssmpi.embedding.placement import place
@@ -94,11 +94,12 @@ def reader_rate(run_file: Path, overrides: tuple[str, ...], seconds: float) -> d
     """Rows per core-second that a worker thread reads, shuffles and cuts into batches, as ``roles.trainer`` does."""
     config = load(run_file, overrides)
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
+    room = reader.room()
 
     def read(number: int) -> None:
         block = reader.blocks[number]
         order = shuffled(config.run.seed, 2, 0, number, size=block.rows)
-        for _ in batches(reader.read(block), config.data.batch_size, order):
+        for _ in batches_in(order, reader.read(block, room), config.data.batch_size):
             pass
 
     return {"rows": rate(read, [block.rows for block in reader.blocks], seconds)}

@@ -8,7 +8,7 @@ import numpy as np
 
 from ssmpi.config import Config
 from ssmpi.data.batch import Batch
-from ssmpi.data.reader import SplitReader, batches, shuffled
+from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding.client import LocalTables, Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
@@ -33,7 +33,7 @@ class Source:
         size = self._config.data.batch_size
         if block.rows < size:
             raise DataError(f"{self._config.data.folder}: a shard of {block.rows} rows has no batch of {size}")
-        return [b for b in batches(self._reader.read(block), size, order) if len(b) == size]
+        return [b for b in batches_in(order, self._reader.read(block), size) if len(b) == size]
 
     def with_rows(self, thread: int) -> list[tuple[Batch, np.ndarray]]:
         """Batches with their embedding rows, float32 (batch, 26, dim), as they are before training."""
