@@ -26,7 +26,7 @@ from data_prep.folder import (
     gigabytes,
 )
 from data_prep.options import ORDERING_BYTES, Job, Options
-from data_prep.packing import GUESSED_ROW_BYTES, MOST_ROW_BYTES, row_bytes, widths
+from data_prep.packing import GUESSED_ROW_BYTES, row_bytes, widths
 from data_prep.parser import logarithms
 from data_prep.pieces import OpenPiece, Piece, deal, have_labels, open_pieces
 from data_prep.progress import Progress, say
@@ -117,15 +117,15 @@ def announce(job: Job) -> None:
     kind = f"{'' if job.labelled else 'un'}labelled, split {job.identity['split']}"
     size = gigabytes(sum(source.size for source in job.sources))
     print(f"{len(job.sources)} raw files, {size}, about {rows:,} rows, {kind}, {job.ranks.size} ranks")
-    bound = options.memory_bound(rows, MOST_ROW_BYTES)
+    bound = options.memory_bound(rows)
     print(
         f"memory: at most {gigabytes(bound)} private per rank ({gigabytes(options.table_bytes)} of token tables); "
         "lookup tables are mapped from files, shared by the ranks of a host"
     )
     if job.fitting and (ordering := options.ordering_bound(rows)) > bound:
         print(
-            f"memory: {ORDERING_BYTES} bytes per token for ordering the largest vocabulary, at most {gigabytes(ordering)} "
-            "if all its tokens differ; --max-ind-range bounds it"
+            f"memory: ordering a vocabulary takes {ORDERING_BYTES} bytes per token of the largest feature: at most "
+            f"{gigabytes(ordering)}, if no token of it came twice; --max-ind-range bounds it"
         )
     output, temporary = disk_need(rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows, GUESSED_ROW_BYTES)
     free = check_space(options.output, output + temporary)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from data_prep.packing import MOST_ROW_BYTES
 from data_prep.parser import FIELDS
 from data_prep.ranks import Ranks
 from data_prep.sources import DAY_NAME, Source
@@ -75,12 +76,12 @@ class Options:
         """Bound of the token tables of pass 1: writing them out sorted takes up to twice their size beside them."""
         return max(LEAST_TABLE_BYTES, (self.memory_bytes - BASE_BYTES) // 3)
 
-    def memory_bound(self, rows: int, packed_bytes: int) -> int:
-        """Private bytes that a rank needs at most in either pass, from the shortest rows that there can be, leaving out
-        what putting a vocabulary in order takes. ``packed_bytes``: of one packed row.
+    def memory_bound(self, rows: int) -> int:
+        """Private bytes that a rank needs at most in either pass, from the shortest rows that there can be; putting a
+        vocabulary in order has a bound of its own.
         """
-        piece = self.piece_bytes // FIELDS[False] * (packed_bytes + 16)
-        shard = min(self.shard_rows, rows) * (packed_bytes + ROW_BYTES + 8)
+        piece = self.piece_bytes // FIELDS[False] * (MOST_ROW_BYTES + 16)
+        shard = min(self.shard_rows, rows) * (MOST_ROW_BYTES + ROW_BYTES + 8)
         return BASE_BYTES + max(3 * self.table_bytes, piece, shard)
 
     def ordering_bound(self, rows: int) -> int:

@@ -103,7 +103,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
 def publish(beside: Path, path: Path) -> None:
     """Flush a finished file to disk and give it its name: under that name it is whole, whatever happens."""
     with beside.open("rb+") as file:
-        os.fsync(file.fileno())
+        try:
+            os.fsync(file.fileno())
+        except OSError as error:  # which knows no file name
+            raise OSError(error.errno, error.strerror, str(path)) from error
     beside.replace(path)
 
 

@@ -348,7 +348,7 @@ def test_a_shard_that_cannot_be_flushed_to_disk_is_an_error(raw, tmp_path, monke
 
     monkeypatch.setattr("os.fsync", fsync)
     assert main(["criteo", str(raw), *SMALL, "-o", str(tmp_path / "out")]) == 2
-    assert "No space left on device" in capsys.readouterr().err
+    assert "shard-00003.h5: No space left on device" in capsys.readouterr().err
     assert not (tmp_path / "out" / "manifest.json").exists()
     monkeypatch.undo()
     prepare([raw], tmp_path / "out", *SMALL)
