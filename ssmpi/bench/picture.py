@@ -33,12 +33,16 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
     if not found:
         return None
     batches = sorted({figures["batch"] for figures in found.values()})
-    most = max(len(of_batch(found, batch)) for batch in batches)
-    heights = [0.3 * most + 0.6, 0.36 * len(stages) + 0.9] if stages else [0.3 * most + 0.6]
-    figure = plt.figure(figsize=(max(9.0, 4.6 * len(batches)), sum(heights) + 1.3), constrained_layout=True)
+    labels = list(dict.fromkeys(label(figures) for figures in ordered(found)))
+    heights = [0.28 * len(labels) + 0.6, 0.33 * len(stages) + 0.8] if stages else [0.28 * len(labels) + 0.6]
+    figure = plt.figure(figsize=(max(9.0, 3.0 + 3.4 * len(batches)), sum(heights) + 1.3), constrained_layout=True)
     grid = figure.add_gridspec(len(heights), len(batches), height_ratios=heights)
+    first = None
     for column, batch in enumerate(batches):
-        rates(figure.add_subplot(grid[0, column]), of_batch(found, batch), batch)
+        axis = figure.add_subplot(grid[0, column], sharey=first)
+        rates(axis, [figures for figures in found.values() if figures["batch"] == batch], labels, batch)
+        axis.tick_params(labelleft=first is None)
+        first = first or axis
     if stages:
         shares(figure.add_subplot(grid[1, :]), stages)
     header = report["header"]
@@ -52,36 +56,37 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
     return target
 
 
-def of_batch(found: Mapping[str, Any], batch: int) -> list[dict[str, Any]]:
-    """Contenders of one batch size: ceilings first, then ssmpi, then the others; fp32 before bf16."""
-    mine = [figures for figures in found.values() if figures["batch"] == batch]
-    return sorted(mine, key=lambda f: (ORDER.index(f["kind"]), f["precision"] != "fp32", f["trainers"]))
+def ordered(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All contenders from top to bottom: ceilings first, then ssmpi, then the others; fp32 before bf16."""
+    return sorted(found.values(), key=lambda f: (ORDER.index(f["kind"]), f["precision"] != "fp32", f["trainers"]))
 
 
 def label(figures: Mapping[str, Any]) -> str:
     """How the axis calls a contender."""
-    low = "" if figures["precision"] == "fp32" else f" {figures['precision']}"
+    low = "" if figures["precision"] == "fp32" else f", {figures['precision']}"
     threads = f"{figures['threads']} thread{'s' if figures['threads'] > 1 else ''}"
     if figures["kind"] != SSMPI:
         return f"{figures['kind']}, {threads}{low}"
     sync = "" if figures["algorithm"] == "none" else f", S-{figures['algorithm'].upper()}"
     far = "" if figures["transport"] == "auto" else f", by {figures['transport']}"
-    return f"ssmpi {figures['trainers']} x {threads}{sync}{low}{far}"
+    return f"ssmpi {figures['trainers']} x {threads}{sync}{far}{low}"
 
 
-def rates(axis: Any, found: list[dict[str, Any]], batch: int) -> None:
-    """Median bars with their windows as dots."""
-    places = range(len(found))
-    for place, figures in zip(places, found, strict=True):
+def rates(axis: Any, found: list[dict[str, Any]], labels: list[str], batch: int) -> None:
+    """Median bars with their windows as ticks, each at its label."""
+    for figures in found:
+        place = labels.index(label(figures))
         faint = figures["precision"] != "fp32"
         axis.barh(place, figures["median"] / 1e3, color=COLOURS[figures["kind"]], alpha=0.55 if faint else 0.9)
         windows = [rate / 1e3 for rate in figures["windows"]]
-        axis.plot(windows, [place] * len(windows), "|", color="black", markersize=9, alpha=0.7)
-        axis.text(0.01, place, f" {figures['median'] / 1e3:,.1f}", va="center", fontsize=8, color="white", weight="bold",
-                  transform=axis.get_yaxis_transform())  # fmt: skip
-    axis.set_yticks(list(places), [label(figures) for figures in found], fontsize=8)
-    axis.invert_yaxis()
-    axis.set(title=f"batch {batch}", xlabel="thousand examples per second", xlim=(0, None))
+        axis.plot(windows, [place] * len(windows), "|", color="black", markersize=8, alpha=0.5)
+        end = max(figures["median"] / 1e3, *windows)
+        axis.annotate(
+            f"{figures['median'] / 1e3:,.1f}", (end, place), (5, 0), textcoords="offset points", va="center", fontsize=8
+        )
+    axis.set_yticks(range(len(labels)), labels, fontsize=8)
+    axis.set(title=f"batch {batch}", xlabel="thousand examples per second", ylim=(len(labels) - 0.4, -0.6))
+    axis.set_xlim(0, 1.15 * max(max(figures["windows"]) for figures in found) / 1e3)
     axis.grid(axis="x", alpha=0.3)
     axis.set_axisbelow(True)
 

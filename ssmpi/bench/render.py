@@ -48,23 +48,42 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
 def contenders(found: Mapping[str, Any]) -> str:
     """Examples per second, median and best quarter, and cores used by part."""
     rows = [
-        ("examples per second", "median", "best quarter", "windows", "cores: trainers", "shadow", "servers", "others")
+        (
+            "examples per second",
+            "median",
+            "best quarter",
+            "windows",
+            "per core-s",
+            "cores: trainers",
+            "shadow",
+            "servers",
+            "others",
+        )
     ]
     ordered = sorted(found.items(), key=lambda item: (item[1]["batch"], item[1]["precision"] != "fp32"))
-    for name, figures in ordered:
-        cores = figures["cores"]
-        trainers = sum(cores.get(part, 0.0) for part in ("process", "workers", "supervision"))
-        shadow = f"{cores['shadow']:.2f}" if cores.get("shadow") else "-"
-        servers = sum(cores.get(part, 0.0) for part in ("embedding_ps", "sync_ps"))
-        rows.append(
-            (name, f"{figures['median']:,.0f}", f"{figures['best_quarter']:,.0f}", str(len(figures["windows"])),
-             f"{trainers:.2f}", shadow, f"{servers:.2f}" if figures["kind"] == SSMPI else "-", f"{figures['others']:.2f}")
-        )  # fmt: skip
+    rows += [(name, *contender(figures)) for name, figures in ordered]
     notes = (
         "ssmpi AxB: A trainers of B threads, 1 embedding PS, 1 sync PS for easgd; it reads its rows from shards, the others have",
         "theirs in memory and are not charged for that. cores: CPU seconds per second; others: programs that are not measured.",
     )
     return "\n".join([grid(rows), *notes])
+
+
+def contender(figures: Mapping[str, Any]) -> tuple[str, ...]:
+    """One contender's row."""
+    cores = figures["cores"]
+    trainers = sum(cores.get(part, 0.0) for part in ("process", "workers", "supervision"))
+    servers = sum(cores.get(part, 0.0) for part in ("embedding_ps", "sync_ps"))
+    return (
+        f"{figures['median']:,.0f}",
+        f"{figures['best_quarter']:,.0f}",
+        str(len(figures["windows"])),
+        f"{figures['per_core_second']:,.0f}",
+        f"{trainers:.2f}",
+        f"{cores['shadow']:.2f}" if cores.get("shadow") else "-",
+        f"{servers:.2f}" if figures["kind"] == SSMPI else "-",
+        f"{figures['others']:.2f}",
+    )
 
 
 def stages(found: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ def where_time_goes(bench: Bench) -> dict[str, Any]:
     """Shares of a worker's time by stage and of the servers', smallest and largest batch, with a shadow thread too."""
     found = {}
     for contender in to_break_down(bench):
-        job = bench.job(contender, "stages", bench.timing)
+        job = bench.job(contender, "stages", replace(bench.timing, windows=2 * bench.timing.windows))
         threads = contender.threads * contender.trainers
         found[contender.name] = {
             "eps": median(job["eps"]),

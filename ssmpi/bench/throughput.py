@@ -112,9 +112,11 @@ def figures(contender: Contender, visits: list[dict[str, Any]]) -> dict[str, Any
     parts = dict.fromkeys(name for found in visits for name in found["cpu"])
     cores = {part: sum(found["cpu"].get(part, 0.0) for found in visits) / seconds for part in parts}
     busy = sum(found["host"]["busy"] for found in visits) / seconds
+    rates = [rate for found in visits for rate in found["eps"]]
     return {
         **plain(contender),
-        **summary([rate for found in visits for rate in found["eps"]]),
+        **summary(rates),
+        "per_core_second": sum(rates) / len(rates) / sum(cores.values()),
         "cores": cores,
         "others": max(0.0, busy - sum(cores.values())),
         "rounds_per_second": sum(found.get("rounds", 0.0) for found in visits) / seconds,

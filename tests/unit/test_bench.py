@@ -179,6 +179,7 @@ def test_cores_by_part_and_those_that_others_took():
     assert found["windows"] == [10.0, 30.0, 20.0]
     assert found["median"] == 20.0
     assert found["cores"] == pytest.approx({"workers": 1.5, "shadow": 0.1})
+    assert found["per_core_second"] == pytest.approx(20.0 / 1.6)
     assert found["others"] == pytest.approx((4.0 + 3.2) / 4 - 1.6)
 
 
