@@ -9,12 +9,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ssmpi import __version__, log
 from ssmpi.comm import failure, signals
+from ssmpi.comm.signals import STOPPED
+from ssmpi.errors import SettingsError
 
-STOPPED = 85  # exit code of a run that was asked to stop and has saved what it learned
+if TYPE_CHECKING:
+    from ssmpi.request import Request
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -72,13 +75,20 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("run_file", type=Path, help="TOML file of what differs from the defaults")
         sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that override the file")
 
+    def add_run(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("run_file", type=Path, nargs="?", help="TOML file of what differs from the defaults")
+        sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that override the file")
+        sub.add_argument("--overwrite", action="store_true", help="replace an earlier run in the same run folder")
+        sub.add_argument(
+            "--resume", type=Path, metavar="RUN", help="go on with the run in this folder, or start it there"
+        )
+        sub.add_argument("--checkpoint", metavar="NAME", help="go on from this one, or from the newest that is 'whole'")
+
     sub = add("train", train, "train a model; start it with mpirun, or let 'ssmpi launch' do that")
-    add_run_file(sub)
-    sub.add_argument("--overwrite", action="store_true", help="replace an earlier run in the same run folder")
+    add_run(sub)
     sub.add_argument("--terminal", type=Path, help="terminal to draw the progress bar on, as 'ssmpi launch' says it")
     sub = add("launch", launch, "start mpirun with the right number of ranks and settings; Ctrl-C saves and stops")
-    add_run_file(sub)
-    sub.add_argument("--overwrite", action="store_true", help="replace an earlier run in the same run folder")
+    add_run(sub)
     sub.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
     add_run_file(add("plan", plan, "print ranks, placement, memory and traffic of a run, without MPI"))
     add("doctor", doctor, "print versions, MPI library, cores and over-subscription, and test them for a second")
@@ -92,6 +102,15 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--split", default="test", help="split of a prepared folder (default: test)")
     sub.add_argument("--vocabulary", type=Path, help="vocabulary for a raw file (default: the training data's)")
     sub.add_argument("--output", type=Path, required=True, help="text file, one probability a line")
+    sub = add("inspect", inspect, "say how a run stands and what its checkpoints hold, and check every byte of them")
+    sub.add_argument("run", type=Path, help="run folder")
+    sub.add_argument("--no-checksums", action="store_true", help="do not read the files")
+    sub = add("export", export, "write a run's model as one file, in the layout of facebookresearch/dlrm")
+    sub.add_argument("run", type=Path, help="run folder")
+    sub.add_argument("--format", choices=("torch", "safetensors"), default="torch", help="default: torch, a state_dict")
+    sub.add_argument(
+        "--output", type=Path, help="file to write (default: model.pt or model.safetensors in the run folder)"
+    )
     sub = add("summary", summary, "print a run's result table, beside reference points if there are any")
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("--baseline", type=Path, help="JSON that 'ssmpi-prepare baseline' wrote")
@@ -130,25 +149,43 @@ def train(arguments: argparse.Namespace) -> int:
 
     log.draw_on(arguments.terminal)
     with joined() as job:
-        from ssmpi import folder, report  # in the job, so that what goes wrong here is said once too
+        from ssmpi import report, resume  # in the job, so that what goes wrong here is said once too
         from ssmpi import train as story
 
-        config = job.agree(
-            lambda: folder.prepare(arguments.run_file, arguments.overrides, job.size, arguments.overwrite)
-        )
-        path = Path(config.run.folder)
-        finished = story.run(job, config, path)
+        log.configure(job.who, talkative=job.rank == 0)
+        start = job.agree(lambda: resume.prepare(requested(arguments), job.size))
+        path = Path(start.config.run.folder)
+        if start.finished:
+            if job.rank == 0:
+                print(f"{path}: this run is finished; 'ssmpi summary {path}' shows its result")
+            job.leave()
+            return 0
+        finished = story.run(job, start.config, path, resume.choose(job, start))
         if job.rank == 0 and finished:  # who asked for a stop is in a hurry
             report.plot(path)
         stopped = job.leave(stopped=not finished)  # last: a launcher ends the others when a rank exits with a code
     return STOPPED if stopped else 0
 
 
+def requested(arguments: argparse.Namespace) -> Request:
+    """The run that ``train`` or ``launch`` was asked for."""
+    from ssmpi.request import Request
+
+    run_file, overrides = arguments.run_file, list(arguments.overrides)
+    if arguments.resume and run_file and "=" in str(run_file):  # with --resume the run file may be left out
+        run_file, overrides = None, [str(run_file), *overrides]
+    if not run_file and not arguments.resume:
+        raise SettingsError("name a run file, or --resume RUN")
+    if arguments.checkpoint and not arguments.resume:
+        raise SettingsError("--checkpoint names one of --resume RUN")
+    return Request(run_file, overrides, arguments.overwrite, arguments.resume, arguments.checkpoint)
+
+
 def launch(arguments: argparse.Namespace) -> int:
     """``ssmpi launch``."""
     from ssmpi import launch as launcher
 
-    return launcher.launch(arguments.run_file, arguments.overrides, arguments.overwrite, arguments.dry_run)
+    return launcher.launch(requested(arguments), arguments.dry_run)
 
 
 def plan(arguments: argparse.Namespace) -> int:
@@ -180,6 +217,22 @@ def predict(arguments: argparse.Namespace) -> int:
 
     source = score.Source(arguments.input, arguments.split, arguments.vocabulary)
     return score.predict(arguments.run, source, arguments.output)
+
+
+def inspect(arguments: argparse.Namespace) -> int:
+    """``ssmpi inspect``; 1 if something is damaged."""
+    from ssmpi import inspect as inspector
+
+    text, well = inspector.describe(arguments.run, checksums=not arguments.no_checksums)
+    print(text)
+    return 0 if well else 1
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """``ssmpi export``."""
+    from ssmpi import export as exporter
+
+    return exporter.export(arguments.run, arguments.format, arguments.output)
 
 
 def summary(arguments: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ssmpi import settings, sync
+from ssmpi.checkpoint import policy
 from ssmpi.comm.waiting import Patience
 from ssmpi.data import reader
 from ssmpi.embedding import table
@@ -17,6 +18,8 @@ from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
 from ssmpi.roles import evaluate
 from ssmpi.settings import require
 from ssmpi.topology import Topology
+
+RUN_FILE = "run.toml"  # the resolved settings, in the run folder
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Config:
     schedule: Schedule = field(default_factory=Schedule)
     sync: sync.Options = field(default_factory=sync.Options)
     evaluate: evaluate.Options = field(default_factory=evaluate.Options)
+    checkpoint: policy.Options = field(default_factory=policy.Options)
     waiting: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 from ssmpi import __version__, settings
 from ssmpi.comm.world import versions as mpi_versions
-from ssmpi.config import Config, load
+from ssmpi.config import RUN_FILE, Config
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
 from ssmpi.errors import DataError, SettingsError
 
-RUN_FILE = "run.toml"
 PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
 
 
-def prepare(run_file: Path, overrides: Sequence[str], ranks: int, overwrite: bool) -> Config:
-    """Read and check everything that can be checked before training, then make the run folder."""
-    config = load(run_file, overrides)
+def prepare(config: Config, ranks: int, overwrite: bool) -> Config:
+    """Check everything that can be checked before training, then make the run folder; the same settings."""
+    check(config, ranks)
+    make(Path(config.run.folder), config, overwrite)
+    return config
+
+
+def check(config: Config, ranks: int) -> SplitReader:
+    """Raise a UserError if settings, ranks and data do not fit together; the data to train on."""
     config.topology.check_size(ranks)
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
     if not reader.manifest.labelled:
@@ -31,8 +35,7 @@ def prepare(run_file: Path, overrides: Sequence[str], ranks: int, overwrite: boo
         raise DataError(f"{config.data.folder}: split '{config.data.train_split}' has no rows to train on")
     reader.check()
     place(reader.manifest.cardinalities, max(1, config.topology.embedding_ps))
-    make(Path(config.run.folder), config, overwrite)
-    return config
+    return reader
 
 
 def make(folder: Path, config: Config, overwrite: bool) -> None:

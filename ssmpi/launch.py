@@ -12,12 +12,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from ssmpi.config import Config, load
 from ssmpi.errors import UserError
+from ssmpi.request import Request
 
 # What makes Open MPI fit for several threads a rank and more ranks than cores; other MPIs ignore it. See README.
 OPEN_MPI = {
@@ -45,23 +44,25 @@ def mpirun(ranks: int, *arguments: str) -> list[str]:
     return [found, "-n", str(ranks), sys.executable, *arguments]
 
 
-def command(config: Config, run_file: Path, overrides: Sequence[str], overwrite: bool) -> list[str]:
+def command(request: Request) -> list[str]:
     """The ``mpirun`` command of a run."""
     program = [
         "-m",
         "ssmpi",
         "train",
-        str(run_file),
-        *(["--overwrite"] if overwrite else []),
+        *([str(request.run_file)] if request.run_file else []),
+        *(["--overwrite"] if request.overwrite else []),
+        *(["--resume", str(request.run)] if request.run else []),
+        *(["--checkpoint", request.checkpoint] if request.checkpoint else []),
         *(["--terminal", os.ttyname(sys.stderr.fileno())] if sys.stderr.isatty() else []),
-        *overrides,
+        *request.overrides,
     ]
-    return mpirun(config.topology.size, *program)
+    return mpirun(request.load().topology.size, *program)
 
 
-def launch(run_file: Path, overrides: Sequence[str], overwrite: bool, dry_run: bool) -> int:
+def launch(request: Request, dry_run: bool) -> int:
     """Run ``ssmpi train`` under mpirun; returns its exit code."""
-    line = command(load(run_file, overrides), run_file, overrides, overwrite)
+    line = command(request)
     extra = environment()
     print(
         "+ " + " ".join([*(f"{k}={shlex.quote(v)}" for k, v in extra.items()), shlex.join(line)]),

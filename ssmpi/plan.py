@@ -86,6 +86,9 @@ def memory(config: Config, placement: Placement) -> str:
     for role, size in ((Role.TRAINER, trainer), (Role.EMBEDDING_PS, max(arenas)), (Role.SYNC_PS, sync_ps)):
         if topology.counts[role]:
             lines.append(f"  {role}: about {_bytes(size + PROCESS_BYTES[role])}")
+    if config.checkpoint.background:
+        who = "embedding_ps" if topology.embedding_ps else "trainer 0"
+        lines.append(f"  {who} while a checkpoint is written: {_bytes(max(arenas))} more, where there is room for it")
     return "\n".join(lines)
 
 

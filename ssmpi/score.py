@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
+from ssmpi.comm.failure import say
 from ssmpi.comm.world import World, joined
-from ssmpi.config import Config, load
+from ssmpi.config import RUN_FILE, Config, load
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.data.schema import MANIFEST_NAME, VOCABULARY_NAME, read_manifest
 from ssmpi.errors import DataError
-from ssmpi.folder import RUN_FILE
+from ssmpi.roles import weights
 from ssmpi.roles.embedding_ps import serve_embeddings
 from ssmpi.roles.logbook import describe
-from ssmpi.roles.weights import check_whole
 from ssmpi.topology import Role, Topology
 
 
@@ -36,7 +36,9 @@ def open_run(run: Path, ranks: int) -> Config:
     """The settings of a finished run for scoring on ``ranks`` ranks, without sync PSs; one rank holds all tables itself."""
     if not (run / RUN_FILE).is_file():
         raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
-    check_whole(run / "model")
+    model = weights.find(run)
+    if model != run / weights.MODEL:
+        say(f"{run}: not finished; scoring {model.name}")
     config = load(run / RUN_FILE)
     topology = dataclasses.replace(config.topology, sync_ps=0)
     if ranks == 1:
@@ -51,11 +53,11 @@ def evaluate(run: Path, split: str, data: Path | None) -> int:
         config = job.agree(lambda: _check(run, split, data, job.size))
         world = World(job, config.topology)
         if world.role is Role.EMBEDDING_PS:
-            serve_embeddings(config, world, run, run / "model")
+            serve_embeddings(config, world, run, weights.find(run))
         else:
             from ssmpi.roles.scorer import Scorer
 
-            scorer = Scorer(config, world, run / "model")
+            scorer = Scorer(config, world, weights.find(run))
             metrics = scorer.evaluate(split)
             scorer.goodbye()
             if job.rank == 0:
@@ -70,7 +72,7 @@ def predict(run: Path, source: Source, output: Path) -> int:
         config = job.agree(lambda: _open_alone(run, job.size))
         from ssmpi.roles.scorer import Scorer
 
-        scorer = Scorer(config, World(job, config.topology), run / "model")
+        scorer = Scorer(config, World(job, config.topology), weights.find(run))
         beside = output.with_name(f".{output.name}.tmp")
         rows = 0
         with beside.open("w", encoding="ascii") as out:

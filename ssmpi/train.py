@@ -18,22 +18,25 @@ if TYPE_CHECKING:
     from ssmpi.roles.trainer import Trainer
 
 
-def run(job: Job, config: Config, folder: Path) -> bool:
-    """One rank's whole life in a training job. ``folder`` is the run folder. True unless stopped early."""
+def run(job: Job, config: Config, folder: Path, checkpoint: Path | None = None) -> bool:
+    """One rank's whole life in a training job. ``folder`` is the run folder, ``checkpoint`` what to go on from. True unless
+    stopped early.
+    """
     world = World(job, config.topology)
     log.configure(world.who, talkative=job.rank == 0)
-    return PARTS[world.role](config, world, folder)
+    return PARTS[world.role](config, world, folder, checkpoint)
 
 
-def train(config: Config, world: World, folder: Path) -> bool:
-    """A trainer: passes over the data, evaluations in between, the model saved at the end."""
+def train(config: Config, world: World, folder: Path, checkpoint: Path | None = None) -> bool:
+    """A trainer: passes over the data, evaluations and checkpoints in between, the model saved at the end."""
     from ssmpi.roles.trainer import Trainer  # here, because servers need no torch
 
-    trainer = Trainer(config, world, folder)
+    trainer = Trainer(config, world, folder, checkpoint)
     for _ in trainer.parts():
         trainer.train_part(hogwild)
-        trainer.evaluate(config.evaluate.split)
-    trainer.save()
+        trainer.evaluate(config.evaluate.split)  # where a part is done
+        trainer.keep()  # a checkpoint, where one is due
+    trainer.save()  # the model; asked to stop, a checkpoint
     trainer.evaluate_finally(config.evaluate.final)
     trainer.goodbye()
     return not trainer.stopped
@@ -42,7 +45,7 @@ def train(config: Config, world: World, folder: Path) -> bool:
 def hogwild(thread: int, trainer: Trainer) -> None:
     """One worker thread. No locks, on purpose."""
     twin = trainer.replica.twin()  # same weights, gradients of its own
-    lookups = trainer.tables.lookups(thread)
+    lookups = trainer.lookups(thread)
     for batch, rows in lookups.prefetched(trainer.stream(thread)):
         logits, row_gradients = twin.forward_backward(batch.dense, rows.values, batch.labels)
         rate = trainer.progress.record(thread, logits, batch.labels)

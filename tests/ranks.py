@@ -239,7 +239,7 @@ class PretendedWorld:
             alone = Exchange(job, [rank])
             setattr(self, name, PretendedConversation(exchange if rank in exchange.members else alone, rank))
 
-    def abort(self, text):
+    def abort(self, text, code=1):
         """Called in the handler of the exception that ends the job."""
         self._job.fail(sys.exception())
         raise SystemExit(text)

@@ -9,8 +9,9 @@ import numpy as np
 from ranks import over_threads, ssmpi
 
 from ssmpi import folder as run_folder
+from ssmpi.checkpoint.store import Store
 from ssmpi.config import load
-from ssmpi.roles.weights import check_whole
+from ssmpi.roles import weights
 from ssmpi.settings import dump
 from ssmpi.train import PARTS
 
@@ -28,10 +29,6 @@ class Run:
     def result(self):
         return json.loads((self.folder / "result.json").read_text())
 
-    @property
-    def state(self):
-        return json.loads((self.folder / "model" / "state.json").read_text())
-
     def losses(self, trainer=0):
         """Mean loss of every batch, before its update, float64 (batches,)."""
         return np.load(self.folder / f"losses-{trainer}.npy")
@@ -42,22 +39,21 @@ class Run:
 
     def dense(self):
         """Dense parameters by name."""
-        with h5py.File(self.folder / "model" / "dense.h5") as saved:
+        with h5py.File(weights.find(self.folder) / "dense.h5") as saved:
             return {name: saved[name][()] for name in names(saved)}
 
-    def tables(self):
-        """Embedding tables, put together from the parts of all PSs."""
-        check_whole(self.folder / "model")
+    def tables(self, what="weights"):
+        """Embedding tables, or the ``state`` of their optimizer, put together from the parts of all PSs."""
         tables = {}
-        for path in sorted((self.folder / "model").glob("embedding-*.h5")):
+        for path in sorted(weights.find(self.folder).glob("embedding-*.h5")):
             with h5py.File(path) as saved:
                 for group in saved.values():
                     table, first, stride, rows = (
-                        int(group.attrs[a]) for a in ("table", "first", "stride", "cardinality")
+                        int(group["weights"].attrs[a]) for a in ("table", "first", "stride", "cardinality")
                     )
-                    weights = group["weights"][()]
-                    whole = tables.setdefault(table, np.full((rows, weights.shape[1]), np.nan, np.float32))
-                    whole[first::stride] = weights
+                    values = group[what][()]
+                    whole = tables.setdefault(table, np.full((rows, *values.shape[1:]), np.nan, np.float32))
+                    whole[first::stride] = values
         return [tables[table] for table in sorted(tables)]
 
 
@@ -85,14 +81,16 @@ def train(folder, data, *overrides, timeout=60):
     return Run(Path(config.run.folder))
 
 
-def play(world, config):
+def play(world, config, checkpoint=None):
     """A body: one rank's part in a training run."""
-    return PARTS[world.role](config, world, Path(config.run.folder))
+    return PARTS[world.role](config, world, Path(config.run.folder), checkpoint)
 
 
-def train_over_threads(folder, data, *overrides, timeout=60):
-    """The same run with a thread for each rank, in this process."""
+def train_over_threads(folder, data, *overrides, resume=False, timeout=60):
+    """The same run with a thread for each rank, in this process. ``resume``: go on from the newest checkpoint."""
     config = write_run_file(folder, data, *overrides)
-    run_folder.make(Path(config.run.folder), config, overwrite=False)
-    over_threads(config.topology, play, config, timeout=timeout)
-    return Run(Path(config.run.folder))
+    path = Path(config.run.folder)
+    if not resume:
+        run_folder.make(path, config, overwrite=False)
+    over_threads(config.topology, play, config, Store(path).committed()[-1] if resume else None, timeout=timeout)
+    return Run(path)

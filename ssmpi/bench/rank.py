@@ -18,7 +18,7 @@ from ssmpi.bench.jobs import Task
 from ssmpi.bench.looks import LOOKS
 from ssmpi.bench.windows import Readings, Ticking, Ticks, clock, spent, watch
 from ssmpi.comm import failure, signals
-from ssmpi.config import Config
+from ssmpi.config import Config, load
 from ssmpi.topology import Role
 from ssmpi.train import PARTS
 
@@ -35,7 +35,8 @@ def main() -> None:
     with joined() as job:
         from ssmpi import folder
 
-        config = job.agree(lambda: folder.prepare(Path(task.run_file), task.overrides, job.size, overwrite=True))
+        run_file = Path(task.run_file)
+        config = job.agree(lambda: folder.prepare(load(run_file, task.overrides), job.size, overwrite=True))
         play(task, config, job)
         job.leave()
 

@@ -42,7 +42,7 @@ class Place(Protocol):
     host: str
     rank: int
 
-    def abort(self, text: str) -> None:
+    def abort(self, text: str, code: int = 1) -> None:
         """Say ``text`` unless another rank has spoken, and end the whole job."""
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGUSR1 as a wish to stop. A rank only notes the wish; trainers look for it between batches,
+"""Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 as a wish to stop. A rank only notes the wish; trainers look for it between batches,
 save what was learned and leave. Servers never look: they leave when every trainer has said goodbye.
 
 ``listen`` is called before anything slow is imported, so that a signal before, during or after training does the same.
@@ -11,7 +11,8 @@ import signal
 import time
 from types import FrameType
 
-WISHES = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+WISHES = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+STOPPED = 85  # exit code of a run that was asked to stop and can be gone on with
 AGAIN_SECONDS = 1.0  # Ctrl-C again after this ends the process at once; before, it is the same one come by two ways
 
 _first: dict[int, float] = {}  # when each signal first came. No locks here: handlers run in the midst of anything

@@ -72,11 +72,15 @@ class Job:
             raise SystemExit(2)
         return result
 
-    def abort(self, text: str) -> None:
+    def gather(self, value: Any) -> list[Any]:
+        """Give every rank the values of all."""
+        return list(self.comm.allgather(value))
+
+    def abort(self, text: str, code: int = 1) -> None:
         """End the whole job at once; ``text`` says why, unless another rank of this host has said it."""
         self._watch.page.speak_first(text)
         self._watch.page.leaving(self.rank)
-        self.comm.Abort(1)
+        self.comm.Abort(code)
 
     def leave(self, stopped: bool = False) -> bool:
         """Wait for all ranks, quietly, before the process ends: nobody is missed by accident.
@@ -140,9 +144,9 @@ class World:
 
         self.full, self.crowded = self._crowding()
 
-    def abort(self, text: str) -> None:
+    def abort(self, text: str, code: int = 1) -> None:
         """End the whole job at once; ``text`` says why, unless another rank of this host has said it."""
-        self._job.abort(text)
+        self._job.abort(text, code)
 
     def _crowding(self) -> tuple[bool, str]:
         """Whether this host lacks a core for some worker, shadow or server thread, and, on its first rank, what to say if it

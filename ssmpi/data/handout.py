@@ -6,16 +6,16 @@ The first trainer's main thread owns one ``Handout``; threads everywhere ask it 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from ssmpi.data.reader import Options, shuffled
 
 NOTHING_LEFT = -1
+CUT = -2  # training pauses: there may be something left
 
 
 @dataclass
 class Handout:
-    """The blocks of one part of a pass, in dealing order. ``threads`` is the number of askers in the whole job.
+    """The blocks (or other pieces, by number) of one part of a pass, in dealing order, for ``threads`` askers in the job.
 
     ``dynamic`` gives the next block to whoever asks; ``static`` gives asker ``k`` the blocks ``k``, ``k + threads``...
     """
@@ -40,16 +40,10 @@ class Handout:
         self.log.append((asker, self.order[place]))
         return self.order[place]
 
-    def state(self) -> dict[str, Any]:
-        """What was dealt to whom, in order: enough to deal only the rest after a restart."""
-        return {"dealt": [list(pair) for pair in self.log]}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Deal from where ``state`` stands. Works with any number of threads: dealt blocks are simply gone."""
-        self.log = [(int(a), int(b)) for a, b in state["dealt"]]
-        gone = {b for _, b in self.log}
-        self.order = [b for b in self.order if b not in gone]
-        self._dealt, self._taken = 0, {}
+    def waiting(self) -> list[int]:
+        """The blocks that nobody was given yet, in dealing order."""
+        gone = {block for _, block in self.log}
+        return [block for block in self.order if block not in gone]
 
 
 def block_order(options: Options, seed: int, pass_index: int, blocks: int) -> list[int]:

@@ -112,8 +112,10 @@ def batches(block: Batch, batch_size: int) -> Iterator[Batch]:
 
 
 def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Batch]:
-    """Cut a block into batches in the given row order. They are copies: the block may be overwritten after the last."""
-    for start in range(0, len(block), batch_size):
+    """Cut a block into batches: of the rows in ``order``, in that order. They are copies: the block may be overwritten after
+    the last.
+    """
+    for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         labels = None if block.labels is None else block.labels.take(rows)
         yield Batch(block.ids.take(rows, axis=0), block.dense.take(rows, axis=0), labels)

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,8 +18,8 @@ from ssmpi.comm.waiting import Patience, wait_all
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.shared import attach
-from ssmpi.embedding.table import Arena, Options, Rows
-from ssmpi.errors import DataError, PeerError, TrainingError
+from ssmpi.embedding.table import Arena, Options, Rows, Saver
+from ssmpi.errors import PeerError, TrainingError
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -59,10 +61,13 @@ class Transport(Protocol):
 
 
 class LocalTables:
-    """All tables in this process: ``topology.embedding_ps = 0``, and scoring with a finished model."""
+    """All tables in this process: ``topology.embedding_ps = 0``, and scoring with a finished model.
 
-    def __init__(self, arena: Arena) -> None:
-        self.arena = arena
+    ``saver`` writes them; where nothing is saved there need not be one.
+    """
+
+    def __init__(self, arena: Arena, saver: Saver | None = None) -> None:
+        self.arena, self._saver = arena, saver
 
     def ask(self, lookup: Lookup, thread: int) -> None:
         """Fetch at once, so that a prefetched row is as old as one that a message brought."""
@@ -79,9 +84,16 @@ class LocalTables:
     def drain(self) -> None:
         """Every update has been applied."""
 
-    def save(self, folder: Path) -> None:
-        """Write the tables into ``folder``."""
-        self.arena.save(folder / "embedding-0000.h5")
+    def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
+        """Start writing the tables into ``folder``; they may change again when this returns."""
+        assert self._saver
+        self._saver.begin(self.arena, folder / "embedding-0000.h5", background=background)
+
+    def saved(self) -> list[dict[str, Any]] | None:
+        """What became of it; None while it is being written."""
+        assert self._saver
+        outcome = self._saver.outcome()
+        return None if outcome is None else [outcome]
 
     def goodbye(self) -> None:
         """Nobody to take leave of."""
@@ -100,6 +112,7 @@ class RemoteTables:
         self._conversation, self._options, self._patience = conversation, options, patience
         self._servers = range(first, conversation.size)
         self._in_flight: dict[int, deque[tuple[list[Any], list[np.ndarray]]]] = {}
+        self._outcomes: dict[int, dict[str, Any]] = {}
         wanted = options.transport != "messages"
         self._near = [
             self._attach(index, placement.rows_of(index)) if wanted else None for index in range(len(self._servers))
@@ -166,12 +179,25 @@ class RemoteTables:
         for server in self._servers:
             self._call(server, wire.DRAIN, np.empty(0, np.uint8), 1)
 
-    def save(self, folder: Path) -> None:
-        """Let every PS write its part into ``folder``; DataError names the PS that could not."""
+    def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
+        """Let every PS start writing its part into ``folder``, all at once; the rows may change when this returns."""
+        self._outcomes = {}
+        texts = [json.dumps([str(folder / f"embedding-{i:04}.h5"), background]) for i in range(len(self._servers))]
+        payloads = [np.frombuffer(text.encode(), np.uint8) for text in texts]
+        asked = [self._ask(s, wire.SAVE, payload, 1) for s, payload in zip(self._servers, payloads, strict=True)]
+        patience = replace(self._patience, time_limit_seconds=limit_seconds)
+        for server, (_, requests) in zip(self._servers, asked, strict=True):
+            wait_all(requests, patience, f"{self._conversation.names[server]} (to save its rows)")
+
+    def saved(self) -> list[dict[str, Any]] | None:
+        """What became of each PS's part; None while one is being written."""
         for index, server in enumerate(self._servers):
-            path = str(folder / f"embedding-{index:04}.h5").encode()
-            if error := wire.read_text(self._call(server, wire.SAVE, np.frombuffer(path, np.uint8), wire.TEXT)):
-                raise DataError(f"{self._conversation.names[server]} could not save its tables: {error}")
+            if index not in self._outcomes:
+                text = wire.read_text(self._call(server, wire.SAVED, np.empty(0, np.uint8), wire.TEXT))
+                if not text:
+                    return None
+                self._outcomes[index] = {"who": self._conversation.names[server], **json.loads(text)}
+        return [self._outcomes[index] for index in range(len(self._servers))]
 
     def goodbye(self) -> None:
         """Tell every PS that this trainer will not ask again."""
@@ -179,21 +205,38 @@ class RemoteTables:
 
     def _call(self, server: int, kind: int, payload: np.ndarray, size: int) -> np.ndarray:
         """Send a request from the main thread and wait for its reply of ``size`` bytes."""
-        main = wire.THREADS - 1
-        answer = np.empty(size, np.uint8)
-        requests = [
+        answer, requests = self._ask(server, kind, payload, size)
+        wait_all(requests, self._patience, self._conversation.names[server])
+        return answer
+
+    def _ask(self, server: int, kind: int, payload: np.ndarray, size: int) -> tuple[np.ndarray, list[Any]]:
+        main, answer = wire.THREADS - 1, np.empty(size, np.uint8)
+        return answer, [
             self._conversation.irecv(answer, server, main),
             self._conversation.isend(payload, server, wire.tag(kind, main)),
         ]
-        wait_all(requests, self._patience, self._conversation.names[server])
-        return answer
+
+
+@dataclass
+class Held:
+    """The rows of a batch that had been pulled when its thread was cut: what is learned does not depend on cuts.
+
+    ``keep()`` tells, once there are no more batches, whether the last one is for later. ``values`` are its rows, float32
+    (batch, features, dim).
+    """
+
+    keep: Callable[[], bool]
+    values: np.ndarray | None = None
 
 
 class Lookups:
     """Pull and push of one worker thread, for Criteo's one id per feature. Not for use by two threads."""
 
-    def __init__(self, transport: Transport, placement: Placement, options: Options, thread: int) -> None:
+    def __init__(
+        self, transport: Transport, placement: Placement, options: Options, thread: int, held: Held | None = None
+    ) -> None:
         self._transport, self._placement, self._options, self._thread = transport, placement, options, thread
+        self._held = held or Held(lambda: False)
         self._lookups: list[Lookup] = []
         self._turn = 0
         self._keys = np.full(16, kernels.EMPTY, np.int64)
@@ -210,10 +253,14 @@ class Lookups:
         for batch in batches:
             asked = (batch, self.ask(batch.ids))
             if waiting:
-                yield waiting[0], self.arrive(waiting[1])
+                yield waiting[0], self._arrive_held(waiting[1])
             waiting = asked
         if waiting:
-            yield waiting[0], self.arrive(waiting[1])
+            rows = self._arrive_held(waiting[1])
+            if self._held.keep():
+                self._held.values = rows.values.copy()
+            else:
+                yield waiting[0], rows
 
     def pull(self, ids: np.ndarray) -> Lookup:
         """Fetch the rows for ids int32 (batch, features) and wait for them."""
@@ -236,6 +283,14 @@ class Lookups:
         """Wait for the rows; ``lookup.values`` then holds them."""
         self._transport.collect(lookup)
         kernels.expand(lookup.distinct, lookup.inverse[: lookup.count], lookup.values.reshape(lookup.count, -1))
+        return lookup
+
+    def _arrive_held(self, lookup: Lookup) -> Lookup:
+        """As ``arrive``; the first rows after a cut are those from before it."""
+        self.arrive(lookup)
+        values, self._held.values = self._held.values, None
+        if values is not None and values.shape == lookup.values.shape:  # not if the batch size was changed meanwhile
+            lookup.values[...] = values
         return lookup
 
     def push(self, lookup: Lookup, gradients: np.ndarray, factor: float = 1.0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,17 +10,18 @@ import numpy as np
 
 from ssmpi.comm.service import Service
 from ssmpi.embedding import kernels, wire
-from ssmpi.embedding.table import Arena
+from ssmpi.embedding.table import Arena, Saver
 
 
 class EmbeddingServer:
     """Answers pulls and pushes on one arena. ``handle`` is the handler of ``Service.serve``.
 
-    ``address`` tells processes of this host how to map the rows; empty if they are not to.
+    ``address`` tells processes of this host how to map the rows; empty if they are not to. ``saver``
+    writes them; where nothing is saved there need not be one.
     """
 
-    def __init__(self, arena: Arena, service: Service, address: bytes = b"") -> None:
-        self.arena, self._service, self._address = arena, service, address
+    def __init__(self, arena: Arena, service: Service, saver: Saver | None = None, address: bytes = b"") -> None:
+        self.arena, self._service, self._saver, self._address = arena, service, saver, address
         self._kinds: dict[int, Callable[[int, int, np.ndarray], None]] = {
             wire.PULL: self._pull,
             wire.PUSH: self._push,
@@ -27,6 +29,7 @@ class EmbeddingServer:
             wire.PUSH_BAGS: self._push_bags,
             wire.DRAIN: self._drain,
             wire.SAVE: self._save,
+            wire.SAVED: self._saved,
             wire.ATTACH: self._attach,
         }
 
@@ -70,12 +73,15 @@ class EmbeddingServer:
         self._service.reply(source, thread, self._service.buffer(1))
 
     def _save(self, source: int, thread: int, payload: np.ndarray) -> None:
-        try:
-            self.arena.save(Path(payload.tobytes().decode()))
-            outcome = b""
-        except OSError as error:  # the asking trainer knows what to do about it
-            outcome = str(error).encode()
-        self._reply_text(source, thread, outcome)
+        assert self._saver
+        path, background = json.loads(payload.tobytes())
+        self._saver.begin(self.arena, Path(path), background=background)
+        self._service.reply(source, thread, self._service.buffer(1))
+
+    def _saved(self, source: int, thread: int, payload: np.ndarray) -> None:
+        assert self._saver
+        outcome = self._saver.outcome()
+        self._reply_text(source, thread, b"" if outcome is None else json.dumps(outcome).encode())
 
     def _attach(self, source: int, thread: int, payload: np.ndarray) -> None:
         self._reply_text(source, thread, self._address)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import h5py
 import numpy as np
@@ -15,6 +16,8 @@ from ssmpi.embedding.placement import Part, Placement
 from ssmpi.embedding.shared import own_memory
 from ssmpi.errors import DataError
 from ssmpi.settings import require
+
+ROWS_AT_A_TIME = 1 << 18  # when loading
 
 
 @dataclass(frozen=True)
@@ -111,18 +114,19 @@ class Arena(Rows):
                 f"asked for row {rows[bad]} of {len(self.weights)}: trainer and PS differ in their placement"
             )
 
-    def save(self, path: Path) -> None:
-        """Write every part as ``table-TT-first-stride`` (rows, dim), optimizer state beside it."""
-        with h5py.File(path, "w") as out:
-            for part in self.parts:
-                rows = slice(part.base, part.base + part.rows)
-                group = out.create_group(f"table-{part.table:02}-{part.first}-{part.stride}")
-                group.attrs.update(
-                    table=part.table, first=part.first, stride=part.stride, cardinality=self.cardinalities[part.table]
-                )
-                group["weights"] = self.weights[rows]
-                if len(self.state):
-                    group["state"] = self.state[rows]
+    def datasets(self, *, copy: bool = False) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
+        """What to save: of every part ``table-TT-first-stride/weights`` (rows, dim) and, beside it, optimizer ``state``.
+
+        Views of the live rows, or copies.
+        """
+        for part in self.parts:
+            rows = slice(part.base, part.base + part.rows)
+            place = {"table": part.table, "first": part.first, "stride": part.stride}
+            for name, values in (("weights", self.weights), ("state", self.state)):
+                if len(values):
+                    found = values[rows].copy() if copy else values[rows]
+                    whole = {**place, "cardinality": self.cardinalities[part.table]}
+                    yield f"table-{part.table:02}-{part.first}-{part.stride}/{name}", found, whole
 
     def load(self, path: Path) -> int:
         """Take over the rows of this arena's parts that a saved file holds, whatever placement saved it; counts them."""
@@ -130,26 +134,37 @@ class Arena(Rows):
         with h5py.File(path, "r", locking=False) as saved:
             for group in saved.values():
                 for part in self.parts:
-                    if part.table == group.attrs["table"]:
+                    if part.table == group["weights"].attrs["table"]:
                         taken += self._take(path, group, part)
         return taken
 
     def _take(self, path: Path, group: h5py.Group, part: Part) -> int:
         """Copy the rows that a saved part and one of ours have in common: an intersection of two stripes."""
-        first, stride = int(group.attrs["first"]), int(group.attrs["stride"])
-        ours = part.first + part.stride * np.arange(part.rows, dtype=np.int64)
-        if int(group.attrs["cardinality"]) != self.cardinalities[part.table]:
+        first, stride, cardinality = (int(group["weights"].attrs[name]) for name in ("first", "stride", "cardinality"))
+        if cardinality != self.cardinalities[part.table]:
             raise DataError(
-                f"{path}: table {group.attrs['table']} has {group.attrs['cardinality']} rows, this model "
-                f"{self.cardinalities[part.table]}: the weights belong to other data"
+                f"{path}: table {part.table} has {cardinality} rows, this model {self.cardinalities[part.table]}: the "
+                "weights belong to other data"
             )
-        common = np.flatnonzero(ours % stride == first)
-        if not len(common):
-            return 0
-        source = (ours[common] - first) // stride
-        target = part.base + common
-        low, high = int(source[0]), int(source[-1]) + 1
-        self.weights[target] = group["weights"][low:high][source - low]
-        if len(self.state) and "state" in group:
-            self.state[target] = group["state"][low:high][source - low]
-        return len(common)
+        taken = 0
+        for start in range(0, part.rows, ROWS_AT_A_TIME):  # a part may be most of the memory of its PS
+            ours = part.first + part.stride * np.arange(start, min(start + ROWS_AT_A_TIME, part.rows), dtype=np.int64)
+            common = np.flatnonzero(ours % stride == first)
+            if len(common):
+                source, target = (ours[common] - first) // stride, part.base + start + common
+                low, high = int(source[0]), int(source[-1]) + 1
+                self.weights[target] = group["weights"][low:high][source - low]
+                if len(self.state) and "state" in group:
+                    self.state[target] = group["state"][low:high][source - low]
+                taken += len(common)
+        return taken
+
+
+class Saver(Protocol):
+    """Writes an arena into a file, perhaps while it changes."""
+
+    def begin(self, arena: Arena, path: Path, *, background: bool) -> None:
+        """Start; the rows may change again when this returns."""
+
+    def outcome(self) -> dict[str, Any] | None:
+        """``file``, ``bytes`` and ``checksum``, or ``error``; None while it is being written."""

@@ -9,7 +9,9 @@ PUSH       factor float32, rows int32 (n,), gradients float32 (n, dim)     none
 PULL_BAGS  bags int32, lengths int32 (bags,), rows int32 (sum of lengths,) float32 (bags, dim)
 PUSH_BAGS  factor float32, then as PULL_BAGS, gradients (bags, dim)        none
 DRAIN      nothing                                                         one byte, pushes before it are applied
-SAVE       path, UTF-8                                                     UTF-8: empty, or what went wrong
+SAVE       JSON: path, whether in the background                           one byte, once the rows may change again
+SAVED      nothing                                                         JSON: bytes and checksum, or what went wrong;
+                                                                           empty while it is being written
 ATTACH     nothing                                                         how to map the rows; empty if they are not shared
 ========== =============================================================== =============================================
 """
@@ -19,8 +21,8 @@ from __future__ import annotations
 import numpy as np
 
 THREADS = 1000
-TEXT = 1024  # bytes of a reply that is text, padded with zeros
-PULL, PUSH, PULL_BAGS, PUSH_BAGS, DRAIN, SAVE, ATTACH = range(7)
+TEXT = 8192  # bytes of a reply that is text, padded with zeros
+PULL, PUSH, PULL_BAGS, PUSH_BAGS, DRAIN, SAVE, SAVED, ATTACH = range(8)
 
 
 def tag(kind: int, thread: int) -> int:

@@ -17,6 +17,9 @@ class DenseOptimizer(Protocol):
     def step(self, twin: Twin, factor: float) -> None:
         """One step at ``factor`` times the learning rate."""
 
+    def state(self) -> dict[str, np.ndarray]:
+        """What it remembers, by name: live arrays."""
+
 
 class SGD:
     """w -= rate * g."""
@@ -28,6 +31,10 @@ class SGD:
         """One step."""
         twin.weights.add_(twin.gradients, alpha=-self._rate * factor)
 
+    def state(self) -> dict[str, np.ndarray]:
+        """Nothing."""
+        return {}
+
 
 class Adagrad:
     """state += g^2; w -= rate * g / (sqrt(state) + epsilon) (Duchi et al. 2011). The trainer's threads share the state.
@@ -37,12 +44,16 @@ class Adagrad:
 
     def __init__(self, options: DenseOptions, replica: Replica) -> None:
         self._options = options
-        self.state = np.full(replica.vector.size, options.initial_state, np.float32)
+        self._sums = np.full(replica.vector.size, options.initial_state, np.float32)
 
     def step(self, twin: Twin, factor: float) -> None:
         """One step."""
         options = self._options
-        kernels.adagrad(*twin.arrays, self.state, options.rate * factor, options.epsilon)
+        kernels.adagrad(*twin.arrays, self._sums, options.rate * factor, options.epsilon)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The sums of squares, float32 (parameters,)."""
+        return {"sums": self._sums}
 
 
 def dense_optimizer(options: DenseOptions, replica: Replica) -> DenseOptimizer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -34,14 +35,12 @@ class Replica:
         """A module over ``vector`` (default: the live one) with gradients of its own."""
         return Twin(self._make(), self.vector if vector is None else vector)
 
-    def save(self, path: Path, vector: np.ndarray) -> None:
-        """Write ``vector`` as one HDF5 data set a parameter, named as in the module's state_dict."""
-        with h5py.File(path, "w") as out:
-            for name, values in self._by_name(vector):
-                out[name] = values
+    def datasets(self, vector: np.ndarray) -> list[tuple[str, np.ndarray, dict[str, Any]]]:
+        """What to save of ``vector``: views of the parameters, named as in the module's state_dict, without attributes."""
+        return [(name, values, {}) for name, values in self._by_name(vector)]
 
     def load(self, path: Path) -> np.ndarray:
-        """Read a vector that ``save`` wrote; DataError if it is of another model."""
+        """Read a vector of which ``datasets`` were written; DataError if it is of another model."""
         vector = np.empty_like(self.vector)
         with h5py.File(path, "r", locking=False) as saved:
             for name, values in self._by_name(vector):

@@ -1,4 +1,6 @@
-"""The control conversation: the first trainer's main thread deals row blocks, gathers reports and passes on a stop."""
+"""The control conversation: the first trainer's main thread deals row blocks, gathers reports, passes on a stop, and says
+when training pauses.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,14 @@ import numpy as np
 from ssmpi.comm.service import Service
 from ssmpi.comm.signals import stop_asked
 from ssmpi.comm.waiting import Patience, wait_all
-from ssmpi.data.handout import NOTHING_LEFT, Handout
+from ssmpi.data.handout import CUT, Handout
 from ssmpi.metrics import BINS, SUMS
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
 REPORT = 1000  # tag of a report and of its answer
+WORD = 1001  # tag of the one word in each part: whether all pause now, or the part is done
 WANT = 2000  # plus the thread's number: tag of a request for a block; the answer has the thread's number alone
 HEADER = ("stop", "finished", "iterations", "rounds")
 REPORT_SECONDS = 1.0
@@ -53,21 +56,32 @@ class Control:
         self._unfinished: set[int] = set()
         self.handout: Handout | None = None
         self.gathered: Callable[[int, np.ndarray], None] = lambda trainer, words: None
-        self._told = False
+        self.due: Callable[[], bool] = lambda: False
+        self._told = self._cut = self._said = False
+        self._word = np.zeros(1, np.int64)
+        self._words: list[Any] = []
 
     @property
     def stopping(self) -> bool:
         """Whether somebody asked this trainer to stop, or any trainer and the word has come here."""
         return self._told or stop_asked()
 
+    @property
+    def pausing(self) -> bool:
+        """Whether this trainer's threads are to come to rest between two batches: for a checkpoint, or to stop."""
+        return self._cut or self.stopping
+
     def begin(self, handout: Handout) -> None:
-        """A part of the run starts: deal from ``handout`` (only the first trainer's counts)."""
+        """Training starts, or goes on after a pause: deal from ``handout`` (only the first trainer's counts)."""
         self.handout = handout
         self._unfinished = set(range(self._conversation.size))
+        self._cut = self._said = False
+        if not self._service:
+            self._words = [self._conversation.irecv(self._word, 0, WORD)]
         self._last = time.monotonic()
 
     def next_block(self, thread: int) -> int:
-        """The next row block for one worker thread, or NOTHING_LEFT. Called on that thread."""
+        """The next row block for one worker thread, or NOTHING_LEFT, or CUT. Called on that thread."""
         asker = np.array([self._conversation.rank * self._threads + thread], np.int64)
         block = np.empty(1, np.int64)
         requests = [
@@ -75,6 +89,8 @@ class Control:
             self._conversation.isend(asker, 0, WANT + thread),
         ]
         wait_all(requests, self._patience, "trainer 0 (to deal a row block)")
+        if block[0] == CUT:  # the word for all may still be on its way
+            self._cut = True
         return int(block[0])
 
     def tick(self, report: Callable[[bool], np.ndarray], *, finished: bool = False) -> bool:
@@ -84,6 +100,10 @@ class Control:
         """
         if self._service:
             self._service.answer_waiting(self._handle)
+            if self.stopping or self.due():
+                self._tell_all(pause=True)
+        elif self._words and self._heard():
+            self._cut = self._cut or bool(self._word[0])
         mine = self._conversation.rank in self._unfinished
         if not self._report_under_way() and mine and (finished or time.monotonic() - self._last > REPORT_SECONDS):
             self._last = time.monotonic()
@@ -91,8 +111,24 @@ class Control:
             if finished:
                 self._unfinished.discard(self._conversation.rank)
         if self._service:
-            return not self._unfinished
-        return finished and self._conversation.rank not in self._unfinished and not self._report_under_way()
+            if not self._unfinished:
+                self._tell_all(pause=False)
+            return not self._unfinished and self._heard()
+        free = finished and self._conversation.rank not in self._unfinished and not self._report_under_way()
+        return free and self._heard()
+
+    def _tell_all(self, *, pause: bool) -> None:
+        """On the first trainer, once in a part: the threads of all trainers come to rest now, or need not."""
+        if self._said:
+            return
+        self._said, self._cut, self._word[0] = True, pause, pause
+        others = range(1, self._conversation.size)
+        self._words = [self._conversation.isend(self._word, trainer, WORD) for trainer in others]
+
+    def _heard(self) -> bool:
+        """Whether the word of this part has arrived, here or, from the first trainer, everywhere."""
+        self._words = [request for request in self._words if not request.Test()]
+        return not self._words
 
     def _send(self, words: np.ndarray) -> None:
         if self._service:
@@ -122,7 +158,7 @@ class Control:
         else:
             assert self.handout
             asker = int(payload.view(np.int64)[0])
-            buffer.view(np.int64)[0] = NOTHING_LEFT if self.stopping else self.handout.next_block(asker)
+            buffer.view(np.int64)[0] = CUT if self.pausing else self.handout.next_block(asker)
         self._service.reply(source, tag if tag == REPORT else tag - WANT, buffer)
 
     def _take_report(self, trainer: int, words: np.ndarray) -> None:

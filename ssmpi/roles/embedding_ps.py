@@ -12,6 +12,7 @@ from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.shared import memory_for
 from ssmpi.embedding.table import Arena
+from ssmpi.roles.saver import ArenaSaver
 from ssmpi.roles.weights import load_tables
 
 if TYPE_CHECKING:
@@ -26,5 +27,5 @@ def serve_embeddings(config: Config, world: World, folder: Path, start_from: Pat
     if start_from:
         load_tables(arena, start_from)
     service = Service(world.embedding, config.waiting)
-    service.serve(config.topology.trainers, EmbeddingServer(arena, service, memory.address).handle)
+    service.serve(config.topology.trainers, EmbeddingServer(arena, service, ArenaSaver(), memory.address).handle)
     return True

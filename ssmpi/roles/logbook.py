@@ -22,22 +22,36 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 PLAIN_LINE_SECONDS = 60.0
+SAVING = ("checkpoints", "O_save")  # how many, and how many seconds training stood still for them
+
+State = tuple[dict[str, float], dict[str, np.ndarray]]
 
 
 class Logbook:
-    """Gathers every trainer's reports into windows. ``rows`` is how many examples the whole run has."""
+    """Gathers every trainer's reports into windows. ``rows`` is how many examples the whole run has.
 
-    def __init__(self, folder: Path, topology: Topology, rows: int, every_seconds: float) -> None:
+    ``earlier`` is the ``state`` of the log book of the job that this one goes on from.
+    """
+
+    def __init__(
+        self, folder: Path, topology: Topology, rows: int, every_seconds: float, earlier: State | None = None
+    ) -> None:
         self._topology, self._rows, self._every = topology, rows, every_seconds
-        self._lines = (folder / "metrics.jsonl").open("w", encoding="utf-8")
+        numbers, arrays = earlier or ({}, {})
+        self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        known = min(int(numbers.get("bytes", 0)), self._lines.tell())
+        self._lines.truncate(known)  # what came after the checkpoint will come again
         self.writer: SummaryWriter | None = None
         self._bar = tqdm(
             total=rows, unit="ex", unit_scale=True, dynamic_ncols=True, file=terminal(), disable=terminal() is None
         )
-        self._window, self._total = Quality(), Quality()
+        self._window, self._total = Quality(), Quality(**arrays)
+        self._bar.update(int(self._total.sums[0]))
         self._counts = {name: np.zeros(topology.trainers) for name in ("iterations", "rounds")}
         self._window_counts = {name: counts.copy() for name, counts in self._counts.items()}
         self._began = self._window_began = self._line_said = time.monotonic()
+        self._earlier = {name: numbers.get(name, 0.0) for name in ("seconds", "iterations", "rounds")}
+        self._saving = {name: numbers.get(name, 0.0) for name in SAVING}
         self._paused = 0.0
         self._warned = False
 
@@ -70,10 +84,29 @@ class Logbook:
 
     def evaluated(self, split: str, metrics: dict[str, float], seconds: float, what: str = "model") -> None:
         """Write one evaluation. The time it took does not count as training time."""
-        self._paused += seconds
-        self._window_began += seconds
+        self.pause(seconds)
         self._write({"kind": "evaluation", "split": split, "weights": what, **self._where(), **metrics})
         self.say(f"{split} ({what}): {describe(metrics)}")
+
+    def saved(self, line: dict[str, Any]) -> None:
+        """Write what saving a checkpoint cost, or that it failed. ``O_save`` seconds do not count as training time."""
+        self._saving["checkpoints"] += "error" not in line
+        self._saving["O_save"] += line["O_save"]
+        self._write({"kind": "checkpoint", **self._where(), **line})
+
+    def pause(self, seconds: float) -> None:
+        """Training stood still for this long."""
+        self._paused += seconds
+        self._window_began += seconds
+
+    def state(self) -> State:
+        """What a log book that goes on from here needs: numbers for JSON, and arrays."""
+        self.window()
+        self._lines.flush()
+        totals = self.totals()
+        numbers = {name: totals[name] for name in ("examples", *self._earlier, *SAVING)}
+        arrays = {"histogram": self._total.histogram, "sums": self._total.sums}
+        return {**numbers, "bytes": self._lines.tell()}, arrays
 
     def gap(self, since: dict[str, np.ndarray] | None = None) -> dict[str, float]:
         """Average sync gap: iterations between two rounds, of a trainer and of one of its threads."""
@@ -87,15 +120,16 @@ class Logbook:
 
     def totals(self) -> dict[str, float]:
         """The whole run in numbers: examples, seconds of training, EPS, sync gap, progressive quality."""
-        seconds = max(time.monotonic() - self._began - self._paused, 1e-9)
+        seconds = max(self._seconds, 1e-9)
         examples = float(self._total.sums[SUMS.index("examples")])
         return {
             "examples": examples,
             "seconds": seconds,
             "eps": examples / seconds,
-            "iterations": float(self._counts["iterations"].sum()),
-            "rounds": float(self._counts["rounds"].sum()),
+            "iterations": self._earlier["iterations"] + float(self._counts["iterations"].sum()),
+            "rounds": self._earlier["rounds"] + float(self._counts["rounds"].sum()),
             **self.gap(),
+            **self._saving,
             **{f"progressive_{name}": value for name, value in self._total.compute().items()},
         }
 
@@ -121,8 +155,13 @@ class Logbook:
     def _where(self) -> dict[str, Any]:
         return {
             "examples": int(self._total.sums[0]),
-            "seconds": round(time.monotonic() - self._began - self._paused, 3),
+            "seconds": round(self._seconds, 3),
         }
+
+    @property
+    def _seconds(self) -> float:
+        """Seconds of training, those of earlier jobs included, without pauses."""
+        return self._earlier["seconds"] + time.monotonic() - self._began - self._paused
 
     def _write(self, line: dict[str, Any]) -> None:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
@@ -141,7 +180,7 @@ class Logbook:
         if self._bar.disable and now - self._line_said >= PLAIN_LINE_SECONDS:
             self._line_said = now
             done = line["examples"] / max(self._rows, 1)
-            left = (now - self._began - self._paused) * (1 / max(done, 1e-9) - 1)
+            left = self._seconds * (1 / max(done, 1e-9) - 1)
             log.info(
                 f"{line['examples']:,} of {self._rows:,} examples ({done:.1%}), {line['eps']:,.0f} EPS, loss "
                 f"{line['log_loss']:.4f}, NE {line['ne']:.4f}{gap}, about {left / 60:.0f} min left"

@@ -13,10 +13,12 @@ from ssmpi.model.options import Schedule
 
 
 class Progress:
-    """Progressive quality (scores before the update) and counters of one trainer."""
+    """Progressive quality (scores before the update) and counters of one trainer. ``earlier`` examples, of all trainers,
+    were trained on by the jobs that this one goes on from.
+    """
 
-    def __init__(self, threads: int, trainers: int, schedule: Schedule) -> None:
-        self._trainers, self._schedule = trainers, schedule
+    def __init__(self, threads: int, trainers: int, schedule: Schedule, earlier: int = 0) -> None:
+        self._trainers, self._schedule, self._earlier = trainers, schedule, earlier
         self._sums = np.zeros((threads, len(SUMS)))
         self._histograms = np.zeros((threads, 2, BINS), np.int64)
         self._reported_sums = np.zeros(len(SUMS))
@@ -35,12 +37,17 @@ class Progress:
         if self.losses is not None:
             self.losses.append(loss / len(labels))
         self.iterations[thread] += 1
-        return self._schedule.factor((self.examples - len(labels)) * self._trainers)
+        return self._schedule.factor(self.of_all - len(labels) * self._trainers)
 
     @property
     def examples(self) -> int:
         """Examples this trainer has trained on, the batch being recorded included."""
         return int(self._sums[:, 0].sum())
+
+    @property
+    def of_all(self) -> int:
+        """Examples of all trainers and earlier jobs, about: what this trainer has done times their number."""
+        return self._earlier + self.examples * self._trainers
 
     def since_last(self) -> tuple[np.ndarray, np.ndarray]:
         """Sums (5,) and histogram (2, BINS) since the last call."""

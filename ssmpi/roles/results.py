@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ssmpi.log import log
-from ssmpi.roles.logbook import Logbook
+from ssmpi.roles.logbook import Logbook, State
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -16,24 +16,30 @@ if TYPE_CHECKING:
 RESULT_NAME = "result.json"
 
 
+class Earlier(NamedTuple):
+    """What the job that this one goes on from had found: the state of its log book, and its evaluations."""
+
+    logbook: State
+    evaluations: dict[str, dict[str, Any]]
+
+
 class Results:
     """Kept by the first trainer. A run is finished when ``result.json`` says ``"status": "complete"``, never before."""
 
-    def __init__(self, config: Config, folder: Path, rows: int) -> None:
+    def __init__(self, config: Config, folder: Path, rows: int, earlier: Earlier | None = None) -> None:
         self._config, self._folder = config, folder
         self._expected = rows * config.data.passes
-        self.logbook = Logbook(folder, config.topology, self._expected, config.run.log_seconds)
+        logbook, self.evaluations = (earlier.logbook, earlier.evaluations) if earlier else (None, {})
+        self.logbook = Logbook(folder, config.topology, self._expected, config.run.log_seconds, logbook)
         if config.run.tensorboard:
-            self.logbook.writer = tensorboard_writer(folder)
-        self._evaluations: dict[str, dict[str, Any]] = {}
+            self.logbook.writer = tensorboard_writer(folder, int(self.logbook.totals()["examples"]))
 
     def evaluated(self, split: str, metrics: dict[str, float], seconds: float, what: str = "model") -> None:
         """Keep one evaluation as the last one of its split, and as the best if its NE is lowest."""
-        self.logbook.window()
         self.logbook.evaluated(split, metrics, seconds, what)
         found = {**metrics, "after_examples": self.logbook.totals()["examples"]}
         name = split if what == "model" else f"{split} ({what})"
-        kept = self._evaluations.setdefault(name, {"last": found, "best": found})
+        kept = self.evaluations.setdefault(name, {"last": found, "best": found})
         kept["last"] = found
         if found["ne"] < kept["best"]["ne"]:
             kept["best"] = found
@@ -44,7 +50,7 @@ class Results:
         totals = self.logbook.totals()
         complete = not stopped and totals["examples"] == self._expected
         status = "stopped" if stopped else "complete" if complete else "incomplete"
-        body = {"status": status, "expected_examples": self._expected, **totals, "evaluations": self._evaluations}
+        body = {"status": status, "expected_examples": self._expected, **totals, "evaluations": self.evaluations}
         beside = self._folder / f".{RESULT_NAME}.tmp"
         beside.write_text(json.dumps(plain(body), indent=1) + "\n", encoding="utf-8")
         beside.replace(self._folder / RESULT_NAME)
@@ -62,11 +68,11 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def tensorboard_writer(folder: Path) -> Any:
+def tensorboard_writer(folder: Path, examples: int) -> Any:
     """A TensorBoard writer, or None with a word about it where TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         log.info("no TensorBoard events: pip install 'ssmpi[tensorboard]' to have them")
         return None
-    return SummaryWriter(str(folder))
+    return SummaryWriter(str(folder), purge_step=examples)  # later events of an earlier job come again

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.comm.world import World
-from ssmpi.embedding.client import LocalTables, Lookups, RemoteTables
+from ssmpi.embedding.client import Held, LocalTables, Lookups, RemoteTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.roles.saver import ArenaSaver
 from ssmpi.roles.weights import load_tables
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class Tables:
         arena = Arena(config.embedding, self.placement, 0, config.run.seed)
         if weights:
             load_tables(arena, weights)
-        self.transport = LocalTables(arena)
+        self.transport = LocalTables(arena, ArenaSaver())
 
-    def lookups(self, thread: int) -> Lookups:
-        """Pull and push for one thread."""
-        return Lookups(self.transport, self.placement, self._options, thread)
+    def lookups(self, thread: int, held: Held | None = None) -> Lookups:
+        """Pull and push for one thread; ``held`` keeps what it had pulled when it is cut."""
+        return Lookups(self.transport, self.placement, self._options, thread, held)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +14,21 @@ from ssmpi.comm import failure
 from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
 from ssmpi.comm.world import World
 from ssmpi.data.batch import Batch
-from ssmpi.data.handout import NOTHING_LEFT, Handout, block_order
-from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
+from ssmpi.data.position import Position
+from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
+from ssmpi.embedding.client import Held, Lookups
 from ssmpi.log import log
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import MODELS
-from ssmpi.roles import control, weights
+from ssmpi.roles import control
+from ssmpi.roles.course import Course
 from ssmpi.roles.evaluate import Evaluator
+from ssmpi.roles.keeper import Keeper
 from ssmpi.roles.progress import Clock, Progress
 from ssmpi.roles.results import Results
+from ssmpi.roles.snapshot import Checkpoint, restore
 from ssmpi.roles.tables import Tables
 from ssmpi.roles.warm import warm_up
 from ssmpi.sync import ALGORITHMS, Peers
@@ -45,7 +48,8 @@ class Trainer:
         if world.crowded:
             log.warning(world.crowded)
         threads = config.topology.threads
-        self.reader = self._open_data()
+        saved = Checkpoint.at(start_from) if start_from else None
+        self.reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         self.tables = Tables(config, world, self.reader.manifest.cardinalities, start_from)
         make = MODELS[config.model.name]
         self.replica = Replica(lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES), config.run.seed)
@@ -53,7 +57,9 @@ class Trainer:
             self.replica.vector[:] = self.replica.load(start_from / "dense.h5")
         self.optimizer = dense_optimizer(config.dense, self.replica)
         warm_up(config, self.replica, self.optimizer)
-        self.progress = Progress(threads, config.topology.trainers, config.schedule)
+        self.progress = Progress(
+            threads, config.topology.trainers, config.schedule, saved.state["examples"] if saved else 0
+        )
         self.control = control.Control(world.control, threads, config.waiting)
         waiting = config.waiting
         if world.full and config.sync.pace == "shadow":  # nobody waits for a background round: ask less often
@@ -66,14 +72,20 @@ class Trainer:
             Path(config.data.folder), config.evaluate, threads, world.trainers,
             self.tables.lookups, self.replica.twin, self.start, lambda: self.stopping,
         )  # fmt: skip
-        self.results = Results(config, folder, self.reader.rows) if world.index == 0 else None
-        if self.results:
-            self.control.gathered = self.results.logbook.gathered
-        self.parts_done, self.stopped = 0, False
-        self.unfinished: dict[int, int] = {}
-        self._pass = 0
+        self.stopped = self._due = self._started = False
+        self._came_to_rest = 0.0
+        position = saved.position(config.topology, config.data.batch_size) if saved else Position(0)
+        self.course = Course(config, world.index, self.reader, position)
+        self.held = [Held(stream.was_cut) for stream in self.course.streams]
         if config.run.record_losses:
             self.progress.losses = []
+        if saved:
+            restore(self, saved)
+        self.results: Results | None = None
+        self.keeper = Keeper(self)
+        if world.index == 0:
+            self.results = Results(config, folder, self.reader.rows, saved.earlier() if saved else None)
+            self.control.gathered, self.control.due = self.results.logbook.gathered, self.keeper.due
 
     @property
     def stopping(self) -> bool:
@@ -81,94 +93,108 @@ class Trainer:
         return self.control.stopping
 
     def parts(self) -> Iterator[int]:
-        """The run in parts: each pass is cut into ``evaluate.per_pass`` parts. Ends early when stopping."""
-        per_pass = self.config.evaluate.per_pass
-        for part in range(self.config.data.passes * per_pass):
+        """The run in parts: each pass is cut into ``evaluate.per_pass`` parts. A part comes again until all of it has been
+        trained on, because a checkpoint may interrupt it. Ends early when stopping.
+        """
+        for part in self.course.parts():
+            yield part
             if self.stopped:
                 return
-            self._pass, place_in_pass = divmod(part, per_pass)
-            order = block_order(self.config.data, self.config.run.seed, self._pass, len(self.reader.blocks))
-            edges = [len(order) * p // per_pass for p in (place_in_pass, place_in_pass + 1)]
-            askers = self.config.topology.threads * self.config.topology.trainers
-            self.control.begin(Handout(self.config.data, order[edges[0] : edges[1]], askers))
-            yield part
-            self.parts_done += 1
 
     def stream(self, thread: int) -> Iterator[Batch]:
-        """The batches of the blocks dealt to one worker thread. Every batch given out gets trained on."""
-        seed, data = self.config.run.seed, self.config.data
-        room = self.reader.room()
-        while (number := self.control.next_block(thread)) != NOTHING_LEFT:
-            block = self.reader.blocks[number]
-            order = shuffled(seed, 2, self._pass, number, size=block.rows) if data.shuffle else np.arange(block.rows)
-            done = 0
-            for batch in batches_in(order, self.reader.read(block, room), data.batch_size):
-                if self.stopping:
-                    self.unfinished[number] = done
-                    return
-                yield batch
-                done += len(batch)
+        """The batches of the pieces dealt to one worker thread, until there are none or training pauses."""
+        control = self.control
+        return self.course.batches(thread, lambda: control.next_block(thread), lambda: control.pausing)
+
+    def lookups(self, thread: int) -> Lookups:
+        """Pull and push for one worker thread."""
+        return self.tables.lookups(thread, self.held[thread])
 
     def train_part(self, hogwild: Callable[[int, Trainer], None]) -> None:
-        """Run the worker threads on one part of the run while the main thread supervises; returns when all trainers are done."""
-        if not self.parts_done:
+        """Run the worker threads while the main thread supervises, until this part is done or training pauses; returns when
+        all trainers have come to that.
+        """
+        if not self._started:
             self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
             if self.results:
                 self.results.logbook.start_clock()
+            self._started = True
+        assert self.course.handout
+        self.control.begin(self.course.handout)
         self.pace.begin()
         workers = [self.start(f"worker {k}", hogwild, k, self) for k in range(self.config.topology.threads)]
         self._supervise(lambda: not any(w.is_alive() for w in workers), finished=False)
-        closing = self.start("closing", self.pace.end)
+        clock, closing = Clock(), self.start("closing", self.pace.end)
         self._supervise(lambda: not closing.is_alive(), finished=True)
-        told = np.array([self.stopping], np.float32)
+        told = np.array([self.stopping, self.keeper.due()], np.float32)
         wait(self.world.trainers.iallreduce(told), self.config.waiting, "the other trainers (to end this part)")
-        self.stopped = bool(told[0])
+        self.stopped, self._due = map(bool, told)
+        self.course.take_stock(self.world.trainers)
+        self._came_to_rest = clock.wall
 
     def start(self, name: str, body: Callable[..., Any], *arguments: Any) -> Any:
         """A guarded thread of this rank."""
         return failure.start(self.world, name, body, *arguments)
 
     def evaluate(self, split: str) -> None:
-        """Score the common model on one split, if the data set has it; every trainer takes part."""
-        if self.stopped or split not in self.reader.manifest.splits or not self.reader.manifest.labelled:
+        """Score the common model on one split, where a part is done, if the data set has it; every trainer takes part."""
+        there = split in self.reader.manifest.splits and self.reader.manifest.labelled
+        if self.stopped or self.course.position.left or not there:
             return
         self._rest()
+        if self.results:
+            self.results.logbook.window()
         clock = Clock()
         metrics = self.evaluator.run(split, self.synchronizer.model(), self.config.waiting)
         self._evaluated(split, metrics, clock)
 
     def evaluate_finally(self, split: str) -> None:
-        """As ``evaluate``, and on request the first trainer's own replica as a second figure."""
-        self.evaluate(split)
-        if not self.config.evaluate.replica or self.stopped or split not in self.reader.manifest.splits:
+        """As ``evaluate``, and on request the first trainer's own replica as a second figure. A run that is asked to stop
+        meanwhile leaves a checkpoint too, to do this again.
+        """
+        if self.stopped:
             return
+        self.evaluate(split)
+        if self.config.evaluate.replica and not self.stopped and split in self.reader.manifest.splits:
+            self._evaluate_replica(split)
+        if self.stopped:
+            self.save()
+
+    def _evaluate_replica(self, split: str) -> None:
         vector = self.replica.vector.copy()
         wait(self.world.trainers.ibcast(vector), self.config.waiting, "the other trainers")
         clock = Clock()
         metrics = self.evaluator.run(split, vector, self.config.waiting)
         self._evaluated(split, metrics, clock, "replica 0")
 
+    def keep(self) -> None:
+        """Save a checkpoint, if one is due."""
+        if self._due and not self.stopped:
+            self._rest()
+            self.keeper.save(self.course.coming, 0.0 if self.course.position.done else self._came_to_rest)
+            self._due = False
+
     def save(self) -> None:
-        """Write the model into the run folder: the dense weights that are evaluated, and every PS's tables."""
+        """Write the model into the run folder: the dense weights that are evaluated, and every PS's tables. A run that was
+        asked to stop leaves a checkpoint to go on from instead.
+        """
         self._rest()
+        if self.stopped:
+            self.keeper.save_and_stop(self.course.position)
+            return
         vector = self.synchronizer.model()
-        if self.world.index == 0:
-            weights.save(self.folder / "model", self.replica, vector, self.tables.transport)
-            (self.folder / "model" / "state.json").write_text(json.dumps(self.state()) + "\n")
-        if self.progress.losses is not None:
-            np.save(self.folder / f"losses-{self.world.index}.npy", np.array(self.progress.losses))
+        if self.results:
+            self.keeper.save_model(vector)
+        self.keeper.wait_for_the_first()
 
     def goodbye(self) -> None:
         """Take leave of all servers and write the results."""
+        if self.progress.losses is not None:
+            np.save(self.folder / f"losses-{self.world.index}.npy", np.array(self.progress.losses))
         if self.results:
             self.results.finish(stopped=self.stopped)
         self.tables.transport.goodbye()
         self.synchronizer.goodbye()
-
-    def state(self) -> dict[str, Any]:
-        """Where in the data the run stands: parts done, blocks dealt in the last one, rows done of blocks cut short."""
-        dealt = self.control.handout.state() if self.control.handout else {}
-        return {"parts_done": self.parts_done, **dealt, "cut_short": self.unfinished}
 
     def _evaluated(self, split: str, metrics: dict[str, float] | None, clock: Clock, what: str = "model") -> None:
         """Keep an evaluation; one that was cut short, on all trainers alike, ends the run early."""
@@ -200,12 +226,6 @@ class Trainer:
             if done() and (free or not finished):
                 return
             pause.nap()
-
-    def _open_data(self) -> SplitReader:
-        data, topology = self.config.data, self.config.topology
-        reader = SplitReader(Path(data.folder), data.train_split, data.block_rows)
-        rows = suit_block_rows(data, reader.rows, topology.trainers * topology.threads)
-        return SplitReader(Path(data.folder), data.train_split, rows)
 
     def _synchronizers(self, peers: Peers) -> list[Any]:
         sync = self.config.sync

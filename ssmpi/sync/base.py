@@ -94,6 +94,13 @@ class Synchronizer(ABC):
     def model(self) -> np.ndarray:
         """The weights that are evaluated and saved (parameters,), the same on every trainer. Call after ``close``."""
 
+    def state(self) -> dict[str, np.ndarray]:
+        """What a checkpoint must hold of the algorithm besides the replica and ``model()``: live arrays by name.
+
+        A resumed run constructs the algorithm on the saved model, then fills these arrays.
+        """
+        return {}
+
     def goodbye(self) -> None:
         """Take leave of servers, where the algorithm has any."""
         return

@@ -59,6 +59,10 @@ class BMUF(MA):  # the same exchange and the same way to leave, another use of t
         super().close()
         self.exchange(self.weights, active=True)
 
+    def state(self) -> dict[str, np.ndarray]:
+        """The global model and its last step, the same on every trainer."""
+        return {"global": self._global, "delta": self._delta}
+
     def model(self) -> np.ndarray:
         """The global model."""
         return self._global.copy()

@@ -44,7 +44,7 @@ def on_trainers(world, options, work):
     if world.role is Role.EMBEDDING_PS:
         service, memory = Service(world.embedding, PATIENCE), memory_for(options.transport)
         arena = Arena(options, placement, world.index, SEED, memory.allocate)
-        server = EmbeddingServer(arena, service, memory.address)
+        server = EmbeddingServer(arena, service, address=memory.address)
         service.serve(world.topology.trainers, server.handle)
     if world.role is not Role.TRAINER:
         return None

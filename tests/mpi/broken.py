@@ -69,6 +69,19 @@ def break_joining():
     sys.modules["ssmpi.comm.messages"] = None
 
 
+def stop_where_the_disk_hangs():
+    import time
+
+    from ssmpi.checkpoint import disk
+    from ssmpi.model.replica import Twin
+
+    def happens():
+        disk.sync = lambda _: time.sleep(600)
+        ask_to_stop()
+
+    at_call(Twin, "forward_backward", 20, happens)
+
+
 def stop_before_training():
     from ssmpi.roles.trainer import Trainer
 

@@ -137,8 +137,6 @@ def test_every_row_is_trained_on_once_a_pass(trained, tmp_path, small_data, hand
     config = load(run.folder / "run.toml")
     rows = suit_block_rows(config.data, 6_000, 4)
     blocks = SplitReader(small_data, "train", rows).blocks
-    assert sorted(block for _, block in run.state["dealt"]) == list(range(len(blocks)))  # of the last pass
-    assert {asker for asker, _ in run.state["dealt"]} <= {0, 1, 2, 3}
     assert run.result["examples"] == run.result["expected_examples"] == 12_000
     assert run.result["status"] == "complete"
     iterations = len(run.losses(0)) + len(run.losses(1))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from oracle import PlainDLRM
 
+from ssmpi.checkpoint import files
 from ssmpi.errors import DataError
 from ssmpi.model.dlrm import DLRM
 from ssmpi.model.layers import PIECE
@@ -105,7 +106,7 @@ def test_the_schedules_factor_scales_the_step():
 
 def test_weights_survive_being_saved_and_loaded(tmp_path):
     one, other = replica(1), replica(2)
-    one.save(tmp_path / "dense.h5", one.vector)
+    files.write(tmp_path / "dense.h5", one.datasets(one.vector))
     np.testing.assert_array_equal(other.load(tmp_path / "dense.h5"), one.vector)
     with h5py.File(tmp_path / "dense.h5") as saved:
         assert saved["bottom.0.weight"].shape == (8, 13)
@@ -113,7 +114,7 @@ def test_weights_survive_being_saved_and_loaded(tmp_path):
 
 def test_weights_of_another_model_are_refused(tmp_path):
     other = replica(1, ModelOptions(bottom=(9, 4), top=(6, 1)))
-    other.save(tmp_path / "dense.h5", other.vector)
+    files.write(tmp_path / "dense.h5", other.datasets(other.vector))
     with pytest.raises(DataError, match=r"parameter bottom.0.weight is \(9, 13\), this model's is \(8, 13\)"):
         replica().load(tmp_path / "dense.h5")
 

@@ -1,0 +1,117 @@
+"""HDF5 files with a checksum over all of their bytes: written in one pass from memory, without the interpreter lock,
+flushed to disk, and checked before HDF5 is let near them, because a damaged header can make its library do anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ssmpi.checkpoint import disk
+from ssmpi.errors import DataError
+
+SLICE = 1 << 24  # bytes written and hashed at a time
+
+Dataset = tuple[str, np.ndarray, Mapping[str, Any]]  # name, values, attributes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file as a manifest records it. ``checksum`` is what ``sha256sum`` prints."""
+
+    file: str
+    bytes: int
+    checksum: str
+
+
+def write(path: Path, datasets: Iterable[Dataset]) -> Entry:
+    """Write arrays under their names, each contiguous and uncompressed; OSError if the disk will not take them.
+
+    The values must not change meanwhile. First the layout is made, then the values go to their places in the file and
+    through the hash together: they are read once.
+    """
+    extents: list[tuple[int, np.ndarray]] = []
+    with h5py.File(path, "w") as out:
+        for name, values, attributes in datasets:
+            values = np.ascontiguousarray(values)
+            made = _allocate(out, name, values)
+            made.attrs.update(attributes)
+            if values.size:
+                extents.append((made.id.get_offset(), values))
+    extents.sort(key=lambda extent: extent[0])
+    digest = hashlib.sha256()
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        end = 0
+        for offset, values in extents:
+            digest.update(os.pread(descriptor, offset - end, end))  # what HDF5 wrote between the arrays
+            content = values.reshape(-1).view(np.uint8).data
+            for start in range(0, len(content), SLICE):
+                piece = content[start : start + SLICE]
+                disk.write_at(descriptor, piece, offset + start)
+                digest.update(piece)
+            end = offset + len(content)
+        size = os.fstat(descriptor).st_size
+        digest.update(os.pread(descriptor, size - end, end))
+        disk.sync(descriptor)
+    finally:
+        os.close(descriptor)
+    return Entry(path.name, size, digest.hexdigest())
+
+
+def verify(folder: Path, entry: Entry) -> None:
+    """Raise DataError unless the file is on disk as it was written, to the last bit."""
+    path = folder / entry.file
+    try:
+        size = path.stat().st_size
+        if size != entry.bytes:
+            raise DataError(f"{path}: {size:,} bytes, {entry.bytes:,} were written: cut off or replaced")
+        digest = hashlib.sha256()
+        for content in _contents(path):
+            digest.update(content)
+    except FileNotFoundError:
+        raise DataError(f"{path}: missing") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    if digest.hexdigest() != entry.checksum:
+        raise DataError(f"{path}: damaged: its SHA-256 is not the one that was written")
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of a small file by name."""
+    found: dict[str, np.ndarray] = {}
+
+    def take(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            found[name] = item[()]
+
+    with h5py.File(path, "r", locking=False) as saved:
+        saved.visititems(take)
+    return found
+
+
+def _allocate(out: h5py.File, name: str, values: np.ndarray) -> h5py.Dataset:
+    """A data set with its place in the file and nothing in it."""
+    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plan.set_layout(h5py.h5d.CONTIGUOUS)
+    plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    group, _, last = name.rpartition("/")
+    parent = out.require_group(group) if group else out
+    kind, space = h5py.h5t.py_create(values.dtype, logical=True), h5py.h5s.create_simple(values.shape)
+    return h5py.Dataset(h5py.h5d.create(parent.id, last.encode(), kind, space, plan))
+
+
+def _contents(path: Path) -> Iterator[memoryview]:
+    """The bytes of a file, slice by slice."""
+    buffer = bytearray(SLICE)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            yield memoryview(buffer)[:count]

@@ -1,0 +1,119 @@
+"""The folder of a run's checkpoints. One is committed when its manifest, written last and renamed, is there; until then
+it does not count, and the newest committed one is never touched::
+
+    checkpoints/checkpoint-000007/   dense.h5  embedding-0000.h5 ...  trainer-0000.h5 ...  manifest.json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ssmpi.checkpoint import disk
+from ssmpi.checkpoint.files import Entry, verify
+from ssmpi.errors import DataError
+
+FOLDER = "checkpoints"
+MANIFEST_NAME = "manifest.json"
+FORMAT, VERSION = "ssmpi-checkpoint", 1
+PREFIX = "checkpoint-"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a folder holds: its files, and ``state``, all that is not arrays."""
+
+    files: tuple[Entry, ...]
+    state: dict[str, Any]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(entry.bytes for entry in self.files)
+
+
+def commit(folder: Path, manifest: Manifest) -> None:
+    """From now on what lies in ``folder`` counts. Its files have been synced by those who wrote them."""
+    disk.sync_folder(folder)
+    beside = folder / f".{MANIFEST_NAME}.tmp"
+    body = {"format": FORMAT, "version": VERSION, "files": [asdict(e) for e in manifest.files], "state": manifest.state}
+    disk.write(beside, (json.dumps(body, indent=1) + "\n").encode())
+    disk.rename(beside, folder / MANIFEST_NAME)
+    disk.sync_folder(folder)
+    disk.sync_folder(folder.parent)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check a manifest; DataError says what is wrong with the folder."""
+    path = folder / MANIFEST_NAME
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        found = body["format"], body["version"]
+        if found != (FORMAT, VERSION):
+            raise DataError(f"{path}: format {found[0]!r} version {found[1]}, this program reads {FORMAT!r} {VERSION}")
+        return Manifest(tuple(Entry(**entry) for entry in body["files"]), dict(body["state"]))
+    except FileNotFoundError:
+        raise DataError(f"{path}: missing, so what is here was not saved to the end") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: damaged ({error!r})") from error
+
+
+def check(folder: Path, share: int = 0, shares: int = 1) -> None:
+    """Raise DataError if a file is not as its manifest says; of several ranks each checks its share of the files."""
+    for entry in read_manifest(folder).files[share::shares]:
+        verify(folder, entry)
+
+
+class Store:
+    """The checkpoints of one run. Only one job at a time may write here."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder = run / FOLDER
+
+    def committed(self) -> list[Path]:
+        """Folders of committed checkpoints, the oldest first."""
+        return [path for path in self._all() if (path / MANIFEST_NAME).is_file()]
+
+    def named(self, name: str) -> Path:
+        """One of the committed checkpoints; DataError names those there are."""
+        there = self.committed()
+        for path in there:
+            if path.name == name:
+                return path
+        raise DataError(
+            f"{self.folder}: no checkpoint '{name}'; there are {', '.join(path.name for path in there) or 'none'}"
+        )
+
+    def begin(self) -> Path:
+        """Make the folder of a new checkpoint; what an earlier job left unfinished goes."""
+        numbers = [int(path.name.removeprefix(PREFIX)) for path in self._all()]
+        there = self.committed()
+        for path in self._all():
+            if path not in there:
+                disk.remove_folder(path)
+        disk.make_folder(self.folder)  # not the run folder: one that has vanished is not to be made anew
+        folder = self.folder / f"{PREFIX}{max(numbers, default=0) + 1:06}"
+        disk.make_folder(folder)
+        return folder
+
+    def retire(self, keep: int) -> None:
+        """Remove all but the newest ``keep`` checkpoints, each by its manifest first: a half removed one does not count."""
+        for path in self.committed()[:-keep]:
+            disk.remove_file(path / MANIFEST_NAME)
+            disk.sync_folder(path)
+            disk.remove_folder(path)
+
+    def _all(self) -> list[Path]:
+        """All checkpoint folders, committed or not, by number."""
+        return sorted(path for path in self.folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit())
+
+
+def older_than(folder: Path, there: Sequence[Path]) -> str:
+    """What to say to somebody whose checkpoint cannot be used."""
+    others = [path.name for path in there if path.name < folder.name]
+    if not others:
+        return "there is no older one"
+    return f"an older one is used with --checkpoint {others[-1]}, the newest whole one with --checkpoint whole"

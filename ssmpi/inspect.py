@@ -1,0 +1,62 @@
+"""``ssmpi inspect``: what is in a run folder: how the run stands, which checkpoints there are, whether they are whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ssmpi.checkpoint import store
+from ssmpi.config import RUN_FILE
+from ssmpi.errors import DataError
+from ssmpi.roles.results import RESULT_NAME
+from ssmpi.roles.weights import MODEL
+
+
+def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
+    """The text, and whether all is well; with ``checksums`` every byte of model and checkpoints is read."""
+    if not (run / RUN_FILE).is_file():
+        raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
+    lines, well = [f"{run}: {standing(run)}"], True
+    there = store.Store(run).committed()
+    for path in [*there, *([run / MODEL] if (run / MODEL).is_dir() else [])]:
+        found = wrong(path, checksums=checksums)
+        well = well and not found
+        lines += [f"{path.name}: {found or contents(path)}"]
+        if not found:
+            lines[-1] += ", checksums ok" if checksums else ", checksums not read"
+    if not there:
+        lines.append("no checkpoint: --resume starts from the beginning")
+    return "\n".join(lines), well
+
+
+def standing(run: Path) -> str:
+    """How the run stands, in its own words."""
+    try:
+        result = json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))
+        return f"{result['status']}, {result['examples']:,.0f} of {result['expected_examples']:,} examples"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "not at an end: running, or ended without a word"
+
+
+def wrong(path: Path, *, checksums: bool) -> str:
+    """What is wrong with a checkpoint or a model, empty if nothing is."""
+    try:
+        if checksums:
+            store.check(path)
+        store.read_manifest(path)
+    except DataError as error:
+        return f"DAMAGED: {error}"
+    return ""
+
+
+def contents(path: Path) -> str:
+    """One line about a whole checkpoint or model."""
+    manifest = store.read_manifest(path)
+    state: dict[str, Any] = manifest.state
+    size = f"{len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB"
+    if "topology" not in state:
+        return f"after {state['examples']:,} examples, {size}"
+    done, ranks = state["examples"] / max(state["expected_examples"], 1), state["topology"]
+    made_by = f"{ranks['trainers']} x {ranks['threads']} threads, {ranks['embedding_ps']} embedding PSs"
+    return f"after {state['examples']:,} examples ({done:.1%}), {size}, by {made_by} ({state['algorithm']})"

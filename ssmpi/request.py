@@ -1,0 +1,34 @@
+"""Which run a command is about: of a run file, of a run folder, or both. Loads without MPI, for the launcher."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssmpi.config import RUN_FILE, Config, load
+from ssmpi.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for: a run file with overrides, or a run folder to go on with, or both."""
+
+    run_file: Path | None
+    overrides: Sequence[str]
+    overwrite: bool = False
+    run: Path | None = None
+    checkpoint: str | None = None
+
+    def load(self) -> Config:
+        """The settings; without a run file those that the run was started with."""
+        if not self.run:
+            assert self.run_file
+            return load(self.run_file, self.overrides)
+        saved = self.run / RUN_FILE
+        if not self.run_file and not saved.is_file():
+            raise SettingsError(
+                f"{saved}: no such file, so no run to go on with; name a run file too, to start one there"
+            )
+        return load(self.run_file or saved, (*self.overrides, f"run.folder={json.dumps(str(self.run))}"))

@@ -1,0 +1,106 @@
+"""``--resume``: the same command starts a run, goes on with it, or finds it finished; so a job that is queued again works."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssmpi import folder, settings
+from ssmpi.checkpoint import attempts, disk, store
+from ssmpi.comm.world import Job
+from ssmpi.config import RUN_FILE, Config
+from ssmpi.errors import DataError
+from ssmpi.log import log
+from ssmpi.request import Request
+from ssmpi.roles.identity import check_identity, identity
+from ssmpi.roles.results import RESULT_NAME
+
+WHOLE = "whole"  # as the name of a checkpoint: the newest that is as it was written
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a job begins: with which settings, from which checkpoints (the newest first), or not at all."""
+
+    config: Config
+    checkpoints: tuple[Path, ...] = ()
+    finished: bool = False
+
+
+def prepare(request: Request, ranks: int) -> Start:
+    """Check everything that can be checked before training and make the run folder, or find what is in it."""
+    config = request.load()
+    run = Path(config.run.folder)
+    if not request.run or not (run / RUN_FILE).is_file():
+        folder.prepare(config, ranks, request.overwrite)
+        attempts.begin(run, 0)
+        return Start(config)
+    if is_finished(run):
+        return Start(config, finished=True)
+    reader = folder.check(config, ranks)
+    found = candidates(run, request.checkpoint)
+    examples = 0
+    if found:
+        state = store.read_manifest(found[0]).state
+        check_identity(found[0].name, state["identity"], identity(config, reader.manifest))
+        examples = state["examples"]
+    attempts.begin(run, examples)
+    disk.remove_file(run / RESULT_NAME)  # this run is not at an end any more
+    write_settings(run, config)
+    return Start(config, tuple(found))
+
+
+def candidates(run: Path, name: str | None) -> list[Path]:
+    """The checkpoints that may be gone on from, the first one first."""
+    there = store.Store(run).committed()
+    if name == WHOLE:
+        return there[::-1]
+    return [store.Store(run).named(name)] if name else there[-1:]
+
+
+def choose(job: Job, start: Start) -> Path | None:
+    """The first checkpoint whose files are as they were written, each rank checking its share; DataError if there is none."""
+    for path in start.checkpoints:
+        errors = [error for error in job.gather(find_error(path, job.rank, job.size)) if error]
+        if not errors:
+            if job.rank == 0:
+                log.info(f"going on from {path}")
+            return path
+        if job.rank == 0:
+            log.warning(f"{path.name} cannot be used: {errors[0]}")
+    if start.checkpoints:
+        advice = store.older_than(start.checkpoints[-1], store.Store(start.checkpoints[-1].parents[1]).committed())
+        job.agree(lambda: refuse(f"{errors[0]}; {advice}"))
+    elif job.rank == 0:
+        log.info("no checkpoint: starting from the beginning")
+    return None
+
+
+def refuse(text: str) -> None:
+    """Raise a DataError."""
+    raise DataError(text)
+
+
+def find_error(path: Path, share: int, shares: int) -> str:
+    """What is wrong with this rank's share of a checkpoint, empty if nothing is."""
+    try:
+        store.check(path, share, shares)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a run has come to its end, as it itself says."""
+    try:
+        return json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))["status"] == "complete"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def write_settings(run: Path, config: Config) -> None:
+    """Replace the run folder's settings: a resumed job may have other numbers of ranks."""
+    beside = run / f".{RUN_FILE}.tmp"
+    disk.write(beside, settings.dump(config).encode())
+    disk.rename(beside, run / RUN_FILE)

@@ -1,0 +1,96 @@
+"""A run killed, stopped, damaged and gone on with under mpirun, with other numbers of ranks each time, to its exact end."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from datasets import make_dataset
+from ranks import running, ssmpi
+from runs import Run, write_run_file
+
+from ssmpi.checkpoint.store import Store
+from ssmpi.cli import STOPPED
+from ssmpi.settings import dump
+
+BROKEN = Path(__file__).with_name("broken.py")
+SETTINGS = (
+    "data.batch_size=64", "data.passes=60", "evaluate.split=none", "evaluate.final=test", "run.record_losses=false",
+    "checkpoint.every_examples=2000", "run.log_seconds=0.2",
+)  # fmt: skip
+START_UP = 120  # seconds for what takes five on a quiet machine
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("data"), rows=4_000, shard=1_500, cardinalities=(60,) * 26)
+
+
+def rank_of(pid):
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return next((int(w.split(b"=")[1]) for w in words if w.startswith(b"OMPI_COMM_WORLD_RANK=")), None)
+
+
+def interfere(job, run, signum, rank, checkpoints):
+    """Send a signal to one rank once there are so many checkpoints, whatever is being done then; how the job ended."""
+    deadline = time.monotonic() + START_UP
+    while not any(int(path.name[-6:]) >= checkpoints for path in Store(run).committed()):
+        assert job.process.poll() is None, job.read_so_far()
+        assert time.monotonic() < deadline, job.read_so_far()
+        time.sleep(0.02)
+    os.kill(next(pid for pid in job.pids() if rank_of(pid) == rank), signum)
+    return job.wait(START_UP)
+
+
+def test_killed_stopped_damaged_and_resharded_it_ends_with_every_row(tmp_path, data):
+    first = ("topology.trainers=2", "topology.embedding_ps=1", "sync.algorithm=ma")
+    config = write_run_file(tmp_path, data, *SETTINGS, *first)
+    given, run = tmp_path / "given.toml", Path(config.run.folder)
+    given.write_text(dump(config))
+
+    with running(3, "-m", "ssmpi", "train", given, "--resume", run) as job:
+        killed = interfere(job, run, signal.SIGKILL, rank=2, checkpoints=2)
+    assert killed.code not in (0, STOPPED)
+    assert "embedding_ps 0 (rank 2" in killed.err
+
+    second = ("topology.trainers=1", "topology.threads=2", "topology.embedding_ps=2", "sync.algorithm=none")
+    before = int(Store(run).committed()[-1].name[-6:])
+    with running(3, "-m", "ssmpi", "train", "--resume", run, *second) as job:
+        stopped = interfere(job, run, signal.SIGUSR2, rank=0, checkpoints=before + 1)
+    assert stopped.code == STOPPED, stopped.err
+    assert Run(run).result["status"] == "stopped"
+    at = json.loads((Store(run).committed()[-1] / "manifest.json").read_text())["state"]["examples"]
+    assert at == Run(run).result["examples"]
+
+    newest = Store(run).committed()[-1]
+    content = bytearray((newest / "embedding-0001.h5").read_bytes())
+    content[len(content) // 2] ^= 4
+    (newest / "embedding-0001.h5").write_bytes(content)
+    assert ssmpi("inspect", run, timeout=START_UP).code == 1
+    refused = ssmpi("train", "--resume", run, ranks=3, timeout=START_UP)
+    assert refused.code == 2
+    assert "embedding-0001.h5: damaged" in refused.err
+    assert f"--checkpoint {Store(run).committed()[-2].name}" in refused.err
+
+    third = ("topology.trainers=2", "topology.threads=1", "topology.embedding_ps=1", "topology.sync_ps=1")
+    whole = ("--resume", run, "--checkpoint", "whole", *third, "sync.algorithm=easgd", "data.passes=40")
+    ssmpi("train", *whole, ranks=4, timeout=START_UP).check()
+    assert Run(run).result["status"] == "complete"
+    assert Run(run).result["examples"] == 40 * 4_000
+    assert "this run is finished" in ssmpi("train", "--resume", run, ranks=4, timeout=START_UP).check().out
+
+
+def test_a_stop_that_cannot_be_saved_in_its_budget_ends_the_job(tmp_path, data):
+    config = write_run_file(
+        tmp_path, data, *SETTINGS, "checkpoint.every_examples=0", "checkpoint.stop_budget_seconds=0.5"
+    )
+    (tmp_path / "given.toml").write_text(dump(config))
+    with running(2, BROKEN, "stop_where_the_disk_hangs", 0, "train", tmp_path / "given.toml") as job:
+        ended = job.wait(START_UP)
+    assert ended.code == STOPPED, ended.err
+    assert "no checkpoint within checkpoint.stop_budget_seconds = 0.5" in ended.err

@@ -1,0 +1,245 @@
+"""Whatever happens while a checkpoint is saved, and whenever, the newest committed one loads."""
+
+import itertools
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ssmpi.checkpoint import attempts, disk, files, store
+from ssmpi.checkpoint.policy import Due, Options
+from ssmpi.checkpoint.store import Manifest, Store
+from ssmpi.errors import DataError, UserError
+
+OPERATIONS = ("make_folder", "write", "write_at", "sync", "sync_folder", "rename", "remove_file", "remove_folder")
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    """What a killed process has written survives it without that; what a power cut leaves has a test of its own."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def values(number, rows=2_000):
+    return np.random.default_rng(number).normal(size=(rows, 4)).astype(np.float32)
+
+
+def save(run, number, keep=2):
+    """A checkpoint of two files whose content is known from its number; the same calls as a job's."""
+    run.mkdir(exist_ok=True)
+    the_store = Store(run)
+    folder = the_store.begin()
+    datasets = [("table/weights", values(number), {"table": 0}), ("table/state", values(number)[:, 0], {})]
+    entries = (
+        files.write(folder / "embedding-0000.h5", datasets),
+        files.write(folder / "trainer-0000.h5", [("replica", values(1000 + number), {})]),
+    )
+    store.commit(folder, Manifest(entries, {"number": number}))
+    the_store.retire(keep)
+
+
+def newest(run):
+    """The number of the newest committed checkpoint, every byte of which is as saved; 0 if there is none."""
+    there = Store(run).committed()
+    for path in there:
+        store.check(path)  # those before it are whole too
+        number = store.read_manifest(path).state["number"]
+        found = files.read(path / "embedding-0000.h5")
+        np.testing.assert_array_equal(found["table/weights"], values(number))
+        np.testing.assert_array_equal(found["table/state"], values(number)[:, 0])
+        np.testing.assert_array_equal(files.read(path / "trainer-0000.h5")["replica"], values(1000 + number))
+    return number if there else 0
+
+
+def in_child(body):
+    """Run ``body`` in a process of its own; whether it came to its end."""
+    child = os.fork()
+    if not child:
+        try:
+            body()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def at_operation(number, happens):
+    """Let something happen before the ``number``-th change on disk, and half of a write be done."""
+    count = itertools.count(1)
+    for name in OPERATIONS:
+        original = getattr(disk, name)
+
+        def counted(*arguments, original=original, name=name):
+            if next(count) == number:
+                if name == "write":
+                    arguments[0].write_bytes(arguments[1][: len(arguments[1]) // 2])
+                if name == "write_at":
+                    original(arguments[0], arguments[1][: len(arguments[1]) // 2], arguments[2])
+                happens()
+            return original(*arguments)
+
+        setattr(disk, name, counted)
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def full():
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("happens", [kill, full])
+def test_killed_or_failing_at_any_operation_of_any_save(tmp_path, happens):
+    """Two saves are committed, a third is killed at its n-th operation, then a fourth must work and clear up."""
+    survived = []
+    for number in itertools.count(1):
+        run = tmp_path / str(number)
+
+        def third(run=run, number=number):
+            at_operation(number, happens)
+            save(run, 3)
+
+        save(run, 1)
+        save(run, 2)
+        done = in_child(third)
+        survived.append(newest(run))
+        save(run, 4)
+        assert newest(run) == 4
+        assert len(list((run / "checkpoints").iterdir())) == 2
+        if done:
+            break
+    assert number > 15, "the operations are not counted any more"
+    assert set(survived) == {2, 3}
+    assert survived == sorted(survived)  # from some operation on, the third counts; never half of it
+
+
+def test_killed_at_any_moment_a_hundred_times(tmp_path):
+    """Real SIGKILLs from outside, one after the other into the same folder."""
+    save(tmp_path, 1)
+    began = time.monotonic()
+    save(tmp_path, 2)
+    generator, before, one_save = random.Random(5), 2, time.monotonic() - began
+    for number in range(3, 103):
+        child = os.fork()
+        if not child:
+            try:
+                save(tmp_path, number)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        time.sleep(generator.uniform(0, 2 * one_save))
+        os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] in (0, signal.SIGKILL)
+        now = newest(tmp_path)
+        assert now in (before, number)
+        before = now
+    save(tmp_path, 103)
+    assert newest(tmp_path) == 103
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+def test_what_was_not_synced_may_be_lost_in_a_power_cut(tmp_path, monkeypatch):
+    """After a commit every file and every name in the folders above it has been synced since it was last changed."""
+    dirty, names = set(), set()
+
+    def path_of(descriptor):
+        return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    original = {name: getattr(disk, name) for name in OPERATIONS}
+
+    def write_at(descriptor, content, offset):
+        dirty.add(path_of(descriptor))
+        original["write_at"](descriptor, content, offset)
+
+    def sync(descriptor):
+        dirty.discard(path_of(descriptor))
+
+    def make_folder(path):
+        names.add(path.parent)
+        original["make_folder"](path)
+
+    def rename(old, new):
+        assert not dirty, "renamed before what it names was synced"
+        assert not names - {old.parent.parent}, "the folder's names were not synced before the manifest was put there"
+        names.add(new.parent)
+        original["rename"](old, new)
+
+    monkeypatch.setattr(disk, "write_at", write_at)
+    monkeypatch.setattr(disk, "sync", sync)
+    monkeypatch.setattr(disk, "make_folder", make_folder)
+    monkeypatch.setattr(disk, "rename", rename)
+    monkeypatch.setattr(disk, "sync_folder", lambda path: names.discard(path))
+    save(tmp_path, 1)
+    assert not dirty
+    assert not names
+
+
+def test_a_run_folder_that_is_gone_is_not_made_anew(tmp_path):
+    with pytest.raises(FileNotFoundError, match="gone"):
+        Store(tmp_path / "gone").begin()
+
+
+def test_as_many_as_asked_for_stay(tmp_path):
+    for number in range(1, 7):
+        save(tmp_path, number, keep=3)
+    assert [path.name for path in Store(tmp_path).committed()] == [f"checkpoint-00000{n}" for n in (4, 5, 6)]
+
+
+@pytest.mark.parametrize("file", ["embedding-0000.h5", "trainer-0000.h5"])
+@pytest.mark.parametrize("place", [0, 0.5, -1])
+def test_one_changed_bit_is_found_wherever_it_is(tmp_path, file, place):
+    save(tmp_path, 1)
+    (folder,) = Store(tmp_path).committed()
+    content = bytearray((folder / file).read_bytes())
+    content[int(place * len(content)) if place >= 0 else -1] ^= 1
+    (folder / file).write_bytes(content)
+    with pytest.raises(DataError, match=rf"{file}: damaged"):
+        store.check(folder)
+
+
+def test_damage_names_the_file(tmp_path):
+    save(tmp_path, 1)
+    (folder,) = Store(tmp_path).committed()
+    os.truncate(folder / "trainer-0000.h5", 100)
+    with pytest.raises(DataError, match=r"trainer-0000\.h5: 100 bytes, .* were written"):
+        store.check(folder)
+    (folder / "trainer-0000.h5").unlink()
+    with pytest.raises(DataError, match=r"trainer-0000\.h5: missing"):
+        store.check(folder, 1, 2)
+    store.check(folder, 0, 2)  # the other rank's share
+    (folder / "manifest.json").write_text('{"format": "ssmpi-checkpoint"')
+    with pytest.raises(DataError, match=r"manifest\.json: damaged"):
+        store.read_manifest(folder)
+
+
+def test_the_checksum_is_that_of_sha256sum(tmp_path):
+    import hashlib
+
+    entry = files.write(
+        tmp_path / "a.h5", [("x", values(1), {"a": 1}), ("g/y", values(2)[:0], {}), ("g/z", values(3), {})]
+    )
+    content = (tmp_path / "a.h5").read_bytes()
+    assert entry == files.Entry("a.h5", len(content), hashlib.sha256(content).hexdigest())
+
+
+def test_a_run_that_gets_nowhere_twice_is_given_up(tmp_path):
+    for examples in (0, 0, 500, 500, 700, 500):
+        attempts.begin(tmp_path, examples)
+    attempts.begin(tmp_path, 500)
+    with pytest.raises(UserError, match=r"the last 2 jobs of this run began after 500 examples.*attempts\.json"):
+        attempts.begin(tmp_path, 500)
+    attempts.begin(tmp_path, 501)
+
+
+def test_due_by_examples_or_by_time():
+    due = Due(Options(every_minutes=0, every_examples=100), examples=40)
+    assert [due.now(examples) for examples in (40, 139, 140)] == [False, False, True]
+    due.saved(150)
+    assert [due.now(examples) for examples in (249, 250)] == [False, True]
+    assert not Due(Options(every_minutes=60), 0).now(10**9)
+    assert Due(Options(every_minutes=1e-9), 0).now(0)
