@@ -47,19 +47,8 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
 
 def contenders(found: Mapping[str, Any]) -> str:
     """Examples per second, median and best quarter, and cores used by part."""
-    rows = [
-        (
-            "examples per second",
-            "median",
-            "best quarter",
-            "windows",
-            "per core-s",
-            "cores: trainers",
-            "shadow",
-            "servers",
-            "others",
-        )
-    ]
+    heads = "examples per second;median;best quarter;windows;per core-s;cores: trainers;shadow;servers;others"
+    rows: list[tuple[str, ...]] = [tuple(heads.split(";"))]
     ordered = sorted(found.items(), key=lambda item: (item[1]["batch"], item[1]["precision"] != "fp32"))
     rows += [(name, *contender(figures)) for name, figures in ordered]
     notes = (

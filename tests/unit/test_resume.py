@@ -13,7 +13,7 @@ from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.store import Store
 from ssmpi.errors import DataError
 from ssmpi.model.replica import Twin
-from ssmpi.roles import control
+from ssmpi.roles import control, trainer
 
 ONE = ("data.batch_size=100", "data.passes=2", "evaluate.per_pass=2")
 MANY = (*ONE, "topology.trainers=2", "topology.threads=2", "topology.embedding_ps=2")
@@ -41,6 +41,7 @@ def watched(monkeypatch):
 
     monkeypatch.setattr(Twin, "forward_backward", watching)
     monkeypatch.setattr(control, "stop_asked", lambda: watched.stopping)
+    monkeypatch.setattr(trainer, "warm_up", lambda *_: None)  # its made-up batch is no part of the data
     return watched
 
 
