@@ -95,6 +95,7 @@ class Store:
             if path not in there:
                 disk.remove_folder(path)
         disk.make_folder(self.folder)  # not the run folder: one that has vanished is not to be made anew
+        disk.sync_folder(self.folder.parent)
         folder = self.folder / f"{PREFIX}{max(numbers, default=0) + 1:06}"
         disk.make_folder(folder)
         return folder

@@ -79,9 +79,11 @@ class Keeper:
         timer = threading.Timer(budget, self._trainer.world.abort, (text, STOPPED))
         timer.daemon = True
         timer.start()
-        self.finish()
-        self._begin(position, 0.0, background=False)
-        timer.cancel()
+        try:
+            self.finish()
+            self._begin(position, 0.0, background=False)
+        finally:
+            timer.cancel()
 
     def finish(self) -> None:
         """Wait until the checkpoint being written is committed."""

@@ -34,6 +34,8 @@ def watched(monkeypatch):
     watched, forward_backward = Watched(), Twin.forward_backward
 
     def watching(twin, dense, rows, labels):
+        if not dense.any():  # made up to warm up
+            return forward_backward(twin, dense, rows, labels)
         watched.rows.update(row.tobytes() for row in dense)
         if next(watched._batches) == watched.stop_at:
             watched.stopping = True
@@ -69,8 +71,7 @@ def assert_same(run, reference):
     assert run.result[loss] == pytest.approx(reference.result[loss], rel=1e-12)
 
 
-@pytest.mark.parametrize("prefetch", ["true", "false"])
-@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize(("prefetch", "servers"), [("true", 0), ("true", 2), ("false", 2)])
 def test_stopped_anywhere_it_gives_the_same_bits(tmp_path, small_data, watched, prefetch, servers):
     overrides = (
         *ONE,
