@@ -47,7 +47,7 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
 
 def contenders(found: Mapping[str, Any]) -> str:
     """Examples per second, median and best quarter, and cores used by part."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             "examples per second",
             "median",
