@@ -55,7 +55,7 @@ class Exchange(Look):
 
     def hogwild(self, thread: int, trainer: Trainer) -> None:
         """As ``train.hogwild``, with constant gradients."""
-        lookups = trainer.tables.lookups(thread)
+        lookups = trainer.lookups(thread)
         for batch, rows in lookups.prefetched(trainer.stream(thread)):
             gradients = np.full(rows.values.shape, 1e-6, np.float32)
             lookups.push(rows, gradients)
