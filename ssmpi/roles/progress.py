@@ -42,6 +42,10 @@ class Progress:
         """Examples this trainer has trained on, the batch being recorded included."""
         return int(self._sums[:, 0].sum())
 
+    def factor(self) -> float:
+        """What the learning rates are multiplied by now."""
+        return self._schedule.factor(self.examples * self._trainers)
+
     def since_last(self) -> tuple[np.ndarray, np.ndarray]:
         """Sums (5,) and histogram (2, BINS) since the last call."""
         sums, histogram = self._sums.sum(axis=0), self._histograms.sum(axis=0)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.comm.world import World
-from ssmpi.embedding.client import LocalTables, Lookups, RemoteTables
+from ssmpi.embedding.client import LocalTables, Lookups, RemoteTables, Transport
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.roles.weights import load_tables
@@ -35,6 +35,6 @@ class Tables:
             load_tables(arena, weights)
         self.transport = LocalTables(arena)
 
-    def lookups(self, thread: int) -> Lookups:
-        """Pull and push for one thread."""
-        return Lookups(self.transport, self.placement, self._options, thread)
+    def lookups(self, thread: int, through: Transport | None = None) -> Lookups:
+        """Pull and push for one thread, ``through`` another transport than the plain one if given."""
+        return Lookups(through or self.transport, self.placement, self._options, thread)
