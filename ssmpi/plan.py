@@ -8,6 +8,7 @@ from ssmpi.config import Config
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, SPARSE_NAMES, read_manifest
 from ssmpi.embedding.placement import Placement, place
+from ssmpi.sync import ALGORITHMS
 from ssmpi.topology import Role
 
 PROCESS_BYTES = {
@@ -104,12 +105,15 @@ def traffic(config: Config, placement: Placement) -> str:
             f"  an iteration: {_bytes(ids * (4 + row))} pulled, {_bytes(ids * (4 + row))} pushed, "
             f"{2 * placement.servers} messages out, {placement.servers} in"
         )
-    if config.sync.algorithm == "easgd":
-        lines.append(f"  a round: {_bytes(4 * parameters)} to the sync PSs and as much back")
-    elif config.sync.algorithm != "none":
-        lines.append(
-            f"  a round: {_bytes(2 * (n - 1) / n * 4 * parameters)} sent by each of {n} trainers (ring all-reduce)"
-        )
+    kind, sync = ALGORITHMS[config.sync.algorithm], config.sync
+    dense = 4 * parameters / sync.fragments
+    when = "an iteration, too" if kind.in_the_step else "a round" if sync.fragments == 1 else "a round of one fragment"
+    if kind.in_the_step and n > 1:
+        lines.append(f"  an iteration, too: {_bytes((n - 1) / n * ids * (8 + row))} of row gradients to other trainers")
+    if kind.partner not in ("", "all trainers"):
+        lines.append(f"  {when}: {_bytes(dense)} to {kind.partner} and as much back")
+    elif kind.partner:
+        lines.append(f"  {when}: {_bytes(2 * (n - 1) / n * dense)} sent by each of {n} trainers (ring all-reduce)")
     return "\n".join(lines) if len(lines) > 1 else "on the wire: nothing"
 
 

@@ -44,6 +44,12 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
         lines.append(f"{name:{width}}  " + "".join(_cell(metrics.get(column)) for column in COLUMNS))
     gap = f", sync gap {result['sync_gap_thread']:.1f} iterations of a thread" if "sync_gap_thread" in result else ""
     lines.append(f"{result['status']}: {result['examples']:,.0f} examples at {result['eps']:,.0f} EPS{gap}")
+    if "round_seconds" in result:
+        far = f", replicas {result['divergence']:.2%} from their reference" if "divergence" in result else ""
+        lines.append(
+            f"rounds: {result['rounds']:,.0f} of {1000 * result['round_seconds']:.1f} ms, in which a trainer makes "
+            f"{result['staleness']:.1f} iterations{far}"
+        )
     return "\n".join(lines)
 
 

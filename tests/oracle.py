@@ -106,3 +106,20 @@ class PlainDLRM(nn.Module):
             table_optimizer.step()
             losses.append(loss.item())
         return np.array(losses)
+
+
+def train_plainly(config, cardinalities, batches):
+    """A run's model and optimizers in one process, trained on ``batches``: the model and its losses."""
+    torch.set_num_threads(1)
+    mine, theirs = config.dense, config.embedding
+    model = PlainDLRM(config.model.bottom, config.model.top, cardinalities, theirs.dim, config.run.seed)
+    tables = [table.weight for table in model.tables]
+    if mine.optimizer == "sgd":
+        dense = torch.optim.SGD(model.dense_parameters, mine.rate)
+        sparse = torch.optim.SGD(tables, theirs.rate)
+    else:
+        dense = torch.optim.Adagrad(
+            model.dense_parameters, mine.rate, initial_accumulator_value=mine.initial_state, eps=mine.epsilon
+        )
+        sparse = RowwiseAdagrad(tables, theirs.rate, theirs.epsilon, theirs.initial_state)
+    return model, model.train_on(batches, dense, sparse)

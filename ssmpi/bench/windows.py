@@ -60,6 +60,7 @@ class Ticking:
     def __init__(self, pace: Pace, ticks: Ticks) -> None:
         self._pace, self._ticks = pace, ticks
         self.begin, self.thread_done, self.end = pace.begin, pace.thread_done, pace.end
+        self.optimizer = pace.optimizer
 
     def after_step(self, thread: int) -> None:
         """A worker thread has finished an iteration."""

@@ -1,6 +1,6 @@
 """Joins the MPI job, agrees on settings and makes every communicator once, on the main thread, in one order.
 
-One conversation, one communicator: ``embedding`` (pull and push), ``center`` (EASGD with the sync PSs), ``trainers``
+One conversation, one communicator: ``embedding`` (pull and push), ``center`` (rounds with the sync PSs), ``trainers``
 (dense rounds), ``control`` (row blocks, reports, stop). Threads use buffer calls only.
 """
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 PLAIN_LINE_SECONDS = 60.0
+COUNTS = ("iterations", "rounds", "round_seconds", "staleness")
 SAVING = ("checkpoints", "O_save")  # how many, and how many seconds training stood still for them
 
 State = tuple[dict[str, float], dict[str, np.ndarray]]
@@ -47,7 +48,8 @@ class Logbook:
         )
         self._window, self._total = Quality(), Quality(**arrays)
         self._bar.update(int(self._total.sums[0]))
-        self._counts = {name: np.zeros(topology.trainers) for name in ("iterations", "rounds")}
+        self._counts = {name: np.zeros(topology.trainers) for name in COUNTS}
+        self._divergence = np.full(topology.trainers, np.nan)
         self._window_counts = {name: counts.copy() for name, counts in self._counts.items()}
         self._began = self._window_began = self._line_said = time.monotonic()
         self._earlier = {name: numbers.get(name, 0.0) for name in ("seconds", "iterations", "rounds")}
@@ -63,6 +65,7 @@ class Logbook:
         self._total.merge(news)
         for name, counts in self._counts.items():
             counts[trainer] = header[name]
+        self._divergence[trainer] = header["divergence"]
         self._bar.update(int(sums[0]))
         if time.monotonic() - self._window_began >= self._every:
             self.window()
@@ -73,8 +76,8 @@ class Logbook:
         if not examples:
             return
         seconds = time.monotonic() - self._window_began
-        gap = self.gap(self._window_counts)
-        line = {"kind": "train", **self._where(), "eps": examples / seconds, **self._window.compute(), **gap}
+        line = {"kind": "train", **self._where(), "eps": examples / seconds, **self._window.compute()}
+        line |= self.sync(self._window_counts)
         self._write(line)
         self._show(line)
         self._warn(line["ne"], line["auc"])
@@ -108,15 +111,26 @@ class Logbook:
         arrays = {"histogram": self._total.histogram, "sums": self._total.sums}
         return {**numbers, "bytes": self._lines.tell()}, arrays
 
-    def gap(self, since: dict[str, np.ndarray] | None = None) -> dict[str, float]:
-        """Average sync gap: iterations between two rounds, of a trainer and of one of its threads."""
-        iterations, rounds = (
-            float((self._counts[name] - (since[name] if since else 0.0)).sum()) for name in ("iterations", "rounds")
+    def sync(self, since: dict[str, np.ndarray] | None = None) -> dict[str, float]:
+        """Synchronization in figures, averages over all trainers; nothing if there was no round.
+
+        The sync gap is iterations between two rounds, of a trainer and of one of its threads; ``round_seconds`` what a
+        round takes; ``staleness`` the iterations of a trainer meanwhile; ``divergence`` the distance of a replica from
+        the reference of its round (mean, center or partner's mean), relative to that one's length, when last looked at.
+        """
+        iterations, rounds, seconds, stale = (
+            float((self._counts[name] - (since[name] if since else 0.0)).sum()) for name in COUNTS
         )
         if not rounds:
             return {}
-        per_trainer = iterations / rounds
-        return {"sync_gap_trainer": per_trainer, "sync_gap_thread": per_trainer / self._topology.threads}
+        found = {
+            "sync_gap_trainer": iterations / rounds,
+            "sync_gap_thread": iterations / rounds / self._topology.threads,
+            "round_seconds": seconds / rounds,
+            "staleness": stale / rounds,
+        }
+        seen = self._divergence[~np.isnan(self._divergence)]
+        return {**found, "divergence": float(seen.mean())} if len(seen) else found
 
     def totals(self) -> dict[str, float]:
         """The whole run in numbers: examples, seconds of training, EPS, sync gap, progressive quality."""
@@ -128,7 +142,7 @@ class Logbook:
             "eps": examples / seconds,
             "iterations": self._earlier["iterations"] + float(self._counts["iterations"].sum()),
             "rounds": self._earlier["rounds"] + float(self._counts["rounds"].sum()),
-            **self.gap(),
+            **self.sync(),
             **self._saving,
             **{f"progressive_{name}": value for name, value in self._total.compute().items()},
         }

@@ -49,6 +49,10 @@ class Progress:
         """Examples of all trainers and earlier jobs, about: what this trainer has done times their number."""
         return self._earlier + self.examples * self._trainers
 
+    def factor(self) -> float:
+        """What the learning rates are multiplied by now."""
+        return self._schedule.factor(self.of_all)
+
     def since_last(self) -> tuple[np.ndarray, np.ndarray]:
         """Sums (5,) and histogram (2, BINS) since the last call."""
         sums, histogram = self._sums.sum(axis=0), self._histograms.sum(axis=0)

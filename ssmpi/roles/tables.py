@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.comm.world import World
-from ssmpi.embedding.client import Held, LocalTables, Lookups, RemoteTables
+from ssmpi.embedding.client import Held, LocalTables, Lookups, RemoteTables, Transport
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.roles.saver import ArenaSaver
@@ -36,6 +36,8 @@ class Tables:
             load_tables(arena, weights)
         self.transport = LocalTables(arena, ArenaSaver())
 
-    def lookups(self, thread: int, held: Held | None = None) -> Lookups:
-        """Pull and push for one thread; ``held`` keeps what it had pulled when it is cut."""
-        return Lookups(self.transport, self.placement, self._options, thread, held)
+    def lookups(self, thread: int, held: Held | None = None, through: Transport | None = None) -> Lookups:
+        """Pull and push for one thread, ``through`` another transport than the plain one if given; ``held`` keeps what it had
+        pulled when it is cut.
+        """
+        return Lookups(through or self.transport, self.placement, self._options, thread, held)

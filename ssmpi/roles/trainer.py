@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ssmpi import sync
 from ssmpi.comm import failure
 from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
 from ssmpi.comm.world import World
@@ -19,7 +20,7 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.embedding.client import Held, Lookups
 from ssmpi.log import log
-from ssmpi.model.optim import dense_optimizer
+from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import MODELS
 from ssmpi.roles import control
@@ -31,9 +32,6 @@ from ssmpi.roles.results import Results
 from ssmpi.roles.snapshot import Checkpoint, restore
 from ssmpi.roles.tables import Tables
 from ssmpi.roles.warm import warm_up
-from ssmpi.sync import ALGORITHMS, Peers
-from ssmpi.sync.easgd import EASGD
-from ssmpi.sync.pace import Pace, make_pace
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -64,10 +62,14 @@ class Trainer:
         waiting = config.waiting
         if world.full and config.sync.pace == "shadow":  # nobody waits for a background round: ask less often
             waiting = replace(waiting, longest_sleep_us=max(waiting.longest_sleep_us, SUPERVISOR.longest_sleep_us))
-        peers = Peers(world.trainers, world.center, waiting)
-        self.synchronizers = self._synchronizers(peers)
+        home = sync.Home(
+            self.progress.iterations, self.progress.factor, self.optimizer,
+            self.replica.twin, self.tables.transport, self.tables.placement.servers, config.embedding.dim,
+        )  # fmt: skip
+        peers = sync.Peers(world.trainers, world.center, waiting, home)
+        self.synchronizers = sync.make(config.sync, self.replica.vector, peers, threads)
         self.synchronizer = self.synchronizers[0]
-        self.pace: Pace = make_pace(self.synchronizers, config.sync, threads, self.start, world.full)
+        self.pace = sync.pace_of(self.synchronizers, config.sync, threads, self.start, world.full)
         self.evaluator = Evaluator(
             Path(config.data.folder), config.evaluate, threads, world.trainers,
             self.tables.lookups, self.replica.twin, self.start, lambda: self.stopping,
@@ -107,8 +109,15 @@ class Trainer:
         return self.course.batches(thread, lambda: control.next_block(thread), lambda: control.pausing)
 
     def lookups(self, thread: int) -> Lookups:
-        """Pull and push for one worker thread."""
-        return self.tables.lookups(thread, self.held[thread])
+        """A worker thread's way to the embedding rows."""
+        return self.tables.lookups(thread, self.held[thread], self.synchronizer.transport())
+
+    def optimizer_of(self, thread: int) -> DenseOptimizer:
+        """What a worker thread steps with: the trainer's dense optimizer, unless synchronization has a say in the step."""
+        own: DenseOptimizer = self.pace.optimizer(
+            self.synchronizers[thread % len(self.synchronizers)].optimizer(thread)
+        )
+        return own
 
     def train_part(self, hogwild: Callable[[int, Trainer], None]) -> None:
         """Run the worker threads while the main thread supervises, until this part is done or training pauses; returns when
@@ -214,7 +223,7 @@ class Trainer:
             "stop": float(self.stopping),
             "finished": float(finished),
             "iterations": float(self.progress.iterations.sum()),
-            "rounds": sum(s.rounds for s in self.synchronizers) / len(self.synchronizers),
+            **sync.figures(self.synchronizers),
         }
         return control.pack(header, *self.progress.since_last())
 
@@ -222,15 +231,8 @@ class Trainer:
         """Keep the control conversation going until ``done()`` and, at the end of a part, until nobody needs us."""
         pause = Pause(SUPERVISOR)
         while True:
-            free = self.control.tick(self.report, finished=finished)
-            if done() and (free or not finished):
+            ended = done()
+            free = self.control.tick(self.report, finished=finished and ended)
+            if ended and (free or not finished):
                 return
             pause.nap()
-
-    def _synchronizers(self, peers: Peers) -> list[Any]:
-        sync = self.config.sync
-        weights = self.replica.vector
-        kind: Any = ALGORITHMS[sync.algorithm]
-        if kind is EASGD and sync.pace == "fixed_rate" and sync.by == "thread":
-            return [EASGD(sync, weights, peers, thread) for thread in range(self.config.topology.threads)]
-        return [kind(sync, weights, peers)]

@@ -8,17 +8,33 @@ from __future__ import annotations
 from dataclasses import field, make_dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ssmpi.errors import TopologyError
 from ssmpi.settings import require
-from ssmpi.sync.base import Peers, Synchronizer
+from ssmpi.sync.async_ps import AsyncPS
+from ssmpi.sync.base import SYNC_PS, Home, Peers, Synchronizer
 from ssmpi.sync.bmuf import BMUF
 from ssmpi.sync.easgd import EASGD
+from ssmpi.sync.gossip import Gossip
 from ssmpi.sync.ma import MA
 from ssmpi.sync.none import NoSync
-from ssmpi.sync.pace import PACES
+from ssmpi.sync.pace import PACES, Pace, make_pace
+from ssmpi.sync.slowmo import SlowMo
+from ssmpi.sync.synchronous import Synchronous
+from ssmpi.sync.warmup import WarmUp
 from ssmpi.topology import Topology
 
-ALGORITHMS: dict[str, type[Synchronizer]] = {"none": NoSync, "easgd": EASGD, "ma": MA, "bmuf": BMUF}
+ALGORITHMS: dict[str, type[Synchronizer]] = {
+    "none": NoSync,
+    "easgd": EASGD,
+    "ma": MA,
+    "bmuf": BMUF,
+    "slowmo": SlowMo,
+    "gossip": Gossip,
+    "async_ps": AsyncPS,
+    "synchronous": Synchronous,
+}
 
 
 def _check(options: Any) -> None:
@@ -33,6 +49,10 @@ def _check(options: Any) -> None:
     require(options.by in ("thread", "trainer"), f"by is thread or trainer, got {options.by!r}")
     require(options.every_iterations >= 0, f"every_iterations must not be negative, got {options.every_iterations}")
     require(options.every_seconds >= 0, f"every_seconds must not be negative, got {options.every_seconds}")
+    require(options.fragments >= 1, f"fragments must be at least 1, got {options.fragments}")
+    require(options.warmup_steps >= 0, f"warmup_steps must not be negative, got {options.warmup_steps}")
+    refusal = ALGORITHMS[options.algorithm].refusal(options)
+    require(not refusal, f"algorithm = '{options.algorithm}' {refusal}")
     if options.pace == "fixed_rate" and options.algorithm != "none":
         require(
             bool(options.every_iterations) != bool(options.every_seconds),
@@ -54,6 +74,8 @@ else:
             ("every_iterations", int, 0),
             ("every_seconds", float, 0.0),
             ("by", str, "thread"),
+            ("fragments", int, 1),
+            ("warmup_steps", int, 0),
             *((name, kind.Options, field(default_factory=kind.Options)) for name, kind in ALGORITHMS.items()),
         ],
         frozen=True,
@@ -65,21 +87,67 @@ else:
     ``algorithm`` and ``pace`` choose; ``alpha`` is the elastic weight; ``merge`` how a background result meets live
     weights. ``shadow`` runs rounds back to back, resting so that the shadow thread takes at most ``cpu_share`` of a
     core; 0 means all of one where the host has a core for every thread, and 0.02 where it has not. ``fixed_rate``
-    runs them in the training loop, ``every_iterations`` or ``every_seconds``; for EASGD ``by`` says whether every
-    worker thread counts its own iterations (as in the paper) or one syncs for the trainer.
+    runs them in the training loop, ``every_iterations`` or ``every_seconds``; for algorithms with a center ``by`` says
+    whether every worker thread counts its own iterations (as in the paper) or one syncs for the trainer. A round
+    exchanges one of ``fragments`` of the vector, in turn. The first ``warmup_steps`` steps are synchronous, see ``warmup``.
     """
 
 
 def check_topology(options: Any, topology: Topology) -> None:
     """Raise TopologyError if the algorithm and the number of sync PSs do not fit."""
-    needs = options.algorithm == "easgd"
-    if needs and not topology.sync_ps:
-        raise TopologyError("sync.algorithm = 'easgd' keeps its center on sync PSs: set topology.sync_ps = 1 or more")
-    if topology.sync_ps and not needs:
+    kind = ALGORITHMS[options.algorithm]
+    if misfit := kind.misfit(topology):
+        raise TopologyError(f"sync.algorithm = '{options.algorithm}' {misfit}")
+    if topology.sync_ps and kind.partner != SYNC_PS:
         raise TopologyError(
             f"topology.sync_ps = {topology.sync_ps}, but sync.algorithm = '{options.algorithm}' has no use for sync PSs: "
             "set topology.sync_ps = 0"
         )
 
 
-__all__ = ["ALGORITHMS", "Options", "Peers", "Synchronizer", "check_topology"]
+def make(options: Any, weights: np.ndarray, peers: Peers, threads: int) -> list[Synchronizer]:
+    """The synchronizers of a trainer: one, or one for each of its threads, where they run rounds of their own."""
+    kind: Any = ALGORITHMS[options.algorithm]
+    if not (kind.each_thread and options.pace == "fixed_rate" and options.by == "thread"):
+        return [kind(options, weights, peers)]
+    each = [kind(options, weights, peers, thread) for thread in range(threads)]
+    for thread, synchronizer in enumerate(each):
+        synchronizer.counted = synchronizer.counted[thread : thread + 1]
+    return each
+
+
+def pace_of(synchronizers: list[Synchronizer], options: Any, threads: int, start: Any, full: bool) -> Pace:
+    """The pace of a trainer's synchronizers, after a warm-up if there is to be one; see ``make_pace``."""
+    pace = make_pace(synchronizers, options, threads, start, full)
+    return WarmUp(pace, synchronizers[0], options.warmup_steps, threads) if options.warmup_steps else pace
+
+
+def figures(synchronizers: list[Synchronizer]) -> dict[str, float]:
+    """What a trainer tells of its rounds so far: sums over them, but for ``divergence``, which is the last one seen.
+
+    A round is one over the whole vector; where threads run their own, these are means over the threads. ``staleness``
+    counts the trainer's iterations between snapshot and merge.
+    """
+    first, count = synchronizers[0], len(synchronizers)
+    fragments = len(first.fragments)
+    return {
+        "rounds": sum(s.rounds for s in synchronizers) / count / fragments,
+        "round_seconds": sum(s.round_seconds for s in synchronizers) / count,
+        "staleness": sum(s.staleness for s in synchronizers) / count / fragments,
+        "divergence": first.divergence,
+    }
+
+
+__all__ = [
+    "ALGORITHMS",
+    "SYNC_PS",
+    "Home",
+    "Options",
+    "Pace",
+    "Peers",
+    "Synchronizer",
+    "check_topology",
+    "figures",
+    "make",
+    "pace_of",
+]

@@ -4,9 +4,12 @@ the others, and moves the live weights towards it. When rounds run is somebody e
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numba import njit
@@ -15,8 +18,28 @@ from ssmpi.comm.waiting import Patience
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
+    from ssmpi.topology import Topology
 
 Merge = Literal["difference", "interpolate"]
+SYNC_PS = "the sync PSs"
+LOOK_SECONDS = 2.0  # how often a round also measures how far the replica is from its reference
+
+
+@dataclass
+class Home:
+    """What an algorithm may use of its own trainer; most need nothing but ``iterations``, for their figures.
+
+    ``iterations`` int64 (threads,) done so far; ``factor`` of the learning rates now; ``optimizer`` steps what a
+    ``twin`` holds; ``tables`` is the way to the embedding rows, ``dim`` floats each, on that many ``servers``.
+    """
+
+    iterations: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
+    factor: Callable[[], float] = lambda: 1.0
+    optimizer: Any = None
+    twin: Callable[[], Any] = lambda: None
+    tables: Any = None
+    servers: int = 1
+    dim: int = 1
 
 
 @dataclass
@@ -26,6 +49,7 @@ class Peers:
     trainers: Conversation
     center: Conversation
     patience: Patience
+    home: Home = field(default_factory=Home)
 
     @property
     def first_ps(self) -> int:
@@ -49,33 +73,79 @@ def merge_interpolate(weights: np.ndarray, reference: np.ndarray, snapshot: np.n
         weights[i] = (np.float32(1.0) - a) * weights[i] + a * reference[i]
 
 
+def cut(size: int, parts: int) -> list[slice]:
+    """``size`` floats in contiguous parts, as equal as can be."""
+    edges = [size * p // parts for p in range(parts + 1)]
+    return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+
 class Synchronizer(ABC):
     """One algorithm on one trainer. ``weights`` is the live flat replica, float32 (parameters,).
 
-    Every trainer calls ``round`` while it trains, then ``close`` once; ``model`` is then the same on all of them.
+    Every trainer calls ``round`` while it trains, then ``close`` once; ``model`` is then the same on all of them. A
+    round exchanges one of ``fragments``, in turn (Streaming DiLoCo, arXiv 2501.18512); with one that is the whole vector.
     """
+
+    Options: ClassVar[type]
+    partner: ClassVar[str] = "all trainers"  # whom a round is with: these, SYNC_PS, another trainer or nobody
+    each_thread = False  # worker threads may run rounds of their own, through one synchronizer each
+    in_the_step = False  # belongs into the optimizer's step, so that no rounds are left for a pace
 
     def __init__(self, options: Any, weights: np.ndarray, peers: Peers) -> None:
         self.options, self.weights, self.peers = options, weights, peers
+        self.counted = peers.home.iterations  # whose iterations lie between two rounds
         self.snapshot = np.empty_like(weights)
-        self.rounds = 0
+        self.fragments = cut(weights.size, options.fragments)
+        self.alpha: float = options.alpha
+        self.rounds = self._turn = 0
+        self.round_seconds = self.staleness = 0.0
+        self.divergence, self._look_at = math.nan, 0.0
         self._merge = merge_difference if options.merge == "difference" else merge_interpolate
         nothing = np.empty(0, np.float32)
         self._merge(nothing, nothing, nothing, 0.0)  # compiles now, not in the first round
 
+    @classmethod
+    def refusal(cls, options: Any) -> str:
+        """Why these ``[sync]`` settings make no sense for this algorithm and what would; empty if they do."""
+        return ""
+
+    @classmethod
+    def misfit(cls, topology: Topology) -> str:
+        """Why this algorithm cannot run on this topology and what to set; empty if it can."""
+        return ""
+
     def round(self) -> None:
         """Exchange once with the others and move the live weights by what came back."""
-        self.step()
-        self.rounds += 1
+        began, done = time.monotonic(), self.peers.home.iterations.sum()
+        if self.step():
+            self.rounds += 1
+            self.round_seconds += time.monotonic() - began
+            self.staleness += float(self.peers.home.iterations.sum() - done)
 
     def step(self, active: bool = True) -> bool:
         """One exchange and merge; ``active`` False follows without weight. False when nobody was active any more."""
-        np.copyto(self.snapshot, self.weights)
-        reference = self.exchange(self.snapshot, active)
+        fragment = self._turn % len(self.fragments)
+        self._turn += 1
+        part = self.fragments[fragment]
+        snapshot, weights = self.snapshot[part], self.weights[part]
+        np.copyto(snapshot, weights)
+        reference = self.exchange(snapshot, fragment, active)
         if reference is None:
             return False
-        self._merge(self.weights, reference, self.snapshot, self.options.alpha)
+        self.merge(weights, reference, snapshot)
         return True
+
+    def merge(self, weights: np.ndarray, reference: np.ndarray, snapshot: np.ndarray) -> None:
+        """Move live weights towards the reference; now and then note how far from it they were, relative to its size."""
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            self.divergence = float(np.linalg.norm(reference - snapshot)) / max(float(np.linalg.norm(reference)), 1e-30)
+        self._merge(weights, reference, snapshot, self.alpha)
+
+    @property
+    def iterations(self) -> int:
+        """Iterations done so far by the worker threads whose rounds these are."""
+        return int(self.counted.sum())
 
     @property
     def idle(self) -> bool:
@@ -83,8 +153,11 @@ class Synchronizer(ABC):
         return False
 
     @abstractmethod
-    def exchange(self, snapshot: np.ndarray, active: bool) -> np.ndarray | None:
-        """Take part in one exchange; the reference to move towards, None when no trainer was active any more."""
+    def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
+        """Take part in one exchange of ``fragments[fragment]``, of which ``snapshot`` is this trainer's.
+
+        Returns the reference to move towards, None when no trainer was active any more.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -100,6 +173,18 @@ class Synchronizer(ABC):
         A resumed run constructs the algorithm on the saved model, then fills these arrays.
         """
         return {}
+
+    def optimizer(self, thread: int) -> Any:
+        """What a worker thread calls ``step(twin, factor)`` of: the trainer's own, unless the algorithm has a say in it."""
+        return self.peers.home.optimizer
+
+    def transport(self) -> Any:
+        """The way of a worker thread to the embedding rows: the trainer's own, unless the algorithm has a say in it."""
+        return self.peers.home.tables
+
+    def restart(self) -> None:
+        """All trainers have equal weights, of their warm-up: begin from there instead of the initial ones."""
+        return
 
     def goodbye(self) -> None:
         """Take leave of servers, where the algorithm has any."""

@@ -32,32 +32,25 @@ class Options:
         require(0 <= self.momentum < 1, f"momentum must be in [0, 1), got {self.momentum}")
 
 
-class BMUF(MA):  # the same exchange and the same way to leave, another use of the mean
-    """Moves towards a global model that follows the mean."""
+class Filtered(MA):
+    """Moves towards a global model that follows the mean of the replicas, one fragment at a time."""
 
-    Options = Options  # type: ignore[assignment]
     idle = False  # even one trainer alone is filtered
 
     def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
-        self._own: Options = options.bmuf  # type: ignore[attr-defined]
         self._global = weights.copy()
         self._delta = np.zeros_like(weights)
 
-    def exchange(self, snapshot: np.ndarray, active: bool) -> np.ndarray | None:
-        """Filter the mean of the snapshots into the global model."""
-        mean = self.mean(snapshot, active)
-        if mean is None:
-            return None
-        self._delta *= self._own.momentum
-        self._delta += self._own.eta * (mean - self._global)
-        self._global += self._delta
-        return self._global + self._own.momentum * self._delta if self._own.nesterov else self._global
+    def restart(self) -> None:
+        """The global model is what all trainers have; without momentum."""
+        self._global[:], self._delta[:] = self.weights, 0.0
 
     def close(self) -> None:
         """As model averaging, then a last block over all replicas: here, so that ``model`` is the same when asked twice."""
         super().close()
-        self.exchange(self.weights, active=True)
+        for fragment, part in enumerate(self.fragments):
+            self.exchange(self.weights[part], fragment, active=True)
 
     def state(self) -> dict[str, np.ndarray]:
         """The global model and its last step, the same on every trainer."""
@@ -66,3 +59,21 @@ class BMUF(MA):  # the same exchange and the same way to leave, another use of t
     def model(self) -> np.ndarray:
         """The global model."""
         return self._global.copy()
+
+
+class BMUF(Filtered):  # the same exchange and the same way to leave as model averaging, another use of the mean
+    """Filters the mean by a step and block momentum."""
+
+    Options = Options  # type: ignore[assignment]
+
+    def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
+        """Filter the mean of the snapshots into the global model."""
+        mean = self.average.of(snapshot, active)
+        if mean is None:
+            return None
+        own, part = self.options.bmuf, self.fragments[fragment]
+        model, delta = self._global[part], self._delta[part]
+        delta *= own.momentum
+        delta += own.eta * (mean - model)
+        model += delta
+        return model + own.momentum * delta if own.nesterov else model

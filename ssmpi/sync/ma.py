@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ssmpi.comm.waiting import wait
+from ssmpi.sync.average import Average
 from ssmpi.sync.base import Peers, Synchronizer
 
 
@@ -29,27 +29,16 @@ class MA(Synchronizer):
 
     def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
-        self._buffer = np.empty(weights.size + 1, np.float32)
+        self.average = Average(peers, weights.size)
 
     @property
     def idle(self) -> bool:
         """One trainer alone is its own mean."""
         return self.peers.trainers.size == 1
 
-    def mean(self, vector: np.ndarray, active: bool = True) -> np.ndarray | None:
-        """Mean of ``vector`` over the active trainers, None when there is none. All trainers must call."""
-        self._buffer[:-1] = vector if active else 0.0
-        self._buffer[-1] = active
-        wait(self.peers.trainers.iallreduce(self._buffer), self.peers.patience, "the other trainers' round")
-        count = self._buffer[-1]
-        if count == 0:
-            return None
-        self._buffer[:-1] /= count
-        return self._buffer[:-1]
-
-    def exchange(self, snapshot: np.ndarray, active: bool) -> np.ndarray | None:
+    def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
         """The mean of the snapshots."""
-        return self.mean(snapshot, active)
+        return self.average.of(snapshot, active)
 
     def close(self) -> None:
         """Follow the mean of those that still train, until nobody does."""
@@ -58,6 +47,6 @@ class MA(Synchronizer):
 
     def model(self) -> np.ndarray:
         """The mean of all replicas."""
-        mean = self.mean(self.weights)
+        mean = self.average.of(self.weights)
         assert mean is not None
         return mean.copy()

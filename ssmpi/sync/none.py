@@ -1,4 +1,6 @@
-"""No synchronization: every trainer keeps to itself. The ceiling of throughput, and for one trainer the exact anchor."""
+"""No synchronization, every trainer keeps to itself: Local SGD that never averages. The ceiling of throughput, and for
+one trainer the exact anchor.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,10 @@ class NoSync(Synchronizer):
     """Rounds do nothing; the model is the first trainer's replica."""
 
     Options = Options
+    partner = ""
     idle = True
 
-    def exchange(self, snapshot: np.ndarray, active: bool) -> np.ndarray | None:
+    def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
         """Nothing to exchange."""
         return None
 

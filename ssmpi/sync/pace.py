@@ -25,8 +25,12 @@ class Pace(Protocol):
     def end(self) -> None:
         """All worker threads of this trainer are done: take part until all trainers are."""
 
+    def optimizer(self, own: Any) -> Any:
+        """What a worker thread steps with, who would otherwise do so with ``own``."""
+        return own
 
-class Shadow:
+
+class Shadow(Pace):
     """Rounds back to back on a thread of its own (ShadowSync): training never waits for them.
 
     After a round the thread rests until it has used at most ``cpu_share`` of a core (but no longer than a second), so that
@@ -68,7 +72,7 @@ class Shadow:
         self._synchronizer.close()
 
 
-class EachThread:
+class EachThread(Pace):
     """Fixed rate, every worker thread on its own count and without the others: FR-EASGD-k."""
 
     def __init__(self, synchronizers: list[Synchronizer], options: Any, threads: int) -> None:
@@ -89,11 +93,12 @@ class EachThread:
         """Nobody waits for this thread."""
 
     def end(self) -> None:
-        """A last round for the trainer."""
-        self._synchronizers[0].close()
+        """The last rounds."""
+        for synchronizer in self._synchronizers:
+            synchronizer.close()
 
 
-class Together:
+class Together(Pace):
     """Fixed rate, all worker threads of the trainer pause while one of them runs the round: FR-MA, FR-BMUF."""
 
     def __init__(self, synchronizers: list[Synchronizer], options: Any, threads: int) -> None:
@@ -119,7 +124,7 @@ class Together:
         self._synchronizer.close()
 
 
-class NoPace:
+class NoPace(Pace):
     """No rounds at all: ``algorithm = "none"``, or one trainer alone."""
 
     def begin(self) -> None:
@@ -133,6 +138,17 @@ class NoPace:
 
     def end(self) -> None:
         """Nothing to do."""
+
+
+class InTheStep(NoPace):
+    """The optimizer's step is the round."""
+
+    def __init__(self, synchronizers: list[Synchronizer]) -> None:
+        self._synchronizer = synchronizers[0]
+
+    def end(self) -> None:
+        """Take the other trainers' steps until they are done."""
+        self._synchronizer.close()
 
 
 class Due:
@@ -208,15 +224,17 @@ FULL_NODE_SHARE = 0.02  # of a core, where workers and servers already have them
 def make_pace(
     synchronizers: list[Synchronizer], options: Any, threads: int, start: Callable[..., threading.Thread], full: bool
 ) -> Pace:
-    """The pace that ``[sync]`` names. FR-EASGD has one synchronizer a worker thread, all else one a trainer.
+    """The pace that ``[sync]`` names. With a center each worker thread may have a synchronizer, all else has one a trainer.
 
     ``full`` tells that this host has no core for the shadow thread.
     """
     if synchronizers[0].idle:
         return NoPace()
+    if synchronizers[0].in_the_step:
+        return InTheStep(synchronizers)
     if options.pace == "shadow":
         share = options.cpu_share or (FULL_NODE_SHARE if full else 1.0)
         return Shadow(synchronizers, share, start)
-    if len(synchronizers) == threads and options.algorithm == "easgd" and options.by == "thread":
+    if synchronizers[0].each_thread and options.by == "thread":
         return EachThread(synchronizers, options, threads)
     return Together(synchronizers, options, threads)

@@ -48,7 +48,7 @@ def break_embedding_ps():
 
 
 def break_sync_ps():
-    from ssmpi.sync.easgd import Center
+    from ssmpi.sync.center import Center
 
     at_call(Center, "handle", 5)
 

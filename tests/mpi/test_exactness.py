@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from oracle import PlainDLRM, RowwiseAdagrad
+from oracle import train_plainly
 from ranks import ssmpi
 from runs import train, train_over_threads
 from sklearn.metrics import log_loss
@@ -85,21 +84,9 @@ def test_threads_give_the_same_bits_as_ranks(trained, tmp_path, small_data):
 
 def plain_training(config):
     """The same run in plain PyTorch: its model and losses."""
-    torch.set_num_threads(1)
-    data, dim, seed = config.data, config.embedding.dim, config.run.seed
+    data, seed = config.data, config.run.seed
     whole = SplitReader(Path(data.folder), "train", data.block_rows)
     reader = SplitReader(Path(data.folder), "train", suit_block_rows(data, whole.rows, 1))
-    model = PlainDLRM(config.model.bottom, config.model.top, reader.manifest.cardinalities, dim, seed)
-    tables = [table.weight for table in model.tables]
-    if config.dense.optimizer == "sgd":
-        dense = torch.optim.SGD(model.dense_parameters, config.dense.rate)
-        sparse = torch.optim.SGD(tables, config.embedding.rate)
-    else:
-        mine, theirs = config.dense, config.embedding
-        dense = torch.optim.Adagrad(
-            model.dense_parameters, mine.rate, initial_accumulator_value=mine.initial_state, eps=mine.epsilon
-        )
-        sparse = RowwiseAdagrad(tables, theirs.rate, theirs.epsilon, theirs.initial_state)
 
     def stream():
         for a_pass in range(data.passes):
@@ -108,7 +95,7 @@ def plain_training(config):
                 order = shuffled(seed, 2, a_pass, number, size=block.rows)
                 yield from batches_in(order, reader.read(block), data.batch_size)
 
-    return model, model.train_on(stream(), dense, sparse)
+    return train_plainly(config, reader.manifest.cardinalities, stream())
 
 
 @pytest.mark.parametrize("settings", [ADAGRAD, SGD], ids=["adagrad", "sgd"])

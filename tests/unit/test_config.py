@@ -27,9 +27,19 @@ def test_the_shortest_run_file_will_do(tmp_path):
         ("topology.trainers=0", "topology.trainers must be at least 1, got 0"),
         ("sync.alhpa=0.5", "did you mean 'alpha'?"),
         ("sync.alpha=0", "alpha must be in (0, 1], got 0.0"),
-        ("sync.algorithm=eagsd", "algorithm is one of none, easgd, ma, bmuf, got 'eagsd'"),
+        (
+            "sync.algorithm=eagsd",
+            "algorithm is one of none, easgd, ma, bmuf, slowmo, gossip, async_ps, synchronous, got 'eagsd'",
+        ),
         ("sync.pace=shade", "pace is one of shadow, fixed_rate"),
         ("sync.merge=mean", "merge is difference or interpolate"),
+        ("sync.algorithm=async_ps", "set topology.sync_ps = 1 or more"),
+        ("sync.algorithm=synchronous", "set sync.pace = 'fixed_rate' and sync.every_iterations = 1"),
+        ("sync.fragments=0", "fragments must be at least 1, got 0"),
+        ("sync.warmup_steps=-1", "warmup_steps must not be negative"),
+        ("sync.easgd.coupling=1.0", "coupling must be in [0, 1)"),
+        ("sync.slowmo.momentum=1.0", "momentum must be in [0, 1)"),
+        ("sync.slowmo.rate=0", "rate must be in (0, 2]"),
         ("sync.bmuf.eta=0", "eta must be in (0, 2]"),
         ("sync.bmuf.momentum=1.0", "momentum must be in [0, 1)"),
         ("model.top=[8,2]", "top must end in 1"),
@@ -59,6 +69,29 @@ def test_bad_settings_are_refused(tmp_path, override, message):
 def test_the_fixed_rate_needs_exactly_one_rate(tmp_path, rate):
     with pytest.raises(SettingsError, match="needs either every_iterations or every_seconds"):
         read(tmp_path, "sync.algorithm=ma", "sync.pace=fixed_rate", *rate)
+
+
+SYNCHRONOUS = ("sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every_iterations=1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("sync.algorithm=gossip", "sync.pace=fixed_rate", "sync.every_iterations=5"), "set sync.pace = 'shadow'"),
+        ((*SYNCHRONOUS[:2], "sync.every_iterations=2"), "set sync.pace = 'fixed_rate' and sync.every_iterations = 1"),
+        ((*SYNCHRONOUS, "sync.warmup_steps=5"), "set sync.warmup_steps = 0"),
+        ((*SYNCHRONOUS, "sync.fragments=2"), "set sync.fragments = 1"),
+        (
+            (*SYNCHRONOUS, "topology.threads=4", "topology.trainers=3"),
+            "set topology.threads = 1 and topology.trainers = 12",
+        ),
+        ((*SYNCHRONOUS, "topology.sync_ps=1"), "has no use for sync PSs: set topology.sync_ps = 0"),
+    ],
+)
+def test_algorithms_refuse_what_makes_no_sense_for_them(tmp_path, overrides, message):
+    with pytest.raises(UserError) as error:
+        read(tmp_path, *overrides)
+    assert message in str(error.value)
 
 
 def test_the_decay_starts_after_the_warm_up(tmp_path):

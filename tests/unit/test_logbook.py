@@ -41,3 +41,29 @@ def test_a_run_can_be_drawn(tmp_path, small_data):
     run = train_over_threads(tmp_path, small_data, *SETTINGS)
     picture = report.plot(run.folder)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+EASGD = ("topology.trainers=2", "topology.embedding_ps=1", "topology.sync_ps=1", "sync.algorithm=easgd")
+
+
+def test_closing_rounds_are_in_the_result(tmp_path, small_data):
+    """No round is due before the end, when every trainer makes one."""
+    rate = ("sync.pace=fixed_rate", "sync.every_iterations=1_000_000")
+    run = train_over_threads(tmp_path, small_data, *SETTINGS[1:], *EASGD, *rate)
+    assert run.result["rounds"] == 2
+    assert run.result["sync_gap_trainer"] == run.result["iterations"] / 2
+
+
+def test_rounds_in_figures(tmp_path, small_data):
+    """In every window, and over the whole run in the result; a fragment is a part of a round."""
+    rate = ("sync.pace=fixed_rate", "sync.every_iterations=4", "sync.fragments=3", "data.handout=static")
+    run = train_over_threads(tmp_path, small_data, *SETTINGS[1:], *EASGD, *rate)
+    iterations = [len(run.losses(trainer)) for trainer in range(2)]
+    assert run.result["rounds"] == pytest.approx(sum(n // 4 / 3 + 1 for n in iterations))  # the last one is whole
+    assert run.result["staleness"] == 0  # in the foreground nobody learns meanwhile
+    windows = [line for line in written(run)[0] if "sync_gap_trainer" in line]
+    assert windows
+    for line in (*windows, run.result):
+        assert 0 < line["round_seconds"] < 60
+        assert 0 < line["divergence"] < 1
+        assert line["sync_gap_thread"] == line["sync_gap_trainer"] > 0

@@ -49,11 +49,12 @@ def test_work_counts_every_pass(tmp_path, small_data):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "expected"), [("ma", 2 * (4 - 1) / 4), ("bmuf", 2 * (4 - 1) / 4), ("easgd", 1.0)]
+    ("algorithm", "expected"),
+    [("ma", 1.5), ("bmuf", 1.5), ("slowmo", 1.5), ("easgd", 1.0), ("async_ps", 1.0), ("gossip", 1.0)],
 )
 def test_traffic_of_a_round(tmp_path, small_data, algorithm, expected):
-    """A ring all-reduce sends 2 (n - 1) / n of the vector; EASGD sends it once, and gets it once."""
-    servers = 1 if algorithm == "easgd" else 0
+    """A ring all-reduce sends 2 (n - 1) / n of the vector; with a center or a partner it goes once, and comes once."""
+    servers = 1 if algorithm in ("easgd", "async_ps") else 0
     config = read(
         tmp_path, small_data, "topology.trainers=4", f"topology.sync_ps={servers}", f"sync.algorithm={algorithm}"
     )

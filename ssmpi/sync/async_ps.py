@@ -1,0 +1,118 @@
+"""Asynchronous dense parameter servers: push gradients, pull weights (Downpour SGD; Dean et al., NeurIPS 2012)::
+
+    on the trainer    a = a + g;  w_i = w_i - optimizer(g)          every step; a: what is not pushed yet
+    a round           push a, a = 0;  pull c;  w_i = w_i + c - snapshot_i
+    on the sync PSs   c = c - optimizer(a)          SGD or Adagrad as [dense] says, with the PSs' own accumulators
+
+At ``fixed_rate`` with ``every_iterations = 1`` it is plain asynchronous SGD, with k it is Downpour with n_push =
+n_fetch = k; in the shadow pace pushing and pulling run beside training. ``alpha`` has no say: the sync PSs hold the
+weights. Every gradient gets there, those of a trainer's end too; between a trainer's pull and its next push the center
+takes n - 1 pushes of others on average, which is the staleness of its gradients.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ssmpi.comm.service import Service
+from ssmpi.sync.base import Peers
+from ssmpi.sync.center import EXCHANGE, Center, Centered
+
+
+@dataclass(frozen=True)
+class Options:
+    """``[sync.async_ps]`` has no settings of its own."""
+
+
+Step = Callable[[np.ndarray, float], None]  # gradients, and the factor of the learning rate
+
+
+class Account:
+    """The gradients of one worker thread that are not pushed yet. The lock is free but for the moment of a push."""
+
+    def __init__(self, size: int) -> None:
+        self._gradients, self._lock, self.factor = np.zeros(size, np.float32), threading.Lock(), 1.0
+
+    def add(self, gradients: np.ndarray, factor: float) -> None:
+        """Keep one step's gradients and the factor of its learning rate."""
+        with self._lock:
+            self._gradients += gradients
+            self.factor = factor
+
+    def move(self, part: slice, into: np.ndarray) -> None:
+        """Hand over what there is of one part of the vector."""
+        with self._lock:
+            into += self._gradients[part]
+            self._gradients[part] = 0.0
+
+
+class Accounting:
+    """The trainer's own optimizer, which also keeps what is to be pushed."""
+
+    def __init__(self, optimizer: Any, account: Account) -> None:
+        self._optimizer, self._account = optimizer, account
+
+    def step(self, twin: Any, factor: float) -> None:
+        """One step."""
+        self._account.add(np.asarray(twin.gradients), factor)
+        self._optimizer.step(twin, factor)
+
+
+class AsyncPS(Centered):
+    """Pushes what its worker threads' gradients add up to and follows the weights of the sync PSs."""
+
+    Options = Options
+
+    def __init__(self, options: Any, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
+        super().__init__(options, weights, peers, thread)
+        self.alpha = 1.0
+        self._accounts: dict[int, Account] = {}
+        self._sum = np.empty(max(f.stop - f.start for f in self.fragments), np.float32)
+
+    @staticmethod
+    def server(options: Any, optimizer: Any, service: Service) -> Center:
+        """A center that takes steps."""
+        return GradientCenter(optimizer, options.fragments, service)
+
+    def optimizer(self, thread: int) -> Accounting:
+        """Steps the replica and keeps the gradients for the next push."""
+        account = self._accounts.setdefault(thread, Account(self.weights.size))
+        return Accounting(self.peers.home.optimizer, account)
+
+    def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
+        """The center after the step by what is pushed; a push ends with the factor of the learning rate."""
+        gradients, factor = self._sum[: snapshot.size], 1.0
+        gradients[:] = 0.0
+        for account in self._accounts.copy().values():
+            account.move(self.fragments[fragment], gradients)
+            factor = account.factor
+        messages = [np.append(shard, np.float32(factor)) for shard in self.shards_of(gradients, fragment)]
+        return self.ask(EXCHANGE, fragment, messages)
+
+    def close(self) -> None:
+        """Push the rest of every thread whose rounds these are."""
+        for _ in self.fragments:
+            self.round()
+
+
+class GradientCenter(Center):
+    """Steps by every push. ``optimizer(weights)`` makes the step of a shard, with state of its own."""
+
+    def __init__(self, optimizer: Callable[[np.ndarray], Step], fragments: int, service: Service) -> None:
+        super().__init__(fragments, service)
+        self._optimizer = optimizer
+        self._steps: dict[int, tuple[np.ndarray, Step]] = {}
+        optimizer(np.empty(0, np.float32))(np.empty(0, np.float32), 0.0)  # compiles now, not in the first round
+
+    def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
+        """The weights after the step."""
+        weights = self.shards[fragment]
+        if fragment not in self._steps or self._steps[fragment][0] is not weights:  # first push since a START
+            self._steps[fragment] = weights, self._optimizer(weights)
+        self._steps[fragment][1](words[:-1], float(words[-1]))
+        reply[:] = weights

@@ -1,0 +1,154 @@
+"""Both ends of a conversation with sync PSs: a trainer's synchronizer that exchanges with a center, and the center itself.
+
+Each fragment of the vector is dealt to the sync PSs in shards, so that all of them share every round. A client goes
+through the fragments in turn, and so does the center for each client: no message need say which it is about.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from ssmpi.comm.service import Service, say_goodbye
+from ssmpi.comm.waiting import wait, wait_all
+from ssmpi.sync.base import SYNC_PS, Peers, Synchronizer, cut
+from ssmpi.topology import Topology
+
+EXCHANGE, FETCH, START, COUPLE = range(4)  # kinds of message; a reply has the asking thread's number as its tag
+THREADS = 1000
+
+
+class Centered(Synchronizer):
+    """Exchanges with the center alone and waits for no other trainer. Several worker threads may do so at once, each
+    through a synchronizer of its own.
+    """
+
+    partner, each_thread = SYNC_PS, True
+
+    def __init__(self, options: object, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
+        super().__init__(options, weights, peers)
+        self._thread, self._servers = thread, range(peers.first_ps, peers.center.size)
+        self._shards = [cut(f.stop - f.start, len(self._servers)) for f in self.fragments]
+        self._reply = np.empty_like(weights)
+        if thread == 0 and peers.center.rank == 0:  # every trainer starts equal: the first one says from where
+            self._start()
+
+    @classmethod
+    def misfit(cls, topology: Topology) -> str:
+        """A center needs sync PSs."""
+        return "" if topology.sync_ps else "keeps its center on sync PSs: set topology.sync_ps = 1 or more"
+
+    @staticmethod
+    @abstractmethod
+    def server(options: Any, optimizer: Any, service: Service) -> Center:
+        """The center of a sync PS, for the ``[sync]`` settings; ``optimizer`` is for one that takes steps of its own."""
+
+    def close(self) -> None:
+        """A last round over the whole vector, one for the trainer: nobody waits for it."""
+        if self._thread == 0:
+            for _ in self.fragments:
+                self.round()
+
+    def model(self) -> np.ndarray:
+        """The center, after every trainer's last round and before anybody's next."""
+        wait(self.peers.trainers.ibarrier(), self.peers.patience, "the other trainers' last round")
+        center = self._fetch()
+        wait(self.peers.trainers.ibarrier(), self.peers.patience, "the other trainers (to fetch the center)")
+        return center
+
+    def restart(self) -> None:
+        """The first trainer says where the center starts, once more, and nobody asks before it is there."""
+        if self.peers.center.rank == 0:
+            self._start()
+            self._fetch()
+        wait(self.peers.trainers.ibarrier(), self.peers.patience, "the other trainers (to end their warm-up)")
+
+    def goodbye(self) -> None:
+        """Tell the sync PSs that this trainer will not ask again."""
+        say_goodbye(self.peers.center, self._servers, self.peers.patience)
+
+    def ask(self, kind: int, fragment: int, messages: list[np.ndarray]) -> np.ndarray:
+        """Send each sync PS its message about a fragment and receive its shard of it; the whole, until the next call."""
+        center, reply = self.peers.center, self._reply[self.fragments[fragment]]
+        replies = [
+            center.irecv(reply[s], r, self._thread) for r, s in zip(self._servers, self._shards[fragment], strict=True)
+        ]
+        self.tell(kind, messages)
+        wait_all(replies, self.peers.patience, "the sync PSs")
+        return reply
+
+    def tell(self, kind: int, messages: list[np.ndarray]) -> None:
+        """Send each sync PS its message."""
+        sends = [
+            self.peers.center.isend(message, r, kind * THREADS + self._thread)
+            for r, message in zip(self._servers, messages, strict=True)
+        ]
+        wait_all(sends, self.peers.patience, "the sync PSs")
+
+    def shards_of(self, vector: np.ndarray, fragment: int) -> list[np.ndarray]:
+        """A fragment's vector by sync PS, without copies."""
+        return [vector[s] for s in self._shards[fragment]]
+
+    def _start(self) -> None:
+        for fragment, part in enumerate(self.fragments):
+            self.tell(START, self.shards_of(self.weights[part], fragment))
+
+    def _fetch(self) -> np.ndarray:
+        nothing = [np.empty(0, np.float32)] * len(self._servers)
+        for fragment in range(len(self.fragments)):
+            self.ask(FETCH, fragment, nothing)
+        return self._reply.copy()
+
+
+class Center(ABC):
+    """What a sync PS holds: its shard of every fragment, float32 each. ``handle`` is the handler of ``Service.serve``."""
+
+    def __init__(self, fragments: int, service: Service) -> None:
+        self._service = service
+        self.shards: list[np.ndarray] = []
+        self._fragments = fragments
+        self._turns: Counter[tuple[int, int]] = Counter()
+        self._early: list[tuple[int, int, np.ndarray]] = []
+
+    def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
+        """Answer one request; those before the first trainer's START wait for it."""
+        kind, thread = divmod(tag, THREADS)
+        if kind != START and len(self.shards) < self._fragments:
+            self._early.append((source, tag, payload.copy()))
+            return
+        words = payload.view(np.float32)
+        if kind == COUPLE:
+            self.couple((source, thread), words)
+            return
+        fragment = self._turns[source, tag] % self._fragments
+        self._turns[source, tag] += 1
+        if kind == START:
+            self._start(fragment, words.copy())
+            return
+        buffer = self._service.buffer(self.shards[fragment].nbytes)
+        if kind == EXCHANGE:
+            self.exchange(fragment, (source, thread), words, buffer.view(np.float32))
+        else:
+            buffer.view(np.float32)[:] = self.shards[fragment]
+        self._service.reply(source, thread, buffer)
+
+    @abstractmethod
+    def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
+        """Move the shard of a fragment by what a client, a trainer's thread, sent, and fill in the reply to it."""
+
+    def couple(self, client: tuple[int, int], words: np.ndarray) -> None:
+        """A client says how its next exchange is to be taken."""
+        raise AssertionError(f"{client} couples with a center that knows no coupling")
+
+    def _start(self, fragment: int, values: np.ndarray) -> None:
+        if fragment < len(self.shards):
+            self.shards[fragment] = values
+        else:
+            self.shards.append(values)
+        if len(self.shards) == self._fragments:
+            early, self._early = self._early, []
+            for message in early:
+                self.handle(*message)

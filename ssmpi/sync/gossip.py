@@ -1,0 +1,108 @@
+"""Gossip averaging in pairs, as in AD-PSGD (Lian, Zhang, Zhang, Liu, ICML 2018, arXiv 1710.06952)::
+
+    m   = (snapshot_i + snapshot_j) / 2          j: a partner drawn at random
+    w_i = w_i + alpha (m - snapshot_i)           alpha = 1 is the paper's averaging
+    w_j = w_j + alpha (m - snapshot_j)
+
+No server, no barrier: a pair needs nobody else. The graph is bipartite, as in the paper, against deadlock: trainers of
+even number ask, those of odd number answer whoever comes, one after the other, and wait for nobody. What one gains the
+other loses, so the sum of the replicas is conserved (with ``merge = "difference"``), and their mean is the model. A
+trainer that has no more data asks nobody; it answers until all that ask have said that they are done.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ssmpi.comm.service import Service
+from ssmpi.comm.waiting import Pause, wait_all, wait_until
+from ssmpi.sync.base import Peers
+from ssmpi.sync.ma import MA
+
+DONE = 0  # tag of an asking trainer's last word in a part of the run
+ANSWER = 1  # tag of a snapshot that comes back
+ASK = 2  # plus the number of the fragment: tag of a snapshot
+NAPS = 10  # after that long without a question a round ends, to look whether training has
+
+
+@dataclass(frozen=True)
+class Options:
+    """``[sync.gossip]``: ``seed`` of the drawing of partners."""
+
+    seed: int = 1
+
+
+class Gossip(MA):  # the model is the mean of the replicas, too
+    """Moves towards the mean of itself and one other trainer."""
+
+    Options = Options  # type: ignore[assignment]
+    partner = "another trainer"
+
+    def __init__(self, options: Any, weights: np.ndarray, peers: Peers) -> None:
+        super().__init__(options, weights, peers)
+        trainers = peers.trainers
+        self._asks = trainers.rank % 2 == 0
+        self._others = range(1 if self._asks else 0, trainers.size, 2)
+        self._chance = np.random.default_rng([options.gossip.seed, trainers.rank])
+        self._reply = np.empty_like(weights)
+        self._service = Service(trainers, peers.patience)
+        self._pause = Pause(peers.patience)
+        self._done = 0
+
+    @classmethod
+    def refusal(cls, options: Any) -> str:
+        """A partner's question may come at any time."""
+        if options.pace == "shadow":
+            return ""
+        return "answers its partners at any time, on a thread of its own: set sync.pace = 'shadow'"
+
+    def step(self, active: bool = True) -> bool:
+        """Ask a partner; or answer those who ask, and wait a little for one: answers count themselves."""
+        if self._asks:
+            return super().step(active)
+        for _ in range(NAPS):
+            if self._service.answer_waiting(self._answer):
+                self._pause.reset()
+                break
+            self._pause.nap()
+        return False
+
+    def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
+        """The mean of the two snapshots."""
+        partner = int(self._chance.choice(self._others))
+        trainers, theirs = self.peers.trainers, self._reply[: snapshot.size]
+        requests = [trainers.irecv(theirs, partner, ANSWER), trainers.isend(snapshot, partner, ASK + fragment)]
+        wait_all(requests, self.peers.patience, trainers.names[partner])
+        theirs += snapshot
+        theirs *= np.float32(0.5)
+        return theirs
+
+    def close(self) -> None:
+        """Say that this trainer will not ask again; or answer until all who ask have said so."""
+        if self._asks:
+            word = np.empty(0, np.float32)
+            words = [self.peers.trainers.isend(word, other, DONE) for other in self._others]
+            wait_all(words, self.peers.patience, "the other trainers")
+            return
+        while self._done < len(self._others):
+            wait_until(lambda: self._service.answer_waiting(self._answer), self.peers.patience, "the trainers that ask")
+        self._done = 0
+
+    def _answer(self, source: int, tag: int, payload: np.ndarray) -> None:
+        """Give a partner this trainer's snapshot, and move towards the mean of the two."""
+        if tag == DONE:
+            self._done += 1
+            return
+        began, part = time.monotonic(), self.fragments[tag - ASK]
+        theirs, weights = payload.view(np.float32), self.weights[part]
+        buffer = self._service.buffer(theirs.nbytes)
+        snapshot = buffer.view(np.float32)
+        np.copyto(snapshot, weights)
+        self._service.reply(source, ANSWER, buffer)
+        self.merge(weights, (snapshot + theirs) * np.float32(0.5), snapshot)
+        self.rounds += 1
+        self.round_seconds += time.monotonic() - began

@@ -1,0 +1,103 @@
+"""Row gradients of all trainers become one update a row: the sparse half of a synchronous step.
+
+Every row has one trainer that updates it in this step, whoever looked it up. It sums what all trainers have for it, in
+their order, so each row gets one update whatever its optimizer, and the order in which messages arrive changes no bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from ssmpi.comm.waiting import wait_all
+from ssmpi.sync.base import Peers
+
+KEYS, GRADIENTS = range(2)  # tags
+SERVER = 1 << 32  # a row's key is its PS times this plus its number there
+
+
+class Agreement(Protocol):
+    """See ``Synchronous``."""
+
+    def agree(self, examples: int, factor: float, counts: np.ndarray) -> tuple[float, float, np.ndarray]:
+        """Share of the examples, common factor, and how many rows go from whom to whom."""
+
+
+class Rows:
+    """Some rows of all PSs, in the order of the PSs: as much of a lookup as an update needs."""
+
+    def __init__(self, keys: np.ndarray, servers: int) -> None:
+        self.rows = (keys % SERVER).astype(np.int32)
+        self.starts = np.searchsorted(keys, np.arange(servers + 1) * SERVER)
+
+    def of_server(self, server: int) -> slice:
+        """Which of them are those of one PS."""
+        return slice(int(self.starts[server]), int(self.starts[server + 1]))
+
+
+class WholeRows:
+    """The face of the way to the embedding rows, for the one worker thread of a trainer."""
+
+    def __init__(self, agreement: Agreement, peers: Peers) -> None:
+        self._agreement, self._peers, self._tables = agreement, peers, peers.home.tables
+        self._servers, self._dim = peers.home.servers, peers.home.dim
+
+    def ask(self, lookup: Any, thread: int) -> None:
+        """Start fetching rows."""
+        self._tables.ask(lookup, thread)
+
+    def collect(self, lookup: Any) -> None:
+        """Wait for them."""
+        self._tables.collect(lookup)
+
+    def update(self, lookup: Any, gradients: np.ndarray, factor: float, thread: int) -> None:
+        """Update the rows of this step of all trainers; returns when this trainer's part of it has been applied.
+
+        The all-reduce of the dense gradients comes after it on every trainer, so nobody's next step is before.
+        """
+        server = np.repeat(np.arange(self._servers), np.diff(lookup.starts))
+        keys = server * SERVER + lookup.rows[: len(gradients)]
+        self._update(keys, gradients, len(lookup.values), factor, thread)
+
+    def follow(self) -> None:
+        """The same without a batch: rows of other trainers may be this one's to update."""
+        self._update(np.empty(0, np.int64), np.empty((0, self._dim), np.float32), 0, 1.0, 0)
+
+    def _update(self, keys: np.ndarray, gradients: np.ndarray, examples: int, factor: float, thread: int) -> None:
+        size = self._peers.trainers.size
+        owners = keys % size
+        share, factor, counts = self._agreement.agree(examples, factor, np.bincount(owners, minlength=size))
+        order = np.argsort(owners, kind="stable")
+        ours, parts = self._exchange(keys[order], gradients[order] * np.float32(share), counts)
+        distinct, places = np.unique(ours, return_inverse=True)
+        if len(distinct):
+            summed = np.zeros((len(distinct), self._dim), np.float32)
+            np.add.at(summed, places, parts)
+            self._tables.update(Rows(distinct, self._servers), summed, factor, thread)
+            self._tables.drain()
+
+    def _exchange(self, keys: np.ndarray, gradients: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Send each trainer the rows that are its to update; those of all trainers that are ours, in trainer order.
+
+        ``counts[i, j]`` rows go from trainer i to j; ``keys`` and ``gradients`` are in the order of their owners.
+        """
+        trainers, rank = self._peers.trainers, self._peers.trainers.rank
+        starts = np.concatenate([[0], np.cumsum(counts[rank])])
+        ends = np.concatenate([[0], np.cumsum(counts[:, rank])])
+        ours = np.empty(ends[-1], np.int64)
+        parts = np.empty((ends[-1], self._dim), np.float32)
+        requests = []
+        for other in range(trainers.size):
+            out, into = slice(*starts[other : other + 2]), slice(*ends[other : other + 2])
+            if other == rank:
+                ours[into], parts[into] = keys[out], gradients[out]
+                continue
+            if counts[other, rank]:
+                requests.append(trainers.irecv(ours[into], other, KEYS))
+                requests.append(trainers.irecv(parts[into], other, GRADIENTS))
+            if counts[rank, other]:
+                requests.append(trainers.isend(keys[out], other, KEYS))
+                requests.append(trainers.isend(gradients[out], other, GRADIENTS))
+        wait_all(requests, self._peers.patience, "the other trainers' row gradients")
+        return ours, parts

@@ -1,0 +1,59 @@
+"""SlowMo, slow momentum on model averaging (Wang, Tantia, Ballas, Rabbat, ICLR 2020, Algorithm 1)::
+
+    u   = beta u + (x - mean_i w_i) / gamma       x: the slow weights, the same on every trainer
+    x   = x - rate gamma u
+    w_i = w_i + alpha (x - snapshot_i)            the paper restarts every replica from x: alpha = 1, fixed_rate
+
+gamma is the learning rate of the fast steps. Only its changes matter, so the schedule's factor stands for it: the mean
+over the trainers that still train, which travels in the reduced buffer, so that x stays the same everywhere. Under a
+constant rate this is classical BMUF with momentum beta and eta = rate; beta = 0 and rate = 1 is model averaging.
+Optimizer state stays with its trainer (the paper's "maintain").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ssmpi.settings import require
+from ssmpi.sync.average import Average
+from ssmpi.sync.base import Peers
+from ssmpi.sync.bmuf import Filtered
+
+
+@dataclass(frozen=True)
+class Options:
+    """``[sync.slowmo]``: ``momentum`` is beta, ``rate`` the slow learning rate (alpha in the paper)."""
+
+    momentum: float = 0.5
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.momentum < 1, f"momentum must be in [0, 1), got {self.momentum}")
+        require(0 < self.rate <= 2, f"rate must be in (0, 2], got {self.rate}")
+
+
+class SlowMo(Filtered):
+    """Moves towards slow weights, which take steps with momentum along what the mean has moved."""
+
+    Options = Options  # type: ignore[assignment]
+
+    def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
+        super().__init__(options, weights, peers)
+        self.average = Average(peers, weights.size + 1)
+        self._mine = np.empty(weights.size + 1, np.float32)
+
+    def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
+        """Step the slow weights by the mean of the snapshots."""
+        mine = self._mine[: snapshot.size + 1]
+        mine[:-1], mine[-1] = snapshot, self.peers.home.factor()
+        mean = self.average.of(mine, active)
+        if mean is None:
+            return None
+        own, part, gamma = self.options.slowmo, self.fragments[fragment], mean[-1]
+        slow, u = self._global[part], self._delta[part]
+        u *= own.momentum
+        u += (slow - mean[:-1]) / gamma
+        slow -= own.rate * gamma * u
+        return slow

@@ -1,0 +1,127 @@
+"""Synchronous data parallelism: in every step the gradients of all trainers become one (large-batch SGD).
+
+    g = sum_i b_i g_i / sum_i b_i          g_i: of the mean loss over trainer i's batch of b_i examples
+
+Dense gradients meet in an all-reduce, and every trainer takes the same step with them; row gradients are exchanged so
+that each row gets one update, the sum over all trainers (see ``rows``). With ``embedding.prefetch = false`` n trainers
+with batches of b compute what one process computes with batches of n b, up to rounding: the anchor of exactness for
+everything that is faster. With prefetch the rows are one step old, as they are in every other algorithm.
+
+A trainer that is out of data takes part with 0 examples, until all are.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ssmpi.comm.waiting import wait
+from ssmpi.sync.average import Average
+from ssmpi.sync.base import Peers
+from ssmpi.sync.none import NoSync
+from ssmpi.sync.rows import WholeRows
+from ssmpi.topology import Topology
+
+
+@dataclass(frozen=True)
+class Options:
+    """``[sync.synchronous]`` has no settings of its own."""
+
+
+class Synchronous(NoSync):
+    """Every replica takes the step of the whole batch. There is nothing to do between steps."""
+
+    Options = Options  # type: ignore[assignment]
+    partner, in_the_step = "all trainers", True
+
+    def __init__(self, options: Any, weights: np.ndarray, peers: Peers) -> None:
+        super().__init__(options, weights, peers)
+        self._average = Average(peers, weights.size)
+        self._rows = WholeRows(self, peers)
+        self._examples, self._factor, self._began = 0.0, 1.0, 0.0
+
+    @classmethod
+    def refusal(cls, options: Any) -> str:
+        """Gradients are needed in the step itself, all of them and in every step."""
+        if (options.pace, options.every_iterations) != ("fixed_rate", 1):
+            return (
+                "exchanges gradients inside of every step: set sync.pace = 'fixed_rate' and sync.every_iterations = 1"
+            )
+        if options.warmup_steps:
+            return "warms up by synchronous steps anyway: set sync.warmup_steps = 0"
+        return "sends every gradient whole: set sync.fragments = 1" if options.fragments > 1 else ""
+
+    @classmethod
+    def misfit(cls, topology: Topology) -> str:
+        """Threads of one replica would step one after the other."""
+        if topology.threads == 1:
+            return ""
+        return (
+            f"lets all batches of a step see the same weights, which {topology.threads} threads on one replica cannot: "
+            f"set topology.threads = 1 and topology.trainers = {topology.threads * topology.trainers}"
+        )
+
+    @property
+    def idle(self) -> bool:  # type: ignore[override]
+        """One trainer alone steps on its own."""
+        return self.peers.trainers.size == 1
+
+    def optimizer(self, thread: int) -> Any:
+        """Steps by the gradients of all trainers."""
+        return super().optimizer(thread) if self.idle else WholeStep(self)
+
+    def transport(self) -> Any:
+        """Updates rows by the gradients of all trainers."""
+        return super().transport() if self.idle else self._rows
+
+    def agree(self, examples: int, factor: float, counts: np.ndarray) -> tuple[float, float, np.ndarray]:
+        """What all trainers need to know of a step before they take it; the first thing in every step.
+
+        ``counts`` int (trainers,) says how many rows go to whom. Returns this trainer's share of the examples, the
+        learning-rate factor, a mean over all examples, and the counts of all, (trainers, trainers).
+        """
+        rank, size = self.peers.trainers.rank, self.peers.trainers.size
+        self._began = time.monotonic()
+        words = np.zeros(2 + size * size)
+        words[:2] = examples, examples * factor
+        words[2:].reshape(size, size)[rank] = counts
+        wait(self.peers.trainers.iallreduce(words), self.peers.patience, "the other trainers' step")
+        total = words[0]
+        self._examples, self._factor = float(examples), words[1] / max(total, 1.0)
+        return examples / total if total else 0.0, self._factor, words[2:].reshape(size, size).astype(int)
+
+    def take(self, twin: Any) -> bool:
+        """Step by the mean gradient; False if no trainer had any. All trainers call, after ``agree``."""
+        gradients = np.asarray(twin.gradients)
+        mean = self._average.of(gradients, self._examples)
+        if mean is None:
+            return False
+        gradients[:] = mean
+        self.peers.home.optimizer.step(twin, self._factor)
+        self.rounds += 1
+        self.round_seconds += time.monotonic() - self._began
+        return True
+
+    def close(self) -> None:
+        """Take the steps of the others too, so that this replica stays theirs, until nobody has examples."""
+        if self.idle:
+            return
+        twin = self.peers.home.twin()
+        taken = True
+        while taken:
+            self._rows.follow()
+            taken = self.take(twin)
+
+
+class WholeStep:
+    """The face of a dense optimizer."""
+
+    def __init__(self, synchronizer: Synchronous) -> None:
+        self._synchronizer = synchronizer
+
+    def step(self, twin: Any, factor: float) -> None:
+        """One step; the factor of all trainers is agreed on with the rows."""
+        self._synchronizer.take(twin)

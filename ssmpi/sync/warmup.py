@@ -1,0 +1,102 @@
+"""Warm-up by synchronous steps, then the chosen algorithm at its pace (post-local SGD; Lin et al., ICLR 2020)::
+
+    g = mean of the dense gradients of all worker threads of all trainers; every replica takes the same step with g
+
+Replicas part while rates are high and nothing is learned yet; here they do not. Embedding rows are updated by every
+thread on its own, as afterwards. The warm-up ends after ``warmup_steps`` steps, or with the first part of the run; the
+algorithm then begins with the equal replicas. Optimizer state that it keeps elsewhere (``async_ps``) begins there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ssmpi.sync.average import Average
+from ssmpi.sync.base import Synchronizer
+from ssmpi.sync.pace import Meeting, Pace
+
+
+class WarmUp(Pace):
+    """Lets all worker threads meet in each of the first ``steps`` steps. After that it is ``pace``."""
+
+    def __init__(self, pace: Pace, synchronizer: Synchronizer, steps: int, threads: int) -> None:
+        self._pace, self._synchronizer = pace, synchronizer
+        self._left, self._threads = steps, threads
+        size = synchronizer.weights.size + 1
+        self._average, self._sum = Average(synchronizer.peers, size), np.zeros(size, np.float32)
+        self._meeting, self._came = Meeting(), 0
+        self._gone: list[int] = []
+        self._twin: Any = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the warm-up is over, on all trainers alike."""
+        return not self._left
+
+    def begin(self) -> None:
+        """Expect all threads."""
+        if self.over:
+            self._pace.begin()
+        else:
+            self._twin = self._synchronizer.peers.home.twin()
+            self._meeting.open(self._threads)
+
+    def after_step(self, thread: int) -> None:
+        """Rounds begin when the warm-up is over."""
+        if self.over:
+            self._pace.after_step(thread)
+
+    def thread_done(self, thread: int) -> None:
+        """The others need not wait for this thread."""
+        if self.over:
+            self._pace.thread_done(thread)
+        else:
+            self._gone.append(thread)
+            self._meeting.leave(self._take)
+
+    def end(self) -> None:
+        """Take the other trainers' steps to the end of the warm-up."""
+        while not self.over:
+            self._take()
+        self._pace.end()
+
+    def optimizer(self, own: Any) -> Any:
+        """Steps together, then by ``own``."""
+        return Warming(self, own)
+
+    def step(self, twin: Any, factor: float) -> None:
+        """One thread's gradients; returns when the common step is taken."""
+        self._meeting.pause_if(lambda: self._add(twin, factor), self._take)
+
+    def _add(self, twin: Any, factor: float) -> bool:
+        self._sum[:-1] += np.asarray(twin.gradients)
+        self._sum[-1] += factor
+        self._came += 1
+        return True
+
+    def _take(self) -> None:
+        """The common step of all trainers, by the last thread that came."""
+        mean = self._average.of(self._sum / np.float32(max(self._came, 1)), self._came)
+        self._sum[:], self._came = 0.0, 0
+        if mean is not None:
+            np.asarray(self._twin.gradients)[:] = mean[:-1]
+            self._synchronizer.peers.home.optimizer.step(self._twin, float(mean[-1]))
+        self._left = self._left - 1 if mean is not None else 0
+        if self.over:
+            self._synchronizer.restart()
+            self._pace.begin()
+            for thread in self._gone:
+                self._pace.thread_done(thread)
+
+
+class Warming:
+    """The face of a dense optimizer."""
+
+    def __init__(self, warm_up: WarmUp, own: Any) -> None:
+        self._warm_up, self._own = warm_up, own
+
+    def step(self, twin: Any, factor: float) -> None:
+        """One step, with all others or alone."""
+        (self._own if self._warm_up.over else self._warm_up).step(twin, factor)

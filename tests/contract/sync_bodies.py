@@ -1,0 +1,106 @@
+"""A trainer's threads as far as synchronization sees them, and the settings of tests that use them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ssmpi import sync
+from ssmpi.comm import failure
+from ssmpi.comm.service import Service
+from ssmpi.comm.waiting import Patience, wait
+from ssmpi.model.options import DenseOptions
+from ssmpi.roles.sync_ps import optimizer
+from ssmpi.topology import Role
+
+PATIENCE = Patience(time_limit_seconds=20)
+PARAMETERS = 1_003  # not a multiple of anything
+REFUSED = {("gossip", "fixed_rate"), ("synchronous", "shadow")}
+
+
+def replica(seed):
+    """Some weights; the same for the same seed."""
+    return np.random.default_rng(seed).normal(size=PARAMETERS).astype(np.float32)
+
+
+DENSE = DenseOptions(optimizer="sgd", rate=1.0)
+
+
+@dataclass
+class Twin:
+    """As much of a twin as a step needs; ``examples`` of its batch, and no rows."""
+
+    weights: np.ndarray
+    gradients: np.ndarray
+    examples: int = 1
+    starts = np.zeros(2, np.int64)
+    rows = np.empty(0, np.int32)
+
+    @property
+    def values(self):
+        return np.empty(self.examples)
+
+    def step(self, twin, factor):
+        """Descent at the rate 1, as ``DENSE``."""
+        self.weights -= np.float32(factor) * twin.gradients
+
+
+def on_trainers(world, options, weights, work, home=None):
+    """``work(synchronizers)`` on a trainer, while sync PSs serve; the trainer's result."""
+    kind = sync.ALGORITHMS[options.algorithm]
+    if world.role is Role.SYNC_PS and kind.partner == sync.SYNC_PS:
+        service = Service(world.center, PATIENCE)
+        service.serve(world.topology.trainers, kind.server(options, optimizer(DENSE), service).handle)
+    if world.role is not Role.TRAINER:
+        return None
+    home = home or sync.Home(np.zeros(world.topology.threads, np.int64))
+    home.optimizer, home.twin = Twin(weights, np.zeros_like(weights)), lambda: Twin(weights, np.zeros_like(weights))
+    peers = sync.Peers(world.trainers, world.center, PATIENCE, home)
+    synchronizers = sync.make(options, weights, peers, world.topology.threads)
+    result = work(synchronizers)
+    synchronizers[0].goodbye()
+    return result
+
+
+def meet(world):
+    """All trainers come here before any goes on."""
+    wait(world.trainers.ibarrier(), PATIENCE, "the others")
+
+
+def with_pace(world, options, synchronizers, gradients, steps, examples=1):
+    """Worker threads that take so many steps each by ``gradients(thread)``, under the pace; as ``hogwild`` does it.
+
+    ``examples`` is the size of this trainer's batches.
+    """
+
+    def start(name, body, *arguments):
+        return failure.start(world, name, body, *arguments)
+
+    def work(thread):
+        own, transport = synchronizers[thread % len(synchronizers)], synchronizers[0].transport()
+        optimizer = pace.optimizer(own.optimizer(thread))
+        for _ in range(steps[thread]):
+            twin = Twin(own.weights, gradients(thread), examples)
+            if transport:
+                transport.update(twin, np.empty((0, 1), np.float32), 1.0, thread)
+            optimizer.step(twin, 1.0)
+            own.peers.home.iterations[thread] += 1
+            pace.after_step(thread)
+        pace.thread_done(thread)
+
+    pace = sync.pace_of(synchronizers, options, len(steps), start, world.full)
+    pace.begin()
+    workers = [start(f"worker {k}", work, k) for k in range(len(steps))]
+    for worker in workers:
+        worker.join()
+    pace.end()
+
+
+def threads_of(options, *steps):
+    """Steps of two threads; those of both for one where the algorithm cannot have two."""
+    return [sum(steps)] if options.algorithm == "synchronous" else list(steps)
+
+
+def options(algorithm, pace="shadow", every=2, **settings):
+    """Settings; the fixed rate is a round every second iteration, where that is possible."""
+    every = (1 if algorithm == "synchronous" else every) if pace == "fixed_rate" else 0
+    return sync.Options(algorithm=algorithm, pace=pace, every_iterations=every, cpu_share=1.0, **settings)

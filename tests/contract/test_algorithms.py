@@ -1,0 +1,376 @@
+"""What single algorithms and options promise beyond what all do (``test_sync``), exactly where it can be exact."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import all_over_mpi, over_threads
+from sync_bodies import PARAMETERS, REFUSED, meet, on_trainers, options, replica, with_pace
+
+from ssmpi import sync
+from ssmpi.topology import Topology
+
+TWO = Topology(trainers=2, threads=2, embedding_ps=1, sync_ps=2)
+FIVE = Topology(trainers=5, threads=1, embedding_ps=1, sync_ps=0)
+ALL = tuple(sync.ALGORITHMS)
+
+
+# Fragments
+
+
+def whole_rounds(world, options):
+    """Blocks of learning, each followed by as many rounds as make a whole vector; with a center the trainers in turn."""
+    weights, alone = replica(0), options.algorithm == "easgd"
+
+    def turn(rank, work):
+        if world.rank == rank or not alone:
+            work()
+        meet(world)
+
+    def work(synchronizers):
+        def rounds():
+            for _ in range(options.fragments):
+                synchronizers[0].round()
+
+        for block in range(4):
+            weights[:] += 0.1 * replica(10 * block + world.rank)
+            for rank in range(2 if alone else 1):
+                turn(rank, rounds)
+        after = weights.copy()
+        for rank in range(2 if alone else 1):
+            turn(rank, synchronizers[0].close)
+        return after, synchronizers[0].model(), sync.figures(synchronizers)["rounds"]
+
+    return on_trainers(world, options, weights, work)
+
+
+@pytest.mark.parametrize("fragments", [2, 3, 7])
+@pytest.mark.parametrize("algorithm", ["easgd", "ma", "bmuf", "slowmo"])
+def test_fragments_are_the_same_arithmetic(algorithm, fragments):
+    """To the last bit, where nothing is learned between the rounds of the fragments."""
+    whole = over_threads(TWO, whole_rounds, options(algorithm))
+    parts = over_threads(TWO, whole_rounds, options(algorithm, fragments=fragments))
+    for a, b in zip(whole[:2], parts[:2], strict=True):
+        for one, other in zip(a[:2], b[:2], strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert a[2] == pytest.approx(b[2]) == (5 if algorithm == "easgd" else 4)
+
+
+def one_fragment(world, options):
+    weights = replica(world.rank)
+
+    def work(synchronizers):
+        synchronizers[0].round()
+        after = weights.copy()
+        synchronizers[0].close()
+        return after
+
+    return on_trainers(world, options, weights, work)
+
+
+@pytest.mark.parametrize("algorithm", ["easgd", "ma", "bmuf", "slowmo"])
+def test_a_round_moves_one_fragment_and_nothing_else(algorithm):
+    result = over_threads(TWO, one_fragment, options(algorithm, fragments=4, alpha=0.3))[1]
+    moved = result != replica(1)
+    assert np.all(moved[: PARAMETERS // 4])
+    assert not np.any(moved[PARAMETERS // 4 :])
+
+
+# SlowMo
+
+
+def slow_blocks(world, options, factors):
+    """``factors[block]`` is this trainer's learning-rate factor at the end of a block."""
+    weights, now = replica(0), [1.0]
+
+    def work(synchronizers):
+        for block, factor in enumerate(factors):
+            now[0] = factor * (1.0 + 0.5 * world.rank)
+            weights[:] += 0.1 * replica(10 * block + world.rank)
+            synchronizers[0].round()
+        after = weights.copy()
+        synchronizers[0].close()
+        return after, synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work, sync.Home(factor=lambda: now[0]))
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_slowmo_without_momentum_is_model_averaging(alpha):
+    factors = (1.0, 0.5, 0.25, 0.3, 0.01)
+    slow = options("slowmo", alpha=alpha, slowmo=sync.slowmo.Options(momentum=0.0, rate=1.0))
+    for ours, theirs in zip(
+        over_threads(TWO, slow_blocks, slow, factors)[:2],
+        over_threads(TWO, slow_blocks, options("ma", alpha=alpha), factors)[:2],
+        strict=True,
+    ):
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.7, 1.0])
+def test_slowmo_takes_the_steps_of_its_paper(rate):
+    """Algorithm 1 in float64, with the mean of the trainers' rates; ``close`` makes one block more."""
+    factors, beta = (1.0, 0.5, 0.25, 0.3), 0.6
+    chosen = options("slowmo", alpha=1.0, slowmo=sync.slowmo.Options(momentum=beta, rate=rate))
+    x, u = replica(0).astype(float), np.zeros(PARAMETERS)
+    for block in range(len(factors) + 1):
+        learned = [0.1 * replica(10 * block + rank) if block < len(factors) else 0.0 for rank in range(2)]
+        gamma = 1.25 * factors[min(block, len(factors) - 1)]
+        u = beta * u + (x - (x + (learned[0] + learned[1]) / 2)) / gamma
+        x = x - rate * gamma * u
+    for _, model in over_threads(TWO, slow_blocks, chosen, factors)[:2]:
+        np.testing.assert_allclose(model, x, rtol=0, atol=2e-5)
+
+
+# Gossip
+
+
+def gossip_rounds(world, options):
+    """Those who ask learn and ask, the others answer."""
+    weights = replica(world.rank)
+
+    def work(synchronizers):
+        if world.rank % 2 == 0:
+            for block in range(12):
+                weights[:] += 0.01 * replica(100 + 10 * block + world.rank)
+                synchronizers[0].round()
+        synchronizers[0].close()
+        return weights.copy(), synchronizers[0].model(), synchronizers[0].rounds
+
+    return on_trainers(world, options, weights, work)
+
+
+def check_gossip(results, options):
+    """What is learned anywhere is in the sum of the replicas, no more and no less, and pairs come closer."""
+    learned = sum(
+        0.01 * replica(100 + 10 * block + rank).astype(float)
+        for block in range(12)
+        for rank in range(0, len(results), 2)
+    )
+    before = np.array([replica(rank) for rank in range(len(results))], float)
+    after = np.array([weights for weights, *_ in results], float)
+    np.testing.assert_allclose(after.sum(axis=0), before.sum(axis=0) + learned, rtol=0, atol=2e-5)
+    for _, model, _ in results:
+        np.testing.assert_allclose(model, after.mean(axis=0), rtol=0, atol=1e-6)
+    assert (
+        sum(rounds for *_, rounds in results[::2])
+        == sum(rounds for *_, rounds in results[1::2])
+        == 12 * len(results[::2])
+    )
+    assert after.std(axis=0).mean() < 0.5 * before.std(axis=0).mean()
+
+
+def one_question(world, options):
+    weights = replica(world.rank)
+
+    def work(synchronizers):
+        if world.rank == 0:
+            synchronizers[0].round()
+        synchronizers[0].close()
+        return weights.copy()
+
+    return on_trainers(world, options, weights, work)
+
+
+def check_pair(results, options):
+    """With alpha 1 a pair is its mean afterwards."""
+    for weights in results:
+        np.testing.assert_allclose(weights, (replica(0) + replica(1)) / 2, rtol=0, atol=1e-6)
+
+
+# Asynchronous parameter servers
+
+
+def pushes(world, options):
+    """Two parts with unequal steps; every gradient is a small whole number, so that sums are exact."""
+    weights = np.zeros(PARAMETERS, np.float32)
+    count = np.zeros((2, world.topology.threads), int)
+
+    def gradients(thread):
+        count[0, thread] += 1
+        return small_gradient(world.rank, thread, count[0, thread])
+
+    def work(synchronizers):
+        models = []
+        for steps in ([7, 0], [1, 23]) if world.rank == 0 else ([12, 3], [0, 0]):
+            with_pace(world, options, synchronizers, gradients, steps)
+            models.append(synchronizers[0].model())
+        return models
+
+    return on_trainers(world, options, weights, work)
+
+
+def small_gradient(rank, thread, step):
+    return np.random.default_rng([rank, thread, step]).integers(-3, 4, PARAMETERS).astype(np.float32)
+
+
+def check_pushes(results, options):
+    """The center is at the end of each part where all gradients of all threads lead: none is lost, none counts twice."""
+    done = [{(0, 0): 7, (0, 1): 0, (1, 0): 12, (1, 1): 3}, {(0, 0): 8, (0, 1): 23, (1, 0): 12, (1, 1): 3}]
+    for models in results:
+        for model, counts in zip(models, done, strict=True):
+            total = sum(small_gradient(*who, step) for who, n in counts.items() for step in range(1, n + 1))
+            np.testing.assert_array_equal(model, -total)
+
+
+# Warm-up
+
+
+def warm_up(world, options):
+    """Unequal steps; the warm-up outlasts them."""
+    weights, count = np.zeros(PARAMETERS, np.float32), [0, 0]
+
+    def gradients(thread):
+        count[thread] += 1
+        return 4 * small_gradient(world.rank, thread, count[thread])
+
+    def work(synchronizers):
+        with_pace(world, options, synchronizers, gradients, [3, 9] if world.rank == 0 else [5, 5])
+        after = weights.copy()
+        return after, synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work)
+
+
+def check_warm_up(results, options):
+    """Every step is by the mean over the threads that have one, on all trainers; then the algorithm has that."""
+    expected = np.zeros(PARAMETERS)
+    for step in range(1, 10):
+        there = [(r, t) for r, t, n in ((0, 0, 3), (0, 1, 9), (1, 0, 5), (1, 1, 5)) if step <= n]
+        expected -= np.mean([4.0 * small_gradient(*who, step) for who in there], axis=0)
+    for weights, model in results:
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(model, expected, rtol=0, atol=2e-5)
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+
+
+def after_warm_up(world, options):
+    """The warm-up ends in the midst of the first part; all replicas then stay where they are."""
+    weights, count = replica(0), [0, 0]
+
+    def gradients(thread):
+        count[thread] += 1
+        return small_gradient(world.rank, thread, count[thread]) * np.float32(count[thread] <= options.warmup_steps)
+
+    def work(synchronizers):
+        for steps in ([3, 9], [2, 2]) if world.rank == 0 else ([5, 5], [0, 4]):
+            with_pace(world, options, synchronizers, gradients, steps)
+        return weights.copy(), synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work)
+
+
+def check_after_warm_up(results, options):
+    """The algorithm begins where the warm-up ended, not where the run did: nothing moves any more."""
+    expected = replica(0).astype(float)
+    for step in (1, 2):
+        expected -= np.mean([small_gradient(r, t, step) for r in range(2) for t in range(2)], axis=0)
+    for weights, model in results:
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(model, expected, rtol=0, atol=1e-5)
+
+
+# Coupling
+
+
+def coupled(world, options):
+    """One trainer's rounds after known numbers of iterations, fragments in turn."""
+    weights, home = replica(world.rank), sync.Home(np.zeros(2, np.int64))
+
+    def work(synchronizers):
+        if world.rank == 1:
+            for turn, iterations in enumerate((1, 4, 0, 30, 2, 7)):
+                home.iterations[turn % 2] += iterations
+                weights[:] += 0.1 * replica(200 + turn)
+                synchronizers[0].round()
+        return weights.copy(), synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work, home)
+
+
+def check_coupled(results, options):
+    """Both sides move by 1 - (1 - kappa)^gap, gap since the same fragment was exchanged."""
+    w, c, kappa = replica(1).astype(float), replica(0).astype(float), options.easgd.coupling
+    done, exchanged = 0, [0] * options.fragments
+    for turn, iterations in enumerate((1, 4, 0, 30, 2, 7)):
+        done, f = done + iterations, turn % options.fragments
+        w += 0.1 * replica(200 + turn)
+        part = slice(PARAMETERS * f // options.fragments, PARAMETERS * (f + 1) // options.fragments)
+        d = (1 - (1 - kappa) ** (done - exchanged[f])) * (w[part] - c[part])
+        exchanged[f] = done
+        w[part], c[part] = w[part] - d, c[part] + d
+    np.testing.assert_allclose(results[1][0], w, rtol=0, atol=2e-6)
+    for _, model in results:
+        np.testing.assert_allclose(model, c, rtol=0, atol=2e-6)
+
+
+# Cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """As in ``test_sync``; ``over_mpi`` also with real ranks."""
+
+    body: Callable[..., Any]
+    check: Callable[..., None]
+    options: Any
+    topology: Topology = TWO
+    over_mpi: bool = False
+
+    def __str__(self):
+        chosen = self.options
+        return (
+            f"{self.body.__name__}-{chosen.algorithm}-{chosen.pace}-by_{chosen.by}-every{chosen.every_iterations}-"
+            f"{chosen.fragments}f-{self.topology.trainers}"
+        )
+
+
+COUPLED = sync.easgd.Options(coupling=0.1)
+PAIRS = [(a, pace) for a in ALL for pace in ("shadow", "fixed_rate") if (a, pace) not in REFUSED and a != "synchronous"]
+ASYNC = [
+    options("async_ps"),
+    options("async_ps", fragments=3),
+    *(options("async_ps", "fixed_rate", every, by=by) for by in ("thread", "trainer") for every in (1, 4)),
+    options("async_ps", "fixed_rate", 2, by="thread", fragments=3),
+]
+CASES = [
+    *(Case(gossip_rounds, check_gossip, options("gossip", fragments=f), t) for f in (1, 2) for t in (TWO, FIVE)),
+    Case(gossip_rounds, check_gossip, options("gossip"), over_mpi=True),
+    Case(one_question, check_pair, options("gossip", alpha=1.0), over_mpi=True),
+    *(Case(pushes, check_pushes, o, over_mpi=o in ASYNC[1:3]) for o in ASYNC),
+    *(Case(warm_up, check_warm_up, options(a, p, warmup_steps=20), over_mpi=a == "easgd") for a, p in PAIRS),
+    *(Case(after_warm_up, check_after_warm_up, options(a, p, warmup_steps=2), over_mpi=a == "bmuf") for a, p in PAIRS),
+    *(Case(coupled, check_coupled, options("easgd", easgd=COUPLED, fragments=f), over_mpi=f == 2) for f in (1, 2)),
+]  # fmt: skip
+
+
+@cache
+def over_real_ranks():
+    """Results of all cases that want them, made by one job, because starting it takes longest."""
+    cases = [case for case in CASES if case.over_mpi]
+    results = all_over_mpi(TWO, [(case.body, (case.options,)) for case in cases], timeout=90)
+    return dict(zip(cases, results, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_promise_over_threads(case):
+    results = over_threads(case.topology, case.body, case.options)
+    case.check(results[: case.topology.trainers], case.options)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.over_mpi], ids=str)
+def test_promise_over_mpi(case):
+    case.check(over_real_ranks()[case][:2], case.options)
+
+
+def test_async_ps_shards_are_the_same_arithmetic():
+    """To the last bit, for any number of sync PSs."""
+    one, three = (
+        over_threads(replace(TWO, sync_ps=n), pushes, options("async_ps", "fixed_rate", 1, by="trainer"))
+        for n in (1, 3)
+    )
+    np.testing.assert_array_equal(one[0], three[0])

@@ -1,0 +1,113 @@
+"""Algorithms that exchange gradients, in whole runs: synchronous steps are those of one process with the concatenated
+batch, and a single trainer on parameter servers is one that trains alone.
+"""
+
+from itertools import zip_longest
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from oracle import train_plainly
+from runs import train, train_over_threads
+
+from ssmpi.config import load
+from ssmpi.data.handout import block_order
+from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
+
+EXACT = ("embedding.prefetch=false", "data.passes=2", "data.handout=static", "data.batch_size=48")
+SGD = ("embedding.optimizer=sgd", "embedding.rate=0.5", "dense.optimizer=sgd", "dense.rate=0.1")
+SYNCHRONOUS = (*EXACT, "sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every_iterations=1")
+# From the default accumulator of 1e-8 the first step of a unit has the size of the rate, however small its gradient:
+# whether it woke in this batch or the next is then a matter of rounding. Here it is not.
+ADAGRAD = ("dense.initial_state=0.01",)
+OPTIMIZERS = pytest.mark.parametrize("optimizer", [ADAGRAD, SGD], ids=["adagrad", "sgd"])
+
+
+def concatenated(config, reader, weights):
+    """The batches of a static handout, those of one step as one, however many trainers still have any.
+
+    ``weights`` gets the numbers of examples by step and trainer.
+    """
+    data, seed, trainers = config.data, config.run.seed, config.topology.trainers
+
+    def stream(a_pass, trainer):
+        for number in block_order(data, seed, a_pass, len(reader.blocks))[trainer::trainers]:
+            block = reader.blocks[number]
+            order = shuffled(seed, 2, a_pass, number, size=block.rows)
+            yield from batches_in(order, reader.read(block), data.batch_size)
+
+    for a_pass in range(data.passes):
+        for step in zip_longest(*(stream(a_pass, trainer) for trainer in range(trainers))):
+            weights.append([0 if batch is None else len(batch) for batch in step])
+            there = [batch for batch in step if batch is not None]
+            yield SimpleNamespace(
+                **{name: np.concatenate([getattr(b, name) for b in there]) for name in ("dense", "ids", "labels")}
+            )
+
+
+def mean_losses(run, weights):
+    """Loss of every step's whole batch, from what each trainer saw of it."""
+    losses, sums = [iter(run.losses(trainer)) for trainer in range(len(weights[0]))], []
+    for step in weights:
+        sums.append(sum(n * next(losses[trainer]) for trainer, n in enumerate(step) if n) / sum(step))
+    assert all(next(rest, None) is None for rest in losses)
+    return np.array(sums)
+
+
+def check_one_process(run):
+    config = load(run.folder / "run.toml")
+    data, trainers = config.data, config.topology.trainers
+    whole = SplitReader(Path(data.folder), "train", data.block_rows)
+    reader = SplitReader(Path(data.folder), "train", suit_block_rows(data, whole.rows, trainers))
+    weights = []
+    model, losses = train_plainly(config, reader.manifest.cardinalities, concatenated(config, reader, weights))
+    assert any(0 in step for step in weights), "trainers have unequal numbers of batches"
+    assert any(len(set(step)) > 1 and 0 not in step for step in weights), "and a step unequal batches"
+    np.testing.assert_allclose(mean_losses(run, weights), losses, rtol=2e-5, atol=0)
+    for name, value in model.dense_parameters_by_name().items():
+        np.testing.assert_allclose(run.dense()[name], value, rtol=0, atol=5e-5, err_msg=name)
+    for f, (table, plain) in enumerate(zip(run.tables(), model.tables, strict=True)):
+        np.testing.assert_allclose(table, plain.weight.detach(), rtol=0, atol=5e-5, err_msg=f"C{f + 1}")
+
+
+@OPTIMIZERS
+@pytest.mark.parametrize(("trainers", "servers", "transport"), [(2, 1, "auto"), (3, 2, "messages")])
+def test_synchronous_steps_are_those_of_one_process(tmp_path, small_data, optimizer, trainers, servers, transport):
+    """Rows that several trainers met in a step too, for either optimizer."""
+    ranks = (f"topology.trainers={trainers}", f"topology.embedding_ps={servers}", f"embedding.transport={transport}")
+    check_one_process(train_over_threads(tmp_path, small_data, *SYNCHRONOUS, *optimizer, *ranks))
+
+
+def test_synchronous_steps_over_real_ranks(tmp_path, small_data):
+    ranks = ("topology.trainers=3", "topology.embedding_ps=1", "data.passes=1")
+    run = train(tmp_path, small_data, *SYNCHRONOUS, *ADAGRAD, *ranks)
+    check_one_process(run)
+    assert run.result["examples"] == 6_000
+    assert run.result["sync_gap_trainer"] <= 1.0  # whoever is out of data takes the others' steps, too
+
+
+def test_synchronous_steps_are_the_same_bits_however_messages_travel(tmp_path, small_data):
+    one, other = (
+        train_over_threads(
+            tmp_path / str(servers), small_data, *SYNCHRONOUS, "topology.trainers=3", f"topology.embedding_ps={servers}"
+        )
+        for servers in (1, 3)
+    )
+    for trainer in range(3):
+        np.testing.assert_array_equal(one.losses(trainer), other.losses(trainer))
+    for a, b in zip([*one.dense().values(), *one.tables()], [*other.dense().values(), *other.tables()], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@OPTIMIZERS
+@pytest.mark.parametrize("servers", [1, 2])
+def test_one_trainer_on_sync_ps_trains_as_alone(tmp_path, small_data, optimizer, servers):
+    """Up to rounding: the sync PSs take the steps, the trainer only follows."""
+    settings = (*EXACT, *optimizer, "topology.embedding_ps=0")
+    alone = train_over_threads(tmp_path / "alone", small_data, *settings)
+    center = ("sync.algorithm=async_ps", "sync.pace=fixed_rate", "sync.every_iterations=1")
+    run = train_over_threads(tmp_path / "ps", small_data, *settings, *center, f"topology.sync_ps={servers}")
+    np.testing.assert_allclose(run.losses(), alone.losses(), rtol=2e-5, atol=0)
+    for name, value in alone.dense().items():
+        np.testing.assert_allclose(run.dense()[name], value, rtol=0, atol=2e-5, err_msg=name)
