@@ -114,19 +114,17 @@ class Arena(Rows):
                 f"asked for row {rows[bad]} of {len(self.weights)}: trainer and PS differ in their placement"
             )
 
-    def datasets(self, *, copy: bool = False) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
-        """What to save: of every part ``table-TT-first-stride/weights`` (rows, dim) and, beside it, optimizer ``state``.
-
-        Views of the live rows, or copies.
+    def datasets(self) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
+        """What to save, views of the live rows: of every part ``table-TT-first-stride/weights`` (rows, dim) and, beside it,
+        optimizer ``state``.
         """
         for part in self.parts:
             rows = slice(part.base, part.base + part.rows)
             place = {"table": part.table, "first": part.first, "stride": part.stride}
             for name, values in (("weights", self.weights), ("state", self.state)):
                 if len(values):
-                    found = values[rows].copy() if copy else values[rows]
                     whole = {**place, "cardinality": self.cardinalities[part.table]}
-                    yield f"table-{part.table:02}-{part.first}-{part.stride}/{name}", found, whole
+                    yield f"table-{part.table:02}-{part.first}-{part.stride}/{name}", values[rows], whole
 
     def load(self, path: Path) -> int:
         """Take over the rows of this arena's parts that a saved file holds, whatever placement saved it; counts them."""

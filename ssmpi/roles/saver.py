@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ssmpi.checkpoint import files
 from ssmpi.comm.failure import cause
 from ssmpi.embedding.table import Arena
@@ -21,9 +23,10 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 class ArenaSaver:
-    """One save at a time."""
+    """One save at a time. The memory of the copy stays: memory that is new to a process costs more than what is copied."""
 
     def __init__(self) -> None:
+        self._copies: list[np.ndarray] = []
         self._outcome: dict[str, Any] | None = None
         self._writing: threading.Thread | None = None
 
@@ -33,13 +36,17 @@ class ArenaSaver:
             self._writing.join()
         self._outcome, self._writing = None, None
         needed = arena.weights.nbytes + arena.state.nbytes
-        if background and needed > free_memory() * 0.8:
+        if background and not self._copies and needed > free_memory() * 0.8:
             log.warning(f"no memory for a copy of {needed / 1e9:.1f} GB: training waits while the rows are written")
             background = False
         if not background:
             self._write(path, arena.datasets())
             return
-        copies = list(arena.datasets(copy=True))
+        live = list(arena.datasets())
+        self._copies = self._copies or [np.empty_like(values) for _, values, _ in live]
+        for copy, (_, values, _) in zip(self._copies, live, strict=True):
+            np.copyto(copy, values)
+        copies = [(name, copy, place) for copy, (name, _, place) in zip(self._copies, live, strict=True)]
         self._writing = threading.Thread(target=self._write_quietly, args=(path, copies), name="save", daemon=True)
         self._writing.start()
 
