@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ssmpi import usage
 from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
 from ssmpi.sync.easgd import Center
@@ -17,5 +18,6 @@ if TYPE_CHECKING:
 def serve_center(config: Config, world: World, folder: Path, start_from: Path | None = None) -> bool:
     """The whole life of a sync PS. The first trainer says where the center starts."""
     service = Service(world.center, config.waiting)
+    usage.set_up()
     service.serve(config.topology.trainers, Center(config.sync.alpha, service).handle)
     return True
