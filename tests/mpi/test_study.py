@@ -60,7 +60,7 @@ def marker(folder, cell):
     return [((run / name).stat().st_ino, (run / name).stat().st_mtime_ns) for name in ("run.toml", "result.json")]
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=120):
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "nothing happened"
@@ -77,7 +77,7 @@ def test_a_killed_study_goes_on_without_repeating_finished_cells(tmp_path, data)
         before = marker(tmp_path, "seed-1")
         started = (cells / "seed-2" / "run.toml").stat().st_ino
         assert not (cells / "seed-3").exists()
-        again = ssmpi("bench", "study", study, timeout=90).check()
+        again = ssmpi("bench", "study", study, timeout=200).check()
     assert "1 of them finished" in again.err or "2 of them finished" in again.err
     assert marker(tmp_path, "seed-1") == before
     assert (cells / "seed-2" / "run.toml").stat().st_ino == started  # the job left behind was waited for
@@ -89,10 +89,10 @@ def test_a_killed_study_goes_on_without_repeating_finished_cells(tmp_path, data)
 
 def test_a_bad_cell_is_named_and_the_others_are_in_the_table(tmp_path, data):
     study = write_study(tmp_path, data, "dense.rate = [0.01, 1e30]")
-    one = ssmpi("bench", "study", study, "--cell", 0, timeout=60).check()
+    one = ssmpi("bench", "study", study, "--cell", 0, timeout=120).check()
     assert not one.out
     before = marker(tmp_path, "rate-0.01")
-    found = ssmpi("bench", "study", study, timeout=60)
+    found = ssmpi("bench", "study", study, timeout=120)
     assert found.code == 1
     assert marker(tmp_path, "rate-0.01") == before
     assert "| 0.01" in found.out
@@ -100,10 +100,10 @@ def test_a_bad_cell_is_named_and_the_others_are_in_the_table(tmp_path, data):
     last = found.err.splitlines()[-1]
     assert "cell 1, rate 1e+30: exit code" in last
     assert "training has diverged" in last
-    listed = ssmpi("bench", "study", study, "--list", timeout=60).check().out
+    listed = ssmpi("bench", "study", study, "--list", timeout=120).check().out
     assert "0  finished  rate 0.01" in listed
     assert "1  to do     rate 1e+30" in listed
-    alone = ssmpi("bench", "study", study, "--cell", 2, timeout=60)
+    alone = ssmpi("bench", "study", study, "--cell", 2, timeout=120)
     assert alone.code == 2
     assert "has cells 0 to 1" in alone.err
 
