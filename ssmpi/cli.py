@@ -115,10 +115,17 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("--baseline", type=Path, help="JSON that 'ssmpi-prepare baseline' wrote")
     sub.add_argument("--teacher", type=Path, help="teacher.json that 'ssmpi-prepare synthesize' wrote")
+    sub = add("report", report, "write an HTML page that compares runs: settings, curves, speed, time, final table")
+    sub.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN", help="run folder; the others are compared with the first"
+    )
+    sub.add_argument("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
     text = "measure this program beside what it could be and what others are"
     kinds = commands.add_parser("bench", help=text, description=text).add_subparsers(required=True, metavar="KIND")
     sub = add("throughput", bench_throughput, "examples per second of all contenders, in turns, and its targets", kinds)
     add_bench_options(sub)
+    sub = add("study", bench_study, "run a grid of runs, each once, and make one table of them", kinds)
+    add_study_options(sub)
     return top
 
 
@@ -142,6 +149,16 @@ def add_bench_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--short", action="store_true", help="batch 128, one round, few contenders: to see that it works")
 
 
+def add_study_options(sub: argparse.ArgumentParser) -> None:
+    """What ``ssmpi bench study`` takes."""
+    sub.add_argument("study_file", type=Path, help="TOML file with axes of settings; see jobs/studies")
+    sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="what overrides the study file")
+    mode = sub.add_mutually_exclusive_group()
+    mode.add_argument("--list", action="store_true", help="print the cells with their numbers and states, run nothing")
+    mode.add_argument("--cell", type=int, metavar="K", help="run cell K only (for array jobs), make no table")
+    mode.add_argument("--table", action="store_true", help="make the table of what is finished, run nothing")
+
+
 def train(arguments: argparse.Namespace) -> int:
     """``ssmpi train``, on every rank."""
     signals.listen()
@@ -149,8 +166,9 @@ def train(arguments: argparse.Namespace) -> int:
 
     log.draw_on(arguments.terminal)
     with joined() as job:
-        from ssmpi import report, resume  # in the job, so that what goes wrong here is said once too
+        from ssmpi import resume  # in the job, so that what goes wrong here is said once too
         from ssmpi import train as story
+        from ssmpi.report import plot
 
         log.configure(job.who, talkative=job.rank == 0)
         start = job.agree(lambda: resume.prepare(requested(arguments), job.size))
@@ -162,7 +180,7 @@ def train(arguments: argparse.Namespace) -> int:
             return 0
         finished = story.run(job, start.config, path, resume.choose(job, start))
         if job.rank == 0 and finished:  # who asked for a stop is in a hurry
-            report.plot(path)
+            plot(path)
         stopped = job.leave(stopped=not finished)  # last: a launcher ends the others when a rank exits with a code
     return STOPPED if stopped else 0
 
@@ -237,9 +255,17 @@ def export(arguments: argparse.Namespace) -> int:
 
 def summary(arguments: argparse.Namespace) -> int:
     """``ssmpi summary``."""
-    from ssmpi import report
+    from ssmpi.report import table
 
-    print(report.table(arguments.run, arguments.baseline, arguments.teacher))
+    print(table(arguments.run, arguments.baseline, arguments.teacher))
+    return 0
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """``ssmpi report``."""
+    from ssmpi.report import write
+
+    print("\n".join(map(str, write(arguments.runs, arguments.out))))
     return 0
 
 
@@ -257,3 +283,18 @@ def bench_throughput(arguments: argparse.Namespace) -> int:
     options = throughput.Options(arguments.folder, arguments.rounds, arguments.seconds, batches, arguments.only)
     throughput.measure(throughput.short(options) if arguments.short else options, run_file, words)
     return 0
+
+
+def bench_study(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench study``."""
+    from ssmpi.bench import study as bench
+    from ssmpi.bench.grid import load
+
+    log.configure("study", talkative=True)
+    grid = load(arguments.study_file, arguments.overrides)
+    if arguments.list:
+        print(bench.describe(grid))
+        return 0
+    if arguments.cell is not None:
+        return bench.run_one(grid, arguments.cell)
+    return bench.conclude(grid) if arguments.table else bench.run_all(grid)

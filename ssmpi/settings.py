@@ -24,18 +24,23 @@ T = TypeVar("T")
 
 def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
     """Read a run file, apply overrides in order and build ``cls``; SettingsError names the file or the override."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SettingsError(f"{path}: no such run file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"{path}: not a readable TOML file: {error}") from error
+    values = read(path)
     for override in overrides:
         apply_override(values, override)
     try:
         return build(cls, values)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A TOML file as it stands, or SettingsError."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: no such run file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path}: not a readable TOML file: {error}") from error
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:
@@ -127,5 +132,5 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
 
 
 def _kind(hint: type) -> str:
-    kinds = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    kinds = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a section"}
     return kinds.get(hint, str(hint))

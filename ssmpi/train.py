@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssmpi import log
+from ssmpi import log, usage
 from ssmpi.comm.world import Job, World
 from ssmpi.config import Config
 from ssmpi.roles.embedding_ps import serve_embeddings
@@ -24,7 +24,8 @@ def run(job: Job, config: Config, folder: Path, checkpoint: Path | None = None) 
     """
     world = World(job, config.topology)
     log.configure(world.who, talkative=job.rank == 0)
-    return PARTS[world.role](config, world, folder, checkpoint)
+    with usage.recorded(folder, world.role, world.index):
+        return PARTS[world.role](config, world, folder, checkpoint)
 
 
 def train(config: Config, world: World, folder: Path, checkpoint: Path | None = None) -> bool:

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from ssmpi import usage
 from ssmpi.comm import signals
 from ssmpi.errors import PeerError, UserError
 
@@ -83,7 +84,7 @@ def start(place: Place, name: str, body: Any, *arguments: Any) -> threading.Thre
     """Start a daemon thread named ``name`` under the guard."""
 
     def guarded() -> None:
-        with guard(place, name):
+        with guard(place, name), usage.counted(name):
             body(*arguments)
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ssmpi import usage
 from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
 from ssmpi.data.schema import read_manifest
@@ -27,5 +28,6 @@ def serve_embeddings(config: Config, world: World, folder: Path, start_from: Pat
     if start_from:
         load_tables(arena, start_from)
     service = Service(world.embedding, config.waiting)
+    usage.set_up()
     service.serve(config.topology.trainers, EmbeddingServer(arena, service, ArenaSaver(), memory.address).handle)
     return True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmpi import usage
 from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
 from ssmpi.model import kernels
@@ -23,6 +24,7 @@ def serve_center(config: Config, world: World, folder: Path, start_from: Path | 
     service = Service(world.center, config.waiting)
     kind: Any = ALGORITHMS[config.sync.algorithm]
     center = kind.server(config.sync, optimizer(config.dense), service)
+    usage.set_up()
     service.serve(config.topology.trainers, center.handle)
     return True
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ssmpi import sync
+from ssmpi import sync, usage
 from ssmpi.comm import failure
 from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
 from ssmpi.comm.world import World
@@ -125,6 +125,7 @@ class Trainer:
         """
         if not self._started:
             self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
+            usage.set_up()
             if self.results:
                 self.results.logbook.start_clock()
             self._started = True

@@ -1,0 +1,7 @@
+"""Runs and groups of runs as text, pictures and pages, from what is in their folders."""
+
+from ssmpi.report.figures import plot
+from ssmpi.report.page import write
+from ssmpi.report.summary import table
+
+__all__ = ["plot", "table", "write"]

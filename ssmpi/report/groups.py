@@ -1,0 +1,168 @@
+"""Runs that differ only in their seed form a group; a group becomes one row of a table: means and standard errors, and
+relative NE against a reference group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ssmpi.report.record import Record
+
+SEED = "run.seed"
+NOT_SETTINGS = (SEED, "run.folder", "run.tensorboard", "run.log_seconds", "run.record_losses")  # change no result
+NEVER = object()
+RUN, CASE = NAMES = ("run", "case")  # labels whose values speak for themselves
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its standard error, which is NaN for a single value; both NaN without values."""
+
+    mean: float = math.nan
+    error: float = math.nan
+
+    def relative_to(self, reference: Estimate) -> Estimate:
+        """``mean / reference.mean - 1``; the error to first order (delta method), the two means being independent."""
+        ratio = self.mean / reference.mean
+        return Estimate(ratio - 1, abs(ratio) * math.hypot(self.error / self.mean, reference.error / reference.mean))
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and standard error of the mean (n - 1 in the variance), of the finite values."""
+    known = np.array([value for value in values if math.isfinite(value)])
+    if not known.size:
+        return Estimate()
+    error = float(known.std(ddof=1)) / math.sqrt(known.size) if known.size > 1 else math.nan
+    return Estimate(float(known.mean()), error)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with the same settings but for the seed. ``labels`` tell groups apart, heading to value: ``trainers`` to 4."""
+
+    labels: dict[str, Any]
+    records: list[Record]
+
+    @property
+    def name(self) -> str:
+        """The labels as a phrase: ``S-MA, trainers 4``."""
+        return name_of(self.labels)
+
+    def estimate(self, metric: str) -> Estimate:
+        """Over the seeds."""
+        return estimate([record.number(metric) for record in self.records])
+
+    @property
+    def elp(self) -> int | None:
+        """Example-level parallelism."""
+        return self.records[0].elp
+
+
+def relative(group: Group, reference: Group, metric: str) -> Estimate:
+    """``group / reference - 1`` with its standard error.
+
+    Where the reference has a run for each seed, by pairs of the same seed: they begin with the same weights and see the
+    same order of the data, which the difference is then free of. Otherwise the two are taken as independent.
+    """
+    mine, theirs = (
+        {record.settings.get(SEED): record.number(metric) for record in g.records} for g in (group, reference)
+    )
+    if len(mine) == len(group.records) and mine.keys() <= theirs.keys():
+        return estimate([value / theirs[seed] - 1 for seed, value in mine.items()])
+    return group.estimate(metric).relative_to(reference.estimate(metric))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the final table."""
+
+    labels: dict[str, Any]
+    runs: int
+    complete: int
+    elp: int | None
+    ne: Estimate
+    relative_ne: Estimate | None  # None: nothing to compare with
+    is_reference: bool
+    auc: Estimate
+    log_loss: Estimate
+    eps: Estimate
+    gap_thread: Estimate
+    gap_trainer: Estimate
+
+
+def row(group: Group, reference: Group | None) -> Row:
+    """``reference`` is the group to compare with, maybe ``group`` itself; None leaves the comparison out."""
+    itself = reference is group
+    return Row(
+        labels=group.labels,
+        runs=len(group.records),
+        complete=sum(record.status == "complete" for record in group.records),
+        elp=group.elp,
+        ne=group.estimate("ne"),
+        relative_ne=None if reference is None or itself else relative(group, reference, "ne"),
+        is_reference=itself,
+        auc=group.estimate("auc"),
+        log_loss=group.estimate("log_loss"),
+        eps=group.estimate("eps"),
+        gap_thread=group.estimate("sync_gap_thread"),
+        gap_trainer=group.estimate("sync_gap_trainer"),
+    )
+
+
+def by_settings(records: Sequence[Record]) -> list[Group]:
+    """Group runs by their settings, in order of appearance. Runs without settings stay alone."""
+    found: dict[Any, list[Record]] = {}
+    for record in records:
+        key = tuple(sorted((k, repr(v)) for k, v in _compared(record).items())) or record.folder
+        found.setdefault(key, []).append(record)
+    groups = list(found.values())
+    varied = [name for name in differing([group[0] for group in groups]) if name not in NOT_SETTINGS]
+    folders = _short([group[0].folder for group in groups])
+    names = [
+        name_of({key: group[0].settings.get(key, "?") for key in varied}) if 0 < len(varied) <= 4 else folder
+        for group, folder in zip(groups, folders, strict=True)
+    ]
+    if len(set(names)) < len(names):
+        names = folders
+    return [Group({RUN: name}, group) for name, group in zip(names, groups, strict=True)]
+
+
+def differing(records: Sequence[Record]) -> list[str]:
+    """Settings that are not the same in all runs whose settings are known, in the order of the run file."""
+    known = [record.settings for record in records if record.settings]
+    names = dict.fromkeys(name for settings in known for name in settings)
+    return [n for n in names if any(s.get(n, NEVER) != known[0].get(n, NEVER) for s in known)]
+
+
+def name_of(values: Mapping[str, Any]) -> str:
+    """Settings as a phrase: ``algorithm ma, trainers 4``; of a name only the value."""
+    phrases = [f"{short(key)} {_text(value)}" if key not in NAMES else _text(value) for key, value in values.items()]
+    return ", ".join(phrases)
+
+
+def short(setting: str) -> str:
+    """A setting's key in words: ``embedding ps`` for ``topology.embedding_ps``."""
+    return setting.rpartition(".")[2].replace("_", " ")
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _compared(record: Record) -> dict[str, Any]:
+    return {name: value for name, value in record.settings.items() if name not in NOT_SETTINGS}
+
+
+def _short(folders: Sequence[Path]) -> list[str]:
+    """The folders by as many of their last names as tell them apart."""
+    for depth in range(1, 20):
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]

@@ -1,0 +1,133 @@
+"""``ssmpi report``: one HTML page that needs nothing beside it, and its pictures as PNG files too."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssmpi import __version__
+from ssmpi.errors import UserError
+from ssmpi.report import figures
+from ssmpi.report.columns import NOTHING, cells, headings
+from ssmpi.report.groups import NOT_SETTINGS, SEED, Group, Row, by_settings, differing, row
+from ssmpi.report.record import Record, read
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that can be drawn in any style. ``name`` goes into the file name; ``text`` says what is to be seen."""
+
+    name: str
+    title: str
+    text: str
+    draw: Callable[[], Figure]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a page is about. ``compared`` is the sentence that names the reference; empty without one."""
+
+    title: str
+    compared: str
+    groups: Sequence[Group]
+    rows: Sequence[Row]
+
+
+def write(runs: Sequence[Path], out: Path) -> list[Path]:
+    """Write the report of some runs, the first being what the others are compared with; returns the files written."""
+    groups = by_settings([read(run) for run in dict.fromkeys(runs)])
+    several = len(groups) > 1
+    title = "Runs compared" if several else "Runs that differ in their seed" if len(runs) > 1 else "A run"
+    compared = f"Relative NE: against {groups[0].name}; below 0 is better." if several else ""
+    rows = [row(group, groups[0] if several else None) for group in groups]
+    return publish(Subject(title, compared, groups, rows), drawings(groups), out)
+
+
+def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path]:
+    """Write a page with some drawings, and each drawing as ``OUT-name.png``; returns the files written."""
+    try:
+        import jinja2
+    except ImportError:
+        raise UserError(f"jinja2 is not installed: {figures.INSTALL}") from None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    pictures = [_draw(drawing, out) for drawing in wanted]
+    records = [record for group in subject.groups for record in group.records]
+    settings = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    page = settings.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        title=subject.title, compared=subject.compared, records=records, pictures=pictures,
+        headings=headings(subject.rows), rows=[cells(r) for r in subject.rows],
+        split=next((record.final[0] for record in records if record.final[0]), ""),
+        settings=_settings(records), broken=[record for record in records if record.missing],
+        ranks=[(record.folder, _ranks(record)) for record in records if record.usage],
+        version=__version__, made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+    )  # fmt: skip
+    out.write_text(page, encoding="utf-8")
+    return [out, *(_png(drawing, out) for drawing in wanted)]
+
+
+def drawings(groups: Sequence[Group]) -> list[Drawing]:
+    """Every figure that these runs recorded something for."""
+    records = [record for group in groups for record in group.records]
+    found = []
+    if any(record.windows for record in records):
+        text = "Lines: training, each window scored before its update. Circles: validation; diamonds: test."
+        found.append(Drawing("curves", "Learning curves", text, lambda: figures.curves(groups, figures.CURVES)))
+        text = "Examples per second are those of all trainers; the gap counts a worker thread's iterations between two rounds."
+        speed = figures.recorded(groups, figures.SPEED)
+        found.append(Drawing("speed", "Speed and synchronization", text, lambda: figures.curves(groups, speed)))
+    if any(record.usage for record in records):
+        text = "Seconds on a processor, waiting left out. Set-up does not grow with the data. The main thread of a server serves."
+        found.append(Drawing("time", "Where the time went", text, lambda: figures.times(groups)))
+    return found
+
+
+def _png(drawing: Drawing, out: Path) -> Path:
+    return out.with_name(f"{out.stem}-{drawing.name}.png")
+
+
+def _draw(drawing: Drawing, out: Path) -> dict[str, str]:
+    """The drawing as SVG in base64 for the light and the dark page, and as a PNG file."""
+    found = {"title": drawing.title, "text": drawing.text}
+    for page, style in (("light", figures.LIGHT), ("dark", figures.DARK)):
+        with figures.style(style):
+            figure = drawing.draw()
+            found[page] = base64.b64encode(figures.render(figure, "svg")).decode()
+            if page == "light":
+                _png(drawing, out).write_bytes(figures.render(figure, "png"))
+    return found
+
+
+def _settings(records: Sequence[Record]) -> list[list[Any]]:
+    """Settings and versions that differ, as a table with its headings: long way down, whichever way that is."""
+    names = [name for name in differing(records) if name == SEED or name not in NOT_SETTINGS]
+    columns = [["run", *(str(record.folder) for record in records)]]
+    columns += [[name, *(record.settings.get(name, NOTHING) for record in records)] for name in names]
+    for name in dict.fromkeys(name for record in records for name in record.versions):
+        values = [record.versions.get(name, NOTHING) for record in records]
+        if len({value for value in values if value != NOTHING}) > 1:
+            columns.append([f"version of {name}", *values])
+    if len(columns) == 1:
+        return []
+    return columns if len(columns) > len(records) + 1 else [list(line) for line in zip(*columns, strict=True)]
+
+
+def _ranks(record: Record) -> list[list[str]]:
+    """One line a rank and kind of thread: seconds on a processor and waiting, and the rank's peak memory."""
+    lines = []
+    for rank in record.usage:
+        for kind, spent in rank["threads"].items():
+            busy, wall = spent["cpu_seconds"], spent["wall_seconds"]
+            share = f"{busy / wall:.0%}" if wall else NOTHING
+            name = f"{rank['role']} {rank['index']}".replace("_ps", " PS")
+            times = [f"{busy:,.1f}", f"{max(wall - busy, 0):,.1f}", share]
+            lines.append([name, kind, *times, f"{rank['peak_memory_bytes'] / 1e6:,.0f}"])
+    return lines

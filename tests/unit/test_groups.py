@@ -1,0 +1,99 @@
+"""The table's arithmetic against numpy and scipy by hand, and its text."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssmpi.report import columns
+from ssmpi.report.groups import Estimate, Group, by_settings, estimate, relative, row
+from ssmpi.report.record import Record
+
+VALUES = st.lists(st.floats(0.1, 10.0), min_size=2, max_size=8)
+
+
+def record(ne, seed=1, folder="run", status="complete", **settings):
+    """A finished run of one metric."""
+    result = {"status": status, "eps": 1000.0 * ne, "evaluations": {"test": {"last": {"ne": ne, "auc": 1 - ne / 2}}}}
+    basics = {"data.batch_size": 128, "topology.threads": 2, "topology.trainers": 4, "run.seed": seed}
+    return Record(Path(folder), {**basics, **settings}, result=result)
+
+
+def group(values, seeds=None):
+    return Group({"run": "x"}, [record(v, s) for v, s in zip(values, seeds or range(len(values)), strict=True)])
+
+
+@given(VALUES)
+def test_mean_and_standard_error_are_those_of_scipy(values):
+    found = estimate(values)
+    assert found.mean == pytest.approx(np.mean(values))
+    assert found.error == pytest.approx(scipy.stats.sem(values), abs=1e-12)
+
+
+def test_one_value_has_no_error_and_none_has_no_mean():
+    assert estimate([0.5]).mean == 0.5
+    assert math.isnan(estimate([0.5]).error)
+    assert math.isnan(estimate([]).mean)
+    assert estimate([0.5, math.nan]).mean == 0.5  # a run without that metric
+
+
+@given(VALUES, st.integers(0, 3))
+def test_runs_of_the_same_seeds_are_compared_in_pairs(values, extra):
+    generator = np.random.default_rng(len(values))
+    others = generator.uniform(0.5, 1.5, len(values) + extra)
+    found = relative(group(values), group(others), "ne")
+    ratios = np.array(values) / others[: len(values)] - 1
+    assert found.mean == pytest.approx(ratios.mean())
+    assert found.error == pytest.approx(scipy.stats.sem(ratios), abs=1e-12)
+
+
+def test_what_seeds_have_in_common_is_not_counted_as_error():
+    noise = np.array([0.8, 0.9, 0.7])
+    found = relative(group(1.01 * noise), group(noise), "ne")
+    assert found.mean == pytest.approx(0.01)
+    assert found.error == pytest.approx(0, abs=1e-12)
+
+
+def test_other_seeds_are_compared_as_independent():
+    """Against the spread of the ratio of means over many repetitions of the experiment."""
+    generator = np.random.default_rng(5)
+    mine, theirs = generator.normal(0.8, 0.01, (40_000, 3)), generator.normal(0.7, 0.02, (40_000, 4))
+    ratios = mine.mean(axis=1) / theirs.mean(axis=1) - 1
+    exact = Estimate(0.8, 0.01 / math.sqrt(3)).relative_to(Estimate(0.7, 0.02 / 2))
+    assert exact.error == pytest.approx(ratios.std(), rel=0.02)
+    assert exact.mean == pytest.approx(ratios.mean(), rel=0.01)
+    found = relative(group(mine[0], [1, 2, 3]), group(theirs[0], [3, 4, 5, 6]), "ne")
+    by_hand = estimate(mine[0]).relative_to(estimate(theirs[0]))
+    assert found == by_hand
+
+
+def test_runs_are_grouped_by_what_changes_results():
+    runs = [record(0.8, seed=s, folder=f"{a}{s}", **{"sync.algorithm": a}) for a in ("ma", "bmuf") for s in (1, 2)]
+    found = by_settings([*runs, record(0.7, folder="c", **{"sync.algorithm": "ma", "run.log_seconds": 2.0})])
+    assert [(g.name, len(g.records)) for g in found] == [("algorithm ma", 3), ("algorithm bmuf", 2)]
+
+
+def test_runs_without_settings_stay_apart():
+    runs = [Record(Path("a") / name / "run") for name in ("x", "y")]
+    assert [g.name for g in by_settings(runs)] == ["x/run", "y/run"]
+
+
+def test_the_table_reads_as_it_did(golden):
+    reference = Group({"case": "none", "topology.trainers": 1}, [record(0.8, 1), record(0.81, 2), record(0.805, 3)])
+    other = Group({"case": "S-MA", "topology.trainers": 4}, [record(0.802, 1), record(0.812, 2), record(0.809, 3)])
+    alone = Group({"case": "FR-MA", "topology.trainers": 4}, [record(0.9, 1), record(0.9, 2, status="stopped")])
+    empty = Group({"case": "S-BMUF", "topology.trainers": 16}, [Record(Path("nothing"))])
+    rows = [row(g, reference) for g in (reference, other, alone, empty)]
+    text = columns.markdown(rows) + "\n"
+    assert text == golden("table.md", text)
+    assert len({len(line) for line in text.splitlines()}) == 1  # aligned
+
+
+def test_without_a_reference_nothing_is_compared():
+    found = row(group([0.8, 0.9]), None)
+    assert found.relative_ne is None
+    assert "reference" not in columns.cells(found)

@@ -1,0 +1,231 @@
+"""The report of whole runs compares them; the report of broken ones says what is missing, and never fails over it."""
+
+import base64
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from runs import train_over_threads
+
+from ssmpi import report, usage
+from ssmpi.errors import DataError
+from ssmpi.report import figures
+from ssmpi.report.groups import by_settings
+from ssmpi.report.record import read
+from ssmpi.topology import Role
+
+SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01", "evaluate.per_pass=2")
+VOID = {"meta", "img", "source", "link", "br"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, small_data):
+    """Three whole runs: one setting with two seeds, and another."""
+    folder = tmp_path_factory.mktemp("runs")
+    changes = {"a": ["run.seed=1"], "b": ["run.seed=2"], "c": ["run.seed=1", "dense.rate=0.02"]}
+    found = [
+        train_over_threads(folder / name, small_data, *SETTINGS, *change).folder for name, change in changes.items()
+    ]
+    for run in found:
+        rank = {"role": "trainer", "index": 0, "peak_memory_bytes": 10**8}
+        threads = {"worker": {"threads": 1, "wall_seconds": 2.0, "cpu_seconds": 1.5}}
+        (run / "usage").mkdir()
+        (run / "usage" / "trainer-0.json").write_text(json.dumps({**rank, "threads": threads}))
+    return found
+
+
+@pytest.fixture
+def broken(runs, tmp_path):
+    """A copy of a whole run, to break."""
+    return shutil.copytree(runs[0], tmp_path / "broken")
+
+
+class Page(HTMLParser):
+    """Text, links and pictures of a page; fails on tags that are not closed."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.words, self.addresses, self._open = [], [], []
+        self.feed(path.read_text())
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.addresses += [value for name, value in attrs if name in ("src", "srcset", "href")]
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open[-1:] not in (["style"], ["script"]):
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+def test_a_page_needs_nothing_beside_it(runs, tmp_path):
+    files = report.write(runs, tmp_path / "deep" / "page.html")
+    assert [f.name for f in files] == ["page.html", "page-curves.png", "page-speed.png", "page-time.png"]
+    assert all(f.read_bytes().startswith(b"\x89PNG") for f in files[1:])
+    page = Page(files[0])
+    assert len(page.addresses) == 6  # three pictures, for light and for dark
+    for address in page.addresses:
+        kind, _, data = address.partition(",")
+        assert kind == "data:image/svg+xml;base64"
+        svg = ElementTree.fromstring(base64.b64decode(data))
+        outside = [v for e in svg.iter() for n, v in e.attrib.items() if n.endswith("href") and not v.startswith("#")]
+        assert not outside
+    assert "Something is missing" not in page.text
+
+
+def test_a_page_compares_with_the_first_run(runs, tmp_path):
+    text = Page(report.write(runs, tmp_path / "page.html")[0]).text
+    a, b, c = (json.loads((run / "result.json").read_text())["evaluations"]["test"]["last"]["ne"] for run in runs)
+    assert f"{(a + b) / 2:.5f} ± {abs(a - b) / 2:.5f}" in text
+    assert f"{100 * (c / a - 1):+.3f} %" in text  # by the pair of seed 1
+    assert "against rate 0.005; below 0 is better" in text
+    differing = text.partition("Settings that differ")[2].partition("All settings")[0]
+    assert "dense.rate" in differing
+    assert "run.seed" in differing
+    assert "embedding.rate" not in differing
+
+
+@pytest.mark.parametrize(
+    ("breaking", "said"),
+    [
+        (
+            lambda run: (run / "result.json").unlink(),
+            "no result.json: still running, or killed. Last seen after 6,000 examples",
+        ),
+        (lambda run: (run / "result.json").write_text("{"), "result.json: not readable as JSON"),
+        (lambda run: (run / "metrics.jsonl").unlink(), "no metrics.jsonl: it never began to train"),
+        (lambda run: (run / "metrics.jsonl").write_text(""), "metrics.jsonl is empty"),
+        (
+            lambda run: (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() + '{"kind": "tr'),
+            "metrics.jsonl is broken in line",
+        ),
+        (lambda run: (run / "run.toml").unlink(), "no run.toml: its settings are not known"),
+        (lambda run: (run / "run.toml").write_text("= ="), "run.toml is not readable"),
+        (lambda run: (run / "versions.json").unlink(), "versions.json: no such file: versions are not known"),
+        (lambda run: shutil.rmtree(run / "usage"), "none of 1 ranks wrote where its time went"),
+        (
+            lambda run: (run / "result.json").write_text(
+                '{"status": "stopped", "examples": 70.0, "expected_examples": 6000, "evaluations": {}}'
+            ),
+            "ended as 'stopped': 70 of 6,000 examples were trained on",
+        ),
+    ],
+)
+def test_a_broken_run_says_what_is_missing(broken, breaking, said):
+    assert not read(broken).missing
+    breaking(broken)
+    found = read(broken).missing
+    assert any(said in sentence for sentence in found), found
+
+
+def test_a_broken_run_does_not_spoil_the_page_of_the_others(runs, broken, tmp_path):
+    (broken / "result.json").unlink()
+    with (broken / "metrics.jsonl").open("a") as lines:
+        lines.write('{"kind": "tr')
+    text = Page(report.write([runs[2], broken], tmp_path / "page.html")[0]).text
+    assert "Something is missing in 1 of 2 runs" in text
+    assert all(sentence in text for sentence in read(broken).missing)
+    assert f"{read(runs[2]).number('ne'):.5f}" in text
+    assert "0 of 1" in text
+
+
+def test_a_run_of_which_only_the_settings_are_there_has_a_page(broken, tmp_path):
+    for name in ("metrics.jsonl", "result.json", "versions.json"):
+        (broken / name).unlink()
+    shutil.rmtree(broken / "usage")
+    files = report.write([broken], tmp_path / "page.html")
+    assert [file.name for file in files] == ["page.html"]
+    assert "no metrics.jsonl" in Page(files[0]).text
+
+
+@pytest.mark.parametrize(("make", "said"), [(True, "not a run folder"), (False, "no such folder")])
+def test_what_is_no_run_is_refused(tmp_path, make, said):
+    if make:
+        (tmp_path / "x").mkdir()
+    with pytest.raises(DataError, match=said):
+        report.write([tmp_path / "x"], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_what_a_run_says_is_not_taken_for_markup(runs, tmp_path):
+    run = shutil.copytree(runs[0], tmp_path / "<script>alert(1)</script>")
+    page = report.write([run, runs[1]], tmp_path / "page.html")[0]
+    assert "<script" not in page.read_text()
+    assert "alert(1)" in Page(page).text
+
+
+def test_every_panel_shows_what_the_runs_recorded(runs):
+    groups = by_settings([read(run) for run in runs])
+    with figures.style(figures.LIGHT):
+        figure = figures.curves(groups, figures.CURVES)
+    assert [axes.get_title() for axes in figure.axes] == ["log-loss"] * 2 + ["normalized entropy"] * 2 + ["AUC"] * 2
+    records = [record for group in groups for record in group.records]
+    marks = [e for record in records for e in record.evaluations if e["split"] == "test"]
+    for axes, (key, x) in zip(figure.axes, figures.CURVES, strict=True):
+        drawn = {(round(a, 9), round(b, 9)) for line in axes.get_lines() for a, b in line.get_xydata()}
+        scale = figures.X[x][1]
+        assert {(round(e[x] * scale, 9), round(e[key], 9)) for e in marks} <= drawn
+        assert len(axes.get_lines()) == 3 * len(records)  # windows, validation, test
+        low, high = axes.get_ylim()
+        assert all(low < e[key] < high for e in marks)
+
+
+def test_panels_that_nobody_recorded_are_left_out(runs):
+    groups = by_settings([read(runs[0])])
+    assert figures.recorded(groups, figures.SPEED) == [("eps", "seconds")]  # one trainer alone has no rounds
+    with figures.style(figures.LIGHT):
+        assert len(figures.curves(groups, figures.SPEED[:3]).axes) == 3
+
+
+def test_times_are_those_of_the_ranks_an_example(runs):
+    with figures.style(figures.LIGHT):
+        axes = figures.times(by_settings([read(run) for run in runs])).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["rate 0.005: trainer", "rate 0.02: trainer"]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([1.5e6 / 6_000] * 2)
+
+
+def test_long_curves_are_thinned_without_moving_them():
+    x = np.arange(10_000.0)
+    found = figures.thinned(list(zip(x, 3 * x, strict=True)))
+    assert len(found) == figures.POINTS
+    np.testing.assert_allclose(found[:, 1], 3 * found[:, 0])
+    assert found[0, 0] < 50
+    assert found[-1, 0] > 9_950
+
+
+def test_every_rank_writes_where_its_time_went(tmp_path):
+    def spin(seconds):
+        import time
+
+        began = time.thread_time()
+        while time.thread_time() - began < seconds:
+            pass
+
+    before = usage._threads.copy()
+    usage._threads.clear()
+    with usage.recorded(tmp_path, Role.SYNC_PS, 3):
+        spin(0.02)
+        usage.set_up()
+        for thread in ("worker 0", "worker 11"):
+            with usage.counted(thread):
+                spin(0.01)
+    found = json.loads((tmp_path / "usage" / "sync_ps-3.json").read_text())
+    usage._threads.update(before)
+    assert (found["role"], found["index"]) == ("sync_ps", 3)
+    assert found["peak_memory_bytes"] > 10**7
+    assert {kind: spent["threads"] for kind, spent in found["threads"].items()} == {"set-up": 1, "worker": 2, "main": 1}
+    assert found["threads"]["worker"]["cpu_seconds"] >= 0.02
+    assert found["threads"]["set-up"]["cpu_seconds"] >= 0.02
+    assert all(spent["wall_seconds"] >= 0.9 * spent["cpu_seconds"] for spent in found["threads"].values())
