@@ -126,6 +126,11 @@ def parser() -> argparse.ArgumentParser:
     kinds = commands.add_parser("bench", help=text, description=text).add_subparsers(required=True, metavar="KIND")
     sub = add("throughput", bench_throughput, "examples per second of all contenders, in turns, and its targets", kinds)
     add_bench_options(sub)
+    sub = add("scale", bench_scale, "what it costs to start and to end a job of many ranks on this host", kinds)
+    sub.add_argument("--ranks", default="8,32", metavar="NUMBERS", help="ranks of the jobs (default: 8,32)")
+    sub.add_argument(
+        "--folder", type=Path, default=Path("runs/bench"), help="where results and made data go (default: runs/bench)"
+    )
     return top
 
 
@@ -257,6 +262,14 @@ def summary(arguments: argparse.Namespace) -> int:
     from ssmpi import report
 
     print(report.table(arguments.run, arguments.baseline, arguments.teacher))
+    return 0
+
+
+def bench_scale(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench scale``."""
+    from ssmpi.bench import scale
+
+    scale.measure(scale.counts_of(arguments.ranks), arguments.folder)
     return 0
 
 

@@ -63,7 +63,7 @@ class Layout:
         for node in range(count):
             need = self.need_of(node)
             crowded = " (over-subscribed: they share)" if need.cores > site.node.cores else ""
-            names = ", ".join(self.topology.name_of(rank) for rank in self.ranks_on(node))
+            names = self.topology.names_of(self.ranks_on(node))
             memory = f"{need.bytes / 1e9:.1f} of {site.node.memory_gb:g} GB"
             lines.append(f"  node {node}: {need.cores} of {site.node.cores} cores{crowded}, {memory}: {names}")
         return "\n".join(lines)
@@ -124,8 +124,7 @@ def _check(layout: Layout, site: Site) -> None:
             "lower topology.trainers"
         )
     for node in range(layout.count):
-        need, ranks = layout.need_of(node), layout.ranks_on(node)
-        names = ", ".join(layout.topology.name_of(rank) for rank in ranks[:4]) + (", ..." if len(ranks) > 4 else "")
+        need, names = layout.need_of(node), layout.topology.names_of(layout.ranks_on(node))
         if need.bytes > site.node.memory_gb * 1e9:
             raise TopologyError(
                 f"does not fit: node {node} ({names}) needs {need.bytes / 1e9:,.1f} GB of memory, the site's nodes have "

@@ -155,10 +155,10 @@ class World:
         """Where this rank is; on the first one where all are."""
         if self._hosts is None:
             return f"rank {self.rank} of {self.size} on host {self.host}, process {os.getpid()}"
-        by_host: dict[str, list[str]] = {}
+        by_host: dict[str, list[int]] = {}
         for rank, host in enumerate(self._hosts):
-            by_host.setdefault(host, []).append(self.topology.name_of(rank))
-        places = "; ".join(f"{host}: {', '.join(names)}" for host, names in by_host.items())
+            by_host.setdefault(host, []).append(rank)
+        places = "; ".join(f"{host}: {self.topology.names_of(ranks)}" for host, ranks in by_host.items())
         return f"{self.size} ranks on {len(by_host)} host{'s' * (len(by_host) > 1)}: {places}"
 
     def _crowding(self) -> tuple[bool, str]:
