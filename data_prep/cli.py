@@ -23,7 +23,11 @@ LATE = {  # module and help; imported when named, because nobody else needs thei
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 ``verify`` found something, 2 bad input or usage, 130 interrupted."""
-    ranks = join()
+    try:
+        ranks = join()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
     parsed = _parse(arguments, ranks)
     try:
         return _run(parsed, ranks)

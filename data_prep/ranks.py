@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ssmpi import launched
 from ssmpi.errors import DataError, UserError
 
 T = TypeVar("T")
@@ -86,6 +87,8 @@ class MPIRanks(Ranks):
     def __init__(self) -> None:
         from mpi4py import MPI
 
+        launched.check(MPI.COMM_WORLD.size, MPI.Get_library_version().split(",")[0])
+        launched.let_all_arrive()
         self._comm: Any = MPI.COMM_WORLD
         self._pending: list[Any] = []
         self.rank, self.size = self._comm.rank, self._comm.size
@@ -125,7 +128,8 @@ class MPIRanks(Ranks):
 
 def join() -> Ranks:
     """The ranks this process belongs to: the MPI job's under a launcher, else just itself."""
-    return MPIRanks() if any(name in os.environ for name in LAUNCHER_VARIABLES) else Ranks()
+    under_mpi = any(name in os.environ for name in LAUNCHER_VARIABLES)
+    return MPIRanks() if under_mpi or (launched.by_srun() and launched.ranks() != 1) else Ranks()
 
 
 def describe(error: Exception) -> str:

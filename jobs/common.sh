@@ -35,11 +35,7 @@ make_environment() {  # make_environment FOLDER EXTRAS: a virtual environment wi
 }
 
 mpi_environment() {  # what lets Open MPI start fast, run as root, share cores; other MPIs ignore it
-  local name
-  while IFS='=' read -r name value; do
-    [ -n "${!name:-}" ] || export "$name=$value"
-  done < <(python -c 'from ssmpi.launch import environment
-print(*(f"{k}={v}" for k, v in environment().items()), sep="\n")')
+  eval "$(python -m ssmpi.environment one-host)"
 }
 
 two_ranks() {  # whether mpirun and mpi4py understand each other

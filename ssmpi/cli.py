@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssmpi import __version__, log
+from ssmpi import __version__, launched, log
 from ssmpi.comm import failure, signals
-from ssmpi.comm.signals import STOPPED
-from ssmpi.errors import SettingsError
+from ssmpi.errors import STOPPED, SettingsError
 
 if TYPE_CHECKING:
     from ssmpi.request import Request
@@ -38,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse, with overrides before or after options; under a launcher only the first rank says what is wrong."""
     try:
-        with contextlib.redirect_stderr(io.StringIO()) if failure.launched_rank() else contextlib.nullcontext():
+        with contextlib.redirect_stderr(io.StringIO()) if launched.rank() else contextlib.nullcontext():
             return parse_overrides(top, arguments)
     except SystemExit:
         failure.let_the_first_speak()
@@ -89,8 +88,16 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--terminal", type=Path, help="terminal to draw the progress bar on, as 'ssmpi launch' says it")
     sub = add("launch", launch, "start mpirun with the right number of ranks and settings; Ctrl-C saves and stops")
     add_run(sub)
+    sub.add_argument("--site", type=Path, help="site file: where the ranks go, how they are started (jobs/README.md)")
     sub.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
-    add_run_file(add("plan", plan, "print ranks, placement, memory and traffic of a run, without MPI"))
+    sub = add("submit", submit, "make the run folder with a batch file in it, and submit that")
+    add_run_file(sub)
+    sub.add_argument("--site", type=Path, required=True, help="site file: nodes, placement, launcher, queue")
+    sub.add_argument("--dry-run", action="store_true", help="print who goes where and the batch file, make nothing")
+    sub = add("plan", plan, "print ranks, placement, memory and traffic of a run, without MPI")
+    add_run_file(sub)
+    sub.add_argument("--site", type=Path, help="site file: say what each node needs, and refuse what cannot fit")
+    sub.add_argument("--tables", type=Path, help="text file with the rows of each table, before data is prepared")
     add("doctor", doctor, "print versions, MPI library, cores and over-subscription, and test them for a second")
     sub = add("evaluate", evaluate, "score a finished run's model on a split, in one process or under mpirun")
     sub.add_argument("run", type=Path, help="run folder")
@@ -126,6 +133,11 @@ def parser() -> argparse.ArgumentParser:
     add_bench_options(sub)
     sub = add("study", bench_study, "run a grid of runs, each once, and make one table of them", kinds)
     add_study_options(sub)
+    sub = add("scale", bench_scale, "what it costs to start and to end a job of many ranks on this host", kinds)
+    sub.add_argument("--ranks", default="8,32", metavar="NUMBERS", help="ranks of the jobs (default: 8,32)")
+    sub.add_argument(
+        "--folder", type=Path, default=Path("runs/bench"), help="where results and made data go (default: runs/bench)"
+    )
     return top
 
 
@@ -203,15 +215,25 @@ def launch(arguments: argparse.Namespace) -> int:
     """``ssmpi launch``."""
     from ssmpi import launch as launcher
 
-    return launcher.launch(requested(arguments), arguments.dry_run)
+    return launcher.launch(requested(arguments), arguments.site, arguments.dry_run)
+
+
+def submit(arguments: argparse.Namespace) -> int:
+    """``ssmpi submit``."""
+    from ssmpi import submit as submitter
+    from ssmpi.config import load
+
+    return submitter.submit(load(arguments.run_file, arguments.overrides), arguments.site, arguments.dry_run)
 
 
 def plan(arguments: argparse.Namespace) -> int:
     """``ssmpi plan``."""
     from ssmpi import plan as planner
+    from ssmpi import site
     from ssmpi.config import load
 
-    print(planner.describe(load(arguments.run_file, arguments.overrides)))
+    where = site.load(arguments.site) if arguments.site else None
+    print(planner.describe(load(arguments.run_file, arguments.overrides), where, arguments.tables))
     return 0
 
 
@@ -266,6 +288,14 @@ def report(arguments: argparse.Namespace) -> int:
     from ssmpi.report import write
 
     print("\n".join(map(str, write(arguments.runs, arguments.out))))
+    return 0
+
+
+def bench_scale(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench scale``."""
+    from ssmpi.bench import scale
+
+    scale.measure(scale.counts_of(arguments.ranks), arguments.folder)
     return 0
 
 

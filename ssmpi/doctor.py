@@ -10,11 +10,11 @@ from importlib import metadata
 
 import numpy as np
 
-from ssmpi import __version__
-from ssmpi.comm.world import Job, join, launched_ranks
+from ssmpi import __version__, launched
+from ssmpi.comm.world import Job, join
 from ssmpi.comm.world import versions as mpi_versions
+from ssmpi.environment import missing
 from ssmpi.folder import PACKAGES
-from ssmpi.launch import OPEN_MPI
 
 
 def examine() -> int:
@@ -33,26 +33,30 @@ def examine() -> int:
         print(
             f"  over-subscribed: {len(here)} ranks on {cores} cores. They share; expect EPS of {cores} cores, no more"
         )
-    if launched_ranks() and "Open MPI" in mpi_versions()["mpi_library"]:
-        open_mpi_advice(cores)
+    if launched.ranks():
+        print(
+            "\n".join(advice(cores, open_mpi="Open MPI" in mpi_versions()["mpi_library"]))
+            or "  environment: as recommended"
+        )
     for problem in problems:
         print(f"  problem: {problem}")
     print("all is well" if not problems else f"{len(problems)} problem(s)")
     return 1 if problems else 0
 
 
-def open_mpi_advice(cores: int) -> None:
-    """Say what a job under Open MPI would gain; mpirun keeps its own variables (PRTE_*) from the ranks."""
-    unset = [
-        f"{name}={value}" for name, value in OPEN_MPI.items() if name.startswith("OMPI") and name not in os.environ
+def advice(cores: int, *, open_mpi: bool) -> list[str]:
+    """What this rank's environment lacks, and what it costs to go without."""
+    lines = [
+        f"  not set: {setting}; without it {cost}" for setting, cost in missing(os.environ, open_mpi=open_mpi).items()
     ]
-    if unset:
-        print("  not set, and 'ssmpi launch' would: " + " ".join(unset))
-        print("  without them waiting ranks spin on a core each, and start-up takes longer")
+    if lines:
+        lines.append("  'ssmpi launch' and the scripts in jobs/ set them all")
     if cores < (os.cpu_count() or 1):
-        print(
-            f"  this rank is bound to {cores} of {os.cpu_count()} cores: fine for one thread a rank, else mpirun --bind-to none"
+        lines.append(
+            f"  this rank is bound to {cores} of {os.cpu_count()} cores: all its threads share them. Fine for one thread a rank, "
+            "else mpirun --bind-to none or srun --cpu-bind=none"
         )
+    return lines
 
 
 def self_test(job: Job) -> list[str]:

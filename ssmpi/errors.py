@@ -3,6 +3,9 @@
 An ``assert`` elsewhere means that the programmers got something wrong.
 """
 
+STOPPED = 85  # exit code of a run that was asked to stop and can be gone on with
+LOST = 86  # exit code of a run that lost a rank or a host: another attempt may do better
+
 
 class UserError(ValueError):
     """Bad input: the message says what was asked, what was found and what to do. Printed without a traceback."""

@@ -1,7 +1,8 @@
-"""Starts ``mpirun`` as it should be started on a workstation, prints the command, and turns Ctrl-C into a clean stop.
+"""Starts the ranks of a run as they should be started, on one host, on several or inside a SLURM job; prints the command;
+turns signals into a clean stop; and tells from the run's own marker how it ended.
 
-``mpirun`` itself kills its ranks a quarter of a second after Ctrl-C; here the ranks get SIGUSR1 instead, finish their
-step, save and leave.
+Launchers kill their ranks soon after Ctrl-C or SIGTERM, and mpirun exits with 0 after a host was lost. Here the ranks get SIGUSR1
+instead, finish their step, save and leave, and a run is finished when ``result.json`` says so.
 """
 
 from __future__ import annotations
@@ -12,77 +13,118 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from ssmpi import plan, site
+from ssmpi.attempt import Attempt
+from ssmpi.config import Config
+from ssmpi.environment import PASSED_ON, environment
 from ssmpi.errors import UserError
+from ssmpi.layout import lay_out
 from ssmpi.request import Request
+from ssmpi.site import Launcher, Site
 
-# What makes Open MPI fit for several threads a rank and more ranks than cores; other MPIs ignore it. See README.
-OPEN_MPI = {
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "OMPI_MCA_pml": "ob1",
-    "OMPI_MCA_btl": "self,sm,tcp",
-    "OMPI_MCA_osc": "^ucx",
-}
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+MISLEADING = ("SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION")  # the job's; the step has its own
 
 
-def environment() -> dict[str, str]:
-    """What to add to the environment of ``mpirun``; the user's own choices win."""
-    wanted = {"OMP_NUM_THREADS": "1", **OPEN_MPI, **(AS_ROOT if os.geteuid() == 0 else {})}
-    return {name: value for name, value in wanted.items() if name not in os.environ}
+def program(request: Request) -> list[str]:
+    """The words that start one rank."""
+    bar = ["--terminal", os.ttyname(sys.stderr.fileno())] if sys.stderr.isatty() else []
+    return [sys.executable, "-m", "ssmpi", "train", *request.words(), *bar]
+
+
+def launch(request: Request, site_file: Path | None, dry_run: bool) -> int:
+    """Run ``ssmpi train`` under a launcher. 0 if the run is complete, 85 if it was stopped and saved; see ``attempt``."""
+    config = request.load()
+    where = site.load(site_file) if site_file else None
+    hosts = rank_hosts(config, where) if where else []
+    line = [*command(config.topology.size, where, hosts), *program(request)]
+    extra = environment(where.launcher if where else None, alone=not hosts)
+    shown = " ".join([*(f"{name}={shlex.quote(value)}" for name, value in extra.items()), shlex.join(line)])
+    print(f"+ {shown}", file=sys.stderr, flush=True)
+    if dry_run:
+        return 0
+    attempt = Attempt(Path(config.run.folder), requeue=bool(where and where.slurm and where.slurm.requeue))
+    code, told = supervise(line, {**{k: v for k, v in os.environ.items() if k not in MISLEADING}, **extra})
+    return attempt.conclude(code, cancelled=signal.SIGTERM in told)
+
+
+def rank_hosts(config: Config, where: Site) -> list[str]:
+    """The host of each rank; empty where the launcher's own host is the only one."""
+    if where.slurm:
+        nodes = slurm_nodes()
+    elif where.launcher.hosts:
+        nodes = list(where.launcher.hosts)
+    else:
+        return []
+    return lay_out(config.topology, where, plan.memory_of_ranks(config)).hosts(nodes)
+
+
+def slurm_nodes() -> list[str]:
+    """Names of the nodes that this SLURM job has."""
+    if "SLURM_JOB_NODELIST" not in os.environ:
+        raise UserError(
+            "this site has [slurm], but this is not a SLURM job: submit it with 'ssmpi submit', or launch without --site"
+        )
+    shown = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    return subprocess.run(shown, check=True, capture_output=True, text=True).stdout.split()
+
+
+def command(ranks: int, where: Site | None, hosts: Sequence[str]) -> list[str]:
+    """The launcher's words for so many ranks; ``hosts`` names the host of each."""
+    launcher = where.launcher if where else None
+    if launcher is None or launcher.command == "mpirun":
+        return [mpirun_path(), "-n", str(ranks), *(mpirun_options(launcher, hosts) if launcher else ())]
+    placed = ["--distribution=arbitrary", f"--nodelist={','.join(hosts)}"]
+    # --kill-on-bad-exit would hide the code that all ranks agree to exit with behind that of those it kills
+    options = [f"--mpi={launcher.srun_mpi}", f"--ntasks={ranks}", *placed, "--cpu-bind=none", "--kill-on-bad-exit=0"]
+    return ["srun", *options, *launcher.arguments]
+
+
+def mpirun_options(launcher: Launcher, hosts: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """mpirun's options: one host a rank, in rank order, and all variables that must travel along."""
+    names = ",".join(hosts)
+    if launcher.mpi == "mpich":
+        interface = ["-iface", launcher.interface] if launcher.interface else []
+        return [*(["-hosts", names] if hosts else []), *interface, *launcher.arguments]
+    travelling = [word for name in PASSED_ON if name in environ or name == "OMP_NUM_THREADS" for word in ("-x", name)]
+    return [*(["--host", names, "--map-by", "seq", *travelling] if hosts else []), *launcher.arguments]
 
 
 def mpirun(ranks: int, *arguments: str) -> list[str]:
-    """The command that runs this Python with ``arguments`` on so many ranks."""
-    found = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    """The command that runs this Python with ``arguments`` on so many ranks of this host."""
+    return [mpirun_path(), "-n", str(ranks), sys.executable, *arguments]
+
+
+def mpirun_path() -> str:
+    """Where mpirun is: beside this interpreter, or on the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    found = shutil.which("mpirun", path=path)
     if found is None:
         raise UserError("no mpirun found: install an MPI, or pip install 'ssmpi[mpi]'")
-    return [found, "-n", str(ranks), sys.executable, *arguments]
+    return found
 
 
-def command(request: Request) -> list[str]:
-    """The ``mpirun`` command of a run."""
-    program = [
-        "-m",
-        "ssmpi",
-        "train",
-        *([str(request.run_file)] if request.run_file else []),
-        *(["--overwrite"] if request.overwrite else []),
-        *(["--resume", str(request.run)] if request.run else []),
-        *(["--checkpoint", request.checkpoint] if request.checkpoint else []),
-        *(["--terminal", os.ttyname(sys.stderr.fileno())] if sys.stderr.isatty() else []),
-        *request.overrides,
-    ]
-    return mpirun(request.load().topology.size, *program)
-
-
-def launch(request: Request, dry_run: bool) -> int:
-    """Run ``ssmpi train`` under mpirun; returns its exit code."""
-    line = command(request)
-    extra = environment()
-    print(
-        "+ " + " ".join([*(f"{k}={shlex.quote(v)}" for k, v in extra.items()), shlex.join(line)]),
-        file=sys.stderr,
-        flush=True,
-    )
-    if dry_run:
-        return 0
-    job = subprocess.Popen(line, env={**os.environ, **extra}, start_new_session=True)
+def supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:
+    """Run the launcher to its end, passing wishes to stop on as SIGUSR1; its exit code, and the signals that came."""
+    told: set[int] = set()
+    job = subprocess.Popen(line, env=environ, start_new_session=True)
 
     def forward(signum: int, frame: FrameType | None) -> None:
+        if told and signum != signal.SIGUSR1:
+            job.terminate()
+            return
+        told.add(signum)
         print(
-            "stopping: the ranks finish their step and save (once more to end them at once)",
+            f"stopping ({signal.Signals(signum).name}): the ranks finish their step and save",
             file=sys.stderr,
             flush=True,
         )
         job.send_signal(signal.SIGUSR1)
-        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(name, lambda *_: job.terminate())
 
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    for name in WISHES:
         signal.signal(name, forward)
-    return job.wait()
+    return job.wait(), told

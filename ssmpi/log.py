@@ -1,10 +1,11 @@
-"""One line format for every rank: time, role, index, message. Only the first trainer talks below warnings, and it
+"""One line format for every rank: time, host, role, index, message. Only the first trainer talks below warnings, and it
 alone may draw a progress bar.
 """
 
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -25,9 +26,33 @@ def terminal() -> TextIO | None:
 
 
 def configure(who: str, *, talkative: bool) -> None:
-    """Send this rank's messages to standard error under the name ``who`` (``trainer 0``)."""
+    """Send this rank's messages to standard error under the name ``who`` (``trainer 0``) and its host's."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s {who} | %(message)s", datefmt="%H:%M:%S"))
+    handler.setFormatter(_format(who))
+    handler.setLevel(logging.INFO if talkative else logging.WARNING)
     log.handlers[:] = [handler]
-    log.setLevel(logging.INFO if talkative else logging.WARNING)
+    log.setLevel(logging.INFO)
     log.propagate = False
+
+
+def keep_in(path: Path, who: str) -> None:
+    """Write all messages of this rank, those that it does not say aloud too, to the end of a file of its own."""
+    path.parent.mkdir(exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(_format(who, precise=True))
+    log.addHandler(handler)
+
+
+def record(text: str) -> None:
+    """Write an error into this rank's own file only: whether it is said aloud is decided elsewhere."""
+    line = log.makeRecord(log.name, logging.ERROR, "", 0, text, (), None)
+    for handler in log.handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(line)
+
+
+def _format(who: str, *, precise: bool = False) -> logging.Formatter:
+    """To the second for people, to the millisecond and with the date for comparing the files of several ranks."""
+    return logging.Formatter(
+        f"%(asctime)s {socket.gethostname()} {who} | %(message)s", datefmt=None if precise else "%H:%M:%S"
+    )

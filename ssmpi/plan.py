@@ -8,6 +8,9 @@ from ssmpi.config import Config
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, SPARSE_NAMES, read_manifest
 from ssmpi.embedding.placement import Placement, place
+from ssmpi.errors import DataError
+from ssmpi.layout import lay_out
+from ssmpi.site import Site
 from ssmpi.sync import ALGORITHMS
 from ssmpi.topology import Role
 
@@ -18,18 +21,36 @@ PROCESS_BYTES = {
 }  # resident memory of ranks of the quickstart, less their data
 
 
-def describe(config: Config) -> str:
-    """The plan as text."""
-    cardinalities = read_manifest(Path(config.data.folder)).cardinalities
+def describe(config: Config, where: Site | None = None, tables_file: Path | None = None) -> str:
+    """The plan as text. ``where`` adds what each node needs, TopologyError if it cannot; ``tables_file`` takes the place of
+    data that is not prepared yet.
+    """
+    cardinalities = read_tables(tables_file) if tables_file else read_manifest(Path(config.data.folder)).cardinalities
     placement = place(cardinalities, max(1, config.topology.embedding_ps))
     sections = [
         ranks(config),
         tables(config, placement),
         memory(config, placement),
+        *([lay_out(config.topology, where, memory_of_ranks(config, placement)).describe(where)] if where else []),
         traffic(config, placement),
-        work(config),
+        *([] if tables_file else [work(config)]),
     ]
     return "\n\n".join(sections)
+
+
+def read_tables(path: Path) -> tuple[int, ...]:
+    """Rows of each table from a text file of whole numbers; # starts a comment."""
+    try:
+        words = " ".join(line.partition("#")[0] for line in path.read_text(encoding="utf-8").splitlines()).split()
+    except OSError as error:
+        raise DataError(
+            f"{path}: {error.strerror}; name a text file with the rows of {SPARSE_FEATURES} tables"
+        ) from None
+    if len(words) != SPARSE_FEATURES or not all(word.isdigit() and int(word) for word in words):
+        raise DataError(
+            f"{path}: expected {SPARSE_FEATURES} whole numbers, the rows of each table; found {len(words)} words"
+        )
+    return tuple(map(int, words))
 
 
 def dense_parameters(config: Config) -> int:
@@ -72,8 +93,11 @@ def tables(config: Config, placement: Placement) -> str:
     return "\n".join(lines)
 
 
-def memory(config: Config, placement: Placement) -> str:
-    """Expected memory of one rank of each role."""
+def memory_of_ranks(config: Config, placement: Placement | None = None) -> dict[Role, float]:
+    """Expected bytes of one rank of each role, libraries included; of the PS that holds most. Reads the manifest if need be."""
+    if placement is None:
+        cardinalities = read_manifest(Path(config.data.folder)).cardinalities
+        placement = place(cardinalities, max(1, config.topology.embedding_ps))
     parameters, topology = dense_parameters(config), config.topology
     features = SPARSE_FEATURES * config.embedding.dim * 4 * config.data.batch_size
     block = config.data.block_rows * 2 * (SPARSE_FEATURES + DENSE_FEATURES + 1) * 4
@@ -83,13 +107,20 @@ def memory(config: Config, placement: Placement) -> str:
     sync_ps = 8.0 * parameters / max(1, topology.sync_ps)
     if not topology.embedding_ps:
         trainer += arenas[0]
+    own = {Role.TRAINER: trainer, Role.EMBEDDING_PS: float(max(arenas)), Role.SYNC_PS: sync_ps}
+    return {role: size + PROCESS_BYTES[role] for role, size in own.items()}
+
+
+def memory(config: Config, placement: Placement) -> str:
+    """Expected memory of one rank of each role."""
     lines = ["memory of one rank, libraries included:"]
-    for role, size in ((Role.TRAINER, trainer), (Role.EMBEDDING_PS, max(arenas)), (Role.SYNC_PS, sync_ps)):
-        if topology.counts[role]:
-            lines.append(f"  {role}: about {_bytes(size + PROCESS_BYTES[role])}")
+    for role, size in memory_of_ranks(config, placement).items():
+        if config.topology.counts[role]:
+            lines.append(f"  {role}: about {_bytes(size)}")
     if config.checkpoint.background:
-        who = "embedding_ps" if topology.embedding_ps else "trainer 0"
-        lines.append(f"  {who} while a checkpoint is written: {_bytes(max(arenas))} more, where there is room for it")
+        who = "embedding_ps" if config.topology.embedding_ps else "trainer 0"
+        copy = max(placement.rows_of(server) for server in range(placement.servers)) * config.embedding.row_bytes
+        lines.append(f"  {who} while a checkpoint is written: {_bytes(copy)} more, where there is room for it")
     return "\n".join(lines)
 
 

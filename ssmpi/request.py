@@ -32,3 +32,10 @@ class Request:
                 f"{saved}: no such file, so no run to go on with; name a run file too, to start one there"
             )
         return load(self.run_file or saved, (*self.overrides, f"run.folder={json.dumps(str(self.run))}"))
+
+    def words(self) -> list[str]:
+        """The same request as words for ``ssmpi train``."""
+        options = {"--resume": self.run, "--checkpoint": self.checkpoint}
+        given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+        file = [str(self.run_file)] if self.run_file else []
+        return [*file, *given, *(["--overwrite"] if self.overwrite else []), *self.overrides]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -72,6 +73,16 @@ class Topology:
         """How messages call a rank, for example ``embedding_ps 1``."""
         role, index = self.role_of(rank)
         return f"{role} {index}"
+
+    def names_of(self, ranks: Iterable[int]) -> str:
+        """How messages call several ranks: ``trainer 0 to 3, embedding_ps 1``."""
+        spans: list[list[int]] = []
+        for rank in ranks:
+            follows = spans and spans[-1][-1] == rank - 1 and self.role_of(rank)[0] is self.role_of(rank - 1)[0]
+            spans = [*spans[:-1], [*spans[-1], rank]] if follows else [*spans, [rank]]
+        return ", ".join(
+            self.name_of(span[0]) + (f" to {self.role_of(span[-1])[1]}" if len(span) > 1 else "") for span in spans
+        )
 
     def arithmetic(self) -> str:
         """The sum behind ``size``, for messages: ``4 trainer + 1 embedding_ps + 1 sync_ps``."""

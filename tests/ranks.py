@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.launch import environment
+from ssmpi.environment import environment
 from ssmpi.topology import Role
 
 TESTS = Path(__file__).parent
@@ -238,6 +238,9 @@ class PretendedWorld:
         for name, exchange in job.exchanges.items():
             alone = Exchange(job, [rank])
             setattr(self, name, PretendedConversation(exchange if rank in exchange.members else alone, rank))
+
+    def beat(self, patience):
+        """Threads of one process freeze together."""
 
     def abort(self, text, code=1):
         """Called in the handler of the exception that ends the job."""

@@ -22,9 +22,8 @@ from typing import IO
 
 from ssmpi import settings
 from ssmpi.bench.grid import Cell, Study
-from ssmpi.comm.signals import STOPPED
 from ssmpi.config import RUN_FILE, Config, load
-from ssmpi.errors import SettingsError, UserError
+from ssmpi.errors import STOPPED, SettingsError, UserError
 from ssmpi.report.record import flat
 from ssmpi.roles.results import RESULT_NAME
 

@@ -14,8 +14,7 @@ from tqdm import tqdm
 from ssmpi.bench import cell as cells
 from ssmpi.bench import results
 from ssmpi.bench.grid import Cell, Study
-from ssmpi.comm.signals import STOPPED
-from ssmpi.errors import SettingsError
+from ssmpi.errors import STOPPED, SettingsError
 from ssmpi.log import log, terminal
 from ssmpi.report.record import read
 

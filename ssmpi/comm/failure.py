@@ -26,10 +26,11 @@ from typing import Any, Protocol
 
 from ssmpi import usage
 from ssmpi.comm import signals
-from ssmpi.errors import PeerError, UserError
+from ssmpi.errors import LOST, PeerError, UserError
+from ssmpi.launched import rank as launched_rank
 
 ECHO_SECONDS = 1.0  # how long a rank that is probably not the first to fail leaves the word to others
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+WATCHED = 3  # ranks that each rank watches
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_WAY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EIO)
 
@@ -77,7 +78,7 @@ def guard(place: Place, thread: str) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, SystemExit) and threading.current_thread() is threading.main_thread():
             raise
-        place.abort(message(place, thread, error))
+        place.abort(message(place, thread, error), LOST if isinstance(error, PeerError) else 1)
 
 
 def start(place: Place, name: str, body: Any, *arguments: Any) -> threading.Thread:
@@ -97,12 +98,6 @@ def say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
-
-
-def launched_rank() -> int | None:
-    """This process's number as its launcher says, before MPI is asked; None without a launcher."""
-    found = (os.environ.get(name, "") for name in RANK_VARIABLES)
-    return next((int(text) for text in found if text.isdigit()), None)
 
 
 def let_the_first_speak() -> None:
@@ -163,8 +158,15 @@ class Page:
         return first
 
 
+def followers(local: list[int], rank: int) -> list[int]:
+    """The ranks that ``rank`` watches: the next few in the circle, so that a host full of ranks is not full of watches."""
+    after = local.index(rank) + 1
+    circle = local[after:] + local[: after - 1]
+    return circle[:WATCHED]
+
+
 class Watch:
-    """Names a rank on this host that was killed: a thread sleeps in ``poll`` on the processes of the other local ranks.
+    """Names a rank on this host that was killed: a thread sleeps in ``poll`` on the processes of the next few local ranks.
 
     Where the kernel has no pidfd the watch does nothing: the launcher still ends the job. A rank alone on its host is
     watched by nobody but the launcher, which gives its number and host.
@@ -178,7 +180,7 @@ class Watch:
         self.page = Page(comm, local)
         self._fds: dict[int, int] = {}
         with contextlib.suppress(OSError, AttributeError):  # no pidfd here: see the class
-            self._fds = {os.pidfd_open(everyone[r][2]): r for r in local if r != comm.rank}
+            self._fds = {os.pidfd_open(everyone[r][2]): r for r in followers(local, comm.rank)}
         atexit.register(self.page.leaving, place.rank)  # who comes to its end was not killed
         if self._fds:
             threading.Thread(target=self._run, name="watch", daemon=True).start()
@@ -193,7 +195,7 @@ class Watch:
                 poll.unregister(fd)
             killed = [r for r in sorted(self._fds.pop(fd) for fd in ended) if not self.page.has_left(r)]
             if killed and not self.page.has_left(self._place.rank) and not signals.told_to_end(ECHO_SECONDS):
-                self._place.abort(self._describe(killed))
+                self._place.abort(self._describe(killed), LOST)
 
     def _describe(self, killed: list[int]) -> str:
         ranks = " and ".join(f"{self.names[r]} (rank {r}, host {self._place.host})" for r in killed)

@@ -12,7 +12,6 @@ import time
 from types import FrameType
 
 WISHES = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
-STOPPED = 85  # exit code of a run that was asked to stop and can be gone on with
 AGAIN_SECONDS = 1.0  # Ctrl-C again after this ends the process at once; before, it is the same one come by two ways
 
 _first: dict[int, float] = {}  # when each signal first came. No locks here: handlers run in the midst of anything

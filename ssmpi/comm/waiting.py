@@ -25,17 +25,20 @@ class Patience:
     """The ``[waiting]`` section: ``spins`` tests without sleep, then sleeps growing to ``longest_sleep_us``, or to a twentieth
     of the wait so far (at most 10 ms) where that is longer: a server that nobody asks need not look 2,000 times a second.
 
-    Spin only where ranks have cores of their own. ``time_limit_seconds`` is how long any single answer may take.
+    Spin only where ranks have cores of their own. ``time_limit_seconds`` is how long any single answer may take,
+    ``frozen_seconds`` how long a rank may give no sign of life.
     """
 
     spins: int = 0
     longest_sleep_us: float = 500.0
     time_limit_seconds: float = 300.0
+    frozen_seconds: float = 120.0
 
     def __post_init__(self) -> None:
         require(self.spins >= 0, f"spins must not be negative, got {self.spins}")
         require(self.longest_sleep_us > 0, f"longest_sleep_us must be positive, got {self.longest_sleep_us}")
         require(self.time_limit_seconds > 0, f"time_limit_seconds must be positive, got {self.time_limit_seconds}")
+        require(self.frozen_seconds > 0, f"frozen_seconds must be positive, got {self.frozen_seconds}")
 
 
 SUPERVISOR = Patience(longest_sleep_us=2000.0)  # for a main thread that looks after its worker threads

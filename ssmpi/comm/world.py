@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 import mpi4py
 import numpy as np
 
+from ssmpi import launched, log
 from ssmpi.comm.failure import Watch, cause, guard, say
-from ssmpi.comm.waiting import SUPERVISOR, Pause
+from ssmpi.comm.heartbeat import Heartbeat
+from ssmpi.comm.waiting import SUPERVISOR, Patience, Pause
 from ssmpi.errors import TopologyError
 
 mpi4py.rc.thread_level = "multiple"  # also the default; said here because everything depends on it
@@ -49,6 +51,7 @@ class Job:
         self.host = socket.gethostname()
         self.who = f"rank {self.rank}"
         self._watch = Watch(self.comm, self)
+        self.heartbeat: Heartbeat | None = None
 
     def be(self, names: list[str]) -> None:
         """From now on messages call the ranks by these names."""
@@ -78,6 +81,7 @@ class Job:
 
     def abort(self, text: str, code: int = 1) -> None:
         """End the whole job at once; ``text`` says why, unless another rank of this host has said it."""
+        log.record(text)
         self._watch.page.speak_first(text)
         self._watch.page.leaving(self.rank)
         self.comm.Abort(code)
@@ -91,6 +95,8 @@ class Job:
         request, pause = self.comm.Iallreduce(MPI.IN_PLACE, told), Pause(SUPERVISOR)
         while not request.Test():  # however long it takes: a rank that dies ends the job, and others may still write
             pause.nap()
+        if self.heartbeat:
+            self.heartbeat.stop()
         return bool(told[0])
 
 
@@ -102,12 +108,8 @@ def join() -> Job:
             f"this MPI library grants thread level {THREAD_LEVELS[granted]}, ssmpi needs MULTIPLE: use one built with "
             f"thread support (pip install 'ssmpi[mpi]'); found {MPI.Get_library_version().splitlines()[0]}"
         )
-    expected, size = launched_ranks(), MPI.COMM_WORLD.size
-    if expected is not None and expected != size:
-        raise TopologyError(
-            f"the launcher started {expected} ranks but MPI sees {size}: launcher and MPI library do not belong "
-            "together (with SLURM try srun --mpi=pmix or mpirun; 'ssmpi doctor' shows the library)"
-        )
+    launched.check(MPI.COMM_WORLD.size, versions()["mpi_library"])
+    launched.let_all_arrive()
     return Job()
 
 
@@ -117,14 +119,6 @@ def joined() -> Iterator[Job]:
     job = join()
     with guard(job, "main") if job.size > 1 else contextlib.nullcontext():
         yield job
-
-
-def launched_ranks() -> int | None:
-    """Ranks that the launcher says it started in this step, or None where it does not say."""
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return None
 
 
 class World:
@@ -143,21 +137,40 @@ class World:
         self.control = self._conversation(Role.TRAINER)
 
         self.full, self.crowded = self._crowding()
+        self._hosts = job.comm.gather(self.host)  # on the first rank
+        self._ring = job.comm.Dup()
 
     def abort(self, text: str, code: int = 1) -> None:
         """End the whole job at once; ``text`` says why, unless another rank of this host has said it."""
         self._job.abort(text, code)
 
+    def beat(self, patience: Patience) -> None:
+        """From now on this rank says every second that it lives, and misses the rank before it, once it has said so too.
+
+        To be called after what keeps all threads of a process from running for seconds: importing torch does.
+        """
+        self._job.heartbeat = Heartbeat(self._ring, self, self.topology.name_of, patience.frozen_seconds)
+
+    def whereabouts(self) -> str:
+        """Where this rank is; on the first one where all are."""
+        if self._hosts is None:
+            return f"rank {self.rank} of {self.size} on host {self.host}, process {os.getpid()}"
+        by_host: dict[str, list[int]] = {}
+        for rank, host in enumerate(self._hosts):
+            by_host.setdefault(host, []).append(rank)
+        places = "; ".join(f"{host}: {self.topology.names_of(ranks)}" for host, ranks in by_host.items())
+        return f"{self.size} ranks on {len(by_host)} host{'s' * (len(by_host) > 1)}: {places}"
+
     def _crowding(self) -> tuple[bool, str]:
         """Whether this host lacks a core for some worker, shadow or server thread, and, on its first rank, what to say if it
         lacks one even for the workers.
         """
-        mine = (self.host, self.rank, self.role is Role.TRAINER, frozenset(os.sched_getaffinity(0)))
-        here = [place for place in self._job.comm.allgather(mine) if place[0] == self.host]
-        workers = sum(trainer for _, _, trainer, _ in here) * self.topology.threads
-        cores = len(frozenset().union(*(cores for *_, cores in here)))
+        neighbours = self._job.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+        here = neighbours.allgather((self.role is Role.TRAINER, frozenset(os.sched_getaffinity(0))))
+        workers = sum(trainer for trainer, _ in here) * self.topology.threads
+        cores = len(frozenset().union(*(cores for _, cores in here)))
         full = workers + len(here) > cores  # every trainer has a shadow thread, every server its one
-        if workers <= cores or here[0][1] != self.rank:
+        if workers <= cores or neighbours.rank:
             return full, ""
         return full, (
             f"over-subscribed: {workers} worker threads of {len(here)} ranks share {cores} cores of host {self.host}; "

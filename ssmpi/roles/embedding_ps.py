@@ -27,6 +27,7 @@ def serve_embeddings(config: Config, world: World, folder: Path, start_from: Pat
     arena = Arena(config.embedding, placement, world.index, config.run.seed, memory.allocate)
     if start_from:
         load_tables(arena, start_from)
+    world.beat(config.waiting)
     service = Service(world.embedding, config.waiting)
     usage.set_up()
     service.serve(config.topology.trainers, EmbeddingServer(arena, service, ArenaSaver(), memory.address).handle)

@@ -15,9 +15,8 @@ import numpy as np
 from ssmpi.checkpoint import files, store
 from ssmpi.checkpoint.policy import Due
 from ssmpi.comm.failure import cause
-from ssmpi.comm.signals import STOPPED
 from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
-from ssmpi.errors import DataError
+from ssmpi.errors import STOPPED, DataError
 from ssmpi.log import log
 from ssmpi.roles import snapshot
 from ssmpi.roles.progress import Clock

@@ -156,6 +156,7 @@ class Logbook:
 
     def start_clock(self) -> None:
         """Training starts now: what came before was preparation."""
+        log.info("training starts")
         self._began = self._window_began = self._line_said = time.monotonic()
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ class Scorer:
     def __init__(self, config: Config, world: World, model: Path) -> None:
         torch.set_num_threads(1)
         self._config, self._world = config, world
+        world.beat(config.waiting)
         cardinalities = read_manifest(Path(config.data.folder)).cardinalities
         self._tables = Tables(config, world, cardinalities, model)
         make = MODELS[config.model.name]

@@ -43,6 +43,7 @@ class Trainer:
     def __init__(self, config: Config, world: World, folder: Path, start_from: Path | None = None) -> None:
         torch.set_num_threads(1)  # threads inside an operator fight with the worker threads; see DESIGN
         self.config, self.world, self.folder = config, world, folder
+        world.beat(config.waiting)
         if world.crowded:
             log.warning(world.crowded)
         threads = config.topology.threads

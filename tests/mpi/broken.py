@@ -6,7 +6,7 @@ import signal
 import sys
 
 from ssmpi import cli
-from ssmpi.comm.failure import launched_rank
+from ssmpi.launched import rank as launched_rank
 
 
 def fail():

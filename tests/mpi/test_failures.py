@@ -170,9 +170,10 @@ def test_one_process_is_told_how_to_start_several(start):
 
 
 def test_a_launcher_that_does_not_fit_the_library_is_refused(start):
-    launched = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}
+    launched = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}
     text = start(*ONE_TRAINER, environ=launched).error(START_UP)
-    assert "the launcher started 2 ranks but MPI sees 1" in text
+    assert "srun started 2 ranks but MPI sees 1" in text
+    assert "each rank would run a job of its own" in text
     assert "srun --mpi=pmix" in text
 
 
@@ -376,3 +377,27 @@ def test_plain_mpirun_interrupted_says_nothing_wrong_and_leaves_nothing_half(sta
     assert "error:" not in output
     if (job.run / "result.json").exists():  # a small model can be saved in the quarter of a second that mpirun gives
         saved(job)
+
+
+# Frozen
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_frozen_rank_is_named_and_the_job_ends(start, rank):
+    job = start(*ALL_ROLES, "waiting.frozen_seconds=4", ranks=4).until_it_trains()
+    job.send(signal.SIGSTOP, rank)
+    assert_names(job.error(), ROLES[rank], rank, "has given no sign of life for 4 s", "frozen")
+
+
+def test_a_job_that_is_suspended_as_a_whole_goes_on(start):
+    job = start(*TWO_TRAINERS, "waiting.frozen_seconds=4", ranks=3).until_it_trains()
+    pids = job.ranks().values()
+    for signum in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            os.kill(pid, signum)
+        time.sleep(6 if signum == signal.SIGSTOP else 0)
+    before = len(job.told("train"))
+    job.until(lambda: len(job.told("train")) > before + 1)
+    job.send(signal.SIGUSR1)
+    code, output = job.end()
+    assert code == STOPPED, output

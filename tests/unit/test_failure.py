@@ -23,7 +23,7 @@ class Here:
     def __init__(self):
         self.words, self.ended = [], threading.Event()
 
-    def abort(self, text):
+    def abort(self, text, code=1):
         self.words.append(text)
         self.ended.set()
 
@@ -199,3 +199,10 @@ def test_a_signal_is_a_wish_to_stop(signum, monkeypatch):
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def test_each_rank_of_a_host_is_watched_by_a_few_others_however_many_there_are():
+    for count in range(1, 40):
+        local = list(range(100, 100 + 2 * count, 2))
+        watchers = {rank: [w for w in local if rank in failure.followers(local, w)] for rank in local}
+        assert all(len(found) == min(3, count - 1) and rank not in found for rank, found in watchers.items())

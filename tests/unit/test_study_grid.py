@@ -9,8 +9,7 @@ import pytest
 from ssmpi.bench import cell as cells
 from ssmpi.bench import study as bench
 from ssmpi.bench.grid import load
-from ssmpi.comm.signals import STOPPED
-from ssmpi.errors import SettingsError
+from ssmpi.errors import STOPPED, SettingsError
 from ssmpi.settings import dump
 
 SHIPPED = sorted(Path(__file__).parents[2].glob("jobs/studies/*.toml"))

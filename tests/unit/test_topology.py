@@ -45,3 +45,10 @@ def test_tables_inside_the_trainer_are_for_one_trainer():
     assert Topology(embedding_ps=0).size == 1
     with pytest.raises(SettingsError, match=r"set topology\.embedding_ps = 1 or more"):
         Topology(trainers=2, embedding_ps=0)
+
+
+def test_several_ranks_are_named_in_spans_that_never_cross_roles():
+    topology = Topology(3, 1, 4, 1)
+    assert topology.names_of(range(8)) == "trainer 0 to 2, embedding_ps 0 to 3, sync_ps 0"
+    assert topology.names_of([0, 3, 4, 6]) == "trainer 0, embedding_ps 0 to 1, embedding_ps 3"
+    assert topology.names_of([2, 3]) == "trainer 2, embedding_ps 0"

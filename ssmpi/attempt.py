@@ -1,0 +1,63 @@
+"""How an attempt at a run ended, and whether SLURM should make another: told by the marker that the run wrote, never by the
+launcher's exit code alone, which is 0 after a host was lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ssmpi.errors import LOST, STOPPED
+from ssmpi.roles.results import RESULT_NAME
+
+OURS = (1, 2, 130)  # what ssmpi itself ends with when another attempt would end likewise
+
+
+class Attempt:
+    """One start of a run, in a batch job or by hand. ``requeue`` puts a batch job back where another attempt may help."""
+
+    def __init__(self, folder: Path, *, requeue: bool) -> None:
+        self._marker, self._requeue = folder / RESULT_NAME, requeue
+        self._before = self._written()
+
+    def conclude(self, code: int, *, cancelled: bool) -> int:
+        """The exit code of this attempt, after a word about it, and another place in the queue where that helps.
+
+        ``code`` is the launcher's. ``cancelled``: SLURM is taking the job down, and will itself start it again or not.
+        """
+        status = self._status()
+        if status == "complete":
+            return 0
+        if status == "stopped":
+            return self._again("stopped and saved", STOPPED, cancelled)
+        if code in OURS:
+            return code
+        if code != LOST:
+            say(f"error: the launcher ended with {code}, but the run did not end by itself (see {self._marker.parent})")
+        return self._again("a rank or a host was lost", LOST, cancelled)
+
+    def _again(self, why: str, code: int, cancelled: bool) -> int:
+        job = os.environ.get("SLURM_JOB_ID", "")
+        if self._requeue and job and not cancelled:
+            say(f"{why}: job {job} goes back into the queue")
+            subprocess.run(["scontrol", "requeue", job], check=True)
+        return code
+
+    def _status(self) -> str:
+        """What the marker says, empty unless it says that the run is complete or was written by this attempt."""
+        try:
+            status = str(json.loads(self._marker.read_text(encoding="utf-8"))["status"])
+        except (OSError, ValueError, KeyError):
+            return ""
+        return status if status == "complete" or self._written() != self._before else ""
+
+    def _written(self) -> int:
+        return self._marker.stat().st_mtime_ns if self._marker.is_file() else 0
+
+
+def say(text: str) -> None:
+    """A line in the job's log."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,95 @@
+"""``ssmpi bench scale``: what it costs to start and to end a job of many ranks, which is all that their number may change.
+
+Real training jobs on a few rows, over-subscribed on this host. Times are those that the ranks themselves note in their logs.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from ssmpi.bench import data
+from ssmpi.errors import DataError
+from ssmpi.launch import launch
+from ssmpi.request import Request
+from ssmpi.topology import Topology
+
+TINY = ("data.batch_size=64", "model.bottom=[32,16]", "model.top=[32,1]", "sync.algorithm=easgd")
+QUIET = ("evaluate.split=none", "evaluate.final=none", "run.tensorboard=false", "checkpoint.every_minutes=0")
+ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that a job of ``ranks`` ranks took: until all had joined, until training began, in training, to its end."""
+
+    ranks: int
+    join: float
+    prepare: float
+    work: float
+    end: float
+
+
+def measure(counts: Sequence[int], folder: Path) -> list[Cost]:
+    """Run one job of each size and print what it cost; a table at the end, and ``scale.json`` in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shards = data.synthetic(folder / "data", ROWS)
+    costs = [job(topology(ranks), shards, folder / f"scale-{ranks}") for ranks in counts]
+    (folder / "scale.json").write_text(json.dumps([asdict(cost) for cost in costs], indent=1) + "\n", encoding="utf-8")
+    print(table(costs))
+    return costs
+
+
+def topology(ranks: int) -> Topology:
+    """Half of the ranks train, an eighth are sync PSs, the others embedding PSs."""
+    if ranks < 4:
+        raise DataError(f"--ranks must be at least 4 to have all roles, got {ranks}")
+    trainers, sync_ps = ranks // 2, max(1, ranks // 8)
+    return Topology(trainers, 1, ranks - trainers - sync_ps, sync_ps)
+
+
+def job(shape: Topology, shards: Path, run: Path) -> Cost:
+    """Train once; DataError if that fails."""
+    shutil.rmtree(run, ignore_errors=True)
+    counts = (f"topology.{name}={value}" for name, value in asdict(shape).items())
+    run_file = run.with_suffix(".toml")
+    run_file.write_text("", encoding="utf-8")
+    overrides = (f"data.folder={shards}", f"run.folder={run}", *counts, *TINY, *QUIET)
+    began = time.time()
+    code = launch(Request(run_file, overrides), None, dry_run=False)
+    ended = time.time()
+    if code:
+        raise DataError(f"the job of {shape.size} ranks ended with {code}; see {run / 'logs'}")
+    joined = max(moment(path, "") for path in (run / "logs").glob("*.log"))
+    first = run / "logs" / "trainer-0.log"
+    training, done = moment(first, "training starts"), moment(first, "complete:")
+    return Cost(shape.size, joined - began, training - joined, done - training, ended - done)
+
+
+def moment(path: Path, words: str) -> float:
+    """When a rank first noted something that begins with ``words``, in seconds since the epoch."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        stamp, _, said = line.partition(" | ")
+        if said.startswith(words):
+            return datetime.strptime(stamp[:23], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+    raise DataError(f"{path}: no line that begins with '{words}'")
+
+
+def table(costs: Sequence[Cost]) -> str:
+    """One line a job."""
+    lines = ["ranks   all joined   training begins   rows trained   job ended   (seconds for each step)"]
+    lines += [f"{c.ranks:5} {c.join:12.1f} {c.prepare:17.1f} {c.work:14.1f} {c.end:11.1f}" for c in costs]
+    return "\n".join(lines)
+
+
+def counts_of(text: str) -> list[int]:
+    """``32,64`` as numbers."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise DataError(f"--ranks takes numbers with commas between them, got '{text}'") from None

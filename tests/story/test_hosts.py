@@ -1,0 +1,162 @@
+"""Training over several hosts with addresses, process numbers and /tmp of their own: slow, cut, frozen and crashed ones."""
+
+import re
+import sys
+import time
+
+import pytest
+import virtual_hosts
+from datasets import make_dataset
+from ranks import Running, full_environment
+from runs import Run
+from virtual_hosts import NETWORK, PROJECT, VirtualHosts
+
+from ssmpi.errors import LOST, STOPPED
+
+LIMIT = 25  # seconds from a fault to the end of the job, of which 10 are waiting.frozen_seconds
+START_UP = 90
+RUN_FILE = """
+[data]
+folder = "data"
+batch_size = 64
+passes = 100000
+[topology]
+trainers = 2
+embedding_ps = 1
+[model]
+bottom = [32, 16]
+top = [32, 1]
+[sync]
+algorithm = "ma"
+[evaluate]
+split = "none"
+final = "none"
+[run]
+tensorboard = false
+log_seconds = 0.2
+[checkpoint]
+every_examples = 2000
+[waiting]
+frozen_seconds = 10.0
+"""
+SITE = f"""
+[node]
+cores = 4
+memory_gb = 4
+[placement]
+servers = "packed"
+[launcher]
+hosts = ["h1", "h2", "h3"]
+interface = "{NETWORK}.0/24"
+"""
+
+pytestmark = pytest.mark.skipif(bool(why := virtual_hosts.missing()), reason=f"NO TESTS OVER SEVERAL HOSTS: {why}")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder that all hosts share."""
+    place = tmp_path_factory.mktemp("shared")
+    make_dataset(place / "data", rows=2_000, shard=1_000, cardinalities=(50,) * 26)
+    (place / "run.toml").write_text(RUN_FILE)
+    (place / "hosts.toml").write_text(SITE)
+    (place / "without-h2.toml").write_text(SITE.replace('"h2", ', ""))
+    return place
+
+
+@pytest.fixture
+def hosts(place, tmp_path):
+    """Trainers go to h1 and h2, the embedding PS to h3."""
+    found = VirtualHosts(3, tmp_path / "hosts", virtual_hosts.shared_folders(place, tmp_path))
+    yield found
+    found.close()
+
+
+class Launched:
+    """``ssmpi launch`` on the head."""
+
+    def __init__(self, hosts, place, name, *overrides, site="hosts.toml"):
+        self.folder, self.hosts = place / name, hosts
+        words = ("launch", "run.toml", "--resume", name, *overrides, "--site", site)
+        environ = full_environment({"PRTE_MCA_plm_ssh_agent": str(hosts.remote_shell), "PYTHONPATH": str(PROJECT)})
+        environ.pop("PRTE_MCA_rmaps_default_mapping_policy", None)
+        self.job = Running(hosts.on("head", sys.executable, "-m", "ssmpi", *words, folder=place), environ)
+
+    def lines(self):
+        """Lines of metrics so far."""
+        metrics = self.folder / "metrics.jsonl"
+        return metrics.read_text().count("\n") if metrics.is_file() else 0
+
+    def until_it_trains(self, more=1):
+        """Wait for more lines of metrics."""
+        wanted, deadline = self.lines() + more, time.monotonic() + START_UP
+        while self.lines() < wanted:
+            assert self.job.process.poll() is None, self.job.read_so_far()
+            assert time.monotonic() < deadline, self.job.read_so_far()
+            time.sleep(0.05)
+        return self
+
+    def stop(self):
+        """Ask it to save and leave."""
+        (number,) = self.hosts.processes("head", f"ssmpi launch run.toml --resume {self.folder.name} ")
+        self.hosts.run("head", "kill", "-USR1", number)
+
+    def end(self, within=LIMIT):
+        finished = self.job.wait(within)
+        return finished.code, finished.out + finished.err
+
+
+@pytest.fixture
+def launch(hosts, place, request):
+    """Start a run in a folder named after the test."""
+    started = []
+
+    def begin(*overrides, **site):
+        started.append(Launched(hosts, place, request.node.name, *overrides, **site))
+        return started[-1]
+
+    yield begin
+    for launched in started:
+        launched.job.close()
+
+
+def test_a_slow_link_and_one_cut_for_four_seconds_only_take_time(hosts, launch):
+    hosts.slow("h3", "50mbit")
+    run = launch().until_it_trains()
+    hosts.cut("h2")
+    time.sleep(4)
+    hosts.heal("h2")
+    run.until_it_trains(more=3)
+    run.stop()
+    code, output = run.end()
+    assert code == STOPPED, output
+    assert "error:" not in output
+    assert Run(run.folder).result["status"] == "stopped"
+    assert re.search(
+        r"\d\d:\d\d:\d\d h1 trainer 0 \| 3 ranks on 3 hosts: h1: trainer 0; h2: trainer 1; h3: emb", output
+    )
+    for host, name in (("h1", "trainer-0"), ("h2", "trainer-1"), ("h3", "embedding_ps-0")):
+        assert f" {host} {name.replace('-', ' ')} | " in (run.folder / "logs" / f"{name}.log").read_text()
+
+
+def test_a_frozen_rank_on_another_host_is_named(hosts, launch):
+    run = launch().until_it_trains()
+    (number,) = hosts.processes("h3", "ssmpi train")
+    hosts.run("h3", "kill", "-STOP", number)
+    code, output = run.end()
+    assert "error: embedding_ps 0 (rank 2, host h3) has given no sign of life for 10 s" in output
+    assert code == LOST, output
+
+
+def test_a_crashed_host_ends_the_job_and_the_run_goes_on_without_it(hosts, launch):
+    run = launch().until_it_trains(more=3)
+    hosts.crash("h2")
+    code, output = run.end()
+    assert code == LOST, output
+    assert "did not end by itself" in output
+    again = launch("topology.trainers=1", site="without-h2.toml").until_it_trains()
+    again.stop()
+    code, output = again.end()
+    assert code == STOPPED, output
+    assert "going on from" in output
+    assert "2 ranks on 2 hosts: h1: trainer 0; h3: embedding_ps 0" in output

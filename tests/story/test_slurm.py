@@ -1,0 +1,204 @@
+"""Real batch files in a real SLURM of three virtual hosts: each job ends, or goes on, as jobs/README.md promises."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import slurm_cluster
+import virtual_hosts
+from datasets import make_dataset
+from runs import Run
+from slurm_cluster import FINAL, SlurmCluster
+
+from ssmpi.data.schema import read_manifest
+
+JOBS = Path(__file__).parents[2] / "jobs"
+RUN_FILE = """
+[data]
+folder = "data"
+batch_size = 64
+[topology]
+trainers = 2
+embedding_ps = 1
+[model]
+bottom = [32, 16]
+top = [32, 1]
+[sync]
+algorithm = "ma"
+[run]
+tensorboard = false
+log_seconds = 0.2
+"""
+SITE = """
+[node]
+cores = 4
+memory_gb = 4
+[placement]
+servers = "packed"
+[launcher]
+{launcher}
+[slurm]
+time = "0:10:00"
+"""
+LAUNCHERS = {"srun": 'command = "srun"\nsrun_mpi = "pmix"', "mpirun": 'command = "mpirun"'}
+ENDLESS = ("data.passes=100000", "evaluate.split=none", "evaluate.final=none")
+
+pytestmark = pytest.mark.skipif(
+    bool(why := virtual_hosts.missing() or slurm_cluster.missing()), reason=f"NO SLURM TESTS: {why}"
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder that all hosts share, with data, a run file and a site file for each launcher."""
+    place = tmp_path_factory.mktemp("shared")
+    make_dataset(place / "data", rows=2_000, shard=1_000, cardinalities=(50,) * 26)
+    (place / "run.toml").write_text(RUN_FILE)
+    for name, launcher in LAUNCHERS.items():
+        (place / f"{name}.toml").write_text(SITE.format(launcher=launcher))
+    return place
+
+
+@pytest.fixture(scope="module")
+def slurm(place, tmp_path_factory):
+    """Three hosts under SLURM."""
+    state = tmp_path_factory.mktemp("slurm")
+    cluster = SlurmCluster(3, state, virtual_hosts.shared_folders(place))
+    yield cluster
+    cluster.close()
+
+
+def submit(slurm, place, name, launcher, *overrides):
+    """``ssmpi submit`` on the head."""
+    words = ("submit", "run.toml", f"run.folder={name}", *overrides, "--site", f"{launcher}.toml")
+    return slurm.submit(sys.executable, "-m", "ssmpi", *words, folder=place)
+
+
+class Submitted:
+    """A run that was submitted: its job in SLURM and what it leaves in its folder."""
+
+    def __init__(self, slurm, place, launcher, name, *overrides):
+        self.slurm, self.folder = slurm, place / f"{name}-{launcher}"
+        words = ("submit", "run.toml", f"run.folder={self.folder.name}", *overrides, "--site", f"{launcher}.toml")
+        self.number = slurm.submit(sys.executable, "-m", "ssmpi", *words, folder=place)
+
+    @property
+    def log(self):
+        """All that the job said."""
+        return "".join(path.read_text() for path in sorted(self.folder.glob("job-*.log")))
+
+    @property
+    def state(self):
+        return self.slurm.job(self.number)["JobState"]
+
+    def until(self, happened, what, within=120):
+        """Wait until ``happened()``, unless the job ends before."""
+
+        def look():
+            state, found = self.state, happened()
+            assert found or state not in FINAL, f"{state} before {what}\n{self.log}"
+            return found
+
+        return self.slurm.until(look, what, within)
+
+    def saved(self):
+        """Checkpoints that are committed."""
+        return set(self.folder.glob("checkpoints/*/manifest.json"))
+
+    def until_it_has_saved(self):
+        """Wait for a checkpoint that is not there yet."""
+        before = self.saved()
+        self.until(lambda: self.saved() - before, f"{self.folder.name} saves")
+
+    def until_it_has_gone_on(self, times):
+        """Wait until SLURM has started it again, it has found its checkpoint and has made another."""
+        self.until(
+            lambda: self.log.count("going on from") >= times, f"{self.folder.name} goes on for the {times}. time"
+        )
+        self.until_it_has_saved()
+        assert int(self.slurm.job(self.number)["Restarts"]) >= times
+
+
+def test_a_submitted_run_completes(slurm, place):
+    """By srun --mpi=pmix and by mpirun; trainers on two hosts, the embedding PS on the third."""
+    jobs = [Submitted(slurm, place, launcher, "short") for launcher in LAUNCHERS]
+    for job in jobs:
+        job.until(lambda job=job: job.state in FINAL, "the end")
+        assert job.state == "COMPLETED", job.log
+        assert Run(job.folder).result["status"] == "complete"
+        assert Run(job.folder).result["examples"] == 2_000
+
+
+def test_a_run_survives_its_limit_a_requeue_and_a_lost_host_and_ends_when_cancelled(slurm, place):
+    often = ("checkpoint.every_examples=2000", "waiting.frozen_seconds=10")
+    jobs = [Submitted(slurm, place, launcher, "endless", *ENDLESS, *often) for launcher in LAUNCHERS]
+    for job in jobs:
+        job.until_it_has_saved()
+        slurm.head("scancel", "--batch", "--signal=USR1", job.number)  # as SLURM does ahead of the time limit
+    for job in jobs:
+        job.until_it_has_gone_on(1)
+        assert f"stopped and saved: job {job.number} goes back into the queue" in job.log
+        slurm.head("scontrol", "requeue", job.number)
+    for job in jobs:
+        job.until_it_has_gone_on(2)
+
+    slurm.crash("h3")
+    for job in jobs:
+        job.until(lambda job=job: job.state != "RUNNING", "the loss of a host is noticed", 40)
+    slurm.boot("h3")
+    for job in jobs:
+        job.until_it_has_gone_on(3)
+        assert not (job.folder / "result.json").exists()
+
+    for job in jobs:
+        slurm.head("scancel", job.number)
+    for job in jobs:
+        slurm.until(lambda job=job: job.state == "CANCELLED", "the job is cancelled", 40)
+    slurm.until(lambda: not any(slurm.processes(h, "ssmpi train") for h in slurm.names), "no process is left", 40)
+
+
+def test_the_other_batch_files_do_what_they_say(slurm, place):
+    """Prepare in parallel, evaluate, and a study of two variants; all as they lie in jobs/, on smaller nodes."""
+    slurm.run("head", "ssmpi-prepare", "synthesize", "raw", "--rows", "3000", folder=place, environ=slurm.environ)
+    (place / "variants.txt").write_text("run.seed=3\nrun.seed=4 topology.threads=2\n")
+    small = ("--time=0:05:00", "--mem-per-cpu=100M")
+    tasks = {
+        "prepare": (*small, "--ntasks=3", "--nodes=3", JOBS / "prepare.sbatch", "raw/train.txt", "-o", "prepared"),
+        "evaluate": (*small, "--cpus-per-task=1", JOBS / "evaluate.sbatch", "short-srun", "--split", "validation"),
+        "study": ("--time=0:05:00", "--array=1-2", "--nodes=3", "--ntasks-per-node=1", "--cpus-per-task=1",
+                  "--export=ALL,SITE=srun.toml", JOBS / "study.sbatch", "run.toml", "variants.txt", "study"),
+    }  # fmt: skip
+    numbers = {name: slurm.submit("sbatch", *words, folder=place) for name, words in tasks.items()}
+    for name, number in numbers.items():
+        states = slurm.until(lambda number=number: slurm.final_states(number), f"{name} ends", 120)
+        said = "".join(path.read_text() for path in sorted(place.glob(f"{name}-{number}*.log")))
+        assert states == {"COMPLETED"}, said
+        if name == "evaluate":
+            assert re.search(r"^validation: NE [\d.]+, .* 200 rows$", said, re.MULTILINE)
+    assert read_manifest(place / "prepared").splits["train"].rows > 2_000
+    assert {Run(place / "study" / n).result["status"] for n in "12"} == {"complete"}
+    assert "threads = 2" in (place / "study" / "2" / "run.toml").read_text()
+
+
+@pytest.mark.parametrize("program", ["train", "prepare"])
+def test_srun_that_does_not_fit_the_mpi_is_refused(slurm, place, program):
+    words = {
+        "train": (sys.executable, "-m", "ssmpi", "train", "run.toml", "run.folder=alone"),
+        "prepare": (sys.executable, "-m", "data_prep", "criteo", "raw.txt", "-o", "prepared"),
+    }[program]
+    done = subprocess.run(
+        slurm.on("head", "srun", "--mpi=none", "-N", "3", "-n", "3", *words, folder=place),
+        env={**slurm.environ, "PYTHONPATH": str(JOBS.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1, done.stderr
+    assert "srun started 3 ranks but MPI sees 1" in said[0]
+    assert "use srun --mpi=pmix" in said[0]
+    assert not (place / "alone").exists()
+    assert not (place / "prepared").exists()

@@ -1,0 +1,78 @@
+"""How an attempt ended is told by the run's marker; what the launcher says counts only where there is none."""
+
+import json
+import os
+
+import pytest
+
+from ssmpi.attempt import Attempt
+from ssmpi.errors import LOST, STOPPED
+
+
+@pytest.fixture
+def requeued(tmp_path, monkeypatch):
+    """In a batch job; the value tells which jobs were put back into the queue."""
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/requeued\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    record = tmp_path / "requeued"
+    return lambda: record.read_text().split("\n")[:-1] if record.exists() else []
+
+
+def conclude(folder, code, status=None, *, before=None, requeue=True, cancelled=False):
+    """An attempt in a folder that holds the marker ``before``, and writes ``status``."""
+    run = folder / "run"
+    run.mkdir()
+    marker = run / "result.json"
+    if before:
+        marker.write_text(json.dumps({"status": before}))
+        os.utime(marker, (1, 1))
+    attempt = Attempt(run, requeue=requeue)
+    if status:
+        marker.write_text(json.dumps({"status": status}))
+    return attempt.conclude(code, cancelled=cancelled)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "expected", "again"),
+    [
+        (0, "complete", 0, False),
+        (137, "complete", 0, False),  # a rank that was killed after the marker was written harms nothing
+        (85, "stopped", STOPPED, True),
+        (143, "stopped", STOPPED, True),
+        (0, None, LOST, True),  # mpirun after a lost host
+        (14, None, LOST, True),  # srun after a lost host
+        (137, None, LOST, True),
+        (-9, None, LOST, True),
+        (LOST, None, LOST, True),
+        (1, None, 1, False),
+        (2, None, 2, False),
+        (1, "incomplete", 1, False),
+    ],
+)
+def test_the_marker_decides(tmp_path, requeued, code, status, expected, again):
+    assert conclude(tmp_path, code, status) == expected
+    assert requeued() == ["requeue 17"] * again
+
+
+def test_a_marker_from_before_does_not_count_unless_the_run_is_complete(tmp_path, requeued):
+    assert conclude(tmp_path, 0, before="stopped") == LOST
+    assert requeued() == ["requeue 17"]
+
+
+def test_a_run_that_was_complete_stays_so(tmp_path, requeued):
+    assert conclude(tmp_path, 0, before="complete") == 0
+    assert requeued() == []
+
+
+@pytest.mark.parametrize("how", [{"requeue": False}, {"cancelled": True}])
+def test_who_is_cancelled_or_may_not_is_not_put_back(tmp_path, requeued, how):
+    assert conclude(tmp_path, 85, "stopped", **how) == STOPPED
+    assert requeued() == []
+
+
+def test_outside_slurm_nothing_is_put_back(tmp_path, requeued, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert conclude(tmp_path, 0) == LOST
+    assert requeued() == []

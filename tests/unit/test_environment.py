@@ -1,0 +1,67 @@
+"""The recommended environment: set without overruling the user, and what is missing is told with its cost."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ssmpi import environment as env
+from ssmpi.doctor import advice
+from ssmpi.site import Launcher
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """An environment without any of the variables."""
+    for name in list(os.environ):
+        if name.startswith(("OMPI_", "PRTE_", "PMIX_", "OMP_", "SLURM_", "FI_", "UCX_")):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_what_the_user_set_wins(bare):
+    bare.setenv("OMPI_MCA_pml", "ucx")
+    assert "OMPI_MCA_pml" not in env.environment()
+    assert env.environment()["OMP_NUM_THREADS"] == "1"
+
+
+def test_over_subscription_is_for_one_host_only(bare):
+    """On several hosts the mapping ':oversubscribe' fills the first one with all ranks."""
+    assert "PRTE_MCA_rmaps_default_mapping_policy" in env.environment()
+    assert "PRTE_MCA_rmaps_default_mapping_policy" not in env.environment(Launcher(), alone=False)
+
+
+@pytest.mark.parametrize(("mpi", "name"), [("openmpi", "OMPI_MCA_btl_tcp_if_include"), ("mpich", "FI_TCP_IFACE")])
+def test_the_interface_is_what_the_mpi_reads(bare, mpi, name):
+    assert env.environment(Launcher(mpi=mpi, interface="ib0"), alone=False)[name] == "ib0"
+    assert name not in env.environment(Launcher(mpi=mpi), alone=False)
+
+
+def test_shell_scripts_get_all_of_it(bare):
+    said = subprocess.run(
+        [sys.executable, "-m", "ssmpi.environment", "one-host"], capture_output=True, text=True
+    ).stdout
+    script = f"{said}\nenv"
+    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True).stdout.splitlines()
+    assert {f"{name}={value}" for name, value in env.environment().items()} <= set(found)
+
+
+def test_doctor_says_what_is_missing_and_what_it_costs(bare):
+    for name, value in env.environment().items():
+        bare.setenv(name, value)
+    bare.delenv("OMPI_MCA_mpi_yield_when_idle")
+    lines = advice(os.cpu_count(), open_mpi=True)
+    assert lines[0] == (
+        "  not set: OMPI_MCA_mpi_yield_when_idle=1; without it waiting ranks spin, each on a core that a trainer needs"
+    )
+    assert not advice(os.cpu_count(), open_mpi=False)
+
+
+def test_doctor_says_that_a_rank_is_bound(bare):
+    for name, value in env.environment().items():
+        bare.setenv(name, value)
+    bare.setattr(os, "cpu_count", lambda: 36)
+    (line,) = advice(1, open_mpi=True)
+    assert "bound to 1 of 36 cores" in line
+    assert "srun --cpu-bind=none" in line

@@ -1,0 +1,225 @@
+"""A run file and a site file make a batch file: what it asks for is what the ranks need, and nothing is made half."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from datasets import CARDINALITIES
+
+from ssmpi import cli, plan, site
+from ssmpi.config import load
+from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest
+from ssmpi.errors import SettingsError, TopologyError
+from ssmpi.layout import lay_out
+from ssmpi.settings import dump
+from ssmpi.topology import Role, Topology
+
+JOBS = Path(__file__).parents[2] / "jobs"
+SITES = sorted(path.stem for path in (JOBS / "sites").glob("*.toml"))
+TOPOLOGY = ("topology.trainers=4", "topology.threads=8", "topology.embedding_ps=3", "topology.sync_ps=2")
+
+
+@pytest.fixture
+def run_file(tmp_path, monkeypatch):
+    """A run file in the current folder, with the manifest of a prepared data set."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    shard = ShardEntry("train/shard-00000.h5", 1_000_000, 250_000, 157_000_000, "")
+    write_manifest(tmp_path / "data", Manifest(CARDINALITIES, {"train": Split((shard,))}))
+    Path("run.toml").write_text('[data]\nfolder = "data"\n[topology]\nsync_ps = 1\n[sync]\nalgorithm = "easgd"\n')
+    return Path("run.toml")
+
+
+def command(*words):
+    """Exit code of ``ssmpi WORDS``."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(word) for word in words])
+    return ended.value.code
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_dry_run(run_file, golden, capsys, name):
+    assert command("submit", run_file, *TOPOLOGY, "--site", JOBS / "sites" / f"{name}.toml", "--dry-run") == 0
+    found = capsys.readouterr().out
+    assert found == golden(f"submit-{name}.txt", found)
+    assert not Path("runs").exists()
+
+
+def lay(topology, memory=None, **sections):
+    """A layout on nodes of 8 cores and 16 GB."""
+    values = {"node": {"cores": 8, "memory_gb": 16.0}, "slurm": {}, **sections}
+    sizes = dict.fromkeys(Role, 1e9) | (memory or {})
+    return lay_out(topology, site.settings.build(site.Site, values), sizes)
+
+
+def test_every_rank_is_somewhere_and_no_node_is_idle_or_overfull():
+    for trainers in range(1, 6):
+        for embedding_ps in range(1, 20, 3):
+            for servers in ("spread", "packed"):
+                topology = Topology(trainers, 2, embedding_ps, 1)
+                try:
+                    layout = lay(topology, placement={"servers": servers})
+                except TopologyError:
+                    assert servers == "spread"
+                    continue
+                assert len(layout.nodes) == topology.size
+                assert set(layout.nodes) == set(range(layout.count))
+                for node in range(layout.count):
+                    assert layout.need_of(node).cores <= 8
+                    assert layout.need_of(node).cores <= layout.tasks_per_node * layout.cores_per_task
+                    assert layout.need_of(node).bytes <= layout.memory_gib * 2**30
+
+
+def test_packed_servers_never_share_a_node_with_a_trainer_and_fill_theirs():
+    layout = lay(Topology(3, 4, 10, 2), placement={"servers": "packed"})
+    assert layout.nodes == (0, 1, 2, *[3] * 8, *[4] * 4)
+
+
+def test_packed_servers_are_parted_by_memory_too():
+    layout = lay(Topology(1, 1, 4, 0), memory={Role.EMBEDDING_PS: 7e9}, placement={"servers": "packed"})
+    assert layout.nodes == (0, 1, 1, 2, 2)
+
+
+def test_spread_servers_go_round_the_trainers():
+    layout = lay(Topology(4, 1, 3, 2), placement={"trainers_per_node": 2})
+    assert layout.nodes == (0, 0, 1, 1, 0, 1, 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("topology", "sections", "words"),
+    [
+        (Topology(1, 12, 1), {}, ("node 0 (trainer 0, embedding_ps 0) needs 14 cores", "have 8", "topology.threads")),
+        (Topology(4, 1, 1), {"node": {"cores": 8, "memory_gb": 16, "count": 3}}, ("4 nodes needed", "the site has 3")),
+        (Topology(1, 1, 20), {}, ("needs 21.0 GB", "have 16", "embedding_ps")),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_the_arithmetic(topology, sections, words):
+    with pytest.raises(TopologyError) as refused:
+        lay(topology, **sections)
+    for word in words:
+        assert word in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"launcher": {"command": "srun"}}, "needs a [slurm] section"),
+        ({"launcher": {"hosts": ["a", "b"]}, "slurm": {}}, "launcher.hosts is for sites without SLURM"),
+        ({"node": {"cores": 0, "memory_gb": 1}}, "node.cores must be at least 1"),
+        ({"placement": {"servers": "pakced"}}, "did you mean 'packed'?"),
+        ({"slurm": {"options": ["constraint=avx"]}}, "not an option of sbatch"),
+    ],
+)
+def test_a_site_that_cannot_be_is_refused(values, words):
+    with pytest.raises(SettingsError, match=words.replace("[", r"\[").replace("?", r"\?")):
+        site.settings.build(site.Site, {"node": {"cores": 8, "memory_gb": 16.0}, **values})
+
+
+def test_sites_survive_their_own_dump(tmp_path):
+    for name in SITES:
+        where = site.load(JOBS / "sites" / f"{name}.toml")
+        (tmp_path / "site.toml").write_text(dump(where))
+        assert site.load(tmp_path / "site.toml") == where
+
+
+def fake(folder, name, script):
+    """A command that is found before others of its name."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_submit_makes_the_folder_and_hands_the_batch_file_over(run_file, tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    fake(tmp_path / "bin", "sbatch", f'echo "$@" > {tmp_path}/submitted')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    assert command("submit", run_file, *TOPOLOGY, "--site", JOBS / "sites" / "openmpi.toml") == 0
+    assert Path("submitted").read_text().split() == ["runs/run/job.sbatch"]
+    assert load(Path("runs/run/run.toml")) == load(run_file, TOPOLOGY)
+    assert site.load(Path("runs/run/site.toml")) == site.load(JOBS / "sites" / "openmpi.toml")
+    assert json.loads(Path("runs/run/versions.json").read_text())["torch"]
+    subprocess.run(["bash", "-n", "runs/run/job.sbatch"], check=True)
+
+
+def test_submit_leaves_an_earlier_run_alone(run_file, tmp_path, capsys):
+    Path("runs/run").mkdir(parents=True)
+    Path("runs/run/result.json").touch()
+    assert command("submit", run_file, "--site", JOBS / "sites" / "openmpi.toml") == 2
+    assert "runs/run: not empty; choose another run.folder, or continue" in capsys.readouterr().err
+    assert [path.name for path in Path("runs/run").iterdir()] == ["result.json"]
+
+
+def test_where_there_is_no_slurm_it_says_what_is_ready(run_file, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert command("submit", run_file, "--site", JOBS / "sites" / "openmpi.toml") == 2
+    assert "no sbatch here: submit on a login node" in capsys.readouterr().err
+
+
+def test_launch_for_slurm_outside_a_job_is_refused(run_file, monkeypatch, capsys):
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    assert command("launch", run_file, "--site", JOBS / "sites" / "openmpi.toml", "--dry-run") == 2
+    assert "submit it with 'ssmpi submit', or launch without --site" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_every_rank_is_given_its_host(run_file, tmp_path, monkeypatch, capsys, name, launcher):
+    (tmp_path / "bin").mkdir()
+    fake(tmp_path / "bin", "scontrol", "seq -f n%g 0 9")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[0-9]")
+    where = (JOBS / "sites" / f"{name}.toml").read_text().replace('"srun"', f'"{launcher}"')
+    Path("site.toml").write_text(where)
+    assert command("launch", run_file, *TOPOLOGY, "--site", "site.toml", "--dry-run") == 0
+    said = capsys.readouterr().err
+    layout = lay_out(
+        load(run_file, TOPOLOGY).topology, site.load(Path("site.toml")), plan.memory_of_ranks(load(run_file, TOPOLOGY))
+    )
+    hosts = ",".join(f"n{node}" for node in layout.nodes)
+    flag = "--nodelist=" if launcher == "srun" else "-hosts " if name == "mpich" else "--host "
+    assert f"{flag}{hosts} " in said
+    assert ("--mpi=pmi2" if name == "mpich" else "--mpi=pmix") in said or launcher == "mpirun"
+
+
+def test_too_few_nodes_are_refused(run_file, tmp_path, monkeypatch, capsys):
+    (tmp_path / "bin").mkdir()
+    fake(tmp_path / "bin", "scontrol", "echo n0; echo n1")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[0-1]")
+    assert command("launch", run_file, *TOPOLOGY, "--site", JOBS / "sites" / "mpich.toml", "--dry-run") == 2
+    assert "laid out for 4 nodes, but there are 2 (n0 n1)" in capsys.readouterr().err
+
+
+TERABYTE = ("plan", JOBS / "configs" / "terabyte-40m.toml", "--tables", JOBS / "configs" / "terabyte-40m.tables")
+
+
+def test_plan_of_a_terabyte_model_on_nodes(golden, capsys):
+    """188 M rows x 128 float32 and one float32 of optimizer state a row, 96.9 GB, over 8 PSs."""
+    assert command(*TERABYTE, "--site", JOBS / "sites" / "openmpi.toml") == 0
+    found = capsys.readouterr().out
+    assert found == golden("plan-terabyte.txt", found)
+    assert "187,767,399 rows x 128, 96.9 GB" in found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("topology.embedding_ps=1",), "embedding_ps 0) needs 97.1 GB of memory, the site's nodes have 64"),
+        (("topology.threads=40",), "needs 41 cores, the site's nodes have 36"),
+    ],
+)
+def test_plan_refuses_what_no_node_can_hold(tmp_path, capsys, overrides, words):
+    where = (JOBS / "sites" / "openmpi.toml").read_text().replace("memory_gb = 180", "memory_gb = 64")
+    (tmp_path / "site.toml").write_text(where)
+    assert command(*TERABYTE, *overrides, "--site", tmp_path / "site.toml") == 2
+    assert words in capsys.readouterr().err
+
+
+def test_plan_refuses_a_list_of_tables_that_is_none(tmp_path, capsys):
+    (tmp_path / "tables").write_text("10 20 thirty\n")
+    assert command("plan", TERABYTE[1], "--tables", tmp_path / "tables") == 2
+    assert "expected 26 whole numbers" in capsys.readouterr().err
