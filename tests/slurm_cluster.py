@@ -65,7 +65,7 @@ class SlurmCluster(VirtualHosts):
     """Virtual hosts under SLURM; jobs are submitted from the head."""
 
     def __init__(self, count, state, shared, cores=4):
-        super().__init__(count, state, [*shared, str(state)])
+        super().__init__(count, state, shared)
         places = {"head": HEAD_ADDRESS, "network": NETWORK, "state": self.state, "count": count, "cores": cores}
         (self.state / "slurm.conf").write_text(CONF.format(**places))
         (self.state / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # without it slurmd wants /sys/fs/cgroup

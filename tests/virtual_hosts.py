@@ -28,14 +28,7 @@ exec nsenter --target "$pid" {flags} --wd="$PWD" -- bash -c "$*" </dev/null
 """
 PATIENCE = 30  # seconds until a host is up, on a busy machine
 
-HEAD = """
-hostname head
-ip link set lo up
-ip link add switch type bridge && ip addr add {head}/24 dev switch && ip link set switch up
-mount --bind {state}/hosts /etc/hosts
-mount -t tmpfs run /run
-"""
-HOST = """
+OWN = """
 hostname {name}
 ip link set lo up
 mount -t tmpfs shm /dev/shm
@@ -45,6 +38,10 @@ n=0; for place in {shared}; do mkdir /run/shared/$n && mount --bind "$place" /ru
 mount -t tmpfs tmp /tmp
 n=0; for place in {shared}; do mkdir -p "$place" && mount --bind /run/shared/$n "$place"; n=$((n + 1)); done
 mkdir -p /var/spool/slurmd && mount -t tmpfs spool /var/spool/slurmd
+"""  # process numbers of two hosts coincide, and so do the names that programs make of them: nothing but ``shared`` is shared
+HEAD = """
+mount --bind {state}/hosts /etc/hosts
+ip link add switch type bridge && ip addr add {head}/24 dev switch && ip link set switch up
 """
 LIVE = """
 set -e
@@ -73,17 +70,18 @@ def shared_folders(*folders):
 
 
 class VirtualHosts:
-    """``count`` hosts h1, h2, ... and a head; all see ``shared`` folders and have the rest of /tmp for themselves."""
+    """``count`` hosts h1, h2, ... and a head; all see the ``shared`` folders and ``state``, and have a /tmp of their own."""
 
     def __init__(self, count, state, shared):
         self.names = [f"h{i + 1}" for i in range(count)]
-        self.state, self._shared = Path(state), shared
+        self.state, self._shared = Path(state), " ".join(sorted({*shared, str(state)}))
         self.state.mkdir(parents=True, exist_ok=True)
         self.remote_shell = self.state / "rsh"
         self._pids, self._numbers_on_head = {}, {}
         lines = ["127.0.0.1 localhost", f"{HEAD_ADDRESS} head", *(f"{self.address(h)} {h}" for h in self.names)]
         (self.state / "hosts").write_text("\n".join(lines) + "\n")
-        commands = HEAD.format(head=HEAD_ADDRESS, state=self.state)
+        own = OWN.format(name="head", shared=self._shared)
+        commands = own + HEAD.format(head=HEAD_ADDRESS, state=self.state)
         self._head = self._start("head", ("setpriv", "--pdeathsig", "KILL"), commands)
         for name in self.names:
             self.boot(name)
@@ -93,8 +91,7 @@ class VirtualHosts:
 
     def boot(self, name):
         """Start a host, the first time or after a crash."""
-        shared = " ".join(self._shared)
-        self._start(name, self._enter("head"), HOST.format(name=name, shared=shared))
+        self._start(name, self._enter("head"), OWN.format(name=name, shared=self._shared))
         n, pid = name[1:], self._pids[name]
         self.head_network("ip", "link", "add", f"v{n}", "type", "veth", "peer", "name", "eth0", "netns", str(pid))
         self.head_network("ip", "link", "set", f"v{n}", "master", "switch", "up")
@@ -132,7 +129,7 @@ class VirtualHosts:
 
     def processes(self, name, words):
         """Numbers of the processes on a host whose command lines contain ``words``."""
-        lines = self.run(name, "ps", "-eo", "pid,args").splitlines()
+        lines = self.run(name, "ps", "-ww", "-eo", "pid,args").splitlines()
         return [line.split()[0] for line in lines if words in line]
 
     def head_network(self, *command):

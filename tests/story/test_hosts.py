@@ -1,8 +1,10 @@
 """Training over several hosts with addresses, process numbers and /tmp of their own: slow, cut, frozen and crashed ones."""
 
 import re
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import virtual_hosts
@@ -67,7 +69,7 @@ def place(tmp_path_factory):
 @pytest.fixture
 def hosts(place, tmp_path):
     """Trainers go to h1 and h2, the embedding PS to h3."""
-    found = VirtualHosts(3, tmp_path / "hosts", virtual_hosts.shared_folders(place, tmp_path))
+    found = VirtualHosts(3, tmp_path / "hosts", virtual_hosts.shared_folders(place))
     yield found
     found.close()
 
@@ -160,3 +162,21 @@ def test_a_crashed_host_ends_the_job_and_the_run_goes_on_without_it(hosts, launc
     assert code == STOPPED, output
     assert "going on from" in output
     assert "2 ranks on 2 hosts: h1: trainer 0; h3: embedding_ps 0" in output
+
+
+def test_hosts_end_with_whoever_started_them(tmp_path):
+    """Also when that is killed: no process, namespace or network is left behind by a test that was."""
+    script = (
+        "import sys, time; from virtual_hosts import VirtualHosts, shared_folders\n"
+        "h = VirtualHosts(2, sys.argv[1], shared_folders()); print(*h._pids.values(), flush=True); time.sleep(60)"
+    )
+    environ = full_environment()
+    starter = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=environ, stdout=subprocess.PIPE)
+    pids = starter.stdout.readline().split()
+    assert len(pids) == 3
+    starter.kill()
+    starter.wait()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{int(pid)}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

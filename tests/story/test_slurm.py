@@ -186,7 +186,7 @@ def test_the_other_batch_files_do_what_they_say(slurm, place):
 def test_srun_that_does_not_fit_the_mpi_is_refused(slurm, place, program):
     words = {
         "train": (sys.executable, "-m", "ssmpi", "train", "run.toml", "run.folder=alone"),
-        "prepare": (sys.executable, "-m", "data_prep", "criteo", "raw.txt", "-o", "prepared"),
+        "prepare": (sys.executable, "-m", "data_prep", "criteo", "raw.txt", "-o", "nowhere"),
     }[program]
     done = subprocess.run(
         slurm.on("head", "srun", "--mpi=none", "-N", "3", "-n", "3", *words, folder=place),
@@ -201,4 +201,4 @@ def test_srun_that_does_not_fit_the_mpi_is_refused(slurm, place, program):
     assert "srun started 3 ranks but MPI sees 1" in said[0]
     assert "use srun --mpi=pmix" in said[0]
     assert not (place / "alone").exists()
-    assert not (place / "prepared").exists()
+    assert not (place / "nowhere").exists()
