@@ -68,9 +68,12 @@ class Trainer:
             self.replica.twin, self.tables.transport, self.tables.placement.servers, config.embedding.dim,
         )  # fmt: skip
         peers = sync.Peers(world.trainers, world.center, waiting, home)
-        self.synchronizers = sync.make(config.sync, self.replica.vector, peers, threads)
+        options = config.sync
+        if saved and saved.state["examples"]:
+            options = replace(options, warmup_steps=0)  # over since the first rest, at the latest
+        self.synchronizers = sync.make(options, self.replica.vector, peers, threads)
         self.synchronizer = self.synchronizers[0]
-        self.pace = sync.pace_of(self.synchronizers, config.sync, threads, self.start, world.full)
+        self.pace = sync.pace_of(self.synchronizers, options, threads, self.start, world.full)
         self.evaluator = Evaluator(
             Path(config.data.folder), config.evaluate, threads, world.trainers,
             self.tables.lookups, self.replica.twin, self.start, lambda: self.stopping,

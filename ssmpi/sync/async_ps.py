@@ -6,8 +6,9 @@
 
 At ``fixed_rate`` with ``every_iterations = 1`` it is plain asynchronous SGD, with k it is Downpour with n_push =
 n_fetch = k; in the shadow pace pushing and pulling run beside training. ``alpha`` has no say: the sync PSs hold the
-weights. Every gradient gets there, those of a trainer's end too; between a trainer's pull and its next push the center
-takes n - 1 pushes of others on average, which is the staleness of its gradients.
+weights. A resumed run begins with their saved weights and new accumulators. Every gradient gets there, those of a
+trainer's end too; between a trainer's pull and its next push the center takes n - 1 pushes of others on average, which
+is the staleness of its gradients.
 """
 
 from __future__ import annotations

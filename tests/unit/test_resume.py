@@ -14,9 +14,9 @@ from ssmpi.checkpoint.store import Store
 from ssmpi.errors import DataError
 from ssmpi.model.replica import Twin
 from ssmpi.roles import control, trainer
+from ssmpi.sync.warmup import WarmUp
 
 ONE = ("data.batch_size=100", "data.passes=2", "evaluate.per_pass=2")
-MANY = (*ONE, "topology.trainers=2", "topology.threads=2", "topology.embedding_ps=2")
 
 
 @pytest.fixture
@@ -139,6 +139,16 @@ def test_what_a_manifest_holds(tmp_path, small_data, watched, golden):
     body["state"]["identity"]["data.folder (its contents)"] = ""
     found = json.dumps(body, indent=1) + "\n"
     assert found == golden("checkpoint.json", found)
+
+
+def test_a_warm_up_is_not_repeated(tmp_path, small_data, watched, monkeypatch):
+    """It would take the first trainer's replica for that of all."""
+    begun, begin = [], WarmUp.__init__
+    monkeypatch.setattr(WarmUp, "__init__", lambda *arguments: begun.append(1) or begin(*arguments))
+    two = (*ONE, "topology.trainers=2", "sync.algorithm=slowmo", "sync.warmup_steps=5")
+    run = in_pieces(tmp_path, small_data, watched, [40], *two)
+    assert len(begun) == 2  # trainers of the first job
+    assert run.result["examples"] == 12_000
 
 
 OTHER_NUMBERS = [
