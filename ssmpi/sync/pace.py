@@ -218,7 +218,7 @@ class Meeting:
 PACES = ("shadow", "fixed_rate")
 
 
-FULL_NODE_SHARE = 0.02  # of a core, where workers and servers already have them all
+FULL_NODE_SHARE = 0.01  # of a core, where workers and servers already have them all
 
 
 def make_pace(
