@@ -6,6 +6,7 @@ import os
 import platform
 import socket
 import time
+from collections import Counter
 from importlib import metadata
 
 import numpy as np
@@ -21,7 +22,8 @@ def examine() -> int:
     """Print the report; 0 if everything will do, 1 if something needs attention. Alone or under mpirun."""
     job = join()
     cores = len(os.sched_getaffinity(0))
-    here = [c for host, c in job.comm.allgather((socket.gethostname(), cores)) if host == socket.gethostname()]
+    bound = sorted(os.sched_getaffinity(0))
+    here = [b for host, b in job.comm.allgather((socket.gethostname(), bound)) if host == socket.gethostname()]
     problems = self_test(job)
     if job.rank:
         return 0
@@ -29,6 +31,7 @@ def examine() -> int:
     print("  " + ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES))
     print("  " + ", ".join(f"{name} {value}" for name, value in mpi_versions().items()))
     print(f"cores: {os.cpu_count()} on this host, {cores} usable by this rank; {len(here)} of {job.size} ranks here")
+    print("\n".join(f"  {line}" for line in thread_plan(here)))
     if len(here) > cores:
         print(
             f"  over-subscribed: {len(here)} ranks on {cores} cores. They share; expect EPS of {cores} cores, no more"
@@ -42,6 +45,17 @@ def examine() -> int:
         print(f"  problem: {problem}")
     print("all is well" if not problems else f"{len(problems)} problem(s)")
     return 1 if problems else 0
+
+
+def thread_plan(bound: list[list[int]]) -> list[str]:
+    """What this host's cores are good for, given the cores that each of its ranks may use."""
+    cores = len(set().union(*bound))
+    places = Counter(tuple(own) for own in bound)
+    return [
+        *(f"{ranks} rank(s) of this host: on cores {', '.join(map(str, own))}" for own, ranks in places.items()),
+        f"thread plan: {cores} worker threads (trainers x topology.threads), each with 1 thread inside operators. A shadow thread,",
+        "a sync PS and an embedding PS that is asked by messages want a core each; without one they share, and shadow threads rest",
+    ]
 
 
 def advice(cores: int, *, open_mpi: bool) -> list[str]:
@@ -70,9 +84,10 @@ def self_test(job: Job) -> list[str]:
     if vector[0] != job.size * (job.size + 1) / 2:
         problems.append(f"a sum over {job.size} ranks came out as {vector[0]}")
     arena = Arena(Options(), place([1000], 1), 0, seed=1)
-    before = arena.weights[7].copy()
-    arena.update(np.array([7], np.int32), np.ones((1, 16), np.float32), 1.0)
-    if not np.allclose(arena.weights[7], before - arena.options.rate, atol=1e-6):
+    options, before = arena.options, arena.weights[7].copy()
+    arena.update(np.array([7], np.int32), np.ones((1, options.dim), np.float32), 1.0)
+    step = options.rate / (np.sqrt(options.initial_state + 1.0) + options.epsilon)
+    if not np.allclose(arena.weights[7], before - step, atol=1e-6):
         problems.append("the compiled row-wise Adagrad gives wrong results")
     matrix = np.ones((512, 512), np.float32)
     began, products = time.monotonic(), 0

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ssmpi import environment as env
-from ssmpi.doctor import advice
+from ssmpi.doctor import advice, thread_plan
 from ssmpi.site import Launcher
 
 
@@ -65,3 +65,21 @@ def test_doctor_says_that_a_rank_is_bound(bare):
     (line,) = advice(1, open_mpi=True)
     assert "bound to 1 of 36 cores" in line
     assert "srun --cpu-bind=none" in line
+
+
+def test_doctor_finds_this_machine_well():
+    """Its own sums must be right: a wrong expectation once made it find fault with every machine."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ssmpi", "doctor"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all is well" in done.stdout
+    assert "thread plan: " in done.stdout
+    assert "problem" not in done.stdout
+
+
+def test_doctor_counts_ranks_by_their_cores():
+    lines = thread_plan([[0, 1], [0, 1], [2]])
+    assert lines[0] == "2 rank(s) of this host: on cores 0, 1"
+    assert lines[1] == "1 rank(s) of this host: on cores 2"
+    assert lines[2].startswith("thread plan: 3 worker threads")
