@@ -57,7 +57,9 @@ def place(tmp_path_factory):
     make_dataset(place / "data", rows=2_000, shard=1_000, cardinalities=(50,) * 26)
     (place / "run.toml").write_text(RUN_FILE)
     for name, launcher in LAUNCHERS.items():
-        (place / f"{name}.toml").write_text(SITE.format(launcher=launcher))
+        site = SITE.format(launcher=launcher)
+        (place / f"{name}.toml").write_text(site)
+        (place / f"{name}-h1-h2.toml").write_text(site + 'options = ["--nodelist=h[1-2]"]\n')
     return place
 
 
@@ -79,9 +81,9 @@ def submit(slurm, place, name, launcher, *overrides):
 class Submitted:
     """A run that was submitted: its job in SLURM and what it leaves in its folder."""
 
-    def __init__(self, slurm, place, launcher, name, *overrides):
-        self.slurm, self.folder = slurm, place / f"{name}-{launcher}"
-        words = ("submit", "run.toml", f"run.folder={self.folder.name}", *overrides, "--site", f"{launcher}.toml")
+    def __init__(self, slurm, place, site, name, *overrides):
+        self.slurm, self.folder = slurm, place / f"{name}-{site}"
+        words = ("submit", "run.toml", f"run.folder={self.folder.name}", *overrides, "--site", f"{site}.toml")
         self.number = slurm.submit(sys.executable, "-m", "ssmpi", *words, folder=place)
 
     @property
@@ -132,8 +134,9 @@ def test_a_submitted_run_completes(slurm, place):
 
 
 def test_a_run_survives_its_limit_a_requeue_and_a_lost_host_and_ends_when_cancelled(slurm, place):
-    often = ("checkpoint.every_examples=2000", "waiting.frozen_seconds=10")
-    jobs = [Submitted(slurm, place, launcher, "endless", *ENDLESS, *often) for launcher in LAUNCHERS]
+    """A trainer on h1 and its embedding PS on h2, started by srun in one job and by mpirun in another beside it."""
+    often = ("checkpoint.every_examples=2000", "waiting.frozen_seconds=10", "topology.trainers=1")
+    jobs = [Submitted(slurm, place, f"{launcher}-h1-h2", "endless", *ENDLESS, *often) for launcher in LAUNCHERS]
     for job in jobs:
         job.until_it_has_saved()
         slurm.head("scancel", "--batch", "--signal=USR1", job.number)  # as SLURM does ahead of the time limit
@@ -144,10 +147,13 @@ def test_a_run_survives_its_limit_a_requeue_and_a_lost_host_and_ends_when_cancel
     for job in jobs:
         job.until_it_has_gone_on(2)
 
-    slurm.crash("h3")
+    slurm.crash("h2")
     for job in jobs:
         job.until(lambda job=job: job.state != "RUNNING", "the loss of a host is noticed", 40)
-    slurm.boot("h3")
+    slurm.head(
+        "scontrol", "update", "nodename=h2", "state=down", "reason=crashed"
+    )  # else SLURM thinks it over for a minute
+    slurm.boot("h2")
     for job in jobs:
         job.until_it_has_gone_on(3)
         assert not (job.folder / "result.json").exists()
