@@ -61,7 +61,7 @@ def check(size: int, library: str) -> None:
 def let_all_arrive() -> None:
     """Under srun, wait a moment before the first message: Open MPI 5 crashes in MPI_Init when one comes in too early.
 
-    SLURM's PMIx lets the ranks out of MPI_Init one after the other (open-mpi/ompi issue 12495; 1 start in 25 here).
+    SLURM's PMIx lets the ranks out of MPI_Init one after the other (open-mpi/ompi issue 12495; 1 start in 50 here).
     """
     if by_srun() and "PMIX_RANK" in os.environ:
         time.sleep(ARRIVAL_SECONDS)
