@@ -23,6 +23,7 @@ class Progress:
         self._histograms = np.zeros((threads, 2, BINS), np.int64)
         self._reported_sums = np.zeros(len(SUMS))
         self._reported_histogram = np.zeros((2, BINS), np.int64)
+        self._examples = [0] * threads  # plain numbers: they are added up in every step
         self.iterations = np.zeros(threads, np.int64)
         self.losses: list[float] | None = None
 
@@ -37,12 +38,13 @@ class Progress:
         if self.losses is not None:
             self.losses.append(loss / len(labels))
         self.iterations[thread] += 1
+        self._examples[thread] += len(labels)
         return self._schedule.factor(self.of_all - len(labels) * self._trainers)
 
     @property
     def examples(self) -> int:
         """Examples this trainer has trained on, the batch being recorded included."""
-        return int(self._sums[:, 0].sum())
+        return sum(self._examples)
 
     @property
     def of_all(self) -> int:
