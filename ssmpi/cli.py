@@ -16,6 +16,7 @@ from ssmpi.comm import failure, signals
 from ssmpi.errors import STOPPED, SettingsError
 
 if TYPE_CHECKING:
+    from ssmpi.config import Config
     from ssmpi.request import Request
 
 
@@ -98,6 +99,16 @@ def parser() -> argparse.ArgumentParser:
     add_run_file(sub)
     sub.add_argument("--site", type=Path, help="site file: say what each node needs, and refuse what cannot fit")
     sub.add_argument("--tables", type=Path, help="text file with the rows of each table, before data is prepared")
+    sub.add_argument(
+        "--predict", action="store_true", help="say how fast how many trainers would be, and what is full first"
+    )
+    sub.add_argument("--trainers", default="1,8,64,256", metavar="NUMBERS", help="to predict for (default: 1,8,64,256)")
+    sub.add_argument(
+        "--step-ms", type=float, metavar="MS", help="measured time of a thread's dense step, to predict from"
+    )
+    sub.add_argument(
+        "--link-mb", type=float, metavar="MB", help="MB/s and direction of every rank's link, to predict from"
+    )
     add("doctor", doctor, "print versions, MPI library, cores and over-subscription, and test them for a second")
     sub = add("evaluate", evaluate, "score a finished run's model on a split, in one process or under mpirun")
     sub.add_argument("run", type=Path, help="run folder")
@@ -133,6 +144,13 @@ def parser() -> argparse.ArgumentParser:
     add_bench_options(sub)
     sub = add("study", bench_study, "run a grid of runs, each once, and make one table of them", kinds)
     add_study_options(sub)
+    sub = add(
+        "cluster",
+        bench_cluster,
+        "how algorithms scale with trainers, dense steps and links emulated on this host",
+        kinds,
+    )
+    add_cluster_options(sub)
     sub = add("scale", bench_scale, "what it costs to start and to end a job of many ranks on this host", kinds)
     sub.add_argument("--ranks", default="8,32", metavar="NUMBERS", help="ranks of the jobs (default: 8,32)")
     sub.add_argument(
@@ -159,6 +177,35 @@ def add_bench_options(sub: argparse.ArgumentParser) -> None:
         "--only", default="", metavar="PATTERN", help="contenders and sections whose name has this; * is anything"
     )
     sub.add_argument("--short", action="store_true", help="batch 128, one round, few contenders: to see that it works")
+
+
+def add_cluster_options(sub: argparse.ArgumentParser) -> None:
+    """What ``ssmpi bench cluster`` takes."""
+    words = "[run.toml] [section.key=value ...]"
+    sub.add_argument("overrides", nargs="*", metavar=words, help="a run file for its data, settings for all jobs")
+    sub.add_argument(
+        "--folder", type=Path, default=Path("runs/bench"), help="where results and made data go (default: runs/bench)"
+    )
+    sub.add_argument("--trainers", default="1,2,4,8,16", metavar="NUMBERS", help="of the jobs (default: 1,2,4,8,16)")
+    sub.add_argument("--step-ms", type=float, default=20.0, metavar="MS", help="a dense step (default: 20)")
+    sub.add_argument(
+        "--link-mb", type=float, default=10.0, metavar="MB", help="MB/s and direction of a sync PS's link (default: 10)"
+    )
+    sub.add_argument(
+        "--embedding-link-mb",
+        type=float,
+        default=5.0,
+        metavar="MB",
+        help="the same of a narrow embedding PS (default: 5)",
+    )
+    sub.add_argument(
+        "--seconds",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="length of a window, 3 a job after 2 that do not count (default: 1)",
+    )
+    sub.add_argument("--only", default="", metavar="PATTERN", help="contenders whose name has this; * is anything")
 
 
 def add_study_options(sub: argparse.ArgumentParser) -> None:
@@ -233,8 +280,32 @@ def plan(arguments: argparse.Namespace) -> int:
     from ssmpi.config import load
 
     where = site.load(arguments.site) if arguments.site else None
-    print(planner.describe(load(arguments.run_file, arguments.overrides), where, arguments.tables))
+    config = load(arguments.run_file, arguments.overrides)
+    print(planner.describe(config, where, arguments.tables))
+    if arguments.predict:
+        print("\n" + predicted(config, arguments))
     return 0
+
+
+def predicted(config: Config, arguments: argparse.Namespace) -> str:
+    """What ``--predict`` adds to a plan."""
+    from ssmpi import forecast
+
+    if arguments.step_ms is None or arguments.link_mb is None:
+        raise SettingsError("--predict needs --step-ms ('ssmpi bench throughput' measures it) and --link-mb")
+    if arguments.tables:
+        raise SettingsError("--predict counts the rows of batches of the data: prepare it, and leave out --tables")
+    speed = 1e6 * arguments.link_mb
+    links = forecast.Links(speed, speed, speed)
+    return forecast.describe(config, arguments.step_ms / 1e3, links, numbers("--trainers", arguments.trainers))
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """``1,8,64`` as numbers."""
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise SettingsError(f"{option} takes numbers with commas between them, got '{text}'") from None
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -302,16 +373,26 @@ def bench_scale(arguments: argparse.Namespace) -> int:
 def bench_throughput(arguments: argparse.Namespace) -> int:
     """``ssmpi bench throughput``."""
     from ssmpi.bench import throughput
-    from ssmpi.errors import SettingsError
 
     words = arguments.overrides
     run_file = Path(words.pop(0)) if words and "=" not in words[0] else None
-    try:
-        batches = tuple(int(size) for size in arguments.batch.split(","))
-    except ValueError:
-        raise SettingsError(f"--batch takes sizes with commas between them, got '{arguments.batch}'") from None
+    batches = numbers("--batch", arguments.batch)
     options = throughput.Options(arguments.folder, arguments.rounds, arguments.seconds, batches, arguments.only)
     throughput.measure(throughput.short(options) if arguments.short else options, run_file, words)
+    return 0
+
+
+def bench_cluster(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench cluster``."""
+    from ssmpi.bench import cluster
+
+    words = arguments.overrides
+    run_file = Path(words.pop(0)) if words and "=" not in words[0] else None
+    options = cluster.Options(
+        arguments.folder, numbers("--trainers", arguments.trainers), arguments.step_ms, arguments.link_mb,
+        arguments.embedding_link_mb, arguments.seconds, arguments.only,
+    )  # fmt: skip
+    cluster.measure(options, run_file, words)
     return 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmpi import launch
+from ssmpi.bench.emulate import Emulation
 from ssmpi.bench.windows import Timing
 from ssmpi.errors import PeerError
 
@@ -22,12 +23,13 @@ QUIET = ("data.passes=1000000", "evaluate.per_pass=1", "run.tensorboard=false", 
 
 @dataclass(frozen=True)
 class Task:
-    """What all ranks of a job are told. ``look`` is one of ``looks.LOOKS``."""
+    """What all ranks of a job are told. ``look`` is one of ``looks.LOOKS``; ``emulation`` says what is not to be real."""
 
     run_file: str
     overrides: tuple[str, ...]
     timing: Timing
     look: str = "nothing"
+    emulation: Emulation | None = None
 
     def write(self, path: Path) -> None:
         """Leave it where ``read`` finds it."""
@@ -37,21 +39,27 @@ class Task:
     def read(cls, path: Path) -> Task:
         """The task in a file."""
         body = json.loads(path.read_text(encoding="utf-8"))
-        return cls(body["run_file"], tuple(body["overrides"]), Timing(**body["timing"]), body["look"])
+        emulation = Emulation(**body["emulation"]) if body["emulation"] else None
+        return cls(body["run_file"], tuple(body["overrides"]), Timing(**body["timing"]), body["look"], emulation)
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """Jobs that differ from one run file by their overrides; each leaves its run folder in ``folder``."""
+    """Jobs that differ from one run file by their overrides; each leaves its run folder in ``folder``.
+
+    ``emulation``: of all of them.
+    """
 
     run_file: Path
     folder: Path
+    emulation: Emulation | None = None
 
     def run(self, ranks: int, overrides: Sequence[str], timing: Timing, look: str = "nothing") -> dict[str, Any]:
         """One job to its end: the trainers' findings together. PeerError with what it said if it fails."""
         self.folder.mkdir(parents=True, exist_ok=True)
         run_folder, task_file = self.folder / "run", self.folder / "task.json"
-        Task(str(self.run_file), (*QUIET, *overrides, f"run.folder={run_folder}"), timing, look).write(task_file)
+        settings = (*QUIET, *overrides, f"run.folder={run_folder}")
+        Task(str(self.run_file), settings, timing, look, self.emulation).write(task_file)
         line = launch.mpirun(ranks, "-m", "ssmpi.bench.rank", str(task_file))
         said = finish(line, self.folder / "said.txt", TIME_LIMIT_SECONDS + timing.total)
         found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(run_folder.glob("trainer-*.json"))]

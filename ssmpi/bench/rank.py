@@ -54,6 +54,8 @@ def play(task: Task, config: Config, job: Job) -> None:
         servers = {name: pid for name, pid in pids.items() if not name.startswith(Role.TRAINER)}
         found = train_in_windows(task, config, world, servers if world.index == 0 else {})
     else:
+        if task.emulation:
+            task.emulation.limit_links(world)
         watching = stages.of_server(world) if task.look == "stages" else dict
         PARTS[world.role](config, world, Path(config.run.folder))
         found = {"stages": watching()}
@@ -65,6 +67,8 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     from ssmpi.roles.trainer import Trainer
 
     trainer = Trainer(config, world, Path(config.run.folder))
+    if task.emulation:
+        task.emulation.replace_dense(trainer)
     ticks = Ticks(config.topology.threads)
     trainer.pace = Ticking(trainer.pace, ticks)
     body, look = LOOKS[task.look](trainer)

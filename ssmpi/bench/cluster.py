@@ -1,0 +1,188 @@
+"""``ssmpi bench cluster``: how each algorithm scales with trainers, on this host, beside what ``ssmpi.forecast`` predicts.
+
+Twenty trainers do not fit on two cores, but their communication does: see ``emulate`` for what is real and what is not. A visit is
+an MPI job of its own: start, warm-up, a few windows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssmpi.bench import crowd_picture, data, machine
+from ssmpi.bench.contenders import chosen
+from ssmpi.bench.crowd import SHAPES, Shape, ordered
+from ssmpi.bench.emulate import Emulation
+from ssmpi.bench.jobs import Jobs
+from ssmpi.bench.throughput import plain, say
+from ssmpi.bench.windows import Timing, median
+from ssmpi.config import load
+from ssmpi.errors import SettingsError
+from ssmpi.forecast import Links, Outcome, forecast
+from ssmpi.settings import require
+
+ROWS = 300_000
+WITHIN = 0.2  # of the prediction
+FULL_HOST = 0.9  # of its cores: what is measured beyond is this host, not what is emulated
+RESULT = "cluster.json"
+
+# Small, so that many trainers fit; much dense against few embedding bytes, so that each kind of link can be the first to be full.
+SMALL = (
+    "data.batch_size=32", "data.block_rows=2048", "model.bottom=[32,8]", "model.top=[128,64,1]", "embedding.dim=8",
+    "dense.optimizer=sgd", "embedding.optimizer=sgd", "topology.threads=1", "embedding.transport=messages",
+    "sync.cpu_share=1.0", "checkpoint.every_minutes=0",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """``step_ms`` of dense computation; MB/s and direction of each sync PS and of each narrow embedding PS."""
+
+    folder: Path = Path("runs/bench")
+    trainers: tuple[int, ...] = (1, 2, 4, 8, 16)
+    step_ms: float = 20.0
+    link_mb: float = 10.0
+    embedding_link_mb: float = 5.0
+    seconds: float = 1.0
+    only: str = ""
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.trainers) and min(self.trainers) >= 1,
+            f"--trainers must list positive numbers, got {self.trainers}",
+        )
+        for name in ("step_ms", "link_mb", "embedding_link_mb", "seconds"):
+            require(getattr(self, name) > 0, f"--{name.replace('_', '-')} must be positive, got {getattr(self, name)}")
+
+    @property
+    def timing(self) -> Timing:
+        """Of one visit: long enough to begin with that queues have filled."""
+        return Timing(2 * self.seconds, self.seconds, 3)
+
+    def links(self, shape: Shape) -> Links:
+        """Those that are emulated: trainers' own are not."""
+        return Links(1e6 * self.link_mb, 1e6 * self.embedding_link_mb if shape.narrow else math.inf)
+
+    def emulation(self, shape: Shape) -> Emulation:
+        """The same for the ranks."""
+        narrow = 1e6 * self.embedding_link_mb if shape.narrow else None
+        return Emulation(self.step_ms / 1e3, 1e6 * self.link_mb, narrow)
+
+
+def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -> Path:
+    """The whole benchmark; prints the table and returns the JSON file, beside which table and plot are."""
+    visits = ordered([shape for shape in SHAPES if chosen(shape.name, options.only)], options.trainers)
+    if not visits:
+        raise SettingsError(
+            f"--only '{options.only}' lets nothing through; there are: {'; '.join(s.name for s in SHAPES)}"
+        )
+    options.folder.mkdir(parents=True, exist_ok=True)
+    base = run_file_for(options, run_file, overrides)
+    say(
+        f"{len(visits)} jobs of up to {max(shape.ranks(n) for shape, n in visits)} ranks, {options.timing.total:g} s each"
+    )
+    header = machine.describe()
+    rows = []
+    for number, (shape, trainers) in enumerate(visits):
+        rows.append(visit(options, shape, trainers, base))
+        say(f"{number + 1:>3}/{len(visits)} {line(rows[-1])}")
+    return leave(options.folder, {"header": header, "options": plain(options), "run_file": str(base), "rows": rows})
+
+
+def run_file_for(options: Options, given: Path | None, overrides: Sequence[str]) -> Path:
+    """What all jobs start from. A run file brings its data; its model and rates would have no meaning here."""
+    target = options.folder / "cluster.toml"
+    target.write_text("", encoding="utf-8")
+    if given:
+        rows = f"data.folder={load(given, overrides).data.folder}"
+    elif any(override.replace(" ", "").startswith("data.folder=") for override in overrides):
+        rows = ""
+    else:
+        rows = f"data.folder={data.synthetic(options.folder / 'data', ROWS)}"
+    return data.base_run_file(target, tuple(filter(None, (*SMALL, rows, *overrides))), options.folder, short=False)
+
+
+def visit(options: Options, shape: Shape, trainers: int, base: Path) -> dict[str, Any]:
+    """One job, and what was predicted for it."""
+    settings = shape.overrides(trainers)
+    config = load(base, settings)
+    predicted = forecast(config, options.step_ms / 1e3, options.links(shape)).of(trainers)
+    jobs = Jobs(base, options.folder / "jobs", options.emulation(shape))
+    found = jobs.run(shape.ranks(trainers), settings, options.timing)
+    return figures(shape, predicted, found, config.data.batch_size)
+
+
+def figures(shape: Shape, predicted: Outcome, found: dict[str, Any], batch: int) -> dict[str, Any]:
+    """One row of the table; ``gap`` in iterations, ``host`` the share of all cores that were busy."""
+    eps = median(found["eps"])
+    iterations = sum(found["eps"]) / len(found["eps"]) * found["seconds"] / batch / predicted.trainers
+    gap = iterations / found["rounds"] if found["rounds"] else None
+    host = found["host"]["busy"] / found["seconds"] / (machine.cores() or 1)
+    return {
+        "shape": shape.name,
+        "trainers": predicted.trainers,
+        "eps": eps,
+        "windows": found["eps"],
+        "predicted_eps": predicted.eps,
+        "deviation": eps / predicted.eps - 1,
+        "gap": gap,
+        "predicted_gap": predicted.gap,
+        "full": predicted.full,
+        "host": host,
+        "host_full": host > FULL_HOST,
+    }
+
+
+def leave(folder: Path, report: dict[str, Any]) -> Path:
+    """Write JSON, table and plot; print the table."""
+    target = folder / RESULT
+    target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    text = table(report)
+    target.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
+    print(text)
+    files = [target, target.with_suffix(".txt"), crowd_picture.draw(report, target.with_suffix(".png"))]
+    say(f"in {folder}: {', '.join(file.name for file in files if file)}")
+    return target
+
+
+HEADS = f"{'':28} {'trainers':>8} {'EPS':>9} {'predicted':>9} {'off':>6} {'gap':>7} {'predicted':>9} {'host':>5}  full"
+
+
+def table(report: dict[str, Any]) -> str:
+    """What is emulated, a line for each job, and how many are as predicted."""
+    options, header = report["options"], report["header"]
+    rows = sorted(report["rows"], key=lambda row: [shape.name for shape in SHAPES].index(row["shape"]))
+    near = sum(abs(row["deviation"]) <= WITHIN for row in rows)
+    crowded = sum(row["host_full"] for row in rows)
+    lines = [
+        f"Emulated on one host ({header['cores']} cores, load {header['load_before']:.1f} before): dense computation is a wait of "
+        f"{options['step_ms']:g} ms a step,",
+        f"sync PS links are token buckets of {options['link_mb']:g} MB/s and direction, narrow embedding PS links of "
+        f"{options['embedding_link_mb']:g} MB/s;",
+        "links of trainers are not limited. Ranks, messages, rows and rounds are real.",
+        "",
+        HEADS,
+        *map(line, rows),
+        "",
+        f"EPS within {WITHIN:.0%} of the prediction: {near} of {len(rows)} jobs. Gap: iterations between two rounds.",
+    ]
+    if crowded:
+        lines.append(
+            f"* {crowded} jobs found over {FULL_HOST:.0%} of this host's cores busy, with other programs or themselves: "
+            "their figures are the host's as much as the emulated cluster's. Fewer trainers or a longer --step-ms help."
+        )
+    return "\n".join(lines)
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row."""
+    gap, expected = ("-" if value is None else f"{value:,.1f}" for value in (row["gap"], row["predicted_gap"]))
+    mark = "*" if row["host_full"] else " "
+    return (
+        f"{row['shape']:28} {row['trainers']:8} {row['eps']:9,.0f} {row['predicted_eps']:9,.0f} {row['deviation']:+6.0%} "
+        f"{gap:>7} {expected:>9} {row['host']:5.0%}{mark} {row['full']}"
+    )

@@ -1,0 +1,69 @@
+"""Who takes part in ``ssmpi bench cluster``: numbers of trainers, each with the algorithms, paces and servers to be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """``period`` in iterations of a round in the foreground, 0 for rounds in the background; ``narrow``: the embedding PSs'
+    links are limited too.
+    """
+
+    algorithm: str = "none"
+    period: int = 0
+    sync_ps: int = 0
+    embedding_ps: int = 1
+    narrow: bool = False
+
+    @property
+    def name(self) -> str:
+        """What tables and ``--only`` call it: ``FR-EASGD-5, 2 sync PSs``."""
+        if self.narrow:
+            return f"no rounds, {_count(self.embedding_ps, 'narrow embedding PS')}"
+        if self.algorithm == "none":
+            return "no rounds"
+        pace = f"FR-{self.algorithm.upper()}-{self.period}" if self.period else f"S-{self.algorithm.upper()}"
+        return pace + (f", {_count(self.sync_ps, 'sync PS')}" if self.sync_ps else "")
+
+    def overrides(self, trainers: int) -> tuple[str, ...]:
+        """Settings that make the common run file this contender's."""
+        return (
+            f"topology.trainers={trainers}",
+            f"topology.sync_ps={self.sync_ps}",
+            f"topology.embedding_ps={self.embedding_ps}",
+            f"sync.algorithm={self.algorithm}",
+            f"sync.pace={'fixed_rate' if self.period else 'shadow'}",
+            f"sync.every_iterations={self.period}",
+        )
+
+    def ranks(self, trainers: int) -> int:
+        """Ranks of its MPI job."""
+        return trainers + self.sync_ps + self.embedding_ps
+
+
+SHAPES = (
+    Shape(),
+    Shape("easgd", 5, 1),
+    Shape("easgd", 5, 2),
+    Shape("easgd", 30, 1),
+    Shape("easgd", 0, 1),
+    Shape("easgd", 0, 2),
+    Shape("ma"),
+    Shape("ma", 30),
+    Shape("bmuf"),
+    Shape(narrow=True),
+    Shape(embedding_ps=2, narrow=True),
+)
+
+
+def ordered(shapes: Sequence[Shape], counts: Sequence[int]) -> list[tuple[Shape, int]]:
+    """All visits: every shape at a number of trainers before the next number. One trainer averages with nobody."""
+    alone = ("ma", "bmuf")
+    return [(shape, n) for n in counts for shape in shapes if n > 1 or shape.algorithm not in alone]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number > 1)}"

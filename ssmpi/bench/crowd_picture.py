@@ -1,0 +1,55 @@
+"""The report of ``ssmpi bench cluster`` as a picture: EPS and sync gap by trainers, measured as marks, predicted as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ssmpi.log import log
+
+
+def draw(report: Mapping[str, Any], target: Path) -> Path | None:
+    """Write the picture; says so when matplotlib is not installed."""
+    try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        log.info("no plot: pip install 'ssmpi[plots]' to have one")
+        return None
+    figure, (speed, gap) = plt.subplots(1, 2, figsize=(13, 5.5), constrained_layout=True)
+    shapes = list(dict.fromkeys(row["shape"] for row in report["rows"]))
+    for number, shape in enumerate(shapes):
+        rows = sorted((row for row in report["rows"] if row["shape"] == shape), key=lambda row: row["trainers"])
+        colour = mpl.colormaps["tab20"](number % 20)
+        curve(speed, rows, ("eps", "predicted_eps"), colour, shape)
+        curve(gap, rows, ("gap", "predicted_gap"), colour, shape)
+    speed.set(xlabel="trainers", ylabel="examples per second", ylim=(0, None))
+    gap.set(xlabel="trainers", ylabel="iterations between two rounds", ylim=(0, None))
+    for axis in (speed, gap):
+        axis.grid(alpha=0.3)
+    options = report["options"]
+    figure.suptitle(
+        f"emulated on {report['header']['cores']} cores: a step is a wait of {options['step_ms']:g} ms, sync PS links are token "
+        f"buckets of {options['link_mb']:g} MB/s; marks are measured, lines predicted",
+        fontsize=11,
+    )
+    handles, labels = speed.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    figure.savefig(target, dpi=110)
+    plt.close(figure)
+    return target
+
+
+def curve(axis: Any, rows: list[dict[str, Any]], names: tuple[str, str], colour: Any, label: str) -> None:
+    """One contender: what there is of measured and predicted values; hollow marks where the host was full."""
+    measured, predicted = names
+    there = [row for row in rows if row[predicted] is not None]
+    axis.plot([row["trainers"] for row in there], [row[predicted] for row in there], "-", color=colour, alpha=0.6)
+    for full in (False, True):
+        some = [row for row in rows if row[measured] is not None and row["host_full"] is full]
+        face = "none" if full else colour
+        axis.plot([r["trainers"] for r in some], [r[measured] for r in some], "o", color=colour, markerfacecolor=face)
+    axis.plot([], [], "o-", color=colour, label=label)

@@ -1,0 +1,99 @@
+"""What is not real in a measured job of ``ssmpi bench cluster``: dense computation is a wait, servers' links are token buckets.
+
+All else is: ranks, messages, rows, rounds, ``train.hogwild``. As stopwatches are, both are put around the nouns of the story page.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmpi.bench import links
+from ssmpi.bench.windows import clock
+from ssmpi.topology import Role
+
+if TYPE_CHECKING:
+    from ssmpi.comm.world import World
+    from ssmpi.roles.trainer import Trainer
+
+SIZE = 1e-4  # of a pseudo-gradient's elements: the replica moves, slowly
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """Seconds of a ``step``; bytes per second and direction of each PS's link, None for one that is not limited."""
+
+    step: float
+    sync_link: float | None = None
+    embedding_link: float | None = None
+
+    def limit_links(self, world: World) -> None:
+        """On a server, before it serves."""
+        rate = self.embedding_link if world.role is Role.EMBEDDING_PS else self.sync_link
+        if rate is not None:
+            links.limit(world.embedding if world.role is Role.EMBEDDING_PS else world.center, rate)
+
+    def replace_dense(self, trainer: Trainer) -> None:
+        """On a trainer with one worker thread, before it trains: the worker's twin waits, and a round in the foreground adds
+        to the step.
+        """
+        made, step, pace = trainer.replica.twin, Step(self.step), trainer.pace
+        inner = pace.after_step
+
+        def after_step(thread: int) -> None:
+            began = clock()
+            inner(thread)
+            step.prolong(clock() - began)
+
+        trainer.replica.twin = lambda *vector: Waiting(made(*vector), step, trainer.world.index)  # type: ignore
+        pace.after_step = after_step  # type: ignore[method-assign]
+
+
+class Step:
+    """When dense computation ends: ``seconds`` after the last one did, and later by what else held the thread up.
+
+    What the host needs for the rest of a step (reading, routing, recording) falls into the wait. Being woken too late is made up
+    for in the next step; rows or a round that came too late are not.
+    """
+
+    def __init__(
+        self, seconds: float, now: Callable[[], float] = clock, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._seconds, self._now, self._sleep = seconds, now, sleep
+        self._end: float | None = None
+
+    def wait(self) -> None:
+        """Return when this step's dense computation would be done."""
+        now = self._now()
+        due = now if self._end is None else self._end + self._seconds
+        self._sleep(max(0.0, due - now))
+        self._end = max(due, now)
+
+    def prolong(self, seconds: float) -> None:
+        """The thread was held up, by a round in the foreground."""
+        if self._end is not None:
+            self._end += seconds
+
+
+class Waiting:
+    """A twin that waits instead of computing, and has the same small pseudo-gradients each time, other ones on each trainer."""
+
+    def __init__(self, twin: Any, step: Step, trainer: int) -> None:
+        self.weights, self.gradients, self.arrays, self._step = twin.weights, twin.gradients, twin.arrays, step
+        generator = np.random.default_rng(trainer)
+        self._dense = generator.normal(scale=SIZE, size=self.arrays[1].shape).astype(np.float32)
+        self._rows = np.empty((0, 0, 0), np.float32)
+
+    def forward_backward(
+        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Logits of 0 (batch,) and constant gradients (batch, features, dim), when the step is over."""
+        if self._rows.shape != rows.shape:
+            self._rows = np.full(rows.shape, SIZE, np.float32)
+        self.arrays[1][:] = self._dense
+        self._step.wait()
+        return np.zeros(len(rows), np.float32), self._rows

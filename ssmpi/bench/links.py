@@ -1,0 +1,88 @@
+"""A server's network link, emulated where its messages come and go: a token bucket for each direction.
+
+Only measured jobs of ``ssmpi bench cluster`` have them. A server's loop runs as it is: its conversation gives it a message
+once its last byte would have come, and begins a reply's real sending once its last byte would have left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmpi.bench.windows import clock
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
+    from ssmpi.comm.service import Inbox
+
+
+class Bucket:
+    """Tokens come at ``rate`` bytes a second, a message takes as many as it has bytes, in order; none are saved up, as on a
+    link. Times are seconds of any one clock.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self._rate, self._free = rate, 0.0
+
+    def passed(self, size: int, now: float) -> float:
+        """When a message of ``size`` bytes that is there ``now`` has gone through."""
+        self._free = max(self._free, now) + size / self._rate
+        return self._free
+
+
+class Delayed:
+    """The face of an MPI request for a reply that leaves when the link has let it through, at ``due``."""
+
+    def __init__(self, due: float, send: Callable[[], Any], let_go: Callable[[], None]) -> None:
+        self.due, self._send, self._let_go = due, send, let_go
+        self._request: Any = None
+
+    def start(self) -> None:
+        """It has gone through: hand it to MPI."""
+        self._request = self._send()
+
+    def Test(self) -> bool:  # noqa: N802 - mpi4py's name
+        """Tell whether the reply has left."""
+        self._let_go()
+        return self._request is not None and bool(self._request.Test())
+
+
+class Link:
+    """What a server calls instead of its conversation's ``next_message`` and ``isend``."""
+
+    def __init__(self, conversation: Conversation, rate: float, now: Callable[[], float] = clock) -> None:
+        self._next_message, self._isend, self._now = conversation.next_message, conversation.isend, now
+        self._inwards, self._outwards = Bucket(rate), Bucket(rate)
+        self._coming: deque[tuple[float, int, int, np.ndarray]] = deque()
+        self._going: deque[Delayed] = deque()
+
+    def next_message(self, inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
+        """The next message that has come through."""
+        self._let_go()
+        while (found := self._next_message(inbox)) is not None:
+            source, tag, payload = found
+            self._coming.append((self._inwards.passed(payload.size, self._now()), source, tag, payload.copy()))
+        if not self._coming or self._coming[0][0] > self._now():
+            return None
+        return self._coming.popleft()[1:]
+
+    def isend(self, array: np.ndarray, dest: int, tag: int) -> Delayed:
+        """Send once it has gone through; the array must not change until the request is complete."""
+        due = self._outwards.passed(array.nbytes, self._now())
+        reply = Delayed(due, lambda: self._isend(array, dest, tag), self._let_go)
+        self._going.append(reply)
+        return reply
+
+    def _let_go(self) -> None:
+        while self._going and self._going[0].due <= self._now():
+            self._going.popleft().start()
+
+
+def limit(conversation: Conversation, rate: float) -> None:
+    """From now on this server's end of a conversation carries at most ``rate`` bytes a second in each direction."""
+    link = Link(conversation, rate)
+    conversation.next_message = link.next_message  # type: ignore[method-assign]
+    conversation.isend = link.isend  # type: ignore[method-assign]
