@@ -1,8 +1,8 @@
 """``ssmpi plan --predict``: examples per second and sync gap of any number of trainers, from a step's time and links' speed.
 
 Every part is a pipe of its own, and the slowest one decides: the dense step, the sync PSs' links, the embedding PSs'
-links. Queues within a pipe, latency, switches between hosts and servers' processors are left out. ``ssmpi bench cluster``
-checks the same formulas against real ranks.
+links. Left out are latency, queues, switches between hosts, servers' processors and rows on the trainers' own links.
+``ssmpi bench cluster`` checks the same formulas against real ranks.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def describe(config: Config, step: float, links: Links, counts: Sequence[int]) -
     require(bool(counts) and min(counts) >= 1, f"--trainers must list positive numbers, got {list(counts)}")
     found = forecast(config, step, links)
     lines = ["prediction, from the given step and links (no queues, no latency):", *arithmetic(found)]
-    lines += ["", *first_full(found), "", "  trainers          EPS   of linear   gap (thread)   full"]
+    lines += ["", *first_full(found), "", "  trainers          EPS   of linear   gap (thread)   limited by"]
     for count in counts:
         out = found.of(count)
         gap = "-" if out.gap is None else f"{out.gap:,.3g}"

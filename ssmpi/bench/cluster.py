@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from ssmpi.bench.crowd import SHAPES, Shape, ordered
 from ssmpi.bench.emulate import Emulation
 from ssmpi.bench.jobs import Jobs
 from ssmpi.bench.throughput import plain, say
-from ssmpi.bench.windows import Timing, median
+from ssmpi.bench.windows import Timing
 from ssmpi.config import load
 from ssmpi.errors import SettingsError
 from ssmpi.forecast import Links, Outcome, forecast
@@ -117,9 +118,9 @@ def visit(options: Options, shape: Shape, trainers: int, base: Path) -> dict[str
 
 
 def figures(shape: Shape, predicted: Outcome, found: dict[str, Any], batch: int) -> dict[str, Any]:
-    """One row of the table; ``gap`` in iterations, ``host`` the share of all cores that were busy."""
-    eps = median(found["eps"])
-    iterations = sum(found["eps"]) / len(found["eps"]) * found["seconds"] / batch / predicted.trainers
+    """One row of the table; ``gap`` in iterations; ``cores`` that the job used; ``host``, the share of all cores busy."""
+    eps = statistics.fmean(found["eps"])  # not the median: steps come in bursts between rounds
+    iterations = eps * found["seconds"] / batch / predicted.trainers
     gap = iterations / found["rounds"] if found["rounds"] else None
     host = found["host"]["busy"] / found["seconds"] / (machine.cores() or 1)
     return {
@@ -132,6 +133,7 @@ def figures(shape: Shape, predicted: Outcome, found: dict[str, Any], batch: int)
         "gap": gap,
         "predicted_gap": predicted.gap,
         "full": predicted.full,
+        "cores": sum(found["cpu"].values()) / found["seconds"],
         "host": host,
         "host_full": host > FULL_HOST,
     }
@@ -149,7 +151,10 @@ def leave(folder: Path, report: dict[str, Any]) -> Path:
     return target
 
 
-HEADS = f"{'':28} {'trainers':>8} {'EPS':>9} {'predicted':>9} {'off':>6} {'gap':>7} {'predicted':>9} {'host':>5}  full"
+HEADS = (
+    f"{'':28} {'trainers':>8} {'EPS':>9} {'predicted':>9} {'off':>6} {'gap':>7} {'predicted':>9} {'cores':>5} {'host':>5}  "
+    "limited by"
+)
 
 
 def table(report: dict[str, Any]) -> str:
@@ -168,12 +173,12 @@ def table(report: dict[str, Any]) -> str:
         HEADS,
         *map(line, rows),
         "",
-        f"EPS within {WITHIN:.0%} of the prediction: {near} of {len(rows)} jobs. Gap: iterations between two rounds.",
+        f"EPS within {WITHIN:.0%} of the prediction: {near} of {len(rows)} jobs. Gap: iterations between two rounds of a trainer.",
     ]
     if crowded:
         lines.append(
-            f"* {crowded} jobs found over {FULL_HOST:.0%} of this host's cores busy, with other programs or themselves: "
-            "their figures are the host's as much as the emulated cluster's. Fewer trainers or a longer --step-ms help."
+            f"* over {FULL_HOST:.0%} of this host's cores were busy ({crowded} of {len(rows)} jobs; cores is their own part): "
+            "such a figure is the host's as much as the emulated cluster's. A longer step with slower links has the same shape."
         )
     return "\n".join(lines)
 
@@ -184,5 +189,5 @@ def line(row: dict[str, Any]) -> str:
     mark = "*" if row["host_full"] else " "
     return (
         f"{row['shape']:28} {row['trainers']:8} {row['eps']:9,.0f} {row['predicted_eps']:9,.0f} {row['deviation']:+6.0%} "
-        f"{gap:>7} {expected:>9} {row['host']:5.0%}{mark} {row['full']}"
+        f"{gap:>7} {expected:>9} {row['cores']:5.2f} {row['host']:5.0%}{mark} {row['full']}"
     )

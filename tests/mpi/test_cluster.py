@@ -1,0 +1,21 @@
+"""The emulated cluster works, on real ranks. No time is judged here, but that the link held back what it should."""
+
+import json
+
+from ranks import ssmpi
+
+
+def test_a_job_of_each_kind_is_measured_and_predicted(tmp_path, small_data):
+    arguments = ("--trainers", "2", "--only", "EASGD-5, 1", "--seconds", "0.3", "--link-mb", "1", "--folder", tmp_path)
+    words = (f"data.folder={small_data}", "data.block_rows=512")
+    finished = ssmpi("bench", "cluster", *words, *arguments, timeout=120).check()
+    report = json.loads((tmp_path / "cluster.json").read_text())
+    (row,) = report["rows"]
+    assert (row["shape"], row["trainers"]) == ("FR-EASGD-5, 1 sync PS", 2)
+    assert 0 <= row["eps"] < 2 * 32 / 0.020  # two trainers' steps alone
+    most = 1e6 / (4 * 55_113) * 5 * 32  # a link of 1 MB/s carries so much, and no machine is quick enough for more
+    assert row["predicted_eps"] <= most * 1.001
+    assert row["eps"] < 1.5 * most  # a window may begin or end within a round
+    assert "Emulated on one host" in finished.out
+    assert (tmp_path / "cluster.txt").read_text() == finished.out
+    assert (tmp_path / "cluster.png").read_bytes().startswith(b"\x89PNG")

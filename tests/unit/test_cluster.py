@@ -1,0 +1,285 @@
+"""The emulated cluster's parts on a clock of their own, and its predictions against figures made by hand."""
+
+import math
+from collections import deque
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ssmpi import forecast
+from ssmpi.bench import cluster, crowd
+from ssmpi.bench.crowd import Shape
+from ssmpi.bench.emulate import Emulation, Step
+from ssmpi.bench.jobs import Task
+from ssmpi.bench.links import Bucket, Link, limit
+from ssmpi.bench.windows import Timing
+from ssmpi.comm.service import GOODBYE, Inbox, Service
+from ssmpi.comm.waiting import Patience
+from ssmpi.config import load
+from ssmpi.data.reader import SplitReader
+from ssmpi.embedding import wire
+from ssmpi.errors import SettingsError
+from ssmpi.forecast import EMBEDDING, STEP, SYNC, Forecast, Links
+from ssmpi.plan import dense_parameters
+from ssmpi.sync import SYNC_PS
+
+
+class Clock:
+    """Time that passes only when somebody says so."""
+
+    def __init__(self):
+        self.time = 100.0
+
+    def __call__(self):
+        return self.time
+
+    def sleep(self, seconds):
+        self.time += seconds
+
+
+class Wire:
+    """The face of a conversation: messages put into ``waiting`` come at once, what is sent is ``sent`` with its time."""
+
+    def __init__(self, clock):
+        self.clock, self.waiting, self.sent = clock, deque(), []
+
+    def next_message(self, inbox):
+        if not self.waiting:
+            return None
+        source, tag, size = self.waiting.popleft()
+        payload = inbox.room(size)
+        payload[:] = source
+        return source, tag, payload
+
+    def isend(self, array, dest, tag):
+        self.sent.append((self.clock.time, array.copy(), dest, tag))
+        return Done()
+
+
+class Done:
+    def Test(self):  # noqa: N802 - mpi4py's name
+        return True
+
+
+@pytest.mark.parametrize("rate", [1e4, 10e6, 3e9])
+@pytest.mark.parametrize("busy", [0.3, 1.0, 4.0])  # offered, as a share of what goes through
+def test_a_bucket_lets_through_its_rate_or_what_is_offered(rate, busy):
+    chance, bucket, now, total, last = np.random.default_rng(1), Bucket(rate), 50.0, 0, 0.0
+    for _ in range(4000):
+        size = int(chance.integers(1, 2_000))
+        now += chance.exponential(1000 / (rate * busy))
+        passed = bucket.passed(size, now)
+        assert passed >= max(now, last) + size / rate * (1 - 1e-6)
+        total, last = total + size, passed
+    assert total / (last - 50.0) == pytest.approx(rate * min(1.0, busy), rel=0.05)
+
+
+def test_an_idle_link_saves_nothing_up():
+    bucket = Bucket(1000.0)
+    assert bucket.passed(500, 10.0) == pytest.approx(10.5)
+    assert bucket.passed(500, 99.0) == pytest.approx(99.5)
+
+
+@pytest.mark.parametrize("nap", [1e-5, 7e-4])
+def test_a_server_behind_a_link_answers_at_the_links_rate_in_both_directions(nap):
+    clock = Clock()
+    wire, inbox = Wire(clock), Inbox()
+    link, rate, size = Link(wire, 10e6, clock), 10e6, 100_000  # 10 ms a message
+    wire.waiting.extend((source, 7, size) for source in range(50))
+    came, requests, buffers = [], [], []
+    while len(came) < 50 or not all(request.Test() for request in requests):
+        clock.time += nap
+        if (message := link.next_message(inbox)) is not None:
+            source, tag, payload = message
+            assert (tag, payload.size, set(payload.tolist())) == (7, size, {source})
+            came.append(clock.time)
+            buffers.append(np.full(size, source, np.uint8))
+            requests.append(link.isend(buffers[-1], source, 3))
+    sent = [time for time, *_ in wire.sent]
+    assert 50 * size / (came[-1] - 100.0) == pytest.approx(rate, rel=0.05)
+    assert 50 * size / (sent[-1] - came[0]) == pytest.approx(rate, rel=0.05)
+    assert [dest for *_, dest, _ in wire.sent] == list(range(50))
+    assert all((array == dest).all() for _, array, dest, _ in wire.sent)
+    # full duplex: the last reply is one message behind the last request, not fifty
+    assert sent[-1] - came[-1] == pytest.approx(0.01, abs=2e-3)
+
+
+def test_a_service_behind_a_link_ends_only_when_every_reply_has_left():
+    conversation = Wire(Clock())
+    limit(conversation, 1e6)
+    conversation.waiting.extend([(1, 5, 1000), (1, GOODBYE, 0)])
+    service = Service(conversation, Patience())
+    service.serve(1, lambda source, tag, payload: service.reply(source, tag, service.buffer(20_000)))
+    assert [(array.size, dest, tag) for _, array, dest, tag in conversation.sent] == [(20_000, 1, 5)]
+
+
+def test_a_step_takes_its_time_and_no_more_whatever_the_host_adds():
+    clock = Clock()
+    step = Step(0.020, clock, clock.sleep)
+    step.wait()
+    began = clock.time
+    for k in range(100):
+        clock.time += 0.001 + 0.018 * (k % 2)  # the rest of a step, nearly as long as the step at times
+        step.wait()
+        clock.time += 0.0005  # woken late
+    assert clock.time - began == pytest.approx(2.0, abs=0.001)
+
+
+def test_rows_that_come_late_and_rounds_in_the_foreground_add_to_a_step():
+    clock = Clock()
+    step = Step(0.020, clock, clock.sleep)
+    step.wait()
+    began = clock.time
+    for _ in range(10):
+        clock.time += 0.050  # waiting for rows
+        step.wait()
+    assert clock.time - began == pytest.approx(0.5)
+    began = clock.time
+    for _ in range(10):
+        clock.time += 0.030
+        step.prolong(0.030)
+        step.wait()
+    assert clock.time - began == pytest.approx(0.5)
+
+
+# P = 25,000 floats are 100 kB; a link of 10 MB/s takes 10 ms a direction, 20 ms there and back.
+FR = Forecast(0.020, 100, 1, Links(sync_ps=10e6), SYNC_PS, 100_000, period=5)
+
+
+def test_foreground_easgd_has_its_plateau_where_the_formula_says():
+    one = FR.of(1)
+    assert one.eps == pytest.approx(100 / (0.020 + 0.020 / 5))  # 4,167
+    assert (one.full, one.gap) == (STEP, 5)
+    plateau = 1 * 10e6 * 5 * 100 / (4 * 25_000 * one.eps)  # n = S B k b / (4 P e)
+    assert plateau == pytest.approx(12.0)
+    assert FR.of(11).eps == pytest.approx(11 * one.eps)
+    for n in (13, 64, 256):
+        assert FR.of(n).eps == pytest.approx(50_000)  # 100 rounds/s x 5 iterations x 100 examples
+        assert FR.of(n).full == SYNC
+
+
+def test_the_plateau_moves_with_sync_pss_and_period():
+    assert replace(FR, period=30).of(10_000).eps == pytest.approx(300_000)
+    assert replace(FR, round_bytes=25_000).of(10_000).eps == pytest.approx(200_000)  # 4 PSs
+
+
+def test_threads_with_rounds_of_their_own_ask_as_often_as_so_many_trainers():
+    assert replace(FR, threads=4).of(1000).eps == pytest.approx(50_000)
+    assert replace(FR, threads=4, together=True).of(1000).eps == pytest.approx(200_000)
+
+
+def test_in_the_background_the_gap_grows_and_examples_do_not_wait():
+    shadow = replace(FR, period=0)
+    for n, gap in ((1, 1.0), (2, 1.0), (4, 2.0), (16, 8.0), (256, 128.0)):
+        assert shadow.of(n).eps == pytest.approx(n * 5000)
+        assert shadow.of(n).gap == pytest.approx(gap)  # 4 P n / (S B) / step, from two trainers on
+        assert shadow.of(n).full == STEP
+    assert replace(shadow, threads=3).of(16).gap == pytest.approx(8.0)  # of a thread
+    assert replace(shadow, round_bytes=50_000, fragments=2).of(16).gap == pytest.approx(8.0)
+
+
+def test_rings_have_a_nearly_constant_gap():
+    ring = Forecast(0.020, 100, 1, Links(trainer=10e6), "all trainers", 100_000)
+    assert ring.of(1).gap is None
+    assert ring.of(2).gap == pytest.approx(0.5)
+    assert ring.of(256).gap == pytest.approx(2 * 255 / 256 * 0.5)
+    assert replace(ring, links=Links()).of(8).gap is None  # as fast as can be: nothing to say
+
+
+def test_embedding_links_fill_and_slower_iterations_shrink_the_gap():
+    tables = Forecast(0.020, 100, 1, Links(10e6, 5e6), SYNC_PS, 100_000, iteration_bytes=25_000)
+    assert tables.of(4).full == STEP
+    assert tables.of(8).eps == pytest.approx(20_000)  # 200 iterations/s
+    assert tables.of(8).full == EMBEDDING
+    assert tables.of(8).gap == pytest.approx(0.08 * 25)  # a round each 80 ms, an iteration each 40
+
+
+def test_a_pull_and_a_push_have_as_many_bytes_as_the_wire_format_says():
+    rows, gradients = np.arange(7, dtype=np.int32), np.zeros((7, 8), np.float32)
+    sent = rows.nbytes + wire.push(1.0, rows, gradients).nbytes
+    assert forecast.iteration_bytes([3.0, 7.0, 1.0], 8) == sent
+
+
+def read(tmp_path, data, *overrides):
+    path = tmp_path / "run.toml"
+    path.write_text(f'[data]\nfolder = "{data}"')
+    return load(path, (*cluster.SMALL, *overrides))
+
+
+def test_distinct_rows_are_those_of_the_data(tmp_path, small_data):
+    config = read(tmp_path, small_data, "data.batch_size=2300", "data.block_rows=2300", "topology.embedding_ps=3")
+    reader = SplitReader(small_data, "train", 2300)
+    shards = [reader.read(block).ids for block in reader.blocks]
+    distinct = [sum(len(np.unique(ids[:, f])) for f in range(26)) for ids in shards]
+    assert sum(forecast.distinct_rows(config)) == pytest.approx(np.mean(distinct))
+
+
+def test_a_run_file_is_taken_as_it_is(tmp_path, small_data):
+    config = read(tmp_path, small_data, *Shape("easgd", 5, 2).overrides(8))
+    found = forecast.forecast(config, 0.02, Links(10e6))
+    assert (found.partner, found.period, found.together) == (SYNC_PS, 5, False)
+    assert found.round_bytes == 4 * dense_parameters(config) / 2
+    timed = read(tmp_path, small_data, "sync.algorithm=ma", "sync.pace=fixed_rate", "sync.every_seconds=2.0")
+    assert forecast.forecast(timed, 0.02, Links()).period == pytest.approx(100)
+    with pytest.raises(SettingsError, match="no forecast for"):
+        forecast.forecast(read(tmp_path, small_data, *SYNCHRONOUS), 0.02, Links())
+
+
+SYNCHRONOUS = ("sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every_iterations=1")
+
+
+def test_the_prediction_shows_its_sums_and_what_is_full_first(tmp_path, small_data):
+    config = read(tmp_path, small_data, *Shape("easgd", 5, 1).overrides(8))
+    text = forecast.describe(config, 0.02, Links(10e6, 10e6, 10e6), [1, 8, 256])
+    assert f"{4 * dense_parameters(config) / 1e6:.3g} MB a round" in text
+    assert "first to be full: sync PS link" in text
+    assert [line.split()[0] for line in text.splitlines()[-3:]] == ["1", "8", "256"]
+    assert text.splitlines()[-1].endswith("sync PS link")
+
+
+def test_every_shape_is_a_valid_run(tmp_path, small_data):
+    for shape, trainers in crowd.ordered(crowd.SHAPES, [1, 20]):
+        config = read(tmp_path, small_data, *shape.overrides(trainers))
+        assert config.topology.size == shape.ranks(trainers)
+        assert math.isfinite(forecast.forecast(config, 0.02, Links(1e7, 5e6)).of(trainers).eps)
+    assert len({shape.name for shape in crowd.SHAPES}) == len(crowd.SHAPES)
+
+
+def test_a_task_carries_its_emulation(tmp_path):
+    for emulation in (None, Emulation(0.02, 1e7, None)):
+        task = Task("run.toml", ("a=1",), Timing(), emulation=emulation)
+        task.write(tmp_path / "task.json")
+        assert Task.read(tmp_path / "task.json") == task
+
+
+@pytest.mark.parametrize("wrong", [{"trainers": ()}, {"trainers": (0,)}, {"step_ms": 0.0}, {"link_mb": -1.0}])
+def test_options_without_sense_are_refused(wrong):
+    with pytest.raises(SettingsError, match="must"):
+        cluster.Options(**wrong)
+
+
+def test_a_table_says_what_is_emulated_and_marks_a_full_host():
+    found = {
+        "eps": [900.0, 1000.0, 1100.0],
+        "seconds": 3.0,
+        "rounds": 10.0,
+        "cpu": {"workers": 1.5, "shadow": 0.3},
+        "host": {"busy": 2.99 * cluster.machine.cores()},
+    }
+    row = cluster.figures(Shape("easgd", 5, 1), FR.of(1), found, batch=100)
+    assert row["gap"] == pytest.approx(3.0)  # 30 iterations
+    assert row["deviation"] == pytest.approx(1000 / (100 / 0.024) - 1)
+    assert row["host_full"]
+    assert row["cores"] == pytest.approx(0.6)
+    options = cluster.plain(cluster.Options())
+    text = cluster.table({"options": options, "header": {"cores": 2, "load_before": 0.5}, "rows": [row]})
+    for words in (
+        "Emulated on one host",
+        "a wait of 20 ms",
+        "token buckets of 10 MB/s",
+        "0 of 1 jobs",
+        "over 90%",
+        "1 of 1 jobs;",
+    ):
+        assert words in text
