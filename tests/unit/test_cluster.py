@@ -1,6 +1,7 @@
 """The emulated cluster's parts on a clock of their own, and its predictions against figures made by hand."""
 
 import math
+import threading
 from collections import deque
 from dataclasses import replace
 
@@ -110,19 +111,25 @@ def test_a_service_behind_a_link_ends_only_when_every_reply_has_left():
     limit(conversation, 1e6)
     conversation.waiting.extend([(1, 5, 1000), (1, GOODBYE, 0)])
     service = Service(conversation, Patience())
-    service.serve(1, lambda source, tag, payload: service.reply(source, tag, service.buffer(20_000)))
+
+    def answer(source, tag, payload):
+        service.reply(source, tag, service.buffer(20_000))
+
+    server = threading.Thread(target=service.serve, args=(1, answer), daemon=True)
+    server.start()
+    server.join(20)
+    assert not server.is_alive()
     assert [(array.size, dest, tag) for _, array, dest, tag in conversation.sent] == [(20_000, 1, 5)]
 
 
 def test_a_step_takes_its_time_and_no_more_whatever_the_host_adds():
     clock = Clock()
-    step = Step(0.020, clock, clock.sleep)
+    step = Step(0.020, clock, lambda seconds: clock.sleep(seconds + 0.0008))  # woken late
     step.wait()
     began = clock.time
     for k in range(100):
         clock.time += 0.001 + 0.018 * (k % 2)  # the rest of a step, nearly as long as the step at times
         step.wait()
-        clock.time += 0.0005  # woken late
     assert clock.time - began == pytest.approx(2.0, abs=0.001)
 
 
