@@ -187,16 +187,16 @@ def add_cluster_options(sub: argparse.ArgumentParser) -> None:
         "--folder", type=Path, default=Path("runs/bench"), help="where results and made data go (default: runs/bench)"
     )
     sub.add_argument("--trainers", default="1,2,4,8,16", metavar="NUMBERS", help="of the jobs (default: 1,2,4,8,16)")
-    sub.add_argument("--step-ms", type=float, default=20.0, metavar="MS", help="a dense step (default: 20)")
+    sub.add_argument("--step-ms", type=float, default=50.0, metavar="MS", help="a dense step (default: 50)")
     sub.add_argument(
-        "--link-mb", type=float, default=10.0, metavar="MB", help="MB/s and direction of a sync PS's link (default: 10)"
+        "--link-mb", type=float, default=4.0, metavar="MB", help="MB/s and direction of a sync PS's link (default: 4)"
     )
     sub.add_argument(
         "--embedding-link-mb",
         type=float,
-        default=5.0,
+        default=2.0,
         metavar="MB",
-        help="the same of a narrow embedding PS (default: 5)",
+        help="the same of a narrow embedding PS (default: 2)",
     )
     sub.add_argument(
         "--seconds",

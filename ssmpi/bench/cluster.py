@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from ssmpi.bench.throughput import plain, say
 from ssmpi.bench.windows import Timing
 from ssmpi.config import load
 from ssmpi.errors import SettingsError
-from ssmpi.forecast import Links, Outcome, forecast
+from ssmpi.forecast import Forecast, Links, Outcome, forecast
 from ssmpi.settings import require
 
 ROWS = 300_000
@@ -45,9 +45,9 @@ class Options:
 
     folder: Path = Path("runs/bench")
     trainers: tuple[int, ...] = (1, 2, 4, 8, 16)
-    step_ms: float = 20.0
-    link_mb: float = 10.0
-    embedding_link_mb: float = 5.0
+    step_ms: float = 50.0
+    link_mb: float = 4.0
+    embedding_link_mb: float = 2.0
     seconds: float = 1.0
     only: str = ""
 
@@ -86,12 +86,15 @@ def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -
     say(
         f"{len(visits)} jobs of up to {max(shape.ranks(n) for shape, n in visits)} ranks, {options.timing.total:g} s each"
     )
-    header = machine.describe()
-    rows = []
+    header, rows = machine.describe(), []
+    models = {shape: expected(options, shape, base) for shape, _ in visits}
     for number, (shape, trainers) in enumerate(visits):
-        rows.append(visit(options, shape, trainers, base))
+        rows.append(visit(options, shape, base, models[shape].of(trainers)))
         say(f"{number + 1:>3}/{len(visits)} {line(rows[-1])}")
-    return leave(options.folder, {"header": header, "options": plain(options), "run_file": str(base), "rows": rows})
+    counts = range(1, max(options.trainers) + 1)
+    curves = {shape.name: [asdict(model.of(n)) for n in counts] for shape, model in models.items()}
+    report = {"header": header, "options": plain(options), "run_file": str(base), "rows": rows, "curves": curves}
+    return leave(options.folder, report)
 
 
 def run_file_for(options: Options, given: Path | None, overrides: Sequence[str]) -> Path:
@@ -107,14 +110,17 @@ def run_file_for(options: Options, given: Path | None, overrides: Sequence[str])
     return data.base_run_file(target, tuple(filter(None, (*SMALL, rows, *overrides))), options.folder, short=False)
 
 
-def visit(options: Options, shape: Shape, trainers: int, base: Path) -> dict[str, Any]:
-    """One job, and what was predicted for it."""
-    settings = shape.overrides(trainers)
-    config = load(base, settings)
-    predicted = forecast(config, options.step_ms / 1e3, options.links(shape)).of(trainers)
+def expected(options: Options, shape: Shape, base: Path) -> Forecast:
+    """What is predicted, for any number of trainers."""
+    return forecast(load(base, shape.overrides(2)), options.step_ms / 1e3, options.links(shape))
+
+
+def visit(options: Options, shape: Shape, base: Path, predicted: Outcome) -> dict[str, Any]:
+    """One job of as many trainers as were predicted for."""
+    settings = shape.overrides(predicted.trainers)
     jobs = Jobs(base, options.folder / "jobs", options.emulation(shape))
-    found = jobs.run(shape.ranks(trainers), settings, options.timing)
-    return figures(shape, predicted, found, config.data.batch_size)
+    found = jobs.run(shape.ranks(predicted.trainers), settings, options.timing)
+    return figures(shape, predicted, found, load(base, settings).data.batch_size)
 
 
 def figures(shape: Shape, predicted: Outcome, found: dict[str, Any], batch: int) -> dict[str, Any]:

@@ -24,8 +24,9 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
     for number, shape in enumerate(shapes):
         rows = sorted((row for row in report["rows"] if row["shape"] == shape), key=lambda row: row["trainers"])
         colour = mpl.colormaps["tab20"](number % 20)
-        curve(speed, rows, ("eps", "predicted_eps"), colour, shape)
-        curve(gap, rows, ("gap", "predicted_gap"), colour, shape)
+        curve(speed, rows, report["curves"][shape], "eps", colour)
+        curve(gap, rows, report["curves"][shape], "gap", colour)
+        speed.plot([], [], "o-", color=colour, label=shape)
     speed.set(xlabel="trainers", ylabel="examples per second", ylim=(0, None))
     gap.set(xlabel="trainers", ylabel="iterations between two rounds", ylim=(0, None))
     for axis in (speed, gap):
@@ -33,7 +34,7 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
     options = report["options"]
     figure.suptitle(
         f"emulated on {report['header']['cores']} cores: a step is a wait of {options['step_ms']:g} ms, sync PS links are token "
-        f"buckets of {options['link_mb']:g} MB/s; marks are measured, lines predicted",
+        f"buckets of {options['link_mb']:g} MB/s; marks are measured (hollow: host full), lines predicted",
         fontsize=11,
     )
     handles, labels = speed.get_legend_handles_labels()
@@ -43,13 +44,13 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
     return target
 
 
-def curve(axis: Any, rows: list[dict[str, Any]], names: tuple[str, str], colour: Any, label: str) -> None:
+def curve(axis: Any, rows: list[dict[str, Any]], predicted: list[dict[str, Any]], what: str, colour: Any) -> None:
     """One contender: what there is of measured and predicted values; hollow marks where the host was full."""
-    measured, predicted = names
-    there = [row for row in rows if row[predicted] is not None]
-    axis.plot([row["trainers"] for row in there], [row[predicted] for row in there], "-", color=colour, alpha=0.6)
+    there = [out for out in predicted if out[what] is not None]
+    axis.plot([out["trainers"] for out in there], [out[what] for out in there], "-", color=colour, alpha=0.6)
     for full in (False, True):
-        some = [row for row in rows if row[measured] is not None and row["host_full"] is full]
+        some = [row for row in rows if row[what] is not None and row["host_full"] is full]
         face = "none" if full else colour
-        axis.plot([r["trainers"] for r in some], [r[measured] for r in some], "o", color=colour, markerfacecolor=face)
-    axis.plot([], [], "o-", color=colour, label=label)
+        axis.plot(
+            [row["trainers"] for row in some], [row[what] for row in some], "o", color=colour, markerfacecolor=face
+        )

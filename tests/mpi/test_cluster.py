@@ -12,7 +12,7 @@ def test_a_job_of_each_kind_is_measured_and_predicted(tmp_path, small_data):
     report = json.loads((tmp_path / "cluster.json").read_text())
     (row,) = report["rows"]
     assert (row["shape"], row["trainers"]) == ("FR-EASGD-5, 1 sync PS", 2)
-    assert 0 <= row["eps"] < 2 * 32 / 0.020  # two trainers' steps alone
+    assert 0 <= row["eps"] < 2 * 32 / 0.050  # two trainers' steps alone
     most = 1e6 / (4 * 55_113) * 5 * 32  # a link of 1 MB/s carries so much, and no machine is quick enough for more
     assert row["predicted_eps"] <= most * 1.001
     assert row["eps"] < 1.5 * most  # a window may begin or end within a round

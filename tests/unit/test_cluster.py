@@ -283,8 +283,8 @@ def test_a_table_says_what_is_emulated_and_marks_a_full_host():
     text = cluster.table({"options": options, "header": {"cores": 2, "load_before": 0.5}, "rows": [row]})
     for words in (
         "Emulated on one host",
-        "a wait of 20 ms",
-        "token buckets of 10 MB/s",
+        "a wait of 50 ms",
+        "token buckets of 4 MB/s",
         "0 of 1 jobs",
         "over 90%",
         "1 of 1 jobs;",
