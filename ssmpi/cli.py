@@ -281,9 +281,8 @@ def plan(arguments: argparse.Namespace) -> int:
 
     where = site.load(arguments.site) if arguments.site else None
     config = load(arguments.run_file, arguments.overrides)
-    print(planner.describe(config, where, arguments.tables))
-    if arguments.predict:
-        print("\n" + predicted(config, arguments))
+    more = "\n\n" + predicted(config, arguments) if arguments.predict else ""
+    print(planner.describe(config, where, arguments.tables) + more)
     return 0
 
 

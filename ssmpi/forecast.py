@@ -72,7 +72,7 @@ class Forecast:
             return 2 * self.round_bytes / self.links.sync_ps
         if self.partner == "all trainers":
             return 2 * (trainers - 1) / trainers * self.round_bytes / self.links.trainer
-        return 2 * self.round_bytes / self.links.trainer if self.partner else 0.0
+        return 2 * self.round_bytes / self.links.trainer if self.partner and trainers > 1 else 0.0
 
     @property
     def most_rounds(self) -> float:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ssmpi import forecast
+from ssmpi import cli, forecast
 from ssmpi.bench import cluster, crowd
 from ssmpi.bench.crowd import Shape
 from ssmpi.bench.emulate import Emulation, Step
@@ -192,6 +192,8 @@ def test_rings_have_a_nearly_constant_gap():
     assert ring.of(2).gap == pytest.approx(0.5)
     assert ring.of(256).gap == pytest.approx(2 * 255 / 256 * 0.5)
     assert replace(ring, links=Links()).of(8).gap is None  # as fast as can be: nothing to say
+    pairs = replace(ring, partner="another trainer")
+    assert [pairs.of(n).gap for n in (1, 2, 64)] == [None, pytest.approx(1.0), pytest.approx(1.0)]
 
 
 def test_embedding_links_fill_and_slower_iterations_shrink_the_gap():
@@ -290,3 +292,19 @@ def test_a_table_says_what_is_emulated_and_marks_a_full_host():
         "1 of 1 jobs;",
     ):
         assert words in text
+
+
+def test_the_command_line_predicts_or_says_what_it_lacks(tmp_path, small_data, capsys):
+    path = tmp_path / "run.toml"
+    path.write_text(f'[data]\nfolder = "{small_data}"\n')
+    asked = ["plan", str(path), "--predict", "--trainers", "3"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*asked, "--step-ms", "10", "--link-mb", "1000"])
+    assert not ended.value.code
+    last = capsys.readouterr().out.splitlines()[-1].split()
+    assert last[:3] == ["3", f"{3 * 128 / 0.010:,.0f}", "100%"]
+    for wrong, word in (([], "--step-ms"), (["--step-ms", "1", "--link-mb", "0"], "0 bytes a second")):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*asked, *wrong])
+        assert ended.value.code == 2
+        assert word in capsys.readouterr().err
