@@ -201,9 +201,9 @@ def add_cluster_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--seconds",
         type=float,
-        default=1.0,
+        default=2.0,
         metavar="S",
-        help="length of a window, 3 a job after 2 that do not count (default: 1)",
+        help="length of a window, 3 a job after 2 that do not count (default: 2)",
     )
     sub.add_argument("--only", default="", metavar="PATTERN", help="contenders whose name has this; * is anything")
 

@@ -48,7 +48,7 @@ class Options:
     step_ms: float = 50.0
     link_mb: float = 4.0
     embedding_link_mb: float = 2.0
-    seconds: float = 1.0
+    seconds: float = 2.0
     only: str = ""
 
     def __post_init__(self) -> None:
