@@ -74,17 +74,23 @@ def run(
             steps[thread]()
             ticks.tick(thread)
 
-    threads = [threading.Thread(target=repeat, args=(k,), daemon=True) for k in range(len(steps))]
-    for thread in threads:
-        thread.start()
     edges = timing.edges(clock())
+    readings: list[Readings] = []
+
+    def look() -> None:
+        try:
+            readings.extend(watch(edges, read))
+        finally:
+            stop.set()
 
     def read() -> Readings:
         memory = float(own_memory())
         return {"cpu/process": time.process_time(), "host/busy": host_busy(), "rss": memory}
 
-    readings = watch(edges, read)
-    stop.set()
-    for thread in threads:
+    threads = [threading.Thread(target=repeat, args=(k,), daemon=True) for k in range(1, len(steps))]
+    for thread in [*threads, watcher := threading.Thread(target=look)]:
+        thread.start()
+    repeat(0)  # here: OpenMP has a team for each thread that ever used it, and two teams halve plain PyTorch's rate
+    for thread in [*threads, watcher]:
         thread.join(TIME_LIMIT_SECONDS)
     return edges, ticks, readings
