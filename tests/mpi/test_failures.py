@@ -267,7 +267,10 @@ def test_a_shard_truncated_while_it_is_in_use_is_named_once(start, data):
     truncate_shard(data)
     text = job.error()
     assert re.search(r"trainer (\d) \(rank \1, host ", text)
-    assert "shard-00001.h5: 5,000 bytes, the manifest says" in text
+    # found by its size, or, cut between that look and the reading, by HDF5
+    assert re.search(
+        r"shard-00001\.h5: (5,000 bytes, the manifest says|.*damaged HDF5 file|rows .* cannot be read)", text
+    )
 
 
 # Failures in the midst of training
