@@ -60,14 +60,11 @@ class Trainer:
             threads, config.topology.trainers, config.schedule, saved.state["examples"] if saved else 0
         )
         self.control = control.Control(world.control, threads, config.waiting)
-        waiting = config.waiting
-        if world.full and config.sync.pace == "shadow":  # nobody waits for a background round: ask less often
-            waiting = replace(waiting, longest_sleep_us=max(waiting.longest_sleep_us, SUPERVISOR.longest_sleep_us))
         home = sync.Home(
             self.progress.iterations, self.progress.factor, self.optimizer,
             self.replica.twin, self.tables.transport, self.tables.placement.servers, config.embedding.dim,
         )  # fmt: skip
-        peers = sync.Peers(world.trainers, world.center, waiting, home)
+        peers = sync.Peers(world.trainers, world.center, config.waiting, home)
         options = config.sync
         if saved and saved.state["examples"]:
             options = replace(options, warmup_steps=0)  # over since the first rest, at the latest
