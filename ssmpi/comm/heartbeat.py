@@ -52,17 +52,18 @@ class Heartbeat:
         self._thread.join()
         requests = [self._sending, self._comm.Isend(self._word, self._next, LEAVING)]
         deadline = time.monotonic() + FAREWELL_SECONDS
-        while time.monotonic() < deadline and not (self._left and all(r is None or r.Test() for r in requests)):
+        while time.monotonic() < deadline and not (self._left and all(r.Test() for r in requests)):
             self._hear()
             time.sleep(0.001)
 
     def _run(self) -> None:
         silent, awake = 0.0, time.monotonic()
+        self._sending = self._comm.Isend(self._word, self._next, LIVING)  # at once: who has never beaten is not missed
         while not self._ending.wait(self._beat):
             now = time.monotonic()
             silent += min(now - awake, 2 * self._beat)
             awake = now
-            if self._sending is None or self._sending.Test():
+            if self._sending.Test():
                 self._sending = self._comm.Isend(self._word, self._next, LIVING)
             if self._hear() or self._left or not self._host:
                 silent = 0.0
