@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from ssmpi.model import kernels
-from ssmpi.model.layers import HalfLayer, Hidden, Layer, Wide, linears, pieces
+from ssmpi.model.layers import Chain, Head, linears, pieces, scripted
 from ssmpi.model.options import ModelOptions
 
 MOST_SIZES = 4  # of a piece, for which buffers are kept
@@ -65,10 +65,7 @@ class DLRM(nn.Module):
         logits, by_rows = self._logits[: len(labels)], self._by_rows[: len(labels)]
         for number, piece in enumerate(pieces(len(labels))):
             step = self._step(piece.stop - piece.start)
-            if not number:
-                step.refresh()
-            logits[piece] = step.forward(dense[piece], rows[piece])
-            step.backward(rows[piece], labels[piece], len(labels), by_rows[piece], fresh=not number)
+            logits[piece] = step(dense[piece], rows[piece], labels[piece], len(labels), by_rows[piece], not number)
         return logits, by_rows
 
     def _step(self, rows: int) -> PieceStep:
@@ -84,48 +81,27 @@ class PieceStep:
     """Forward and backward of DLRM for pieces of ``rows`` examples; see ``layers`` for why in pieces."""
 
     def __init__(self, model: DLRM, rows: int) -> None:
-        kind = {"fp32": Layer, "bf16": HalfLayer}[model.precision]
-        bottom, (*top, last) = linears(model.bottom), linears(model.top)
-        self._dense = Wide(torch.empty(rows, bottom[0].in_features, dtype=kind.dtype))
-        self._bottom = Hidden([kind(layer, rows) for layer in bottom], self._dense.narrow, None)
-        self._x, self._by_x = Wide(self._bottom.output), Wide(self._bottom.gradient)
-        width = linears(model.top)[0].in_features
-        self._pairs, self._by_pairs = (Wide(torch.empty(rows, width, dtype=kind.dtype)) for _ in range(2))
-        self._top = Hidden([kind(layer, rows) for layer in top], self._pairs.narrow, self._by_pairs.narrow)
-        self._above, self._by_above = Wide(self._top.output), Wide(self._top.gradient)
-        self._last = Layer(last, rows, relu=False)
-        self._logits, self._by_logits = self._last.output.numpy()[:, 0], self._last.gradient.numpy()[:, 0]
+        layers = linears(model.bottom)
+        bottom = scripted(Chain(layers[0].in_features, layers, rows, model.precision, asks=False))
+        top = scripted(Head(linears(model.top), rows, model.precision))
+        self._forward, self._forward_backward, self._backward = bottom.forward, top.forward, bottom.backward
+        self._dense, self._x, self._by_x = bottom.input.numpy(), bottom.output.numpy(), bottom.gradient.numpy()
+        self._pairs, self._by_pairs = top.chain.input.numpy(), top.chain.by_input.numpy()
+        self._labels, self._logits = top.labels.numpy(), top.logits.numpy()
 
-    def refresh(self) -> None:
-        """Look at the weights as they are now: called once a batch."""
-        self._bottom.refresh()
-        self._top.refresh()
-
-    def forward(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Logits (rows,), valid until the next call."""
-        self._dense.array[:] = dense
-        self._dense.write()
-        self._bottom.forward()
-        self._x.read()
-        kernels.interact(self._x.array, rows, self._pairs.array)
-        self._pairs.write()
-        self._top.forward()
-        self._above.read()
-        self._last.forward(self._above.tensor)
-        return self._logits
-
-    def backward(self, rows: np.ndarray, labels: np.ndarray, count: int, by_rows: np.ndarray, *, fresh: bool) -> None:
-        """Gradients of the mean log-loss over ``count`` examples: by ``rows`` into ``by_rows``, by each parameter into its
-        ``grad``, added unless ``fresh``.
+    def __call__(
+        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, count: int, by_rows: np.ndarray, fresh: bool
+    ) -> np.ndarray:
+        """Logits (rows,), valid until the next call. Gradients of the mean log-loss over ``count`` examples: by ``rows`` into
+        ``by_rows``, by each parameter into its ``grad``, added unless ``fresh``: a batch's first piece.
         """
-        kernels.by_logits(self._logits, labels, count, self._by_logits)
-        self._last.backward(self._above.tensor, self._by_above.tensor, fresh=fresh)
-        self._by_above.write()
-        self._top.backward(fresh=fresh)
-        self._by_pairs.read()
-        kernels.interact_backward(self._x.array, rows, self._by_pairs.array, self._by_x.array, by_rows)
-        self._by_x.write()
-        self._bottom.backward(fresh=fresh)
+        self._dense[:], self._labels[:] = dense, labels
+        self._forward(fresh)
+        kernels.interact(self._x, rows, self._pairs)
+        self._forward_backward(count, fresh)
+        kernels.interact_backward(self._x, rows, self._by_pairs, self._by_x, by_rows)
+        self._backward(fresh)
+        return self._logits
 
 
 def mlp(sizes: Sequence[int], *, last_relu: bool) -> nn.Sequential:
