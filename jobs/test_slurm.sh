@@ -33,4 +33,4 @@ esac
 install_slurm
 make_environment "${VENV:-.venv-test}" test
 find_mpi
-SSMPI_TEST_LOST_HOST=1 run pytest tests/story -rs --durations=5 "$@"
+run pytest tests/story -rs --durations=5 "$@"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,9 @@ class Attempt:
         job = os.environ.get("SLURM_JOB_ID", "")
         if self._requeue and job and not cancelled:
             say(f"{why}: job {job} goes back into the queue")
-            subprocess.run(["scontrol", "requeue", job], check=True)
+            done = subprocess.run(["scontrol", "requeue", job]).returncode
+            if done not in (0, -signal.SIGTERM):  # which takes this job down, scontrol with it
+                say(f"error: 'scontrol requeue {job}' ended with {done}: submit the job again, it goes on where it was")
         return code
 
     def _status(self) -> str:

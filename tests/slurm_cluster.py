@@ -43,9 +43,12 @@ InactiveLimit=0
 KillWait=5
 MinJobAge=300
 JobRequeue=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 SlurmdParameters=config_overrides
 NodeName=h[1-{count}] NodeAddr={network}.[1-{count}] CPUs={cores} RealMemory=4000 State=UNKNOWN
-PartitionName=debug Nodes=ALL Default=YES MaxTime=1:00:00 State=UP
+PartitionName=debug Nodes=ALL Default=YES MaxTime=1:00:00 State=UP PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=1:00:00 State=UP PriorityTier=2
 """  # cred_expire: a requeued job starts after 5 s, not 120; SlurmdTimeout: a lost host is seen in about 20 s
 NAME_PMIX = f"""
 set -e
