@@ -224,13 +224,13 @@ def train(arguments: argparse.Namespace) -> int:
     from ssmpi.comm.world import joined
 
     log.draw_on(arguments.terminal)
-    with joined() as job:
+    with joined() as job, contextlib.ExitStack() as held:
         from ssmpi import resume  # in the job, so that what goes wrong here is said once too
         from ssmpi import train as story
         from ssmpi.report import plot
 
         log.configure(job.who, talkative=job.rank == 0)
-        start = job.agree(lambda: resume.prepare(requested(arguments), job.size))
+        start = job.agree(lambda: resume.prepare(requested(arguments), job.size, held))
         path = Path(start.config.run.folder)
         if start.finished:
             if job.rank == 0:

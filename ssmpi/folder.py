@@ -7,8 +7,9 @@ import platform
 import shutil
 from importlib import metadata
 from pathlib import Path
+from typing import IO
 
-from ssmpi import __version__, settings
+from ssmpi import __version__, lockfile, settings
 from ssmpi.comm.world import versions as mpi_versions
 from ssmpi.config import RUN_FILE, Config
 from ssmpi.data.reader import SplitReader
@@ -16,6 +17,9 @@ from ssmpi.embedding.placement import place
 from ssmpi.errors import DataError, SettingsError
 
 PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
+LOCK_NAME = "job.lock"
+ENDING_SECONDS = 3.0  # for a job on this host that is just ending
+LEASE_SECONDS = 120.0  # a host that was lost holds its locks on a shared file system until its lease ends (NFS: 90 s)
 
 
 def prepare(config: Config, ranks: int, overwrite: bool) -> Config:
@@ -38,14 +42,36 @@ def check(config: Config, ranks: int) -> SplitReader:
     return reader
 
 
+def lock(folder: Path) -> IO[str]:
+    """Make the folder, and keep other jobs from writing to it while this file is open; SettingsError if one does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return lockfile.take(folder / LOCK_NAME, lambda holder: LEASE_SECONDS if holder.elsewhere else ENDING_SECONDS)
+    except lockfile.HeldError as error:
+        job = error.holder.job
+        end = f"end it ('{f'scancel {job}' if job else f'kill {error.holder.process}'}')"
+        raise SettingsError(
+            f"{folder}: another job is at this run ({error}): wait for its end, {end}, or choose another run.folder"
+        ) from None
+
+
+def refuse(folder: Path, overwrite: bool) -> list[Path]:
+    """Raise SettingsError unless a run may begin in this folder; what an earlier one has left there."""
+    there = [path for path in folder.iterdir() if path.name != LOCK_NAME] if folder.exists() else []
+    if there and not (folder / RUN_FILE).is_file():
+        raise SettingsError(f"{folder}: not empty and not a run folder; choose another run.folder")
+    if there and not overwrite:
+        raise SettingsError(f"{folder}: holds an earlier run; choose another run.folder, or pass --overwrite")
+    return there
+
+
 def make(folder: Path, config: Config, overwrite: bool) -> None:
     """Make the run folder with ``run.toml`` and ``versions.json`` in it."""
-    if folder.exists() and any(folder.iterdir()):
-        if not (folder / RUN_FILE).is_file():
-            raise SettingsError(f"{folder}: not empty and not a run folder; choose another run.folder")
-        if not overwrite:
-            raise SettingsError(f"{folder}: holds an earlier run; choose another run.folder, or pass --overwrite")
-        shutil.rmtree(folder)
+    for path in refuse(folder, overwrite):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     versions = {"ssmpi": __version__, "python": platform.python_version(), "machine": platform.platform()}
     versions |= {name: metadata.version(name) for name in PACKAGES} | mpi_versions()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,17 +29,25 @@ class Start:
     finished: bool = False
 
 
-def prepare(request: Request, ranks: int) -> Start:
-    """Check everything that can be checked before training and make the run folder, or find what is in it."""
+def prepare(request: Request, ranks: int, held: ExitStack) -> Start:
+    """Check everything that can be checked before training and make the run folder, or find what is in it.
+
+    ``held`` then holds the run: no other job writes to it before that is closed.
+    """
     config = request.load()
     run = Path(config.run.folder)
-    if not request.run or not (run / RUN_FILE).is_file():
-        folder.prepare(config, ranks, request.overwrite)
-        attempts.begin(run, 0)
-        return Start(config)
-    if is_finished(run):
+    if request.run and is_finished(run):
         return Start(config, finished=True)
     reader = folder.check(config, ranks)
+    if not request.run or not (run / RUN_FILE).is_file():
+        folder.refuse(run, request.overwrite)
+        held.enter_context(folder.lock(run))
+        folder.make(run, config, request.overwrite)
+        attempts.begin(run, 0)
+        return Start(config)
+    held.enter_context(folder.lock(run))
+    if is_finished(run):  # by the job that held it
+        return Start(config, finished=True)
     found = candidates(run, request.checkpoint)
     examples = 0
     if found:

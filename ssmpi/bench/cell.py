@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from ssmpi import settings
+from ssmpi import lockfile, settings
 from ssmpi.bench.grid import Cell, Study
 from ssmpi.config import RUN_FILE, Config, load
 from ssmpi.errors import STOPPED, SettingsError, UserError
 from ssmpi.report.record import flat
 from ssmpi.roles.results import RESULT_NAME
 
-POLL_SECONDS = 0.5
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 GRACE_SECONDS = 20.0  # between asking a job to end and insisting
 LAST_LINES = 3  # of a failed job's log, to be shown
@@ -126,23 +122,14 @@ def _end(job: subprocess.Popen[bytes]) -> None:
             return
 
 
-@contextlib.contextmanager
-def _held(where: Place, limit: float) -> Iterator[IO[str]]:
+def _held(where: Place, limit: float) -> IO[str]:
     """Hold the cell's lock; CellError if another process holds it for longer than a cell may take."""
-    with where.lock.open("a") as lock:
-        began = time.monotonic()
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() - began > limit:
-                    raise CellError(
-                        f"another process has been running it for {limit / 60:g} minutes; end that one "
-                        f"(fuser {where.lock} names it)"
-                    ) from None
-                time.sleep(POLL_SECONDS)
-        yield lock
+    try:
+        return lockfile.take(where.lock, lambda _: limit)
+    except lockfile.HeldError:
+        raise CellError(
+            f"another process has been running it for {limit / 60:g} minutes; end that one (fuser {where.lock} names it)"
+        ) from None
 
 
 def _check_same(cell: Cell, run: Path) -> None:

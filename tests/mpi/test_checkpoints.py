@@ -94,3 +94,29 @@ def test_a_stop_that_cannot_be_saved_in_its_budget_ends_the_job(tmp_path, data):
         ended = job.wait(START_UP)
     assert ended.code == STOPPED, ended.err
     assert "no checkpoint within checkpoint.stop_budget_seconds = 0.5" in ended.err
+
+
+def test_two_jobs_do_not_write_one_run(tmp_path, data):
+    """Neither a new one nor one that goes on, while the first lives; once that is killed the next one starts at once."""
+    config = write_run_file(tmp_path, data, *SETTINGS, "data.passes=100000")
+    (tmp_path / "given.toml").write_text(dump(config))
+    run = Path(config.run.folder)
+    first = ("train", tmp_path / "given.toml")
+    with running(2, "-m", "ssmpi", *first) as job:
+        deadline = time.monotonic() + START_UP
+        while not Store(run).committed():
+            assert job.process.poll() is None, job.read_so_far()
+            assert time.monotonic() < deadline, job.read_so_far()
+            time.sleep(0.05)
+        holder = next(pid for pid in job.pids() if rank_of(pid) == 0)
+        for others in ((*first, "--overwrite"), ("train", "--resume", run)):
+            refused = ssmpi(*others, ranks=2, timeout=START_UP)
+            assert refused.code == 2, refused.err
+            assert refused.err.count("error: ") == 1
+            assert f"{run}: another job is at this run (process {holder} on host " in refused.err
+            assert f"end it ('kill {holder}')" in refused.err
+        assert job.process.poll() is None, job.read_so_far()
+        interfere(job, run, signal.SIGKILL, rank=0, checkpoints=1)
+    position = json.loads((Store(run).committed()[-1] / "manifest.json").read_text())["state"]["examples"]
+    again = ("train", "--resume", run, f"data.passes={position // 4_000 + 2}")
+    assert "going on from" in ssmpi(*again, ranks=2, timeout=START_UP).check().err

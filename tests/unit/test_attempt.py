@@ -73,9 +73,7 @@ def test_who_is_cancelled_or_may_not_is_not_put_back(tmp_path, requeued, how):
 
 
 @pytest.mark.parametrize(("does", "said"), [("kill -TERM $$", 0), ("exit 1", 1)])
-def test_a_requeue_that_takes_scontrol_down_has_happened_one_that_fails_is_told(
-    tmp_path, requeued, capfd, does, said
-):
+def test_a_requeue_that_takes_scontrol_down_has_happened_one_that_fails_is_told(tmp_path, requeued, capfd, does, said):
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{does}\n")
     assert conclude(tmp_path, 85, "stopped") == STOPPED
     assert capfd.readouterr().err.count("error: 'scontrol requeue 17' ended with 1: submit the job again") == said

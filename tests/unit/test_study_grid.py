@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ssmpi import lockfile
 from ssmpi.bench import cell as cells
 from ssmpi.bench import study as bench
 from ssmpi.bench.grid import load
@@ -195,7 +196,7 @@ def test_a_cell_that_another_process_runs_is_waited_for(study_file, monkeypatch)
     done.join(10)
     assert not done.is_alive()
     assert not started
-    monkeypatch.setattr(cells, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(lockfile, "POLL_SECONDS", 0.01)
     failing = pytest.raises(cells.CellError, match="another process has been running it")
     with cells._held(where, 1), failing, cells._held(where, 0.05):
         pass
