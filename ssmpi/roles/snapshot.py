@@ -95,8 +95,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
                 values[:] = mean(checkpoint, f"dense/{name}")
             wait(trainer.world.trainers.ibcast(values), trainer.config.waiting, "trainer 0 (to read a checkpoint)")
     if checkpoint.state["algorithm"] == trainer.config.sync.algorithm:
-        for name, values in trainer.synchronizer.state().items():
-            values[:] = own[f"sync/{name}"]
+        kept = {name.removeprefix("sync/"): values for name, values in own.items() if name.startswith("sync/")}
+        trainer.synchronizer.resume(kept)
     if (saved["trainers"], saved["threads"]) == (topology.trainers, topology.threads):
         for thread, held in enumerate(trainer.held):
             held.values = own.get(f"held/{thread}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,20 +31,31 @@ def serve_center(config: Config, world: World, folder: Path, start_from: Path | 
     return True
 
 
-def optimizer(options: DenseOptions) -> Callable[[np.ndarray], Callable[[np.ndarray, float], None]]:
-    """``optimizer(weights)`` is what ``[dense]`` says for one shard: a step by gradients and a factor of the rate.
+class SGD:
+    """As ``model.optim.SGD``, for one shard, without torch, which a sync PS does not load."""
 
-    As ``model.optim``, without torch, which a sync PS does not load.
-    """
+    def __init__(self, options: DenseOptions, weights: np.ndarray) -> None:
+        self._rate, self._weights, self.state = options.rate, weights, np.empty(0, np.float32)
 
-    def sgd(weights: np.ndarray) -> Callable[[np.ndarray, float], None]:
-        def step(gradients: np.ndarray, factor: float) -> None:
-            np.subtract(weights, np.float32(options.rate * factor) * gradients, out=weights)
+    def __call__(self, gradients: np.ndarray, factor: float) -> None:
+        """One step."""
+        np.subtract(self._weights, np.float32(self._rate * factor) * gradients, out=self._weights)
 
-        return step
 
-    def adagrad(weights: np.ndarray) -> Callable[[np.ndarray, float], None]:
-        state = np.full(weights.size, options.initial_state, np.float32)
-        return lambda g, factor: kernels.adagrad(weights, g, state, options.rate * factor, options.epsilon)
+class Adagrad:
+    """As ``model.optim.Adagrad``. ``state`` are the sums of squares."""
 
-    return {"sgd": sgd, "adagrad": adagrad}[options.optimizer]
+    def __init__(self, options: DenseOptions, weights: np.ndarray) -> None:
+        self._options, self._weights = options, weights
+        self.state = np.full(weights.size, options.initial_state, np.float32)
+
+    def __call__(self, gradients: np.ndarray, factor: float) -> None:
+        """One step."""
+        options = self._options
+        kernels.adagrad(self._weights, gradients, self.state, options.rate * factor, options.epsilon)
+
+
+def optimizer(options: DenseOptions) -> Callable[[np.ndarray], SGD | Adagrad]:
+    """``optimizer(weights)`` is what ``[dense]`` says for one shard."""
+    kinds: dict[str, type[SGD] | type[Adagrad]] = {"sgd": SGD, "adagrad": Adagrad}
+    return partial(kinds[options.optimizer], options)

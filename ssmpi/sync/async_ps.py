@@ -6,7 +6,7 @@
 
 At ``fixed_rate`` with ``every_iterations = 1`` it is plain asynchronous SGD, with k it is Downpour with n_push =
 n_fetch = k; in the shadow pace pushing and pulling run beside training. ``alpha`` has no say: the sync PSs hold the
-weights. A resumed run begins with their saved weights and new accumulators. Every gradient gets there, those of a
+weights. Every gradient gets there, those of a
 trainer's end too; between a trainer's pull and its next push the center takes n - 1 pushes of others on average, which
 is the staleness of its gradients.
 """
@@ -14,15 +14,15 @@ is the staleness of its gradients.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ssmpi.comm.service import Service
 from ssmpi.sync.base import Peers
-from ssmpi.sync.center import EXCHANGE, Center, Centered
+from ssmpi.sync.center import EXCHANGE, STATE, Center, Centered
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,13 @@ class Options:
     """``[sync.async_ps]`` has no settings of its own."""
 
 
-Step = Callable[[np.ndarray, float], None]  # gradients, and the factor of the learning rate
+class Step(Protocol):
+    """An optimizer over some weights. ``state`` is what it remembers, as long as they are; empty if it remembers nothing."""
+
+    state: np.ndarray
+
+    def __call__(self, gradients: np.ndarray, factor: float) -> None:
+        """One step at ``factor`` times the learning rate."""
 
 
 class Account:
@@ -95,6 +101,17 @@ class AsyncPS(Centered):
         messages = [np.append(shard, np.float32(factor)) for shard in self.shards_of(gradients, fragment)]
         return self.ask(EXCHANGE, fragment, messages)
 
+    def state(self) -> dict[str, np.ndarray]:
+        """On the first trainer what the sync PSs' optimizer remembers, which is the trainers' own one; a copy."""
+        first = self.peers.center.rank == 0 and self.peers.home.optimizer.state()
+        return {"center": self.fetch(STATE)} if first else {}
+
+    def resume(self, saved: Mapping[str, np.ndarray]) -> None:
+        """Give it back to them."""
+        if self.state():
+            for fragment, part in enumerate(self.fragments):
+                self.ask(STATE, fragment, self.shards_of(saved["center"][part], fragment))
+
     def close(self) -> None:
         """Push the rest of every thread whose rounds these are."""
         for _ in self.fragments:
@@ -107,13 +124,20 @@ class GradientCenter(Center):
     def __init__(self, optimizer: Callable[[np.ndarray], Step], fragments: int, service: Service) -> None:
         super().__init__(fragments, service)
         self._optimizer = optimizer
-        self._steps: dict[int, tuple[np.ndarray, Step]] = {}
+        self._steps: dict[int, tuple[np.ndarray, Step]] = {}  # with the weights they are made for
         optimizer(np.empty(0, np.float32))(np.empty(0, np.float32), 0.0)  # compiles now, not in the first round
 
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
         """The weights after the step."""
+        self._step(fragment)(words[:-1], float(words[-1]))
+        reply[:] = self.shards[fragment]
+
+    def state(self, fragment: int) -> np.ndarray:
+        """What the optimizer remembers of this shard."""
+        return self._step(fragment).state
+
+    def _step(self, fragment: int) -> Step:
         weights = self.shards[fragment]
-        if fragment not in self._steps or self._steps[fragment][0] is not weights:  # first push since a START
+        if fragment not in self._steps or self._steps[fragment][0] is not weights:  # the first since a START
             self._steps[fragment] = weights, self._optimizer(weights)
-        self._steps[fragment][1](words[:-1], float(words[-1]))
-        reply[:] = weights
+        return self._steps[fragment][1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -168,11 +168,13 @@ class Synchronizer(ABC):
         """The weights that are evaluated and saved (parameters,), the same on every trainer. Call after ``close``."""
 
     def state(self) -> dict[str, np.ndarray]:
-        """What a checkpoint must hold of the algorithm besides the replica and ``model()``: live arrays by name.
-
-        A resumed run constructs the algorithm on the saved model, then fills these arrays.
-        """
+        """What a checkpoint must hold of the algorithm besides the replica and ``model()``: live arrays by name."""
         return {}
+
+    def resume(self, saved: Mapping[str, np.ndarray]) -> None:
+        """Go on with what ``state`` was, on an algorithm that was constructed on the saved model."""
+        for name, values in self.state().items():
+            values[:] = saved[name]
 
     def optimizer(self, thread: int) -> Any:
         """What a worker thread calls ``step(twin, factor)`` of: the trainer's own, unless the algorithm has a say in it."""

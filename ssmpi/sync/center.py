@@ -17,7 +17,7 @@ from ssmpi.comm.waiting import wait, wait_all
 from ssmpi.sync.base import SYNC_PS, Peers, Synchronizer, cut
 from ssmpi.topology import Topology
 
-EXCHANGE, FETCH, START, COUPLE = range(4)  # kinds of message; a reply has the asking thread's number as its tag
+EXCHANGE, FETCH, START, COUPLE, STATE = range(5)  # kinds of message; a reply has the asking thread's number as its tag
 THREADS = 1000
 
 
@@ -55,7 +55,7 @@ class Centered(Synchronizer):
     def model(self) -> np.ndarray:
         """The center, after every trainer's last round and before anybody's next."""
         wait(self.peers.trainers.ibarrier(), self.peers.patience, "the other trainers' last round")
-        center = self._fetch()
+        center = self.fetch()
         wait(self.peers.trainers.ibarrier(), self.peers.patience, "the other trainers (to fetch the center)")
         return center
 
@@ -63,7 +63,7 @@ class Centered(Synchronizer):
         """The first trainer says where the center starts, once more, and nobody asks before it is there."""
         if self.peers.center.rank == 0:
             self._start()
-            self._fetch()
+            self.fetch()
         wait(self.peers.trainers.ibarrier(), self.peers.patience, "the other trainers (to end their warm-up)")
 
     def goodbye(self) -> None:
@@ -96,10 +96,11 @@ class Centered(Synchronizer):
         for fragment, part in enumerate(self.fragments):
             self.tell(START, self.shards_of(self.weights[part], fragment))
 
-    def _fetch(self) -> np.ndarray:
+    def fetch(self, kind: int = FETCH) -> np.ndarray:
+        """What the sync PSs hold, the center or the state of its optimizer, as one vector (parameters,)."""
         nothing = [np.empty(0, np.float32)] * len(self._servers)
         for fragment in range(len(self.fragments)):
-            self.ask(FETCH, fragment, nothing)
+            self.ask(kind, fragment, nothing)
         return self._reply.copy()
 
 
@@ -131,6 +132,10 @@ class Center(ABC):
         buffer = self._service.buffer(self.shards[fragment].nbytes)
         if kind == EXCHANGE:
             self.exchange(fragment, (source, thread), words, buffer.view(np.float32))
+        elif kind == STATE:
+            state = self.state(fragment)
+            state[:] = words if words.size else state
+            buffer.view(np.float32)[:] = state
         else:
             buffer.view(np.float32)[:] = self.shards[fragment]
         self._service.reply(source, thread, buffer)
@@ -138,6 +143,10 @@ class Center(ABC):
     @abstractmethod
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
         """Move the shard of a fragment by what a client, a trainer's thread, sent, and fill in the reply to it."""
+
+    def state(self, fragment: int) -> np.ndarray:
+        """What the center's optimizer remembers of its shard of a fragment: a live array as long as that."""
+        raise AssertionError(f"{type(self).__name__} remembers nothing, of fragment {fragment} or any other")
 
     def couple(self, client: tuple[int, int], words: np.ndarray) -> None:
         """A client says how its next exchange is to be taken."""

@@ -43,13 +43,17 @@ class Twin:
         """Descent at the rate 1, as ``DENSE``."""
         self.weights -= np.float32(factor) * twin.gradients
 
+    def state(self):
+        """As much as tells that there is one."""
+        return {"sums": None}
 
-def on_trainers(world, options, weights, work, home=None):
+
+def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     """``work(synchronizers)`` on a trainer, while sync PSs serve; the trainer's result."""
     kind = sync.ALGORITHMS[options.algorithm]
     if world.role is Role.SYNC_PS and kind.partner == sync.SYNC_PS:
         service = Service(world.center, PATIENCE)
-        service.serve(world.topology.trainers, kind.server(options, optimizer(DENSE), service).handle)
+        service.serve(world.topology.trainers, kind.server(options, optimizer(dense), service).handle)
     if world.role is not Role.TRAINER:
         return None
     home = home or sync.Home(np.zeros(world.topology.threads, np.int64))

@@ -1,5 +1,6 @@
 """What single algorithms and options promise beyond what all do (``test_sync``), exactly where it can be exact."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,6 +12,7 @@ from ranks import all_over_mpi, over_threads
 from sync_bodies import PARAMETERS, REFUSED, meet, on_trainers, options, replica, with_pace
 
 from ssmpi import sync
+from ssmpi.model.options import DenseOptions
 from ssmpi.topology import Topology
 
 TWO = Topology(trainers=2, threads=2, embedding_ps=1, sync_ps=2)
@@ -374,3 +376,32 @@ def test_async_ps_shards_are_the_same_arithmetic():
         for n in (1, 3)
     )
     np.testing.assert_array_equal(one[0], three[0])
+
+
+def remembers(world, options):
+    """What the sync PSs' Adagrad remembers after some pushes, and after it was told something else and got one more."""
+    weights, count = np.zeros(PARAMETERS, np.float32), itertools.count(1)
+
+    def work(synchronizers):
+        def push(steps):
+            with_pace(world, options, synchronizers, lambda _: small_gradient(0, 0, next(count)), [steps])
+            return synchronizers[0].state()
+
+        found = push(5)
+        synchronizers[0].resume({"center": replica(1) ** 2})
+        return found, push(1)
+
+    return on_trainers(world, options, weights, work, dense=DenseOptions(optimizer="adagrad", initial_state=0.5))
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_async_ps_hands_over_what_its_optimizer_remembers_and_takes_it_back(fragments):
+    alone = Topology(trainers=1, threads=1, embedding_ps=1, sync_ps=3)
+    each_step = options("async_ps", "fixed_rate", fragments, by="thread", fragments=fragments)
+    before, after = over_threads(alone, remembers, each_step)[0]
+    if fragments == 1:
+        squares = sum(small_gradient(0, 0, step) ** 2 for step in range(1, 6))
+        np.testing.assert_array_equal(before["center"], 0.5 + squares)
+    assert list(after) == ["center"]
+    expected = replica(1) ** 2 + small_gradient(0, 0, 6) ** 2
+    np.testing.assert_array_equal(after["center"], expected)

@@ -5,6 +5,7 @@ import itertools
 import json
 from collections import Counter
 
+import h5py
 import numpy as np
 import pytest
 from runs import train_over_threads
@@ -83,6 +84,22 @@ def test_stopped_anywhere_it_gives_the_same_bits(tmp_path, small_data, watched, 
     run = in_pieces(tmp_path / "cut", small_data, watched, [1, 7, 30, 31, 1], *overrides)
     assert_same(run, reference)
     assert set(watched.rows.values()) == {4}  # two passes of two runs
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
+def test_an_optimizer_on_sync_pss_goes_on_to_the_same_bits(tmp_path, small_data, watched, optimizer):
+    """Its memory is theirs, and their number may change: they are shards of one vector."""
+    steps = ("sync.algorithm=async_ps", "sync.pace=fixed_rate", "sync.every_iterations=1", "sync.by=thread")
+    overrides = (*ONE, *steps, f"dense.optimizer={optimizer}")
+    reference = train_over_threads(tmp_path / "whole", small_data, *overrides, "topology.sync_ps=2")
+    numbers = [(f"topology.sync_ps={n}",) for n in (2, 1, 3)]
+    run = in_pieces(tmp_path / "cut", small_data, watched, [1, 30, 45], *overrides, other=numbers)
+    assert_same(run, reference)
+    with h5py.File(Store(run.folder).committed()[-1] / "trainer-0000.h5") as saved:
+        if optimizer == "sgd":
+            assert "sync" not in saved
+        else:
+            np.testing.assert_array_equal(saved["sync/center"], saved["dense/sums"])  # of one trainer the same
 
 
 def test_checkpoints_on_the_way_change_no_bit(tmp_path, small_data):
