@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ssmpi import log
 from ssmpi.errors import LOST, STOPPED
 from ssmpi.roles.results import RESULT_NAME
 
@@ -21,8 +22,9 @@ class Attempt:
     """One start of a run, in a batch job or by hand. ``requeue`` puts a batch job back where another attempt may help."""
 
     def __init__(self, folder: Path, *, requeue: bool) -> None:
-        self._marker, self._requeue = folder / RESULT_NAME, requeue
-        self._before = self._written()
+        self._folder, self._requeue = folder, requeue
+        self._marker = folder / RESULT_NAME
+        self._before, self._logs = self._written(), log.lengths(folder)
 
     def conclude(self, code: int, *, cancelled: bool) -> int:
         """The exit code of this attempt, after a word about it, and another place in the queue where that helps.
@@ -36,8 +38,8 @@ class Attempt:
             return self._again("stopped and saved", STOPPED, cancelled)
         if code in OURS:
             return code
-        if code != LOST:
-            say(f"error: the launcher ended with {code}, but the run did not end by itself (see {self._marker.parent})")
+        if code != LOST and not log.end_recorded(self._folder, self._logs):  # else a rank has said why
+            say(f"error: the launcher ended with {code}, but the run did not end by itself (see {self._folder})")
         return self._again("a rank or a host was lost", LOST, cancelled)
 
     def _again(self, why: str, code: int, cancelled: bool) -> int:

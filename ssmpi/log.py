@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+LOGS = "logs"  # folder of the ranks' files in the run folder
+ENDS = "the job ends: "
+
 log = logging.getLogger("ssmpi")
 _terminal: TextIO | None = None
 
@@ -44,11 +47,26 @@ def keep_in(path: Path, who: str) -> None:
 
 
 def record(text: str) -> None:
-    """Write an error into this rank's own file only: whether it is said aloud is decided elsewhere."""
-    line = log.makeRecord(log.name, logging.ERROR, "", 0, text, (), None)
+    """Write why the job ends into this rank's own file only: whether it is said aloud is decided elsewhere."""
+    line = log.makeRecord(log.name, logging.ERROR, "", 0, ENDS + text, (), None)
     for handler in log.handlers:
         if isinstance(handler, logging.FileHandler):
             handler.handle(line)
+
+
+def lengths(run: Path) -> dict[int, int]:
+    """Bytes of the ranks' files so far, by file: for ``end_recorded``."""
+    return {found.st_ino: found.st_size for found in (path.stat() for path in (run / LOGS).glob("*.log"))}
+
+
+def end_recorded(run: Path, since: dict[int, int]) -> bool:
+    """Whether any rank has written why the job ends, after its file had the length that is given."""
+    for path in (run / LOGS).glob("*.log"):
+        with path.open("rb") as file:
+            file.seek(since.get(path.stat().st_ino, 0))
+            if f"| {ENDS}".encode() in file.read():
+                return True
+    return False
 
 
 def _format(who: str, *, precise: bool = False) -> logging.Formatter:

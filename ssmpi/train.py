@@ -24,7 +24,7 @@ def run(job: Job, config: Config, folder: Path, checkpoint: Path | None = None) 
     """
     world = World(job, config.topology)
     log.configure(world.who, talkative=job.rank == 0)
-    log.keep_in(folder / "logs" / f"{world.who.replace(' ', '-')}.log", world.who)
+    log.keep_in(folder / log.LOGS / f"{world.who.replace(' ', '-')}.log", world.who)
     log.log.info(world.whereabouts())
     with usage.recorded(folder, world.role, world.index):
         return PARTS[world.role](config, world, folder, checkpoint)

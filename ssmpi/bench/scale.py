@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
+from ssmpi import log
 from ssmpi.bench import data
 from ssmpi.errors import DataError
 from ssmpi.launch import launch
@@ -64,9 +65,9 @@ def job(shape: Topology, shards: Path, run: Path) -> Cost:
     code = launch(Request(run_file, overrides), None, dry_run=False)
     ended = time.time()
     if code:
-        raise DataError(f"the job of {shape.size} ranks ended with {code}; see {run / 'logs'}")
-    joined = max(moment(path, "") for path in (run / "logs").glob("*.log"))
-    first = run / "logs" / "trainer-0.log"
+        raise DataError(f"the job of {shape.size} ranks ended with {code}; see {run / log.LOGS}")
+    joined = max(moment(path, "") for path in (run / log.LOGS).glob("*.log"))
+    first = run / log.LOGS / "trainer-0.log"
     training, done = moment(first, "training starts"), moment(first, "complete:")
     return Cost(shape.size, joined - began, training - joined, done - training, ended - done)
 

@@ -299,9 +299,9 @@ def test_an_exception_anywhere_ends_the_job_with_its_traceback(start, what, rank
     assert job.error(START_UP).startswith(f"error: {who.format(host='host ' + socket.gethostname())}: ")
 
 
-@pytest.mark.parametrize("rank", range(4))
-def test_a_killed_rank_is_named(start, rank):
-    job = start(*ALL_ROLES, ranks=4).until_it_trains()
+@pytest.mark.parametrize(("rank", "command"), [(0, "train"), (1, "launch"), (2, "train"), (3, "launch")])
+def test_a_killed_rank_is_named_once(start, rank, command):
+    job = start(*ALL_ROLES, ranks=4 * (command == "train"), program=("-m", "ssmpi", command)).until_it_trains()
     job.send(signal.SIGKILL, rank)
     assert_names(job.error(), ROLES[rank], rank, "was killed or crashed", "Start it again", "more memory")
 

@@ -79,6 +79,27 @@ def test_a_requeue_that_takes_scontrol_down_has_happened_one_that_fails_is_told(
     assert capfd.readouterr().err.count("error: 'scontrol requeue 17' ended with 1: submit the job again") == said
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "own_words"),
+    [
+        ("", "h1 trainer 0 | the job ends: error: embedding_ps 0 was killed", 0),
+        ("", "h1 trainer 0 | error: no checkpoint could be saved, training goes on", 1),
+        ("h1 trainer 0 | the job ends: error: of an earlier job", "h1 trainer 0 | training starts", 1),
+    ],
+)
+def test_what_a_rank_has_said_is_not_said_again(tmp_path, requeued, capfd, before, now, own_words):
+    file = tmp_path / "run" / "logs" / "trainer-0.log"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"{before}\n")
+    attempt = Attempt(tmp_path / "run", requeue=True)
+    with file.open("a") as out:
+        out.write(f"{now}\n")
+    assert attempt.conclude(137, cancelled=False) == LOST
+    said = capfd.readouterr().err
+    assert said.count("error: the launcher ended with 137") == own_words
+    assert requeued() == ["requeue 17"]
+
+
 def test_outside_slurm_nothing_is_put_back(tmp_path, requeued, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID")
     assert conclude(tmp_path, 0) == LOST
