@@ -16,6 +16,7 @@ from ssmpi.errors import LOST, STOPPED
 from ssmpi.roles.results import RESULT_NAME
 
 OURS = (1, 2, 130)  # what ssmpi itself ends with when another attempt would end likewise
+SRUNS = 1  # also what srun ends with after a rank was killed for its memory
 
 
 class Attempt:
@@ -36,9 +37,11 @@ class Attempt:
             return 0
         if status == "stopped":
             return self._again("stopped and saved", STOPPED, cancelled)
-        if code in OURS:
+        told = log.end_recorded(self._folder, self._logs)
+        begun = log.lengths(self._folder) != self._logs  # from here on a rank that fails leaves a record of it
+        if code in OURS and (told or not (begun and code == SRUNS)):
             return code
-        if code != LOST and not log.end_recorded(self._folder, self._logs):  # else a rank has said why
+        if code != LOST and not told:
             say(f"error: the launcher ended with {code}, but the run did not end by itself (see {self._folder})")
         return self._again("a rank or a host was lost", LOST, cancelled)
 

@@ -80,24 +80,26 @@ def test_a_requeue_that_takes_scontrol_down_has_happened_one_that_fails_is_told(
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "own_words"),
+    ("code", "before", "now", "own_words", "expected"),
     [
-        ("", "h1 trainer 0 | the job ends: error: embedding_ps 0 was killed", 0),
-        ("", "h1 trainer 0 | error: no checkpoint could be saved, training goes on", 1),
-        ("h1 trainer 0 | the job ends: error: of an earlier job", "h1 trainer 0 | training starts", 1),
+        (137, "", "h1 trainer 0 | the job ends: error: embedding_ps 0 was killed", 0, LOST),
+        (137, "", "h1 trainer 0 | error: no checkpoint could be saved, training goes on", 1, LOST),
+        (137, "h1 trainer 0 | the job ends: error: of an earlier job", "h1 trainer 0 | training starts", 1, LOST),
+        (1, "", "h1 trainer 0 | the job ends: error: TypeError", 0, 1),
+        (1, "", "h1 trainer 0 | training starts", 1, LOST),  # srun, when a rank was killed for its memory
+        (2, "", "h1 trainer 0 | training starts", 0, 2),
     ],
 )
-def test_what_a_rank_has_said_is_not_said_again(tmp_path, requeued, capfd, before, now, own_words):
+def test_what_a_rank_has_said_is_not_said_again(tmp_path, requeued, capfd, code, before, now, own_words, expected):
     file = tmp_path / "run" / "logs" / "trainer-0.log"
     file.parent.mkdir(parents=True)
     file.write_text(f"{before}\n")
     attempt = Attempt(tmp_path / "run", requeue=True)
     with file.open("a") as out:
         out.write(f"{now}\n")
-    assert attempt.conclude(137, cancelled=False) == LOST
-    said = capfd.readouterr().err
-    assert said.count("error: the launcher ended with 137") == own_words
-    assert requeued() == ["requeue 17"]
+    assert attempt.conclude(code, cancelled=False) == expected
+    assert capfd.readouterr().err.count(f"error: the launcher ended with {code}") == own_words
+    assert requeued() == ["requeue 17"] * (expected == LOST)
 
 
 def test_outside_slurm_nothing_is_put_back(tmp_path, requeued, monkeypatch):
