@@ -14,8 +14,9 @@ from pathlib import Path
 
 from ssmpi.config import Config
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
-from ssmpi.embedding.client import Lookup, Lookups
+from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.transport import Lookup
 from ssmpi.errors import SettingsError
 from ssmpi.plan import dense_parameters
 from ssmpi.settings import require

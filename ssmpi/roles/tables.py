@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.comm.world import World
-from ssmpi.embedding.client import Held, LocalTables, Lookups, RemoteTables, Transport
+from ssmpi.embedding.client import Held, Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.embedding.transport import LocalTables, RemoteTables, Transport
 from ssmpi.roles.saver import ArenaSaver
 from ssmpi.roles.weights import load_tables
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
-from ssmpi.embedding.client import LocalTables, Lookups
+from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.embedding.transport import LocalTables
 from ssmpi.model.optim import DenseOptimizer
 from ssmpi.model.replica import Replica
 from ssmpi.roles.progress import Progress

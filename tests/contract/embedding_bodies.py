@@ -6,11 +6,12 @@ from ssmpi.comm import failure
 from ssmpi.comm.service import Service
 from ssmpi.comm.waiting import Patience, wait
 from ssmpi.embedding.bags import BagLookups
-from ssmpi.embedding.client import LocalTables, Lookups, RemoteTables
+from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.shared import memory_for
 from ssmpi.embedding.table import Arena, Options
+from ssmpi.embedding.transport import LocalTables, RemoteTables
 from ssmpi.topology import Role, Topology
 
 PATIENCE = Patience(time_limit_seconds=20)

@@ -1,0 +1,214 @@
+"""How a trainer reaches embedding rows: in this process, in the memory of a PS on its host, or by messages."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ssmpi.comm.service import say_goodbye
+from ssmpi.comm.waiting import Patience, wait_all
+from ssmpi.embedding import kernels, wire
+from ssmpi.embedding.placement import Placement
+from ssmpi.embedding.shared import attach
+from ssmpi.embedding.table import Arena, Options, Rows, Saver
+from ssmpi.errors import PeerError
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
+
+
+class Lookup:
+    """One batch's rows on their way: ``values`` float32 (batch, features, dim) once they have arrived."""
+
+    def __init__(self, batch: int, features: int, dim: int, servers: int) -> None:
+        most = batch * features
+        self.rows, self.inverse = np.empty(most, np.int32), np.empty(most, np.int32)
+        self.starts = np.zeros(servers + 1, np.int64)
+        self.distinct = np.empty((most, dim), np.float32)
+        self._values = np.empty((batch, features, dim), np.float32)
+        self.values, self.count = self._values, 0
+        self.requests: list[Any] = []
+
+    def resize(self, batch: int) -> None:
+        """Use the buffers for a batch of this size."""
+        self.count = batch * self._values.shape[1]
+        self.values = self._values[:batch]
+
+    def of_server(self, server: int) -> slice:
+        """Which of the distinct rows are those of one PS."""
+        return slice(int(self.starts[server]), int(self.starts[server + 1]))
+
+
+class Transport(Protocol):
+    """How a thread reaches the rows. ``thread`` tells its messages from those of the others."""
+
+    def ask(self, lookup: Lookup, thread: int) -> None:
+        """Start fetching ``lookup.distinct`` for ``lookup.rows``."""
+
+    def collect(self, lookup: Lookup) -> None:
+        """Wait until ``lookup.distinct`` has arrived."""
+
+    def update(self, lookup: Lookup, gradients: np.ndarray, factor: float, thread: int) -> None:
+        """Apply gradients (distinct rows, dim) at ``factor`` times the learning rate; may return before it is done."""
+
+
+class LocalTables:
+    """All tables in this process: ``topology.embedding_ps = 0``, and scoring with a finished model.
+
+    ``saver`` writes them; where nothing is saved there need not be one.
+    """
+
+    def __init__(self, arena: Arena, saver: Saver | None = None) -> None:
+        self.arena, self._saver = arena, saver
+
+    def ask(self, lookup: Lookup, thread: int) -> None:
+        """Fetch at once, so that a prefetched row is as old as one that a message brought."""
+        count = int(lookup.starts[-1])
+        kernels.gather(self.arena.weights, lookup.rows[:count], lookup.distinct)
+
+    def collect(self, lookup: Lookup) -> None:
+        """Nothing to wait for."""
+
+    def update(self, lookup: Lookup, gradients: np.ndarray, factor: float, thread: int) -> None:
+        """Apply at once."""
+        self.arena.update(lookup.rows[: len(gradients)], gradients, factor)
+
+    def drain(self) -> None:
+        """Every update has been applied."""
+
+    def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
+        """Start writing the tables into ``folder``; they may change again when this returns."""
+        assert self._saver
+        self._saver.begin(self.arena, folder / "embedding-0000.h5", background=background)
+
+    def saved(self) -> list[dict[str, Any]] | None:
+        """What became of it; None while it is being written."""
+        assert self._saver
+        outcome = self._saver.outcome()
+        return None if outcome is None else [outcome]
+
+    def goodbye(self) -> None:
+        """Nobody to take leave of."""
+
+
+class RemoteTables:
+    """Tables on embedding PSs: rows of one on this host are read and updated in place, others are reached by messages.
+
+    ``first`` is the rank of PS 0 in ``conversation``. ``near`` says of each PS whether its rows are at hand; PeerError if
+    ``embedding.transport`` demands that of all and one is not.
+    """
+
+    def __init__(
+        self, conversation: Conversation, first: int, placement: Placement, options: Options, patience: Patience
+    ) -> None:
+        self._conversation, self._options, self._patience = conversation, options, patience
+        self._servers = range(first, conversation.size)
+        self._in_flight: dict[int, deque[tuple[list[Any], list[np.ndarray]]]] = {}
+        self._outcomes: dict[int, dict[str, Any]] = {}
+        wanted = options.transport != "messages"
+        self._near = [
+            self._attach(index, placement.rows_of(index)) if wanted else None for index in range(len(self._servers))
+        ]
+
+    @property
+    def near(self) -> list[bool]:
+        """Of each PS, whether this process works on its rows in place."""
+        return [rows is not None for rows in self._near]
+
+    def _attach(self, index: int, count: int) -> Rows | None:
+        """The rows of one PS in its own memory, if that can be mapped."""
+        server = self._servers[index]
+        address = wire.read_text(self._call(server, wire.ATTACH, np.empty(0, np.uint8), wire.TEXT))
+        try:
+            return Rows(self._options, attach(address, count * self._options.row_bytes), count)
+        except OSError as error:
+            if self._options.transport == "auto":
+                return None
+            raise PeerError(
+                f"the rows of {self._conversation.names[server]} cannot be shared: {error}; "
+                "set embedding.transport = 'auto', or place a PS on every trainer's host"
+            ) from error
+
+    def ask(self, lookup: Lookup, thread: int) -> None:
+        """Rows at hand are fetched at once; else one request and one reply a PS, straight into ``lookup.distinct``."""
+        lookup.requests = []
+        for index, server in enumerate(self._servers):
+            rows, near = lookup.of_server(index), self._near[index]
+            if near:
+                kernels.gather(near.weights, lookup.rows[rows], lookup.distinct[rows])
+            elif rows.start < rows.stop:
+                lookup.requests += [
+                    self._conversation.irecv(lookup.distinct[rows], server, thread),
+                    self._conversation.isend(lookup.rows[rows], server, wire.tag(wire.PULL, thread)),
+                ]
+
+    def collect(self, lookup: Lookup) -> None:
+        """Wait for all replies."""
+        wait_all(lookup.requests, self._patience, f"the embedding PSs ({len(self._servers)})")
+        lookup.requests = []
+
+    def update(self, lookup: Lookup, gradients: np.ndarray, factor: float, thread: int) -> None:
+        """In place, or one message a PS, not waited for; at most ``pushes_in_flight`` batches are on their way."""
+        queue = self._in_flight.setdefault(thread, deque())
+        while len(queue) >= self._options.pushes_in_flight:
+            wait_all(queue.popleft()[0], self._patience, "the embedding PSs (to take a push)")
+        requests, messages = [], []
+        for index, server in enumerate(self._servers):
+            rows, near = lookup.of_server(index), self._near[index]
+            if near:
+                near.update(lookup.rows[rows], gradients[rows], factor)
+            elif rows.start < rows.stop:
+                messages.append(wire.push(factor, lookup.rows[rows], gradients[rows]))
+                requests.append(self._conversation.isend(messages[-1], server, wire.tag(wire.PUSH, thread)))
+        if requests:
+            queue.append((requests, messages))
+
+    def drain(self) -> None:
+        """Wait until every push of this trainer has been applied. Call when its threads are at rest."""
+        for queue in self._in_flight.values():
+            while queue:
+                wait_all(queue.popleft()[0], self._patience, "the embedding PSs (to take a push)")
+        for server in self._servers:
+            self._call(server, wire.DRAIN, np.empty(0, np.uint8), 1)
+
+    def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
+        """Let every PS start writing its part into ``folder``, all at once; the rows may change when this returns."""
+        self._outcomes = {}
+        texts = [json.dumps([str(folder / f"embedding-{i:04}.h5"), background]) for i in range(len(self._servers))]
+        payloads = [np.frombuffer(text.encode(), np.uint8) for text in texts]
+        asked = [self._ask(s, wire.SAVE, payload, 1) for s, payload in zip(self._servers, payloads, strict=True)]
+        patience = replace(self._patience, time_limit_seconds=limit_seconds)
+        for server, (_, requests) in zip(self._servers, asked, strict=True):
+            wait_all(requests, patience, f"{self._conversation.names[server]} (to save its rows)")
+
+    def saved(self) -> list[dict[str, Any]] | None:
+        """What became of each PS's part; None while one is being written."""
+        for index, server in enumerate(self._servers):
+            if index not in self._outcomes:
+                text = wire.read_text(self._call(server, wire.SAVED, np.empty(0, np.uint8), wire.TEXT))
+                if not text:
+                    return None
+                self._outcomes[index] = {"who": self._conversation.names[server], **json.loads(text)}
+        return [self._outcomes[index] for index in range(len(self._servers))]
+
+    def goodbye(self) -> None:
+        """Tell every PS that this trainer will not ask again."""
+        say_goodbye(self._conversation, range(self._servers.start, self._servers.stop), self._patience)
+
+    def _call(self, server: int, kind: int, payload: np.ndarray, size: int) -> np.ndarray:
+        """Send a request from the main thread and wait for its reply of ``size`` bytes."""
+        answer, requests = self._ask(server, kind, payload, size)
+        wait_all(requests, self._patience, self._conversation.names[server])
+        return answer
+
+    def _ask(self, server: int, kind: int, payload: np.ndarray, size: int) -> tuple[np.ndarray, list[Any]]:
+        main, answer = wire.THREADS - 1, np.empty(size, np.uint8)
+        return answer, [
+            self._conversation.irecv(answer, server, main),
+            self._conversation.isend(payload, server, wire.tag(kind, main)),
+        ]
