@@ -12,7 +12,7 @@ from ranks import running, ssmpi
 from runs import Run, write_run_file
 
 from ssmpi.checkpoint.store import Store
-from ssmpi.cli import STOPPED
+from ssmpi.errors import STOPPED
 from ssmpi.settings import dump
 
 BROKEN = Path(__file__).with_name("broken.py")

@@ -19,8 +19,8 @@ from datasets import make_dataset
 from ranks import Running, full_environment, mpirun_path
 from runs import Run
 
-from ssmpi.cli import STOPPED
 from ssmpi.data.schema import read_manifest, write_manifest, write_shard
+from ssmpi.errors import STOPPED
 
 LIMIT = 10  # seconds from a fault to the end of the job
 START_UP = 60  # seconds until a job trains, or has found out that it cannot, on a busy machine
