@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -33,6 +34,7 @@ from ssmpi.comm.messages import Conversation  # noqa: E402 - imports MPI
 from ssmpi.topology import Role, Topology  # noqa: E402
 
 T = TypeVar("T")
+ENDING_SECONDS = 60  # MPI_Finalize waits without limit for a rank, or a daemon of the launcher, that is gone
 
 THREAD_LEVELS = {
     MPI.THREAD_SINGLE: "SINGLE",
@@ -87,7 +89,7 @@ class Job:
         self.comm.Abort(code)
 
     def leave(self, stopped: bool = False) -> bool:
-        """Wait for all ranks, quietly, before the process ends: nobody is missed by accident.
+        """Wait for all ranks, quietly, before the process ends, which it must do soon: nobody is missed by accident.
 
         Tells whether any rank stopped early, so that all leave with the same exit code.
         """
@@ -97,6 +99,7 @@ class Job:
             pause.nap()
         if self.heartbeat:
             self.heartbeat.stop()
+        signal.alarm(ENDING_SECONDS)
         return bool(told[0])
 
 

@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 from datasets import make_dataset
-from ranks import Running, full_environment, mpirun_path
+from ranks import Running, full_environment, mpirun, mpirun_path
 from runs import Run
 
 from ssmpi.data.schema import read_manifest, write_manifest, write_shard
@@ -390,6 +390,23 @@ def test_a_frozen_rank_is_named_and_the_job_ends(start, rank):
     job = start(*ALL_ROLES, "waiting.frozen_seconds=4", ranks=4).until_it_trains()
     job.send(signal.SIGSTOP, rank)
     assert_names(job.error(), ROLES[rank], rank, "has given no sign of life for 4 s", "frozen")
+
+
+ENDING = """
+import os, signal
+from ssmpi.comm import world
+world.ENDING_SECONDS = 2
+job = world.join()
+job.leave()
+if job.rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_rank_frozen_when_all_have_left_keeps_nobody_alive(tmp_path):
+    """The others wait for it in MPI_Finalize, where no thread of theirs runs."""
+    (tmp_path / "ending.py").write_text(ENDING)
+    assert mpirun(2, tmp_path / "ending.py", timeout=START_UP).code != 0
 
 
 def test_a_job_that_is_suspended_as_a_whole_goes_on(start):

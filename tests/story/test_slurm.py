@@ -165,7 +165,7 @@ def test_a_run_survives_its_limit_preemption_and_a_lost_host_and_ends_when_cance
         slurm.head("scancel", job.number)
     for job in jobs:
         slurm.until(lambda job=job: job.state == "CANCELLED", "the job is cancelled", 40)
-    slurm.until(lambda: not any(slurm.processes(h, "ssmpi train") for h in slurm.names), "no process is left", 40)
+    slurm.until(lambda: not any(slurm.processes(h, "ssmpi train") for h in slurm.names), "no process is left", 90)
 
 
 def test_the_other_batch_files_do_what_they_say(slurm, place):
