@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ssmpi.bench import lock, stages
-from ssmpi.bench.windows import Readings, Timing
+from ssmpi.bench.windows import Readings, Timing, clock
 from ssmpi.train import hogwild
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 class Look:
     """Looks at nothing besides: the untouched loop, of which all rates of examples come."""
+
+    def begin(self, edges: Sequence[float]) -> None:
+        """The windows are known."""
 
     def read(self) -> Readings:
         """Counters of its own."""
@@ -45,6 +50,37 @@ class LookAtLock(Look):
     def at_end(self, timing: Timing) -> dict[str, Any]:
         """Sample this process."""
         return lock.sample(os.getpid(), timing.seconds)
+
+
+class LookInTurns(Look):
+    """Lets the shadow thread rest in every other pair of windows: on, off, off, on. Jobs of one kind differ by more than a
+    shadow thread costs; the windows of one job do not.
+    """
+
+    LATE_SECONDS = 0.005
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._edges: Sequence[float] = ()
+        for synchronizer in trainer.synchronizers:
+            synchronizer.round = self._in_turn(synchronizer.round)  # type: ignore[method-assign]
+
+    def begin(self, edges: Sequence[float]) -> None:
+        """From now on it rests when it should; by the clock, so that all trainers' do at the same time."""
+        self._edges = edges
+
+    def _in_turn(self, act: Callable[[], None]) -> Callable[[], None]:
+        def gated() -> None:
+            while resting(self._edges, clock()):
+                time.sleep(self.LATE_SECONDS)
+            act()
+
+        return gated
+
+
+def resting(edges: Sequence[float], now: float) -> bool:
+    """Whether the shadow thread rests at this time: of each four windows in the second and third."""
+    window = bisect.bisect_right(edges, now) - 1
+    return 0 <= window < len(edges) - 1 and window % 4 in (1, 2)
 
 
 class Exchange(Look):
@@ -82,5 +118,6 @@ LOOKS: dict[str, Callable[[Any], tuple[Body, Look]]] = {
     "nothing": lambda trainer: (hogwild, Look()),
     "stages": lambda trainer: (hogwild, LookAtStages(trainer)),
     "lock": lambda trainer: (hogwild, LookAtLock()),
+    "turns": lambda trainer: (hogwild, LookInTurns(trainer)),
     "exchange": exchange,
 }

@@ -74,6 +74,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     body, look = LOOKS[task.look](trainer)
     world.trainers.gather(0)  # all are ready: the clock may start
     edges = task.timing.edges(world.trainers.share(clock()))
+    look.begin(edges)
     found: dict[str, Any] = {}
 
     def read() -> Readings:

@@ -93,6 +93,17 @@ def percentages(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {share:.1%}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
 
 
+def shadow(found: Mapping[str, Any]) -> str:
+    """What rounds in the background cost."""
+    lines = [
+        f"  {name}: {turns['ratio']:.3f} +- {turns['error']:.3f} ({turns['rounds_per_second']:.1f} rounds a second)"
+        for name, turns in found.items()
+    ]
+    return "\n".join(
+        ["examples per second with rounds in the background over those without, in turns within one job", *lines]
+    )
+
+
 def server(found: Mapping[str, Any]) -> str:
     """The embedding PS alone."""
     near = f"; in place, clients' work included {found['in_place'] / 1e6:.1f} M" if "in_place" in found else ""
@@ -135,7 +146,7 @@ def mega(values: Iterable[float]) -> list[str]:
     return [f"{value / 1e6:,.0f}" for value in values]
 
 
-SECTIONS = {"stages": stages, "server": server, "reader": reader, "lock": lock, "memory": memory}
+SECTIONS = {"stages": stages, "shadow": shadow, "server": server, "reader": reader, "lock": lock, "memory": memory}
 
 
 def targets(found: Iterable[Mapping[str, Any]]) -> str:

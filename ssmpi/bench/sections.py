@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ssmpi.bench import alone, lock
-from ssmpi.bench.contenders import SSMPI, Contender
+from ssmpi.bench.contenders import SHADOWS, SSMPI, Contender
 from ssmpi.bench.jobs import Jobs
 from ssmpi.bench.local import in_fresh_process
 from ssmpi.bench.windows import Timing, median
 from ssmpi.config import load
 from ssmpi.data.schema import read_manifest
 
-LONG_WINDOWS = 20  # for memory, which must not grow
+LONG = Timing(3.0, 3.0, 20)  # for memory, which must not grow
+TURNS = 24  # windows of a job whose shadow thread takes turns with none
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,25 @@ def shares(seconds: dict[str, float], whole: float | None = None, apart: tuple[s
     return found
 
 
+def shadow_cost(bench: Bench) -> dict[str, Any]:
+    """Examples per second with rounds in the background over those without, by algorithm and batch size, within one job."""
+    half = max(1, bench.cores // 2)
+    if bench.short:
+        asked = [Contender(SSMPI, min(bench.batches), half, "fp32", 2, "easgd")]
+    else:
+        sizes = sorted({min(bench.batches), max(bench.batches)})
+        asked = [Contender(SSMPI, size, half, "fp32", 2, algorithm) for size in sizes for algorithm in SHADOWS]
+    timing = replace(bench.timing, windows=4 if bench.short else TURNS)
+    return {contender.name: on_over_off(bench.job(contender, "turns", timing)) for contender in asked}
+
+
+def on_over_off(job: dict[str, Any]) -> dict[str, float]:
+    """From windows on, off, off, on, on, off, ...: the mean of each four's ratio, its standard error, rounds a second."""
+    turns = [(a + d) / (b + c) for a, b, c, d in zip(*(job["eps"][k::4] for k in range(4)), strict=False)]
+    error = statistics.stdev(turns) / len(turns) ** 0.5 if len(turns) > 1 else math.nan
+    return {"ratio": statistics.fmean(turns), "error": error, "rounds_per_second": job["rounds"] / job["seconds"]}
+
+
 def server_rate(bench: Bench) -> dict[str, Any]:
     """Rows per core-second of an embedding PS, whose clients do nothing else, beside a bare loop over the same table.
 
@@ -123,8 +145,7 @@ def memory(bench: Bench) -> dict[str, Any]:
     for dim in dims:
         sizes = [*config.model.bottom[:-1], dim]
         overrides = (*contender.overrides, f"embedding.dim={dim}", f"model.bottom={sizes}")
-        windows = LONG_WINDOWS if dim == dims[0] else 1
-        job = bench.jobs.run(contender.ranks, overrides, replace(bench.timing, warmup=3.0, windows=windows))
+        job = bench.jobs.run(contender.ranks, overrides, LONG if dim == dims[0] else replace(LONG, windows=1))
         if dim == dims[0]:
             seconds, (start, end) = job["seconds"], job["rss"]["trainer 0"]
         servers.append(job["rss"]["embedding_ps 0"][1])
@@ -137,6 +158,7 @@ def memory(bench: Bench) -> dict[str, Any]:
 
 SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "stages": where_time_goes,
+    "shadow": shadow_cost,
     "server": server_rate,
     "reader": reader_rate,
     "lock": lock_share,

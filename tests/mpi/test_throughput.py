@@ -32,6 +32,8 @@ def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_
     }  # fmt: skip
     assert {"receive", "gather and reply", "update", "idle"} <= set(stages["embedding_ps"])
     assert math.isclose(sum(stages["embedding_ps"].values()), 1.0)
+    (turns,) = report["sections"]["shadow"].values()
+    assert math.isfinite(turns["ratio"])
     server = report["sections"]["server"]
     assert min(server["by_messages"], server["handlers"], server["bare_loop"]) > 0
     assert report["sections"]["reader"]["rows"] > 0

@@ -15,6 +15,7 @@ from ssmpi.bench import (
     data,
     local,
     lock,
+    looks,
     picture,
     render,
     sections,
@@ -135,6 +136,20 @@ def figures(eps, **more):
     return {"median": eps, "best_quarter": eps, **more}
 
 
+def test_a_shadow_thread_rests_in_the_second_and_third_of_four_windows_and_at_no_other_time():
+    edges = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0]
+    asked = [9.9, 10.0, 10.9, 11.0, 12.9, 13.0, 14.5, 15.5, 16.0, 99.0]
+    assert [looks.resting(edges, now) for now in asked] == [False] * 3 + [True] * 2 + [False] * 2 + [True] + [False] * 2
+    assert not looks.resting((), 1.0)
+
+
+def test_what_rounds_cost_is_the_mean_ratio_of_windows_with_them_to_windows_without():
+    found = sections.on_over_off({"eps": [9, 10, 10, 9, 11, 10, 10, 11, 8], "rounds": 6.0, "seconds": 3.0})
+    assert found["ratio"] == pytest.approx(1.0)
+    assert found["error"] == pytest.approx(0.1)
+    assert found["rounds_per_second"] == 2.0
+
+
 def test_targets_are_ratios_of_medians_and_say_whether_they_are_met():
     measured = {
         Contender(SSMPI, 2048, 2).name: figures(36_000.0),
@@ -143,17 +158,18 @@ def test_targets_are_ratios_of_medians_and_say_whether_they_are_met():
         Contender(GEMM, 2048, 2).name: figures(60_000.0, kind=GEMM, threads=2, precision="fp32"),
         Contender(GEMM, 512, 2).name: figures(80_000.0, kind=GEMM, threads=2, precision="fp32"),
         Contender(GEMM, 512, 2, "bf16").name: figures(150_000.0, kind=GEMM, threads=2, precision="bf16"),
-        Contender(SSMPI, 2048, 1, "fp32", 2).name: figures(35_000.0),
-        Contender(SSMPI, 2048, 1, "fp32", 2, "bmuf").name: figures(34_650.0),
+        Contender(GEMM, 2048, 1).name: figures(32_000.0, kind=GEMM, threads=1, precision="fp32"),
     }
-    found = targets.judge(measured, {}, [2048], CORES)
+    turns = {"ssmpi 2x1 bmuf, 2048, fp32": {"ratio": 0.99, "error": 0.004, "rounds_per_second": 3.0}}
+    found = targets.judge(measured, {"shadow": turns}, [2048], CORES)
     judged = {t.what: (t.measured, t.met) for t in found}
     assert judged == {
         "ssmpi / plain PyTorch, batch 2048": (pytest.approx(1.5), True),
         "2 threads / 1 thread, batch 2048": (pytest.approx(1.8), False),
         "ssmpi / GEMM bound, batch 2048": (pytest.approx(0.6), False),
-        "S-BMUF / sync off, batch 2048": (pytest.approx(0.99), True),
+        "rounds in the background / none, ssmpi 2x1 bmuf, 2048, fp32": (0.99, True),
     }
+    assert {"+- 0.004", "matrix products alone 1.875"} <= {t.note for t in found}
     assert "0.450 of it at its fastest batch size" in {t.note for t in found}
 
 
