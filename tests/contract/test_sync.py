@@ -292,6 +292,7 @@ CASES = [
     Case(one_round, check_mean, options("ma", "fixed_rate", alpha=1.0)),
     *(Case(learn_meanwhile, check_meanwhile, options(a, alpha=0.3, merge=m)) for a in AVERAGING for m in MERGES),
     *(Case(blocks, check_bmuf, options("bmuf", alpha=alpha, bmuf=b)) for b in BLOCKS for alpha in (0.5, 1.0)),
+    *(Case(blocks, check_bmuf, options("ma", alpha=alpha)) for alpha in (0.5, 1.0)),  # BMUF with eta 1 is averaging
     *(Case(rounds_in_turn, check_easgd, options("easgd", alpha=0.3), replace(TWO, sync_ps=n)) for n in (1, 2, 3)),
     *(Case(rounds_at_will, check_conserved, options("easgd"), replace(TWO, sync_ps=n)) for n in (1, 2, 3)),
 ]  # fmt: skip
