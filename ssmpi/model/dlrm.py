@@ -17,16 +17,18 @@ Layers, initial values and interaction are those of facebookresearch/dlrm (dot i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import nn
 
-from ssmpi.model import kernels
-from ssmpi.model.layers import Chain, Head, linears, pieces, scripted
+from ssmpi.model import blas, kernels
+from ssmpi.model.compiled import CompiledStep
+from ssmpi.model.layers import HalfLayer, Hidden, Layer, Wide, linears, pieces
 from ssmpi.model.options import ModelOptions
 
+Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 MOST_SIZES = 4  # of a piece, for which buffers are kept
 
 
@@ -42,8 +44,6 @@ class DLRM(nn.Module):
         self.register_buffer("pairs", lower[0] * vectors + lower[1], persistent=False)
         self.pairs: torch.Tensor
         self.precision = options.precision
-        self._steps: dict[int, PieceStep] = {}
-        self._logits, self._by_rows = np.empty(0, np.float32), np.empty(0, np.float32)
 
     def forward(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Score a batch."""
@@ -53,19 +53,31 @@ class DLRM(nn.Module):
         logits: torch.Tensor = self.top(torch.cat([x, dots], dim=1)).squeeze(1)
         return logits
 
-    def forward_backward(
-        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """What autograd computes, by hand; see ``Twin.forward_backward``. A test compares the two.
+    def own_step(self, weights: np.ndarray, gradients: np.ndarray) -> Step:
+        """What autograd computes, by hand, over flat parameters; see ``Twin.forward_backward``. A test compares the two."""
+        sgemm = blas.sgemm() if self.precision == "fp32" else None
+        return CompiledStep(self, weights, gradients, sgemm) if sgemm else InPieces(self)
 
-        What it returns is valid until the next call.
-        """
+
+class InPieces:
+    """The step by torch's operators: for bfloat16, and where torch's BLAS cannot be called without torch."""
+
+    def __init__(self, model: DLRM) -> None:
+        self._model = model
+        self._steps: dict[int, PieceStep] = {}
+        self._logits, self._by_rows = np.empty(0, np.float32), np.empty(0, np.float32)
+
+    def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What it returns is valid until the next call."""
         if rows.size > self._by_rows.size:
             self._logits, self._by_rows = np.empty(len(labels), np.float32), np.empty_like(rows)
         logits, by_rows = self._logits[: len(labels)], self._by_rows[: len(labels)]
         for number, piece in enumerate(pieces(len(labels))):
             step = self._step(piece.stop - piece.start)
-            logits[piece] = step(dense[piece], rows[piece], labels[piece], len(labels), by_rows[piece], not number)
+            if not number:
+                step.refresh()
+            logits[piece] = step.forward(dense[piece], rows[piece])
+            step.backward(rows[piece], labels[piece], len(labels), by_rows[piece], fresh=not number)
         return logits, by_rows
 
     def _step(self, rows: int) -> PieceStep:
@@ -73,7 +85,7 @@ class DLRM(nn.Module):
         if rows not in self._steps:
             if len(self._steps) == MOST_SIZES:
                 self._steps.clear()
-            self._steps[rows] = PieceStep(self, rows)
+            self._steps[rows] = PieceStep(self._model, rows)
         return self._steps[rows]
 
 
@@ -81,27 +93,48 @@ class PieceStep:
     """Forward and backward of DLRM for pieces of ``rows`` examples; see ``layers`` for why in pieces."""
 
     def __init__(self, model: DLRM, rows: int) -> None:
-        layers = linears(model.bottom)
-        bottom = scripted(Chain(layers[0].in_features, layers, rows, model.precision, asks=False))
-        top = scripted(Head(linears(model.top), rows, model.precision))
-        self._forward, self._forward_backward, self._backward = bottom.forward, top.forward, bottom.backward
-        self._dense, self._x, self._by_x = bottom.input.numpy(), bottom.output.numpy(), bottom.gradient.numpy()
-        self._pairs, self._by_pairs = top.chain.input.numpy(), top.chain.by_input.numpy()
-        self._labels, self._logits = top.labels.numpy(), top.logits.numpy()
+        kind = {"fp32": Layer, "bf16": HalfLayer}[model.precision]
+        bottom, (*top, last) = linears(model.bottom), linears(model.top)
+        self._dense = Wide(torch.empty(rows, bottom[0].in_features, dtype=kind.dtype))
+        self._bottom = Hidden([kind(layer, rows) for layer in bottom], self._dense.narrow, None)
+        self._x, self._by_x = Wide(self._bottom.output), Wide(self._bottom.gradient)
+        width = linears(model.top)[0].in_features
+        self._pairs, self._by_pairs = (Wide(torch.empty(rows, width, dtype=kind.dtype)) for _ in range(2))
+        self._top = Hidden([kind(layer, rows) for layer in top], self._pairs.narrow, self._by_pairs.narrow)
+        self._above, self._by_above = Wide(self._top.output), Wide(self._top.gradient)
+        self._last = Layer(last, rows, relu=False)
+        self._logits, self._by_logits = self._last.output.numpy()[:, 0], self._last.gradient.numpy()[:, 0]
 
-    def __call__(
-        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, count: int, by_rows: np.ndarray, fresh: bool
-    ) -> np.ndarray:
-        """Logits (rows,), valid until the next call. Gradients of the mean log-loss over ``count`` examples: by ``rows`` into
-        ``by_rows``, by each parameter into its ``grad``, added unless ``fresh``: a batch's first piece.
-        """
-        self._dense[:], self._labels[:] = dense, labels
-        self._forward(fresh)
-        kernels.interact(self._x, rows, self._pairs)
-        self._forward_backward(count, fresh)
-        kernels.interact_backward(self._x, rows, self._by_pairs, self._by_x, by_rows)
-        self._backward(fresh)
+    def refresh(self) -> None:
+        """Look at the weights as they are now: called once a batch."""
+        self._bottom.refresh()
+        self._top.refresh()
+
+    def forward(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Logits (rows,), valid until the next call."""
+        self._dense.array[:] = dense
+        self._dense.write()
+        self._bottom.forward()
+        self._x.read()
+        kernels.interact(self._x.array, rows, self._pairs.array)
+        self._pairs.write()
+        self._top.forward()
+        self._above.read()
+        self._last.forward(self._above.tensor)
         return self._logits
+
+    def backward(self, rows: np.ndarray, labels: np.ndarray, count: int, by_rows: np.ndarray, *, fresh: bool) -> None:
+        """Gradients of the mean log-loss over ``count`` examples: by ``rows`` into ``by_rows``, by each parameter into its
+        ``grad``, added unless ``fresh``.
+        """
+        kernels.by_logits(self._logits, labels, count, self._by_logits)
+        self._last.backward(self._above.tensor, self._by_above.tensor, fresh=fresh)
+        self._by_above.write()
+        self._top.backward(fresh=fresh)
+        self._by_pairs.read()
+        kernels.interact_backward(self._x.array, rows, self._by_pairs.array, self._by_x.array, by_rows)
+        self._by_x.write()
+        self._bottom.backward(fresh=fresh)
 
 
 def mlp(sizes: Sequence[int], *, last_relu: bool) -> nn.Sequential:

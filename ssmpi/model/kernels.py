@@ -1,9 +1,12 @@
 """What a dense step does between its matrix products, compiled and run without the interpreter lock.
 
-Each loop passes once over memory, where a chain of tensor operations would pass three or four times.
+Each loop passes once over memory that a matrix product has just written, where a chain of tensor operations would
+pass three or four times. bfloat16 numbers are seen as the uint16 they are stored in.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numba import njit
@@ -64,6 +67,58 @@ def interact_backward(
         for i in range(features):
             for k in range(dim):
                 by_rows[b, i, k] = gradients[i + 1, k]
+
+
+@njit(cache=True, nogil=True)
+def by_logits(logits: np.ndarray, labels: np.ndarray, count: int, out: np.ndarray) -> None:
+    """out = (sigmoid(logits) - labels) / count: the gradient of the mean log-loss over ``count`` examples."""
+    for i in range(logits.shape[0]):
+        out[i] = np.float32((1.0 / (1.0 + math.exp(-np.float64(logits[i]))) - labels[i]) / count)
+
+
+@njit(cache=True, nogil=True)
+def add_bias(output: np.ndarray, bias: np.ndarray, relu: bool) -> None:
+    """output (batch, n) += bias (n,), and no less than 0 with ``relu``; NaN stays."""
+    for i in range(output.shape[0]):
+        for j in range(output.shape[1]):
+            value = output[i, j] + bias[j]
+            output[i, j] = np.float32(0.0) if relu and value < 0.0 else value
+
+
+@njit(cache=True, nogil=True, fastmath=SUMS)
+def relu_backward(gradient: np.ndarray, output: np.ndarray, by_bias: np.ndarray, fresh: bool) -> None:
+    """gradient (batch, n) = 0 where the ReLU's output is, and its sum over the batch into ``by_bias`` (n,), added
+    unless ``fresh``.
+    """
+    if fresh:
+        by_bias[:] = 0.0
+    for i in range(gradient.shape[0]):
+        for j in range(gradient.shape[1]):
+            value = np.float32(0.0) if output[i, j] <= 0.0 else gradient[i, j]
+            gradient[i, j] = value
+            by_bias[j] += value
+
+
+@njit(cache=True, nogil=True, fastmath=SUMS)
+def relu_backward_half(gradient: np.ndarray, output: np.ndarray, by_bias: np.ndarray, fresh: bool) -> None:
+    """The same for bfloat16 ``gradient`` and ``output``, given as uint16; ``by_bias`` is float32."""
+    if fresh:
+        by_bias[:] = 0.0
+    for i in range(gradient.shape[0]):
+        for j in range(gradient.shape[1]):
+            bits = gradient[i, j] if output[i, j] & 0x7FFF else np.uint16(0)
+            gradient[i, j] = bits
+            by_bias[j] += np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@njit(cache=True, nogil=True, fastmath=SUMS)
+def column_sums(values: np.ndarray, out: np.ndarray, fresh: bool) -> None:
+    """out (n,) = sum of values (batch, n) over the batch, added unless ``fresh``."""
+    if fresh:
+        out[:] = 0.0
+    for i in range(values.shape[0]):
+        for j in range(values.shape[1]):
+            out[j] += values[i, j]
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")  # else a check for zero keeps it scalar

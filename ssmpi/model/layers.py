@@ -1,162 +1,158 @@
 """A dense step's linear layers, forward and backward by hand, in buffers that stay.
 
-A batch passes through them in pieces small enough that what one layer writes is in cache when the next one reads it, and
-nothing is allocated. A chain of layers is one call of TorchScript, which runs without the interpreter lock. Used by models
-that write their own ``forward_backward``.
+A batch passes through them in pieces small enough that what one layer writes is in cache when the next one reads it;
+nothing is allocated, and few calls hold the interpreter lock. Used by models with an ``own_step``.
 """
 
-import sys
-import threading
-import warnings
-from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import nn
 
+from ssmpi.model import kernels
+
 PIECE = 512  # rows: measured best of 128 to 2048 on 1 MB of second-level cache a core
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-ONE_AT_A_TIME = threading.Lock()  # Python 3.11 to 3.12 count the depth of what they parse for all threads together
-
-Module = TypeVar("Module", bound=nn.Module)
 
 
-class Chain(nn.Module):
-    """Linear layers in a row, a ReLU after each, for pieces of ``rows`` examples: from ``input`` (rows, inputs) to
-    ``output`` (rows, outputs), and from ``gradient``, that of the loss by ``output``, to ``by_input``, which is empty if
-    nobody ``asks`` for it. These four are float32. The gradients by weight and bias go into their ``grad``.
+class Layer:
+    """One linear layer for pieces of ``rows`` examples, with a ReLU after it if ``relu``.
 
-    With ``precision`` bf16 the products are of bfloat16 numbers. Weights, their gradients and biases' are float32 outside:
-    the processor sums products in float32, each piece's sum is rounded once, pieces are added in float32.
+    ``forward`` fills ``output`` (rows, outputs). Whoever comes after it fills ``gradient``, that of the loss by
+    ``output``, before ``backward`` is called. The gradients by weight and bias go into their ``grad``.
     """
 
-    # TorchScript reads these types: it cannot see that of an empty list
-    gradients_t: list[torch.Tensor]
-    master: list[torch.Tensor]
-    master_biases: list[torch.Tensor]
-    weights: list[torch.Tensor]
-    weights_t: list[torch.Tensor]
-    biases: list[torch.Tensor]
-    by_weights: list[torch.Tensor]
-    by_biases: list[torch.Tensor]
-    products: list[torch.Tensor]
+    dtype = torch.float32
 
-    def __init__(self, inputs: int, linears: Sequence[nn.Linear], rows: int, precision: str, *, asks: bool) -> None:
-        super().__init__()
-        dtype = PRECISIONS[precision]
-        self.narrow, self.asks = dtype != torch.float32, asks
-        sizes = [inputs, *(layer.out_features for layer in linears)]
-        self.values = [torch.empty(rows, size, dtype=dtype) for size in sizes]
-        self.gradients = [torch.empty_like(values) for values in self.values]
-        if not asks:
-            self.gradients[0] = torch.empty(0, dtype=dtype)
-        self.gradients_t = [gradient.t() for gradient in self.gradients]  # made once: a view costs as much as a product
-        self.input, self.output = self.values[0].float(), self.values[-1].float()  # the same memory if float32
-        self.by_input, self.gradient = self.gradients[0].float(), self.gradients[-1].float()
-        self.ones = torch.ones(rows)
+    def __init__(self, linear: nn.Linear, rows: int, *, relu: bool = True) -> None:
+        assert isinstance(linear.weight.grad, torch.Tensor)
+        assert isinstance(linear.bias.grad, torch.Tensor)
+        self._relu = relu
+        self._weight, self._bias = linear.weight.detach(), linear.bias.detach()
+        self._by_weight, self._by_bias = linear.weight.grad, linear.bias.grad.numpy()
+        self.output = torch.empty(rows, linear.out_features, dtype=self.dtype)
+        self.gradient = torch.empty_like(self.output)
+        self._see()
 
-        self.master = [layer.weight.detach() for layer in linears]
-        self.master_biases = [layer.bias.detach() for layer in linears]
-        self.weights = [weight.to(dtype) for weight in self.master]
-        self.weights_t = [weight.t() for weight in self.weights]
-        self.biases = [bias.to(dtype) for bias in self.master_biases]
-        self.by_weights = [gradient_of(layer.weight) for layer in linears]
-        self.by_biases = [gradient_of(layer.bias) for layer in linears]
-        self.products = [torch.empty_like(weight) if self.narrow else weight for weight in self.weights]
+    def _see(self) -> None:
+        """Make the views that each step uses: making them anew would cost as much as a small product."""
+        self._weight_t, self._gradient_t = self._weight.t(), self.gradient.t()
+        self._arrays = self.gradient.numpy(), self.output.numpy()
 
-    def forward(self, fresh: bool) -> None:
-        """Fill ``output``. ``fresh``: this is a batch's first piece."""
-        if self.narrow:
-            if fresh:
-                for i in range(len(self.weights)):
-                    self.weights[i].copy_(self.master[i])
-                    self.biases[i].copy_(self.master_biases[i])
-            self.values[0].copy_(self.input)
-        for i in range(len(self.weights)):
-            torch.addmm(self.biases[i], self.values[i], self.weights_t[i], out=self.values[i + 1])
-            torch.relu_(self.values[i + 1])
-        if self.narrow:
-            self.output.copy_(self.values[-1])
+    def refresh(self) -> None:
+        """Look at the weights as they are now: called once a batch."""
 
-    @torch.jit.export
-    def backward(self, fresh: bool) -> None:
-        """From ``gradient`` to those by parameters, added to what is there unless ``fresh``, and to ``by_input``."""
-        if self.narrow:
-            self.gradients[-1].copy_(self.gradient)
-        for k in range(len(self.weights)):
-            i = len(self.weights) - 1 - k
-            by_output, by_output_t = self.gradients[i + 1], self.gradients_t[i + 1]
-            torch.ops.aten.threshold_backward(by_output, self.values[i + 1], 0.0, grad_input=by_output)
-            if self.narrow:
-                torch.mm(by_output_t, self.values[i], out=self.products[i])
-                sums = torch.sum(by_output, [0], dtype=torch.float32)
-                if fresh:
-                    self.by_weights[i].copy_(self.products[i])
-                    self.by_biases[i].copy_(sums)
-                else:
-                    self.by_weights[i].add_(self.products[i])
-                    self.by_biases[i].add_(sums)
-            elif fresh:
-                torch.mm(by_output_t, self.values[i], out=self.by_weights[i])
-                torch.mv(by_output_t, self.ones, out=self.by_biases[i])
-            else:
-                torch.addmm(self.by_weights[i], by_output_t, self.values[i], out=self.by_weights[i])
-                torch.addmv(self.by_biases[i], by_output_t, self.ones, out=self.by_biases[i])
-            if i > 0 or self.asks:
-                torch.mm(by_output, self.weights[i], out=self.gradients[i])
-        if self.narrow and self.asks:
-            self.by_input.copy_(self.gradients[0])
+    def forward(self, values: torch.Tensor) -> None:
+        """Output for values (rows, inputs)."""
+        torch.addmm(self._bias, values, self._weight_t, out=self.output)
+        if self._relu:
+            torch.relu_(self.output)
 
+    def backward(self, values: torch.Tensor, by_values: torch.Tensor | None, *, fresh: bool) -> None:
+        """From ``gradient`` to those by weight and bias, added to what is there unless ``fresh``, and to that by values."""
+        self._through_relu(fresh)
+        self._to_weight(values, fresh)
+        if by_values is not None:
+            torch.mm(self.gradient, self._weight, out=by_values)
 
-class Head(nn.Module):
-    """A chain, then one linear layer to ``logits`` (rows,), then the log-loss against ``labels`` (rows,), float32 all three;
-    forward and backward.
-    """
-
-    def __init__(self, linears: Sequence[nn.Linear], rows: int, precision: str) -> None:
-        super().__init__()
-        *hidden, last = linears
-        self.chain = Chain(linears[0].in_features, hidden, rows, precision, asks=True)
-        self.labels, self.scores, self.by_scores = torch.empty(rows), torch.empty(rows, 1), torch.empty(rows, 1)
-        self.logits, self.by_logits = self.scores[:, 0], self.by_scores[:, 0]
-        self.by_scores_t = self.by_scores.t()
-        self.weight, self.weight_t, self.bias = last.weight.detach(), last.weight.detach().t(), last.bias.detach()
-        self.by_weight, self.by_bias = gradient_of(last.weight), gradient_of(last.bias)
-
-    def forward(self, count: int, fresh: bool) -> None:
-        """From ``chain.input`` to logits, and the gradients of the mean log-loss over ``count`` examples by parameters, added
-        unless ``fresh``, and by ``chain.input``.
-        """
-        self.chain.forward(fresh)
-        torch.addmm(self.bias, self.chain.output, self.weight_t, out=self.scores)
-        torch.sigmoid(self.logits, out=self.by_logits)
-        self.by_logits.sub_(self.labels).div_(count)
-        if fresh:
-            torch.mm(self.by_scores_t, self.chain.output, out=self.by_weight)
-            torch.sum(self.by_scores, [0], out=self.by_bias)
+    def _through_relu(self, fresh: bool) -> None:
+        if self._relu:
+            kernels.relu_backward(*self._arrays, self._by_bias, fresh)
         else:
-            torch.addmm(self.by_weight, self.by_scores_t, self.chain.output, out=self.by_weight)
-            self.by_bias.add_(torch.sum(self.by_scores))
-        torch.mm(self.by_scores, self.weight, out=self.chain.gradient)
-        self.chain.backward(fresh)
+            kernels.column_sums(self._arrays[0], self._by_bias, fresh)
+
+    def _to_weight(self, values: torch.Tensor, fresh: bool) -> None:
+        if fresh:
+            torch.mm(self._gradient_t, values, out=self._by_weight)
+        else:
+            torch.addmm(self._by_weight, self._gradient_t, values, out=self._by_weight)
 
 
-def scripted(module: Module) -> Module:
-    """The module as TorchScript: a call takes the interpreter lock once. Where Python is too new for it, as it is."""
-    if sys.version_info >= (3, 14):
-        return module
-    # deprecated for what compiles to other processors; nothing else frees the lock for several operations
-    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
-    with ONE_AT_A_TIME:
-        script: Any = torch.jit.script(module)
-    return cast("Module", script)
+class HalfLayer(Layer):
+    """The same with products of bfloat16 numbers, for hidden layers. Weights, their gradients and biases' are float32
+    outside: the processor sums products in float32, each piece's sum is rounded once, pieces are added in float32.
+    """
+
+    dtype = torch.bfloat16
+
+    def _see(self) -> None:
+        self._master = self._weight, self._bias
+        self._weight, self._bias = self._weight.to(self.dtype), self._bias.to(self.dtype)
+        self._weight_t, self._gradient_t = self._weight.t(), self.gradient.t()
+        self._half_by_weight = torch.empty_like(self._weight)
+        self._arrays = self.gradient.view(torch.uint16).numpy(), self.output.view(torch.uint16).numpy()
+
+    def refresh(self) -> None:
+        """Round the weights as they are now."""
+        self._weight.copy_(self._master[0])
+        self._bias.copy_(self._master[1])
+
+    def _through_relu(self, fresh: bool) -> None:
+        kernels.relu_backward_half(*self._arrays, self._by_bias, fresh)
+
+    def _to_weight(self, values: torch.Tensor, fresh: bool) -> None:
+        torch.mm(self._gradient_t, values, out=self._half_by_weight)
+        if fresh:
+            self._by_weight.copy_(self._half_by_weight)
+        else:
+            self._by_weight.add_(self._half_by_weight)
 
 
-def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
-    """Where the gradient by a parameter goes."""
-    assert isinstance(parameter.grad, torch.Tensor)
-    return parameter.grad
+class Hidden:
+    """Some layers in a row, all with ReLU, from ``values`` (rows, inputs) to ``output``.
+
+    ``by_values`` is where the gradient by the values goes, None if nobody needs it.
+    """
+
+    def __init__(self, layers: Sequence[Layer], values: torch.Tensor, by_values: torch.Tensor | None) -> None:
+        self._layers = layers
+        self._values = [values, *(layer.output for layer in layers)]
+        self._gradients = [by_values, *(layer.gradient for layer in layers)]
+        self.output = self._values[-1]
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """The place for the gradient of the loss by ``output``."""
+        assert self._gradients[-1] is not None
+        return self._gradients[-1]
+
+    def refresh(self) -> None:
+        """Look at the weights as they are now."""
+        for layer in self._layers:
+            layer.refresh()
+
+    def forward(self) -> None:
+        """Fill ``output``."""
+        for layer, values in zip(self._layers, self._values, strict=False):
+            layer.forward(values)
+
+    def backward(self, *, fresh: bool) -> None:
+        """From ``gradient`` to those by parameters and values."""
+        for depth in range(len(self._layers) - 1, -1, -1):
+            self._layers[depth].backward(self._values[depth], self._gradients[depth], fresh=fresh)
+
+
+class Wide:
+    """A tensor ``narrow`` as a float32 tensor and array for what is not a hidden layer: its own memory, or a copy where
+    it is of bfloat16.
+    """
+
+    def __init__(self, narrow: torch.Tensor) -> None:
+        self.narrow, self.tensor = narrow, narrow.float()
+        self.array: np.ndarray = self.tensor.numpy()
+        self._same = self.tensor is narrow
+
+    def read(self) -> None:
+        """Take over what ``narrow`` holds now."""
+        if not self._same:
+            self.tensor.copy_(self.narrow)
+
+    def write(self) -> None:
+        """Give ``narrow`` what the array holds now."""
+        if not self._same:
+            self.narrow.copy_(self.tensor)
 
 
 def linears(layers: nn.Sequential) -> list[nn.Linear]:

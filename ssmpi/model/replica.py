@@ -16,9 +16,7 @@ import torch
 from torch import nn
 
 from ssmpi.errors import DataError
-from ssmpi.model.dlrm import initial_values
-
-Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+from ssmpi.model.dlrm import Step, initial_values
 
 
 class Replica:
@@ -77,7 +75,8 @@ class Twin:
             parameter.data = self.weights[start : start + size].view(parameter.shape)
             parameter.grad = self.gradients[start : start + size].view(parameter.shape)
             start += size
-        self._forward_backward: Step = getattr(module, "forward_backward", self.by_autograd)
+        own_step = getattr(module, "own_step", None)
+        self._forward_backward: Step = own_step(*self.arrays) if own_step else self.by_autograd
 
     def forward_backward(
         self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
@@ -89,7 +88,7 @@ class Twin:
         return self._forward_backward(dense, rows, labels)
 
     def by_autograd(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The same for any module, for models that do not write their own ``forward_backward``."""
+        """The same for any module, for models that do not write an ``own_step``."""
         leaf = torch.from_numpy(rows).requires_grad_()
         logits = self.module(torch.from_numpy(dense), leaf)
         self.gradients.zero_()

@@ -1,6 +1,7 @@
 """The dense model: one flat vector, twins that share it, and optimizers against torch's own."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -10,6 +11,7 @@ from oracle import PlainDLRM
 
 from ssmpi.checkpoint import files
 from ssmpi.errors import DataError
+from ssmpi.model import blas
 from ssmpi.model.dlrm import DLRM
 from ssmpi.model.layers import PIECE
 from ssmpi.model.optim import dense_optimizer
@@ -140,6 +142,35 @@ def test_gradients_by_hand_are_those_of_autograd(size):
     for ours, theirs, tolerance in zip(by_hand, expected, (2e-6, 1e-7, 1e-6), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=tolerance)
         assert np.abs(ours).max() > 0
+
+
+@pytest.mark.parametrize("size", [7, PIECE + 50])
+def test_where_torchs_blas_is_not_found_its_operators_give_the_same(size, monkeypatch):
+    compiled, *_ = gradients(size)
+    monkeypatch.setattr(blas, "LIBRARY", Path("/no/such/library"))
+    assert blas.sgemm() is None
+    by_hand, expected, *_ = gradients(size)
+    for ours, theirs, others in zip(by_hand, expected, compiled, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
+        np.testing.assert_allclose(ours, others, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 1, 1), (5, 3, 7), (64, 33, 129)])
+def test_compiled_products_are_numpys(rows, n, k):
+    generator = np.random.default_rng(rows)
+    values, weight, by_out, held = (
+        generator.normal(size=size).astype(np.float32) for size in ((rows, k), (n, k), (rows, n), (n, k))
+    )
+    flat = [array.ravel() for array in (values, weight, by_out)]
+    found = [np.full(size, np.nan, np.float32) for size in ((rows, n), (n, k), (rows, k))]
+    added = held.copy()
+    blas.outputs(blas.sgemm(), flat[0], flat[1], found[0].ravel(), rows, n, k)
+    blas.by_weight(blas.sgemm(), flat[2], flat[0], found[1].ravel(), rows, n, k, True)
+    blas.by_weight(blas.sgemm(), flat[2], flat[0], added.ravel(), rows, n, k, False)
+    blas.by_values(blas.sgemm(), flat[2], flat[1], found[2].ravel(), rows, n, k)
+    expected = (values @ weight.T, by_out.T @ values, by_out @ weight, held + by_out.T @ values)
+    for ours, theirs in zip((*found, added), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_an_mlp_may_have_no_hidden_layer():
