@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from datasets import make_dataset
-from ranks import running, ssmpi
+from ranks import PATIENCE, running, ssmpi
 from runs import Run, write_run_file
 
 from ssmpi.checkpoint.store import Store
@@ -20,7 +20,6 @@ SETTINGS = (
     "data.batch_size=64", "data.passes=60", "evaluate.split=none", "evaluate.final=test", "run.record_losses=false",
     "checkpoint.every_examples=2000", "run.log_seconds=0.2",
 )  # fmt: skip
-START_UP = 120  # seconds for what takes five on a quiet machine
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +37,13 @@ def rank_of(pid):
 
 def interfere(job, run, signum, rank, checkpoints):
     """Send a signal to one rank once there are so many checkpoints, whatever is being done then; how the job ended."""
-    deadline = time.monotonic() + START_UP
+    deadline = time.monotonic() + PATIENCE
     while not any(int(path.name[-6:]) >= checkpoints for path in Store(run).committed()):
         assert job.process.poll() is None, job.read_so_far()
         assert time.monotonic() < deadline, job.read_so_far()
         time.sleep(0.02)
     os.kill(next(pid for pid in job.pids() if rank_of(pid) == rank), signum)
-    return job.wait(START_UP)
+    return job.wait(PATIENCE)
 
 
 def test_killed_stopped_damaged_and_resharded_it_ends_with_every_row(tmp_path, data):
@@ -71,18 +70,18 @@ def test_killed_stopped_damaged_and_resharded_it_ends_with_every_row(tmp_path, d
     content = bytearray((newest / "embedding-0001.h5").read_bytes())
     content[len(content) // 2] ^= 4
     (newest / "embedding-0001.h5").write_bytes(content)
-    assert ssmpi("inspect", run, timeout=START_UP).code == 1
-    refused = ssmpi("train", "--resume", run, ranks=3, timeout=START_UP)
+    assert ssmpi("inspect", run).code == 1
+    refused = ssmpi("train", "--resume", run, ranks=3)
     assert refused.code == 2
     assert "embedding-0001.h5: damaged" in refused.err
     assert f"--checkpoint {Store(run).committed()[-2].name}" in refused.err
 
     third = ("topology.trainers=2", "topology.threads=1", "topology.embedding_ps=1", "topology.sync_ps=1")
     whole = ("--resume", run, "--checkpoint", "whole", *third, "sync.algorithm=easgd", "data.passes=40")
-    ssmpi("train", *whole, ranks=4, timeout=START_UP).check()
+    ssmpi("train", *whole, ranks=4).check()
     assert Run(run).result["status"] == "complete"
     assert Run(run).result["examples"] == 40 * 4_000
-    assert "this run is finished" in ssmpi("train", "--resume", run, ranks=4, timeout=START_UP).check().out
+    assert "this run is finished" in ssmpi("train", "--resume", run, ranks=4).check().out
 
 
 def test_a_stop_that_cannot_be_saved_in_its_budget_ends_the_job(tmp_path, data):
@@ -91,7 +90,7 @@ def test_a_stop_that_cannot_be_saved_in_its_budget_ends_the_job(tmp_path, data):
     )
     (tmp_path / "given.toml").write_text(dump(config))
     with running(2, BROKEN, "stop_where_the_disk_hangs", 0, "train", tmp_path / "given.toml") as job:
-        ended = job.wait(START_UP)
+        ended = job.wait(PATIENCE)
     assert ended.code == STOPPED, ended.err
     assert "no checkpoint within checkpoint.stop_budget_seconds = 0.5" in ended.err
 
