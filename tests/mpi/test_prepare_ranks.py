@@ -126,9 +126,7 @@ raise SystemExit(cli.main(sys.argv[1:]))
 
 
 def test_an_unexpected_error_on_one_rank_ends_the_job(raw, tmp_path):
-    began = time.monotonic()
     done = mpirun(3, "-c", FAULTY, "criteo", raw, "-o", tmp_path / "out", *SMALL)
     assert done.code != 0
     assert "rank 1: this is not expected" in done.err
     assert "ZeroDivisionError: planted" in done.err
-    assert time.monotonic() - began < 30
