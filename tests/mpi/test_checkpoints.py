@@ -17,7 +17,7 @@ from ssmpi.settings import dump
 
 BROKEN = Path(__file__).with_name("broken.py")
 SETTINGS = (
-    "data.batch_size=64", "data.passes=60", "evaluate.split=none", "evaluate.final=test", "run.record_losses=false",
+    "data.batch_size=64", "data.passes=100_000", "evaluate.split=none", "evaluate.final=test", "run.record_losses=false",
     "checkpoint.every_examples=2000", "run.log_seconds=0.2",
 )  # fmt: skip
 
@@ -77,10 +77,11 @@ def test_killed_stopped_damaged_and_resharded_it_ends_with_every_row(tmp_path, d
     assert f"--checkpoint {Store(run).committed()[-2].name}" in refused.err
 
     third = ("topology.trainers=2", "topology.threads=1", "topology.embedding_ps=1", "topology.sync_ps=1")
-    whole = ("--resume", run, "--checkpoint", "whole", *third, "sync.algorithm=easgd", "data.passes=40")
+    passes = at // 4_000 + 2
+    whole = ("--resume", run, "--checkpoint", "whole", *third, "sync.algorithm=easgd", f"data.passes={passes}")
     ssmpi("train", *whole, ranks=4).check()
     assert Run(run).result["status"] == "complete"
-    assert Run(run).result["examples"] == 40 * 4_000
+    assert Run(run).result["examples"] == passes * 4_000
     assert "this run is finished" in ssmpi("train", "--resume", run, ranks=4).check().out
 
 
