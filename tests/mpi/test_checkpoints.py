@@ -103,14 +103,14 @@ def test_two_jobs_do_not_write_one_run(tmp_path, data):
     run = Path(config.run.folder)
     first = ("train", tmp_path / "given.toml")
     with running(2, "-m", "ssmpi", *first) as job:
-        deadline = time.monotonic() + START_UP
+        deadline = time.monotonic() + PATIENCE
         while not Store(run).committed():
             assert job.process.poll() is None, job.read_so_far()
             assert time.monotonic() < deadline, job.read_so_far()
             time.sleep(0.05)
         holder = next(pid for pid in job.pids() if rank_of(pid) == 0)
         for others in ((*first, "--overwrite"), ("train", "--resume", run)):
-            refused = ssmpi(*others, ranks=2, timeout=START_UP)
+            refused = ssmpi(*others, ranks=2)
             assert refused.code == 2, refused.err
             assert refused.err.count("error: ") == 1
             assert f"{run}: another job is at this run (process {holder} on host " in refused.err
@@ -119,4 +119,4 @@ def test_two_jobs_do_not_write_one_run(tmp_path, data):
         interfere(job, run, signal.SIGKILL, rank=0, checkpoints=1)
     position = json.loads((Store(run).committed()[-1] / "manifest.json").read_text())["state"]["examples"]
     again = ("train", "--resume", run, f"data.passes={position // 4_000 + 2}")
-    assert "going on from" in ssmpi(*again, ranks=2, timeout=START_UP).check().err
+    assert "going on from" in ssmpi(*again, ranks=2).check().err

@@ -22,7 +22,7 @@ from runs import Run
 from ssmpi.data.schema import read_manifest, write_manifest, write_shard
 from ssmpi.errors import STOPPED
 
-LIMIT = 10  # seconds from a fault to the end of the job
+LIMIT = 10  # seconds from a fault to the end of the job; where starting it took longer, as long as that
 BROKEN = Path(__file__).with_name("broken.py")
 SETTINGS = """
 data.passes = 100000
@@ -48,7 +48,7 @@ class Job:
         file.write_text(SETTINGS)
         places = (file, f"data.folder={folder / 'data'}", f"run.folder={self.run}")
         words = (*start, sys.executable, *program, *places, *overrides)
-        self._mark = str(file).encode()
+        self._mark, self._began = str(file).encode(), time.monotonic()
         self._running = Running([str(word) for word in words], full_environment(environ))
 
     def until_it_trains(self, more=1):
@@ -93,13 +93,13 @@ class Job:
                     found.append(int(folder.name))
         return found
 
-    def end(self, within=LIMIT):
+    def end(self, within=None):
         """Exit code and output, once it has ended; no process may be left."""
-        finished = self._running.wait(within)
+        finished = self._running.wait(within or max(LIMIT, time.monotonic() - self._began))
         assert not self.living(), "processes are left"
         return finished.code, finished.out + finished.err
 
-    def error(self, within=LIMIT):
+    def error(self, within=None):
         """The one message of a job that failed."""
         code, output = self.end(within)
         assert code not in (0, STOPPED), output
