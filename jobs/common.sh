@@ -1,6 +1,8 @@
 # Sourced by quickstart.sh and test.sh: print what runs, make an environment, find an MPI that works.
 # shellcheck shell=bash
 
+export PYTHONDONTWRITEBYTECODE=  # else every rank of every job compiles every module it imports
+
 run() {  # print a command as the user could type it, then run it
   printf '\n+ %s\n' "$(printf '%q ' "$@")" >&2
   "$@"
@@ -23,11 +25,12 @@ python_command() {  # the newest python that will do
 }
 
 make_environment() {  # make_environment FOLDER EXTRAS: a virtual environment with ssmpi in it; quick when it is up to date
+  # --no-compile: compiling all of torch takes as long as installing it; what is imported is compiled then
   local folder=$1 extras=$2 stamp
   [ -x "$folder/bin/python" ] || run "$(python_command)" -m venv "$folder"
   stamp=$(cat pyproject.toml jobs/constraints.txt | cksum; echo "$extras")
   if [ "$stamp" != "$(cat "$folder/.stamp" 2>/dev/null)" ]; then
-    run "$folder/bin/pip" install --quiet --disable-pip-version-check -c jobs/constraints.txt -e ".[$extras]"
+    run "$folder/bin/pip" install --quiet --disable-pip-version-check --no-compile -c jobs/constraints.txt -e ".[$extras]"
     echo "$stamp" > "$folder/.stamp"
   fi
   export PATH="$PWD/$folder/bin:$PATH"

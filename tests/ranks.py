@@ -25,6 +25,7 @@ from ssmpi.environment import environment
 from ssmpi.topology import Role
 
 TESTS = Path(__file__).parent
+PATIENCE = 120  # seconds until something counts as hanging: twenty times what it takes on a quiet machine
 
 
 # Real ranks
@@ -104,13 +105,13 @@ def running(n, *arguments, environ=None):
         job.close()
 
 
-def mpirun(n, *arguments, timeout=60, environ=None):
+def mpirun(n, *arguments, timeout=PATIENCE, environ=None):
     """Run ``mpirun -n N python ARGUMENTS`` to its end."""
     with running(n, *arguments, environ=environ) as job:
         return job.wait(timeout)
 
 
-def ssmpi(*arguments, ranks=None, timeout=60, environ=None):
+def ssmpi(*arguments, ranks=None, timeout=PATIENCE, environ=None):
     """Run ``ssmpi ARGUMENTS`` under mpirun, or as a single process without it."""
     if ranks is not None:
         return mpirun(ranks, "-m", "ssmpi", *arguments, timeout=timeout, environ=environ)
@@ -134,12 +135,12 @@ def mpirun_path():
     return found
 
 
-def over_mpi(topology, body, *arguments, timeout=60):
+def over_mpi(topology, body, *arguments, timeout=PATIENCE):
     """Run ``body``, a function of any module, a test's too, on real ranks; their results by rank."""
     return all_over_mpi(topology, [(body, arguments)], timeout=timeout)[0]
 
 
-def all_over_mpi(topology, tasks, timeout=60):
+def all_over_mpi(topology, tasks, timeout=PATIENCE):
     """Run ``tasks``, pairs of body and arguments, one after the other in one job; results by task and rank."""
     places = [(str(Path(sys.modules[body.__module__].__file__).parent), body, args) for body, args in tasks]
     named = [(home, body.__module__, body.__qualname__, pickle.dumps(args)) for home, body, args in places]
@@ -170,7 +171,7 @@ def be_a_rank(folder):
 # Pretended ranks
 
 
-def over_threads(topology, body, *arguments, timeout=30):
+def over_threads(topology, body, *arguments, timeout=PATIENCE):
     """Run ``body`` on threads of this process; their results by rank. The first exception is raised here."""
     job = PretendedJob(topology, time.monotonic() + timeout)
     results = [None] * topology.size

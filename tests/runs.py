@@ -6,7 +6,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from ranks import over_threads, ssmpi
+from ranks import PATIENCE, over_threads, ssmpi
 
 from ssmpi import folder as run_folder
 from ssmpi.checkpoint.store import Store
@@ -73,7 +73,7 @@ def write_run_file(folder, data, *overrides):
     return load(path, (*base, *overrides))
 
 
-def train(folder, data, *overrides, timeout=60):
+def train(folder, data, *overrides, timeout=PATIENCE):
     """``mpirun ... -m ssmpi train`` to its end."""
     config = write_run_file(folder, data, *overrides)
     (folder / "given.toml").write_text(dump(config))
@@ -86,7 +86,7 @@ def play(world, config, checkpoint=None):
     return PARTS[world.role](config, world, Path(config.run.folder), checkpoint)
 
 
-def train_over_threads(folder, data, *overrides, resume=False, timeout=60):
+def train_over_threads(folder, data, *overrides, resume=False, timeout=PATIENCE):
     """The same run with a thread for each rank, in this process. ``resume``: go on from the newest checkpoint."""
     config = write_run_file(folder, data, *overrides)
     path = Path(config.run.folder)

@@ -70,7 +70,9 @@ def run(
 
     def repeat(thread: int) -> None:
         begin()
-        while not stop.is_set():
+        over = False
+        while not over:
+            over = stop.is_set()  # one step more: the last edge lies within a step, wherever this thread was then
             steps[thread]()
             ticks.tick(thread)
 

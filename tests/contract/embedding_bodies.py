@@ -14,7 +14,7 @@ from ssmpi.embedding.table import Arena, Options
 from ssmpi.embedding.transport import LocalTables, RemoteTables
 from ssmpi.topology import Role, Topology
 
-PATIENCE = Patience(time_limit_seconds=20)
+PATIENCE = Patience(time_limit_seconds=60)
 CARDINALITIES = (3, 700, 40, 1, 90)  # the second is split as soon as there are two PSs
 FEATURES, DIM, SEED, BATCH, STEPS = len(CARDINALITIES), 6, 11, 17, 4
 SGD = Options(dim=DIM, optimizer="sgd", rate=0.05, transport="messages")

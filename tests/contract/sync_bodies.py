@@ -12,7 +12,7 @@ from ssmpi.model.options import DenseOptions
 from ssmpi.roles.sync_ps import optimizer
 from ssmpi.topology import Role
 
-PATIENCE = Patience(time_limit_seconds=20)
+PATIENCE = Patience(time_limit_seconds=60)
 PARAMETERS = 1_003  # not a multiple of anything
 REFUSED = {("gossip", "fixed_rate"), ("synchronous", "shadow")}
 

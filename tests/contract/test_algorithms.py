@@ -354,7 +354,7 @@ CASES = [
 def over_real_ranks():
     """Results of all cases that want them, made by one job, because starting it takes longest."""
     cases = [case for case in CASES if case.over_mpi]
-    results = all_over_mpi(TWO, [(case.body, (case.options,)) for case in cases], timeout=90)
+    results = all_over_mpi(TWO, [(case.body, (case.options,)) for case in cases])
     return dict(zip(cases, results, strict=True))
 
 

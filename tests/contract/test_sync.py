@@ -302,7 +302,7 @@ CASES = [
 def over_mpi():
     """Results of all cases that take the same ranks, made by one job, because starting it takes longest."""
     cases = [case for case in CASES if case.topology == TWO]
-    results = all_over_mpi(TWO, [(case.body, (case.options,)) for case in cases], timeout=90)
+    results = all_over_mpi(TWO, [(case.body, (case.options,)) for case in cases])
     return dict(zip(cases, results, strict=True))
 
 

@@ -37,14 +37,14 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory, data):
     """NE of one trainer with one thread, which is well below that of the constant (1.0)."""
-    run = train(tmp_path_factory.mktemp("reference"), data, *SETTINGS, "topology.embedding_ps=0", timeout=120)
+    run = train(tmp_path_factory.mktemp("reference"), data, *SETTINGS, "topology.embedding_ps=0")
     assert run.quality()["ne"] < 0.85
     return run.quality()["ne"]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_in_the_background_it_learns_as_well_as_alone(tmp_path, data, reference, algorithm):
-    run = train(tmp_path, data, *SETTINGS, *TWO_BY_TWO, *ALGORITHMS[algorithm], timeout=120)
+    run = train(tmp_path, data, *SETTINGS, *TWO_BY_TWO, *ALGORITHMS[algorithm])
     assert (
         run.result["rounds"] > 10
     )  # how many there are is the machine's affair: a busy one made 47 where a quiet one makes 90

@@ -89,10 +89,10 @@ def test_a_killed_study_goes_on_without_repeating_finished_cells(tmp_path, data)
 
 def test_a_bad_cell_is_named_and_the_others_are_in_the_table(tmp_path, data):
     study = write_study(tmp_path, data, "dense.rate = [0.01, 1e30]")
-    one = ssmpi("bench", "study", study, "--cell", 0, timeout=120).check()
+    one = ssmpi("bench", "study", study, "--cell", 0).check()
     assert not one.out
     before = marker(tmp_path, "rate-0.01")
-    found = ssmpi("bench", "study", study, timeout=120)
+    found = ssmpi("bench", "study", study)
     assert found.code == 1
     assert marker(tmp_path, "rate-0.01") == before
     assert "| 0.01" in found.out
@@ -100,10 +100,10 @@ def test_a_bad_cell_is_named_and_the_others_are_in_the_table(tmp_path, data):
     last = found.err.splitlines()[-1]
     assert "cell 1, rate 1e+30: exit code" in last
     assert "training has diverged" in last
-    listed = ssmpi("bench", "study", study, "--list", timeout=120).check().out
+    listed = ssmpi("bench", "study", study, "--list").check().out
     assert "0  finished  rate 0.01" in listed
     assert "1  to do     rate 1e+30" in listed
-    alone = ssmpi("bench", "study", study, "--cell", 2, timeout=120)
+    alone = ssmpi("bench", "study", study, "--cell", 2)
     assert alone.code == 2
     assert "has cells 0 to 1" in alone.err
 

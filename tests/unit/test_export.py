@@ -61,7 +61,7 @@ def run(tmp_path_factory, small_data):
 @pytest.fixture(scope="module")
 def predicted(run, small_data, tmp_path_factory):
     file = tmp_path_factory.mktemp("scores") / "scores"
-    ssmpi("predict", run.folder, small_data, "--output", file, timeout=120).check()
+    ssmpi("predict", run.folder, small_data, "--output", file).check()
     return np.loadtxt(file)
 
 
