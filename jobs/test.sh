@@ -22,4 +22,4 @@ run lint-imports
 run shellcheck -x jobs/*.sh jobs/*.sbatch .ci/run
 wait
 # Two files at a time, because many tests wait for others; in the order of their names, in which the long ones do not come last.
-run pytest -rs -n 2 --dist loadfile --no-loadscope-reorder "$@"
+run pytest -rfEs -n 2 --dist loadfile --no-loadscope-reorder "$@"
