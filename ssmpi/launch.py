@@ -7,13 +7,15 @@ instead, finish their step, save and leave, and a run is finished when ``result.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -110,6 +112,22 @@ def mpirun_path() -> str:
 
 def supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:
     """Run the launcher to its end, passing wishes to stop on as SIGUSR1; its exit code, and the signals that came."""
+    with session_folder() as session:
+        return _supervise(line, {**environ, **session})
+
+
+@contextlib.contextmanager
+def session_folder() -> Iterator[dict[str, str]]:
+    """The variable that gives Open MPI's mpirun a folder of its own for its session, gone after the block.
+
+    A killed mpirun leaves /tmp/ompi.PID behind, and a later one that gets the same process number does not start: "The PMIx
+    server's listener thread failed to start".
+    """
+    with tempfile.TemporaryDirectory(prefix="ssmpi-", ignore_cleanup_errors=True) as folder:
+        yield {"PRTE_MCA_prte_local_tmpdir_base": folder}
+
+
+def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:
     told: set[int] = set()
     job = subprocess.Popen(line, env=environ, start_new_session=True)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.environment import environment
+from ssmpi.launch import session_folder
 from ssmpi.topology import Role
 
 TESTS = Path(__file__).parent
@@ -54,6 +55,8 @@ class Running:
 
     def __init__(self, command, environ):
         self._out, self._err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115 - see close
+        self._session = contextlib.ExitStack()
+        environ = {**environ, **self._session.enter_context(session_folder())}
         self.process = subprocess.Popen(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, start_new_session=True
         )
@@ -93,6 +96,7 @@ class Running:
         self.process.wait()
         self._out.close()
         self._err.close()
+        self._session.close()
 
 
 @contextlib.contextmanager

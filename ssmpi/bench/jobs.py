@@ -75,9 +75,9 @@ class Jobs:
 
 def finish(line: Sequence[str], said: Path, seconds: float) -> str:
     """Run a command to its end, what it says into a file; nothing is left of it if it fails or is interrupted."""
-    with said.open("w", encoding="utf-8") as out:
+    with said.open("w", encoding="utf-8") as out, launch.session_folder() as session:
         job = subprocess.Popen(
-            line, env={**os.environ, **launch.environment()}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            line, env={**os.environ, **launch.environment(), **session}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             start_new_session=True,
         )  # fmt: skip
         try:

@@ -1,0 +1,57 @@
+"""What ``ssmpi launch`` gives its launcher."""
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from ssmpi import launch
+
+TELL = """
+import os, pathlib, sys
+folder = pathlib.Path(os.environ["PRTE_MCA_prte_local_tmpdir_base"])
+assert folder.is_dir()
+pathlib.Path(sys.argv[1]).write_text(str(folder))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _handlers():
+    """``supervise`` listens to signals for the rest of a process that ends with it; this one does not."""
+    before = {name: signal.getsignal(name) for name in launch.WISHES}
+    yield
+    for name, handler in before.items():
+        signal.signal(name, handler)
+
+
+def test_every_launcher_has_a_session_folder_of_its_own_that_does_not_outlive_it(tmp_path):
+    folders = []
+    for told in (tmp_path / "one", tmp_path / "other"):
+        assert launch.supervise([sys.executable, "-c", TELL, str(told)], os.environ)[0] == 0
+        folders.append(Path(told.read_text()))
+    assert folders[0] != folders[1]
+    assert not any(folder.exists() for folder in folders)
+
+
+@pytest.mark.skipif(not os.access("/proc/sys/kernel/ns_last_pid", os.W_OK), reason="only root chooses process numbers")
+def test_what_a_killed_mpirun_left_keeps_no_later_one_with_its_number_from_starting():
+    """Bare mpirun with such a number ends with 213: "The PMIx server's listener thread failed to start"."""
+    line = launch.mpirun(1, "-c", "print('started')")
+    chooses = 'echo $(($0 - 1)) > /proc/sys/kernel/ns_last_pid; "$@" & test $! = $0 || { wait $!; exit 3; }; wait $!'
+    for number in range(30_000, 30_030):  # another program may take a number first
+        left = Path(f"/tmp/ompi.{number}")
+        left.mkdir(exist_ok=True)
+        for name in ("pmix.{host}.tool", "pmix.{host}.tool.{pid}", "pmix.{host}.tool.prterun-{host}-{pid}@0"):
+            (left / name.format(host=os.uname().nodename, pid=number)).touch()
+        try:
+            code, _ = launch.supervise(
+                ["bash", "-c", chooses, str(number), *line], {**os.environ, **launch.environment()}
+            )
+        finally:
+            shutil.rmtree(left, ignore_errors=True)
+        if code != 3:
+            break
+    assert code == 0
