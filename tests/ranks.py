@@ -76,7 +76,8 @@ class Running:
     @staticmethod
     def read(file):
         file.flush()
-        return Path(f"/proc/self/fd/{file.fileno()}").read_text(errors="replace")
+        text = Path(f"/proc/self/fd/{file.fileno()}").read_text(errors="replace")
+        return text.replace("\0", "")  # Open MPI ends what it says of an abort with one
 
     def pids(self):
         """All living processes of the session: mpirun, its ranks, and what those started."""
