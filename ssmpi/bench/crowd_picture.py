@@ -6,24 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ssmpi.log import log
+from ssmpi.bench.picture import pyplot
 
 
 def draw(report: Mapping[str, Any], target: Path) -> Path | None:
-    """Write the picture; says so when matplotlib is not installed."""
-    try:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        log.info("no plot: pip install 'ssmpi[plots]' to have one")
+    """Write the picture, where there is matplotlib."""
+    plt = pyplot()
+    if not plt:
         return None
     figure, (speed, gap) = plt.subplots(1, 2, figsize=(13, 5.5), constrained_layout=True)
     shapes = list(dict.fromkeys(row["shape"] for row in report["rows"]))
     for number, shape in enumerate(shapes):
         rows = sorted((row for row in report["rows"] if row["shape"] == shape), key=lambda row: row["trainers"])
-        colour = mpl.colormaps["tab20"](number % 20)
+        colour = plt.get_cmap("tab20")(number % 20)
         curve(speed, rows, report["curves"][shape], "eps", colour)
         curve(gap, rows, report["curves"][shape], "gap", colour)
         speed.plot([], [], "o-", color=colour, label=shape)

@@ -19,8 +19,8 @@ MEANING = {
 }
 
 
-def draw(report: Mapping[str, Any], target: Path) -> Path | None:
-    """Write the picture; says so when matplotlib is not installed or there is nothing to draw."""
+def pyplot() -> Any:
+    """Matplotlib's, for files only; says so and is None when it is not installed."""
     try:
         import matplotlib as mpl
 
@@ -29,8 +29,14 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
     except ImportError:
         log.info("no plot: pip install 'ssmpi[plots]' to have one")
         return None
+    return plt
+
+
+def draw(report: Mapping[str, Any], target: Path) -> Path | None:
+    """Write the picture, where there is matplotlib and something to draw."""
     found, stages = report["contenders"], report["sections"].get("stages")
-    if not found:
+    plt = pyplot()
+    if not found or not plt:
         return None
     batches = sorted({figures["batch"] for figures in found.values()})
     labels = list(dict.fromkeys(label(figures) for figures in ordered(found)))
@@ -47,7 +53,7 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
         shares(figure.add_subplot(grid[1, :]), stages)
     header = report["header"]
     kinds = [kind for kind in ORDER if any(figures["kind"] == kind for figures in found.values())]
-    handles = [mpl.patches.Patch(color=COLOURS[kind], label=MEANING[kind]) for kind in kinds]
+    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[kind], label=MEANING[kind]) for kind in kinds]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     title = f"examples per second on {header['cores']} cores ({header['processor']}): bar = median, ticks = windows"
     figure.suptitle(title, fontsize=11)
