@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
+from ssmpi.comm.failure import cause
 from ssmpi.log import log, terminal
 from ssmpi.metrics import SUMS, Quality
 from ssmpi.roles import control
+from ssmpi.roles.lines import Lines
 from ssmpi.topology import Topology
 
 if TYPE_CHECKING:
@@ -39,9 +41,8 @@ class Logbook:
     ) -> None:
         self._topology, self._rows, self._every = topology, rows, every_seconds
         numbers, arrays = earlier or ({}, {})
-        self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        known = min(int(numbers.get("bytes", 0)), self._lines.tell())
-        self._lines.truncate(known)  # what came after the checkpoint will come again
+        known = int(numbers.get("bytes", 0))
+        self._lines = Lines(folder / "metrics.jsonl", known)  # what came after the checkpoint will come again
         self.writer: SummaryWriter | None = None
         self._bar = tqdm(
             total=rows, unit="ex", unit_scale=True, dynamic_ncols=True, file=terminal(), disable=terminal() is None
@@ -105,11 +106,10 @@ class Logbook:
     def state(self) -> State:
         """What a log book that goes on from here needs: numbers for JSON, and arrays."""
         self.window()
-        self._lines.flush()
         totals = self.totals()
         numbers = {name: totals[name] for name in ("examples", *self._earlier, *SAVING)}
         arrays = {"histogram": self._total.histogram, "sums": self._total.sums}
-        return {**numbers, "bytes": self._lines.tell()}, arrays
+        return {**numbers, "bytes": self._lines.size}, arrays
 
     def sync(self, since: dict[str, np.ndarray] | None = None) -> dict[str, float]:
         """Synchronization in figures, averages over all trainers; nothing if there was no round.
@@ -180,13 +180,16 @@ class Logbook:
 
     def _write(self, line: dict[str, Any]) -> None:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
-        self._lines.write(json.dumps(plain) + "\n")
-        self._lines.flush()
+        self._lines.write(json.dumps(plain))
         if self.writer:
             prefix = plain.get("split", "train")
-            for name, value in plain.items():
-                if isinstance(value, float) and name != "seconds":
-                    self.writer.add_scalar(f"{prefix}/{name}", value, plain["examples"])
+            try:
+                for name, value in plain.items():
+                    if isinstance(value, float) and name != "seconds":
+                        self.writer.add_scalar(f"{prefix}/{name}", value, plain["examples"])
+            except OSError as error:
+                self.writer = None
+                log.error(f"error: TensorBoard's events end here, metrics.jsonl goes on: {cause(error)}")
 
     def _show(self, line: dict[str, Any]) -> None:
         gap = f" gap {line['sync_gap_thread']:.1f}" if "sync_gap_thread" in line else ""

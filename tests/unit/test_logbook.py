@@ -1,11 +1,13 @@
 """What a run writes while it goes on: windows and evaluations at the right place in the run, and a picture of them."""
 
 import json
+import resource
 
 import pytest
 from runs import train_over_threads
 
 from ssmpi import report
+from ssmpi.roles.lines import Lines
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01")
 
@@ -67,3 +69,25 @@ def test_rounds_in_figures(tmp_path, small_data):
         assert 0 < line["round_seconds"] < 60
         assert 0 < line["divergence"] < 1
         assert line["sync_gap_thread"] == line["sync_gap_trainer"] > 0
+
+
+def test_lines_that_the_disk_does_not_take_wait_until_it_does(tmp_path):
+    """The kernel refuses what goes beyond a limit of the process, in the middle of a line, as it does on a full disk."""
+    lines, path = Lines(tmp_path / "lines", known=0), tmp_path / "lines"
+    lines.write("first")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        lines.write("second line")
+        lines.write("third")
+        assert path.read_text() == "first\nseco"
+        assert lines.size == len("first\nsecond line\nthird\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    lines.write("fourth")
+    lines.close()
+    assert path.read_text() == "first\nsecond line\nthird\nfourth\n"
+    again = Lines(path, known=6)
+    again.write("other")
+    again.close()
+    assert path.read_text() == "first\nother\n"
