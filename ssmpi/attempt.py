@@ -37,6 +37,12 @@ class Attempt:
             return 0
         if status == "stopped":
             return self._again("stopped and saved", STOPPED, cancelled)
+        if code == STOPPED:  # and no marker: the ranks have said why
+            return self._again(
+                "stopped, but not saved in time: the next attempt goes on from the checkpoint before",
+                STOPPED,
+                cancelled,
+            )
         told = log.end_recorded(self._folder, self._logs)
         begun = log.lengths(self._folder) != self._logs  # from here on a rank that fails leaves a record of it
         if code in OURS and (told or not (begun and code == SRUNS)):

@@ -25,6 +25,9 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
         lines += [f"{path.name}: {found or contents(path)}"]
         if not found:
             lines[-1] += ", checksums ok" if checksums else ", checksums not read"
+    lines += [
+        f"{path.name}: does not count; newer than what the run went on from" for path in store.Store(run).set_aside()
+    ]
     if not there:
         lines.append("no checkpoint: --resume starts from the beginning")
     return "\n".join(lines), well
@@ -58,5 +61,11 @@ def contents(path: Path) -> str:
     if "topology" not in state:
         return f"after {state['examples']:,} examples, {size}"
     done, ranks = state["examples"] / max(state["expected_examples"], 1), state["topology"]
-    made_by = f"{ranks['trainers']} x {ranks['threads']} threads, {ranks['embedding_ps']} embedding PSs"
-    return f"after {state['examples']:,} examples ({done:.1%}), {size}, by {made_by} ({state['algorithm']})"
+    servers = f"{ranks['embedding_ps']} embedding PSs, {ranks['sync_ps']} sync PSs"
+    made_by = f"{ranks['trainers']} x {ranks['threads']} threads, {servers}"
+    a_pass = state["position"]["part"] // state["identity"]["evaluate.per_pass"] + 1
+    scores = "".join(f", {split} NE {kept['last']['ne']:.5f}" for split, kept in state["evaluations"].items())
+    return (
+        f"after {state['examples']:,} examples ({done:.1%}, pass {a_pass}){scores}, {size}, by {made_by} ({state['algorithm']}), "
+        f"seed {state['identity']['run.seed']}"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ssmpi import folder, settings
@@ -43,52 +44,70 @@ def prepare(request: Request, ranks: int, held: ExitStack) -> Start:
         folder.refuse(run, request.overwrite)
         held.enter_context(folder.lock(run))
         folder.make(run, config, request.overwrite)
-        attempts.begin(run, 0)
         return Start(config)
     held.enter_context(folder.lock(run))
     if is_finished(run):  # by the job that held it
         return Start(config, finished=True)
     found = candidates(run, request.checkpoint)
-    examples = 0
-    if found:
-        state = store.read_manifest(found[0]).state
-        check_identity(found[0].name, state["identity"], identity(config, reader.manifest))
-        examples = state["examples"]
-    attempts.begin(run, examples)
+    for path in found:
+        check_identity(path.name, store.read_manifest(path).state["identity"], identity(config, reader.manifest))
     disk.remove_file(run / RESULT_NAME)  # this run is not at an end any more
     write_settings(run, config)
     return Start(config, tuple(found))
 
 
 def candidates(run: Path, name: str | None) -> list[Path]:
-    """The checkpoints that may be gone on from, the first one first."""
+    """The checkpoints that may be gone on from, the first one first; DataError if there are some, but none with a manifest."""
     there = store.Store(run).committed()
-    if name == WHOLE:
-        return there[::-1]
-    return [store.Store(run).named(name)] if name else there[-1:]
+    found = there[::-1] if name == WHOLE else [store.Store(run).named(name)] if name else there[-1:]
+    damaged = {path: error for path in found if (error := manifest_error(path))}
+    if damaged and len(damaged) == len(found):
+        path, error = next(iter(damaged.items()))
+        raise DataError(f"{error}; {store.older_than(path if name != WHOLE else there[0], there)}")
+    for path, error in damaged.items():
+        log.warning(f"{path.name} cannot be used: {error}")
+    return [path for path in found if path not in damaged]
 
 
 def choose(job: Job, start: Start) -> Path | None:
     """The first checkpoint whose files are as they were written, each rank checking its share; DataError if there is none."""
+    run = Path(start.config.run.folder)
     for path in start.checkpoints:
         errors = [error for error in job.gather(find_error(path, job.rank, job.size)) if error]
         if not errors:
-            if job.rank == 0:
-                log.info(f"going on from {path}")
+            job.agree(partial(go_on_from, run, path))
             return path
         if job.rank == 0:
             log.warning(f"{path.name} cannot be used: {errors[0]}")
     if start.checkpoints:
-        advice = store.older_than(start.checkpoints[-1], store.Store(start.checkpoints[-1].parents[1]).committed())
+        advice = store.older_than(start.checkpoints[-1], store.Store(run).committed())
         job.agree(lambda: refuse(f"{errors[0]}; {advice}"))
-    elif job.rank == 0:
+    job.agree(lambda: attempts.begin(run, 0))
+    if job.rank == 0:
         log.info("no checkpoint: starting from the beginning")
     return None
+
+
+def go_on_from(run: Path, path: Path) -> None:
+    """Note it, and put newer ones out of the way: the next job goes on from what this one saves, not from those."""
+    attempts.begin(run, store.read_manifest(path).state["examples"])
+    log.info(f"going on from {path}")
+    for newer in store.Store(run).set_aside_after(path):
+        log.warning(f"newer checkpoints do not count any more: {newer}")
 
 
 def refuse(text: str) -> None:
     """Raise a DataError."""
     raise DataError(text)
+
+
+def manifest_error(path: Path) -> str:
+    """What is wrong with a checkpoint's manifest, empty if nothing is."""
+    try:
+        store.read_manifest(path)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def find_error(path: Path, share: int, shares: int) -> str:

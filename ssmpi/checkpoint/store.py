@@ -15,11 +15,12 @@ from typing import Any
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.files import Entry, verify
 from ssmpi.errors import DataError
+from ssmpi.log import log
 
 FOLDER = "checkpoints"
 MANIFEST_NAME = "manifest.json"
 FORMAT, VERSION = "ssmpi-checkpoint", 1
-PREFIX = "checkpoint-"
+PREFIX, ASIDE = "checkpoint-", "set-aside-"
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,13 @@ class Store:
 
     def begin(self) -> Path:
         """Make the folder of a new checkpoint; what an earlier job left unfinished goes."""
-        numbers = [int(path.name.removeprefix(PREFIX)) for path in self._all()]
+        numbers = [
+            int(path.name.rpartition("-")[2]) for path in [*self._all(), *self.set_aside()]
+        ]  # no name comes again
         there = self.committed()
         for path in self._all():
             if path not in there:
-                disk.remove_folder(path)
+                _try_to_remove(path)
         disk.make_folder(self.folder)  # not the run folder: one that has vanished is not to be made anew
         disk.sync_folder(self.folder.parent)
         folder = self.folder / f"{PREFIX}{max(numbers, default=0) + 1:06}"
@@ -101,15 +104,40 @@ class Store:
         return folder
 
     def retire(self, keep: int) -> None:
-        """Remove all but the newest ``keep`` checkpoints, each by its manifest first: a half removed one does not count."""
+        """Remove all but the newest ``keep`` checkpoints."""
         for path in self.committed()[:-keep]:
-            disk.remove_file(path / MANIFEST_NAME)
-            disk.sync_folder(path)
-            disk.remove_folder(path)
+            _try_to_remove(path)
+
+    def set_aside_after(self, path: Path) -> list[Path]:
+        """Give all that are newer than ``path`` another name, under which they do not count; their new places."""
+        found = []
+        for newer in self.committed():
+            if newer.name > path.name:
+                found.append(newer.with_name(f"{ASIDE}{newer.name}"))
+                disk.rename(newer, found[-1])
+        if found:
+            disk.sync_folder(self.folder)
+        return found
+
+    def set_aside(self) -> list[Path]:
+        """What ``set_aside_after`` has put away, the oldest first."""
+        return sorted(self.folder.glob(f"{ASIDE}{PREFIX}*"))
 
     def _all(self) -> list[Path]:
         """All checkpoint folders, committed or not, by number."""
         return sorted(path for path in self.folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit())
+
+
+def _try_to_remove(folder: Path) -> None:
+    """By its manifest first: a half removed one does not count. That it cannot be removed, as on NFS while somebody has a file
+    of it open, does no harm to newer ones.
+    """
+    try:
+        disk.remove_file(folder / MANIFEST_NAME)
+        disk.sync_folder(folder)
+        disk.remove_folder(folder)
+    except OSError as error:
+        log.warning(f"{folder} cannot be removed and takes room until it can: {error}")
 
 
 def older_than(folder: Path, there: Sequence[Path]) -> str:

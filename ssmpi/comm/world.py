@@ -139,7 +139,7 @@ class World:
         self.trainers = self._conversation(Role.TRAINER)
         self.control = self._conversation(Role.TRAINER)
 
-        self.full, self.crowded = self._crowding()
+        self.alike, self.full, self.crowded = self._crowding()
         self._hosts = job.comm.gather(self.host)  # on the first rank
         self._ring = job.comm.Dup()
 
@@ -164,21 +164,23 @@ class World:
         places = "; ".join(f"{host}: {self.topology.names_of(ranks)}" for host, ranks in by_host.items())
         return f"{self.size} ranks on {len(by_host)} host{'s' * (len(by_host) > 1)}: {places}"
 
-    def _crowding(self) -> tuple[bool, str]:
-        """Whether this host lacks a core for some worker, shadow or server thread, and, on its first rank, what to say if it
-        lacks one even for the workers.
+    def _crowding(self) -> tuple[int, bool, str]:
+        """How many ranks of this host play this one's role; whether the host lacks a core for some worker, shadow or server
+        thread; and, on its first rank, what to say if it lacks one even for the workers.
         """
         neighbours = self._job.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
-        here = neighbours.allgather((self.role is Role.TRAINER, frozenset(os.sched_getaffinity(0))))
-        workers = sum(trainer for trainer, _ in here) * self.topology.threads
+        here = neighbours.allgather((self.role, frozenset(os.sched_getaffinity(0))))
+        roles = [role for role, _ in here]
+        alike, workers = roles.count(self.role), roles.count(Role.TRAINER) * self.topology.threads
         cores = len(frozenset().union(*(cores for _, cores in here)))
         full = workers + len(here) > cores  # every trainer has a shadow thread, every server its one
         if workers <= cores or neighbours.rank:
-            return full, ""
-        return full, (
+            return alike, full, ""
+        text = (
             f"over-subscribed: {workers} worker threads of {len(here)} ranks share {cores} cores of host {self.host}; "
             "fewer threads or trainers would do the same work with less switching"
         )
+        return alike, full, text
 
     def _conversation(self, *roles: Role) -> Conversation:
         """A communicator of the ranks that play ``roles``, in rank order; on other ranks one of this rank alone."""

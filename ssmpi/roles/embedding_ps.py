@@ -26,9 +26,10 @@ def serve_embeddings(config: Config, world: World, folder: Path, start_from: Pat
     placement, memory = place(cardinalities, config.topology.embedding_ps), memory_for(config.embedding.transport)
     arena = Arena(config.embedding, placement, world.index, config.run.seed, memory.allocate)
     if start_from:
-        load_tables(arena, start_from)
+        load_tables(arena, start_from, world.index)
     world.beat(config.waiting)
     service = Service(world.embedding, config.waiting)
     usage.set_up()
-    service.serve(config.topology.trainers, EmbeddingServer(arena, service, ArenaSaver(), memory.address).handle)
+    saver = ArenaSaver(world.alike)
+    service.serve(config.topology.trainers, EmbeddingServer(arena, service, saver, memory.address).handle)
     return True

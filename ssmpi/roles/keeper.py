@@ -41,6 +41,7 @@ class Writing:
     clock: Clock
     stood_still: float = 0.0
     asked: float = 0.0
+    late: bool = False
 
 
 class Keeper:
@@ -85,10 +86,12 @@ class Keeper:
             timer.cancel()
 
     def finish(self) -> None:
-        """Wait until the checkpoint being written is committed."""
+        """Wait until the checkpoint being written is committed; DataError when that takes longer than it may."""
         pause = Pause(SUPERVISOR)
-        while self._writing:
-            self._commit_if_written(self._writing)
+        while writing := self._writing:
+            self._commit_if_written(writing)
+            if self._writing and writing.late:
+                raise DataError(f"{self._lateness(writing)}. {self._what_there_is()}")
             pause.nap()
 
     def save_model(self, vector: np.ndarray) -> None:
@@ -159,6 +162,9 @@ class Keeper:
         writing.asked = time.monotonic()
         tables = self._trainer.tables.transport.saved()
         if tables is None:
+            if writing.clock.wall > self._options.limit_seconds and not writing.late:
+                writing.late = True
+                log.error(f"error: {self._lateness(writing)}. Until it is, no other can be. {self._what_there_is()}")
             return
         self._writing = None
         try:
@@ -167,13 +173,13 @@ class Keeper:
             writing.state["logbook"]["O_save"] += cost
             manifest = store.Manifest(checked([*writing.entries, *tables]), writing.state)
             store.commit(writing.folder, manifest)
-            self._store.retire(self._options.keep)
         except (OSError, DataError) as error:
             with contextlib.suppress(OSError):
                 shutil.rmtree(writing.folder)  # what there is of it may be what fills the disk
             self._failed(cause(error), writing.clock)
             return
         self._committed(writing, manifest, cost)
+        self._store.retire(self._options.keep)
 
     def _committed(self, writing: Writing, manifest: store.Manifest, cost: float) -> None:
         results = self._trainer.results
@@ -197,6 +203,12 @@ class Keeper:
         results = self._trainer.results
         assert results
         results.logbook.saved({"error": text, "O_save": clock.wall})
+
+    def _lateness(self, writing: Writing) -> str:
+        return (
+            f"{writing.folder} is not written after checkpoint.limit_seconds = {self._options.limit_seconds:g}: look at its "
+            "disk"
+        )
 
     def _what_there_is(self) -> str:
         there = self._store.committed()

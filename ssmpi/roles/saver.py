@@ -4,8 +4,10 @@ once where memory has no room for a copy.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,17 @@ from ssmpi.log import log
 
 NICENESS = 10  # of the writing thread: on a full node it must not take a core from training
 LONGEST_ERROR = 1200
-CGROUP = Path("/sys/fs/cgroup")
+MOST = 0.8  # of what is free, for copies
 
 
 class ArenaSaver:
-    """One save at a time. The memory of the copy stays: memory that is new to a process costs more than what is copied."""
+    """One save at a time. The memory of the copy stays: memory that is new to a process costs more than what is copied.
 
-    def __init__(self) -> None:
+    ``sharers`` processes of this host make such copies, at the same time.
+    """
+
+    def __init__(self, sharers: int) -> None:
+        self._sharers = sharers
         self._copies: list[np.ndarray] = []
         self._outcome: dict[str, Any] | None = None
         self._writing: threading.Thread | None = None
@@ -36,7 +42,7 @@ class ArenaSaver:
             self._writing.join()
         self._outcome, self._writing = None, None
         needed = arena.weights.nbytes + arena.state.nbytes
-        if background and not self._copies and needed > free_memory() * 0.8:
+        if background and not self._copies and needed * self._sharers > free_memory() * MOST:
             log.warning(f"no memory for a copy of {needed / 1e9:.1f} GB: training waits while the rows are written")
             background = False
         if not background:
@@ -65,14 +71,36 @@ class ArenaSaver:
             self._outcome = {"error": cause(error)[:LONGEST_ERROR]}
 
 
-def free_memory() -> float:
-    """Bytes that this process may still take, of the machine and of its control group; infinite where neither says."""
+def free_memory(root: Path = Path("/")) -> float:
+    """Bytes that this process may still take, of the machine and of each control group it is in, where a batch system sets
+    the limit of a job; infinite where nobody says. What files have in memory can be had, as long as nobody uses it.
+    """
     found = []
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    with contextlib.suppress(OSError):
+        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
         found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-        limit, used = ((CGROUP / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
-        found += [int(limit) - int(used)]
-    except (OSError, ValueError):  # no such file here, or "max": no limit
-        pass
-    return min(found, default=float("inf"))
+    for group, names in control_groups(root):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
+            limit, used = (int((group / name).read_text(encoding="ascii")) for name in names[:2])
+            stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+            found.append(limit - used + int(stat.get(names[2], 0)))
+    return max(0.0, min(found, default=float("inf")))
+
+
+def control_groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """This process's control group and all above it, with what its limit, its use and its idle file pages are called there."""
+    mounted = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, place = line.split(":", 2)
+        if not controllers:
+            top, names = mounted, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            top, names = mounted / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        group = top / place.strip("/")
+        yield from ((each, names) for each in (group, *group.parents) if each.is_relative_to(top))

@@ -4,6 +4,7 @@ it; else from the common model, with the mean of what the dense optimizers remem
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,32 @@ import numpy as np
 from ssmpi.checkpoint import files, store
 from ssmpi.comm.waiting import wait
 from ssmpi.data.position import Position
+from ssmpi.errors import DataError
 from ssmpi.roles.identity import identity
 from ssmpi.roles.results import Earlier, plain
 
 if TYPE_CHECKING:
     from ssmpi.roles.trainer import Trainer
     from ssmpi.topology import Topology
+
+
+class Arrays(dict[str, np.ndarray]):
+    """Arrays by name that were saved in one file; DataError for one that is not there."""
+
+    def __init__(self, values: Mapping[str, np.ndarray], path: Path) -> None:
+        super().__init__(values)
+        self._path = path
+
+    def __missing__(self, name: str) -> np.ndarray:
+        raise DataError(
+            f"{self._path} has no array '{name}', which this run needs to go on: another version of ssmpi wrote it. Go on with "
+            "that version, or start anew"
+        )
+
+    def below(self, prefix: str) -> Arrays:
+        """Those whose names begin so, without it."""
+        found = {name.removeprefix(prefix): values for name, values in self.items() if name.startswith(prefix)}
+        return Arrays(found, self._path)
 
 
 @dataclass(frozen=True)
@@ -40,9 +61,10 @@ class Checkpoint:
             return position
         return position.for_others(topology.trainers * topology.threads, batch_size)
 
-    def arrays(self, trainer: int) -> dict[str, np.ndarray]:
+    def arrays(self, trainer: int) -> Arrays:
         """What one trainer saved."""
-        return files.read(self.folder / f"trainer-{trainer:04}.h5")
+        path = self.folder / f"trainer-{trainer:04}.h5"
+        return Arrays(files.read(path), path)
 
     def earlier(self) -> Earlier:
         """What the earlier job had found."""
@@ -95,8 +117,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
                 values[:] = mean(checkpoint, f"dense/{name}")
             wait(trainer.world.trainers.ibcast(values), trainer.config.waiting, "trainer 0 (to read a checkpoint)")
     if checkpoint.state["algorithm"] == trainer.config.sync.algorithm:
-        kept = {name.removeprefix("sync/"): values for name, values in own.items() if name.startswith("sync/")}
-        trainer.synchronizer.resume(kept)
+        trainer.synchronizer.resume(own.below("sync/"))
     if (saved["trainers"], saved["threads"]) == (topology.trainers, topology.threads):
         for thread, held in enumerate(trainer.held):
             held.values = own.get(f"held/{thread}")

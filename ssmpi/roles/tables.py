@@ -35,7 +35,7 @@ class Tables:
         arena = Arena(config.embedding, self.placement, 0, config.run.seed)
         if weights:
             load_tables(arena, weights)
-        self.transport = LocalTables(arena, ArenaSaver())
+        self.transport = LocalTables(arena, ArenaSaver(world.alike))
 
     def lookups(self, thread: int, held: Held | None = None, through: Transport | None = None) -> Lookups:
         """Pull and push for one thread, ``through`` another transport than the plain one if given; ``held`` keeps what it had

@@ -23,10 +23,16 @@ def find(run: Path) -> Path:
     return checkpoints[-1]
 
 
-def load_tables(arena: Arena, folder: Path) -> None:
-    """Fill an arena from every saved part, whatever placement saved them; DataError if rows are missing."""
-    taken = 0
-    for path in sorted(folder.glob("embedding-*.h5")):
+def load_tables(arena: Arena, folder: Path, server: int = 0) -> None:
+    """Fill the arena of PS ``server`` from saved parts, whatever placement saved them; DataError if rows are missing.
+
+    Its own file comes first, and no more are opened than needed: with equal numbers of PSs one by each.
+    """
+    taken, files = 0, sorted(folder.glob("embedding-*.h5"))
+    first = server % max(1, len(files))
+    for path in [*files[first:], *files[:first]]:
+        if taken == len(arena.weights):
+            break
         try:
             taken += arena.load(path)
         except (OSError, KeyError, RuntimeError) as error:

@@ -41,6 +41,7 @@ def conclude(folder, code, status=None, *, before=None, requeue=True, cancelled=
         (137, "complete", 0, False),  # a rank that was killed after the marker was written harms nothing
         (85, "stopped", STOPPED, True),
         (143, "stopped", STOPPED, True),
+        (85, None, STOPPED, True),  # asked to stop and not saved within the budget: there is an earlier checkpoint
         (0, None, LOST, True),  # mpirun after a lost host
         (14, None, LOST, True),  # srun after a lost host
         (137, None, LOST, True),

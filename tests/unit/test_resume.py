@@ -3,6 +3,8 @@
 import errno
 import itertools
 import json
+import re
+import shutil
 from collections import Counter
 
 import h5py
@@ -10,11 +12,15 @@ import numpy as np
 import pytest
 from runs import train_over_threads
 
-from ssmpi.checkpoint import disk
-from ssmpi.checkpoint.store import Store
+from ssmpi import inspect, resume
+from ssmpi.checkpoint import disk, files
+from ssmpi.checkpoint.store import Store, read_manifest
+from ssmpi.embedding.transport import LocalTables
 from ssmpi.errors import DataError
+from ssmpi.log import log
 from ssmpi.model.replica import Twin
 from ssmpi.roles import control, trainer
+from ssmpi.roles.snapshot import Checkpoint
 from ssmpi.sync.warmup import WarmUp
 
 ONE = ("data.batch_size=100", "data.passes=2", "evaluate.per_pass=2")
@@ -127,6 +133,95 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, small_data, mo
     assert run.result["checkpoints"] == sum("error" not in line for line in saved)
 
 
+def test_an_old_checkpoint_that_cannot_be_removed_costs_no_new_one(tmp_path, small_data, monkeypatch):
+    """As on NFS, where a file that somebody has open leaves another one behind."""
+
+    def not_empty(path):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    monkeypatch.setattr(disk, "remove_folder", not_empty)
+    settings = ("checkpoint.every_examples=500", "checkpoint.keep=1", "checkpoint.background=false")
+    run = train_over_threads(tmp_path, small_data, *ONE, *settings)
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    saved = [line for line in lines if line["kind"] == "checkpoint"]
+    assert len(saved) > 1
+    assert not any("error" in line for line in saved)
+    (newest,) = Store(run.folder).committed()
+    assert newest.name == saved[-1]["name"]
+
+
+def test_a_checkpoint_that_is_never_written_ends_nothing_but_is_named(tmp_path, small_data, monkeypatch):
+    """As on a network disk that hangs: no other can be begun, and the end does not wait for it for ever."""
+    said = []
+    monkeypatch.setattr(log, "error", said.append)
+    monkeypatch.setattr(LocalTables, "saved", lambda tables: None)
+    settings = ("checkpoint.every_examples=500", "checkpoint.limit_seconds=0.3", "topology.embedding_ps=0")
+    with pytest.raises(DataError, match=r"checkpoint-000001 is not written after checkpoint.limit_seconds = 0.3"):
+        train_over_threads(tmp_path, small_data, *ONE, *settings)
+    assert any("Until it is, no other can be" in text for text in said)
+
+
+@pytest.fixture
+def two_checkpoints(tmp_path, small_data, watched):
+    """A run that left two, and its folder."""
+    for number, batches in enumerate((10, 20)):
+        watched.stop_after(batches)
+        run = train_over_threads(tmp_path, small_data, *ONE, resume=number > 0)
+    assert len(Store(run.folder).committed()) == 2
+    return run.folder
+
+
+def test_a_damaged_manifest_is_stepped_over_on_request_only(two_checkpoints):
+    older, newest = Store(two_checkpoints).committed()
+    (newest / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match=r"manifest.json: damaged.*newest whole one with --checkpoint whole"):
+        resume.candidates(two_checkpoints, None)
+    assert resume.candidates(two_checkpoints, "whole") == [older]
+    (older / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match=r"damaged.*there is no older one"):
+        resume.candidates(two_checkpoints, "whole")
+
+
+def test_inspect_says_what_there_is(two_checkpoints):
+    text, well = inspect.describe(two_checkpoints, checksums=True)
+    lines = text.splitlines()
+    assert well
+    assert lines[0].endswith("stopped, 3,000 of 12,000 examples")
+    ranks = "1 x 1 threads, 1 embedding PSs, 0 sync PSs (none)"
+    first = re.sub(r"[\d.]+ MB", "N MB", lines[1])
+    assert (
+        first
+        == f"checkpoint-000001: after 1,000 examples (8.3%, pass 1), 3 files, N MB, by {ranks}, seed 1, checksums ok"
+    )
+    assert "validation NE 0." in lines[2]
+    resume.go_on_from(two_checkpoints, Store(two_checkpoints).committed()[0])
+    text, well = inspect.describe(two_checkpoints, checksums=False)
+    assert well
+    assert "checksums not read" in text
+    assert "set-aside-checkpoint-000002: does not count" in text
+    (two_checkpoints / "checkpoints" / "checkpoint-000001" / "dense.h5").write_bytes(b"")
+    text, well = inspect.describe(two_checkpoints, checksums=True)
+    assert not well
+    assert "DAMAGED" in text
+
+
+def test_what_is_newer_than_what_was_gone_on_from_does_not_count_any_more(two_checkpoints):
+    """Else the next job goes on from it, and what is kept is what nobody wants."""
+    older, newest = Store(two_checkpoints).committed()
+    resume.go_on_from(two_checkpoints, older)
+    assert Store(two_checkpoints).committed() == [older]
+    assert (newest.parent / "set-aside-checkpoint-000002" / "manifest.json").is_file()
+    assert json.loads((two_checkpoints / "attempts.json").read_text())[-1] == read_manifest(older).state["examples"]
+    again = Store(
+        two_checkpoints
+    ).begin()  # under another number than what was set aside, which may be needed once more
+    assert again.name == "checkpoint-000003"
+    shutil.copytree(older, again, dirs_exist_ok=True)
+    (two_checkpoints / "attempts.json").unlink()
+    resume.go_on_from(two_checkpoints, older)
+    assert len(Store(two_checkpoints).set_aside()) == 2
+
+
 def test_a_stop_that_cannot_save_says_so(tmp_path, small_data, watched, monkeypatch):
     def vanished(path):
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
@@ -195,3 +290,12 @@ def test_other_numbers_repeat_no_row_and_lose_none(tmp_path, small_data, watched
     assert set(watched.rows.values()) == {2}
     assert len(watched.rows) == 6_000
     assert run.result["examples"] == run.result["expected_examples"] == 12_000
+
+
+def test_an_array_that_a_checkpoint_lacks_is_named(tmp_path):
+    """A checkpoint of another version of ssmpi."""
+    files.write(tmp_path / "trainer-0000.h5", [("sync/center", np.ones(3, np.float32), {})])
+    arrays = Checkpoint(tmp_path, {}).arrays(0)
+    assert list(arrays.below("sync/")["center"]) == [1.0, 1.0, 1.0]
+    with pytest.raises(DataError, match=r"trainer-0000\.h5 has no array 'accumulators', .*another version of ssmpi"):
+        arrays.below("sync/")["accumulators"]

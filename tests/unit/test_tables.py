@@ -46,6 +46,16 @@ def test_any_placement_loads_what_any_other_saved(tmp_path, before, after):
             np.testing.assert_array_equal(one, other)
 
 
+def test_as_many_servers_as_saved_open_a_file_each(tmp_path, monkeypatch):
+    """Else a resumed job of n PSs opens n * n files of a shared disk."""
+    opened, load = [], Arena.load
+    monkeypatch.setattr(Arena, "load", lambda arena, path: opened.append(path.name) or load(arena, path))
+    save(arenas(3, seed=1), tmp_path)
+    for server, arena in enumerate(arenas(3, seed=2)):
+        load_tables(arena, tmp_path, server)
+    assert opened == ["embedding-0000.h5", "embedding-0001.h5", "embedding-0002.h5"]
+
+
 def test_a_missing_part_is_noticed(tmp_path):
     save(arenas(3, seed=1), tmp_path)
     (tmp_path / "embedding-0001.h5").unlink()
