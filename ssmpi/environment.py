@@ -20,6 +20,7 @@ OPEN_MPI = {  # name: value, and what it costs to be without it
     "OMPI_MCA_osc": ("^ucx", "a harmless complaint of UCX on every rank"),
     "PMIX_MCA_psec": ("native", "under srun, a harmless complaint about help files"),
 }
+ONE_VALUE = ("OMP_NUM_THREADS", "OMPI_MCA_mpi_yield_when_idle")  # any other costs as much as none
 OPEN_MPI_LAUNCHER = {  # mpirun reads these, and keeps them from the ranks
     "PRTE_MCA_hwloc_default_binding_policy": "none",  # else all threads of a rank share one core
 }
@@ -51,11 +52,17 @@ def environment(launcher: Launcher | None = None, *, alone: bool = True) -> dict
 
 
 def missing(environ: Mapping[str, str], *, open_mpi: bool) -> dict[str, str]:
-    """What a rank's environment lacks, as ``NAME=value``, and what that costs."""
+    """What a rank's environment lacks, as ``NAME=value``, and what that costs. Fabrics are the site's choice: there any value will
+    do.
+    """
     wanted = {**THREADS, **(OPEN_MPI if open_mpi else {})}
     if "SLURM_STEP_ID" not in environ:
         wanted.pop("PMIX_MCA_psec", None)
-    return {f"{name}={value}": cost for name, (value, cost) in wanted.items() if name not in environ}
+    found = {f"{name}={value}": cost for name, (value, cost) in wanted.items() if name not in environ}
+    for name, (value, cost) in wanted.items():
+        if name in ONE_VALUE and environ.get(name, value) != value:
+            found[f"{name}={value} (it is {environ[name]})"] = cost
+    return found
 
 
 if __name__ == "__main__":  # for shell scripts: eval "$(python -m ssmpi.environment [one-host])"

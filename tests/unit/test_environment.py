@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from ssmpi import environment as env
-from ssmpi.doctor import advice, thread_plan
+from ssmpi.doctor import advice, by_ranks, dense_step, thread_plan
+from ssmpi.model import blas
 from ssmpi.site import Launcher
 
 
@@ -58,6 +59,21 @@ def test_doctor_says_what_is_missing_and_what_it_costs(bare):
     assert not advice(os.cpu_count(), open_mpi=False)
 
 
+def test_doctor_tells_a_value_that_is_as_bad_as_none(bare):
+    for name, value in env.environment().items():
+        bare.setenv(name, value)
+    bare.setenv("OMP_NUM_THREADS", "8")
+    bare.setenv("OMPI_MCA_pml", "ucx")  # the site's choice
+    (line, _) = advice(os.cpu_count(), open_mpi=True)
+    assert line.startswith("  not set: OMP_NUM_THREADS=1 (it is 8); without it every worker thread")
+
+
+def test_doctor_says_which_ranks_get_which_advice():
+    assert by_ranks([("h1", []), ("h2", [])]) == []
+    assert by_ranks([("h1", ["a"]), ("h2", ["a"])]) == ["a"]
+    assert by_ranks([("h1", []), ("h2", ["a"]), ("h3", ["a"])]) == ["  2 of 3 ranks, on h2, h3:", "a"]
+
+
 def test_doctor_says_that_a_rank_is_bound(bare):
     for name, value in env.environment().items():
         bare.setenv(name, value)
@@ -76,6 +92,14 @@ def test_doctor_finds_this_machine_well():
     assert "all is well" in done.stdout
     assert "thread plan: " in done.stdout
     assert "problem" not in done.stdout
+
+
+def test_doctor_says_how_the_dense_step_is_computed(bare):
+    """Without torch's BLAS the slower operators are taken, which gives the same results: nobody would notice."""
+    assert dense_step().startswith("dense step: compiled")
+    bare.setattr(blas, "sgemm", lambda: None)
+    assert "by torch's operators" in dense_step()
+    assert str(blas.LIBRARY) in dense_step()
 
 
 def test_doctor_counts_ranks_by_their_cores():
