@@ -29,6 +29,7 @@ from ssmpi.request import Request
 from ssmpi.site import Launcher, Site
 
 WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+SESSION = "PRTE_MCA_prte_local_tmpdir_base"  # where Open MPI's mpirun keeps its session
 MISLEADING = ("SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION")  # the job's; the step has its own
 
 
@@ -96,11 +97,6 @@ def mpirun_options(launcher: Launcher, hosts: Sequence[str], environ: Mapping[st
     return [*(["--host", names, "--map-by", "seq", *travelling] if hosts else []), *launcher.arguments]
 
 
-def mpirun(ranks: int, *arguments: str) -> list[str]:
-    """The command that runs this Python with ``arguments`` on so many ranks of this host."""
-    return [mpirun_path(), "-n", str(ranks), sys.executable, *arguments]
-
-
 def mpirun_path() -> str:
     """Where mpirun is: beside this interpreter, or on the path."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -124,7 +120,7 @@ def session_folder() -> Iterator[dict[str, str]]:
     server's listener thread failed to start".
     """
     with tempfile.TemporaryDirectory(prefix="ssmpi-", ignore_cleanup_errors=True) as folder:
-        yield {"PRTE_MCA_prte_local_tmpdir_base": folder}
+        yield {SESSION: folder}
 
 
 def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from ssmpi.errors import TopologyError
 from ssmpi.site import Site
@@ -13,10 +14,13 @@ from ssmpi.topology import Role, Topology
 
 @dataclass(frozen=True)
 class Need:
-    """What one rank of a role takes of its node."""
+    """What one rank of a role takes of its node. ``spare`` is memory that it also uses where there is room: for the copy of its
+    rows while a checkpoint is written.
+    """
 
     cores: int
     bytes: float
+    spare: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,19 @@ class Layout:
 
     def ranks_on(self, node: int) -> list[int]:
         """World ranks of one node."""
-        return [rank for rank, where in enumerate(self.nodes) if where == node]
+        return self._ranks[node]
+
+    @cached_property
+    def _ranks(self) -> list[list[int]]:
+        ranks: list[list[int]] = [[] for _ in range(self.count)]
+        for rank, node in enumerate(self.nodes):
+            ranks[node].append(rank)
+        return ranks
 
     def need_of(self, node: int) -> Need:
         """What all ranks of one node take together."""
         needs = [self.needs[self.topology.role_of(rank)[0]] for rank in self.ranks_on(node)]
-        return Need(sum(need.cores for need in needs), sum(need.bytes for need in needs))
+        return Need(*(sum(getattr(need, name) for need in needs) for name in ("cores", "bytes", "spare")))
 
     @property
     def tasks_per_node(self) -> int:
@@ -51,10 +62,13 @@ class Layout:
         """Cores to ask for a task, so that ``tasks_per_node`` of them are enough for any node."""
         return math.ceil(max(self.need_of(node).cores for node in range(self.count)) / self.tasks_per_node)
 
-    @property
-    def memory_gib(self) -> int:
-        """Memory to ask for a node: the largest need and a quarter for what cannot be foreseen, in whole GiB."""
-        return math.ceil(1.25 * max(self.need_of(node).bytes for node in range(self.count)) / 2**30)
+    def memory_gib(self, site: Site) -> int:
+        """Memory to ask for a node, in whole GiB: the largest need with a quarter for what cannot be foreseen and what there may
+        be to spare, but no more than a node has.
+        """
+        needs = [self.need_of(node) for node in range(self.count)]
+        wanted = max(1.25 * need.bytes + need.spare for need in needs)
+        return min(math.ceil(wanted / 2**30), math.floor(site.node.memory_gb * 1e9 / 2**30))
 
     def describe(self, site: Site) -> str:
         """Who goes where, and what that takes of each node."""
@@ -65,6 +79,8 @@ class Layout:
             crowded = " (over-subscribed: they share)" if need.cores > site.node.cores else ""
             names = self.topology.names_of(self.ranks_on(node))
             memory = f"{need.bytes / 1e9:.1f} of {site.node.memory_gb:g} GB"
+            if need.bytes + need.spare > site.node.memory_gb * 1e9:
+                memory += " (no room for copies: training waits while a checkpoint is written)"
             lines.append(f"  node {node}: {need.cores} of {site.node.cores} cores{crowded}, {memory}: {names}")
         return "\n".join(lines)
 
@@ -78,8 +94,10 @@ class Layout:
         return [names[node] for node in self.nodes]
 
 
-def lay_out(topology: Topology, site: Site, memory: Mapping[Role, float]) -> Layout:
-    """Put every rank on a node as the site file says; ``memory`` is bytes of one rank of each role.
+def lay_out(
+    topology: Topology, site: Site, memory: Mapping[Role, float], spare: Mapping[Role, float] | None = None
+) -> Layout:
+    """Put every rank on a node as the site file says; ``memory`` and ``spare`` are bytes of one rank of each role.
 
     Raises TopologyError, with the arithmetic, where the ranks cannot fit.
     """
@@ -89,7 +107,7 @@ def lay_out(topology: Topology, site: Site, memory: Mapping[Role, float]) -> Lay
         Role.EMBEDDING_PS: placement.server_cores,
         Role.SYNC_PS: placement.server_cores,
     }
-    needs = {role: Need(cores[role], memory[role]) for role in Role}
+    needs = {role: Need(cores[role], memory[role], (spare or {}).get(role, 0.0)) for role in Role}
     trainers = math.ceil(topology.trainers / placement.trainers_per_node)
     nodes = [index // placement.trainers_per_node for index in range(topology.trainers)]
     if placement.servers == "spread":

@@ -31,11 +31,17 @@ def describe(config: Config, where: Site | None = None, tables_file: Path | None
         ranks(config),
         tables(config, placement),
         memory(config, placement),
-        *([lay_out(config.topology, where, memory_of_ranks(config, placement)).describe(where)] if where else []),
+        *([nodes(config, where, placement)] if where else []),
         traffic(config, placement),
         *([] if tables_file else [work(config)]),
     ]
     return "\n\n".join(sections)
+
+
+def nodes(config: Config, where: Site, placement: Placement) -> str:
+    """What each node gets and needs."""
+    needs = memory_of_ranks(config, placement), copies_of_ranks(config, placement)
+    return lay_out(config.topology, where, *needs).describe(where)
 
 
 def read_tables(path: Path) -> tuple[int, ...]:
@@ -95,9 +101,7 @@ def tables(config: Config, placement: Placement) -> str:
 
 def memory_of_ranks(config: Config, placement: Placement | None = None) -> dict[Role, float]:
     """Expected bytes of one rank of each role, libraries included; of the PS that holds most. Reads the manifest if need be."""
-    if placement is None:
-        cardinalities = read_manifest(Path(config.data.folder)).cardinalities
-        placement = place(cardinalities, max(1, config.topology.embedding_ps))
+    placement = placement or placed(config)
     parameters, topology = dense_parameters(config), config.topology
     features = SPARSE_FEATURES * config.embedding.dim * 4 * config.data.batch_size
     block = config.data.block_rows * 2 * (SPARSE_FEATURES + DENSE_FEATURES + 1) * 4
@@ -111,16 +115,28 @@ def memory_of_ranks(config: Config, placement: Placement | None = None) -> dict[
     return {role: size + PROCESS_BYTES[role] for role, size in own.items()}
 
 
+def copies_of_ranks(config: Config, placement: Placement | None = None) -> dict[Role, float]:
+    """Bytes that one rank of a role also uses, where there is room for them, while a checkpoint is written."""
+    if not config.checkpoint.background:
+        return {}
+    placement = placement or placed(config)
+    size = max(placement.rows_of(server) for server in range(placement.servers)) * config.embedding.row_bytes
+    return {Role.EMBEDDING_PS if config.topology.embedding_ps else Role.TRAINER: float(size)}
+
+
+def placed(config: Config) -> Placement:
+    """Where the rows go; reads the data set's manifest."""
+    return place(read_manifest(Path(config.data.folder)).cardinalities, max(1, config.topology.embedding_ps))
+
+
 def memory(config: Config, placement: Placement) -> str:
     """Expected memory of one rank of each role."""
     lines = ["memory of one rank, libraries included:"]
     for role, size in memory_of_ranks(config, placement).items():
         if config.topology.counts[role]:
             lines.append(f"  {role}: about {_bytes(size)}")
-    if config.checkpoint.background:
-        who = "embedding_ps" if config.topology.embedding_ps else "trainer 0"
-        copy = max(placement.rows_of(server) for server in range(placement.servers)) * config.embedding.row_bytes
-        lines.append(f"  {who} while a checkpoint is written: {_bytes(copy)} more, where there is room for it")
+    for role, size in copies_of_ranks(config, placement).items():
+        lines.append(f"  {role} while a checkpoint is written: {_bytes(size)} more, where there is room for it")
     return "\n".join(lines)
 
 

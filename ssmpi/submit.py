@@ -14,7 +14,7 @@ from ssmpi import __version__, plan, settings, site
 from ssmpi.config import RUN_FILE, Config
 from ssmpi.errors import SettingsError, UserError
 from ssmpi.layout import Layout, lay_out
-from ssmpi.site import Site, Slurm
+from ssmpi.site import Site
 
 BATCH_FILE = "job.sbatch"
 SITE_FILE = "site.toml"
@@ -24,7 +24,7 @@ PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
 def submit(config: Config, site_file: Path, dry_run: bool) -> int:
     """Make the run folder and submit its batch file, or run that at once on a site without SLURM; prints what it does."""
     where = site.load(site_file)
-    layout = lay_out(config.topology, where, plan.memory_of_ranks(config))
+    layout = lay_out(config.topology, where, plan.memory_of_ranks(config), plan.copies_of_ranks(config))
     folder = Path(config.run.folder)
     text = batch_file(config, where, layout)
     words = ["sbatch" if where.slurm else "bash", str(folder / BATCH_FILE)]
@@ -60,7 +60,7 @@ def batch_file(config: Config, where: Site, layout: Layout) -> str:
     """A batch file for people to read and edit: what is asked for, what is set up, one command."""
     folder = Path(config.run.folder)
     launch = ["ssmpi", "launch", "--resume", str(folder), "--site", str(folder / SITE_FILE)]
-    options = slurm_options(folder, where.slurm, layout) if where.slurm else []
+    options = slurm_options(folder, where, layout) if where.slurm else []
     lines = [
         "#!/usr/bin/env bash",
         *(f"#SBATCH {option}" for option in options),
@@ -73,11 +73,13 @@ def batch_file(config: Config, where: Site, layout: Layout) -> str:
     return "\n".join(lines) + "\n"
 
 
-def slurm_options(folder: Path, slurm: Slurm, layout: Layout) -> list[str]:
+def slurm_options(folder: Path, where: Site, layout: Layout) -> list[str]:
     """What SLURM is asked for: whole tasks' worth of cores on each node; which rank goes where is the launcher's."""
+    slurm = where.slurm
+    assert slurm
     return [
-        f"--job-name={folder.name}",
-        f"--output={folder / 'job-%j.log'}",
+        shlex.quote(f"--job-name={folder.name}"),
+        shlex.quote(f"--output={folder / 'job-%j.log'}"),
         "--open-mode=append",
         f"--time={slurm.time}",
         *([f"--partition={slurm.partition}"] if slurm.partition else []),
@@ -85,7 +87,7 @@ def slurm_options(folder: Path, slurm: Slurm, layout: Layout) -> list[str]:
         f"--nodes={layout.count}",
         f"--ntasks-per-node={layout.tasks_per_node}",
         f"--cpus-per-task={layout.cores_per_task}",
-        *(["--exclusive", "--mem=0"] if slurm.exclusive else [f"--mem={layout.memory_gib}G"]),
+        *(["--exclusive", "--mem=0"] if slurm.exclusive else [f"--mem={layout.memory_gib(where)}G"]),
         f"--signal=B:USR1@{slurm.signal_seconds}",
         "--requeue" if slurm.requeue else "--no-requeue",
         *slurm.options,

@@ -79,7 +79,10 @@ class Topology:
         spans: list[list[int]] = []
         for rank in ranks:
             follows = spans and spans[-1][-1] == rank - 1 and self.role_of(rank)[0] is self.role_of(rank - 1)[0]
-            spans = [*spans[:-1], [*spans[-1], rank]] if follows else [*spans, [rank]]
+            if follows:
+                spans[-1].append(rank)
+            else:
+                spans.append([rank])
         return ", ".join(
             self.name_of(span[0]) + (f" to {self.role_of(span[-1])[1]}" if len(span) > 1 else "") for span in spans
         )

@@ -44,15 +44,22 @@ class Placement:
 
     def parts_of(self, server: int) -> list[Part]:
         """The parts one PS holds, in arena order."""
-        return sorted((p for p in self.parts if p.owner == server), key=lambda p: p.base)
+        return self._by_server[server]
+
+    @cached_property
+    def _by_server(self) -> list[list[Part]]:
+        found: list[list[Part]] = [[] for _ in range(self.servers)]
+        for part in sorted(self.parts, key=lambda p: p.base):
+            found[part.owner].append(part)
+        return found
 
     def rows_of(self, server: int) -> int:
         """Rows in one PS's arena."""
-        return sum(p.rows for p in self.parts if p.owner == server)
+        return sum(p.rows for p in self.parts_of(server))
 
     def lookups_of(self, server: int) -> float:
         """Expected lookups per example at one PS: each table is looked up once."""
-        return sum(1.0 / p.stride for p in self.parts if p.owner == server)
+        return sum(1.0 / p.stride for p in self.parts_of(server))
 
     @cached_property
     def limits(self) -> np.ndarray:

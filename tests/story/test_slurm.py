@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import slurm_cluster
-import virtual_hosts
 from datasets import make_dataset
 from runs import Run
 from slurm_cluster import FINAL, SlurmCluster
 
+from ssmpi.bench import virtual_hosts
 from ssmpi.data.schema import read_manifest
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -127,7 +127,8 @@ class Submitted:
 
 def test_a_submitted_run_completes(slurm, place):
     """By srun --mpi=pmix and by mpirun; trainers on two hosts, the embedding PS on the third."""
-    jobs = [Submitted(slurm, place, launcher, "short") for launcher in LAUNCHERS]
+    names = {"srun": "short", "mpirun": "short one"}  # a folder with a space in its name too
+    jobs = [Submitted(slurm, place, launcher, name) for launcher, name in names.items()]
     for job in jobs:
         job.until(lambda job=job: job.state in FINAL, "the end")
         assert job.state == "COMPLETED", job.log
@@ -169,15 +170,16 @@ def test_a_run_survives_its_limit_preemption_and_a_lost_host_and_ends_when_cance
 
 
 def test_the_other_batch_files_do_what_they_say(slurm, place):
-    """Prepare in parallel, evaluate, and a study of two variants; all as they lie in jobs/, on smaller nodes."""
+    """Train, prepare in parallel, evaluate, and a study of two variants; all as they lie in jobs/, on smaller nodes."""
     slurm.run("head", "ssmpi-prepare", "synthesize", "raw", "--rows", "3000", folder=place, environ=slurm.environ)
     (place / "variants.txt").write_text("run.seed=3\nrun.seed=4 topology.threads=2\n")
     small = ("--time=0:05:00", "--mem-per-cpu=100M")
+    spread = ("--time=0:05:00", "--nodes=3", "--ntasks-per-node=1", "--cpus-per-task=1", "--export=ALL,SITE=srun.toml")
     tasks = {
+        "train": (*spread, JOBS / "train.sbatch", "run.toml", "--resume", "trained"),
         "prepare": (*small, "--ntasks=3", "--nodes=3", JOBS / "prepare.sbatch", "raw/train.txt", "-o", "prepared"),
         "evaluate": (*small, "--cpus-per-task=1", JOBS / "evaluate.sbatch", "short-srun", "--split", "validation"),
-        "study": ("--time=0:05:00", "--array=1-2", "--nodes=3", "--ntasks-per-node=1", "--cpus-per-task=1",
-                  "--export=ALL,SITE=srun.toml", JOBS / "study.sbatch", "run.toml", "variants.txt", "study"),
+        "study": ("--array=1-2", *spread, JOBS / "study.sbatch", "run.toml", "variants.txt", "study"),
     }  # fmt: skip
     numbers = {name: slurm.submit("sbatch", *words, folder=place) for name, words in tasks.items()}
     for name, number in numbers.items():
@@ -187,7 +189,8 @@ def test_the_other_batch_files_do_what_they_say(slurm, place):
         if name == "evaluate":
             assert re.search(r"^validation: NE [\d.]+, .* 200 rows$", said, re.MULTILINE)
     assert read_manifest(place / "prepared").splits["train"].rows > 2_000
-    assert {Run(place / "study" / n).result["status"] for n in "12"} == {"complete"}
+    folders = (place / "trained", place / "study" / "1", place / "study" / "2")
+    assert {Run(folder).result["status"] for folder in folders} == {"complete"}
     assert "threads = 2" in (place / "study" / "2" / "run.toml").read_text()
 
 

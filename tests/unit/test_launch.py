@@ -3,12 +3,15 @@
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from ssmpi import launch
+from ssmpi.bench import jobs
 
 TELL = """
 import os, pathlib, sys
@@ -39,7 +42,7 @@ def test_every_launcher_has_a_session_folder_of_its_own_that_does_not_outlive_it
 @pytest.mark.skipif(not os.access("/proc/sys/kernel/ns_last_pid", os.W_OK), reason="only root chooses process numbers")
 def test_what_a_killed_mpirun_left_keeps_no_later_one_with_its_number_from_starting():
     """Bare mpirun with such a number ends with 213: "The PMIx server's listener thread failed to start"."""
-    line = launch.mpirun(1, "-c", "print('started')")
+    line = jobs.Start().line(1, "-c", "print('started')")
     chooses = 'echo $(($0 - 1)) > /proc/sys/kernel/ns_last_pid; "$@" & test $! = $0 || { wait $!; exit 3; }; wait $!'
     for number in range(30_000, 30_030):  # another program may take a number first
         left = Path(f"/tmp/ompi.{number}")
@@ -57,3 +60,21 @@ def test_what_a_killed_mpirun_left_keeps_no_later_one_with_its_number_from_start
         if code != 3:
             break
     assert code == 0
+
+
+def test_a_measured_job_ends_with_the_benchmark_that_is_told_to_end(tmp_path):
+    """SIGTERM, as from a batch system or ``timeout``: the job and its session folder would else stay."""
+    job = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(60)"
+    script = (
+        "import sys, pathlib; from ssmpi.bench.jobs import finish\n"
+        f"finish([sys.executable, '-c', {job!r}], pathlib.Path({str(tmp_path / 'said')!r}), 60, {{}})"
+    )
+    bench = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)})
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    bench.terminate()
+    assert bench.wait(30) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+    assert not list(tmp_path.glob("ssmpi-*"))

@@ -49,11 +49,24 @@ def test_dry_run(run_file, golden, capsys, name):
     assert not Path("runs").exists()
 
 
-def lay(topology, memory=None, **sections):
+NODE = site.settings.build(site.Site, {"node": {"cores": 8, "memory_gb": 16.0}})
+
+
+def lay(topology, memory=None, spare=None, **sections):
     """A layout on nodes of 8 cores and 16 GB."""
     values = {"node": {"cores": 8, "memory_gb": 16.0}, "slurm": {}, **sections}
     sizes = dict.fromkeys(Role, 1e9) | (memory or {})
-    return lay_out(topology, site.settings.build(site.Site, values), sizes)
+    return lay_out(topology, site.settings.build(site.Site, values), sizes, spare)
+
+
+def test_memory_is_asked_for_copies_too_but_no_more_than_a_node_has():
+    """A checkpoint's copy in the background would else be what ends the job; more than there is SLURM refuses."""
+    packed, gib = {"servers": "packed"}, 2**30
+    alone = Topology(1, 1, 1, 0)
+    for need, spare, expected in ((4 * gib, 0, 5), (4 * gib, 3 * gib, 8), (4 * gib, 20 * gib, 14), (13 * gib, 0, 14)):
+        layout = lay(alone, {Role.EMBEDDING_PS: need}, {Role.EMBEDDING_PS: spare}, placement=packed)
+        assert layout.memory_gib(NODE) == expected
+        assert ("no room for copies" in layout.describe(NODE)) == (need + spare > 16e9)
 
 
 def test_every_rank_is_somewhere_and_no_node_is_idle_or_overfull():
@@ -71,7 +84,7 @@ def test_every_rank_is_somewhere_and_no_node_is_idle_or_overfull():
                 for node in range(layout.count):
                     assert layout.need_of(node).cores <= 8
                     assert layout.need_of(node).cores <= layout.tasks_per_node * layout.cores_per_task
-                    assert layout.need_of(node).bytes <= layout.memory_gib * 2**30
+                    assert layout.need_of(node).bytes <= layout.memory_gib(NODE) * 2**30 <= 16e9
 
 
 def test_packed_servers_never_share_a_node_with_a_trainer_and_fill_theirs():
