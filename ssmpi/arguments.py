@@ -214,6 +214,11 @@ def add_cluster_options(sub: argparse.ArgumentParser) -> None:
         metavar="S",
         help="length of a window, 3 a job after 2 that do not count (default: 2)",
     )
+    sub.add_argument(
+        "--virtual-hosts",
+        action="store_true",
+        help="each server on a virtual host whose link the kernel limits (root, Linux; jobs/cluster_on_hosts.sh)",
+    )
     sub.add_argument("--only", default="", metavar="PATTERN", help="contenders whose name has this; * is anything")
 
 

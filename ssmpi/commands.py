@@ -189,7 +189,7 @@ def bench_cluster(arguments: argparse.Namespace) -> int:
     run_file = Path(words.pop(0)) if words and "=" not in words[0] else None
     options = cluster.Options(
         arguments.folder, numbers("--trainers", arguments.trainers), arguments.step_ms, arguments.link_mb,
-        arguments.embedding_link_mb, arguments.seconds, arguments.only,
+        arguments.embedding_link_mb, arguments.seconds, arguments.only, arguments.virtual_hosts,
     )  # fmt: skip
     cluster.measure(options, run_file, words)
     return 0

@@ -73,7 +73,7 @@ def run(study: Study, cell: Cell) -> int:
     with _held(where, limit) as lock:
         if not finished(cell):
             where.run_file.write_text(settings.dump(cell.config), encoding="utf-8")
-            code = _launched(where, limit, lock)
+            code = _launched(where, limit, lock, study.options.site)
             if code == STOPPED:
                 return code
             if not finished(cell):
@@ -88,9 +88,10 @@ def tidy(study: Study, cell: Cell) -> None:
         shutil.rmtree(Path(cell.config.run.folder) / "model", ignore_errors=True)
 
 
-def _launched(where: Place, limit: float, lock: IO[str]) -> int:
+def _launched(where: Place, limit: float, lock: IO[str], site: str) -> int:
     """``ssmpi launch``, which gets every signal that this process gets meanwhile; its exit code, STOPPED if there were any."""
     line = [sys.executable, "-m", "ssmpi", "launch", str(where.run_file), "--overwrite"]
+    line += ["--site", site] if site else []
     with where.log.open("w", encoding="utf-8") as log:
         job = subprocess.Popen(
             line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock.fileno(),), start_new_session=True

@@ -6,10 +6,11 @@ an MPI job of its own: start, warm-up, a few windows.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from ssmpi.bench import crowd_picture, data, machine
 from ssmpi.bench.contenders import chosen
 from ssmpi.bench.crowd import SHAPES, Shape, ordered
 from ssmpi.bench.emulate import Emulation
-from ssmpi.bench.jobs import Jobs
+from ssmpi.bench.jobs import Jobs, Start
+from ssmpi.bench.shaped import shaped_hosts
 from ssmpi.bench.throughput import plain, say
 from ssmpi.bench.windows import Timing
 from ssmpi.config import load
@@ -41,7 +43,9 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Options:
-    """``step_ms`` of dense computation; MB/s and direction of each sync PS and of each narrow embedding PS."""
+    """``step_ms`` of dense computation; MB/s and direction of each sync PS and of each narrow embedding PS. ``virtual_hosts``: each
+    server is on one of its own, and the kernel limits its link.
+    """
 
     folder: Path = Path("runs/bench")
     trainers: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -50,6 +54,7 @@ class Options:
     embedding_link_mb: float = 2.0
     seconds: float = 2.0
     only: str = ""
+    virtual_hosts: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -65,13 +70,20 @@ class Options:
         return Timing(2 * self.seconds, self.seconds, 3)
 
     def links(self, shape: Shape) -> Links:
-        """Those that are emulated: trainers' own are not."""
-        return Links(1e6 * self.link_mb, 1e6 * self.embedding_link_mb if shape.narrow else math.inf)
+        """Those that are limited: trainers' own are not."""
+        return Links(1e6 * self.link_mb, self._narrow(shape) or math.inf)
+
+    def rates(self, shape: Shape) -> list[float | None]:
+        """The same for each server in rank order; None for a link that is not limited."""
+        return [self._narrow(shape)] * shape.embedding_ps + [1e6 * self.link_mb] * shape.sync_ps
 
     def emulation(self, shape: Shape) -> Emulation:
-        """The same for the ranks."""
-        narrow = 1e6 * self.embedding_link_mb if shape.narrow else None
-        return Emulation(self.step_ms / 1e3, 1e6 * self.link_mb, narrow)
+        """What the ranks emulate: links only where the kernel does not limit them."""
+        links = () if self.virtual_hosts else (1e6 * self.link_mb, self._narrow(shape))
+        return Emulation(self.step_ms / 1e3, *links)
+
+    def _narrow(self, shape: Shape) -> float | None:
+        return 1e6 * self.embedding_link_mb if shape.narrow else None
 
 
 def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -> Path:
@@ -88,9 +100,10 @@ def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -
     )
     header, rows = machine.describe(), []
     models = {shape: expected(options, shape, base) for shape, _ in visits}
-    for number, (shape, trainers) in enumerate(visits):
-        rows.append(visit(options, shape, base, models[shape].of(trainers)))
-        say(f"{number + 1:>3}/{len(visits)} {line(rows[-1])}")
+    with starter(options, visits, base) as start:
+        for number, (shape, trainers) in enumerate(visits):
+            rows.append(visit(options, shape, base, models[shape].of(trainers), start(shape, trainers)))
+            say(f"{number + 1:>3}/{len(visits)} {line(rows[-1])}")
     counts = range(1, max(options.trainers) + 1)
     curves = {shape.name: [asdict(model.of(n)) for n in counts] for shape, model in models.items()}
     report = {"header": header, "options": plain(options), "run_file": str(base), "rows": rows, "curves": curves}
@@ -115,10 +128,23 @@ def expected(options: Options, shape: Shape, base: Path) -> Forecast:
     return forecast(load(base, shape.overrides(2)), options.step_ms / 1e3, options.links(shape))
 
 
-def visit(options: Options, shape: Shape, base: Path, predicted: Outcome) -> dict[str, Any]:
+@contextlib.contextmanager
+def starter(
+    options: Options, visits: Sequence[tuple[Shape, int]], base: Path
+) -> Iterator[Callable[[Shape, int], Start]]:
+    """How a visit's ranks are started. Virtual hosts are there until the block ends."""
+    if not options.virtual_hosts:
+        yield lambda shape, trainers: Start()
+        return
+    servers = max(shape.servers for shape, _ in visits)
+    with shaped_hosts(servers, options.folder, Path(load(base, ()).data.folder)) as hosts:
+        yield lambda shape, trainers: hosts.start(trainers, options.rates(shape))
+
+
+def visit(options: Options, shape: Shape, base: Path, predicted: Outcome, start: Start) -> dict[str, Any]:
     """One job of as many trainers as were predicted for."""
     settings = shape.overrides(predicted.trainers)
-    jobs = Jobs(base, options.folder / "jobs", options.emulation(shape))
+    jobs = Jobs(base, options.folder / "jobs", options.emulation(shape), start)
     found = jobs.run(shape.ranks(predicted.trainers), settings, options.timing)
     return figures(shape, predicted, found, load(base, settings).data.batch_size)
 
@@ -163,6 +189,13 @@ HEADS = (
 )
 
 
+BUCKETS = "What limits a link is a token bucket in its server's loop."
+VIRTUAL_HOSTS = (
+    "What limits a link is the kernel: each server is on a virtual host of its own (namespaces, tc's token bucket filter), all "
+    "trainers on\none more. TCP gets less through than the link's rate; cores are those of the trainers' host."
+)
+
+
 def table(report: dict[str, Any]) -> str:
     """What is emulated, a line for each job, and how many are as predicted."""
     options, header = report["options"], report["header"]
@@ -172,9 +205,10 @@ def table(report: dict[str, Any]) -> str:
     lines = [
         f"Emulated on one host ({header['cores']} cores, load {header['load_before']:.1f} before): dense computation is a wait of "
         f"{options['step_ms']:g} ms a step,",
-        f"sync PS links are token buckets of {options['link_mb']:g} MB/s and direction, narrow embedding PS links of "
-        f"{options['embedding_link_mb']:g} MB/s;",
-        "links of trainers are not limited. Ranks, messages, rows and rounds are real.",
+        f"sync PS links carry {options['link_mb']:g} MB/s and direction, narrow embedding PS links "
+        f"{options['embedding_link_mb']:g} MB/s; links of trainers are not limited.",
+        VIRTUAL_HOSTS if options["virtual_hosts"] else BUCKETS,
+        "Ranks, messages, rows and rounds are real.",
         "",
         HEADS,
         *map(line, rows),

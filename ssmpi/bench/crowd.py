@@ -39,9 +39,14 @@ class Shape:
             f"sync.every_iterations={self.period}",
         )
 
+    @property
+    def servers(self) -> int:
+        """Ranks that are no trainers."""
+        return self.sync_ps + self.embedding_ps
+
     def ranks(self, trainers: int) -> int:
         """Ranks of its MPI job."""
-        return trainers + self.sync_ps + self.embedding_ps
+        return trainers + self.servers
 
 
 SHAPES = (

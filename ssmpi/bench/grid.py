@@ -28,13 +28,14 @@ class Options:
     """The ``[study]`` section.
 
     ``folder`` gets all cells and the results. ``run_file``, named as seen from the study file, is what the settings
-    start from. A cell that takes longer than ``limit_minutes`` is ended. The models of
-    finished cells are deleted unless ``keep_models``.
+    start from. ``site`` is the site file that every cell is launched with; empty: on this host. A cell that takes longer than
+    ``limit_minutes`` is ended. The models of finished cells are deleted unless ``keep_models``.
     """
 
     folder: str
     title: str = "Study"
     run_file: str = ""
+    site: str = ""
     limit_minutes: float = 60.0
     keep_models: bool = False
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,13 @@ from ssmpi.bench.windows import Timing
 from ssmpi.errors import PeerError
 
 TIME_LIMIT_SECONDS = 300.0
-QUIET = ("data.passes=1000000", "evaluate.per_pass=1", "run.tensorboard=false", "run.log_seconds=3600.0")
+QUIET = (
+    "data.passes=1000000",
+    "evaluate.per_pass=1",
+    "evaluate.split=none",
+    "run.tensorboard=false",
+    "run.log_seconds=3600.0",
+)
 
 
 @dataclass(frozen=True)
@@ -44,15 +52,29 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Start:
+    """How ranks are started: the words before mpirun, its options, variables to set. The default is for this host."""
+
+    before: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=launch.environment)
+
+    def line(self, ranks: int, *arguments: str) -> list[str]:
+        """The command that runs this Python with ``arguments`` on so many ranks."""
+        return [*self.before, launch.mpirun_path(), "-n", str(ranks), *self.options, sys.executable, *arguments]
+
+
+@dataclass(frozen=True)
 class Jobs:
     """Jobs that differ from one run file by their overrides; each leaves its run folder in ``folder``.
 
-    ``emulation``: of all of them.
+    ``emulation`` and ``start``: of all of them.
     """
 
     run_file: Path
     folder: Path
     emulation: Emulation | None = None
+    start: Start = field(default_factory=Start)
 
     def run(self, ranks: int, overrides: Sequence[str], timing: Timing, look: str = "nothing") -> dict[str, Any]:
         """One job to its end: the trainers' findings together. PeerError with what it said if it fails."""
@@ -60,8 +82,8 @@ class Jobs:
         run_folder, task_file = self.folder / "run", self.folder / "task.json"
         settings = (*QUIET, *overrides, f"run.folder={run_folder}")
         Task(str(self.run_file), settings, timing, look, self.emulation).write(task_file)
-        line = launch.mpirun(ranks, "-m", "ssmpi.bench.rank", str(task_file))
-        said = finish(line, self.folder / "said.txt", TIME_LIMIT_SECONDS + timing.total)
+        line = self.start.line(ranks, "-m", "ssmpi.bench.rank", str(task_file))
+        said = finish(line, self.folder / "said.txt", TIME_LIMIT_SECONDS + timing.total, self.start.variables)
         found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(run_folder.glob("trainer-*.json"))]
         servers = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in run_folder.glob("*_ps-*.json")}
         return {**together(found), "servers": servers, "warned": "over-subscribed" in said}
@@ -73,11 +95,11 @@ class Jobs:
         return {name: value for name, value in found.items() if name.startswith("mpi_")}
 
 
-def finish(line: Sequence[str], said: Path, seconds: float) -> str:
+def finish(line: Sequence[str], said: Path, seconds: float, variables: Mapping[str, str]) -> str:
     """Run a command to its end, what it says into a file; nothing is left of it if it fails or is interrupted."""
-    with said.open("w", encoding="utf-8") as out, launch.session_folder() as session:
+    with said.open("w", encoding="utf-8") as out, launch.session_folder() as session, ended_by_sigterm():
         job = subprocess.Popen(
-            line, env={**os.environ, **launch.environment(), **session}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            line, env={**os.environ, **variables, **session}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             start_new_session=True,
         )  # fmt: skip
         try:
@@ -93,6 +115,16 @@ def finish(line: Sequence[str], said: Path, seconds: float) -> str:
         how = f"ended with {code}" if code > 0 else f"was not done after {seconds:.0f} s"
         raise PeerError(f"a measured job {how}: {' '.join(line)}\n{text.strip()[-4000:]}")
     return text
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends this process as Ctrl-C does, by an exception: what was started is ended and cleared away."""
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def together(trainers: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 LOOP = "hogwild ("  # the frame that every sample of a worker's loop has
-RATE = 200  # samples a second: each stops the process for a moment
+RATE = 500  # samples a second, while the process runs: one that is stopped wakes threads, which then take the lock
 ANYBODY, SET_PTRACER = ctypes.c_ulong(-1), 0x59616D61  # linux/prctl.h
 
 
@@ -37,7 +37,7 @@ def record(pid: int, seconds: float, which: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "stacks"
         asked = ["record", "--pid", str(pid), "--format", "raw", "--output", str(out)]
-        asked += ["--rate", str(RATE), "--duration", str(max(1, round(seconds))), which]
+        asked += ["--rate", str(RATE), "--duration", str(max(1, round(seconds))), "--nonblocking", which]
         subprocess.run([spy, *asked], check=True, capture_output=True, timeout=60 + 10 * seconds)
         return out.read_text(encoding="utf-8").splitlines()
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.bench import lock, stages
-from ssmpi.bench.windows import Readings, Timing, clock
+from ssmpi.bench import dense, lock, stages
+from ssmpi.bench.rows import Source
+from ssmpi.bench.windows import Readings, Ticking, Timing, clock
 from ssmpi.train import hogwild
 
 if TYPE_CHECKING:
@@ -53,32 +54,82 @@ class LookAtLock(Look):
 
 
 class LookInTurns(Look):
-    """Lets the shadow thread rest in every other pair of windows: on, off, off, on. Jobs of one kind differ by more than a
-    shadow thread costs; the windows of one job do not.
+    """Two ways to work in the windows of one job, in turns: one, other, other, one. Jobs of one kind differ by more than what is
+    looked for, and so does a shared host from one minute to the next; the windows of one job do not.
     """
 
     LATE_SECONDS = 0.005
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self) -> None:
         self._edges: Sequence[float] = ()
+
+    def begin(self, edges: Sequence[float]) -> None:
+        """From now on by the clock, so that all threads and trainers change at the same time."""
+        self._edges = edges
+
+    def others_turn(self) -> bool:
+        """Whether it is the other way's turn."""
+        return others_window(self._edges, clock())
+
+    def rest(self) -> None:
+        """Do nothing in the other way's windows."""
+        while self.others_turn():
+            time.sleep(self.LATE_SECONDS)
+
+
+class LookWithoutShadow(LookInTurns):
+    """The shadow thread works or rests."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
         for synchronizer in trainer.synchronizers:
             synchronizer.round = self._in_turn(synchronizer.round)  # type: ignore[method-assign]
 
-    def begin(self, edges: Sequence[float]) -> None:
-        """From now on it rests when it should; by the clock, so that all trainers' do at the same time."""
-        self._edges = edges
-
     def _in_turn(self, act: Callable[[], None]) -> Callable[[], None]:
         def gated() -> None:
-            while resting(self._edges, clock()):
-                time.sleep(self.LATE_SECONDS)
+            self.rest()
             act()
 
         return gated
 
 
-def resting(edges: Sequence[float], now: float) -> bool:
-    """Whether the shadow thread rests at this time: of each four windows in the second and third."""
+class LookAtOneThread(LookInTurns):
+    """All worker threads work, or the first alone."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        pace = trainer.pace
+        assert isinstance(pace, Ticking)
+        after_step = pace.after_step
+
+        def gated(thread: int) -> None:
+            after_step(thread)
+            if thread and self.others_turn():
+                self.rest()
+                pace.rested(thread)
+
+        pace.after_step = gated  # type: ignore[method-assign]
+
+
+class LookAtBareStep(LookInTurns):
+    """The whole loop, or the dense step alone on rows that are there: the ceiling of this program."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        after_step = trainer.pace.after_step
+        steps = dense.bare_steps(trainer.config, Source(trainer.config))
+
+        def gated(thread: int) -> None:
+            after_step(thread)
+            while self.others_turn():
+                steps[thread]()
+                after_step(thread)
+
+        trainer.pace.after_step = gated  # type: ignore[method-assign]
+
+
+def others_window(edges: Sequence[float], now: float) -> bool:
+    """Whether it is the other way's turn at this time: of each four windows in the second and third."""
     window = bisect.bisect_right(edges, now) - 1
     return 0 <= window < len(edges) - 1 and window % 4 in (1, 2)
 
@@ -118,6 +169,8 @@ LOOKS: dict[str, Callable[[Any], tuple[Body, Look]]] = {
     "nothing": lambda trainer: (hogwild, Look()),
     "stages": lambda trainer: (hogwild, LookAtStages(trainer)),
     "lock": lambda trainer: (hogwild, LookAtLock()),
-    "turns": lambda trainer: (hogwild, LookInTurns(trainer)),
+    "shadow": lambda trainer: (hogwild, LookWithoutShadow(trainer)),
+    "threads": lambda trainer: (hogwild, LookAtOneThread(trainer)),
+    "bare": lambda trainer: (hogwild, LookAtBareStep(trainer)),
     "exchange": exchange,
 }

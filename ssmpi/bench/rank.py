@@ -48,10 +48,12 @@ def play(task: Task, config: Config, job: Job) -> None:
     world = World(job, config.topology)
     log.configure(world.who, talkative=False)
     names = [config.topology.name_of(rank) for rank in range(job.size)]
-    pids = dict(zip(names, job.comm.allgather(os.getpid()), strict=True))
+    pids = dict(zip(names, job.comm.allgather((job.host, os.getpid())), strict=True))
     out = Path(config.run.folder) / f"{world.who.replace(' ', '-')}.json"
     if world.role is Role.TRAINER:
-        servers = {name: pid for name, pid in pids.items() if not name.startswith(Role.TRAINER)}
+        servers = {
+            name: pid for name, (host, pid) in pids.items() if host == job.host and not name.startswith(Role.TRAINER)
+        }
         found = train_in_windows(task, config, world, servers if world.index == 0 else {})
     else:
         if task.emulation:

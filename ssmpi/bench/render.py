@@ -95,13 +95,27 @@ def percentages(shares: Mapping[str, float]) -> str:
 
 def shadow(found: Mapping[str, Any]) -> str:
     """What rounds in the background cost."""
+    rounds = {name: f" ({turns['rounds_per_second']:.1f} rounds a second)" for name, turns in found.items()}
+    return in_turns("examples per second with rounds in the background over those without", found, rounds)
+
+
+def bare(found: Mapping[str, Any]) -> str:
+    """How near the whole loop is to its ceiling."""
+    return in_turns("examples per second of the whole loop over those of the bare dense step", found)
+
+
+def threads(found: Mapping[str, Any]) -> str:
+    """What threads gain."""
+    return in_turns("examples per second of all threads over those of one", found)
+
+
+def in_turns(what: str, found: Mapping[str, Any], more: Mapping[str, str] | None = None) -> str:
+    """Ratios of two ways to work with their standard errors."""
     lines = [
-        f"  {name}: {turns['ratio']:.3f} +- {turns['error']:.3f} ({turns['rounds_per_second']:.1f} rounds a second)"
+        f"  {name}: {turns['ratio']:.3f} +- {turns['error']:.3f}{(more or {}).get(name, '')}"
         for name, turns in found.items()
     ]
-    return "\n".join(
-        ["examples per second with rounds in the background over those without, in turns within one job", *lines]
-    )
+    return "\n".join([f"{what}, in turns within one job", *lines])
 
 
 def server(found: Mapping[str, Any]) -> str:
@@ -146,7 +160,10 @@ def mega(values: Iterable[float]) -> list[str]:
     return [f"{value / 1e6:,.0f}" for value in values]
 
 
-SECTIONS = {"stages": stages, "shadow": shadow, "server": server, "reader": reader, "lock": lock, "memory": memory}
+SECTIONS = {
+    "stages": stages, "bare": bare, "threads": threads, "shadow": shadow, "server": server, "reader": reader, "lock": lock,
+    "memory": memory,
+}  # fmt: skip
 
 
 def targets(found: Iterable[Mapping[str, Any]]) -> str:

@@ -18,7 +18,8 @@ from ssmpi.config import load
 from ssmpi.data.schema import read_manifest
 
 LONG = Timing(3.0, 3.0, 20)  # for memory, which must not grow
-TURNS = 24  # windows of a job whose shadow thread takes turns with none
+LONG_STEPS, SLOW = 25, 25_000.0  # steps of a window, at so many examples per second of a thread
+TURNS = 24  # windows of a job that works in two ways, in turns
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,36 @@ def shadow_cost(bench: Bench) -> dict[str, Any]:
     else:
         sizes = sorted({min(bench.batches), max(bench.batches)})
         asked = [Contender(SSMPI, size, half, "fp32", 2, algorithm) for size in sizes for algorithm in SHADOWS]
+    return in_turns(bench, "shadow", asked)
+
+
+def bare_share(bench: Bench) -> dict[str, Any]:
+    """Examples per second of the whole loop over those of the bare dense step, all threads, within one job."""
+    return in_turns(bench, "bare", of_all_threads(bench))
+
+
+def thread_gain(bench: Bench) -> dict[str, Any]:
+    """Examples per second of all threads over those of the first alone, within one job; nothing on a single core.
+
+    A thread rests when its batch is done: windows are long enough for that to make less than a percent of them.
+    """
+    found: dict[str, Any] = {}
+    for contender in of_all_threads(bench) if bench.cores > 1 else ():
+        seconds = max(bench.timing.seconds, 0.0 if bench.short else LONG_STEPS * contender.batch / SLOW)
+        found |= in_turns(replace(bench, timing=replace(bench.timing, seconds=seconds)), "threads", [contender])
+    return found
+
+
+def of_all_threads(bench: Bench) -> list[Contender]:
+    """One trainer with a thread for each core, smallest and largest batch."""
+    sizes = {min(bench.batches)} if bench.short else {min(bench.batches), max(bench.batches)}
+    return [Contender(SSMPI, size, bench.cores) for size in sorted(sizes)]
+
+
+def in_turns(bench: Bench, look: str, asked: list[Contender]) -> dict[str, Any]:
+    """What a look in turns finds, by contender."""
     timing = replace(bench.timing, windows=4 if bench.short else TURNS)
-    return {contender.name: on_over_off(bench.job(contender, "turns", timing)) for contender in asked}
+    return {contender.name: on_over_off(bench.job(contender, look, timing)) for contender in asked}
 
 
 def on_over_off(job: dict[str, Any]) -> dict[str, float]:
@@ -121,7 +150,7 @@ def reader_rate(bench: Bench) -> dict[str, Any]:
 
 def lock_share(bench: Bench) -> dict[str, Any]:
     """Share of a single worker's time with the interpreter lock in its hands, batch 200 as in the paper's runs."""
-    seconds = 1.0 if bench.short else 5.0
+    seconds = 1.0 if bench.short else 20.0
     if lock.find() is None:
         missing = "py-spy is not installed: pip install 'ssmpi[test]'"
     else:
@@ -158,6 +187,8 @@ def memory(bench: Bench) -> dict[str, Any]:
 
 SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "stages": where_time_goes,
+    "bare": bare_share,
+    "threads": thread_gain,
     "shadow": shadow_cost,
     "server": server_rate,
     "reader": reader_rate,

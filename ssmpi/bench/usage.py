@@ -18,9 +18,13 @@ def threads_cpu(pid: int) -> dict[int, float]:
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):  # it may end while we look
-            fields = (task / "stat").read_text().rpartition(") ")[2].split()
-            found[int(task.name)] = (int(fields[11]) + int(fields[12])) / TICKS
+            found[int(task.name)] = _cpu(task)
     return found
+
+
+def _cpu(place: Path) -> float:
+    fields = (place / "stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def resident(pid: int) -> int:
@@ -35,10 +39,15 @@ def own_memory() -> int:
 
 
 def own_cpu() -> Readings:
-    """CPU seconds of this trainer's process: its workers, its shadow thread, and the rest."""
+    """CPU seconds of this trainer's process: its workers, its shadow thread, and the rest.
+
+    Threads that have ended count as workers: when a pass ends its workers do, and little else that had done any work.
+    """
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    found = {"cpu/workers": 0.0, "cpu/shadow": 0.0, "cpu/supervision": 0.0}
-    for number, seconds in threads_cpu(os.getpid()).items():
+    live = threads_cpu(os.getpid())
+    ended = max(0.0, _cpu(Path("/proc/self")) - sum(live.values()))
+    found = {"cpu/workers": ended, "cpu/shadow": 0.0, "cpu/supervision": 0.0}
+    for number, seconds in live.items():
         name = names.get(number, "")
         part = "workers" if name.startswith("worker") else "shadow" if name == "shadow" else "supervision"
         found[f"cpu/{part}"] += seconds

@@ -37,19 +37,23 @@ class Timing:
 
 
 class Ticks:
-    """When each thread finished each of its batches."""
+    """When each thread finished each of its batches; ``done`` has how many these were by then."""
 
     def __init__(self, threads: int) -> None:
         self.times: list[list[float]] = [[] for _ in range(threads)]
+        self.done: list[list[int]] = [[] for _ in range(threads)]
 
-    def tick(self, thread: int) -> None:
-        """One more batch is done."""
+    def tick(self, thread: int, batches: int = 1) -> None:
+        """One more batch is done; or none, but the thread has rested, and the next one begins now."""
         self.times[thread].append(clock())
+        done = self.done[thread]
+        done.append(done[-1] + batches if done else batches)
 
     def rates(self, edges: Sequence[float]) -> list[float]:
         """Batches per second in each window, all threads. A batch under way at an edge counts by the share of its time."""
         done = sum(
-            (np.interp(edges, times, np.arange(len(times))) for times in self.times if times), np.zeros(len(edges))
+            (np.interp(edges, times, done) for times, done in zip(self.times, self.done, strict=True) if times),
+            np.zeros(len(edges)),
         )
         return [float(rate) for rate in np.diff(done) / np.diff(edges)]
 
@@ -66,6 +70,10 @@ class Ticking:
         """A worker thread has finished an iteration."""
         self._pace.after_step(thread)
         self._ticks.tick(thread)
+
+    def rested(self, thread: int) -> None:
+        """A worker thread has done nothing for a while."""
+        self._ticks.tick(thread, 0)
 
 
 def watch(edges: Sequence[float], read: Callable[[], Readings]) -> list[Readings]:

@@ -2,11 +2,32 @@
 
 import json
 
+import pytest
 from ranks import ssmpi
 
+from ssmpi.bench import virtual_hosts
 
-def test_a_job_of_each_kind_is_measured_and_predicted(tmp_path, small_data):
-    arguments = ("--trainers", "2", "--only", "EASGD-5, 1", "--seconds", "1", "--link-mb", "1", "--folder", tmp_path)
+KERNEL = pytest.param(
+    ("--virtual-hosts",),
+    marks=pytest.mark.skipif(bool(why := virtual_hosts.missing()), reason=f"NO LINKS SHAPED BY THE KERNEL: {why}"),
+)
+
+
+@pytest.mark.parametrize("where", [(), KERNEL], ids=["buckets", "kernel"])
+def test_a_job_of_each_kind_is_measured_and_predicted(tmp_path, small_data, where):
+    arguments = (
+        *where,
+        "--trainers",
+        "2",
+        "--only",
+        "EASGD-5, 1",
+        "--seconds",
+        "1",
+        "--link-mb",
+        "1",
+        "--folder",
+        tmp_path,
+    )
     words = (f"data.folder={small_data}", "data.block_rows=512")
     finished = ssmpi("bench", "cluster", *words, *arguments).check()
     report = json.loads((tmp_path / "cluster.json").read_text())
@@ -17,5 +38,6 @@ def test_a_job_of_each_kind_is_measured_and_predicted(tmp_path, small_data):
     assert row["predicted_eps"] <= most * 1.001
     assert row["eps"] < 1.5 * most  # a window may begin or end within a round
     assert "Emulated on one host" in finished.out
+    assert ("virtual host" in finished.out) == bool(where)
     assert (tmp_path / "cluster.txt").read_text() == finished.out
     assert (tmp_path / "cluster.png").read_bytes().startswith(b"\x89PNG")

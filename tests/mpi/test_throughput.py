@@ -32,8 +32,9 @@ def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_
     }  # fmt: skip
     assert {"receive", "gather and reply", "update", "idle"} <= set(stages["embedding_ps"])
     assert math.isclose(sum(stages["embedding_ps"].values()), 1.0)
-    (turns,) = report["sections"]["shadow"].values()
-    assert math.isfinite(turns["ratio"])
+    for name in ("shadow", "bare", "threads"):
+        for turns in report["sections"][name].values():
+            assert turns["ratio"] > 0
     server = report["sections"]["server"]
     assert min(server["by_messages"], server["handlers"], server["bare_loop"]) > 0
     assert report["sections"]["reader"]["rows"] > 0
@@ -43,7 +44,7 @@ def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_
     else:
         assert 0 <= lock["holding"] <= 2 * lock["samples"], lock
     assert "mpi_library" in report["header"]
-    assert {"ssmpi / plain PyTorch, batch 128"} <= {target["what"] for target in report["targets"]}
+    assert any(target["what"].startswith("whole loop / bare dense step") for target in report["targets"])
 
     assert (tmp_path / "throughput.txt").read_text() == finished.out
     assert (tmp_path / "throughput.png").read_bytes().startswith(PNG)

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
-import virtual_hosts
 from datasets import make_dataset
 from ranks import Running, full_environment
 from runs import Run
-from virtual_hosts import NETWORK, PROJECT, VirtualHosts
 
+from ssmpi.bench import virtual_hosts
+from ssmpi.bench.virtual_hosts import NETWORK, PROJECT, VirtualHosts
 from ssmpi.errors import LOST, STOPPED
 
 LIMIT = 25  # seconds from a fault to the end of the job, of which 10 are waiting.frozen_seconds
@@ -153,9 +153,10 @@ def test_a_frozen_rank_on_another_host_is_named(hosts, launch):
 def test_a_crashed_host_ends_the_job_and_the_run_goes_on_without_it(hosts, launch):
     run = launch().until_it_trains(more=3)
     hosts.crash("h2")
-    code, output = run.end()
+    code, output = run.end(within=10)
     assert code == LOST, output
     assert "did not end by itself" in output
+    assert "on node h2" in output
     again = launch("topology.trainers=1", site="without-h2.toml").until_it_trains()
     again.stop()
     code, output = again.end()
@@ -167,7 +168,7 @@ def test_a_crashed_host_ends_the_job_and_the_run_goes_on_without_it(hosts, launc
 def test_hosts_end_with_whoever_started_them(tmp_path):
     """Also when that is killed: no process, namespace or network is left behind by a test that was."""
     script = (
-        "import sys, time; from virtual_hosts import VirtualHosts, shared_folders\n"
+        "import sys, time; from ssmpi.bench.virtual_hosts import VirtualHosts, shared_folders\n"
         "h = VirtualHosts(2, sys.argv[1], shared_folders()); print(*h._pids.values(), flush=True); time.sleep(60)"
     )
     environ = full_environment()

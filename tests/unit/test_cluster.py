@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ssmpi import cli, forecast
-from ssmpi.bench import cluster, crowd
+from ssmpi.bench import cluster, crowd, shaped, virtual_hosts
 from ssmpi.bench.crowd import Shape
 from ssmpi.bench.emulate import Emulation, Step
 from ssmpi.bench.jobs import Task
@@ -20,7 +20,7 @@ from ssmpi.comm.waiting import Patience
 from ssmpi.config import load
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding import wire
-from ssmpi.errors import SettingsError
+from ssmpi.errors import SettingsError, UserError
 from ssmpi.forecast import EMBEDDING, STEP, SYNC, Forecast, Links
 from ssmpi.plan import dense_parameters
 from ssmpi.sync import SYNC_PS
@@ -286,12 +286,34 @@ def test_a_table_says_what_is_emulated_and_marks_a_full_host():
     for words in (
         "Emulated on one host",
         "a wait of 50 ms",
-        "token buckets of 4 MB/s",
+        "sync PS links carry 4 MB/s",
+        "a token bucket in its server's loop",
         "0 of 1 jobs",
         "over 90%",
         "1 of 1 jobs;",
     ):
         assert words in text
+    report = {"options": {**options, "virtual_hosts": True}, "header": {"cores": 2, "load_before": 0.5}, "rows": [row]}
+    assert "virtual host" in cluster.table(report)
+
+
+def test_either_the_server_or_the_kernel_limits_a_link():
+    shape = Shape("easgd", 5, 2, embedding_ps=1, narrow=True)
+    inside, kernel = (cluster.Options(virtual_hosts=there) for there in (False, True))
+    assert inside.emulation(shape) == Emulation(0.05, 4e6, 2e6)
+    assert kernel.emulation(shape) == Emulation(0.05, None, None)
+    assert kernel.rates(shape) == [2e6, 4e6, 4e6]  # in rank order: embedding PSs come before sync PSs
+    assert kernel.rates(Shape()) == [None]
+
+
+def test_virtual_hosts_are_refused_with_a_reason_where_there_can_be_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(virtual_hosts, "missing", lambda: "virtual hosts need root")
+    with pytest.raises(UserError, match="need root; without --virtual-hosts"), shaped.shaped_hosts(1, tmp_path):
+        pass
+    monkeypatch.setattr(virtual_hosts, "missing", lambda: "")
+    monkeypatch.chdir("/tmp")
+    with pytest.raises(UserError, match="folders of their own in /tmp"), shaped.shaped_hosts(1, tmp_path):
+        pass
 
 
 def test_the_command_line_predicts_or_says_what_it_lacks(tmp_path, small_data, capsys):

@@ -47,7 +47,7 @@ def play(monkeypatch, outcome):
     """Jobs are ``outcome(run folder)`` instead of processes; returns the list of those that were started."""
     started = []
 
-    def launched(where, limit, lock):
+    def launched(where, limit, lock, site):
         started.append(where.run.name)
         where.log.write_text("")
         where.run.mkdir(parents=True, exist_ok=True)
@@ -121,6 +121,13 @@ def test_what_is_wrong_with_a_study_is_said_before_anything_runs(study_file, old
         load(study_file(STUDY.replace(old, new)))
     assert message in str(caught.value)
     assert "study.toml" in str(caught.value)
+
+
+def test_cells_are_launched_with_the_site_of_the_study(study_file, tmp_path):
+    """With one that does not exist, ``ssmpi launch`` says so."""
+    study = load(study_file(), [f"study.site={tmp_path / 'nowhere.toml'}"])
+    with pytest.raises(cells.CellError, match=r"nowhere\.toml"):
+        cells.run(study, study.cells[0])
 
 
 @pytest.mark.parametrize("path", [p for p in SHIPPED if p.stem != "base"], ids=lambda path: path.stem)

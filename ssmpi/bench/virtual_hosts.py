@@ -4,15 +4,20 @@ Everything hangs below one process, the head's first one, and dies with it: noth
 bridge between the hosts lies in the head's network namespace, so that several of these can run side by side.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
-PROJECT = Path(__file__).parents[1]
+from ssmpi.errors import UserError
+
+PROJECT = Path(__file__).parents[2]
 NETWORK = "10.99.0"
 HEAD_ADDRESS = f"{NETWORK}.254"
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
@@ -52,7 +57,11 @@ while :; do sleep 3600 & wait $! || :; done
 """
 
 
-def missing():
+class HostError(UserError):
+    """A virtual host did not start, or a command on one failed."""
+
+
+def missing() -> str:
     """Why there can be no virtual hosts here, or an empty text."""
     if os.geteuid() != 0:
         return "virtual hosts need root"
@@ -63,7 +72,7 @@ def missing():
     return f"no namespaces here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
-def shared_folders(*folders):
+def shared_folders(*folders: Path) -> list[str]:
     """What all hosts must see: these folders, the project and the Python environment."""
     places = {PROJECT, Path(sys.prefix), Path(sys.base_prefix), *map(Path, folders)}
     return sorted(str(place.resolve()) for place in places)
@@ -72,12 +81,13 @@ def shared_folders(*folders):
 class VirtualHosts:
     """``count`` hosts h1, h2, ... and a head; all see the ``shared`` folders and ``state``, and have a /tmp of their own."""
 
-    def __init__(self, count, state, shared):
+    def __init__(self, count: int, state: Path, shared: list[str]) -> None:
         self.names = [f"h{i + 1}" for i in range(count)]
         self.state, self._shared = Path(state), " ".join(sorted({*shared, str(state)}))
         self.state.mkdir(parents=True, exist_ok=True)
         self.remote_shell = self.state / "rsh"
-        self._pids, self._numbers_on_head = {}, {}
+        self._pids: dict[str, int] = {}  # of each host's first process, as seen from here
+        self._numbers_on_head: dict[str, int] = {}
         lines = ["127.0.0.1 localhost", f"{HEAD_ADDRESS} head", *(f"{self.address(h)} {h}" for h in self.names)]
         (self.state / "hosts").write_text("\n".join(lines) + "\n")
         own = OWN.format(name="head", shared=self._shared)
@@ -86,10 +96,11 @@ class VirtualHosts:
         for name in self.names:
             self.boot(name)
 
-    def address(self, name):
+    def address(self, name: str) -> str:
+        """In the network of all hosts."""
         return f"{NETWORK}.{int(name[1:])}"
 
-    def boot(self, name):
+    def boot(self, name: str) -> None:
         """Start a host, the first time or after a crash."""
         self._start(name, self._enter("head"), OWN.format(name=name, shared=self._shared))
         n, pid = name[1:], self._pids[name]
@@ -98,59 +109,63 @@ class VirtualHosts:
         self.run(name, "ip", "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
         self.run(name, "ip", "link", "set", "eth0", "up")
 
-    def crash(self, name):
+    def crash(self, name: str) -> None:
         """Power off: everything on the host is killed at once, and its link is gone."""
         os.kill(self._pids.pop(name), 9)
 
-    def cut(self, name):
+    def cut(self, name: str) -> None:
         """Unplug the host's link."""
         self.head_network("ip", "link", "set", f"v{name[1:]}", "down")
 
-    def heal(self, name):
+    def heal(self, name: str) -> None:
         """Plug it in again."""
         self.head_network("ip", "link", "set", f"v{name[1:]}", "up")
 
-    def slow(self, name, rate):
-        """Limit both directions of a host's link, for example to 100mbit."""
-        shape = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "5ms")
+    def slow(self, name: str, rate: str) -> None:
+        """Limit both directions of a host's link, for example to 100mbit; an empty ``rate`` ends that."""
+        shape = ("root", *(("tbf", "rate", rate, "burst", "64kb", "latency", "5ms") if rate else ("pfifo",)))
         self.head_network("tc", "qdisc", "replace", "dev", f"v{name[1:]}", *shape)
         self.run(name, "tc", "qdisc", "replace", "dev", "eth0", *shape)
 
-    def on(self, name, *command, folder=None):
+    def on(self, name: str, *command: object, folder: Path | None = None) -> list[str]:
         """The words that run a command on a host or on the head, in a folder that all share."""
         return [*self._enter(name, folder), "--", *map(str, command)]
 
-    def run(self, name, *command, folder=None, timeout=60, environ=None):
+    def run(
+        self, name: str, *command: object, folder: Path | None = None, timeout: float = 60,
+        environ: Mapping[str, str] | None = None,
+    ) -> str:  # fmt: skip
         """Run a command on a host or on the head to its end; its standard output."""
         words = self.on(name, *command, folder=folder)
         done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, env=environ)
-        assert done.returncode == 0, f"{' '.join(map(str, command))} on {name}: {done.stdout}{done.stderr}"
+        if done.returncode:
+            raise HostError(f"{' '.join(map(str, command))} on {name}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def processes(self, name, words):
+    def processes(self, name: str, words: str) -> list[str]:
         """Numbers of the processes on a host whose command lines contain ``words``."""
         lines = self.run(name, "ps", "-ww", "-eo", "pid,args").splitlines()
         return [line.split()[0] for line in lines if words in line]
 
-    def head_network(self, *command):
+    def head_network(self, *command: str) -> None:
         """Run a command in the head's network, with this process's numbers of processes."""
         subprocess.run(["nsenter", "--target", str(self._pids["head"]), "--net", *command], check=True)
 
-    def close(self):
+    def close(self) -> None:
         """End every process of every host."""
         self._head.kill()
         self._head.wait()
 
-    def _enter(self, name, folder=None):
+    def _enter(self, name: str, folder: Path | None = None) -> tuple[str, ...]:
         return ("nsenter", "--target", str(self._pids[name]), *NAMESPACES, f"--wd={folder or PROJECT}")
 
-    def _write_remote_shell(self):
+    def _write_remote_shell(self) -> None:
         """A stand-in for ssh: ``rsh [-options] HOST WORDS``, to be used on the head."""
         cases = "".join(f"{name}) pid={pid} ;;\n" for name, pid in self._numbers_on_head.items())
         self.remote_shell.write_text(REMOTE_SHELL.format(cases=cases, flags=" ".join(NAMESPACES)))
         self.remote_shell.chmod(0o755)
 
-    def _start(self, name, prefix, commands):
+    def _start(self, name: str, prefix: tuple[str, ...], commands: str) -> subprocess.Popen[bytes]:
         up = self.state / f"{name}.up"
         up.unlink(missing_ok=True)
         script = LIVE.format(commands=commands, state=self.state, name=name)
@@ -160,14 +175,16 @@ class VirtualHosts:
             )
         deadline = time.monotonic() + PATIENCE
         while not up.is_file() or not up.read_text():
-            assert process.poll() is None, f"{name}: {(self.state / f'{name}.log').read_text()}"
-            assert time.monotonic() < deadline, f"{name} does not come up"
+            if process.poll() is not None:
+                raise HostError(f"{name} ended: {(self.state / f'{name}.log').read_text()}")
+            if time.monotonic() > deadline:
+                raise HostError(f"{name} is not up after {PATIENCE} s")
             time.sleep(0.01)
         self._pids[name], self._numbers_on_head[name] = self._first_process(process.pid, name)
         self._write_remote_shell()
         return process
 
-    def _first_process(self, pid, name):
+    def _first_process(self, pid: int, name: str) -> tuple[int, int]:
         """The process below ``pid`` that is number 1 on its own host: its number here, and on the head."""
         below = [pid]
         for parent in below:
@@ -177,4 +194,4 @@ class VirtualHosts:
                 numbers = Path(f"/proc/{parent}/status").read_text().split("NSpid:")[1].split("\n")[0].split()
                 if numbers[-1] == "1" and len(numbers) == (2 if name == "head" else 3):
                     return parent, int(numbers[1])
-        raise AssertionError(f"no first process of {name}")
+        raise HostError(f"{name} has no first process")
