@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from ssmpi import log
@@ -27,10 +28,11 @@ class Attempt:
         self._marker = folder / RESULT_NAME
         self._before, self._logs = self._written(), log.lengths(folder)
 
-    def conclude(self, code: int, *, cancelled: bool) -> int:
+    def conclude(self, code: int, *, cancelled: bool, silent: Callable[[], list[str]] = list) -> int:
         """The exit code of this attempt, after a word about it, and another place in the queue where that helps.
 
         ``code`` is the launcher's. ``cancelled``: SLURM is taking the job down, and will itself start it again or not.
+        ``silent`` finds the hosts that do not answer any more, where nobody has said which one was lost.
         """
         status = self._status()
         if status == "complete":
@@ -49,6 +51,8 @@ class Attempt:
             return code
         if code != LOST and not told:
             say(f"error: the launcher ended with {code}, but the run did not end by itself (see {self._folder})")
+            if lost := silent():
+                say(f"error: no answer from {', '.join(lost)}: mend it or leave it out of launcher.hosts, start again")
         return self._again("a rank or a host was lost", LOST, cancelled)
 
     def _again(self, why: str, code: int, cancelled: bool) -> int:

@@ -15,7 +15,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -30,6 +32,7 @@ from ssmpi.site import Launcher, Site
 
 WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 SESSION = "PRTE_MCA_prte_local_tmpdir_base"  # where Open MPI's mpirun keeps its session
+ANSWER_SECONDS = 10.0  # that a host has to show that it is there
 MISLEADING = ("SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION")  # the job's; the step has its own
 
 
@@ -51,8 +54,10 @@ def launch(request: Request, site_file: Path | None, dry_run: bool) -> int:
     if dry_run:
         return 0
     attempt = Attempt(Path(config.run.folder), requeue=bool(where and where.slurm and where.slurm.requeue))
-    code, told = supervise(line, {**{k: v for k, v in os.environ.items() if k not in MISLEADING}, **extra})
-    return attempt.conclude(code, cancelled=signal.SIGTERM in told)
+    environ = {**{k: v for k, v in os.environ.items() if k not in MISLEADING}, **extra}
+    code, told = supervise(line, environ)
+    asked = sorted(set(hosts)) if where and where.launcher.hosts else []  # SLURM itself says which node it lost
+    return attempt.conclude(code, cancelled=signal.SIGTERM in told, silent=partial(silent_hosts, where, asked, environ))
 
 
 def rank_hosts(config: Config, where: Site) -> list[str]:
@@ -110,6 +115,28 @@ def supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set
     """Run the launcher to its end, passing wishes to stop on as SIGUSR1; its exit code, and the signals that came."""
     with session_folder() as session:
         return _supervise(line, {**environ, **session})
+
+
+def silent_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Those on which the launcher cannot start anything now: of a host that it lost it does not always tell the name."""
+    with contextlib.ExitStack() as sessions:
+        asked = {}
+        for host in hosts:
+            line, session = [*command(1, where, [host]), "true"], sessions.enter_context(session_folder())
+            asked[host] = subprocess.Popen(
+                line,
+                env={**environ, **session},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < deadline and any(job.poll() is None for job in asked.values()):
+            time.sleep(0.05)
+        for job in asked.values():
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+    return [host for host, job in asked.items() if job.wait() != 0]
 
 
 @contextlib.contextmanager

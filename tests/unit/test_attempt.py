@@ -107,3 +107,9 @@ def test_outside_slurm_nothing_is_put_back(tmp_path, requeued, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID")
     assert conclude(tmp_path, 0) == LOST
     assert requeued() == []
+
+
+@pytest.mark.parametrize(("code", "asked"), [(0, True), (LOST, False)])
+def test_hosts_that_do_not_answer_are_named_where_nobody_has_said_what_was_lost(tmp_path, capsys, code, asked):
+    assert Attempt(tmp_path, requeue=False).conclude(code, cancelled=False, silent=lambda: ["h2", "h5"]) == LOST
+    assert ("error: no answer from h2, h5: " in capsys.readouterr().err) == asked

@@ -12,6 +12,7 @@ import pytest
 
 from ssmpi import launch
 from ssmpi.bench import jobs
+from ssmpi.site import Launcher, Node, Site
 
 TELL = """
 import os, pathlib, sys
@@ -78,3 +79,17 @@ def test_a_measured_job_ends_with_the_benchmark_that_is_told_to_end(tmp_path):
     assert bench.wait(30) == 128 + signal.SIGTERM
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
     assert not list(tmp_path.glob("ssmpi-*"))
+
+
+def test_hosts_that_fail_or_hang_are_silent(tmp_path, monkeypatch):
+    stand_in = tmp_path / "mpirun"
+    stand_in.write_text(
+        f"#!/bin/bash\ncase $4 in up) exit 0 ;; refuses) exit 255 ;; hangs) echo $$ > {tmp_path}/number; sleep 60 ;; esac\n"
+    )
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(launch, "mpirun_path", lambda: str(stand_in))
+    monkeypatch.setattr(launch, "ANSWER_SECONDS", 1.0)
+    where = Site(Node(cores=4, memory_gb=4), launcher=Launcher(hosts=("up", "refuses", "hangs")))
+    assert launch.silent_hosts(where, where.launcher.hosts, os.environ) == ["refuses", "hangs"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "number").read_text()), 0)
