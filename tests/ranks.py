@@ -237,7 +237,7 @@ class PretendedWorld:
 
     def __init__(self, job, rank):
         self.topology, self.rank, self.size = job.topology, rank, job.topology.size
-        self.alike, self.crowded, self.full = 1, "", False
+        self.alike, self.crowded, self.shadow_share = 1, "", 1.0
         self.host, self.who = "here", job.topology.name_of(rank)
         self.role, self.index = job.topology.role_of(rank)
         self._job = job

@@ -34,6 +34,7 @@ from ssmpi.comm.messages import Conversation  # noqa: E402 - imports MPI
 from ssmpi.topology import Role, Topology  # noqa: E402
 
 T = TypeVar("T")
+FOR_ROUNDS = 0.01  # of a host's cores, where workers and servers already have them all
 ENDING_SECONDS = 60  # MPI_Finalize waits without limit for a rank, or a daemon of the launcher, that is gone
 
 THREAD_LEVELS = {
@@ -139,7 +140,7 @@ class World:
         self.trainers = self._conversation(Role.TRAINER)
         self.control = self._conversation(Role.TRAINER)
 
-        self.alike, self.full, self.crowded = self._crowding()
+        self.alike, self.shadow_share, self.crowded = self._crowding()
         self._hosts = job.comm.gather(self.host)  # on the first rank
         self._ring = job.comm.Dup()
 
@@ -164,29 +165,40 @@ class World:
         places = "; ".join(f"{host}: {self.topology.names_of(ranks)}" for host, ranks in by_host.items())
         return f"{self.size} ranks on {len(by_host)} host{'s' * (len(by_host) > 1)}: {places}"
 
-    def _crowding(self) -> tuple[int, bool, str]:
-        """How many ranks of this host play this one's role; whether the host lacks a core for some worker, shadow or server
-        thread; and, on its first rank, what to say if it lacks one even for the workers.
+    def _crowding(self) -> tuple[int, float, str]:
+        """How many ranks of this host play this one's role; the share of a core for each shadow thread; and, on the host's first
+        rank, what to say if it lacks a core even for some worker.
         """
         neighbours = self._job.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
         here = neighbours.allgather((self.role, frozenset(os.sched_getaffinity(0))))
         roles = [role for role, _ in here]
         alike, workers = roles.count(self.role), roles.count(Role.TRAINER) * self.topology.threads
         cores = len(frozenset().union(*(cores for _, cores in here)))
-        full = workers + len(here) > cores  # every trainer has a shadow thread, every server its one
+        share = shadow_share(roles, self.topology.threads, cores)
         if workers <= cores or neighbours.rank:
-            return alike, full, ""
+            return alike, share, ""
         text = (
             f"over-subscribed: {workers} worker threads of {len(here)} ranks share {cores} cores of host {self.host}; "
             "fewer threads or trainers would do the same work with less switching"
         )
-        return alike, full, text
+        return alike, share, text
 
     def _conversation(self, *roles: Role) -> Conversation:
         """A communicator of the ranks that play ``roles``, in rank order; on other ranks one of this rank alone."""
         members = [r for role in roles for r in self.topology.ranks_of(role)]
         comm = self._job.comm.Split(0 if self.role in roles else 1 + self.rank, self.rank)
         return Conversation(comm, [self.topology.name_of(r) for r in members])
+
+
+def shadow_share(roles: list[Role], threads: int, cores: int) -> float:
+    """Of a core, for each shadow thread on a host with ranks of these roles: all of one where every worker, shadow and server
+    thread has a core. Where not, rounds take FOR_ROUNDS of the host, sync PSs there included: they work as much as trainers.
+    """
+    trainers = roles.count(Role.TRAINER)
+    if trainers * threads + len(roles) <= cores:
+        return 1.0
+    ends = 2 if Role.SYNC_PS in roles else 1
+    return min(1.0, FOR_ROUNDS * cores / max(1, trainers * ends))
 
 
 def versions() -> dict[str, str]:

@@ -70,7 +70,7 @@ class Trainer:
             options = replace(options, warmup_steps=0)  # over since the first rest, at the latest
         self.synchronizers = sync.make(options, self.replica.vector, peers, threads)
         self.synchronizer = self.synchronizers[0]
-        self.pace = sync.pace_of(self.synchronizers, options, threads, self.start, world.full)
+        self.pace = sync.pace_of(self.synchronizers, options, threads, self.start, world.shadow_share)
         self.evaluator = Evaluator(
             Path(config.data.folder), config.evaluate, threads, world.trainers,
             self.tables.lookups, self.replica.twin, self.start, lambda: self.stopping,

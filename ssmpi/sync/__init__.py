@@ -86,10 +86,11 @@ else:
 
     ``algorithm`` and ``pace`` choose; ``alpha`` is the elastic weight; ``merge`` how a background result meets live
     weights. ``shadow`` runs rounds back to back, resting so that the shadow thread takes at most ``cpu_share`` of a
-    core; 0 means all of one where the host has a core for every thread, and 0.01 where it has not. ``fixed_rate``
-    runs them in the training loop, ``every_iterations`` or ``every_seconds``; for algorithms with a center ``by`` says
-    whether every worker thread counts its own iterations (as in the paper) or one syncs for the trainer. A round
-    exchanges one of ``fragments`` of the vector, in turn. The first ``warmup_steps`` steps are synchronous, see ``warmup``.
+    core; 0 means all of one where the host has a core for every thread; where it has not, rounds take 1 % of its
+    cores, sync PSs there included. ``fixed_rate`` runs them in the training loop, ``every_iterations`` or
+    ``every_seconds``; for algorithms with a center ``by`` says whether every worker thread counts its own iterations
+    (as in the paper) or one syncs for the trainer. A round exchanges one of ``fragments`` of the vector, in turn. The
+    first ``warmup_steps`` steps are synchronous, see ``warmup``.
     """
 
 
@@ -116,9 +117,9 @@ def make(options: Any, weights: np.ndarray, peers: Peers, threads: int) -> list[
     return each
 
 
-def pace_of(synchronizers: list[Synchronizer], options: Any, threads: int, start: Any, full: bool) -> Pace:
+def pace_of(synchronizers: list[Synchronizer], options: Any, threads: int, start: Any, share: float) -> Pace:
     """The pace of a trainer's synchronizers, after a warm-up if there is to be one; see ``make_pace``."""
-    pace = make_pace(synchronizers, options, threads, start, full)
+    pace = make_pace(synchronizers, options, threads, start, share)
     return WarmUp(pace, synchronizers[0], options.warmup_steps, threads) if options.warmup_steps else pace
 
 

@@ -218,23 +218,19 @@ class Meeting:
 PACES = ("shadow", "fixed_rate")
 
 
-FULL_NODE_SHARE = 0.01  # of a core, where workers and servers already have them all
-
-
 def make_pace(
-    synchronizers: list[Synchronizer], options: Any, threads: int, start: Callable[..., threading.Thread], full: bool
+    synchronizers: list[Synchronizer], options: Any, threads: int, start: Callable[..., threading.Thread], share: float
 ) -> Pace:
     """The pace that ``[sync]`` names. With a center each worker thread may have a synchronizer, all else has one a trainer.
 
-    ``full`` tells that this host has no core for the shadow thread.
+    ``share`` of a core is what this host has for the shadow thread; ``cpu_share`` overrides it.
     """
     if synchronizers[0].idle:
         return NoPace()
     if synchronizers[0].in_the_step:
         return InTheStep(synchronizers)
     if options.pace == "shadow":
-        share = options.cpu_share or (FULL_NODE_SHARE if full else 1.0)
-        return Shadow(synchronizers, share, start)
+        return Shadow(synchronizers, options.cpu_share or share, start)
     if synchronizers[0].each_thread and options.by == "thread":
         return EachThread(synchronizers, options, threads)
     return Together(synchronizers, options, threads)

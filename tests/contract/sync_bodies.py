@@ -91,7 +91,7 @@ def with_pace(world, options, synchronizers, gradients, steps, examples=1):
             pace.after_step(thread)
         pace.thread_done(thread)
 
-    pace = sync.pace_of(synchronizers, options, len(steps), start, world.full)
+    pace = sync.pace_of(synchronizers, options, len(steps), start, world.shadow_share)
     pace.begin()
     workers = [start(f"worker {k}", work, k) for k in range(len(steps))]
     for worker in workers:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssmpi.comm.world import shadow_share
 from ssmpi.errors import SettingsError, TopologyError
 from ssmpi.topology import Role, Topology
 
@@ -52,3 +53,23 @@ def test_several_ranks_are_named_in_spans_that_never_cross_roles():
     assert topology.names_of(range(8)) == "trainer 0 to 2, embedding_ps 0 to 3, sync_ps 0"
     assert topology.names_of([0, 3, 4, 6]) == "trainer 0, embedding_ps 0 to 1, embedding_ps 3"
     assert topology.names_of([2, 3]) == "trainer 2, embedding_ps 0"
+
+
+T, E, S = Role.TRAINER, Role.EMBEDDING_PS, Role.SYNC_PS
+
+
+@pytest.mark.parametrize(
+    ("roles", "threads", "cores", "share"),
+    [
+        ([T], 22, 24, 1.0),  # a core for everybody
+        ([T], 24, 24, 0.24),  # 1 % of 24
+        ([T], 24, 12, 0.12),
+        ([T], 200, 200, 1.0),  # it cannot use more
+        ([T, T, E], 1, 2, 0.01),
+        ([T, E, S], 2, 2, 0.01),  # the sync PS has the other half
+        ([T, T, E, S], 1, 2, 0.005),
+        ([E, S], 1, 1, 0.01),  # nobody's
+    ],
+)
+def test_rounds_on_a_full_host_take_one_percent_of_it(roles, threads, cores, share):
+    assert shadow_share(roles, threads, cores) == pytest.approx(share)
