@@ -1,5 +1,5 @@
-"""A thread's death is its rank's death, a rank's death is the job's: the guard around every thread, and the watch that
-names a rank on this host that was killed from outside.
+"""A thread's death is its rank's death, a rank's death is the job's, and so is the launcher's: the guard around every thread,
+and the watch that names a rank on this host that was killed from outside.
 
 MPI alone does neither: an exception in a thread leaves the other ranks waiting, and a launcher reports a killed rank
 by number, not by role. However many ranks notice a failure, one message is said: the first speaks, see ``Page``.
@@ -28,8 +28,10 @@ from ssmpi import usage
 from ssmpi.comm import signals
 from ssmpi.errors import LOST, PeerError, UserError
 from ssmpi.launched import rank as launched_rank
+from ssmpi.log import log
 
 ECHO_SECONDS = 1.0  # how long a rank that is probably not the first to fail leaves the word to others
+LAUNCHER = -1  # instead of a rank
 WATCHED = 3  # ranks that each rank watches
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_WAY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EIO)
@@ -166,7 +168,8 @@ def followers(local: list[int], rank: int) -> list[int]:
 
 
 class Watch:
-    """Names a rank on this host that was killed: a thread sleeps in ``poll`` on the processes of the next few local ranks.
+    """Names a rank on this host that was killed: a thread sleeps in ``poll`` on the processes of the next few local ranks and
+    of the launcher, without which this rank ends at once: nobody else would end it, and it may hold the run's lock.
 
     Where the kernel has no pidfd the watch does nothing: the launcher still ends the job. A rank alone on its host is
     watched by nobody but the launcher, which gives its number and host.
@@ -181,6 +184,9 @@ class Watch:
         self._fds: dict[int, int] = {}
         with contextlib.suppress(OSError, AttributeError):  # no pidfd here: see the class
             self._fds = {os.pidfd_open(everyone[r][2]): r for r in followers(local, comm.rank)}
+        if launched_rank() is not None:
+            with contextlib.suppress(OSError, AttributeError):  # the same, or it is outside of this rank's container
+                self._fds[os.pidfd_open(os.getppid())] = LAUNCHER
         atexit.register(self.page.leaving, place.rank)  # who comes to its end was not killed
         if self._fds:
             threading.Thread(target=self._run, name="watch", daemon=True).start()
@@ -193,7 +199,11 @@ class Watch:
             ended = [fd for fd, _ in poll.poll()]
             for fd in ended:
                 poll.unregister(fd)
-            killed = [r for r in sorted(self._fds.pop(fd) for fd in ended) if not self.page.has_left(r)]
+            gone = sorted(self._fds.pop(fd) for fd in ended)
+            if LAUNCHER in gone and not self.page.has_left(self._place.rank):
+                log.error("the launcher's process here has ended, and this rank with it")
+                os._exit(LOST)
+            killed = [r for r in gone if r != LAUNCHER and not self.page.has_left(r)]
             if killed and not self.page.has_left(self._place.rank) and not signals.told_to_end(ECHO_SECONDS):
                 self._place.abort(self._describe(killed), LOST)
 

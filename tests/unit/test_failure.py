@@ -2,8 +2,10 @@
 
 import errno
 import os
+import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -183,6 +185,32 @@ def test_a_neighbour_that_the_launcher_takes_down_is_not_missed(watched, monkeyp
     monkeypatch.setattr(signals, "_first", {signal.SIGTERM: time.monotonic()})
     sleeper.kill()
     assert not place.ended.wait(0.3)
+
+
+LAUNCHED = """
+import os, sys, time
+sys.path[:0] = sys.path_of_tests
+from test_failure import Here, Neighbours, Watch
+os.environ["PMI_RANK"] = "0"
+Neighbours([os.getpid()]).each(lambda comm: Watch(comm, Here()))
+print(os.getpid(), flush=True)
+time.sleep(60)
+""".replace("sys.path_of_tests", repr([str(Path(__file__).parent)]))
+
+
+def test_a_rank_does_not_outlive_its_launcher():
+    """Open MPI's own ways to end one that does take seconds, and sometimes fail."""
+    starter = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LAUNCHED!r}])"
+    with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True) as launcher:
+        rank = os.pidfd_open(int(launcher.stdout.readline()))
+        launcher.kill()
+        poll = select.poll()
+        poll.register(rank, select.POLLIN)
+        ended = poll.poll(5000)
+        if not ended:
+            signal.pidfd_send_signal(rank, signal.SIGKILL)
+        os.close(rank)
+    assert ended
 
 
 @pytest.mark.parametrize("signum", signals.WISHES)
