@@ -155,7 +155,7 @@ def distinct_rows(config: Config) -> list[float]:
         order = shuffled(config.run.seed, 2, 0, number, size=block.rows)
         for batch in batches_in(order, reader.read(block), size):
             lookup = lookups.ask(batch.ids)
-            counts = [count + lookup.of_server(s).stop - lookup.of_server(s).start for s, count in enumerate(counts)]
+            counts = [count + part.stop - part.start for count, part in zip(counts, lookup.parts, strict=True)]
             seen += 1
             if seen == SAMPLE:
                 return [count / seen for count in counts]

@@ -60,7 +60,7 @@ def table_rates(run_file: Path, overrides: tuple[str, ...], seconds: float) -> d
     rows: Rows = []
     for batch in source.batches(0):
         lookup = lookups.pull(batch.ids)
-        rows.append(lookup.rows[: lookup.starts[-1]].copy())
+        rows.append(lookup.rows[: lookup.found].copy())
     server = EmbeddingServer(arena, NoMessages())  # type: ignore[arg-type]
     pull, push = (wire.tag(kind, 0) for kind in (wire.PULL, wire.PUSH))
     pushes = [wire.push(1.0, r, np.full((r.size, config.embedding.dim), 1e-6, np.float32)) for r in rows]

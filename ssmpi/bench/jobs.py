@@ -139,6 +139,7 @@ def together(trainers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         memory |= found["rss"]
     return {
         "eps": [sum(rates) for rates in zip(*(found["eps"] for found in trainers), strict=True)],
+        "interrupted": [any(flags) for flags in zip(*(found["interrupted"] for found in trainers), strict=True)],
         "seconds": first["seconds"],
         "cpu": cpu,
         "host": first["host"],

@@ -71,9 +71,9 @@ class LookInTurns(Look):
         """Whether it is the other way's turn."""
         return others_window(self._edges, clock())
 
-    def rest(self) -> None:
-        """Do nothing in the other way's windows."""
-        while self.others_turn():
+    def rest(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Do nothing in the other way's windows, but no longer than ``until`` something."""
+        while self.others_turn() and not until():
             time.sleep(self.LATE_SECONDS)
 
 
@@ -94,7 +94,7 @@ class LookWithoutShadow(LookInTurns):
 
 
 class LookAtOneThread(LookInTurns):
-    """All worker threads work, or the first alone."""
+    """All worker threads work, or the first alone, which at the end of a pass would wait for those that rest with rows in hand."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
@@ -104,8 +104,8 @@ class LookAtOneThread(LookInTurns):
 
         def gated(thread: int) -> None:
             after_step(thread)
-            if thread and self.others_turn():
-                self.rest()
+            if thread and self.others_turn() and not pace.ending:
+                self.rest(lambda: pace.ending)
                 pace.rested(thread)
 
         pace.after_step = gated  # type: ignore[method-assign]
@@ -147,7 +147,7 @@ class Exchange(Look):
             gradients = np.full(rows.values.shape, 1e-6, np.float32)
             lookups.push(rows, gradients)
             trainer.progress.record(thread, np.zeros(len(batch), np.float32), batch.labels)
-            self._rows[thread] += 2 * int(rows.starts[-1])
+            self._rows[thread] += 2 * rows.found
             trainer.pace.after_step(thread)
         trainer.pace.thread_done(thread)
 

@@ -97,15 +97,16 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     )  # another trainer's may have stopped the job a moment before ours is done
     batch = trainer.progress.examples / max(1, int(trainer.progress.iterations.sum())) or config.data.batch_size
     trainer.goodbye()
-    return outcome(found, edges, [rate * batch for rate in ticks.rates(edges)])
+    return outcome(found, edges, [rate * batch for rate in ticks.rates(edges)], ticks.interrupted(edges))
 
 
-def outcome(found: dict[str, Any], edges: list[float], eps: list[float]) -> dict[str, Any]:
-    """What a trainer tells: examples per second by window, and what its counters grew by."""
+def outcome(found: dict[str, Any], edges: list[float], eps: list[float], interrupted: list[bool]) -> dict[str, Any]:
+    """What a trainer tells: examples per second by window, in which a pass ended, and what its counters grew by."""
     readings: list[Readings] = found["readings"]
     memory = {name: value for name, value in readings[0].items() if name.startswith("rss/")}
     return {
         "eps": eps,
+        "interrupted": interrupted,
         "seconds": edges[-1] - edges[0],
         "cpu": spent(readings, "cpu"),
         "host": spent(readings, "host"),

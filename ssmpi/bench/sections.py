@@ -120,8 +120,12 @@ def in_turns(bench: Bench, look: str, asked: list[Contender]) -> dict[str, Any]:
 
 
 def on_over_off(job: dict[str, Any]) -> dict[str, float]:
-    """From windows on, off, off, on, on, off, ...: the mean of each four's ratio, its standard error, rounds a second."""
-    turns = [(a + d) / (b + c) for a, b, c, d in zip(*(job["eps"][k::4] for k in range(4)), strict=False)]
+    """From windows on, off, off, on, on, off, ...: the mean of each four's ratio, its standard error, rounds a second. Fours in
+    which a pass ended do not count, unless one ended in all of them: a pass over real data takes hours.
+    """
+    every = range(0, len(job["eps"]) - 3, 4)
+    fours = [k for k in every if not any(job["interrupted"][k : k + 4])] or every
+    turns = [(on + again) / (off + still) for on, off, still, again in (job["eps"][k : k + 4] for k in fours)]
     error = statistics.stdev(turns) / len(turns) ** 0.5 if len(turns) > 1 else math.nan
     return {"ratio": statistics.fmean(turns), "error": error, "rounds_per_second": job["rounds"] / job["seconds"]}
 

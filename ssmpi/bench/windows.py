@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class Ticks:
     def __init__(self, threads: int) -> None:
         self.times: list[list[float]] = [[] for _ in range(threads)]
         self.done: list[list[int]] = [[] for _ in range(threads)]
+        self.ends: list[float] = []  # when a thread had no more data, at the end of a pass
 
     def tick(self, thread: int, batches: int = 1) -> None:
         """One more batch is done; or none, but the thread has rested, and the next one begins now."""
@@ -57,19 +59,34 @@ class Ticks:
         )
         return [float(rate) for rate in np.diff(done) / np.diff(edges)]
 
+    def interrupted(self, edges: Sequence[float]) -> list[bool]:
+        """Of each window, whether a pass ended in it."""
+        return [any(a <= end < b for end in self.ends) for a, b in pairwise(edges)]
+
 
 class Ticking:
     """A pace that ticks: the one thing that measuring adds to the loop of ``train.hogwild``, less than a microsecond a step."""
 
     def __init__(self, pace: Pace, ticks: Ticks) -> None:
         self._pace, self._ticks = pace, ticks
-        self.begin, self.thread_done, self.end = pace.begin, pace.thread_done, pace.end
-        self.optimizer = pace.optimizer
+        self.end, self.optimizer = pace.end, pace.optimizer
+        self.ending = False  # some thread has no more data in this pass, and waits for the others
+
+    def begin(self) -> None:
+        """A part of the run starts."""
+        self.ending = False
+        self._pace.begin()
 
     def after_step(self, thread: int) -> None:
         """A worker thread has finished an iteration."""
         self._pace.after_step(thread)
         self._ticks.tick(thread)
+
+    def thread_done(self, thread: int) -> None:
+        """A worker thread has no more data in this part."""
+        self.ending = True
+        self._ticks.ends.append(clock())
+        self._pace.thread_done(thread)
 
     def rested(self, thread: int) -> None:
         """A worker thread has done nothing for a while."""

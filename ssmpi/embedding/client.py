@@ -76,13 +76,14 @@ class Lookups:
         )  # fmt: skip
         if bad >= 0:
             raise_bad_id(ids.reshape(-1), int(bad), placement)
+        lookup.cut()
         self._transport.ask(lookup, self._thread)
         return lookup
 
     def arrive(self, lookup: Lookup) -> Lookup:
         """Wait for the rows; ``lookup.values`` then holds them."""
         self._transport.collect(lookup)
-        kernels.expand(lookup.distinct, lookup.inverse[: lookup.count], lookup.values.reshape(lookup.count, -1))
+        kernels.expand(lookup.distinct, lookup.places, lookup.flat)
         return lookup
 
     def _arrive_held(self, lookup: Lookup) -> Lookup:
@@ -95,9 +96,8 @@ class Lookups:
 
     def push(self, lookup: Lookup, gradients: np.ndarray, factor: float = 1.0) -> None:
         """Send gradients float32 (batch, features, dim) of ``lookup.values``; those of one row are summed first."""
-        count = int(lookup.starts[-1])
-        summed = self._summed[:count]
-        kernels.sum_by_row(gradients.reshape(lookup.count, -1), lookup.inverse[: lookup.count], summed)
+        summed = self._summed[: lookup.found]
+        kernels.sum_by_row(gradients.reshape(lookup.flat.shape), lookup.places, summed)
         self._transport.update(lookup, summed, factor, self._thread)
 
     def _next_lookup(self, batch: int) -> Lookup:
@@ -110,7 +110,8 @@ class Lookups:
             self._keys, self._places = np.full(slots, kernels.EMPTY, np.int64), np.empty(slots, np.int32)
         self._turn = 1 - self._turn
         lookup = self._lookups[self._turn]
-        lookup.resize(batch)
+        if len(lookup.values) != batch:
+            lookup.resize(batch)
         return lookup
 
 

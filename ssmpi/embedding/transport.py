@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import deque
 from dataclasses import replace
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class Lookup:
-    """One batch's rows on their way: ``values`` float32 (batch, features, dim) once they have arrived."""
+    """One batch's rows on their way: ``values`` float32 (batch, features, dim) once they have arrived; ``flat`` are the same,
+    (batch * features, dim). ``parts`` says which of the distinct rows are those of each PS.
+    """
 
     def __init__(self, batch: int, features: int, dim: int, servers: int) -> None:
         most = batch * features
@@ -31,17 +34,24 @@ class Lookup:
         self.starts = np.zeros(servers + 1, np.int64)
         self.distinct = np.empty((most, dim), np.float32)
         self._values = np.empty((batch, features, dim), np.float32)
-        self.values, self.count = self._values, 0
+        self.parts: list[slice] = []
         self.requests: list[Any] = []
+        self.resize(batch)
 
     def resize(self, batch: int) -> None:
         """Use the buffers for a batch of this size."""
-        self.count = batch * self._values.shape[1]
         self.values = self._values[:batch]
+        self.flat = self.values.reshape(-1, self.values.shape[2])
+        self.places = self.inverse[: len(self.flat)]
 
-    def of_server(self, server: int) -> slice:
-        """Which of the distinct rows are those of one PS."""
-        return slice(int(self.starts[server]), int(self.starts[server + 1]))
+    def cut(self) -> None:
+        """``starts`` has been filled in."""
+        self.parts = [slice(start, stop) for start, stop in itertools.pairwise(self.starts.tolist())]
+
+    @property
+    def found(self) -> int:
+        """How many distinct rows there are."""
+        return int(self.parts[-1].stop)
 
 
 class Transport(Protocol):
@@ -68,8 +78,7 @@ class LocalTables:
 
     def ask(self, lookup: Lookup, thread: int) -> None:
         """Fetch at once, so that a prefetched row is as old as one that a message brought."""
-        count = int(lookup.starts[-1])
-        kernels.gather(self.arena.weights, lookup.rows[:count], lookup.distinct)
+        kernels.gather(self.arena.weights, lookup.rows[: lookup.found], lookup.distinct)
 
     def collect(self, lookup: Lookup) -> None:
         """Nothing to wait for."""
@@ -137,8 +146,7 @@ class RemoteTables:
     def ask(self, lookup: Lookup, thread: int) -> None:
         """Rows at hand are fetched at once; else one request and one reply a PS, straight into ``lookup.distinct``."""
         lookup.requests = []
-        for index, server in enumerate(self._servers):
-            rows, near = lookup.of_server(index), self._near[index]
+        for server, rows, near in zip(self._servers, lookup.parts, self._near, strict=True):
             if near:
                 kernels.gather(near.weights, lookup.rows[rows], lookup.distinct[rows])
             elif rows.start < rows.stop:
@@ -158,8 +166,7 @@ class RemoteTables:
         while len(queue) >= self._options.pushes_in_flight:
             wait_all(queue.popleft()[0], self._patience, "the embedding PSs (to take a push)")
         requests, messages = [], []
-        for index, server in enumerate(self._servers):
-            rows, near = lookup.of_server(index), self._near[index]
+        for server, rows, near in zip(self._servers, lookup.parts, self._near, strict=True):
             if near:
                 near.update(lookup.rows[rows], gradients[rows], factor)
             elif rows.start < rows.stop:

@@ -121,6 +121,14 @@ def column_sums(values: np.ndarray, out: np.ndarray, fresh: bool) -> None:
             out[j] += values[i, j]
 
 
+@njit(cache=True, nogil=True, fastmath={"contract"})
+def sgd(weights: np.ndarray, gradient: np.ndarray, rate: float) -> None:
+    """w -= rate * g, both (parameters,)."""
+    step = np.float32(rate)
+    for i in range(weights.shape[0]):
+        weights[i] -= step * gradient[i]
+
+
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")  # else a check for zero keeps it scalar
 def adagrad(weights: np.ndarray, gradient: np.ndarray, state: np.ndarray, rate: float, epsilon: float) -> None:
     """state += g^2; w -= rate * g / (sqrt(state) + epsilon), all (parameters,), in one pass."""

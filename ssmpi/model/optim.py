@@ -29,7 +29,7 @@ class SGD:
 
     def step(self, twin: Twin, factor: float) -> None:
         """One step."""
-        twin.weights.add_(twin.gradients, alpha=-self._rate * factor)
+        kernels.sgd(*twin.arrays, self._rate * factor)
 
     def state(self) -> dict[str, np.ndarray]:
         """Nothing."""

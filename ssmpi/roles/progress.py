@@ -21,6 +21,7 @@ class Progress:
         self._trainers, self._schedule, self._earlier = trainers, schedule, earlier
         self._sums = np.zeros((threads, len(SUMS)))
         self._histograms = np.zeros((threads, 2, BINS), np.int64)
+        self._slots = list(zip(self._histograms, self._sums, strict=True))  # each thread's
         self._reported_sums = np.zeros(len(SUMS))
         self._reported_histogram = np.zeros((2, BINS), np.int64)
         self._examples = [0] * threads  # plain numbers: they are added up in every step
@@ -29,7 +30,7 @@ class Progress:
 
     def record(self, thread: int, logits: np.ndarray, labels: np.ndarray) -> float:
         """Count one batch; returns the learning-rate factor of its update. TrainingError if its loss is not finite."""
-        loss = accumulate(logits, labels, self._histograms[thread], self._sums[thread])
+        loss = accumulate(logits, labels, *self._slots[thread])
         if not math.isfinite(loss):
             raise TrainingError(
                 f"loss is {loss} at iteration {int(self.iterations[thread]) + 1:,} of this thread: training has "

@@ -168,10 +168,40 @@ def test_all_threads_but_the_first_rest_in_the_other_windows_and_no_batch_is_cou
 
 
 def test_what_rounds_cost_is_the_mean_ratio_of_windows_with_them_to_windows_without():
-    found = sections.on_over_off({"eps": [9, 10, 10, 9, 11, 10, 10, 11, 8], "rounds": 6.0, "seconds": 3.0})
+    rates = [9, 10, 10, 9, 11, 10, 10, 11, 8]
+    found = sections.on_over_off({"eps": rates, "interrupted": [False] * 9, "rounds": 6.0, "seconds": 3.0})
     assert found["ratio"] == pytest.approx(1.0)
     assert found["error"] == pytest.approx(0.1)
     assert found["rounds_per_second"] == 2.0
+
+
+@pytest.mark.parametrize(("ends", "ratio"), [((), 1.0), ((1,), 1.1), ((6,), 0.9), ((8,), 1.0), ((1, 6), 1.0)])
+def test_windows_in_which_a_pass_ended_do_not_count_unless_all_are_like_that(ends, ratio):
+    job = {
+        "eps": [9, 10, 10, 9, 11, 10, 10, 11, 8],
+        "interrupted": [k in ends for k in range(9)],
+        "rounds": 0,
+        "seconds": 1,
+    }
+    assert sections.on_over_off(job)["ratio"] == pytest.approx(ratio)
+
+
+def test_a_thread_without_data_is_not_kept_waiting_by_those_that_rest(monkeypatch):
+    ticks = Ticks(2)
+    trainer = SimpleNamespace(pace=Ticking(NoPace(), ticks))
+    monkeypatch.setattr(looks, "clock", lambda: 0.5)
+    monkeypatch.setattr(windows, "clock", lambda: 0.5)
+    looks.LookAtOneThread(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
+    trainer.pace.begin()
+    resting = threading.Thread(target=trainer.pace.after_step, args=(1,), daemon=True)
+    resting.start()
+    resting.join(0.1)
+    assert resting.is_alive()  # as long as the clock stands still
+    trainer.pace.thread_done(0)
+    resting.join(30)
+    assert not resting.is_alive()
+    trainer.pace.after_step(1)  # works on what it has
+    assert ticks.interrupted([-1.0, 0.0, 0.5, 1.0]) == [False, False, True]
 
 
 def test_targets_are_ratios_of_medians_and_say_whether_they_are_met():
