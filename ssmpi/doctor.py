@@ -16,6 +16,7 @@ from ssmpi.comm.world import Job, join
 from ssmpi.comm.world import versions as mpi_versions
 from ssmpi.environment import missing
 from ssmpi.folder import PACKAGES
+from ssmpi.model import processor
 
 
 def examine() -> int:
@@ -35,6 +36,8 @@ def examine() -> int:
     print(f"cores: {os.cpu_count()} on this host, {cores} usable by this rank; {len(here)} of {job.size} ranks here")
     print("\n".join(f"  {line}" for line in thread_plan(here)))
     print(f"  {dense_step()}")
+    if processor.without_bfloat16():
+        print(f"  {processor.SLOW_BFLOAT16}")
     if len(here) > cores:
         print(
             f"  over-subscribed: {len(here)} ranks on {cores} cores. They share; expect EPS of {cores} cores, no more"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssmpi.bench.contenders import EXTRA_THREADS, GEMM, PYTORCH, SSMPI, Contender
+from ssmpi.model import processor
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,12 @@ def of_rates(figures: Figures, batch: int, cores: int) -> list[Target]:
         plain = Contender(PYTORCH, batch, cores)
         found.append(figures.ratio(f"ssmpi / plain PyTorch, batch {batch}", PLAIN[batch], ours, plain))
     if batch == 2048:
+        how = "; no bfloat16 instructions on this processor" if processor.without_bfloat16() else ""
         fastest = figures.median(ours) / figures.fastest_gemm(cores)
         note = f"{fastest:.3f} of it at its fastest batch size"
         found += [
             figures.ratio("ssmpi / GEMM bound, batch 2048", 0.65, ours, Contender(GEMM, batch, cores), note),
-            figures.ratio("bf16 / fp32, batch 2048", 1.6, low, ours, "NE is not measured here"),
+            figures.ratio("bf16 / fp32, batch 2048", 1.6, low, ours, f"NE is not measured here{how}"),
         ]
     return found
 

@@ -20,6 +20,7 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.embedding.client import Held, Lookups
 from ssmpi.log import log
+from ssmpi.model import processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import MODELS
@@ -46,6 +47,8 @@ class Trainer:
         world.beat(config.waiting)
         if world.crowded:
             log.warning(world.crowded)
+        if config.model.precision == "bf16" and world.index == 0 and processor.without_bfloat16():
+            log.warning(processor.SLOW_BFLOAT16)
         threads = config.topology.threads
         saved = Checkpoint.at(start_from) if start_from else None
         self.reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)

@@ -11,7 +11,7 @@ from oracle import PlainDLRM
 
 from ssmpi.checkpoint import files
 from ssmpi.errors import DataError
-from ssmpi.model import blas
+from ssmpi.model import blas, processor
 from ssmpi.model.dlrm import DLRM
 from ssmpi.model.layers import PIECE
 from ssmpi.model.optim import dense_optimizer
@@ -212,3 +212,20 @@ def test_what_is_not_finite_stays_so(precision):
     assert np.isnan(logits[3])
     assert np.isnan(by_rows[3]).any()
     assert np.isnan(twin.gradients.numpy()).any()
+
+
+@pytest.mark.parametrize(
+    ("line", "without"),
+    [
+        ("flags\t\t: fpu avx512f avx512_vnni", True),
+        ("flags\t\t: fpu avx512f avx512_bf16", False),
+        ("flags\t\t: fpu amx_bf16 amx_tile", False),
+        ("Features\t: fp asimd", True),
+        ("Features\t: fp asimd bf16", False),
+        ("model name\t: unheard of", False),  # not known
+    ],
+)
+def test_a_processor_without_bfloat16_is_told_by_what_linux_says_of_it(tmp_path, line, without):
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\nbugs\t: bf16\n")
+    assert processor.without_bfloat16(tmp_path / "cpuinfo") == without
+    assert not processor.without_bfloat16(tmp_path / "none")
