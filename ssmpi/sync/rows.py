@@ -6,6 +6,7 @@ their order, so each row gets one update whatever its optimizer, and the order i
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,11 +30,8 @@ class Rows:
 
     def __init__(self, keys: np.ndarray, servers: int) -> None:
         self.rows = (keys % SERVER).astype(np.int32)
-        self.starts = np.searchsorted(keys, np.arange(servers + 1) * SERVER)
-
-    def of_server(self, server: int) -> slice:
-        """Which of them are those of one PS."""
-        return slice(int(self.starts[server]), int(self.starts[server + 1]))
+        starts = np.searchsorted(keys, np.arange(servers + 1) * SERVER).tolist()
+        self.parts = [slice(start, stop) for start, stop in pairwise(starts)]  # which of them are those of each PS
 
 
 class WholeRows:

@@ -38,6 +38,7 @@ ONE_TRAINER = ("topology.embedding_ps=1", "sync.algorithm=none")
 TWO_TRAINERS = ("topology.trainers=2", "topology.threads=2", "sync.algorithm=ma")
 ALL_ROLES = ("topology.trainers=2", "topology.sync_ps=1", "sync.algorithm=easgd")
 ROLES = ("trainer 0", "trainer 1", "embedding_ps 0", "sync_ps 0")  # of ALL_ROLES, by rank
+MOMENT = 3  # seconds between the end of mpirun and that of its last rank
 
 
 class Job:
@@ -94,8 +95,11 @@ class Job:
         return found
 
     def end(self, within=None):
-        """Exit code and output, once it has ended; no process may be left."""
+        """Exit code and output, once it has ended; no process may be left, a moment later: mpirun waits for none."""
         finished = self._running.wait(within or max(LIMIT, time.monotonic() - self._began))
+        deadline = time.monotonic() + MOMENT
+        while self.living() and time.monotonic() < deadline:
+            time.sleep(0.05)
         assert not self.living(), "processes are left"
         return finished.code, finished.out + finished.err
 
