@@ -201,7 +201,9 @@ class Watch:
                 poll.unregister(fd)
             gone = sorted(self._fds.pop(fd) for fd in ended)
             if LAUNCHER in gone and not self.page.has_left(self._place.rank):
-                log.error("the launcher's process here has ended, and this rank with it")
+                log.info(
+                    "the launcher's process here has ended, and this rank with it"
+                )  # aloud by the first trainer only
                 os._exit(LOST)
             killed = [r for r in gone if r != LAUNCHER and not self.page.has_left(r)]
             if killed and not self.page.has_left(self._place.rank) and not signals.told_to_end(ECHO_SECONDS):

@@ -83,7 +83,7 @@ class Lookups:
     def arrive(self, lookup: Lookup) -> Lookup:
         """Wait for the rows; ``lookup.values`` then holds them."""
         self._transport.collect(lookup)
-        kernels.expand(lookup.distinct, lookup.places, lookup.flat)
+        kernels.expand(lookup.distinct, lookup.inverse, lookup.flat)
         return lookup
 
     def _arrive_held(self, lookup: Lookup) -> Lookup:
@@ -97,7 +97,7 @@ class Lookups:
     def push(self, lookup: Lookup, gradients: np.ndarray, factor: float = 1.0) -> None:
         """Send gradients float32 (batch, features, dim) of ``lookup.values``; those of one row are summed first."""
         summed = self._summed[: lookup.found]
-        kernels.sum_by_row(gradients.reshape(lookup.flat.shape), lookup.places, summed)
+        kernels.sum_by_row(gradients.reshape(lookup.flat.shape), lookup.inverse, summed)
         self._transport.update(lookup, summed, factor, self._thread)
 
     def _next_lookup(self, batch: int) -> Lookup:

@@ -30,7 +30,7 @@ class Lookup:
 
     def __init__(self, batch: int, features: int, dim: int, servers: int) -> None:
         most = batch * features
-        self.rows, self.inverse = np.empty(most, np.int32), np.empty(most, np.int32)
+        self.rows, self._inverse = np.empty(most, np.int32), np.empty(most, np.int32)
         self.starts = np.zeros(servers + 1, np.int64)
         self.distinct = np.empty((most, dim), np.float32)
         self._values = np.empty((batch, features, dim), np.float32)
@@ -42,7 +42,7 @@ class Lookup:
         """Use the buffers for a batch of this size."""
         self.values = self._values[:batch]
         self.flat = self.values.reshape(-1, self.values.shape[2])
-        self.places = self.inverse[: len(self.flat)]
+        self.inverse = self._inverse[: len(self.flat)]
 
     def cut(self) -> None:
         """``starts`` has been filled in."""

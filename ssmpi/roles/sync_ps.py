@@ -39,7 +39,7 @@ class SGD:
 
     def __call__(self, gradients: np.ndarray, factor: float) -> None:
         """One step."""
-        np.subtract(self._weights, np.float32(self._rate * factor) * gradients, out=self._weights)
+        kernels.sgd(self._weights, gradients, self._rate * factor)
 
 
 class Adagrad:
