@@ -38,6 +38,8 @@ def check(config: Config, ranks: int) -> SplitReader:
     if not reader.rows:
         raise DataError(f"{config.data.folder}: split '{config.data.train_split}' has no rows to train on")
     reader.check()
+    for split in {config.evaluate.split, config.evaluate.final} & set(reader.manifest.splits):
+        SplitReader(reader.folder, split, config.data.block_rows).check()  # now, not when training is done
     place(reader.manifest.cardinalities, max(1, config.topology.embedding_ps))
     return reader
 

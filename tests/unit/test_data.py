@@ -1,10 +1,13 @@
 """Every row is read exactly once a pass, in an order that depends on the seed alone."""
 
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssmpi import config, folder
 from ssmpi.data.handout import NOTHING_LEFT, Handout, block_order
 from ssmpi.data.reader import Options, SplitReader, batches, batches_in, shuffled, suit_block_rows
 from ssmpi.errors import DataError
@@ -128,13 +131,11 @@ SHUFFLED = np.random.Generator(np.random.Philox(np.random.SeedSequence([1, 2, 0,
 
 
 def test_a_shard_that_is_gone_or_cut_is_named(small_data, tmp_path):
-    import shutil
-
-    folder = tmp_path / "copy"
-    shutil.copytree(small_data, folder)
-    reader = SplitReader(folder, "train", 640)
+    data = tmp_path / "copy"
+    shutil.copytree(small_data, data)
+    reader = SplitReader(data, "train", 640)
     reader.check()
-    shard = folder / "train" / "shard-00001.h5"
+    shard = data / "train" / "shard-00001.h5"
     content = shard.read_bytes()
     shard.write_bytes(content[:-100])
     with pytest.raises(DataError, match=r"shard-00001\.h5: .* bytes, the manifest says"):
@@ -142,6 +143,22 @@ def test_a_shard_that_is_gone_or_cut_is_named(small_data, tmp_path):
     shard.unlink()
     with pytest.raises(DataError, match=r"shard-00001\.h5: shard is in the manifest but not on disk"):
         reader.check()
+
+
+@pytest.mark.parametrize(
+    ("override", "split"), [("evaluate.final=none", "validation"), ("evaluate.split=none", "test")]
+)
+def test_a_shard_of_what_is_evaluated_later_is_missed_before_training(small_data, tmp_path, override, split):
+    data = tmp_path / "copy"
+    shutil.copytree(small_data, data)
+    (data / split / "shard-00000.h5").unlink()
+    run_file = tmp_path / "run.toml"
+    run_file.touch()
+    wanted = (f"data.folder={data}", "topology.trainers=1", "topology.embedding_ps=0", "sync.algorithm=none")
+    with pytest.raises(DataError, match=rf"{split}/shard-00000\.h5: shard is in the manifest but not on disk"):
+        folder.check(config.load(run_file, (*wanted, override)), 1)
+    nothing = ("evaluate.split=none", "evaluate.final=none")
+    assert folder.check(config.load(run_file, (*wanted, *nothing)), 1).rows == 6_000
 
 
 def test_a_split_that_is_not_there_is_named(small_data):
