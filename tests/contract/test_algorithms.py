@@ -257,6 +257,30 @@ def check_gossip(results, options):
     assert after.std(axis=0).mean() < 0.5 * before.std(axis=0).mean()
 
 
+def trained_meanwhile(world, options):
+    """The worker threads do three iterations between a snapshot and its merge."""
+    home = sync.Home(np.zeros(2, np.int64))
+
+    def work(synchronizers):
+        own, merge = synchronizers[0], synchronizers[0].merge
+
+        def late(*arguments):
+            home.iterations[1] += 3
+            merge(*arguments)
+
+        own.merge = late
+        if world.rank == 0:
+            own.round()
+        own.close()
+        return sync.figures(synchronizers)["staleness"]
+
+    return on_trainers(world, options, replica(world.rank), work, home)
+
+
+def test_staleness_of_a_pair_is_counted_on_both_sides():
+    assert over_threads(TWO, trained_meanwhile, options("gossip"))[:2] == [3.0, 3.0]
+
+
 def one_question(world, options):
     weights = replica(world.rank)
 
