@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-from ssmpi import __version__, lockfile, settings
+from ssmpi import __version__, lockfile, settings, source
 from ssmpi.comm.world import versions as mpi_versions
 from ssmpi.config import RUN_FILE, Config
 from ssmpi.data.reader import SplitReader
@@ -75,7 +75,8 @@ def make(folder: Path, config: Config, overwrite: bool) -> None:
         else:
             path.unlink()
     folder.mkdir(parents=True, exist_ok=True)
-    versions = {"ssmpi": __version__, "python": platform.python_version(), "machine": platform.platform()}
+    versions = {"ssmpi": __version__, **({"commit": source.commit()} if source.commit() else {})}
+    versions |= {"python": platform.python_version(), "machine": platform.platform()}
     versions |= {name: metadata.version(name) for name in PACKAGES} | mpi_versions()
     (folder / "versions.json").write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
     (folder / RUN_FILE).write_text(settings.dump(config), encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,11 +26,12 @@ def write(study: Study, missing: Sequence[Cell]) -> tuple[str, list[Path]]:
     """Write ``results.md``, ``results.json``, ``results.html`` and pictures; returns the text and the files."""
     names = {cell.name for cell in missing}
     groups, rows = rows_of(study, [cell for cell in study.cells if cell.name not in names])
-    text = markdown(study, rows, missing)
+    codes = codes_of(groups)
+    text = markdown(study, rows, missing, codes)
     files = [study.folder / "results.md", study.folder / "results.json"]
     files[0].write_text(text, encoding="utf-8")
     body = {"title": study.options.title, **circumstances(), "rows": [plain(asdict(r)) for r in rows]}
-    body["missing"] = [cell.name for cell in missing]
+    body |= {"missing": [cell.name for cell in missing], "code": codes}
     files[1].write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     subject = page.Subject(study.options.title, compared(study), groups, rows)
     about = "Mean and standard error over seeds; marks of different lines are moved apart a little."
@@ -58,6 +59,16 @@ def rows_of(study: Study, cells: Sequence[Cell]) -> tuple[list[Group], list[Row]
     return list(groups.values()), rows
 
 
+def codes_of(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """The versions that cells ran with, the most frequent first, and the folders of those cells."""
+    found: dict[str, list[str]] = {}
+    for record in (record for group in groups for record in group.records):
+        version, commit = record.versions.get("ssmpi", "(version not recorded)"), record.versions.get("commit")
+        code = f"ssmpi {version}, commit {commit}" if commit else f"ssmpi {version}, commit not recorded"
+        found.setdefault(code, []).append(record.folder.name)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
 def compared(study: Study) -> str:
     """The sentence that names the reference: the axes in which it may differ from the cell compared with it."""
     found = {name_of(cell.reference): None for cell in study.cells if cell.reference}
@@ -78,20 +89,24 @@ def circumstances() -> dict[str, Any]:
     }
 
 
-def markdown(study: Study, rows: Sequence[Row], missing: Sequence[Cell]) -> str:
+def markdown(study: Study, rows: Sequence[Row], missing: Sequence[Cell], codes: Mapping[str, Sequence[str]]) -> str:
     """The result table with what one must know to read it."""
     about = circumstances()
     data = study.cells[0].config.data.folder
+    most, *others = codes
     lines = [
         f"## {study.options.title}",
         "",
-        f"`ssmpi bench study {study.path}`, {about['date']}, {about['machine']}, ssmpi {about['version']}, data `{data}`.",
+        f"`ssmpi bench study {study.path}`, {about['date']}, {about['machine']}, {most}, data `{data}`.",
         f"Mean ± standard error over seeds. {compared(study)}".rstrip(),
         "ELP: batch size x threads x trainers. Gap: iterations between two rounds, of a worker thread and of a whole trainer.",
         "",
         columns.markdown(rows),
         "",
     ]
+    if others:
+        named = "; ".join(f"with {code}: {', '.join(codes[code])}" for code in others)
+        lines += [f"**Not all cells ran with the same code**, so a difference may be the code's: {named}.", ""]
     if missing:
         lines += [f"Not finished, so not in the table: {'; '.join(cell.name for cell in missing)}.", ""]
     return "\n".join(lines)

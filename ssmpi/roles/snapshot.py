@@ -107,7 +107,6 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     saved, topology = checkpoint.state["topology"], trainer.config.topology
     if saved["trainers"] == topology.trainers:
         own = checkpoint.arrays(trainer.world.index)
-        trainer.replica.vector[:] = own["replica"]
         for name, values in trainer.optimizer.state().items():
             values[:] = own[f"dense/{name}"]
     else:
@@ -118,6 +117,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
             wait(trainer.world.trainers.ibcast(values), trainer.config.waiting, "trainer 0 (to read a checkpoint)")
     if checkpoint.state["algorithm"] == trainer.config.sync.algorithm:
         trainer.synchronizer.resume(own.below("sync/"))
+    if saved["trainers"] == topology.trainers:
+        trainer.replica.vector[:] = own["replica"]
     if (saved["trainers"], saved["threads"]) == (topology.trainers, topology.threads):
         for thread, held in enumerate(trainer.held):
             held.values = own.get(f"held/{thread}")

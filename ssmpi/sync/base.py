@@ -172,7 +172,10 @@ class Synchronizer(ABC):
         return {}
 
     def resume(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Go on with what ``state`` was, on an algorithm that was constructed on the saved model."""
+        """Go on with what ``state`` was, on an algorithm that was constructed on the saved model.
+
+        The replica, which is there too, may move: to where one without a past of its own begins.
+        """
         for name, values in self.state().items():
             values[:] = saved[name]
 

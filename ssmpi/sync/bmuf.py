@@ -1,19 +1,25 @@
 """Blockwise model-update filtering, S-BMUF and FR-BMUF (Chen and Huo, ICASSP 2016; ShadowSync, arXiv 2003.03477)::
 
-    G   = (1/n) sum_i w_i - g                g: the global model, the same on every trainer
+    G   = (1/n) sum_i w_i - r      r: the reference that all trainers were last told to move towards
     D   = momentum D + eta G
-    g   = g + D                              classical; the reference to move towards is g
-    w_i = w_i + alpha (reference - snapshot_i)      nesterov: reference = g + momentum D, g itself stays without it
+    g   = g + D                    g: the global model, the same on every trainer; it is the model
+    r   = g                        classical block momentum;  nesterov: r = g + momentum D, ahead of g
+    w_i = w_i + alpha (r - snapshot_i)
 
-ShadowSync's form has momentum 0, the default.
+In the paper alpha is 1: every replica starts its block from r. What is learned once then moves g by eta / (1 - momentum) in
+the end, in either form; in general by 1 / (1 - alpha + alpha (1 - momentum) / eta), which with eta = 1 is
+1 / (1 - alpha momentum): at the default alpha of 0.5 a momentum of 0.9 gains 1.8, not 10. ShadowSync's form has momentum 0,
+the default.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from ssmpi.log import log
 from ssmpi.settings import require
 from ssmpi.sync.base import Peers
 from ssmpi.sync.ma import MA
@@ -47,10 +53,13 @@ class Filtered(MA):
         self._global[:], self._delta[:] = self.weights, 0.0
 
     def close(self) -> None:
-        """As model averaging, then a last block over all replicas: here, so that ``model`` is the same when asked twice."""
+        """As model averaging, then a last block over all replicas: here, so that ``model`` is the same when asked twice.
+
+        The replicas move with it as with any other: else the next part would take its step back.
+        """
         super().close()
-        for fragment, part in enumerate(self.fragments):
-            self.exchange(self.weights[part], fragment, active=True)
+        for _ in self.fragments:
+            self.step()
 
     def state(self) -> dict[str, np.ndarray]:
         """The global model and its last step, the same on every trainer."""
@@ -66,14 +75,44 @@ class BMUF(Filtered):  # the same exchange and the same way to leave as model av
 
     Options = Options  # type: ignore[assignment]
 
+    def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
+        super().__init__(options, weights, peers)
+        self._reference = weights.copy()
+
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
         """Filter the mean of the snapshots into the global model."""
         mean = self.average.of(snapshot, active)
         if mean is None:
             return None
         own, part = self.options.bmuf, self.fragments[fragment]
-        model, delta = self._global[part], self._delta[part]
+        model, delta, reference = self._global[part], self._delta[part], self._reference[part]
         delta *= own.momentum
-        delta += own.eta * (mean - model)
+        delta += own.eta * (mean - reference)
         model += delta
-        return model + own.momentum * delta if own.nesterov else model
+        reference[:] = self._ahead(model, delta)
+        return reference
+
+    def restart(self) -> None:
+        """All begin where they are, which nobody need tell them."""
+        super().restart()
+        self._reference[:] = self.weights
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Also the reference, as it was told to all trainers."""
+        return {**super().state(), "reference": self._reference}
+
+    def resume(self, saved: Mapping[str, np.ndarray]) -> None:
+        """A replica that was constructed on the model begins at the reference, where all were told to be."""
+        if "reference" not in saved:
+            log.warning(
+                "the checkpoint has no array 'reference': ssmpi 0.1.0 wrote it. It is made from the global model and its last "
+                "step; replicas that have not come there lose or repeat a part of that step, once"
+            )
+            saved = {**saved, "reference": self._ahead(saved["global"], saved["delta"])}
+        super().resume(saved)
+        self.weights[:] = self._reference
+
+    def _ahead(self, model: np.ndarray, delta: np.ndarray) -> np.ndarray:
+        """The reference for a global model that has just taken the step ``delta``."""
+        own = self.options.bmuf
+        return model + np.float32(own.momentum) * delta if own.nesterov else model

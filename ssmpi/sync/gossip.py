@@ -1,7 +1,7 @@
 """Gossip averaging in pairs, as in AD-PSGD (Lian, Zhang, Zhang, Liu, ICML 2018, arXiv 1710.06952)::
 
     m   = (snapshot_i + snapshot_j) / 2          j: a partner drawn at random
-    w_i = w_i + alpha (m - snapshot_i)           alpha = 1 is the paper's averaging
+    w_i = w_i + alpha (m - snapshot_i)           AD-PSGD has alpha = 1; the default of 0.5 takes half of that step
     w_j = w_j + alpha (m - snapshot_j)
 
 No server, no barrier: a pair needs nobody else. The graph is bipartite, as in the paper, against deadlock: trainers of
@@ -97,7 +97,7 @@ class Gossip(MA):  # the model is the mean of the replicas, too
         if tag == DONE:
             self._done += 1
             return
-        began, part = time.monotonic(), self.fragments[tag - ASK]
+        began, done, part = time.monotonic(), self.iterations, self.fragments[tag - ASK]
         theirs, weights = payload.view(np.float32), self.weights[part]
         buffer = self._service.buffer(theirs.nbytes)
         snapshot = buffer.view(np.float32)
@@ -106,3 +106,4 @@ class Gossip(MA):  # the model is the mean of the replicas, too
         self.merge(weights, (snapshot + theirs) * np.float32(0.5), snapshot)
         self.rounds += 1
         self.round_seconds += time.monotonic() - began
+        self.staleness += self.iterations - done

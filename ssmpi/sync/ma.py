@@ -1,7 +1,7 @@
-"""Model averaging, S-MA and FR-MA (ShadowSync, arXiv 2003.03477; Local SGD)::
+"""Model averaging, S-MA and FR-MA (ShadowSync, arXiv 2003.03477)::
 
     u   = (1/n) sum_i w_i          over a snapshot of every trainer's replica, by nonblocking all-reduce
-    w_i = w_i + alpha (u - snapshot_i)
+    w_i = w_i + alpha (u - snapshot_i)      Local SGD: alpha = 1, fixed_rate; the default of 0.5 takes half of that step
 
 A trainer that is out of data takes part with weight 0, and the count of active ones travels in the reduced buffer, so
 n is those that still train. When it reaches 0, all of them leave in the same round.

@@ -12,6 +12,7 @@ from ranks import all_over_mpi, over_threads
 from sync_bodies import PARAMETERS, REFUSED, meet, on_trainers, options, replica, with_pace
 
 from ssmpi import sync
+from ssmpi.log import log
 from ssmpi.model.options import DenseOptions
 from ssmpi.topology import Topology
 
@@ -128,6 +129,96 @@ def test_slowmo_takes_the_steps_of_its_paper(rate):
         np.testing.assert_allclose(model, x, rtol=0, atol=2e-5)
 
 
+# What is learned once
+
+
+LEARNED = 2.0  # by the first of the trainers, and nothing by the others
+
+
+def learned_once(world, options, rests, earlier=None):
+    """Trainer 0 learns something; then only rounds, with a rest after every so many. Model, replica and state at the end.
+
+    ``earlier`` are these of a job that this one goes on from; then nobody learns.
+    """
+    weights = np.zeros(PARAMETERS, np.float32) if earlier is None else earlier[0][0].copy()
+
+    def work(synchronizers):
+        own = synchronizers[0]
+        if earlier is not None:
+            own.resume(earlier[0][2])
+            if len(earlier) == world.trainers.size:
+                weights[:] = earlier[world.rank][1]
+        elif world.rank == 0:
+            weights[:] += LEARNED
+        for rounds in rests:
+            for _ in range(rounds):
+                own.round()
+            own.close()
+        return own.model(), weights.copy(), {name: values.copy() for name, values in own.state().items()}
+
+    return on_trainers(world, options, weights, work)
+
+
+def trainers(number):
+    """That many, of one thread each."""
+    return Topology(trainers=number, threads=1, embedding_ps=1, sync_ps=0)
+
+
+def gain(alpha, momentum, rate=1.0):
+    """How often what is learned once counts in the end: the sum of a round's equations over all rounds."""
+    return 1 / (1 - alpha + alpha * (1 - momentum) / rate)
+
+
+MOMENTA = [
+    *(("bmuf", {"momentum": m, "nesterov": n}) for m in (0.5, 0.9) for n in (False, True)),
+    ("bmuf", {"momentum": 0.6, "nesterov": True, "eta": 0.7}),
+    ("slowmo", {"momentum": 0.5}),
+    ("slowmo", {"momentum": 0.8, "rate": 0.7}),
+]
+
+
+def with_momentum(algorithm, settings, alpha):
+    """Settings, and how often what is learned once is to count."""
+    block = sync.ALGORITHMS[algorithm].Options(**settings)
+    expected = gain(alpha, block.momentum, getattr(block, "eta", None) or block.rate)
+    return options(algorithm, alpha=alpha, **{algorithm: block}), expected
+
+
+@pytest.mark.parametrize("rests", [(120,), (1, 2, 3, 1, 120)], ids=["one_part", "parts"])
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+@pytest.mark.parametrize(("algorithm", "settings"), MOMENTA)
+def test_what_is_learned_once_counts_as_often_as_momentum_says(algorithm, settings, alpha, rests):
+    """With alpha 1, as in the papers, 1 / (1 - momentum) times: classical and Nesterov, with rests in between or without."""
+    chosen, expected = with_momentum(algorithm, settings, alpha)
+    for model, weights, _ in over_threads(trainers(2), learned_once, chosen, rests)[:2]:
+        np.testing.assert_allclose(model, LEARNED / 2 * expected, rtol=1e-3)
+        np.testing.assert_allclose(weights, LEARNED / 2 * expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("after", [2, 3])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_outlasts_a_checkpoint(nesterov, after):
+    """Also where other numbers of trainers go on, which begin where the last round told all to be."""
+    chosen, expected = with_momentum("bmuf", {"momentum": 0.8, "nesterov": nesterov}, alpha=1.0)
+    before = over_threads(trainers(2), learned_once, chosen, (2, 1))[:2]
+    for model, _, _ in over_threads(trainers(after), learned_once, chosen, (60,), before)[:after]:
+        np.testing.assert_allclose(model, LEARNED / 2 * expected, rtol=1e-3)
+
+
+def test_a_checkpoint_without_what_was_broadcast_is_gone_on_from(monkeypatch):
+    """Version 0.1.0 did not save it: it follows from what is there, and the log says so."""
+    said = []
+    monkeypatch.setattr(log, "warning", lambda text, *_: said.append(text))
+    chosen, expected = with_momentum("bmuf", {"momentum": 0.8, "nesterov": True}, alpha=1.0)
+    before = over_threads(trainers(2), learned_once, chosen, (2, 1))[:2]
+    for _, _, state in before:
+        del state["reference"]
+    for model, _, _ in over_threads(trainers(2), learned_once, chosen, (60,), before)[:2]:
+        np.testing.assert_allclose(model, LEARNED / 2 * expected, rtol=1e-3)
+    assert len(said) == 2
+    assert "has no array 'reference'" in said[0]
+
+
 # Gossip
 
 
@@ -164,6 +255,30 @@ def check_gossip(results, options):
         == 12 * len(results[::2])
     )
     assert after.std(axis=0).mean() < 0.5 * before.std(axis=0).mean()
+
+
+def trained_meanwhile(world, options):
+    """The worker threads do three iterations between a snapshot and its merge."""
+    home = sync.Home(np.zeros(2, np.int64))
+
+    def work(synchronizers):
+        own, merge = synchronizers[0], synchronizers[0].merge
+
+        def late(*arguments):
+            home.iterations[1] += 3
+            merge(*arguments)
+
+        own.merge = late
+        if world.rank == 0:
+            own.round()
+        own.close()
+        return sync.figures(synchronizers)["staleness"]
+
+    return on_trainers(world, options, replica(world.rank), work, home)
+
+
+def test_staleness_of_a_pair_is_counted_on_both_sides():
+    assert over_threads(TWO, trained_meanwhile, options("gossip"))[:2] == [3.0, 3.0]
 
 
 def one_question(world, options):

@@ -124,20 +124,24 @@ def blocks(world, options):
 
 
 def check_bmuf(results, options):
-    """Block momentum as in Chen and Huo (2016), in float64; ``close`` makes one block more."""
-    eta, momentum = options.bmuf.eta, options.bmuf.momentum
-    w, g, delta = [replica(0).astype(float) for _ in range(2)], replica(0).astype(float), np.zeros(PARAMETERS)
+    """Block momentum in Chen and Huo's terms (2016), in float64: a block's gain is over the model broadcast at its start,
+    which with Nesterov is ahead of the aggregated one. ``close`` makes one block more.
+    """
+    zeta, eta, own = options.bmuf.eta, options.bmuf.momentum, options.bmuf
+    replicas = [replica(0).astype(float) for _ in range(2)]
+    aggregated, broadcast, delta = replica(0).astype(float), replica(0).astype(float), np.zeros(PARAMETERS)
     for block in range(6):
         if block < 5:
-            w = [w[rank] + 0.1 * replica(10 * block + rank) for rank in range(2)]
-        delta = momentum * delta + eta * ((w[0] + w[1]) / 2 - g)
-        g = g + delta
-        restart = g + momentum * delta if options.bmuf.nesterov else g
-        if block < 5:
-            w = [each + options.alpha * (restart - each) for each in w]
+            replicas = [replicas[rank] + 0.1 * replica(10 * block + rank) for rank in range(2)]
+        gain = np.mean(replicas, axis=0) - broadcast
+        delta = eta * delta + zeta * gain
+        aggregated = aggregated + delta
+        broadcast = aggregated + eta * delta if own.nesterov else aggregated
+        moved = [each + options.alpha * (broadcast - each) for each in replicas]
+        replicas = moved if block < 5 else replicas
     for rank, (weights, model) in enumerate(results):
-        np.testing.assert_allclose(weights, w[rank], rtol=1e-5, atol=2e-5)  # momentum amplifies rounding
-        np.testing.assert_allclose(model, g, rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(weights, replicas[rank], rtol=1e-5, atol=2e-5)  # momentum amplifies rounding
+        np.testing.assert_allclose(model, aggregated, rtol=1e-5, atol=2e-5)
 
 
 def learn_meanwhile(world, options):

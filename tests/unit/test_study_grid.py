@@ -225,3 +225,29 @@ def test_models_of_finished_cells_are_deleted_unless_kept(study_file, monkeypatc
 def test_a_table_of_nothing_is_refused(study_file, capsys):
     assert bench.conclude(load(study_file())) == 1
     assert not capsys.readouterr().out
+
+
+def test_the_table_says_which_cells_ran_with_other_code(study_file, monkeypatch, tmp_path, capsys):
+    def by(commit):
+        def outcome(where):
+            versions = {"ssmpi": "0.1.0", **({"commit": commit} if commit else {})}
+            (where.run / "versions.json").write_text(json.dumps(versions))
+            return complete(where)
+
+        return outcome
+
+    play(monkeypatch, by("1234567890ab"))
+    bench.run_all(load(study_file(), ["grid.run.seed=[1]"]))
+    same = capsys.readouterr().out
+    assert "ssmpi 0.1.0, commit 1234567890ab, data" in same
+    assert "same code" not in same
+    play(monkeypatch, by("fedcba098765, modified"))
+    bench.run_all(load(study_file(), ["grid.run.seed=[1,2]", "grid.topology.trainers=[1]"]))
+    play(monkeypatch, by(""))
+    bench.run_all(load(study_file(), ["grid.run.seed=[1,2,3]", "grid.topology.trainers=[1]"]))
+    text = capsys.readouterr().out.rpartition("## ")[2]
+    assert "**Not all cells ran with the same code**" in text
+    assert "with ssmpi 0.1.0, commit fedcba098765, modified: alone-trainers-1-seed-2, s-ma-trainers-1-seed-2" in text
+    assert "with ssmpi 0.1.0, commit not recorded: alone-trainers-1-seed-3" in text
+    code = json.loads((tmp_path / "study" / "results.json").read_text())["code"]
+    assert sorted(map(len, code.values())) == [3, 3, 3]
