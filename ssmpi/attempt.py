@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ssmpi import log
 from ssmpi.errors import LOST, STOPPED
-from ssmpi.roles.results import RESULT_NAME
+from ssmpi.names import RESULT_NAME
 
 OURS = (1, 2, 130)  # what ssmpi itself ends with when another attempt would end likewise
 SRUNS = 1  # also what srun ends with after a rank was killed for its memory

@@ -19,8 +19,6 @@ from ssmpi.roles import evaluate
 from ssmpi.settings import require
 from ssmpi.topology import Topology
 
-RUN_FILE = "run.toml"  # the resolved settings, in the run folder
-
 
 @dataclass(frozen=True)
 class Run:

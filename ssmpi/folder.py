@@ -11,13 +11,13 @@ from typing import IO
 
 from ssmpi import __version__, lockfile, settings
 from ssmpi.comm.world import versions as mpi_versions
-from ssmpi.config import RUN_FILE, Config
+from ssmpi.config import Config
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
 from ssmpi.errors import DataError, SettingsError
+from ssmpi.names import LOCK_NAME, RUN_FILE, VERSIONS
 
 PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
-LOCK_NAME = "job.lock"
 ENDING_SECONDS = 3.0  # for a job on this host that is just ending
 LEASE_SECONDS = 120.0  # a host that was lost holds its locks on a shared file system until its lease ends (NFS: 90 s)
 
@@ -77,5 +77,5 @@ def make(folder: Path, config: Config, overwrite: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     versions = {"ssmpi": __version__, "python": platform.python_version(), "machine": platform.platform()}
     versions |= {name: metadata.version(name) for name in PACKAGES} | mpi_versions()
-    (folder / "versions.json").write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
+    (folder / VERSIONS).write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
     (folder / RUN_FILE).write_text(settings.dump(config), encoding="utf-8")

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ssmpi.checkpoint import store
-from ssmpi.config import RUN_FILE
 from ssmpi.errors import DataError
-from ssmpi.roles.results import RESULT_NAME
-from ssmpi.roles.weights import MODEL
+from ssmpi.names import MODEL, RESULT_NAME, RUN_FILE
 
 
 def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssmpi.config import RUN_FILE, Config, load
+from ssmpi.config import Config, load
 from ssmpi.errors import SettingsError
+from ssmpi.names import RUN_FILE
 
 
 @dataclass(frozen=True)

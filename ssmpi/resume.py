@@ -11,12 +11,12 @@ from pathlib import Path
 from ssmpi import folder, settings
 from ssmpi.checkpoint import attempts, disk, store
 from ssmpi.comm.world import Job
-from ssmpi.config import RUN_FILE, Config
+from ssmpi.config import Config
 from ssmpi.errors import DataError
 from ssmpi.log import log
+from ssmpi.names import RESULT_NAME, RUN_FILE
 from ssmpi.request import Request
 from ssmpi.roles.identity import check_identity, identity
-from ssmpi.roles.results import RESULT_NAME
 
 WHOLE = "whole"  # as the name of a checkpoint: the newest that is as it was written
 

@@ -19,10 +19,10 @@ from typing import IO
 
 from ssmpi import lockfile, settings
 from ssmpi.bench.grid import Cell, Study
-from ssmpi.config import RUN_FILE, Config, load
+from ssmpi.config import Config, load
 from ssmpi.errors import STOPPED, SettingsError, UserError
+from ssmpi.names import MODEL, RESULT_NAME, RUN_FILE
 from ssmpi.report.record import flat
-from ssmpi.roles.results import RESULT_NAME
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 GRACE_SECONDS = 20.0  # between asking a job to end and insisting
@@ -85,7 +85,7 @@ def run(study: Study, cell: Cell) -> int:
 def tidy(study: Study, cell: Cell) -> None:
     """Delete the model of a finished cell, unless models are kept."""
     if not study.options.keep_models:
-        shutil.rmtree(Path(cell.config.run.folder) / "model", ignore_errors=True)
+        shutil.rmtree(Path(cell.config.run.folder) / MODEL, ignore_errors=True)
 
 
 def _launched(where: Place, limit: float, lock: IO[str], site: str) -> int:

@@ -12,12 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ssmpi import usage
-from ssmpi.config import RUN_FILE
 from ssmpi.errors import DataError
-from ssmpi.roles.results import RESULT_NAME
+from ssmpi.names import METRICS, RESULT_NAME, RUN_FILE, USAGE, VERSIONS
 
-VERSIONS, METRICS = "versions.json", "metrics.jsonl"
 FINAL_SPLITS = ("test", "validation")
 
 
@@ -76,7 +73,7 @@ def read(folder: Path) -> Record:
     if lines and not windows:
         missing.append(f"{METRICS} has no training windows: no learning curves")
     result = _result(folder / RESULT_NAME, windows, missing)
-    ranks = _usage(folder / usage.FOLDER, settings, missing)
+    ranks = _usage(folder / USAGE, settings, missing)
     return Record(folder, settings, versions, result, windows, evaluations, ranks, missing)
 
 

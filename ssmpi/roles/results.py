@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ssmpi.log import log
+from ssmpi.names import RESULT_NAME
 from ssmpi.roles.logbook import Logbook, State
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
-
-RESULT_NAME = "result.json"
 
 
 class Earlier(NamedTuple):
