@@ -4,6 +4,7 @@ the run folder is itself a run file.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +67,14 @@ class Config:
             sync.check_topology(self.sync, self.topology)
         except ValueError as error:
             raise SettingsError(str(error)) from None
+
+
+def differences(before: Config, now: Config) -> list[str]:
+    """What of the settings is another, in words, wherever the run folder is and however the way to the data is written."""
+    was, are = (settings.flat(dataclasses.asdict(config)) for config in (before, now))
+    for values in (was, are):
+        values["run.folder"], values["data.folder"] = "", str(Path(values["data.folder"]).resolve())
+    return [f"{name} was {was.get(name)!r}, now {are[name]!r}" for name in are if was.get(name) != are[name]]
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-from ssmpi import __version__, lockfile, settings
+from ssmpi import __version__, lockfile, names, settings
 from ssmpi.comm.world import versions as mpi_versions
 from ssmpi.config import Config
 from ssmpi.data.reader import SplitReader
@@ -17,6 +17,7 @@ from ssmpi.embedding.placement import place
 from ssmpi.errors import DataError, SettingsError
 from ssmpi.names import LOCK_NAME, RUN_FILE, VERSIONS
 
+SHOWN = 5  # of the files that are in the way
 PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
 ENDING_SECONDS = 3.0  # for a job on this host that is just ending
 LEASE_SECONDS = 120.0  # a host that was lost holds its locks on a shared file system until its lease ends (NFS: 90 s)
@@ -57,19 +58,38 @@ def lock(folder: Path) -> IO[str]:
         ) from None
 
 
-def refuse(folder: Path, overwrite: bool) -> list[Path]:
-    """Raise SettingsError unless a run may begin in this folder; what an earlier one has left there."""
+def refuse(folder: Path, overwrite: bool, run_file: Path | None = None) -> list[Path]:
+    """Raise SettingsError unless a run may begin in this folder; what an earlier one has left there, and nobody else.
+
+    ``run_file`` is the one that was given, which must not lie there.
+    """
     there = [path for path in folder.iterdir() if path.name != LOCK_NAME] if folder.exists() else []
-    if there and not (folder / RUN_FILE).is_file():
-        raise SettingsError(f"{folder}: not empty and not a run folder; choose another run.folder")
-    if there and not overwrite:
-        raise SettingsError(f"{folder}: holds an earlier run; choose another run.folder, or pass --overwrite")
+    if not there:
+        return []
+    remedy = "choose another run.folder"
+    if run_file and folder.resolve() in run_file.resolve().parents:
+        raise SettingsError(f"{folder}: holds the run file {run_file}, which a run here would replace: {remedy}")
+    others = names.strangers(folder)
+    if not names.is_run_folder(folder):
+        found = others or [path.name for path in there]
+        raise SettingsError(f"{folder}: not empty and not a run folder; {remedy} (here lies {shown(found)})")
+    if others:
+        raise SettingsError(
+            f"{folder}: holds an earlier run, and what no run has written: {shown(others)}. Move that away, or {remedy}"
+        )
+    if not overwrite:
+        raise SettingsError(f"{folder}: holds an earlier run; {remedy}, or pass --overwrite")
     return there
 
 
-def make(folder: Path, config: Config, overwrite: bool) -> None:
-    """Make the run folder with ``run.toml`` and ``versions.json`` in it."""
-    for path in refuse(folder, overwrite):
+def shown(found: list[str]) -> str:
+    """The first few of many names."""
+    return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+
+
+def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = None) -> None:
+    """Make the run folder with ``run.toml`` and ``versions.json`` in it; ``run_file`` is the one that was given."""
+    for path in refuse(folder, overwrite, run_file):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

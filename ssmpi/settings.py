@@ -84,6 +84,14 @@ def dump(settings: Any) -> str:
     return tomli_w.dumps(_plain(settings))
 
 
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as ``section.key`` to value."""
+    found: dict[str, Any] = {}
+    for key, value in nested.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
 def require(condition: bool, message: str) -> None:
     """Raise SettingsError unless ``condition``; for the checks in a settings class."""
     if not condition:

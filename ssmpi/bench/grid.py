@@ -17,8 +17,7 @@ from ssmpi import settings
 from ssmpi.config import Config
 from ssmpi.errors import SettingsError
 from ssmpi.report.groups import CASE, RUN, SEED, name_of
-from ssmpi.report.record import flat
-from ssmpi.settings import require
+from ssmpi.settings import flat, require
 
 Point = dict[str, Any]  # axis to value; the axis "case" to a name, all others are settings
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ssmpi.errors import DataError
 from ssmpi.names import METRICS, RESULT_NAME, RUN_FILE, USAGE, VERSIONS
+from ssmpi.settings import flat
 
 FINAL_SPLITS = ("test", "validation")
 
@@ -85,14 +86,6 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not readable as JSON ({error})") from error
-
-
-def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as ``section.key`` to value."""
-    found: dict[str, Any] = {}
-    for key, value in nested.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
 
 
 def _toml(path: Path, missing: list[str]) -> dict[str, Any]:

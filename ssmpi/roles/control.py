@@ -1,5 +1,5 @@
 """The control conversation: the first trainer's main thread deals row blocks, gathers reports, passes on a stop, and says
-when training pauses.
+when training pauses. Who asks or reports also tells how many examples its trainer has done, and hears those of the others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ssmpi.comm.signals import stop_asked
 from ssmpi.comm.waiting import Patience, wait_all
 from ssmpi.data.handout import CUT, Handout
 from ssmpi.metrics import BINS, SUMS
+from ssmpi.roles.progress import Progress, Tally
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 REPORT = 1000  # tag of a report and of its answer
 WORD = 1001  # tag of the one word in each part: whether all pause now, or the part is done
 WANT = 2000  # plus the thread's number: tag of a request for a block; the answer has the thread's number alone
-HEADER = ("stop", "finished", "iterations", "rounds", "round_seconds", "staleness", "divergence")
+HEADER = ("stop", "finished", "examples", "iterations", "rounds", "round_seconds", "staleness", "divergence")
 REPORT_SECONDS = 1.0
 
 Report = dict[str, float]
@@ -46,10 +47,11 @@ class Control:
     Worker threads call ``next_block``; the main thread calls ``tick`` while they train.
     """
 
-    def __init__(self, conversation: Conversation, threads: int, patience: Patience) -> None:
+    def __init__(self, conversation: Conversation, threads: int, patience: Patience, progress: Progress) -> None:
         self._conversation, self._threads, self._patience = conversation, threads, patience
+        self._progress, self._tally = progress, Tally(conversation.size)
         self._service = Service(conversation, patience) if conversation.rank == 0 else None
-        self._answer = np.zeros(1, np.int64)
+        self._answer = np.zeros(2, np.int64)
         self._pending: list[Any] = []
         self._outgoing: np.ndarray | None = None
         self._last = 0.0
@@ -82,16 +84,18 @@ class Control:
 
     def next_block(self, thread: int) -> int:
         """The next row block for one worker thread, or NOTHING_LEFT, or CUT. Called on that thread."""
-        asker = np.array([self._conversation.rank * self._threads + thread], np.int64)
-        block = np.empty(1, np.int64)
+        asker = np.array([self._conversation.rank * self._threads + thread, self._progress.examples], np.int64)
+        answer = np.empty(2, np.int64)
         requests = [
-            self._conversation.irecv(block, 0, thread),
+            self._conversation.irecv(answer, 0, thread),
             self._conversation.isend(asker, 0, WANT + thread),
         ]
         wait_all(requests, self._patience, "trainer 0 (to deal a row block)")
-        if block[0] == CUT:  # the word for all may still be on its way
+        block, others = map(int, answer)
+        self._progress.hear(others)
+        if block == CUT:  # the word for all may still be on its way
             self._cut = True
-        return int(block[0])
+        return block
 
     def tick(self, report: Callable[[bool], np.ndarray], *, finished: bool = False) -> bool:
         """Answer and report where it is time; True once this trainer need not stay for the others.
@@ -132,7 +136,7 @@ class Control:
 
     def _send(self, words: np.ndarray) -> None:
         if self._service:
-            self._take_report(0, words)
+            self._progress.hear(self._take_report(0, words))
             return
         self._outgoing = words
         self._pending = [
@@ -144,6 +148,7 @@ class Control:
         self._pending = [request for request in self._pending if not request.Test()]
         if not self._pending and self._outgoing is not None:
             self._outgoing = None
+            self._progress.hear(int(self._answer[1]))
             if self._answer[0]:
                 self._told = True
         return bool(self._pending)
@@ -151,19 +156,22 @@ class Control:
     def _handle(self, source: int, tag: int, payload: np.ndarray) -> None:
         """On the first trainer: answer one message."""
         assert self._service
-        buffer = self._service.buffer(8)
+        buffer = self._service.buffer(16)
         if tag == REPORT:
-            self._take_report(source, payload.view(np.float64).copy())
-            buffer.view(np.int64)[0] = self.stopping
+            others = self._take_report(source, payload.view(np.float64).copy())
+            buffer.view(np.int64)[:] = self.stopping, others
         else:
             assert self.handout
-            asker = int(payload.view(np.int64)[0])
-            buffer.view(np.int64)[0] = CUT if self.pausing else self.handout.next_block(asker)
+            asker, examples = map(int, payload.view(np.int64))
+            block = CUT if self.pausing else self.handout.next_block(asker)
+            buffer.view(np.int64)[:] = block, self._tally.others(source, examples)
         self._service.reply(source, tag if tag == REPORT else tag - WANT, buffer)
 
-    def _take_report(self, trainer: int, words: np.ndarray) -> None:
+    def _take_report(self, trainer: int, words: np.ndarray) -> int:
+        """Take one trainer's report; how many examples the others have done."""
         if words[0]:
             self._told = True
         if words[1] and trainer:
             self._unfinished.discard(trainer)
         self.gathered(trainer, words)
+        return self._tally.others(trainer, int(words[HEADER.index("examples")]))

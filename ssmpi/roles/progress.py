@@ -1,9 +1,13 @@
-"""What a trainer's worker threads have done so far, each in slots of its own, so that counting needs no lock."""
+"""What a trainer's worker threads have done so far, each in slots of its own, so that counting needs no lock; and what all
+trainers have, as far as this one has heard.
+"""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,13 +16,46 @@ from ssmpi.metrics import BINS, SUMS, accumulate
 from ssmpi.model.options import Schedule
 
 
-class Progress:
-    """Progressive quality (scores before the update) and counters of one trainer. ``earlier`` examples, of all trainers,
-    were trained on by the jobs that this one goes on from.
+class Others(NamedTuple):
+    """The other trainers have done ``examples``, as they told when this one had done ``own``, and do ``pace`` more for each
+    of its own. What was believed before, ``least``, is not taken back: they catch up with it.
     """
 
-    def __init__(self, threads: int, trainers: int, schedule: Schedule, earlier: int = 0) -> None:
-        self._trainers, self._schedule, self._earlier = trainers, schedule, earlier
+    own: int
+    examples: int
+    pace: float
+    least: float
+
+    def when(self, own: int) -> float:
+        """What they have done when this one has done ``own``, if they have kept their pace."""
+        return max(self.least, self.examples + self.pace * max(0, own - self.own))
+
+
+class Tally:
+    """On the dealer: examples of each trainer in this job, as it told last."""
+
+    def __init__(self, trainers: int) -> None:
+        self._told = np.zeros(trainers, np.int64)
+
+    def others(self, trainer: int, examples: int) -> int:
+        """A trainer tells its count; what all others have told."""
+        self._told[trainer] = max(self._told[trainer], examples)  # its threads and its report may overtake each other
+        return int(self._told.sum() - self._told[trainer])
+
+
+class Progress:
+    """Progressive quality (scores before the update) and counters of one trainer. ``earlier`` examples, of all trainers,
+    were trained on by the jobs that this one goes on from; ``expected`` is all that there will be.
+
+    What the other trainers have done comes with every answer of the dealer (``hear``); in between they are taken to keep
+    the pace that they have had on the whole, relative to this trainer's; before the first answer to be as fast as it is.
+    """
+
+    def __init__(
+        self, threads: int, trainers: int, schedule: Schedule, earlier: int = 0, expected: float = math.inf
+    ) -> None:
+        self._schedule, self._earlier, self._expected = schedule, earlier, expected
+        self._others, self._hearing = Others(0, 0, trainers - 1.0, 0.0), threading.Lock()
         self._sums = np.zeros((threads, len(SUMS)))
         self._histograms = np.zeros((threads, 2, BINS), np.int64)
         self._slots = list(zip(self._histograms, self._sums, strict=True))  # each thread's
@@ -40,7 +77,16 @@ class Progress:
             self.losses.append(loss / len(labels))
         self.iterations[thread] += 1
         self._examples[thread] += len(labels)
-        return self._schedule.factor(self.of_all - len(labels) * self._trainers)
+        return self._schedule.factor(self._all_when(self.examples - len(labels)))
+
+    def hear(self, others: int) -> None:
+        """The dealer says what the other trainers had done, as far as they have told it. What was believed is never less
+        than before. Called by any thread, once a block or a report: the lock is not part of a step.
+        """
+        with self._hearing:
+            own = self.examples
+            pace = others / own if own else self._others.pace
+            self._others = Others(own, others, pace, self._others.when(own))
 
     @property
     def examples(self) -> int:
@@ -49,8 +95,12 @@ class Progress:
 
     @property
     def of_all(self) -> int:
-        """Examples of all trainers and earlier jobs, about: what this trainer has done times their number."""
-        return self._earlier + self.examples * self._trainers
+        """Examples of all trainers and earlier jobs: those of other trainers are estimated, so exact where there are none."""
+        return self._all_when(self.examples)
+
+    def _all_when(self, own: int) -> int:
+        """``of_all`` when this trainer has done ``own``."""
+        return int(min(self._earlier + own + int(self._others.when(own)), self._expected))
 
     def factor(self) -> float:
         """What the learning rates are multiplied by now."""

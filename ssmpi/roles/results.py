@@ -60,6 +60,14 @@ class Results:
         )
 
 
+def is_finished(run: Path) -> bool:
+    """Whether a run has come to its end, as it itself says."""
+    try:
+        return bool(json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))["status"] == "complete")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def plain(value: Any) -> Any:
     """The same value with null for numbers that JSON does not have."""
     if isinstance(value, dict):

@@ -60,9 +60,10 @@ class Trainer:
         self.optimizer = dense_optimizer(config.dense, self.replica)
         warm_up(config, self.replica, self.optimizer)
         self.progress = Progress(
-            threads, config.topology.trainers, config.schedule, saved.state["examples"] if saved else 0
-        )
-        self.control = control.Control(world.control, threads, config.waiting)
+            threads, config.topology.trainers, config.schedule,
+            saved.state["examples"] if saved else 0, self.reader.rows * config.data.passes,
+        )  # fmt: skip
+        self.control = control.Control(world.control, threads, config.waiting, self.progress)
         home = sync.Home(
             self.progress.iterations, self.progress.factor, self.optimizer,
             self.replica.twin, self.tables.transport, self.tables.placement.servers, config.embedding.dim,
@@ -227,6 +228,7 @@ class Trainer:
         header = {
             "stop": float(self.stopping),
             "finished": float(finished),
+            "examples": float(self.progress.examples),
             "iterations": float(self.progress.iterations.sum()),
             **sync.figures(self.synchronizers),
         }

@@ -14,7 +14,7 @@ import pytest
 
 from ssmpi import folder, lockfile
 from ssmpi.errors import SettingsError
-from ssmpi.names import LOCK_NAME, RUN_FILE
+from ssmpi.names import LOCK_NAME, RUN_FILE, VERSIONS
 
 HOLD = """
 import sys, time
@@ -106,11 +106,12 @@ def test_a_disk_that_fails_is_not_one_without_locks(tmp_path, monkeypatch):
 
 
 def test_overwriting_keeps_the_lock_and_nothing_else(tmp_path, holder, monkeypatch):
-    (tmp_path / RUN_FILE).touch()
+    for name in (RUN_FILE, VERSIONS):
+        (tmp_path / name).touch()
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "old.log").touch()
+    (tmp_path / "logs" / "trainer-0.log").touch()
     monkeypatch.setattr(folder.settings, "dump", lambda _: "new")
     folder.make(tmp_path, None, overwrite=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_NAME, RUN_FILE, "versions.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_NAME, RUN_FILE, VERSIONS]
     with pytest.raises(SettingsError, match=f"process {holder.pid}"):
         folder.lock(tmp_path)
