@@ -13,11 +13,12 @@ from ssmpi import settings, sync
 from ssmpi.checkpoint import policy
 from ssmpi.comm.waiting import Patience
 from ssmpi.data import reader
+from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.embedding import table
 from ssmpi.errors import SettingsError
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
 from ssmpi.roles import evaluate
-from ssmpi.settings import require
+from ssmpi.settings import SECONDS, positive, require
 from ssmpi.topology import Topology
 
 
@@ -38,7 +39,7 @@ class Run:
     def __post_init__(self) -> None:
         require(bool(self.folder), "folder must not be empty")
         require(0 <= self.seed < 2**31, f"seed must be in [0, 2^31), got {self.seed}")
-        require(self.log_seconds > 0, f"log_seconds must be positive, got {self.log_seconds}")
+        positive("log_seconds", self.log_seconds, SECONDS)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class Config:
             self.model.bottom[-1] == self.embedding.dim,
             f"model.bottom ends in {self.model.bottom[-1]}, but embedding.dim = {self.embedding.dim}: they are "
             "multiplied with each other and must be equal",
+        )
+        parameters = self.model.parameters(DENSE_FEATURES, SPARSE_FEATURES)
+        require(
+            self.sync.fragments <= parameters,
+            f"sync.fragments = {self.sync.fragments:,} is more than the {parameters:,} parameters of the dense model",
         )
         try:
             sync.check_topology(self.sync, self.topology)

@@ -19,7 +19,7 @@ from ssmpi.embedding.placement import place
 from ssmpi.embedding.transport import Lookup
 from ssmpi.errors import SettingsError
 from ssmpi.plan import dense_parameters
-from ssmpi.settings import require
+from ssmpi.settings import SECONDS, positive, require
 from ssmpi.sync import ALGORITHMS, SYNC_PS
 
 STEP, SYNC, EMBEDDING = "dense step", "sync PS link", "embedding PS link"
@@ -111,7 +111,7 @@ class Forecast:
 
 def forecast(config: Config, step: float, links: Links) -> Forecast:
     """The forecast for a run; reads a few batches of its data. SettingsError for what it does not cover."""
-    require(step > 0, f"a step must take longer than 0 s, got {step}")
+    positive("--step-ms", 1e3 * step, SECONDS)
     sync, kind = config.sync, ALGORITHMS[config.sync.algorithm]
     if kind.in_the_step:
         raise SettingsError(f"no forecast for sync.algorithm = '{sync.algorithm}': it has no rounds beside its steps")

@@ -90,7 +90,7 @@ def read_json(path: Path) -> Any:
 
 def _toml(path: Path, missing: list[str]) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         missing.append(f"no {path.name}: its settings are not known")
     except (OSError, ValueError) as error:

@@ -14,7 +14,7 @@ from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.embedding.client import Lookups
 from ssmpi.metrics import BINS, Quality
-from ssmpi.settings import require
+from ssmpi.settings import COUNT, within
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -38,8 +38,8 @@ class Options:
     replica: bool = False
 
     def __post_init__(self) -> None:
-        require(self.per_pass >= 1, f"per_pass must be at least 1, got {self.per_pass}")
-        require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
+        within("per_pass", self.per_pass, 1, 100_000)
+        within("batch_size", self.batch_size, 1, COUNT)
 
 
 @dataclass
