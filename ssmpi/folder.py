@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import platform
 import shutil
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 from typing import IO
@@ -15,7 +17,9 @@ from ssmpi.config import Config
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
 from ssmpi.errors import DataError, SettingsError
+from ssmpi.log import log
 from ssmpi.names import LOCK_NAME, RUN_FILE, VERSIONS
+from ssmpi.roles import evaluate
 
 SHOWN = 5  # of the files that are in the way
 PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
@@ -30,8 +34,11 @@ def prepare(config: Config, ranks: int, overwrite: bool) -> Config:
     return config
 
 
-def check(config: Config, ranks: int) -> SplitReader:
-    """Raise a UserError if settings, ranks and data do not fit together; the data to train on."""
+def check(config: Config, ranks: int, overridden: Collection[str] = ()) -> SplitReader:
+    """Raise a UserError if settings, ranks and data do not fit together; the data to train on.
+
+    ``overridden`` names the settings that the command line gave.
+    """
     config.topology.check_size(ranks)
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
     if not reader.manifest.labelled:
@@ -39,10 +46,31 @@ def check(config: Config, ranks: int) -> SplitReader:
     if not reader.rows:
         raise DataError(f"{config.data.folder}: split '{config.data.train_split}' has no rows to train on")
     reader.check()
-    for split in {config.evaluate.split, config.evaluate.final} & set(reader.manifest.splits):
+    for split in splits_to_score(config, reader, overridden):
         SplitReader(reader.folder, split, config.data.block_rows).check()  # now, not when training is done
     place(reader.manifest.cardinalities, max(1, config.topology.embedding_ps))
     return reader
+
+
+def splits_to_score(config: Config, reader: SplitReader, overridden: Collection[str]) -> set[str]:
+    """Those that the data has rows of; SettingsError if somebody has named another. A run file may well name the defaults,
+    as a resolved one does: they are left out with a word.
+    """
+    defaults, found = evaluate.Options(), set()
+    there = [name for name in reader.manifest.splits if reader.manifest.has_rows(name)]
+    for key in ("split", "final"):
+        split, setting = getattr(config.evaluate, key), f"evaluate.{key}"
+        if split == evaluate.NONE:
+            continue
+        if split in there:
+            found.add(split)
+        elif split != getattr(defaults, key) or setting in overridden:
+            close = difflib.get_close_matches(split.lower(), [*there, evaluate.NONE], n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"name one of {', '.join(there)}, or {evaluate.NONE}"
+            raise SettingsError(f"{setting} = '{split}': {reader.folder} has no rows of that split; {hint}")
+        else:
+            log.info(f"no rows in split '{split}' of this data: nothing is scored there ({setting})")
+    return found
 
 
 def lock(folder: Path) -> IO[str]:

@@ -34,6 +34,10 @@ class Request:
             )
         return load(self.run_file or saved, (*self.overrides, f"run.folder={json.dumps(str(self.run))}"))
 
+    def overridden(self) -> set[str]:
+        """Names of the settings that the command line gives."""
+        return {override.partition("=")[0].strip() for override in self.overrides}
+
     def words(self) -> list[str]:
         """The same request as words for ``ssmpi train``."""
         options = {"--resume": self.run, "--checkpoint": self.checkpoint}

@@ -39,7 +39,7 @@ def prepare(request: Request, ranks: int, held: ExitStack) -> Start:
     run = Path(config.run.folder)
     if request.run and is_finished(run):
         return found_finished(request, config)
-    reader = folder.check(config, ranks)
+    reader = folder.check(config, ranks, request.overridden())
     if not request.run or not is_run_folder(run):
         folder.refuse(run, request.overwrite, request.run_file)
         held.enter_context(folder.lock(run))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
     from ssmpi.model.replica import Twin
 
+NONE = "none"  # instead of a split
 EVALUATION_THREADS = 500  # message tags of evaluating threads start here, clear of the worker threads'
 
 
@@ -27,8 +28,8 @@ EVALUATION_THREADS = 500  # message tags of evaluating threads start here, clear
 class Options:
     """The ``[evaluate]`` section.
 
-    ``split`` is scored ``per_pass`` times in each pass, ``final`` once at the end; a split that the data set does not
-    have is left out. ``replica`` also scores the first trainer's own replica at the end.
+    ``split`` is scored ``per_pass`` times in each pass, ``final`` once at the end; ``none`` is none. The default ones are
+    left out where the data set does not have them. ``replica`` also scores the first trainer's own replica at the end.
     """
 
     split: str = "validation"
