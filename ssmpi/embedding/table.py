@@ -144,6 +144,11 @@ class Arena(Rows):
                 f"{path}: table {part.table} has {cardinality} rows, this model {self.cardinalities[part.table]}: the "
                 "weights belong to other data"
             )
+        if (saved := group["weights"].shape[1]) != (dim := self.weights.shape[1]):
+            raise DataError(
+                f"{path}: rows of {saved} floats, but embedding.dim = {dim} in the settings: set it back, and the end of "
+                "model.bottom with it"
+            )
         taken = 0
         for start in range(0, part.rows, ROWS_AT_A_TIME):  # a part may be most of the memory of its PS
             ours = part.first + part.stride * np.arange(start, min(start + ROWS_AT_A_TIME, part.rows), dtype=np.int64)
