@@ -100,7 +100,7 @@ def refuse(folder: Path, overwrite: bool, run_file: Path | None = None) -> list[
     others = names.strangers(folder)
     if not names.is_run_folder(folder):
         found = others or [path.name for path in there]
-        raise SettingsError(f"{folder}: not empty and not a run folder; {remedy} (here lies {shown(found)})")
+        raise SettingsError(f"{folder}: not empty and not a run folder; {remedy} (it holds {shown(found)})")
     if others:
         raise SettingsError(
             f"{folder}: holds an earlier run, and what no run has written: {shown(others)}. Move that away, or {remedy}"
