@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmpi import __version__, commands
+from ssmpi.names import REPORT
 
 
 def parser() -> argparse.ArgumentParser:
@@ -136,7 +137,7 @@ def add_records(among: Any) -> None:
     sub.add_argument(
         "runs", type=Path, nargs="+", metavar="RUN", help="run folder; the others are compared with the first"
     )
-    sub.add_argument("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
+    sub.add_argument("--out", type=Path, default=Path(REPORT), help=f"the page (default: {REPORT})")
 
 
 def add_benchmarks(among: Any) -> None:

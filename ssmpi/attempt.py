@@ -14,17 +14,20 @@ from pathlib import Path
 
 from ssmpi import log
 from ssmpi.errors import LOST, STOPPED
-from ssmpi.roles.results import RESULT_NAME
+from ssmpi.names import RESULT_NAME
 
-OURS = (1, 2, 130)  # what ssmpi itself ends with when another attempt would end likewise
+REFUSED = 2  # what the ranks end with when they did not begin
+OURS = (1, REFUSED, 130)  # what ssmpi itself ends with when another attempt would end likewise
 SRUNS = 1  # also what srun ends with after a rank was killed for its memory
 
 
 class Attempt:
-    """One start of a run, in a batch job or by hand. ``requeue`` puts a batch job back where another attempt may help."""
+    """One start of a run, in a batch job or by hand. ``requeue`` puts a batch job back where another attempt may help;
+    ``resumed``: a run that is finished already is what was asked for.
+    """
 
-    def __init__(self, folder: Path, *, requeue: bool) -> None:
-        self._folder, self._requeue = folder, requeue
+    def __init__(self, folder: Path, *, requeue: bool, resumed: bool = False) -> None:
+        self._folder, self._requeue, self._resumed = folder, requeue, resumed
         self._marker = folder / RESULT_NAME
         self._before, self._logs = self._written(), log.lengths(folder)
 
@@ -34,7 +37,7 @@ class Attempt:
         ``code`` is the launcher's. ``cancelled``: SLURM is taking the job down, and will itself start it again or not.
         ``silent`` finds the hosts that do not answer any more, where nobody has said which one was lost.
         """
-        status = self._status()
+        status = self._status(code)
         if status == "complete":
             return 0
         if status == "stopped":
@@ -64,16 +67,23 @@ class Attempt:
                 say(f"error: 'scontrol requeue {job}' ended with {done}: submit the job again, it goes on where it was")
         return code
 
-    def _status(self) -> str:
-        """What the marker says, empty unless it says that the run is complete or was written by this attempt."""
+    def _status(self, code: int) -> str:
+        """What the marker says, empty unless this attempt has written it, or has gone well in finding the run finished."""
+        if code == REFUSED:
+            return ""
         try:
             status = str(json.loads(self._marker.read_text(encoding="utf-8"))["status"])
         except (OSError, ValueError, KeyError):
             return ""
-        return status if status == "complete" or self._written() != self._before else ""
+        found_finished = self._resumed and status == "complete" and code == 0
+        return status if found_finished or self._written() != self._before else ""
 
-    def _written(self) -> int:
-        return self._marker.stat().st_mtime_ns if self._marker.is_file() else 0
+    def _written(self) -> tuple[int, int]:
+        """Which file the marker is: a new one is never written over an old one."""
+        if not self._marker.is_file():
+            return 0, 0
+        found = self._marker.stat()
+        return found.st_ino, found.st_mtime_ns
 
 
 def say(text: str) -> None:

@@ -4,6 +4,7 @@ the run folder is itself a run file.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +13,13 @@ from ssmpi import settings, sync
 from ssmpi.checkpoint import policy
 from ssmpi.comm.waiting import Patience
 from ssmpi.data import reader
+from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.embedding import table
 from ssmpi.errors import SettingsError
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
 from ssmpi.roles import evaluate
-from ssmpi.settings import require
+from ssmpi.settings import SECONDS, positive, require
 from ssmpi.topology import Topology
-
-RUN_FILE = "run.toml"  # the resolved settings, in the run folder
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Run:
     def __post_init__(self) -> None:
         require(bool(self.folder), "folder must not be empty")
         require(0 <= self.seed < 2**31, f"seed must be in [0, 2^31), got {self.seed}")
-        require(self.log_seconds > 0, f"log_seconds must be positive, got {self.log_seconds}")
+        positive("log_seconds", self.log_seconds, SECONDS)
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,23 @@ class Config:
             f"model.bottom ends in {self.model.bottom[-1]}, but embedding.dim = {self.embedding.dim}: they are "
             "multiplied with each other and must be equal",
         )
+        parameters = self.model.parameters(DENSE_FEATURES, SPARSE_FEATURES)
+        require(
+            self.sync.fragments <= parameters,
+            f"sync.fragments = {self.sync.fragments:,} is more than the {parameters:,} parameters of the dense model",
+        )
         try:
             sync.check_topology(self.sync, self.topology)
         except ValueError as error:
             raise SettingsError(str(error)) from None
+
+
+def differences(before: Config, now: Config) -> list[str]:
+    """What of the settings is another, in words, wherever the run folder is and however the way to the data is written."""
+    was, are = (settings.flat(dataclasses.asdict(config)) for config in (before, now))
+    for values in (was, are):
+        values["run.folder"], values["data.folder"] = "", str(Path(values["data.folder"]).resolve())
+    return [f"{name} was {was.get(name)!r}, now {are[name]!r}" for name in are if was.get(name) != are[name]]
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.checkpoint import files, store
-from ssmpi.config import RUN_FILE, load
+from ssmpi.config import load
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.errors import DataError, UserError
+from ssmpi.names import EXPORTS, RUN_FILE
 from ssmpi.roles import weights
 
 NAMES = {"bottom": "bot_l", "top": "top_l"}  # of the MLPs, here and there
@@ -29,9 +30,9 @@ def export(run: Path, kind: str, output: Path | None) -> int:
     folder = weights.find(run)
     store.check(folder)
     arrays = state_dict(run, folder)
-    target = output or run / f"model.{FORMATS[kind][0]}"
+    target = output or run / EXPORTS[kind]
     beside = target.with_name(f".{target.name}.tmp")
-    FORMATS[kind][1](arrays, beside)
+    FORMATS[kind](arrays, beside)
     with beside.open("rb+") as file:
         os.fsync(file.fileno())
     beside.replace(target)
@@ -70,7 +71,7 @@ def write_safetensors(arrays: dict[str, np.ndarray], path: Path) -> None:
     save_file({name: np.ascontiguousarray(values) for name, values in arrays.items()}, path, {"format": "pt"})
 
 
-FORMATS: dict[str, tuple[str, Callable[[dict[str, np.ndarray], Path], None]]] = {
-    "torch": ("pt", write_torch),
-    "safetensors": ("safetensors", write_safetensors),
+FORMATS: dict[str, Callable[[dict[str, np.ndarray], Path], None]] = {
+    "torch": write_torch,
+    "safetensors": write_safetensors,
 }

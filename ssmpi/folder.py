@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import platform
 import shutil
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-from ssmpi import __version__, lockfile, settings, source
+from ssmpi import __version__, lockfile, names, settings, source
 from ssmpi.comm.world import versions as mpi_versions
-from ssmpi.config import RUN_FILE, Config
+from ssmpi.config import Config
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
 from ssmpi.errors import DataError, SettingsError
+from ssmpi.log import log
+from ssmpi.names import LOCK_NAME, RUN_FILE, VERSIONS
+from ssmpi.roles import evaluate
 
+SHOWN = 5  # of the files that are in the way
 PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
-LOCK_NAME = "job.lock"
 ENDING_SECONDS = 3.0  # for a job on this host that is just ending
 LEASE_SECONDS = 120.0  # a host that was lost holds its locks on a shared file system until its lease ends (NFS: 90 s)
 
@@ -29,8 +34,11 @@ def prepare(config: Config, ranks: int, overwrite: bool) -> Config:
     return config
 
 
-def check(config: Config, ranks: int) -> SplitReader:
-    """Raise a UserError if settings, ranks and data do not fit together; the data to train on."""
+def check(config: Config, ranks: int, overridden: Collection[str] = ()) -> SplitReader:
+    """Raise a UserError if settings, ranks and data do not fit together; the data to train on.
+
+    ``overridden`` names the settings that the command line gave.
+    """
     config.topology.check_size(ranks)
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
     if not reader.manifest.labelled:
@@ -38,10 +46,31 @@ def check(config: Config, ranks: int) -> SplitReader:
     if not reader.rows:
         raise DataError(f"{config.data.folder}: split '{config.data.train_split}' has no rows to train on")
     reader.check()
-    for split in {config.evaluate.split, config.evaluate.final} & set(reader.manifest.splits):
+    for split in splits_to_score(config, reader, overridden):
         SplitReader(reader.folder, split, config.data.block_rows).check()  # now, not when training is done
     place(reader.manifest.cardinalities, max(1, config.topology.embedding_ps))
     return reader
+
+
+def splits_to_score(config: Config, reader: SplitReader, overridden: Collection[str]) -> set[str]:
+    """Those that the data has rows of; SettingsError if somebody has named another. A run file may well name the defaults,
+    as a resolved one does: they are left out with a word.
+    """
+    defaults, found = evaluate.Options(), set()
+    there = [name for name in reader.manifest.splits if reader.manifest.has_rows(name)]
+    for key in ("split", "final"):
+        split, setting = getattr(config.evaluate, key), f"evaluate.{key}"
+        if split == evaluate.NONE:
+            continue
+        if split in there:
+            found.add(split)
+        elif split != getattr(defaults, key) or setting in overridden:
+            close = difflib.get_close_matches(split.lower(), [*there, evaluate.NONE], n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"name one of {', '.join(there)}, or {evaluate.NONE}"
+            raise SettingsError(f"{setting} = '{split}': {reader.folder} has no rows of that split; {hint}")
+        else:
+            log.info(f"no rows in split '{split}' of this data: nothing is scored there ({setting})")
+    return found
 
 
 def lock(folder: Path) -> IO[str]:
@@ -57,19 +86,38 @@ def lock(folder: Path) -> IO[str]:
         ) from None
 
 
-def refuse(folder: Path, overwrite: bool) -> list[Path]:
-    """Raise SettingsError unless a run may begin in this folder; what an earlier one has left there."""
+def refuse(folder: Path, overwrite: bool, run_file: Path | None = None) -> list[Path]:
+    """Raise SettingsError unless a run may begin in this folder; what an earlier one has left there, and nobody else.
+
+    ``run_file`` is the one that was given, which must not lie there.
+    """
     there = [path for path in folder.iterdir() if path.name != LOCK_NAME] if folder.exists() else []
-    if there and not (folder / RUN_FILE).is_file():
-        raise SettingsError(f"{folder}: not empty and not a run folder; choose another run.folder")
-    if there and not overwrite:
-        raise SettingsError(f"{folder}: holds an earlier run; choose another run.folder, or pass --overwrite")
+    if not there:
+        return []
+    remedy = "choose another run.folder"
+    if run_file and folder.resolve() in run_file.resolve().parents:
+        raise SettingsError(f"{folder}: holds the run file {run_file}, which a run here would replace: {remedy}")
+    others = names.strangers(folder)
+    if not names.is_run_folder(folder):
+        found = others or [path.name for path in there]
+        raise SettingsError(f"{folder}: not empty and not a run folder; {remedy} (it holds {shown(found)})")
+    if others:
+        raise SettingsError(
+            f"{folder}: holds an earlier run, and what no run has written: {shown(others)}. Move that away, or {remedy}"
+        )
+    if not overwrite:
+        raise SettingsError(f"{folder}: holds an earlier run; {remedy}, or pass --overwrite")
     return there
 
 
-def make(folder: Path, config: Config, overwrite: bool) -> None:
-    """Make the run folder with ``run.toml`` and ``versions.json`` in it."""
-    for path in refuse(folder, overwrite):
+def shown(found: list[str]) -> str:
+    """The first few of many names."""
+    return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+
+
+def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = None) -> None:
+    """Make the run folder with ``run.toml`` and ``versions.json`` in it; ``run_file`` is the one that was given."""
+    for path in refuse(folder, overwrite, run_file):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -78,5 +126,5 @@ def make(folder: Path, config: Config, overwrite: bool) -> None:
     versions = {"ssmpi": __version__, **({"commit": source.commit()} if source.commit() else {})}
     versions |= {"python": platform.python_version(), "machine": platform.platform()}
     versions |= {name: metadata.version(name) for name in PACKAGES} | mpi_versions()
-    (folder / "versions.json").write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
+    (folder / VERSIONS).write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
     (folder / RUN_FILE).write_text(settings.dump(config), encoding="utf-8")

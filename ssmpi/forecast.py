@@ -19,10 +19,11 @@ from ssmpi.embedding.placement import place
 from ssmpi.embedding.transport import Lookup
 from ssmpi.errors import SettingsError
 from ssmpi.plan import dense_parameters
-from ssmpi.settings import require
+from ssmpi.settings import SECONDS, positive, require
 from ssmpi.sync import ALGORITHMS, SYNC_PS
 
 STEP, SYNC, EMBEDDING = "dense step", "sync PS link", "embedding PS link"
+BACK_TO_BACK = 2.0  # trainers that fill a link in both directions: each waits for what it gets back
 SAMPLE = 20  # batches, to count the distinct rows of one
 
 
@@ -111,7 +112,7 @@ class Forecast:
 
 def forecast(config: Config, step: float, links: Links) -> Forecast:
     """The forecast for a run; reads a few batches of its data. SettingsError for what it does not cover."""
-    require(step > 0, f"a step must take longer than 0 s, got {step}")
+    positive("--step-ms", 1e3 * step, SECONDS)
     sync, kind = config.sync, ALGORITHMS[config.sync.algorithm]
     if kind.in_the_step:
         raise SettingsError(f"no forecast for sync.algorithm = '{sync.algorithm}': it has no rounds beside its steps")
@@ -207,18 +208,20 @@ def arithmetic(found: Forecast) -> list[str]:
 
 
 def first_full(found: Forecast) -> list[str]:
-    """How many trainers each kind of server link has room for."""
+    """How many trainers fill each kind of server link, and whether that costs examples per second."""
     one = found.one(1 if found.partner != "all trainers" else 2)
     room = {name: most / one for name, most in found.most.items() if math.isfinite(most)}
-    lines = []
-    if room:
-        first = min(room, key=lambda name: room[name])
-        each = ", ".join(f"{name} at {trainers:,.1f} trainers" for name, trainers in room.items())
-        lines.append(f"  first to be full: {first} ({each})")
-    else:
-        lines.append("  first to be full: none of the links; EPS grows with the trainers")
-    if found.partner == SYNC_PS and not found.period:
-        lines.append("  the sync PS link is full from 2 trainers on: in the background that costs gap, not EPS")
+    beside = math.isfinite(found.most_rounds) and not found.period
+    full = {SYNC: BACK_TO_BACK, **room} if beside else room
+    if not full:
+        return ["  first to be full: none of the links; EPS grows with the trainers"]
+    first = min(full, key=lambda name: full[name])
+    each = ", ".join(f"{name} at {trainers:,.1f} trainers" for name, trainers in full.items())
+    lines = [f"  first to be full: {first} ({each})"]
+    if beside:
+        eps = [f"{name} limits EPS from {trainers:,.1f} trainers on" for name, trainers in room.items()]
+        grows = ", ".join(eps) or "EPS grows with the trainers"
+        lines.append(f"  rounds in the background: a full {SYNC} costs gap, not EPS; {grows}")
     return lines
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ssmpi.checkpoint import store
-from ssmpi.config import RUN_FILE
 from ssmpi.errors import DataError
-from ssmpi.roles.results import RESULT_NAME
-from ssmpi.roles.weights import MODEL
+from ssmpi.names import MODEL, RESULT_NAME, RUN_FILE
+from ssmpi.roles.results import is_finished
 
 
 def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
@@ -29,7 +28,8 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
         f"{path.name}: does not count; newer than what the run went on from" for path in store.Store(run).set_aside()
     ]
     if not there:
-        lines.append("no checkpoint: --resume starts from the beginning")
+        coming = "the run is finished" if is_finished(run) else "--resume starts from the beginning"
+        lines.append(f"no checkpoint: {coming}")
     return "\n".join(lines), well
 
 

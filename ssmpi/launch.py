@@ -53,7 +53,8 @@ def launch(request: Request, site_file: Path | None, dry_run: bool) -> int:
     print(f"+ {shown}", file=sys.stderr, flush=True)
     if dry_run:
         return 0
-    attempt = Attempt(Path(config.run.folder), requeue=bool(where and where.slurm and where.slurm.requeue))
+    requeue = bool(where and where.slurm and where.slurm.requeue)
+    attempt = Attempt(Path(config.run.folder), requeue=requeue, resumed=request.run is not None)
     environ = {**{k: v for k, v in os.environ.items() if k not in MISLEADING}, **extra}
     code, told = supervise(line, environ)
     asked = sorted(set(hosts)) if where and where.launcher.hosts else []  # SLURM itself says which node it lost

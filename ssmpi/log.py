@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-LOGS = "logs"  # folder of the ranks' files in the run folder
+from ssmpi.names import LOGS
+
 ENDS = "the job ends: "
 
 log = logging.getLogger("ssmpi")

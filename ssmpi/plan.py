@@ -61,10 +61,7 @@ def read_tables(path: Path) -> tuple[int, ...]:
 
 def dense_parameters(config: Config) -> int:
     """Floats in one dense replica."""
-    vectors = 1 + SPARSE_FEATURES
-    bottom = (DENSE_FEATURES, *config.model.bottom)
-    top = (config.model.bottom[-1] + vectors * (vectors - 1) // 2, *config.model.top)
-    return sum((i + 1) * o for sizes in (bottom, top) for i, o in zip(sizes, sizes[1:], strict=False))
+    return config.model.parameters(DENSE_FEATURES, SPARSE_FEATURES)
 
 
 def ranks(config: Config) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssmpi.config import RUN_FILE, Config, load
+from ssmpi.config import Config, load
 from ssmpi.errors import SettingsError
+from ssmpi.names import RUN_FILE
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Request:
                 f"{saved}: no such file, so no run to go on with; name a run file too, to start one there"
             )
         return load(self.run_file or saved, (*self.overrides, f"run.folder={json.dumps(str(self.run))}"))
+
+    def overridden(self) -> set[str]:
+        """Names of the settings that the command line gives."""
+        return {override.partition("=")[0].strip() for override in self.overrides}
 
     def words(self) -> list[str]:
         """The same request as words for ``ssmpi train``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +10,13 @@ from pathlib import Path
 from ssmpi import folder, settings
 from ssmpi.checkpoint import attempts, disk, store
 from ssmpi.comm.world import Job
-from ssmpi.config import RUN_FILE, Config
-from ssmpi.errors import DataError
+from ssmpi.config import Config, differences, load
+from ssmpi.errors import DataError, SettingsError
 from ssmpi.log import log
+from ssmpi.names import RESULT_NAME, RUN_FILE, is_run_folder
 from ssmpi.request import Request
 from ssmpi.roles.identity import check_identity, identity
-from ssmpi.roles.results import RESULT_NAME
+from ssmpi.roles.results import is_finished
 
 WHOLE = "whole"  # as the name of a checkpoint: the newest that is as it was written
 
@@ -38,22 +38,42 @@ def prepare(request: Request, ranks: int, held: ExitStack) -> Start:
     config = request.load()
     run = Path(config.run.folder)
     if request.run and is_finished(run):
-        return Start(config, finished=True)
-    reader = folder.check(config, ranks)
-    if not request.run or not (run / RUN_FILE).is_file():
-        folder.refuse(run, request.overwrite)
+        return found_finished(request, config)
+    reader = folder.check(config, ranks, request.overridden())
+    if not request.run or not is_run_folder(run):
+        folder.refuse(run, request.overwrite, request.run_file)
         held.enter_context(folder.lock(run))
-        folder.make(run, config, request.overwrite)
+        folder.make(run, config, request.overwrite, request.run_file)
         return Start(config)
     held.enter_context(folder.lock(run))
     if is_finished(run):  # by the job that held it
-        return Start(config, finished=True)
+        return found_finished(request, config)
     found = candidates(run, request.checkpoint)
     for path in found:
         check_identity(path.name, store.read_manifest(path).state["identity"], identity(config, reader.manifest))
     disk.remove_file(run / RESULT_NAME)  # this run is not at an end any more
     write_settings(run, config)
     return Start(config, tuple(found))
+
+
+def found_finished(request: Request, config: Config) -> Start:
+    """Nothing is left to do; SettingsError if the request is for more than that: other settings, or a certain checkpoint."""
+    assert request.run
+    try:
+        saved = load(request.run / RUN_FILE)
+    except SettingsError as error:
+        raise SettingsError(
+            f"{request.run}: this run is finished, but its settings are not readable: {error}"
+        ) from None
+    other = differences(saved, config)
+    if request.checkpoint not in (None, WHOLE):
+        other.append(f"--checkpoint {request.checkpoint} would go on from there")
+    if other:
+        raise SettingsError(
+            f"{request.run}: this run is finished, and not what is asked for: {'; '.join(other)}. Leave that out, or start "
+            "a new run in another run.folder"
+        )
+    return Start(config, finished=True)
 
 
 def candidates(run: Path, name: str | None) -> list[Path]:
@@ -117,14 +137,6 @@ def find_error(path: Path, share: int, shares: int) -> str:
     except DataError as error:
         return str(error)
     return ""
-
-
-def is_finished(run: Path) -> bool:
-    """Whether a run has come to its end, as it itself says."""
-    try:
-        return json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))["status"] == "complete"
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def write_settings(run: Path, config: Config) -> None:

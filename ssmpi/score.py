@@ -12,11 +12,12 @@ import numpy as np
 
 from ssmpi.comm.failure import say
 from ssmpi.comm.world import World, joined
-from ssmpi.config import RUN_FILE, Config, load
+from ssmpi.config import Config, load
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.data.schema import MANIFEST_NAME, VOCABULARY_NAME, read_manifest
 from ssmpi.errors import DataError
+from ssmpi.names import MODEL, RUN_FILE
 from ssmpi.roles import weights
 from ssmpi.roles.embedding_ps import serve_embeddings
 from ssmpi.roles.logbook import describe
@@ -37,7 +38,7 @@ def open_run(run: Path, ranks: int) -> Config:
     if not (run / RUN_FILE).is_file():
         raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
     model = weights.find(run)
-    if model != run / weights.MODEL:
+    if model != run / MODEL:
         say(f"{run}: not finished; scoring {model.name}")
     config = load(run / RUN_FILE)
     topology = dataclasses.replace(config.topology, sync_ps=0)

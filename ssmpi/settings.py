@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -20,6 +21,11 @@ import tomli_w
 from ssmpi.errors import SettingsError
 
 T = TypeVar("T")
+
+SECONDS = 1e9  # thirty years: what is longer is a slip, and no timer takes it
+COUNT = 2**31 - 1  # of what goes into arrays and messages
+EXAMPLES = 2**62
+FLOAT32 = 1e38  # what is larger is infinite where it is used
 
 
 def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
@@ -36,10 +42,12 @@ def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
 def read(path: Path) -> dict[str, Any]:
     """A TOML file as it stands, or SettingsError."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise SettingsError(f"{path}: no such run file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: not a text in UTF-8 ({error}): save it as UTF-8") from error
+    except (OSError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path}: not a readable TOML file: {error}") from error
 
 
@@ -84,10 +92,33 @@ def dump(settings: Any) -> str:
     return tomli_w.dumps(_plain(settings))
 
 
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as ``section.key`` to value."""
+    found: dict[str, Any] = {}
+    for key, value in nested.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
 def require(condition: bool, message: str) -> None:
     """Raise SettingsError unless ``condition``; for the checks in a settings class."""
     if not condition:
         raise SettingsError(message)
+
+
+def within(name: str, value: float, least: float, most: float) -> None:
+    """Raise SettingsError unless ``value`` is a number from ``least`` to ``most``."""
+    require(value >= least, f"{name} must be at least {_shown(least)}, got {_shown(value)}")
+    require(value <= most, f"{name} must be at most {_shown(most)}, got {_shown(value)}")
+
+
+def positive(name: str, value: float, most: float) -> None:
+    """Raise SettingsError unless ``value`` is a number above 0, and at most ``most``."""
+    require(0 < value <= most, f"{name} must be positive and at most {_shown(most)}, got {_shown(value)}")
+
+
+def _shown(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
 
 def _plain(value: Any) -> Any:
@@ -124,10 +155,11 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         if not isinstance(value, (list, tuple)):
             raise SettingsError(f"{name} = {value!r} is not a list")
         return tuple(_convert(arguments[0], item, f"{name}[{i}]") for i, item in enumerate(value))
-    if hint is float and type(value) is int:
+    if hint is float and type(value) is int and abs(value) <= FLOAT32:
         return float(value)
     if type(value) is not hint:
         raise SettingsError(f"{name} = {value!r} is not {_kind(hint)}")
+    require(hint is not float or math.isfinite(value), f"{name} = {value!r} is not a finite number")
     return value
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ssmpi import settings
-from ssmpi.settings import require
+from ssmpi.settings import COUNT, positive, require, within
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Node:
     count: int | None = None
 
     def __post_init__(self) -> None:
-        require(self.cores >= 1, f"cores must be at least 1, got {self.cores}")
-        require(self.memory_gb > 0, f"memory_gb must be positive, got {self.memory_gb}")
-        require(self.count is None or self.count >= 1, f"count must be at least 1, got {self.count}")
+        within("cores", self.cores, 1, COUNT)
+        positive("memory_gb", self.memory_gb, 1e9)
+        within("count", 1 if self.count is None else self.count, 1, COUNT)
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,9 @@ class Placement:
     server_cores: int = 1
 
     def __post_init__(self) -> None:
-        require(self.trainers_per_node >= 1, f"trainers_per_node must be at least 1, got {self.trainers_per_node}")
-        require(self.server_cores >= 1, f"server_cores must be at least 1, got {self.server_cores}")
-        require(
-            self.trainer_cores is None or self.trainer_cores >= 1,
-            f"trainer_cores must be at least 1, got {self.trainer_cores}",
-        )
+        within("trainers_per_node", self.trainers_per_node, 1, COUNT)
+        within("server_cores", self.server_cores, 1, COUNT)
+        within("trainer_cores", 1 if self.trainer_cores is None else self.trainer_cores, 1, COUNT)
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class Slurm:
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require(self.signal_seconds >= 1, f"signal_seconds must be at least 1, got {self.signal_seconds}")
+        within("signal_seconds", self.signal_seconds, 1, COUNT)
         for option in self.options:
             require(option.startswith("-"), f"options: '{option}' is not an option of sbatch: write '--name=value'")
 

@@ -11,13 +11,12 @@ from importlib import metadata
 from pathlib import Path
 
 from ssmpi import __version__, plan, settings, site
-from ssmpi.config import RUN_FILE, Config
+from ssmpi.config import Config
 from ssmpi.errors import SettingsError, UserError
 from ssmpi.layout import Layout, lay_out
+from ssmpi.names import BATCH_FILE, BATCH_LOG, RUN_FILE, SITE_FILE, VERSIONS
 from ssmpi.site import Site
 
-BATCH_FILE = "job.sbatch"
-SITE_FILE = "site.toml"
 PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
 
 
@@ -53,7 +52,7 @@ def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
     (folder / BATCH_FILE).write_text(text, encoding="utf-8")
     versions = {"ssmpi": __version__, "python": platform.python_version(), "command": sys.argv}
     versions |= {name: metadata.version(name) for name in PACKAGES}
-    (folder / "versions.json").write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
+    (folder / VERSIONS).write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
 
 
 def batch_file(config: Config, where: Site, layout: Layout) -> str:
@@ -79,7 +78,7 @@ def slurm_options(folder: Path, where: Site, layout: Layout) -> list[str]:
     assert slurm
     return [
         shlex.quote(f"--job-name={folder.name}"),
-        shlex.quote(f"--output={folder / 'job-%j.log'}"),
+        shlex.quote(f"--output={folder / BATCH_LOG}"),
         "--open-mode=append",
         f"--time={slurm.time}",
         *([f"--partition={slurm.partition}"] if slurm.partition else []),

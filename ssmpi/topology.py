@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ssmpi.errors import TopologyError
-from ssmpi.settings import require
+from ssmpi.settings import require, within
+
+MOST_RANKS = 65_535  # of one role
 
 
 class Role(StrEnum):
@@ -32,10 +34,10 @@ class Topology:
     sync_ps: int = 0
 
     def __post_init__(self) -> None:
-        require(self.trainers >= 1, f"topology.trainers must be at least 1, got {self.trainers}")
+        within("topology.trainers", self.trainers, 1, MOST_RANKS)
         require(1 <= self.threads < 500, f"topology.threads must be 1 to 499, got {self.threads}")
-        require(self.embedding_ps >= 0, f"topology.embedding_ps must not be negative, got {self.embedding_ps}")
-        require(self.sync_ps >= 0, f"topology.sync_ps must not be negative, got {self.sync_ps}")
+        within("topology.embedding_ps", self.embedding_ps, 0, MOST_RANKS)
+        within("topology.sync_ps", self.sync_ps, 0, MOST_RANKS)
         require(
             self.embedding_ps > 0 or self.trainers == 1,
             f"topology.embedding_ps = 0 keeps the tables inside one trainer, but there are {self.trainers} trainers: "

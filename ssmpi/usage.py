@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ssmpi.names import USAGE
 from ssmpi.topology import Role
 
-FOLDER = "usage"
 Moment = tuple[float, float]
 
 _lock = threading.Lock()
@@ -44,8 +44,8 @@ def recorded(folder: Path, role: Role, index: int) -> Iterator[None]:
     _count("main", _main.began)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     body = {"role": str(role), "index": index, "peak_memory_bytes": peak, "threads": _threads}
-    (folder / FOLDER).mkdir(exist_ok=True)
-    (folder / FOLDER / f"{role}-{index}.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    (folder / USAGE).mkdir(exist_ok=True)
+    (folder / USAGE / f"{role}-{index}.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
 
 
 def set_up() -> None:

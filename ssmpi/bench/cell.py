@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import shutil
 import signal
 import subprocess
@@ -19,10 +18,10 @@ from typing import IO
 
 from ssmpi import lockfile, settings
 from ssmpi.bench.grid import Cell, Study
-from ssmpi.config import RUN_FILE, Config, load
+from ssmpi.config import differences, load
 from ssmpi.errors import STOPPED, SettingsError, UserError
-from ssmpi.report.record import flat
-from ssmpi.roles.results import RESULT_NAME
+from ssmpi.names import MODEL, RUN_FILE
+from ssmpi.roles.results import is_finished
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 GRACE_SECONDS = 20.0  # between asking a job to end and insisting
@@ -53,10 +52,7 @@ def place(study: Study, cell: Cell) -> Place:
 def finished(cell: Cell) -> bool:
     """Whether the run's own marker says so. SettingsError if that run had other settings than the cell has now."""
     run = Path(cell.config.run.folder)
-    try:
-        complete = json.loads((run / RESULT_NAME).read_text(encoding="utf-8")).get("status") == "complete"
-    except (OSError, ValueError):
-        return False
+    complete = is_finished(run)
     if complete:
         _check_same(cell, run)
     return complete
@@ -85,7 +81,7 @@ def run(study: Study, cell: Cell) -> int:
 def tidy(study: Study, cell: Cell) -> None:
     """Delete the model of a finished cell, unless models are kept."""
     if not study.options.keep_models:
-        shutil.rmtree(Path(cell.config.run.folder) / "model", ignore_errors=True)
+        shutil.rmtree(Path(cell.config.run.folder) / MODEL, ignore_errors=True)
 
 
 def _launched(where: Place, limit: float, lock: IO[str], site: str) -> int:
@@ -140,18 +136,11 @@ def _check_same(cell: Cell, run: Path) -> None:
         raise SettingsError(
             f"{run}: finished, but its settings are not readable ({error}); remove that folder"
         ) from None
-    was, now = (flat(dataclasses.asdict(_anywhere(config))) for config in (before, cell.config))
-    other = [f"{name} was {was[name]!r}, now {now[name]!r}" for name in now if was.get(name) != now[name]]
-    if other:
+    if other := differences(before, cell.config):
         raise SettingsError(
             f"{run}: finished with other settings than this cell has ({'; '.join(other)}): remove that folder to run it "
             "anew, or choose another study.folder"
         )
-
-
-def _anywhere(config: Config) -> Config:
-    """The settings that decide a result: without the folder, which may be the same by another name."""
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, folder="anywhere"))
 
 
 def _last_words(log: Path) -> str:

@@ -26,7 +26,7 @@ from ssmpi.bench.windows import Timing
 from ssmpi.config import load
 from ssmpi.errors import SettingsError
 from ssmpi.forecast import Forecast, Links, Outcome, forecast
-from ssmpi.settings import require
+from ssmpi.settings import SECONDS, positive, require
 
 ROWS = 300_000
 WITHIN = 0.2  # of the prediction
@@ -62,7 +62,7 @@ class Options:
             f"--trainers must list positive numbers, got {self.trainers}",
         )
         for name in ("step_ms", "link_mb", "embedding_link_mb", "seconds"):
-            require(getattr(self, name) > 0, f"--{name.replace('_', '-')} must be positive, got {getattr(self, name)}")
+            positive(f"--{name.replace('_', '-')}", getattr(self, name), SECONDS)
 
     @property
     def timing(self) -> Timing:

@@ -17,8 +17,7 @@ from ssmpi import settings
 from ssmpi.config import Config
 from ssmpi.errors import SettingsError
 from ssmpi.report.groups import CASE, RUN, SEED, name_of
-from ssmpi.report.record import flat
-from ssmpi.settings import require
+from ssmpi.settings import SECONDS, flat, positive, require
 
 Point = dict[str, Any]  # axis to value; the axis "case" to a name, all others are settings
 
@@ -41,7 +40,7 @@ class Options:
 
     def __post_init__(self) -> None:
         require(bool(self.folder), "folder must not be empty")
-        require(self.limit_minutes > 0, f"limit_minutes must be positive, got {self.limit_minutes}")
+        positive("limit_minutes", self.limit_minutes, SECONDS / 60)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ssmpi import launch
 from ssmpi.bench.emulate import Emulation
 from ssmpi.bench.windows import Timing
 from ssmpi.errors import PeerError
+from ssmpi.names import VERSIONS
 
 TIME_LIMIT_SECONDS = 300.0
 QUIET = (
@@ -90,7 +91,7 @@ class Jobs:
 
     def mpi(self) -> dict[str, str]:
         """The MPI that the last job ran on; asking it here would make this process a part of it."""
-        versions = self.folder / "run" / "versions.json"
+        versions = self.folder / "run" / VERSIONS
         found = json.loads(versions.read_text(encoding="utf-8")) if versions.is_file() else {}
         return {name: value for name, value in found.items() if name.startswith("mpi_")}
 

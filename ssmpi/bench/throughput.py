@@ -22,7 +22,7 @@ from ssmpi.bench.jobs import Jobs
 from ssmpi.bench.sections import NOT_SHORT, SECTIONS, Bench
 from ssmpi.bench.windows import Timing, summary
 from ssmpi.errors import SettingsError
-from ssmpi.settings import require
+from ssmpi.settings import SECONDS, positive, require
 
 START_SECONDS = {True: 4.0, False: 1.5}  # of an MPI job, of a local process: for the estimate
 RESULT = "throughput.json"
@@ -41,7 +41,7 @@ class Options:
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, f"--rounds must be at least 1, got {self.rounds}")
-        require(self.seconds > 0, f"--seconds must be positive, got {self.seconds}")
+        positive("--seconds", self.seconds, SECONDS)
         require(bool(self.batches) and min(self.batches) >= 1, f"--batch must list positive sizes, got {self.batches}")
 
     @property

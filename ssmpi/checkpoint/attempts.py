@@ -7,14 +7,14 @@ from pathlib import Path
 
 from ssmpi.checkpoint import disk
 from ssmpi.errors import UserError
+from ssmpi.names import ATTEMPTS
 
-NAME = "attempts.json"
 IN_VAIN = 2
 
 
 def begin(run: Path, examples: int) -> None:
     """Note that a job begins after ``examples``; UserError if the last two began there too and saved nothing beyond."""
-    path = run / NAME
+    path = run / ATTEMPTS
     try:
         before = [int(place) for place in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
@@ -25,6 +25,6 @@ def begin(run: Path, examples: int) -> None:
             "nothing beyond: look at their logs for the reason; if it was the time limit, raise it or lower "
             f"checkpoint.every_minutes. Remove {path} to try again"
         )
-    beside = path.with_name(f".{NAME}.tmp")
+    beside = path.with_name(f".{ATTEMPTS}.tmp")
     disk.write(beside, (json.dumps([*before, examples]) + "\n").encode())
     disk.rename(beside, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ssmpi.settings import require
+from ssmpi.settings import COUNT, EXAMPLES, SECONDS, positive, within
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Options:
     limit_seconds: float = 3600.0
 
     def __post_init__(self) -> None:
-        require(self.every_minutes >= 0, f"every_minutes must not be negative, got {self.every_minutes}")
-        require(self.every_examples >= 0, f"every_examples must not be negative, got {self.every_examples}")
-        require(self.keep >= 1, f"keep must be at least 1, got {self.keep}")
-        require(self.stop_budget_seconds > 0, f"stop_budget_seconds must be positive, got {self.stop_budget_seconds}")
-        require(self.limit_seconds > 0, f"limit_seconds must be positive, got {self.limit_seconds}")
+        within("every_minutes", self.every_minutes, 0.0, SECONDS)
+        within("every_examples", self.every_examples, 0, EXAMPLES)
+        within("keep", self.keep, 1, COUNT)
+        positive("stop_budget_seconds", self.stop_budget_seconds, SECONDS)
+        positive("limit_seconds", self.limit_seconds, SECONDS)
 
 
 class Due:

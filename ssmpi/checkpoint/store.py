@@ -16,11 +16,9 @@ from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.files import Entry, verify
 from ssmpi.errors import DataError
 from ssmpi.log import log
+from ssmpi.names import ASIDE, CHECKPOINT, CHECKPOINTS, MANIFEST_NAME
 
-FOLDER = "checkpoints"
-MANIFEST_NAME = "manifest.json"
 FORMAT, VERSION = "ssmpi-checkpoint", 1
-PREFIX, ASIDE = "checkpoint-", "set-aside-"
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Store:
     """The checkpoints of one run. Only one job at a time may write here."""
 
     def __init__(self, run: Path) -> None:
-        self.folder = run / FOLDER
+        self.folder = run / CHECKPOINTS
 
     def committed(self) -> list[Path]:
         """Folders of committed checkpoints, the oldest first."""
@@ -99,7 +97,7 @@ class Store:
                 _try_to_remove(path)
         disk.make_folder(self.folder)  # not the run folder: one that has vanished is not to be made anew
         disk.sync_folder(self.folder.parent)
-        folder = self.folder / f"{PREFIX}{max(numbers, default=0) + 1:06}"
+        folder = self.folder / f"{CHECKPOINT}{max(numbers, default=0) + 1:06}"
         disk.make_folder(folder)
         return folder
 
@@ -121,11 +119,13 @@ class Store:
 
     def set_aside(self) -> list[Path]:
         """What ``set_aside_after`` has put away, the oldest first."""
-        return sorted(self.folder.glob(f"{ASIDE}{PREFIX}*"))
+        return sorted(self.folder.glob(f"{ASIDE}{CHECKPOINT}*"))
 
     def _all(self) -> list[Path]:
         """All checkpoint folders, committed or not, by number."""
-        return sorted(path for path in self.folder.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit())
+        return sorted(
+            path for path in self.folder.glob(f"{CHECKPOINT}*") if path.name.removeprefix(CHECKPOINT).isdigit()
+        )
 
 
 def _try_to_remove(folder: Path) -> None:

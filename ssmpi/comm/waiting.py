@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ssmpi.errors import PeerError
-from ssmpi.settings import require
+from ssmpi.settings import COUNT, SECONDS, positive, within
 
 
 class Request(Protocol):
@@ -35,10 +35,10 @@ class Patience:
     frozen_seconds: float = 120.0
 
     def __post_init__(self) -> None:
-        require(self.spins >= 0, f"spins must not be negative, got {self.spins}")
-        require(self.longest_sleep_us > 0, f"longest_sleep_us must be positive, got {self.longest_sleep_us}")
-        require(self.time_limit_seconds > 0, f"time_limit_seconds must be positive, got {self.time_limit_seconds}")
-        require(self.frozen_seconds > 0, f"frozen_seconds must be positive, got {self.frozen_seconds}")
+        within("spins", self.spins, 0, COUNT)
+        positive("longest_sleep_us", self.longest_sleep_us, 1e6)
+        positive("time_limit_seconds", self.time_limit_seconds, SECONDS)
+        positive("frozen_seconds", self.frozen_seconds, SECONDS)
 
 
 SUPERVISOR = Patience(longest_sleep_us=2000.0)  # for a main thread that looks after its worker threads

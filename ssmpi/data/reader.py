@@ -13,7 +13,7 @@ import numpy as np
 from ssmpi.data.batch import Batch
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Manifest, open_shard, read_manifest
 from ssmpi.errors import DataError
-from ssmpi.settings import require
+from ssmpi.settings import COUNT, require, within
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,10 @@ class Options:
     train_split: str = "train"
 
     def __post_init__(self) -> None:
-        require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
-        require(self.passes >= 1, f"passes must be at least 1, got {self.passes}")
+        require(bool(self.folder), "folder must not be empty: name what 'ssmpi-prepare criteo' made")
+        within("batch_size", self.batch_size, 1, COUNT)
+        within("passes", self.passes, 1, COUNT)
+        within("block_rows", self.block_rows, 1, COUNT)
         require(self.handout in ("dynamic", "static"), f"handout is 'dynamic' or 'static', got {self.handout!r}")
         require(
             self.block_rows >= self.batch_size,

@@ -83,6 +83,10 @@ class Manifest:
     labelled: bool = True
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
+    def has_rows(self, name: str) -> bool:
+        """Whether there is such a split with anything in it."""
+        return name in self.splits and self.splits[name].rows > 0
+
     def split(self, name: str) -> Split:
         """Return one split, or raise DataError naming those there are."""
         if name not in self.splits:

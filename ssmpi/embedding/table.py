@@ -15,7 +15,7 @@ from ssmpi.embedding import kernels
 from ssmpi.embedding.placement import Part, Placement
 from ssmpi.embedding.shared import own_memory
 from ssmpi.errors import DataError
-from ssmpi.settings import require
+from ssmpi.settings import FLOAT32, require, within
 
 ROWS_AT_A_TIME = 1 << 18  # when loading
 
@@ -41,19 +41,19 @@ class Options:
     transport: str = "auto"
 
     def __post_init__(self) -> None:
-        require(self.dim >= 1, f"dim must be at least 1, got {self.dim}")
+        within("dim", self.dim, 1, 65_536)
         require(
             self.optimizer in ("sgd", "rowwise_adagrad"),
             f"optimizer is 'sgd' or 'rowwise_adagrad', got {self.optimizer!r}",
         )
-        require(self.rate >= 0, f"rate must not be negative, got {self.rate}")
-        require(self.epsilon > 0, f"epsilon must be positive, got {self.epsilon}")
-        require(self.initial_state >= 0, f"initial_state must not be negative, got {self.initial_state}")
+        within("rate", self.rate, 0.0, FLOAT32)
+        within("epsilon", self.epsilon, 1 / FLOAT32, FLOAT32)
+        within("initial_state", self.initial_state, 0.0, FLOAT32)
         require(
             self.transport in ("auto", "shared", "messages"),
             f"transport is 'auto', 'shared' or 'messages', got {self.transport!r}",
         )
-        require(self.pushes_in_flight >= 1, f"pushes_in_flight must be at least 1, got {self.pushes_in_flight}")
+        within("pushes_in_flight", self.pushes_in_flight, 1, 1000)
 
     @property
     def row_bytes(self) -> int:
@@ -143,6 +143,11 @@ class Arena(Rows):
             raise DataError(
                 f"{path}: table {part.table} has {cardinality} rows, this model {self.cardinalities[part.table]}: the "
                 "weights belong to other data"
+            )
+        if (saved := group["weights"].shape[1]) != (dim := self.weights.shape[1]):
+            raise DataError(
+                f"{path}: rows of {saved} floats, but embedding.dim = {dim} in the settings: set it back, and the end of "
+                "model.bottom with it"
             )
         taken = 0
         for start in range(0, part.rows, ROWS_AT_A_TIME):  # a part may be most of the memory of its PS

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ssmpi.settings import require
+from ssmpi.settings import EXAMPLES, FLOAT32, require, within
+
+WIDEST = 1_000_000  # layer
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,17 @@ class ModelOptions:
         require(self.precision in ("fp32", "bf16"), f"precision is 'fp32' or 'bf16', got {self.precision!r}")
         require(bool(self.bottom) and min(self.bottom) >= 1, f"bottom must list positive sizes, got {self.bottom}")
         require(bool(self.top) and min(self.top) >= 1, f"top must list positive sizes, got {self.top}")
+        for name, sizes in (("bottom", self.bottom), ("top", self.top)):
+            for layer, size in enumerate(sizes):
+                within(f"{name}[{layer}]", size, 1, WIDEST)
         require(self.top[-1] == 1, f"top must end in 1, got {self.top}: one logit per example")
+
+    def parameters(self, dense: int, sparse: int) -> int:
+        """Floats in one replica, for so many dense and sparse features."""
+        vectors = 1 + sparse
+        bottom = (dense, *self.bottom)
+        top = (self.bottom[-1] + vectors * (vectors - 1) // 2, *self.top)
+        return sum((i + 1) * o for sizes in (bottom, top) for i, o in zip(sizes, sizes[1:], strict=False))
 
 
 @dataclass(frozen=True)
@@ -40,9 +52,9 @@ class DenseOptions:
 
     def __post_init__(self) -> None:
         require(self.optimizer in ("sgd", "adagrad"), f"optimizer is 'sgd' or 'adagrad', got {self.optimizer!r}")
-        require(self.rate >= 0, f"rate must not be negative, got {self.rate}")
-        require(self.epsilon > 0, f"epsilon must be positive, got {self.epsilon}")
-        require(self.initial_state >= 0, f"initial_state must not be negative, got {self.initial_state}")
+        within("rate", self.rate, 0.0, FLOAT32)
+        within("epsilon", self.epsilon, 1 / FLOAT32, FLOAT32)
+        within("initial_state", self.initial_state, 0.0, FLOAT32)
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("warmup_examples", "decay_start_examples", "decay_examples"):
-            require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+            within(name, getattr(self, name), 0, EXAMPLES)
+        within("power", self.power, 0.0, 100.0)
         require(
             not self.decay_examples or self.decay_start_examples >= self.warmup_examples,
             f"decay_start_examples = {self.decay_start_examples} lies inside the warm-up of {self.warmup_examples}",

@@ -44,7 +44,10 @@ class Replica:
             for name, values in self._by_name(vector):
                 if name not in saved or saved[name].shape != values.shape:
                     found = saved[name].shape if name in saved else "nothing"
-                    raise DataError(f"{path}: parameter {name} is {found}, this model's is {values.shape}")
+                    raise DataError(
+                        f"{path}: parameter {name} is {found}, this model's is {values.shape}: set model.bottom and "
+                        "model.top to what it was trained with"
+                    )
                 values[...] = saved[name][()]
         return vector
 

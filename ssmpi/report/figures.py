@@ -16,6 +16,7 @@ import numpy as np
 
 from ssmpi.errors import UserError
 from ssmpi.log import log
+from ssmpi.names import PLOT as PLOT_FILE
 from ssmpi.report.groups import Group, by_settings, estimate
 from ssmpi.report.record import Record, read
 
@@ -54,11 +55,11 @@ def plot(run: Path) -> Path | None:
         with style(LIGHT):
             figure = curves(by_settings([read(run)]), PLOT)
             figure.suptitle(str(run))
-            (run / "plot.png").write_bytes(render(figure, "png"))
+            (run / PLOT_FILE).write_bytes(render(figure, "png"))
     except UserError as error:
         log.info(f"no plot: {error}")
         return None
-    return run / "plot.png"
+    return run / PLOT_FILE
 
 
 @contextmanager

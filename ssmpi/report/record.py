@@ -12,12 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ssmpi import usage
-from ssmpi.config import RUN_FILE
 from ssmpi.errors import DataError
-from ssmpi.roles.results import RESULT_NAME
+from ssmpi.names import METRICS, RESULT_NAME, RUN_FILE, USAGE, VERSIONS
+from ssmpi.settings import flat
 
-VERSIONS, METRICS = "versions.json", "metrics.jsonl"
 FINAL_SPLITS = ("test", "validation")
 
 
@@ -76,7 +74,7 @@ def read(folder: Path) -> Record:
     if lines and not windows:
         missing.append(f"{METRICS} has no training windows: no learning curves")
     result = _result(folder / RESULT_NAME, windows, missing)
-    ranks = _usage(folder / usage.FOLDER, settings, missing)
+    ranks = _usage(folder / USAGE, settings, missing)
     return Record(folder, settings, versions, result, windows, evaluations, ranks, missing)
 
 
@@ -90,17 +88,9 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: not readable as JSON ({error})") from error
 
 
-def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as ``section.key`` to value."""
-    found: dict[str, Any] = {}
-    for key, value in nested.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
-
-
 def _toml(path: Path, missing: list[str]) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         missing.append(f"no {path.name}: its settings are not known")
     except (OSError, ValueError) as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ssmpi.errors import DataError
+from ssmpi.names import RESULT_NAME
 from ssmpi.report.record import FINAL_SPLITS, read_json
-from ssmpi.roles.results import RESULT_NAME
 
 COLUMNS = ("ne", "log_loss", "auc", "accuracy")
 

@@ -14,12 +14,13 @@ from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.embedding.client import Lookups
 from ssmpi.metrics import BINS, Quality
-from ssmpi.settings import require
+from ssmpi.settings import COUNT, within
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
     from ssmpi.model.replica import Twin
 
+NONE = "none"  # instead of a split
 EVALUATION_THREADS = 500  # message tags of evaluating threads start here, clear of the worker threads'
 
 
@@ -27,8 +28,8 @@ EVALUATION_THREADS = 500  # message tags of evaluating threads start here, clear
 class Options:
     """The ``[evaluate]`` section.
 
-    ``split`` is scored ``per_pass`` times in each pass, ``final`` once at the end; a split that the data set does not
-    have is left out. ``replica`` also scores the first trainer's own replica at the end.
+    ``split`` is scored ``per_pass`` times in each pass, ``final`` once at the end; ``none`` is none. The default ones are
+    left out where the data set does not have them. ``replica`` also scores the first trainer's own replica at the end.
     """
 
     split: str = "validation"
@@ -38,8 +39,8 @@ class Options:
     replica: bool = False
 
     def __post_init__(self) -> None:
-        require(self.per_pass >= 1, f"per_pass must be at least 1, got {self.per_pass}")
-        require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
+        within("per_pass", self.per_pass, 1, 100_000)
+        within("batch_size", self.batch_size, 1, COUNT)
 
 
 @dataclass

@@ -18,9 +18,9 @@ from ssmpi.comm.failure import cause
 from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
 from ssmpi.errors import STOPPED, DataError
 from ssmpi.log import log
+from ssmpi.names import MODEL
 from ssmpi.roles import snapshot
 from ssmpi.roles.progress import Clock
-from ssmpi.roles.weights import MODEL
 
 if TYPE_CHECKING:
     from ssmpi.data.position import Position

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from ssmpi.comm.failure import cause
 from ssmpi.log import log, terminal
 from ssmpi.metrics import SUMS, Quality
+from ssmpi.names import METRICS
 from ssmpi.roles import control
 from ssmpi.roles.lines import Lines
 from ssmpi.topology import Topology
@@ -42,7 +43,7 @@ class Logbook:
         self._topology, self._rows, self._every = topology, rows, every_seconds
         numbers, arrays = earlier or ({}, {})
         known = int(numbers.get("bytes", 0))
-        self._lines = Lines(folder / "metrics.jsonl", known)  # what came after the checkpoint will come again
+        self._lines = Lines(folder / METRICS, known)  # what came after the checkpoint will come again
         self.writer: SummaryWriter | None = None
         self._bar = tqdm(
             total=rows, unit="ex", unit_scale=True, dynamic_ncols=True, file=terminal(), disable=terminal() is None

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ssmpi.log import log
+from ssmpi.names import RESULT_NAME
 from ssmpi.roles.logbook import Logbook, State
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
-
-RESULT_NAME = "result.json"
 
 
 class Earlier(NamedTuple):
@@ -59,6 +58,14 @@ class Results:
             f"{status}: {totals['examples']:,.0f} examples in {totals['seconds']:.1f} s ({totals['eps']:,.0f} EPS); "
             f"results in {self._folder}"
         )
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a run has come to its end, as it itself says."""
+    try:
+        return bool(json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))["status"] == "complete")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def plain(value: Any) -> Any:

@@ -153,7 +153,7 @@ class Trainer:
 
     def evaluate(self, split: str) -> None:
         """Score the common model on one split, where a part is done, if the data set has it; every trainer takes part."""
-        there = split in self.reader.manifest.splits and self.reader.manifest.labelled
+        there = self.reader.manifest.has_rows(split) and self.reader.manifest.labelled
         if self.stopped or self.course.position.left or not there:
             return
         self._rest()
@@ -170,7 +170,7 @@ class Trainer:
         if self.stopped:
             return
         self.evaluate(split)
-        if self.config.evaluate.replica and not self.stopped and split in self.reader.manifest.splits:
+        if self.config.evaluate.replica and not self.stopped and self.reader.manifest.has_rows(split):
             self._evaluate_replica(split)
         if self.stopped:
             self.save()

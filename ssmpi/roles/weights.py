@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ssmpi.checkpoint.store import MANIFEST_NAME, Store
+from ssmpi.checkpoint.store import Store
 from ssmpi.embedding.table import Arena
 from ssmpi.errors import DataError
-
-MODEL = "model"
+from ssmpi.names import MANIFEST_NAME, MODEL
 
 
 def find(run: Path) -> Path:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmpi.errors import TopologyError
-from ssmpi.settings import require
+from ssmpi.settings import EXAMPLES, SECONDS, require, within
 from ssmpi.sync.async_ps import AsyncPS
 from ssmpi.sync.base import SYNC_PS, Home, Peers, Synchronizer
 from ssmpi.sync.bmuf import BMUF
@@ -47,10 +47,10 @@ def _check(options: Any) -> None:
     require(0 < options.alpha <= 1, f"alpha must be in (0, 1], got {options.alpha}")
     require(0 <= options.cpu_share <= 1, f"cpu_share must be in [0, 1], got {options.cpu_share}")
     require(options.by in ("thread", "trainer"), f"by is thread or trainer, got {options.by!r}")
-    require(options.every_iterations >= 0, f"every_iterations must not be negative, got {options.every_iterations}")
-    require(options.every_seconds >= 0, f"every_seconds must not be negative, got {options.every_seconds}")
-    require(options.fragments >= 1, f"fragments must be at least 1, got {options.fragments}")
-    require(options.warmup_steps >= 0, f"warmup_steps must not be negative, got {options.warmup_steps}")
+    within("every_iterations", options.every_iterations, 0, EXAMPLES)
+    within("every_seconds", options.every_seconds, 0.0, SECONDS)
+    within("fragments", options.fragments, 1, 10_000)
+    within("warmup_steps", options.warmup_steps, 0, EXAMPLES)
     refusal = ALGORITHMS[options.algorithm].refusal(options)
     require(not refusal, f"algorithm = '{options.algorithm}' {refusal}")
     if options.pace == "fixed_rate" and options.algorithm != "none":

@@ -20,6 +20,7 @@ import numpy as np
 
 from ssmpi.comm.service import Service
 from ssmpi.comm.waiting import Pause, wait_all, wait_until
+from ssmpi.settings import COUNT, within
 from ssmpi.sync.base import Peers
 from ssmpi.sync.ma import MA
 
@@ -34,6 +35,9 @@ class Options:
     """``[sync.gossip]``: ``seed`` of the drawing of partners."""
 
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        within("seed", self.seed, 0, COUNT)
 
 
 class Gossip(MA):  # the model is the mean of the replicas, too

@@ -20,7 +20,7 @@ def requeued(tmp_path, monkeypatch):
     return lambda: record.read_text().split("\n")[:-1] if record.exists() else []
 
 
-def conclude(folder, code, status=None, *, before=None, requeue=True, cancelled=False):
+def conclude(folder, code, status=None, *, before=None, requeue=True, cancelled=False, resumed=False):
     """An attempt in a folder that holds the marker ``before``, and writes ``status``."""
     run = folder / "run"
     run.mkdir()
@@ -28,7 +28,7 @@ def conclude(folder, code, status=None, *, before=None, requeue=True, cancelled=
     if before:
         marker.write_text(json.dumps({"status": before}))
         os.utime(marker, (1, 1))
-    attempt = Attempt(run, requeue=requeue)
+    attempt = Attempt(run, requeue=requeue, resumed=resumed)
     if status:
         marker.write_text(json.dumps({"status": status}))
     return attempt.conclude(code, cancelled=cancelled)
@@ -57,14 +57,31 @@ def test_the_marker_decides(tmp_path, requeued, code, status, expected, again):
     assert requeued() == ["requeue 17"] * again
 
 
-def test_a_marker_from_before_does_not_count_unless_the_run_is_complete(tmp_path, requeued):
-    assert conclude(tmp_path, 0, before="stopped") == LOST
-    assert requeued() == ["requeue 17"]
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize(
+    ("code", "expected", "said"),
+    [
+        (2, 2, 0),  # the ranks refused, and have said why
+        (1, 1, 0),
+        (0, LOST, 1),  # mpirun after a lost host
+        (127, LOST, 1),
+        (137, LOST, 1),
+        (-9, LOST, 1),
+        (STOPPED, STOPPED, 0),
+    ],
+)
+@pytest.mark.parametrize("before", ["stopped", "complete"])
+def test_a_marker_from_before_is_no_success_of_this_attempt(
+    tmp_path, requeued, capfd, before, code, expected, said, resumed
+):
+    if resumed and before == "complete" and code == 0:
+        expected = said = 0  # it found the run finished
+    assert conclude(tmp_path, code, before=before, resumed=resumed, requeue=False) == expected
+    assert capfd.readouterr().err.count("error: ") == said
 
 
-def test_a_run_that_was_complete_stays_so(tmp_path, requeued):
-    assert conclude(tmp_path, 0, before="complete") == 0
-    assert requeued() == []
+def test_who_was_refused_has_not_finished_a_run_that_another_job_ends_meanwhile(tmp_path, requeued):
+    assert conclude(tmp_path, 2, "complete") == 2
 
 
 @pytest.mark.parametrize("how", [{"requeue": False}, {"cancelled": True}])

@@ -247,6 +247,32 @@ def test_the_prediction_shows_its_sums_and_what_is_full_first(tmp_path, small_da
     assert text.splitlines()[-1].endswith("sync PS link")
 
 
+@pytest.mark.parametrize(
+    ("embedding", "first", "eps"),
+    [
+        (math.inf, "sync PS link (sync PS link at 2.0 trainers)", "EPS grows with the trainers"),
+        (5e6, "sync PS link (sync PS link at 2.0 trainers, embedding PS link at 4.0 trainers)", "from 4.0 trainers on"),
+        (
+            1e6,
+            "embedding PS link (sync PS link at 2.0 trainers, embedding PS link at 0.8 trainers)",
+            "from 0.8 trainers on",
+        ),
+    ],
+)
+def test_the_prediction_says_once_what_is_full_first_in_the_background(embedding, first, eps):
+    """A full sync PS link costs gap there; the table below speaks of what limits EPS."""
+    found = Forecast(0.020, 100, 1, Links(10e6, embedding), SYNC_PS, 100_000, iteration_bytes=25_000)
+    full, background = forecast.first_full(found)
+    assert full.strip() == f"first to be full: {first}"
+    assert "costs gap, not EPS" in background
+    assert eps in background
+
+
+def test_links_that_carry_anything_are_never_full():
+    (line,) = forecast.first_full(Forecast(0.020, 100, 1, Links(), SYNC_PS, 100_000))
+    assert "none of the links" in line
+
+
 def test_every_shape_is_a_valid_run(tmp_path, small_data):
     for shape, trainers in crowd.ordered(crowd.SHAPES, [1, 20]):
         config = read(tmp_path, small_data, *shape.overrides(trainers))

@@ -1,9 +1,16 @@
 """Settings that do not fit together, or make no sense, are refused before anything starts."""
 
+import dataclasses
+import math
+import typing
+
 import pytest
 
-from ssmpi.config import load
+from ssmpi.bench.grid import StudyFile, nested
+from ssmpi.config import Config, load
 from ssmpi.errors import SettingsError, UserError
+from ssmpi.settings import build
+from ssmpi.site import Site
 
 
 def read(tmp_path, *overrides):
@@ -36,7 +43,7 @@ def test_the_shortest_run_file_will_do(tmp_path):
         ("sync.algorithm=async_ps", "set topology.sync_ps = 1 or more"),
         ("sync.algorithm=synchronous", "set sync.pace = 'fixed_rate' and sync.every_iterations = 1"),
         ("sync.fragments=0", "fragments must be at least 1, got 0"),
-        ("sync.warmup_steps=-1", "warmup_steps must not be negative"),
+        ("sync.warmup_steps=-1", "warmup_steps must be at least 0"),
         ("sync.easgd.coupling=1.0", "coupling must be in [0, 1)"),
         ("sync.slowmo.momentum=1.0", "momentum must be in [0, 1)"),
         ("sync.slowmo.rate=0", "rate must be in (0, 2]"),
@@ -51,18 +58,88 @@ def test_the_shortest_run_file_will_do(tmp_path):
         ("data.passes=0", "passes must be at least 1"),
         ("embedding.optimizer=adam", "optimizer is 'sgd' or 'rowwise_adagrad'"),
         ("dense.optimizer=adam", "optimizer is 'sgd' or 'adagrad'"),
-        ("dense.rate=-1", "rate must not be negative"),
+        ("dense.rate=-1", "rate must be at least 0"),
         ("run.seed=-1", "seed must be in [0, 2^31)"),
         ("run.folder=", "folder must not be empty"),
         ("evaluate.per_pass=0", "per_pass must be at least 1"),
-        ("waiting.spins=-1", "spins must not be negative"),
+        ("waiting.spins=-1", "spins must be at least 0"),
         ("waiting.time_limit_seconds=0", "time_limit_seconds must be positive"),
+        ("waiting.time_limit_seconds=1e300", "time_limit_seconds must be positive and at most 1e+09, got 1e+300"),
+        ("waiting.longest_sleep_us=1e9", "longest_sleep_us must be positive and at most 1e+06"),
+        ("waiting.spins=9999999999", "spins must be at most"),
+        ("data.folder=", "data.folder must not be empty"),
+        ("data.batch_size=10000000000", "data.batch_size must be at most"),
+        ("data.block_rows=10000000000", "data.block_rows must be at most"),
+        ("data.passes=99999999999", "data.passes must be at most"),
+        ("topology.embedding_ps=1000000", "topology.embedding_ps must be at most 65,535, got 1,000,000"),
+        ("topology.trainers=1000000", "topology.trainers must be at most 65,535, got 1,000,000"),
+        ("model.bottom=[99999999999,16]", "model.bottom[0] must be at most"),
+        ("model.top=[99999999999,1]", "model.top[0] must be at most"),
+        ("embedding.dim=10000000", "embedding.dim must be at most"),
+        ("embedding.rate=1e39", "embedding.rate must be at most 1e+38"),
+        ("embedding.epsilon=1e-300", "embedding.epsilon must be at least 1e-38"),
+        ("embedding.initial_state=1e39", "embedding.initial_state must be at most 1e+38"),
+        ("embedding.pushes_in_flight=1000000", "embedding.pushes_in_flight must be at most 1,000"),
+        ("dense.rate=1e39", "dense.rate must be at most 1e+38"),
+        ("dense.epsilon=1e-300", "dense.epsilon must be at least 1e-38"),
+        ("dense.initial_state=1e39", "dense.initial_state must be at most 1e+38"),
+        ("schedule.power=-1", "schedule.power must be at least 0, got -1"),
+        ("schedule.power=1e6", "schedule.power must be at most 100"),
+        ("schedule.decay_examples=99999999999999999999", "schedule.decay_examples must be at most"),
+        ("evaluate.per_pass=10000000", "evaluate.per_pass must be at most 100,000"),
+        ("evaluate.batch_size=10000000000", "evaluate.batch_size must be at most"),
+        ("sync.fragments=10000000", "sync.fragments must be at most 10,000, got 10,000,000"),
+        ("sync.every_iterations=99999999999999999999", "sync.every_iterations must be at most"),
+        ("sync.every_seconds=1e300", "sync.every_seconds must be at most 1e+09"),
+        ("sync.warmup_steps=99999999999999999999", "sync.warmup_steps must be at most"),
+        ("sync.gossip.seed=-1", "sync.gossip.seed must be at least 0"),
+        ("checkpoint.every_minutes=1e300", "checkpoint.every_minutes must be at most"),
+        ("checkpoint.every_examples=99999999999999999999", "checkpoint.every_examples must be at most"),
+        ("checkpoint.keep=99999999999", "checkpoint.keep must be at most"),
+        ("checkpoint.limit_seconds=1e300", "checkpoint.limit_seconds must be positive and at most 1e+09"),
+        ("checkpoint.stop_budget_seconds=1e300", "checkpoint.stop_budget_seconds must be positive and at most 1e+09"),
+        ("run.log_seconds=1e300", "run.log_seconds must be positive and at most 1e+09"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, override, message):
     with pytest.raises(UserError) as error:
         read(tmp_path, override)
     assert message in str(error.value)
+
+
+def numbers(cls=Config, prefix=""):
+    """Every setting that is a number, by name, with its type."""
+    for name, hint in typing.get_type_hints(cls).items():
+        hint = typing.get_args(hint)[0] if type(None) in typing.get_args(hint) else hint
+        if dataclasses.is_dataclass(hint):
+            yield from numbers(hint, f"{prefix}{name}.")
+        elif hint in (int, float, tuple[int, ...]):
+            yield f"{prefix}{name}", hint
+
+
+@pytest.mark.parametrize(("name", "hint"), [*numbers(), *numbers(StudyFile), *numbers(Site)])
+def test_every_number_has_bounds(tmp_path, name, hint):
+    """A new setting without them fails here."""
+    cls = next(cls for cls in (Config, StudyFile, Site) if name in dict(numbers(cls)))
+    needed = {
+        Config: {"data.folder": "d"},
+        StudyFile: {"study.folder": "s"},
+        Site: {"node.cores": 4, "node.memory_gb": 9.0},
+    }
+    values = [10**30, -(10**30)] if hint is not float else [math.inf, -math.inf, math.nan, 1e300, -1e300]
+    for value in values:
+        with pytest.raises(UserError) as error:
+            build(cls, nested({**needed[cls], name: [value] if hint == tuple[int, ...] else value}))
+        assert name in str(error.value)
+
+
+def test_a_vector_has_no_more_fragments_than_parameters(tmp_path):
+    small = ("model.bottom=[1]", "model.top=[1]", "embedding.dim=1")
+    assert read(tmp_path, *small, "sync.fragments=367").sync.fragments == 367
+    with pytest.raises(
+        SettingsError, match=r"sync\.fragments = 368 is more than the 367 parameters of the dense model"
+    ):
+        read(tmp_path, *small, "sync.fragments=368")
 
 
 @pytest.mark.parametrize("rate", [(), ("sync.every_iterations=3", "sync.every_seconds=1.0")])

@@ -12,6 +12,8 @@ import pytest
 
 from ssmpi import launch
 from ssmpi.bench import jobs
+from ssmpi.errors import LOST
+from ssmpi.request import Request
 from ssmpi.site import Launcher, Node, Site
 
 TELL = """
@@ -93,3 +95,26 @@ def test_hosts_that_fail_or_hang_are_silent(tmp_path, monkeypatch):
     assert launch.silent_hosts(where, where.launcher.hosts, os.environ) == ["refuses", "hangs"]
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "number").read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("does", "resumed", "code", "errors"),
+    [
+        ("exit 0", True, 0, 0),  # the ranks found it finished
+        ("exit 0", False, LOST, 1),
+        ("exit 127", True, LOST, 1),
+        ("kill -9 $$", True, LOST, 1),
+        ("echo 'error: holds an earlier run' >&2; exit 2", False, 2, 1),
+    ],
+)
+def test_a_run_that_was_finished_before_makes_no_success(tmp_path, monkeypatch, capfd, does, resumed, code, errors):
+    stand_in, run_file, run = tmp_path / "mpirun", tmp_path / "given.toml", tmp_path / "run"
+    stand_in.write_text(f"#!/bin/sh\n{does}\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(launch, "mpirun_path", lambda: str(stand_in))
+    run.mkdir()
+    (run / "result.json").write_text('{"status": "complete"}')
+    run_file.write_text(f'data.folder = "d"\nrun.folder = "{run}"\n')
+    asked = Request(run_file, (), overwrite=not resumed, run=run if resumed else None)
+    assert launch.launch(asked, None, dry_run=False) == code
+    assert capfd.readouterr().err.count("error: ") == errors

@@ -13,8 +13,8 @@ import sys
 import pytest
 
 from ssmpi import folder, lockfile
-from ssmpi.config import RUN_FILE
 from ssmpi.errors import SettingsError
+from ssmpi.names import LOCK_NAME, RUN_FILE, VERSIONS
 
 HOLD = """
 import sys, time
@@ -37,7 +37,7 @@ def in_no_job(monkeypatch):
 def holder(tmp_path):
     """Another process that holds the lock of the run folder."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / folder.LOCK_NAME)],
+        [sys.executable, "-c", HOLD, str(tmp_path / LOCK_NAME)],
         stdout=subprocess.PIPE,
         env={**os.environ, "SLURM_JOB_ID": "17"},
     )
@@ -72,7 +72,7 @@ def test_a_lock_outlives_its_holder_in_a_child_that_inherited_it(tmp_path):
 
 def test_a_holder_on_another_host_may_be_a_lost_one_and_is_waited_for(tmp_path, holder, monkeypatch, caplog):
     monkeypatch.setattr(folder, "LEASE_SECONDS", 0.2)
-    lock = tmp_path / folder.LOCK_NAME
+    lock = tmp_path / LOCK_NAME
     lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "far"}))
     with caplog.at_level(logging.WARNING, "ssmpi"), pytest.raises(SettingsError, match="on host far"):
         folder.lock(tmp_path)
@@ -81,7 +81,7 @@ def test_a_holder_on_another_host_may_be_a_lost_one_and_is_waited_for(tmp_path, 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"no": "holder"}'])
 def test_what_is_in_the_file_does_not_matter(tmp_path, holder, text):
-    (tmp_path / folder.LOCK_NAME).write_text(text)
+    (tmp_path / LOCK_NAME).write_text(text)
     with pytest.raises(SettingsError, match=r"another job is at this run \(another process\)"):
         folder.lock(tmp_path)
 
@@ -106,11 +106,12 @@ def test_a_disk_that_fails_is_not_one_without_locks(tmp_path, monkeypatch):
 
 
 def test_overwriting_keeps_the_lock_and_nothing_else(tmp_path, holder, monkeypatch):
-    (tmp_path / RUN_FILE).touch()
+    for name in (RUN_FILE, VERSIONS):
+        (tmp_path / name).touch()
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "old.log").touch()
+    (tmp_path / "logs" / "trainer-0.log").touch()
     monkeypatch.setattr(folder.settings, "dump", lambda _: "new")
     folder.make(tmp_path, None, overwrite=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [folder.LOCK_NAME, RUN_FILE, "versions.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_NAME, RUN_FILE, VERSIONS]
     with pytest.raises(SettingsError, match=f"process {holder.pid}"):
         folder.lock(tmp_path)

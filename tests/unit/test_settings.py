@@ -55,6 +55,8 @@ def test_defaults_are_filled_in(tmp_path):
         ('owner = "A"\n[oven]\nheat = "hot"', "oven.heat = 'hot' is not a number"),
         ('owner = "A"\n[oven]\nheat = true', "oven.heat = True is not a number"),
         ('owner = "A"\n[oven]\nfan = 1', "oven.fan = 1 is not true or false"),
+        ('owner = "A"\n[oven]\nheat = inf', "oven.heat = inf is not a finite number"),
+        ('owner = "A"\n[oven]\nheat = nan', "oven.heat = nan is not a finite number"),
         ('owner = "A"\n[oven]\nracks = 1', "oven.racks = 1 is not a list"),
         ('owner = "A"\n[oven]\nracks = [1, "x"]', "oven.racks[1] = 'x' is not a whole number"),
         ('owner = "A"\n[oven]\nheat = -1', "oven.heat must be positive, got -1.0"),
@@ -67,6 +69,15 @@ def test_what_is_wrong_is_said_with_a_remedy(tmp_path, text, message):
         read(tmp_path, text)
     assert message in str(error.value)
     assert "run.toml" in str(error.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_bytes(b'\xef\xbb\xbfowner = "A"')
+    assert load_settings(Kitchen, path).owner == "A"
+    path.write_bytes('owner = "A"'.encode("utf-16"))
+    with pytest.raises(UserError, match=r"run\.toml: .*save it as UTF-8"):
+        load_settings(Kitchen, path)
 
 
 def test_a_missing_run_file_is_named(tmp_path):

@@ -63,6 +63,15 @@ def test_a_missing_part_is_noticed(tmp_path):
         load_tables(arenas(1, seed=1)[0], tmp_path)
 
 
+@pytest.mark.parametrize("dim", [1, 3, 5])
+def test_rows_of_another_size_than_the_settings_say_are_refused(tmp_path, dim):
+    """``embedding.dim`` was edited in the run folder's settings; rows of one float would fit into any."""
+    save(arenas(1, seed=1), tmp_path)
+    saved = rf"embedding-0000\.h5: rows of 4 floats, but embedding\.dim = {dim} in the settings: set it back"
+    with pytest.raises(DataError, match=saved):
+        load_tables(Arena(Options(dim=dim), place(CARDINALITIES, 1), 0, seed=1), tmp_path)
+
+
 def test_a_model_that_was_not_saved_to_the_end_is_refused(tmp_path):
     with pytest.raises(DataError, match="no whole model here"):
         find(tmp_path)

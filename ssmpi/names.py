@@ -1,0 +1,64 @@
+"""What lies in a run folder, by name: all that a run and its tools write there. Who writes takes its names from here, and
+``--overwrite`` removes what has one of them and nothing else; a file that is written anew belongs here first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+RUN_FILE = "run.toml"  # the resolved settings
+VERSIONS = "versions.json"  # with what the folder was made; no folder of a user has it
+METRICS = "metrics.jsonl"
+RESULT_NAME = "result.json"  # the marker that says how the run ended
+ATTEMPTS = "attempts.json"
+LOCK_NAME = "job.lock"
+PLOT = "plot.png"
+SITE_FILE, BATCH_FILE, BATCH_LOG = "site.toml", "job.sbatch", "job-%j.log"  # SLURM puts its job's number for %j
+EXPORTS = {"torch": "model.pt", "safetensors": "model.safetensors"}
+REPORT = "report.html"
+
+MODEL, CHECKPOINTS, USAGE, LOGS = "model", "checkpoints", "usage", "logs"  # folders
+CHECKPOINT, ASIDE = "checkpoint-", "set-aside-"  # folders in CHECKPOINTS
+MANIFEST_NAME = "manifest.json"
+
+_RANK = r"(trainer|embedding_ps|sync_ps)-\d+"
+_WEIGHTS = rf"(dense|embedding-\d+|trainer-\d+)\.h5|{re.escape(MANIFEST_NAME)}"
+_IN_FOLDER = {  # a folder to the files that it holds; the first is the run folder itself
+    "": "|".join((
+        *map(re.escape, (RUN_FILE, VERSIONS, METRICS, RESULT_NAME, ATTEMPTS, LOCK_NAME, PLOT, SITE_FILE, BATCH_FILE)),
+        *map(re.escape, (*EXPORTS.values(), REPORT)), r"report-[a-z]+\.png",
+        re.escape(BATCH_LOG).replace("%j", r"\d+"), r"events\.out\.tfevents\..+", r"losses-\d+\.npy",
+        rf"{_RANK}\.json",  # what the ranks of a benchmark measured
+    )),
+    rf"({MODEL}|\.{MODEL}\.(tmp|old))/": _WEIGHTS,
+    f"{CHECKPOINTS}/": "(?!)",  # folders only
+    rf"{CHECKPOINTS}/({ASIDE})?{CHECKPOINT}\d+/": _WEIGHTS,
+    f"{USAGE}/": rf"{_RANK}\.json",
+    f"{LOGS}/": rf"{_RANK}\.log",
+}  # fmt: skip
+_KNOWN = re.compile(  # a folder ends in a slash; a file has another name until it is whole
+    "|".join(rf"{folder}(({files})|\.({files})\.tmp)?" for folder, files in _IN_FOLDER.items())
+)
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether a run was begun here; a ``run.toml`` alone may be a user's."""
+    return (folder / RUN_FILE).is_file() and (folder / VERSIONS).is_file()
+
+
+def strangers(folder: Path) -> list[str]:
+    """What lies in a folder and neither a run nor its tools have written, by name: a folder of which all is strange once."""
+    return sorted(_strangers(folder, ""))
+
+
+def _strangers(folder: Path, inside: str) -> Iterator[str]:
+    for entry in os.scandir(folder / inside):
+        is_folder = entry.is_dir(follow_symlinks=False)
+        name = f"{inside}{entry.name}{'/' * is_folder}"
+        if not _KNOWN.fullmatch(name) and not (entry.is_symlink() and _KNOWN.fullmatch(f"{name}/")):
+            yield name
+        elif is_folder:
+            yield from _strangers(folder, name)
