@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from late_partner import check_late_partner, late_partner
 from ranks import all_over_mpi, over_threads
 from sync_bodies import PARAMETERS, REFUSED, meet, on_trainers, options, replica, with_pace
 
@@ -395,6 +396,7 @@ ASYNC = [
     options("async_ps", "fixed_rate", 2, by="thread", fragments=3),
 ]
 CASES = [
+    *(Case(late_partner, check_late_partner, options("ma", pace, every=10), over_mpi=True) for pace in sync.pace.PACES),
     *(Case(gossip_rounds, check_gossip, options("gossip", fragments=f), t) for f in (1, 2) for t in (TWO, FIVE)),
     Case(gossip_rounds, check_gossip, options("gossip"), over_mpi=True),
     Case(one_question, check_pair, options("gossip", alpha=1.0), over_mpi=True),
