@@ -26,12 +26,34 @@ def make_dataset(folder, rows, seed=0, shard=6_000, cardinalities=CARDINALITIES,
         entries = []
         for number, start in enumerate(range(0, total, shard)):
             ids, dense, label = draw(generator, effects, min(shard, total - start))
-            name = f"{split}/shard-{number:05}.h5"
-            size, checksum = write_shard(folder / name, ids, dense, label if labelled else None, {"split": split})
-            entries.append(ShardEntry(name, len(ids), int(label.sum()), size, checksum))
+            entries.append(write(folder, split, number, ids, dense, label, labelled))
         splits[split] = Split(tuple(entries))
     write_manifest(folder, Manifest(tuple(cardinalities), splits, labelled))
     return folder
+
+
+def make_halves(folder, rows, run_of, seed=0):
+    """Rows of two kinds in turn, ``run_of`` of either: in each kind one count decides, and that of the other kind is 0."""
+    folder, generator = Path(folder), np.random.default_rng(seed)
+    effects = [generator.normal(size=c) * 0.3 for c in CARDINALITIES]
+    splits = {}
+    for split, total in (("train", rows), ("test", rows // 10)):
+        ids, dense, _ = draw(generator, effects, total)
+        kind = np.arange(total) // run_of % 2
+        deciding = dense[np.arange(total), kind].copy()
+        dense[np.arange(total), 1 - kind] = 0.0
+        logit = -4.2 + sum(effect[ids[:, f]] for f, effect in enumerate(effects)) + 3.0 * deciding
+        label = (generator.random(total) < 1 / (1 + np.exp(-logit))).astype(np.uint8)
+        splits[split] = Split((write(folder, split, 0, ids, dense, label),))
+    write_manifest(folder, Manifest(CARDINALITIES, splits, True))
+    return folder
+
+
+def write(folder, split, number, ids, dense, label, labelled=True):
+    """Write one shard; its entry in the manifest."""
+    name = f"{split}/shard-{number:05}.h5"
+    size, checksum = write_shard(folder / name, ids, dense, label if labelled else None, {"split": split})
+    return ShardEntry(name, len(ids), int(label.sum()), size, checksum)
 
 
 def draw(generator, effects, rows):

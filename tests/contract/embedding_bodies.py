@@ -93,11 +93,41 @@ def train_in_turn(world, options):
     return on_trainers(world, options, work)
 
 
+AT_ONCE = 20  # steps
+
+
+def whole_rows(*key):
+    """A batch whose gradients are 1 everywhere, so that a row tells how often it was updated."""
+    ids, gradients = batch_of(*key)
+    return ids, np.ones_like(gradients)
+
+
+def train_in_step(world, options):
+    """All threads of all trainers push once in a step, at once, and none begins the next one before all are done."""
+
+    def work(transport, placement):
+        lookups = [Lookups(transport, placement, options, k) for k in range(world.topology.threads)]
+
+        def push(thread, step):
+            ids, gradients = whole_rows(world.rank, thread, step)
+            lookups[thread].push(lookups[thread].pull(ids), gradients)
+
+        for step in range(AT_ONCE):
+            threads = [failure.start(world, f"worker {k}", push, k, step) for k in range(world.topology.threads)]
+            for thread in threads:
+                thread.join()
+            rest(world, transport)
+        ids = np.arange(max(CARDINALITIES))[:, None] % CARDINALITIES
+        return Lookups(transport, placement, options, thread=0).pull(ids.astype(np.int32)).values.copy()
+
+    return on_trainers(world, options, work)
+
+
 def train_at_once(world, options):
     def work(transport, placement):
         def steps(thread):
             lookups = Lookups(transport, placement, options, thread)
-            for step in range(20):
+            for step in range(AT_ONCE):
                 ids, gradients = batch_of(world.rank, thread, step)
                 for batch, lookup in lookups.prefetched([Ids(ids), Ids(ids[:5])]):
                     lookups.push(lookup, gradients[: len(batch.ids)])

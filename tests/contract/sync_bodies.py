@@ -83,10 +83,10 @@ def with_pace(world, options, synchronizers, gradients, steps, examples=1):
         own, transport = synchronizers[thread % len(synchronizers)], synchronizers[0].transport()
         optimizer = pace.optimizer(own.optimizer(thread))
         for _ in range(steps[thread]):
-            twin = Twin(own.weights, gradients(thread), examples)
+            twin, factor = Twin(own.weights, gradients(thread), examples), own.peers.home.factor()
             if transport:
-                transport.update(twin, np.empty((0, 1), np.float32), 1.0, thread)
-            optimizer.step(twin, 1.0)
+                transport.update(twin, np.empty((0, 1), np.float32), factor, thread)
+            optimizer.step(twin, factor)
             own.peers.home.iterations[thread] += 1
             pace.after_step(thread)
         pace.thread_done(thread)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from late_partner import check_late_partner, late_partner
 from ranks import all_over_mpi, over_threads
 from sync_bodies import PARAMETERS, REFUSED, meet, on_trainers, options, replica, with_pace
 
@@ -334,6 +335,61 @@ def check_pushes(results, options):
             np.testing.assert_array_equal(model, -total)
 
 
+# Schedules
+
+FACTORS, EXAMPLES, STEPS = (0.5, 0.25), (1, 3), 6  # by trainer; steps of each thread
+
+
+def scheduled(world, options):
+    """Trainers at different places of the schedule, with batches of different sizes."""
+    weights, count = np.zeros(PARAMETERS, np.float32), [0, 0]
+    home = sync.Home(np.zeros(2, np.int64), lambda: FACTORS[world.rank])
+
+    def gradients(thread):
+        count[thread] += 1
+        return small_gradient(world.rank, thread, count[thread])
+
+    def work(synchronizers):
+        steps = [STEPS] * (1 if options.algorithm == "synchronous" else 2)
+        with_pace(world, options, synchronizers, gradients, steps, EXAMPLES[world.rank])
+        return synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work, home)
+
+
+def sum_of(rank, threads):
+    return sum(small_gradient(rank, thread, step) for thread in range(threads) for step in range(1, STEPS + 1))
+
+
+def expected_of(options):
+    """Where the schedule's factors lead; of those of several trainers the mean is taken, by examples where steps are."""
+    if options.algorithm == "async_ps":
+        return -sum(FACTORS[rank] * sum_of(rank, 2) for rank in range(2))
+    if options.algorithm == "synchronous":
+        factor, gradient = (
+            (EXAMPLES[0] * a + EXAMPLES[1] * b) / 4 for a, b in (FACTORS, [sum_of(r, 1) for r in range(2)])
+        )
+        return -factor * gradient
+    return (
+        -np.mean(FACTORS) * sum(sum_of(rank, 2) for rank in range(2)) / 4
+    )  # the warm-up: every thread counts the same
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        options("async_ps"),
+        options("async_ps", "fixed_rate", 1, by="thread"),
+        options("synchronous", "fixed_rate"),
+        options("ma", warmup_steps=20),
+    ],
+    ids=lambda chosen: f"{chosen.algorithm}-{chosen.pace}",
+)
+def test_the_schedule_reaches_whoever_takes_the_steps(chosen):
+    for model in over_threads(TWO, scheduled, chosen)[:2]:
+        np.testing.assert_allclose(model, expected_of(chosen), rtol=0, atol=1e-5)
+
+
 # Warm-up
 
 
@@ -455,6 +511,7 @@ ASYNC = [
     options("async_ps", "fixed_rate", 2, by="thread", fragments=3),
 ]
 CASES = [
+    *(Case(late_partner, check_late_partner, options("ma", pace, every=10), over_mpi=True) for pace in sync.pace.PACES),
     *(Case(gossip_rounds, check_gossip, options("gossip", fragments=f), t) for f in (1, 2) for t in (TWO, FIVE)),
     Case(gossip_rounds, check_gossip, options("gossip"), over_mpi=True),
     Case(one_question, check_pair, options("gossip", alpha=1.0), over_mpi=True),

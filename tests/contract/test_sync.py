@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from ranks import all_over_mpi, over_threads
 from sync_bodies import PARAMETERS, REFUSED, meet, on_trainers, options, replica, threads_of, with_pace
+from unequal_steps import check_counted_steps, check_unequal_steps, counted_steps, unequal_steps
 
 from ssmpi import sync
 from ssmpi.topology import Topology
@@ -224,36 +225,6 @@ def check_alone(results, options):
         np.testing.assert_allclose(model, replica(53), rtol=0, atol=1e-6)
 
 
-def unequal_steps(world, options):
-    weights = replica(0)
-
-    def gradients(thread):
-        return np.full(PARAMETERS, -1e-3 * (1 + thread + 2 * world.rank), np.float32)
-
-    def work(synchronizers):
-        models = []
-        for steps in ([7, 0], [1, 23]) if world.rank == 0 else ([12, 3], [0, 0]):
-            with_pace(world, options, synchronizers, gradients, threads_of(options, *steps))
-            models.append(synchronizers[0].model())
-            np.testing.assert_array_equal(models[-1], synchronizers[0].model(), "a model asked for twice is the same")
-        return weights.copy(), *models, sum(s.rounds for s in synchronizers)
-
-    return on_trainers(world, options, weights, work)
-
-
-def check_unequal_steps(results, options):
-    """Threads and trainers with different numbers of iterations, two parts: all end, with the same model."""
-    check_unequal(results, options)
-    for model in results[0][1:3]:
-        assert np.all(np.isfinite(model))
-    if options.algorithm == "none":
-        assert all(result[3] == 0 for result in results)
-        np.testing.assert_array_equal(results[1][2], results[0][0])
-        return
-    assert any(result[3] > 0 for result in results)
-    assert np.all(results[0][2] > replica(0)), "everybody only ever adds"
-
-
 # Cases
 
 
@@ -279,6 +250,8 @@ def bmuf(**settings):
 
 PACED = [options(a, pace) for a in ALL for pace in ("shadow", "fixed_rate") if (a, pace) not in REFUSED]
 PACED += [options("easgd", "fixed_rate", by="trainer"), options("bmuf", bmuf=bmuf(eta=0.7, momentum=0.5))]
+COUNTED = [options(a, "fixed_rate", alpha=alpha) for a in ("ma", "bmuf", "slowmo") for alpha in (0.3, 1.0)]
+COUNTED += [options("bmuf", "fixed_rate", 3, bmuf=bmuf(eta=0.7, momentum=0.5))]
 BLOCKS = [
     bmuf(),
     bmuf(eta=0.7),
@@ -289,6 +262,7 @@ BLOCKS = [
 CASES = [
     *(Case(equal_replicas, check_equal_replicas, o) for o in PACED),
     *(Case(unequal_steps, check_unequal_steps, o) for o in PACED),
+    *(Case(counted_steps, check_counted_steps, o) for o in COUNTED),
     *(Case(unequal_rounds, check_unequal, options(a, merge=m)) for a in AVERAGING for m in MERGES),
     Case(unequal_rounds, check_follows, options("ma", alpha=1.0)),
     *(Case(alone_at_the_end, check_alone, options(a, alpha=1.0, merge="interpolate")) for a in ("ma", "bmuf")),

@@ -1,15 +1,24 @@
-"""``python broken.py WHAT RANK train RUN_FILE ...`` is ``ssmpi`` with something that happens to one rank, after a while."""
+"""``python broken.py WHAT RANK train RUN_FILE ...`` is ``ssmpi`` with something that happens to one rank, after a while.
+
+The file that ``BROKEN_AT`` names appears when it happens.
+"""
 
 import itertools
 import os
 import signal
 import sys
+from pathlib import Path
 
 from ssmpi import cli
 from ssmpi.launched import rank as launched_rank
 
 
+def note_the_time():
+    Path(os.environ["BROKEN_AT"]).touch()
+
+
 def fail():
+    note_the_time()
     raise RuntimeError("broken on purpose")
 
 
@@ -59,14 +68,26 @@ def break_start():
     at_call(Trainer, "__init__", 1)
 
 
+class Missing:
+    """Finds that one module cannot be imported."""
+
+    def __init__(self, module):
+        self._module = module
+
+    def find_spec(self, name, path=None, target=None):
+        if name == self._module:
+            note_the_time()
+            raise ImportError(f"no {name}, on purpose")
+
+
 def break_import():
-    sys.modules["numba"] = None
+    sys.meta_path.insert(0, Missing("numba"))
 
 
 def break_joining():
     import mpi4py.MPI  # noqa: F401 - a rank that is in MPI already is waited for by the others
 
-    sys.modules["ssmpi.comm.messages"] = None
+    sys.meta_path.insert(0, Missing("ssmpi.comm.messages"))
 
 
 def stop_where_the_disk_hangs():

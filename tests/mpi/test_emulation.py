@@ -1,4 +1,5 @@
-"""The emulated cluster works, on real ranks. No time is judged here, but that the link held back what it should."""
+"""The emulated cluster works, on real ranks. No time is judged here, but that ranks train, and that the link held
+back what it should."""
 
 import json
 
@@ -33,10 +34,11 @@ def test_a_job_of_each_kind_is_measured_and_predicted(tmp_path, small_data, wher
     report = json.loads((tmp_path / "cluster.json").read_text())
     (row,) = report["rows"]
     assert (row["shape"], row["trainers"]) == ("FR-EASGD-5, 1 sync PS", 2)
-    assert 0 <= row["eps"] < 2 * 32 / 0.050  # two trainers' steps alone
     most = 1e6 / (4 * 55_113) * 5 * 32  # a link of 1 MB/s carries so much, and no machine is quick enough for more
-    assert row["predicted_eps"] <= most * 1.001
-    assert row["eps"] < 1.5 * most  # a window may begin or end within a round
+    assert row["predicted_eps"] <= most * 1.001 < 2 * 32 / 0.050  # two trainers' steps alone
+    # Steps are waits, so a busy machine comes late, but not by twice; a window may begin or end within a round.
+    assert 0.5 < row["eps"] / row["predicted_eps"] < 1.5
+    assert row["gap"] == pytest.approx(5, abs=1), "iterations from round to round, as counted"
     assert "Emulated on one host" in finished.out
     assert ("virtual host" in finished.out) == bool(where)
     assert (tmp_path / "cluster.txt").read_text() == finished.out

@@ -19,7 +19,7 @@ def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_
     assert set(report["contenders"]) == set(wanted)
     for name, found in report["contenders"].items():
         assert len(found["windows"]) == 1, name
-        assert math.isfinite(found["windows"][0]), name
+        assert 0 < found["windows"][0] < math.inf, name
         assert found["cores"], name
         assert name in finished.out
     ours = [found for found in report["contenders"].values() if found["kind"] == "ssmpi"]

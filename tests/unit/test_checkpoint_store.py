@@ -124,6 +124,7 @@ def test_killed_at_any_moment_hundreds_of_times(tmp_path):
     began = time.monotonic()
     save(tmp_path, 2)
     generator, before, one_save = random.Random(5), 2, time.monotonic() - began
+    midway = committed = 0
     for number in range(3, 303):
         child = os.fork()
         if not child:
@@ -137,7 +138,11 @@ def test_killed_at_any_moment_hundreds_of_times(tmp_path):
         assert os.waitpid(child, 0)[1] in (0, signal.SIGKILL)
         now = newest(tmp_path)
         assert now in (before, number)
+        committed += now == number
+        midway += len(list((tmp_path / "checkpoints").iterdir())) > len(Store(tmp_path).committed())
         before = now
+    assert committed > 10, "nearly all were killed before they had begun"
+    assert midway > 10, "nearly none was killed in the midst of a save"
     save(tmp_path, 303)
     assert newest(tmp_path) == 303
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2

@@ -173,18 +173,28 @@ def test_a_killed_neighbour_is_named(watched):
     assert "embedding_ps 0 (rank 1, host h2) was killed or crashed" in place.words[0]
 
 
+def kill_and_let_watch_end(sleeper):
+    """The watch over it has then said what it has to say."""
+    watches = [thread for thread in threading.enumerate() if thread.name == "watch"]
+    sleeper.kill()
+    deadline = time.monotonic() + 30
+    while all(thread.is_alive() for thread in watches):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_neighbour_that_leaves_on_purpose_is_not_missed(watched):
     watch, place, sleeper = watched
     watch.page.leaving(1)
-    sleeper.kill()
-    assert not place.ended.wait(0.3)
+    kill_and_let_watch_end(sleeper)
+    assert not place.words
 
 
 def test_a_neighbour_that_the_launcher_takes_down_is_not_missed(watched, monkeypatch):
     _, place, sleeper = watched
     monkeypatch.setattr(signals, "_first", {signal.SIGTERM: time.monotonic()})
-    sleeper.kill()
-    assert not place.ended.wait(0.3)
+    kill_and_let_watch_end(sleeper)
+    assert not place.words
 
 
 LAUNCHED = """

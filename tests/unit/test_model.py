@@ -64,6 +64,7 @@ def test_twins_see_each_others_steps_between_forward_and_backward():
 
 
 def test_gradients_are_those_of_the_mean_loss_by_finite_differences():
+    """Of the fifty strongest; where a unit wakes or falls asleep in between, a difference is none, which few meet."""
     twin = replica().twin()
     dense, tables, labels = batch(4)
 
@@ -72,11 +73,14 @@ def test_gradients_are_those_of_the_mean_loss_by_finite_differences():
         return torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels).double()).item()
 
     _, gradients = twin.forward_backward(dense, tables.copy(), labels)
-    for position in ((0, 0, 0), (3, 25, 3), (2, 11, 1)):
+    gradients, step, agreeing = gradients.copy(), 3e-4, 0
+    strongest = np.argsort(np.abs(gradients), axis=None)[-50:]
+    for position in zip(*np.unravel_index(strongest, gradients.shape), strict=True):
         up, down = tables.copy(), tables.copy()
-        up[position] += 1e-2
-        down[position] -= 1e-2
-        assert gradients[position] == pytest.approx((loss(up) - loss(down)) / 2e-2, abs=2e-3)
+        up[position] += step
+        down[position] -= step
+        agreeing += gradients[position] == pytest.approx((loss(up) - loss(down)) / (2 * step), rel=0.02)
+    assert agreeing >= 45
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])

@@ -1,0 +1,126 @@
+"""The headline: while a round stalls, worker threads train on at full rate. Rounds in the foreground stand still with it: the
+control, without which counting iterations would show nothing.
+
+Whole runs (``train.hogwild``, its trainers, servers and paces) over pretended ranks: a round that is held up goes on when
+every worker thread of every trainer has done its iterations, or when too much time has passed.
+"""
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from runs import train_over_threads
+
+from ssmpi.roles import trainer
+from ssmpi.roles.progress import Progress
+from ssmpi.sync.average import Average
+from ssmpi.sync.easgd import ElasticCenter
+
+ENOUGH = 40  # iterations of every worker thread while one round is held up
+LIMIT = 20  # seconds until they have them
+STANDING = 1.0  # seconds in which nothing happens where rounds are in the foreground
+EVERY = 5  # iterations from one round in the foreground to the next
+STALLED = 4  # the round that is held up
+TWO_BY_TWO = ("topology.trainers=2", "topology.threads=2", "topology.embedding_ps=1", "data.batch_size=8")
+
+
+@dataclass
+class Stall:
+    """Holds up one call of whatever passes here and counts what the trainers do meanwhile."""
+
+    limit: float
+    trainers: list[Progress] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)  # iterations per second before it and in it
+    done: np.ndarray | None = None  # iterations in it, (trainers, threads)
+    _calls: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _first: tuple[float, int] = (0.0, 0)
+
+    def iterations(self):
+        return np.array([progress.iterations for progress in self.trainers])
+
+    def passes(self):
+        with self._lock:
+            self._calls += 1
+            call = self._calls
+        if call == 1:
+            self._first = time.monotonic(), self.iterations().sum()
+        if call == STALLED:
+            self._hold()
+
+    def _hold(self):
+        began, before = time.monotonic(), self.iterations()
+        while (self.iterations() - before).min() < ENOUGH and time.monotonic() < began + self.limit:
+            time.sleep(0.01)
+        self.done = self.iterations() - before
+        since, at_first = self._first
+        self.rates = [(before.sum() - at_first) / (began - since), self.done.sum() / (time.monotonic() - began)]
+
+
+def silent_sync_ps(stall, monkeypatch):
+    """The sync PS says nothing: whoever asks it waits."""
+    exchange = ElasticCenter.exchange
+
+    def slow(center, *arguments):
+        stall.passes()
+        return exchange(center, *arguments)
+
+    monkeypatch.setattr(ElasticCenter, "exchange", slow)
+
+
+def sleeping_partner(stall, monkeypatch):
+    """Trainer 1 comes late to an all-reduce."""
+    of = Average.of
+
+    def late(average, *arguments):
+        if average._peers.trainers.rank == 1:
+            stall.passes()
+        return of(average, *arguments)
+
+    monkeypatch.setattr(Average, "of", late)
+
+
+FAULTS = {
+    "easgd": (silent_sync_ps, ("sync.algorithm=easgd", "topology.sync_ps=1")),
+    "ma": (sleeping_partner, ("sync.algorithm=ma",)),
+    "bmuf": (sleeping_partner, ("sync.algorithm=bmuf",)),
+}
+
+
+@pytest.fixture
+def stalled(tmp_path, small_data, monkeypatch):
+    """``stalled(algorithm, limit, *overrides)``: what was done while a round of a run was held up."""
+
+    def run(algorithm, limit, *overrides):
+        stall, (hold, settings) = Stall(limit), FAULTS[algorithm]
+
+        def watched(*arguments):
+            stall.trainers.append(Progress(*arguments))
+            return stall.trainers[-1]
+
+        monkeypatch.setattr(trainer, "Progress", watched)
+        hold(stall, monkeypatch)
+        finished = train_over_threads(tmp_path, small_data, *TWO_BY_TWO, *settings, *overrides)
+        assert finished.result["examples"] == 6_000  # a round that was late harms nobody
+        assert stall.done is not None, "no round was held up"
+        return stall
+
+    return run
+
+
+@pytest.mark.parametrize("algorithm", FAULTS)
+def test_a_round_that_stalls_in_the_background_leaves_workers_at_full_rate(stalled, algorithm):
+    stall = stalled(algorithm, LIMIT)
+    assert stall.done.shape == (2, 2)
+    assert stall.done.min() >= ENOUGH, "a worker thread waited for a round"
+    before, meanwhile = stall.rates
+    assert meanwhile > before / 3, "workers train on, but slower"  # a third, because other programs come and go
+
+
+@pytest.mark.parametrize(("algorithm", "most"), [("easgd", EVERY), ("ma", 2 * EVERY + 2), ("bmuf", 2 * EVERY + 2)])
+def test_a_round_that_stalls_in_the_foreground_stops_everybody(stalled, algorithm, most):
+    """No thread gets beyond its own next round; of threads that meet for it, one may have done the iterations of both."""
+    stall = stalled(algorithm, STANDING, "sync.pace=fixed_rate", f"sync.every_iterations={EVERY}")
+    assert stall.done.max() <= most < ENOUGH
