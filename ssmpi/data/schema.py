@@ -235,7 +235,7 @@ def _check_frame(folder: Path, entry: ShardEntry, manifest: Manifest) -> None:
 def open_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> h5py.File:
     """Open one shard read-only after checking that it is the one in the manifest; DataError names the file otherwise.
 
-    The columns are not read: ``ssmpi-prepare verify`` does that.
+    The columns are not read: ``columns.check`` does that.
     """
     path = folder / entry.file
     if not path.is_file():
