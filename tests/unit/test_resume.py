@@ -253,6 +253,7 @@ def test_what_a_manifest_holds(tmp_path, small_data, watched, golden):
     for kept in evaluations["validation"].values():
         kept.update({name: 0 for name in kept if name not in ("rows", "after_examples")})
     body["state"]["identity"]["data.folder (its contents)"] = ""
+    assert body["state"]["data"].pop("folder") == str(small_data.resolve())
     found = json.dumps(body, indent=1) + "\n"
     assert found == golden("checkpoint.json", found)
 
