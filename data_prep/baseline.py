@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ssmpi import output
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Manifest, open_shard, read_manifest
 from ssmpi.errors import DataError, UserError
 
@@ -52,14 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Score both, print a table; returns the exit code 0, raises UserError."""
+    if arguments.json:
+        output.check(arguments.json)
     report = baseline(arguments.folder, arguments.split)
     if arguments.json:
-        beside = arguments.json.with_name(f".{arguments.json.name}.tmp")
-        try:
-            beside.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-            beside.replace(arguments.json)
-        except OSError as error:
-            raise UserError(f"--json {arguments.json}: cannot be written ({error.strerror})") from error
+        output.write(arguments.json, json.dumps(report, indent=1) + "\n")
     print(table(report))
     return 0
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ssmpi import output
 from ssmpi.data.schema import publish
 
 Json = Any  # whatever json takes and gives
@@ -19,11 +20,10 @@ Json = Any  # whatever json takes and gives
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Give a path to write to; the file takes its name only when the block ends well."""
+    """Give a path to write to, in a folder that is made; the file takes its name only when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.tmp")
-    yield beside
-    publish(beside, path)
+    with output.whole(path) as beside:
+        yield beside
 
 
 class Publisher:

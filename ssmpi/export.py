@@ -5,49 +5,45 @@ emb_l.{feature}.weight   (rows, dim)      bot_l.{0,2,...}.weight, .bias      top
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from ssmpi import output
 from ssmpi.checkpoint import files, store
-from ssmpi.config import load
-from ssmpi.data.schema import read_manifest
+from ssmpi.config import Config, load
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.errors import DataError, UserError
 from ssmpi.names import EXPORTS, RUN_FILE
 from ssmpi.roles import weights
+from ssmpi.roles.origin import Origin
 
 NAMES = {"bottom": "bot_l", "top": "top_l"}  # of the MLPs, here and there
 
 
-def export(run: Path, kind: str, output: Path | None) -> int:
-    """Write the model of ``run`` as ``kind``; the file appears when it is whole. All of it must fit into memory."""
+def export(run: Path, kind: str, file: Path | None) -> int:
+    """Write the model of ``run`` as ``kind`` to ``file``, which appears when it is whole. All of it must fit into memory."""
     if not (run / RUN_FILE).is_file():
         raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
     folder = weights.find(run)
-    store.check(folder)
-    arrays = state_dict(run, folder)
-    target = output or run / EXPORTS[kind]
-    beside = target.with_name(f".{target.name}.tmp")
-    FORMATS[kind](arrays, beside)
-    with beside.open("rb+") as file:
-        os.fsync(file.fileno())
-    beside.replace(target)
+    target = file or run / EXPORTS[kind]
+    with output.whole(target) as beside:
+        store.check(folder)
+        arrays = state_dict(load(run / RUN_FILE), folder)
+        FORMATS[kind](arrays, beside)
     print(f"{len(arrays)} tensors, {target.stat().st_size / 1e6:,.1f} MB in {target}, from {folder}")
     return 0
 
 
-def state_dict(run: Path, folder: Path) -> dict[str, np.ndarray]:
+def state_dict(config: Config, folder: Path) -> dict[str, np.ndarray]:
     """Parameters float32 by their names in the reference's ``DLRM_Net``."""
-    config = load(run / RUN_FILE)
     found = {}
     for name, values in sorted(files.read(folder / "dense.h5").items()):
         mlp, _, rest = name.partition(".")
         found[f"{NAMES[mlp]}.{rest}"] = values
-    cardinalities = read_manifest(Path(config.data.folder)).cardinalities
+    cardinalities = Origin.of_model(folder, config.data.folder).cardinalities
     arena = Arena(config.embedding, place(cardinalities, 1), 0, config.run.seed)
     weights.load_tables(arena, folder)
     for part in arena.parts:
@@ -59,16 +55,26 @@ def write_torch(arrays: dict[str, np.ndarray], path: Path) -> None:
     """For ``torch.load(path, weights_only=True)``."""
     import torch
 
-    torch.save({name: torch.from_numpy(values.copy()) for name, values in arrays.items()}, path)
+    with path.open("wb") as out:
+        try:
+            torch.save({name: torch.from_numpy(values.copy()) for name, values in arrays.items()}, out)
+        except RuntimeError as error:  # a full disk, for instance, of which torch tells nothing
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
 def write_safetensors(arrays: dict[str, np.ndarray], path: Path) -> None:
     """For ``safetensors.torch.load_file(path)``."""
     try:
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
     except ImportError:
         raise UserError("safetensors is not installed: pip install 'ssmpi[safetensors]'") from None
-    save_file({name: np.ascontiguousarray(values) for name, values in arrays.items()}, path, {"format": "pt"})
+    try:
+        save_file({name: np.ascontiguousarray(values) for name, values in arrays.items()}, path, {"format": "pt"})
+    except SafetensorError as error:
+        raise UserError(
+            f"{path.parent}: the model cannot be written there ({error}); make room, or name another"
+        ) from error
 
 
 FORMATS: dict[str, Callable[[dict[str, np.ndarray], Path], None]] = {

@@ -93,7 +93,7 @@ def choose(job: Job, start: Start) -> Path | None:
     """The first checkpoint whose files are as they were written, each rank checking its share; DataError if there is none."""
     run = Path(start.config.run.folder)
     for path in start.checkpoints:
-        errors = [error for error in job.gather(find_error(path, job.rank, job.size)) if error]
+        errors = [error for error in job.gather(store.find_error(path, job.rank, job.size)) if error]
         if not errors:
             job.agree(partial(go_on_from, run, path))
             return path
@@ -125,15 +125,6 @@ def manifest_error(path: Path) -> str:
     """What is wrong with a checkpoint's manifest, empty if nothing is."""
     try:
         store.read_manifest(path)
-    except DataError as error:
-        return str(error)
-    return ""
-
-
-def find_error(path: Path, share: int, shares: int) -> str:
-    """What is wrong with this rank's share of a checkpoint, empty if nothing is."""
-    try:
-        store.check(path, share, shares)
     except DataError as error:
         return str(error)
     return ""

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from ssmpi import output
 from ssmpi.comm.failure import say
 from ssmpi.comm.world import World, joined
 from ssmpi.config import Config, load
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
-from ssmpi.data.schema import MANIFEST_NAME, VOCABULARY_NAME, read_manifest
+from ssmpi.data.schema import MANIFEST_NAME
 from ssmpi.errors import DataError
 from ssmpi.names import MODEL, RUN_FILE
 from ssmpi.roles import weights
 from ssmpi.roles.embedding_ps import serve_embeddings
 from ssmpi.roles.logbook import describe
+from ssmpi.roles.origin import Origin
 from ssmpi.topology import Role, Topology
 
 
@@ -32,9 +33,25 @@ class Source:
     split: str
     vocabulary: Path | None
 
+    @property
+    def prepared(self) -> Path | None:
+        """The prepared folder, which its manifest may stand for; None for a raw file."""
+        return self.path if self.path.is_dir() else self.path.parent if self.path.name == MANIFEST_NAME else None
 
-def open_run(run: Path, ranks: int) -> Config:
-    """The settings of a finished run for scoring on ``ranks`` ranks, without sync PSs; one rank holds all tables itself."""
+
+@dataclass(frozen=True)
+class Saved:
+    """A saved model: its folder, the settings to score it with, and the data it belongs to."""
+
+    folder: Path
+    config: Config
+    origin: Origin
+
+
+def open_run(run: Path, ranks: int, data: Path | None = None) -> Saved:
+    """The model of a run for scoring on ``ranks`` ranks, without sync PSs; one rank holds all tables itself. ``data`` stands in
+    for the run's data folder.
+    """
     if not (run / RUN_FILE).is_file():
         raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
     model = weights.find(run)
@@ -45,20 +62,22 @@ def open_run(run: Path, ranks: int) -> Config:
     if ranks == 1:
         topology = Topology(trainers=1, threads=config.topology.threads, embedding_ps=0)
     topology.check_size(ranks)
-    return dataclasses.replace(config, topology=topology, sync=dataclasses.replace(config.sync, algorithm="none"))
+    config = dataclasses.replace(config, topology=topology, sync=dataclasses.replace(config.sync, algorithm="none"))
+    return Saved(model, config, Origin.of_model(model, str(data or config.data.folder)))
 
 
 def evaluate(run: Path, split: str, data: Path | None) -> int:
     """Print the metrics of ``run``'s model on one split; alone or on its trainers and embedding PSs under mpirun."""
     with joined() as job:
-        config = job.agree(lambda: _check(run, split, data, job.size))
-        world = World(job, config.topology)
+        saved = job.agree(lambda: open_split(open_run(run, job.size, data), split, data))
+        weights.check(job, saved.folder)
+        world = World(job, saved.config.topology)
         if world.role is Role.EMBEDDING_PS:
-            serve_embeddings(config, world, run, weights.find(run))
+            serve_embeddings(saved.config, world, run, saved.folder)
         else:
             from ssmpi.roles.scorer import Scorer
 
-            scorer = Scorer(config, world, weights.find(run))
+            scorer = Scorer(saved.config, world, saved.folder)
             metrics = scorer.evaluate(split)
             scorer.goodbye()
             if job.rank == 0:
@@ -67,56 +86,62 @@ def evaluate(run: Path, split: str, data: Path | None) -> int:
     return 0
 
 
-def predict(run: Path, source: Source, output: Path) -> int:
+def predict(run: Path, source: Source, file: Path) -> int:
     """Write one click probability a line, in the order of the rows; the file appears when it is whole."""
     with joined() as job:
-        config = job.agree(lambda: _open_alone(run, job.size))
+        saved, source = job.agree(lambda: open_input(run, job.size, source, file))
+        weights.check(job, saved.folder)
         from ssmpi.roles.scorer import Scorer
 
-        scorer = Scorer(config, World(job, config.topology), weights.find(run))
-        beside = output.with_name(f".{output.name}.tmp")
+        scorer = Scorer(saved.config, World(job, saved.config.topology), saved.folder)
         rows = 0
-        with beside.open("w", encoding="ascii") as out:
-            for batch, logits in scorer.scores(_batches(config, source)):
+        with output.whole(file) as beside, beside.open("w", encoding="ascii") as out:
+            for batch, logits in scorer.scores(_batches(saved, source)):
                 np.savetxt(out, 1.0 / (1.0 + np.exp(-logits.astype(np.float64))), fmt="%.8f")
                 rows += len(batch)
-            out.flush()
-            os.fsync(out.fileno())
-        beside.replace(output)
-    print(f"{rows:,} scores in {output}")
+    print(f"{rows:,} scores in {file}")
     return 0
 
 
-def _check(run: Path, split: str, data: Path | None, ranks: int) -> Config:
-    """The settings to score with, after everything that can be checked before."""
-    config = open_run(run, ranks)
-    if data:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, folder=str(data)))
-    reader = SplitReader(Path(config.data.folder), split, 65536)
+def open_split(saved: Saved, split: str, data: Path | None) -> Saved:
+    """The same, with the data folder to evaluate on; DataError if that is not of the model's ids, or has no such split."""
+    folder = data or saved.origin.find(saved.config.data.folder)
+    reader = SplitReader(folder, split, 65536)
+    saved.origin.check(folder, reader.manifest)
     if not reader.manifest.labelled:
-        raise DataError(f"{config.data.folder}: this data has no labels to compare with; use 'ssmpi predict'")
+        raise DataError(f"{folder}: this data has no labels to compare with; use 'ssmpi predict'")
     reader.check()
-    return config
+    options = dataclasses.replace(saved.config.data, folder=str(folder))
+    return dataclasses.replace(saved, config=dataclasses.replace(saved.config, data=options))
 
 
-def _open_alone(run: Path, ranks: int) -> Config:
+def open_input(run: Path, ranks: int, source: Source, file: Path) -> tuple[Saved, Source]:
+    """The model to predict with and what to score, its vocabulary named, after everything that can be checked before."""
     if ranks != 1:
         raise DataError(f"'ssmpi predict' runs in one process, got {ranks} ranks: start it without mpirun")
-    return open_run(run, ranks)
+    output.check(file)
+    saved = open_run(run, ranks)
+    if source.prepared:
+        reader = SplitReader(source.prepared, source.split, 65536)
+        saved.origin.check(source.prepared, reader.manifest)
+        reader.check()
+        return saved, source
+    vocabulary = source.vocabulary or saved.origin.find(saved.config.data.folder)
+    return saved, dataclasses.replace(source, vocabulary=saved.origin.check_vocabulary(vocabulary))
 
 
-def _batches(config: Config, source: Source) -> Iterator[Batch]:
+def _batches(saved: Saved, source: Source) -> Iterator[Batch]:
     """Batches of a raw file or of a prepared split, in order."""
-    size = config.evaluate.batch_size
-    if source.path.is_dir() or source.path.name == MANIFEST_NAME:
-        reader = SplitReader(source.path, source.split, 16 * size)
-        if reader.manifest.cardinalities != read_manifest(Path(config.data.folder)).cardinalities:
-            raise DataError(f"{source.path}: prepared with another vocabulary than the training data")
+    size = saved.config.evaluate.batch_size
+    if source.prepared:
+        reader = SplitReader(source.prepared, source.split, 16 * size)
         for block in reader.blocks:
+            if not block.start:
+                reader.verify(block.shard)
             yield from batches(reader.read(block), size)
         return
     from data_prep.criteo import encode
 
-    vocabulary = source.vocabulary or Path(config.data.folder) / VOCABULARY_NAME
-    for ids, dense, _ in encode([source.path], vocabulary):
+    assert source.vocabulary
+    for ids, dense, _ in encode([source.path], source.vocabulary):
         yield from batches(Batch(ids, dense, None), size)

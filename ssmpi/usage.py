@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ssmpi import output
 from ssmpi.names import USAGE
 from ssmpi.topology import Role
 
@@ -45,7 +46,7 @@ def recorded(folder: Path, role: Role, index: int) -> Iterator[None]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     body = {"role": str(role), "index": index, "peak_memory_bytes": peak, "threads": _threads}
     (folder / USAGE).mkdir(exist_ok=True)
-    (folder / USAGE / f"{role}-{index}.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    output.write(folder / USAGE / f"{role}-{index}.json", json.dumps(body, indent=1) + "\n")
 
 
 def set_up() -> None:

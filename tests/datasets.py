@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import h5py
 import numpy as np
 
 from ssmpi.data.schema import (
@@ -64,3 +65,12 @@ def draw(generator, effects, rows):
     logit = -1.2 + 0.5 * sum(effect[ids[:, f]] for f, effect in enumerate(effects)) + 0.3 * dense[:, 0]
     label = (generator.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.uint8)
     return ids, dense, label
+
+
+def flip_a_value(shard):
+    """Damage a shard where only a checksum over its contents can tell: one bit of a count, its file otherwise as it was."""
+    with h5py.File(shard) as file:
+        offset = file["dense"].id.get_offset()
+    content = bytearray(shard.read_bytes())
+    content[offset] ^= 1
+    shard.write_bytes(content)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ssmpi import output
 from ssmpi.bench import crowd_picture, data, machine
 from ssmpi.bench.contenders import chosen
 from ssmpi.bench.crowd import SHAPES, Shape, ordered
@@ -174,9 +175,9 @@ def figures(shape: Shape, predicted: Outcome, found: dict[str, Any], batch: int)
 def leave(folder: Path, report: dict[str, Any]) -> Path:
     """Write JSON, table and plot; print the table."""
     target = folder / RESULT
-    target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    output.write(target, json.dumps(report, indent=1) + "\n")
     text = table(report)
-    target.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
+    output.write(target.with_suffix(".txt"), text + "\n")
     print(text)
     files = [target, target.with_suffix(".txt"), crowd_picture.draw(report, target.with_suffix(".png"))]
     say(f"in {folder}: {', '.join(file.name for file in files if file)}")

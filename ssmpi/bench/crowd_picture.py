@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ssmpi import output
 from ssmpi.bench.picture import pyplot
 
 
@@ -34,7 +35,8 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
     )
     handles, labels = speed.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    figure.savefig(target, dpi=110)
+    with output.whole(target) as beside:
+        figure.savefig(beside, dpi=110, format="png")
     plt.close(figure)
     return target
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ssmpi import output
 from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, SSMPI
 from ssmpi.log import log
 
@@ -57,7 +58,8 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     title = f"examples per second on {header['cores']} cores ({header['processor']}): bar = median, ticks = windows"
     figure.suptitle(title, fontsize=11)
-    figure.savefig(target, dpi=110)
+    with output.whole(target) as beside:
+        figure.savefig(beside, dpi=110, format="png")
     plt.close(figure)
     return target
 

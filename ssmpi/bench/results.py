@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ssmpi import __version__
+from ssmpi import __version__, output
 from ssmpi.bench import trend
 from ssmpi.bench.grid import Cell, Point, Study
 from ssmpi.errors import UserError
@@ -29,10 +29,10 @@ def write(study: Study, missing: Sequence[Cell]) -> tuple[str, list[Path]]:
     codes = codes_of(groups)
     text = markdown(study, rows, missing, codes)
     files = [study.folder / "results.md", study.folder / "results.json"]
-    files[0].write_text(text, encoding="utf-8")
+    output.write(files[0], text)
     body = {"title": study.options.title, **circumstances(), "rows": [plain(asdict(r)) for r in rows]}
     body |= {"missing": [cell.name for cell in missing], "code": codes}
-    files[1].write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    output.write(files[1], json.dumps(body, indent=1) + "\n")
     subject = page.Subject(study.options.title, compared(study), groups, rows)
     about = "Mean and standard error over seeds; marks of different lines are moved apart a little."
     across = page.Drawing("trend", "Across the grid", about, lambda: trend.draw(rows))

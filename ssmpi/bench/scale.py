@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from ssmpi import log
+from ssmpi import log, output
 from ssmpi.bench import data
 from ssmpi.errors import DataError
 from ssmpi.launch import launch
@@ -41,7 +41,7 @@ def measure(counts: Sequence[int], folder: Path) -> list[Cost]:
     folder.mkdir(parents=True, exist_ok=True)
     shards = data.synthetic(folder / "data", ROWS)
     costs = [job(topology(ranks), shards, folder / f"scale-{ranks}") for ranks in counts]
-    (folder / "scale.json").write_text(json.dumps([asdict(cost) for cost in costs], indent=1) + "\n", encoding="utf-8")
+    output.write(folder / "scale.json", json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")
     print(table(costs))
     return costs
 

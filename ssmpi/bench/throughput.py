@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ssmpi import output
 from ssmpi.bench import data, local, machine, picture, render, targets
 from ssmpi.bench.contenders import SSMPI, Contender, chosen, grid
 from ssmpi.bench.jobs import Jobs
@@ -139,9 +140,9 @@ def estimate(options: Options, contenders: list[Contender]) -> float:
 def leave(folder: Path, report: dict[str, Any]) -> Path:
     """Write JSON, table and plot; print the table."""
     target = folder / RESULT
-    target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    output.write(target, json.dumps(report, indent=1) + "\n")
     table = render.table(report)
-    target.with_suffix(".txt").write_text(table + "\n", encoding="utf-8")
+    output.write(target.with_suffix(".txt"), table + "\n")
     print(table)
     files = [target, target.with_suffix(".txt"), picture.draw(report, target.with_suffix(".png"))]
     say(f"in {folder}: {', '.join(file.name for file in files if file)}")

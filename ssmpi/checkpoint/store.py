@@ -66,6 +66,15 @@ def check(folder: Path, share: int = 0, shares: int = 1) -> None:
         verify(folder, entry)
 
 
+def find_error(folder: Path, share: int, shares: int) -> str:
+    """What ``check`` has to say, empty if nothing."""
+    try:
+        check(folder, share, shares)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
 class Store:
     """The checkpoints of one run. Only one job at a time may write here."""
 

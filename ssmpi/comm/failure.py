@@ -69,6 +69,11 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}\n{text}\nThis is not expected: please report it with this log"
 
 
+def code_of(error: BaseException) -> int:
+    """The exit code of what ``error`` ended: 2 for what the user can mend."""
+    return LOST if isinstance(error, PeerError) else 2 if isinstance(error, UserError) else 1
+
+
 @contextlib.contextmanager
 def guard(place: Place, thread: str) -> Iterator[None]:
     """Run a thread's body so that its exception ends the job with one message instead of hanging it.
@@ -80,7 +85,7 @@ def guard(place: Place, thread: str) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, SystemExit) and threading.current_thread() is threading.main_thread():
             raise
-        place.abort(message(place, thread, error), LOST if isinstance(error, PeerError) else 1)
+        place.abort(message(place, thread, error), code_of(error))
 
 
 def start(place: Place, name: str, body: Any, *arguments: Any) -> threading.Thread:

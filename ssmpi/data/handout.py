@@ -5,36 +5,42 @@ The first trainer's main thread owns one ``Handout``; threads everywhere ask it 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ssmpi.data.reader import Options, shuffled
 
 NOTHING_LEFT = -1
 CUT = -2  # training pauses: there may be something left
+NOT_YET = -3  # the next block waits for the check of its shard: ask again
 
 
 @dataclass
 class Handout:
     """The blocks (or other pieces, by number) of one part of a pass, in dealing order, for ``threads`` askers in the job.
 
-    ``dynamic`` gives the next block to whoever asks; ``static`` gives asker ``k`` the blocks ``k``, ``k + threads``...
+    ``dynamic`` gives the next block to whoever asks; ``static`` gives asker ``k`` the blocks ``k``, ``k + threads``... Neither
+    gives one that is not ``ready``, nor another in its place: the order stays.
     """
 
     options: Options
     order: list[int]
     threads: int
+    ready: Callable[[int], bool] = lambda block: True
     _dealt: int = 0
     _taken: dict[int, int] = field(default_factory=dict)
     log: list[tuple[int, int]] = field(default_factory=list)
 
     def next_block(self, asker: int) -> int:
-        """The next block for one thread (numbered over the job), or NOTHING_LEFT."""
+        """The next block for one thread (numbered over the job), or NOTHING_LEFT, or NOT_YET."""
         if self.options.handout == "static":
             place = asker + self.threads * self._taken.get(asker, 0)
         else:
             place = self._dealt
         if place >= len(self.order):
             return NOTHING_LEFT
+        if not self.ready(self.order[place]):
+            return NOT_YET
         self._taken[asker] = self._taken.get(asker, 0) + 1
         self._dealt += 1
         self.log.append((asker, self.order[place]))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ssmpi.data import columns
 from ssmpi.data.batch import Batch
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Manifest, open_shard, read_manifest
 from ssmpi.errors import DataError
@@ -81,6 +82,10 @@ class SplitReader:
                 open_shard(self.folder, entry, self.manifest).close()  # says what is wrong
         if self.shards:
             open_shard(self.folder, self.shards[0], self.manifest).close()
+
+    def verify(self, shard: int) -> None:
+        """Read one shard whole and raise DataError unless its contents are those that were prepared."""
+        columns.check(self.folder, self.shards[shard], self.manifest)
 
     def room(self) -> Batch:
         """Arrays for ``read`` that hold any block: fresh ones would be paged in anew for every block."""

@@ -24,6 +24,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from ssmpi import output
 from ssmpi.errors import DataError
 
 SCHEMA_VERSION = 1
@@ -98,9 +99,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
     """Write ``manifest.json`` beside its place and rename it: the folder is whole from that moment."""
     body = {"format": MANIFEST_FORMAT, "schema_version": SCHEMA_VERSION, **asdict(manifest)}
     target = folder / MANIFEST_NAME
-    beside = folder / f".{MANIFEST_NAME}.tmp"
-    beside.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-    publish(beside, target)
+    output.write(target, json.dumps(body, indent=1) + "\n")
     return target
 
 
@@ -167,9 +166,9 @@ def write_shard(
 
     Arguments as those of ``lay_out_shard``.
     """
-    beside = path.with_name(f".{path.name}.tmp")
-    total = lay_out_shard(beside, ids, dense, label, attributes)
-    publish(beside, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with output.whole(path) as beside:
+        total = lay_out_shard(beside, ids, dense, label, attributes)
     return path.stat().st_size, total
 
 
@@ -239,7 +238,7 @@ def _check_frame(folder: Path, entry: ShardEntry, manifest: Manifest) -> None:
 def open_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> h5py.File:
     """Open one shard read-only after checking that it is the one in the manifest; DataError names the file otherwise.
 
-    The columns are not read: ``ssmpi-prepare verify`` does that.
+    The columns are not read: ``columns.check`` does that.
     """
     path = folder / entry.file
     if not path.is_file():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmpi import output
 from ssmpi.errors import UserError
 from ssmpi.log import log
 from ssmpi.names import PLOT as PLOT_FILE
@@ -55,7 +56,7 @@ def plot(run: Path) -> Path | None:
         with style(LIGHT):
             figure = curves(by_settings([read(run)]), PLOT)
             figure.suptitle(str(run))
-            (run / PLOT_FILE).write_bytes(render(figure, "png"))
+            output.write(run / PLOT_FILE, render(figure, "png"))
     except UserError as error:
         log.info(f"no plot: {error}")
         return None

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssmpi import __version__
+from ssmpi import __version__, output
 from ssmpi.errors import UserError
 from ssmpi.report import figures
 from ssmpi.report.columns import NOTHING, cells, headings
@@ -59,6 +59,7 @@ def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path
     except ImportError:
         raise UserError(f"jinja2 is not installed: {figures.INSTALL}") from None
     out.parent.mkdir(parents=True, exist_ok=True)
+    output.check(out)
     pictures = [_draw(drawing, out) for drawing in wanted]
     records = [record for group in subject.groups for record in group.records]
     settings = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -70,7 +71,7 @@ def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path
         ranks=[(record.folder, _ranks(record)) for record in records if record.usage],
         version=__version__, made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )  # fmt: skip
-    out.write_text(page, encoding="utf-8")
+    output.write(out, page)
     return [out, *(_png(drawing, out) for drawing in wanted)]
 
 
@@ -102,7 +103,7 @@ def _draw(drawing: Drawing, out: Path) -> dict[str, str]:
             figure = drawing.draw()
             found[page] = base64.b64encode(figures.render(figure, "svg")).decode()
             if page == "light":
-                _png(drawing, out).write_bytes(figures.render(figure, "png"))
+                output.write(_png(drawing, out), figures.render(figure, "png"))
     return found
 
 

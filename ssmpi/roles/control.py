@@ -12,8 +12,8 @@ import numpy as np
 
 from ssmpi.comm.service import Service
 from ssmpi.comm.signals import stop_asked
-from ssmpi.comm.waiting import Patience, wait_all
-from ssmpi.data.handout import CUT, Handout
+from ssmpi.comm.waiting import Patience, wait_all, wait_until
+from ssmpi.data.handout import CUT, NOT_YET, Handout
 from ssmpi.metrics import BINS, SUMS
 from ssmpi.roles.progress import Progress, Tally
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 REPORT = 1000  # tag of a report and of its answer
 WORD = 1001  # tag of the one word in each part: whether all pause now, or the part is done
+CHECKED = 1002  # tag of the number of a shard whose contents are sound; no answer
 WANT = 2000  # plus the thread's number: tag of a request for a block; the answer has the thread's number alone
 HEADER = ("stop", "finished", "examples", "iterations", "rounds", "round_seconds", "staleness", "divergence")
 REPORT_SECONDS = 1.0
@@ -44,7 +45,8 @@ def unpack(words: np.ndarray) -> tuple[Report, np.ndarray, np.ndarray]:
 class Control:
     """One trainer's end. ``gathered(trainer, words)`` is called on the first trainer for every report.
 
-    Worker threads call ``next_block``; the main thread calls ``tick`` while they train.
+    Worker threads call ``next_block``; the main thread calls ``tick`` while they train. ``checked`` are the shards whose
+    contents are known to be sound: on the first trainer all of them, for its dealing.
     """
 
     def __init__(self, conversation: Conversation, threads: int, patience: Patience, progress: Progress) -> None:
@@ -59,6 +61,8 @@ class Control:
         self.handout: Handout | None = None
         self.gathered: Callable[[int, np.ndarray], None] = lambda trainer, words: None
         self.due: Callable[[], bool] = lambda: False
+        self.checked: set[int] = set()
+        self._tellings: list[tuple[Any, np.ndarray]] = []
         self._told = self._cut = self._said = False
         self._word = np.zeros(1, np.int64)
         self._words: list[Any] = []
@@ -86,16 +90,27 @@ class Control:
         """The next row block for one worker thread, or NOTHING_LEFT, or CUT. Called on that thread."""
         asker = np.array([self._conversation.rank * self._threads + thread, self._progress.examples], np.int64)
         answer = np.empty(2, np.int64)
-        requests = [
-            self._conversation.irecv(answer, 0, thread),
-            self._conversation.isend(asker, 0, WANT + thread),
-        ]
-        wait_all(requests, self._patience, "trainer 0 (to deal a row block)")
+
+        def ask() -> bool:
+            requests = [
+                self._conversation.irecv(answer, 0, thread),
+                self._conversation.isend(asker, 0, WANT + thread),
+            ]
+            wait_all(requests, self._patience, "trainer 0 (to deal a row block)")
+            return bool(answer[0] != NOT_YET)
+
+        wait_until(ask, self._patience, "the trainer that checks the next shard of the data")
         block, others = map(int, answer)
         self._progress.hear(others)
         if block == CUT:  # the word for all may still be on its way
             self._cut = True
         return block
+
+    def tell_checked(self, shard: int) -> None:
+        """Tell the dealer that the contents of a shard are sound. Called on the thread that checks."""
+        word = np.array([shard], np.int64)
+        self._tellings = [telling for telling in self._tellings if not telling[0].Test()]
+        self._tellings.append((self._conversation.isend(word, 0, CHECKED), word))
 
     def tick(self, report: Callable[[bool], np.ndarray], *, finished: bool = False) -> bool:
         """Answer and report where it is time; True once this trainer need not stay for the others.
@@ -156,6 +171,9 @@ class Control:
     def _handle(self, source: int, tag: int, payload: np.ndarray) -> None:
         """On the first trainer: answer one message."""
         assert self._service
+        if tag == CHECKED:
+            self.checked.add(int(payload.view(np.int64)[0]))
+            return
         buffer = self._service.buffer(16)
         if tag == REPORT:
             others = self._take_report(source, payload.view(np.float64).copy())

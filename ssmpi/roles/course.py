@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,16 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """``position`` is the same on all trainers whenever they are at rest; ``reader`` cuts the blocks of this pass."""
+    """``position`` is the same on all trainers whenever they are at rest; ``reader`` cuts the blocks of this pass.
 
-    def __init__(self, config: Config, trainer: int, reader: SplitReader, position: Position) -> None:
+    Rows of shards that are not in ``checked`` wait for that.
+    """
+
+    def __init__(
+        self, config: Config, trainer: int, reader: SplitReader, position: Position, checked: Set[int]
+    ) -> None:
         self._config, self._trainer, self.reader, self.position = config, trainer, reader, position
+        self._checked = checked
         ahead, threads = config.embedding.prefetch, config.topology.threads
         self.streams = [Stream(config.data, config.run.seed, ahead=ahead) for _ in range(threads)]
         self._askers = config.topology.trainers * threads
@@ -51,6 +57,16 @@ class Course:
 
         return self.streams[thread].batches(self.reader, self._pass, next_piece, cut)
 
+    def shards(self) -> Iterator[int]:
+        """All shards in the order in which this part and the rest of its pass need them, some more than once."""
+        begun = [begun.piece for begun in self.position.begun]
+        yield from (self._shard(piece.block) for piece in [*begun, *self._pieces])
+        blocks = block_order(self._config.data, self._config.run.seed, self._pass, len(self.reader.blocks))
+        yield from map(self._shard, blocks)
+
+    def _shard(self, block: int) -> int:
+        return self.reader.blocks[block].shard
+
     def take_stock(self, trainers: Conversation) -> None:
         """Put together what is left of this part. Every trainer calls, at rest."""
         assert self.handout
@@ -75,4 +91,5 @@ class Course:
         self._pieces, self.position = position.waiting, position
         for thread, stream in enumerate(self.streams):
             stream.begun = position.of(self._trainer, thread)
-        return Handout(data, list(range(len(self._pieces))), self._askers)
+        pieces, order = self._pieces, list(range(len(self._pieces)))
+        return Handout(data, order, self._askers, lambda number: self._shard(pieces[number].block) in self._checked)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from ssmpi import usage
 from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
-from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.shared import memory_for
 from ssmpi.embedding.table import Arena
+from ssmpi.roles.origin import Origin
 from ssmpi.roles.saver import ArenaSaver
 from ssmpi.roles.weights import load_tables
 
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 
 def serve_embeddings(config: Config, world: World, folder: Path, start_from: Path | None = None) -> bool:
     """The whole life of an embedding PS. ``start_from`` is the model to load, None for fresh rows."""
-    cardinalities = read_manifest(Path(config.data.folder)).cardinalities
-    placement, memory = place(cardinalities, config.topology.embedding_ps), memory_for(config.embedding.transport)
+    setting = config.data.folder
+    origin = Origin.of_model(start_from, setting) if start_from else Origin.of_data(Path(setting))
+    placement, memory = (
+        place(origin.cardinalities, config.topology.embedding_ps),
+        memory_for(config.embedding.transport),
+    )
     arena = Arena(config.embedding, placement, world.index, config.run.seed, memory.allocate)
     if start_from:
         load_tables(arena, start_from, world.index)

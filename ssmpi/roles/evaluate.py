@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.embedding.client import Lookups
 from ssmpi.metrics import BINS, Quality
+from ssmpi.roles.checks import check, share
 from ssmpi.settings import COUNT, within
 
 if TYPE_CHECKING:
@@ -55,15 +57,22 @@ class Evaluator:
     twin: Callable[[np.ndarray], Twin]
     start: Callable[..., Any]
     stopping: Callable[[], bool]
+    checked: set[str] = field(default_factory=set)
 
     def run(self, split: str, vector: np.ndarray, patience: Patience) -> dict[str, float] | None:
-        """Metrics of ``vector`` on one split, the same on every trainer; None if one was told to stop meanwhile.
+        """Metrics of ``vector`` on one split, the same on every trainer; None if one was told to stop meanwhile. The first time
+        the contents of the split are checked beside it: no figures of damaged rows.
 
         All trainers must call, at rest.
         """
         reader = SplitReader(self.folder, split, 16 * self.options.batch_size)
         parts = [Quality() for _ in range(self.threads)]
         threads = [self.start(f"evaluate {k}", self._score, reader, vector, k, parts[k]) for k in range(self.threads)]
+        if split not in self.checked:
+            shards = share(range(len(reader.shards)), set(), self.trainers.rank, self.trainers.size)
+            shards_until_told = takewhile(lambda _: not self.stopping(), shards)
+            threads.append(self.start("check", check, reader, shards_until_told, lambda _: None))
+            self.checked.add(split)
         for thread in threads:
             thread.join()
         mine = Quality()

@@ -20,6 +20,7 @@ from ssmpi.errors import STOPPED, DataError
 from ssmpi.log import log
 from ssmpi.names import MODEL
 from ssmpi.roles import snapshot
+from ssmpi.roles.origin import KEY, Origin
 from ssmpi.roles.progress import Clock
 
 if TYPE_CHECKING:
@@ -107,7 +108,9 @@ class Keeper:
         dense = asdict(files.write(beside / "dense.h5", self._trainer.replica.datasets(vector)))
         self._trainer.tables.transport.begin_save(beside, self._options.limit_seconds, background=False)
         entries = checked([dense, *(self._trainer.tables.transport.saved() or [])])
-        store.commit(beside, store.Manifest(entries, {"examples": int(results.logbook.totals()["examples"])}))
+        origin = Origin.of_data(self._trainer.reader.folder, self._trainer.reader.manifest)
+        state = {"examples": int(results.logbook.totals()["examples"]), KEY: origin.state()}
+        store.commit(beside, store.Manifest(entries, state))
         if place.exists():
             place.rename(old)
         beside.rename(place)

@@ -12,10 +12,11 @@ import torch
 from ssmpi.comm import failure
 from ssmpi.comm.world import World
 from ssmpi.data.batch import Batch
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, read_manifest
+from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import MODELS
 from ssmpi.roles.evaluate import Evaluator
+from ssmpi.roles.origin import Origin
 from ssmpi.roles.tables import Tables
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Scorer:
         torch.set_num_threads(1)
         self._config, self._world = config, world
         world.beat(config.waiting)
-        cardinalities = read_manifest(Path(config.data.folder)).cardinalities
+        cardinalities = Origin.of_model(model, config.data.folder).cardinalities
         self._tables = Tables(config, world, cardinalities, model)
         make = MODELS[config.model.name]
         self._replica = Replica(lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES), config.run.seed)

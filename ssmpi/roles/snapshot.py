@@ -16,6 +16,7 @@ from ssmpi.comm.waiting import wait
 from ssmpi.data.position import Position
 from ssmpi.errors import DataError
 from ssmpi.roles.identity import identity
+from ssmpi.roles.origin import KEY, Origin
 from ssmpi.roles.results import Earlier, plain
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ def state(trainer: Trainer, position: Position) -> dict[str, Any]:
         "position": position.state(),
         "logbook": numbers,
         "evaluations": plain(trainer.results.evaluations),
+        "checked": sorted(trainer.control.checked),
+        KEY: Origin.of_data(reader.folder, reader.manifest).state(),
     }
 
 

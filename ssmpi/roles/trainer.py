@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ssmpi import sync, usage
+from ssmpi import output, sync, usage
 from ssmpi.comm import failure
 from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
 from ssmpi.comm.world import World
@@ -25,6 +25,7 @@ from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import MODELS
 from ssmpi.roles import control
+from ssmpi.roles.checks import check, share
 from ssmpi.roles.course import Course
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.keeper import Keeper
@@ -82,7 +83,8 @@ class Trainer:
         self.stopped = self._due = self._started = False
         self._came_to_rest = 0.0
         position = saved.position(config.topology, config.data.batch_size) if saved else Position(0)
-        self.course = Course(config, world.index, self.reader, position)
+        self.control.checked.update(saved.state.get("checked", ()) if saved else ())
+        self.course = Course(config, world.index, self.reader, position, self.control.checked)
         self.held = [Held(stream.was_cut) for stream in self.course.streams]
         if config.run.record_losses:
             self.progress.losses = []
@@ -129,6 +131,8 @@ class Trainer:
         all trainers have come to that.
         """
         if not self._started:
+            unchecked = share(self.course.shards(), self.control.checked, self.world.index, self.world.trainers.size)
+            self.start("check", check, self.reader, unchecked, self.control.tell_checked)
             self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
             usage.set_up()
             if self.results:
@@ -205,7 +209,9 @@ class Trainer:
     def goodbye(self) -> None:
         """Take leave of all servers and write the results."""
         if self.progress.losses is not None:
-            np.save(self.folder / f"losses-{self.world.index}.npy", np.array(self.progress.losses))
+            path = self.folder / f"losses-{self.world.index}.npy"
+            with output.whole(path) as beside, beside.open("wb") as out:
+                np.save(out, np.array(self.progress.losses))
         if self.results:
             self.results.finish(stopped=self.stopped)
         self.tables.transport.goodbye()

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ssmpi.checkpoint.store import Store
+from ssmpi.checkpoint import store
 from ssmpi.embedding.table import Arena
 from ssmpi.errors import DataError
 from ssmpi.names import MANIFEST_NAME, MODEL
+
+if TYPE_CHECKING:
+    from ssmpi.comm.world import Job
+
+DENSE = "dense.h5"
 
 
 def find(run: Path) -> Path:
     """The folder of a run's model: of the finished one, else of its newest checkpoint; DataError if there is neither."""
     if (run / MODEL / MANIFEST_NAME).is_file():
         return run / MODEL
-    checkpoints = Store(run).committed()
+    checkpoints = store.Store(run).committed()
     if not checkpoints:
         raise DataError(
             f"{run}: no whole model here: its run did not reach a save. Train again, or name another run folder"
@@ -22,12 +28,31 @@ def find(run: Path) -> Path:
     return checkpoints[-1]
 
 
+def check(job: Job, folder: Path) -> None:
+    """Compare the files of a model with its manifest, a share on every rank; if one is damaged all ranks end with one message."""
+    errors = [error for error in job.gather(store.find_error(folder, job.rank, job.size)) if error]
+
+    def refuse() -> None:
+        if errors:
+            raise DataError(f"{errors[0]}. Train the model again, or put a whole copy in its place")
+
+    job.agree(refuse)
+
+
+def tables(folder: Path) -> list[Path]:
+    """The files of embedding rows that a model's manifest names."""
+    names = sorted(entry.file for entry in store.read_manifest(folder).files)
+    if DENSE not in names:
+        raise DataError(f"{folder / MANIFEST_NAME}: damaged: it names no {DENSE}")
+    return [folder / name for name in names if name.startswith("embedding-")]
+
+
 def load_tables(arena: Arena, folder: Path, server: int = 0) -> None:
     """Fill the arena of PS ``server`` from saved parts, whatever placement saved them; DataError if rows are missing.
 
     Its own file comes first, and no more are opened than needed: with equal numbers of PSs one by each.
     """
-    taken, files = 0, sorted(folder.glob("embedding-*.h5"))
+    taken, files = 0, tables(folder)
     first = server % max(1, len(files))
     for path in [*files[first:], *files[:first]]:
         if taken == len(arena.weights):

@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 import pytest
 from datasets import make_dataset
-from ranks import PATIENCE, Running, full_environment, mpirun, mpirun_path
-from runs import Run
+from ranks import PATIENCE, Running, full_environment, mpirun, mpirun_path, ssmpi
+from runs import Run, train_over_threads
 
 from ssmpi.data.schema import read_manifest, write_manifest, write_shard
 from ssmpi.errors import STOPPED
@@ -450,3 +450,15 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(start):
     job.send(signal.SIGUSR1)
     code, output = job.end(STOPPING)
     assert code == STOPPED, output
+
+
+def test_a_damaged_model_ends_every_rank_that_would_score_it(tmp_path, good_data):
+    run = train_over_threads(tmp_path, good_data, "topology.embedding_ps=1").folder
+    path = run / "model/embedding-0000.h5"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    ended = ssmpi("evaluate", run, ranks=2, timeout=PATIENCE / 2)
+    assert ended.code == 2, ended.err
+    assert ended.err.count("error: ") == 1
+    assert f"{path}: damaged: its SHA-256 is not the one that was written" in ended.err
+    assert "NE" not in ended.out

@@ -1,16 +1,19 @@
 """Every row is read exactly once a pass, in an order that depends on the seed alone."""
 
 import shutil
+from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ssmpi import config, folder
-from ssmpi.data.handout import NOTHING_LEFT, Handout, block_order
+from ssmpi.data.handout import NOT_YET, NOTHING_LEFT, Handout, block_order
 from ssmpi.data.reader import Options, SplitReader, batches, batches_in, shuffled, suit_block_rows
 from ssmpi.errors import DataError
+from ssmpi.roles.checks import share
 
 STATIC, DYNAMIC = Options("d", handout="static"), Options("d", handout="dynamic")
 
@@ -110,6 +113,42 @@ def test_after_a_restart_only_the_rest_is_dealt(options, blocks, asked, threads_
     rest = [after.next_block(k % threads_after) for k in range(threads_after * (blocks + 1))]
     assert sorted(b for b in first + rest if b != NOTHING_LEFT) == list(range(blocks))
     assert [b for _, b in after.log] == [b for b in rest if b != NOTHING_LEFT]
+
+
+@pytest.mark.parametrize("options", [STATIC, DYNAMIC], ids=["static", "dynamic"])
+def test_a_block_that_is_not_ready_is_waited_for_and_the_order_stays(options):
+    ready, order = {4, 2}, [4, 0, 2]
+    handout = Handout(options, order, 1, ready.__contains__)
+    assert [handout.next_block(0) for _ in range(3)] == [4, NOT_YET, NOT_YET]
+    ready.add(0)
+    assert [handout.next_block(0) for _ in range(3)] == [0, 2, NOTHING_LEFT]
+
+
+def test_a_flipped_bit_of_any_column_is_found(small_data, tmp_path):
+    data = Path(shutil.copytree(small_data, tmp_path / "copy"))
+    reader = SplitReader(data, "train", 640)
+    path = data / reader.shards[1].file
+    content = path.read_bytes()
+    with h5py.File(path) as file:
+        offsets = [file[name].id.get_offset() for name in ("ids", "dense", "label")]
+    for offset in offsets:
+        path.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
+        reader.check()  # which does not read contents
+        with pytest.raises(DataError, match=r"shard-00001\.h5: damaged: the checksum of its columns"):
+            reader.verify(1)
+    path.write_bytes(content)
+    for shard in range(len(reader.shards)):
+        reader.verify(shard)
+
+
+@given(st.lists(st.integers(0, 20)), st.sets(st.integers(0, 20)), st.integers(1, 5))
+def test_every_shard_is_one_trainers_to_check_in_the_order_of_need(needed, checked, trainers):
+    shares = [share(needed, checked, trainer, trainers) for trainer in range(trainers)]
+    order = [shard for shard in dict.fromkeys(needed) if shard not in checked]
+    assert sorted(shard for each in shares for shard in each) == sorted(order)
+    for each in shares:
+        assert [order.index(shard) for shard in each] == sorted(order.index(shard) for shard in each)
+    assert all(abs(len(a) - len(b)) <= 1 for a in shares for b in shares)
 
 
 def test_shuffling_depends_on_seed_pass_and_block_alone():

@@ -23,10 +23,11 @@ class Here:
     who, host, rank = "trainer 1", "h2", 0
 
     def __init__(self):
-        self.words, self.ended = [], threading.Event()
+        self.words, self.codes, self.ended = [], [], threading.Event()
 
     def abort(self, text, code=1):
         self.words.append(text)
+        self.codes.append(code)
         self.ended.set()
 
 
@@ -80,6 +81,7 @@ def test_what_the_user_can_mend_comes_without_a_traceback():
     with guard(place, "worker 3"):
         raise DataError("shard 7 is missing; copy it here")
     assert place.words == ["error: trainer 1 (rank 0, host h2, thread worker 3): shard 7 is missing; copy it here"]
+    assert place.codes == [2]
 
 
 def test_what_nobody_expects_comes_with_one():

@@ -6,15 +6,19 @@ import json
 import re
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from datasets import flip_a_value
 from runs import train_over_threads
 
 from ssmpi import inspect, resume
 from ssmpi.checkpoint import disk, files
 from ssmpi.checkpoint.store import Store, read_manifest
+from ssmpi.data import columns
+from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.transport import LocalTables
 from ssmpi.errors import DataError
 from ssmpi.log import log
@@ -249,8 +253,54 @@ def test_what_a_manifest_holds(tmp_path, small_data, watched, golden):
     for kept in evaluations["validation"].values():
         kept.update({name: 0 for name in kept if name not in ("rows", "after_examples")})
     body["state"]["identity"]["data.folder (its contents)"] = ""
+    assert body["state"]["data"].pop("folder") == str(small_data.resolve())
     found = json.dumps(body, indent=1) + "\n"
     assert found == golden("checkpoint.json", found)
+
+
+@pytest.fixture
+def checks(monkeypatch):
+    """The shards whose contents were read and compared, in turn."""
+    found, check = [], columns.check
+    monkeypatch.setattr(
+        columns, "check", lambda folder, entry, data: found.append(entry.file) or check(folder, entry, data)
+    )
+    return found
+
+
+MANY = ("topology.trainers=2", "topology.threads=2", "sync.algorithm=ma")
+
+
+@pytest.mark.parametrize("handout", ["static", "dynamic"])
+def test_each_shard_is_checked_once_in_a_run(tmp_path, small_data, watched, checks, handout):
+    """Not once in a pass, by every trainer, or in every job; a split that is scored once in a job."""
+    in_pieces(tmp_path, small_data, watched, [20, 60], *ONE, f"data.handout={handout}", other=(MANY, (), MANY))
+    count = Counter(checks)
+    assert [count[f"train/shard-0000{k}.h5"] for k in range(3)] == [1, 1, 1]
+    assert 1 <= count["validation/shard-00000.h5"] <= 3
+    assert count["test/shard-00000.h5"] == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("overrides", [(), MANY], ids=["alone", "two trainers"])
+def test_no_row_of_a_damaged_shard_is_trained_on(tmp_path, small_data, watched, overrides):
+    data = Path(shutil.copytree(small_data, tmp_path / "data"))
+    flip_a_value(data / "train/shard-00001.h5")
+    with pytest.raises(DataError, match=r"train/shard-00001\.h5: damaged: the checksum of its columns"):
+        train_over_threads(tmp_path, data, *ONE, "data.shuffle=false", *overrides)
+    reader = SplitReader(small_data, "train", 2_300)
+    damaged = {row.tobytes() for row in reader.read(reader.blocks[1]).dense}
+    assert not damaged & set(watched.rows)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_damaged_split_is_not_scored(tmp_path, small_data, split):
+    data = Path(shutil.copytree(small_data, tmp_path / "data"))
+    flip_a_value(data / split / "shard-00000.h5")
+    with pytest.raises(DataError, match=rf"{split}/shard-00000\.h5: damaged"):
+        train_over_threads(tmp_path, data, *ONE)
+    assert f'"{split}"' not in (tmp_path / "run/metrics.jsonl").read_text()
 
 
 def test_a_warm_up_is_not_repeated(tmp_path, small_data, watched, monkeypatch):

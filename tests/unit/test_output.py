@@ -1,0 +1,93 @@
+"""A file appears whole or not at all, and what cannot be written is said before the work for it."""
+
+import contextlib
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import train_over_threads
+
+from data_prep.files import save_array
+from ssmpi import output, report
+from ssmpi.errors import UserError
+from ssmpi.export import export
+from ssmpi.report import plot
+from ssmpi.report.page import drawings
+
+
+@contextlib.contextmanager
+def full_disk(left):
+    """No file can grow beyond ``left`` bytes."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (left, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, small_data):
+    return train_over_threads(tmp_path_factory.mktemp("run"), small_data, "topology.embedding_ps=0").folder
+
+
+def files(folder):
+    return sorted(path.relative_to(folder) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda run, out: export(run, "torch", out / "model.pt"),
+        lambda run, out: export(run, "safetensors", out / "model.safetensors"),
+        lambda run, out: report.write([run], out / "report.html"),
+        lambda run, out: plot(run),
+        lambda run, out: save_array(out / "a.npy", np.zeros(10_000)),
+        lambda run, out: output.write(out / "a.txt", "a" * 10_000),
+    ],
+    ids=["torch", "safetensors", "report", "plot", "save_array", "write"],
+)
+def test_a_full_disk_leaves_no_part_of_a_file(run, tmp_path, monkeypatch, body):
+    monkeypatch.setattr("ssmpi.report.page.drawings", lambda groups: drawings(groups)[:1])  # each takes seconds
+    out, copy = tmp_path / "out", Path(shutil.copytree(run, tmp_path / "run"))
+    out.mkdir()
+    (copy / "plot.png").write_bytes(b"the plot of before")
+    before = files(tmp_path)
+    with pytest.raises((OSError, UserError), match=str(tmp_path)), full_disk(2_000):
+        body(copy, out)
+    assert files(tmp_path) == before
+    assert (copy / "plot.png").read_bytes() == b"the plot of before"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("folder", "is a folder"), ("missing/file", "there is no folder"), ("/proc/file", "cannot be written")],
+)
+def test_what_cannot_be_written_is_said_before_the_work(tmp_path, name, message):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=message), output.whole(tmp_path / name):
+        pytest.fail("the work has begun")
+    assert files(tmp_path) == [Path("folder")]
+
+
+def test_a_file_keeps_its_old_content_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "file"
+    output.write(path, "old")
+    with contextlib.suppress(KeyboardInterrupt), output.whole(path) as beside:
+        beside.write_text("new")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert files(tmp_path) == [Path("file")]
+
+
+def test_an_export_or_a_report_to_a_folder_is_refused_at_once(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("ssmpi.export.state_dict", lambda *_: pytest.fail("read the model first"))
+    with pytest.raises(UserError, match="is a folder"):
+        export(run, "torch", tmp_path)
+    monkeypatch.setattr("ssmpi.report.page._draw", lambda *_: pytest.fail("drew the pictures first"))
+    with pytest.raises(UserError, match="is a folder"):
+        report.write([run], tmp_path)
