@@ -118,6 +118,7 @@ class RemoteTables:
         self._conversation, self._options, self._patience = conversation, options, patience
         self._servers = range(first, conversation.size)
         self._in_flight: dict[int, deque[tuple[list[Any], list[np.ndarray]]]] = {}
+        self._sent: dict[int, list[int]] = {}  # pushes, by thread and PS: no two threads count in one place
         self._outcomes: dict[int, dict[str, Any]] = {}
         wanted = options.transport != "messages"
         self._near = [
@@ -165,13 +166,17 @@ class RemoteTables:
         queue = self._in_flight.setdefault(thread, deque())
         while len(queue) >= self._options.pushes_in_flight:
             wait_all(queue.popleft()[0], self._patience, "the embedding PSs (to take a push)")
+        sent = self._sent.setdefault(thread, [0] * len(self._servers))
         requests, messages = [], []
-        for server, rows, near in zip(self._servers, lookup.parts, self._near, strict=True):
+        for index, (rows, near) in enumerate(zip(lookup.parts, self._near, strict=True)):
             if near:
                 near.update(lookup.rows[rows], gradients[rows], factor)
             elif rows.start < rows.stop:
                 messages.append(wire.push(factor, lookup.rows[rows], gradients[rows]))
-                requests.append(self._conversation.isend(messages[-1], server, wire.tag(wire.PUSH, thread)))
+                requests.append(
+                    self._conversation.isend(messages[-1], self._servers[index], wire.tag(wire.PUSH, thread))
+                )
+                sent[index] += 1
         if requests:
             queue.append((requests, messages))
 
@@ -180,8 +185,9 @@ class RemoteTables:
         for queue in self._in_flight.values():
             while queue:
                 wait_all(queue.popleft()[0], self._patience, "the embedding PSs (to take a push)")
-        for server in self._servers:
-            self._call(server, wire.DRAIN, np.empty(0, np.uint8), 1)
+        for index, server in enumerate(self._servers):
+            sent = sum(counts[index] for counts in self._sent.values())
+            self._call(server, wire.DRAIN, np.array([sent], np.int64), 1)
 
     def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
         """Let every PS start writing its part into ``folder``, all at once; the rows may change when this returns."""
