@@ -88,8 +88,8 @@ class EmbeddingServer:
 
     def _save(self, source: int, thread: int, payload: np.ndarray) -> None:
         assert self._saver
-        path, background = json.loads(payload.tobytes())
-        self._saver.begin(self.arena, Path(path), background=background)
+        path, limit_seconds, background = json.loads(payload.tobytes())
+        self._saver.begin(self.arena, Path(path), limit_seconds, background=background)
         self._service.reply(source, thread, self._service.buffer(1))
 
     def _saved(self, source: int, thread: int, payload: np.ndarray) -> None:

@@ -9,7 +9,7 @@ PUSH       factor float32, rows int32 (n,), gradients float32 (n, dim)     none
 PULL_BAGS  bags int32, lengths int32 (bags,), rows int32 (sum of lengths,) float32 (bags, dim)
 PUSH_BAGS  factor float32, then as PULL_BAGS, gradients (bags, dim)        none
 DRAIN      int64: how many PUSH messages this trainer has sent so far      one byte, once so many have been applied
-SAVE       JSON: path, whether in the background                           one byte, once the rows may change again
+SAVE       JSON: path, limit in seconds, whether in the background         one byte, once the rows may change again
 SAVED      nothing                                                         JSON: bytes and checksum, or what went wrong;
                                                                            empty while it is being written
 ATTACH     nothing                                                         how to map the rows; empty if they are not shared

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ssmpi.checkpoint import disk
 from ssmpi.log import log
 from ssmpi.roles.logbook import Logbook, State
 
@@ -52,8 +53,8 @@ class Results:
         status = "stopped" if stopped else "complete" if complete else "incomplete"
         body = {"status": status, "expected_examples": self._expected, **totals, "evaluations": self.evaluations}
         beside = self._folder / f".{RESULT_NAME}.tmp"
-        beside.write_text(json.dumps(plain(body), indent=1) + "\n", encoding="utf-8")
-        beside.replace(self._folder / RESULT_NAME)
+        disk.write(beside, (json.dumps(plain(body), indent=1) + "\n").encode())
+        disk.rename(beside, self._folder / RESULT_NAME)
         assert stopped or complete, f"trained on {totals['examples']:,} examples of {self._expected:,}"
         log.info(
             f"{status}: {totals['examples']:,.0f} examples in {totals['seconds']:.1f} s ({totals['eps']:,.0f} EPS); "
