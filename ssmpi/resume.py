@@ -17,6 +17,7 @@ from ssmpi.log import log
 from ssmpi.request import Request
 from ssmpi.roles.identity import check_identity, identity
 from ssmpi.roles.results import RESULT_NAME
+from ssmpi.roles.room import expect_room
 
 WHOLE = "whole"  # as the name of a checkpoint: the newest that is as it was written
 
@@ -40,6 +41,8 @@ def prepare(request: Request, ranks: int, held: ExitStack) -> Start:
     if request.run and is_finished(run):
         return Start(config, finished=True)
     reader = folder.check(config, ranks)
+    rows = sum(reader.manifest.cardinalities) * config.embedding.row_bytes
+    expect_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
     if not request.run or not (run / RUN_FILE).is_file():
         folder.refuse(run, request.overwrite)
         held.enter_context(folder.lock(run))

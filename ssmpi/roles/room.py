@@ -9,6 +9,7 @@ from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.store import Store
 from ssmpi.log import log
 from ssmpi.roles import snapshot
+from ssmpi.roles.weights import MODEL
 from ssmpi.roles.writing import FullDiskError
 
 if TYPE_CHECKING:
@@ -42,3 +43,24 @@ def make_room(store: Store, needed: int, path: Path) -> None:
         store.retire(len(there) - 1)
         if store.committed() == there:
             raise FullDiskError(f"{path}: {needed:,} bytes needed, {free:,} free, and {there[0]} cannot be removed")
+
+
+def expect_room(run: Path, rows_bytes: int, keep: int, *, overwrite: bool) -> None:
+    """Before training: FullDiskError if its model, of which all rows take so many bytes, finds no room whatever checkpoints are
+    removed for it; a word where they will have to be. ``overwrite``: what is in the folder goes first.
+    """
+    there = Store(run).committed()
+    saved = [sum(path.stat().st_size for path in folder.iterdir()) for folder in there]
+    gone = sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) if overwrite else sum(saved[:-1])
+    free = disk.free(next(path for path in (run, *run.absolute().parents) if path.is_dir()))
+    needed = rows_bytes + SPARE
+    if free + gone < needed:
+        raise FullDiskError(
+            f"{run / MODEL}: {needed:,} bytes needed when training is done, {free + gone:,} free: make room there, or choose "
+            "another run.folder"
+        )
+    if (has := free + (gone if overwrite else sum(saved))) < (keep + 1) * needed:
+        log.warning(
+            f"{run}: {has:,} bytes free, {(keep + 1) * needed:,} needed for checkpoint.keep = {keep} and one that is being "
+            "written: older ones will be removed earlier, and saves may fail"
+        )

@@ -5,17 +5,21 @@ import itertools
 import json
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from runs import train_over_threads
 
+from ssmpi import resume
 from ssmpi.checkpoint import disk, store
 from ssmpi.checkpoint.store import MANIFEST_NAME, Store
+from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.transport import LocalTables
 from ssmpi.errors import DataError, PeerError
 from ssmpi.log import log
 from ssmpi.model.replica import Twin
+from ssmpi.request import Request
 from ssmpi.roles import modelsaver, room
 
 SETTINGS = (
@@ -239,3 +243,21 @@ def test_a_model_that_finds_no_room_leaves_the_newest_checkpoint(tmp_path, small
     with pytest.raises(DataError, match=r"model: [\d,]+ bytes needed, [\d,]+ free: .*is the newest committed one"):
         train_over_threads(tmp_path, small_data, *settings)
     assert len(Store(tmp_path / "run").committed()) == 1
+
+
+def test_a_disk_too_small_for_the_model_is_refused_before_training(tmp_path, small_data, monkeypatch):
+    """Before an earlier run is touched; what is removed for the new one counts as free."""
+    run, rows = tmp_path / "run", 4 * sum(read_manifest(small_data).cardinalities)
+    given = tmp_path / "given.toml"
+    given.write_text(f'data.folder = "{small_data}"\nrun.folder = "{run}"\n')
+
+    def prepare(overwrite):
+        with ExitStack() as held:
+            resume.prepare(Request(given, (), overwrite=overwrite), 2, held)
+
+    prepare(False)
+    monkeypatch.setattr(disk, "free", lambda _: 10 * rows)
+    with pytest.raises(DataError, match=r"run/model: [\d,]+ bytes needed .*, [\d,]+ free: make room there"):
+        prepare(True)
+    (run / "metrics.jsonl").write_bytes(bytes(10 * rows + room.SPARE))
+    prepare(True)
