@@ -17,6 +17,7 @@ from ssmpi.names import RESULT_NAME, RUN_FILE, is_run_folder
 from ssmpi.request import Request
 from ssmpi.roles.identity import check_identity, identity
 from ssmpi.roles.results import is_finished
+from ssmpi.roles.room import expect_room
 
 WHOLE = "whole"  # as the name of a checkpoint: the newest that is as it was written
 
@@ -40,6 +41,8 @@ def prepare(request: Request, ranks: int, held: ExitStack) -> Start:
     if request.run and is_finished(run):
         return found_finished(request, config)
     reader = folder.check(config, ranks, request.overridden())
+    rows = sum(reader.manifest.cardinalities) * config.embedding.row_bytes
+    expect_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
     if not request.run or not is_run_folder(run):
         folder.refuse(run, request.overwrite, request.run_file)
         held.enter_context(folder.lock(run))

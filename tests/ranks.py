@@ -285,13 +285,14 @@ class Envelope:
     tag: int
     array: np.ndarray
     request: PretendedRequest
+    thread: int
 
 
 class PretendedConversation:
     """The face of ``ssmpi.comm.messages.Conversation`` over threads, as unhelpful as MPI may be.
 
     A send is complete only when its message was received, and is copied only then, so that a buffer which is reused
-    too early shows. Messages of one rank stay in order, those of different ranks are taken in any order.
+    too early shows. Messages of one thread stay in order, those of different ranks or threads are taken in any order.
     """
 
     def __init__(self, exchange, world_rank):
@@ -310,7 +311,9 @@ class PretendedConversation:
         """Meet the first counterpart of the same source and tag at the destination, or wait for one."""
         self._job.check()
         dest, source, tag = address
-        mine = Envelope(source, tag, array.view(np.uint8).reshape(-1), PretendedRequest(self._job))
+        mine = Envelope(
+            source, tag, array.view(np.uint8).reshape(-1), PretendedRequest(self._job), threading.get_ident()
+        )
         with self._job.lock:
             other = next((o for o in others[dest] if (o.peer, o.tag) == (source, tag)), None)
             if other is None:
@@ -329,13 +332,13 @@ class PretendedConversation:
             waiting = self._exchange.sent[self.rank]
             if not waiting:
                 return None
-            source = self._exchange.chance.choice(sorted({envelope.peer for envelope in waiting}))
-            envelope = next(e for e in waiting if e.peer == source)
+            sender = self._exchange.chance.choice(sorted({(e.peer, e.thread) for e in waiting}))
+            envelope = next(e for e in waiting if (e.peer, e.thread) == sender)
             waiting[:] = [e for e in waiting if e is not envelope]
             payload = inbox.room(envelope.array.size)
             payload[:] = envelope.array
             envelope.request.done = True
-            return source, envelope.tag, payload
+            return envelope.peer, envelope.tag, payload
 
     def iallreduce(self, array):
         def add(arrays):

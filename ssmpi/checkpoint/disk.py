@@ -4,9 +4,35 @@ disk, at each of them. They say where and why an operation failed; nothing is du
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+
+from ssmpi.comm.failure import NO_ROOM
+
+
+def free(path: Path) -> int:
+    """Bytes that may still be written to the disk that a folder, or a file, is on."""
+    found = os.statvfs(path if path.is_dir() else path.parent)
+    return found.f_bavail * found.f_frsize
+
+
+@contextlib.contextmanager
+def needing(path: Path, size: int) -> Iterator[None]:
+    """Errors in the block name the file that is written there, and those of a full disk how many bytes it needs and how many
+    are free: the system names neither.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            text = f"{error.strerror}: {size:,} bytes needed, {free(path):,} free"
+            raise OSError(error.errno, text, str(path)) from error
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def make_folder(path: Path) -> None:
@@ -14,11 +40,21 @@ def make_folder(path: Path) -> None:
     path.mkdir(exist_ok=True)
 
 
+@contextlib.contextmanager
+def created(path: Path) -> Iterator[int]:
+    """A new file, open for writing while the block runs."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def write(path: Path, content: bytes) -> None:
     """Write a small file whole and sync it."""
-    with path.open("wb") as out:
-        out.write(content)
-        sync(out.fileno())
+    with needing(path, len(content)), created(path) as descriptor:
+        write_at(descriptor, memoryview(content), 0)
+        sync(descriptor)
 
 
 def write_at(descriptor: int, content: memoryview, offset: int) -> None:

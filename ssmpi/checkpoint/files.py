@@ -1,15 +1,18 @@
 """HDF5 files with a checksum over all of their bytes: written in one pass from memory, without the interpreter lock,
 flushed to disk, and checked before HDF5 is let near them, because a damaged header can make its library do anything.
+
+HDF5 itself never writes to the disk: it holds the interpreter lock meanwhile, and a disk that hangs would stop all threads.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import h5py
 import numpy as np
@@ -32,37 +35,20 @@ class Entry:
 
 
 def write(path: Path, datasets: Iterable[Dataset]) -> Entry:
-    """Write arrays under their names, each contiguous and uncompressed; OSError if the disk will not take them.
+    """Write arrays under their names, each contiguous and uncompressed; OSError names the file if the disk will not take it.
 
     The values must not change meanwhile. First the layout is made, then the values go to their places in the file and
     through the hash together: they are read once.
     """
-    extents: list[tuple[int, np.ndarray]] = []
-    with h5py.File(path, "w") as out:
-        for name, values, attributes in datasets:
-            values = np.ascontiguousarray(values)
-            made = _allocate(out, name, values)
-            made.attrs.update(attributes)
-            if values.size:
-                extents.append((made.id.get_offset(), values))
-    extents.sort(key=lambda extent: extent[0])
     digest = hashlib.sha256()
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        end = 0
-        for offset, values in extents:
-            digest.update(os.pread(descriptor, offset - end, end))  # what HDF5 wrote between the arrays
-            content = values.reshape(-1).view(np.uint8).data
-            for start in range(0, len(content), SLICE):
-                piece = content[start : start + SLICE]
-                disk.write_at(descriptor, piece, offset + start)
-                digest.update(piece)
-            end = offset + len(content)
-        size = os.fstat(descriptor).st_size
-        digest.update(os.pread(descriptor, size - end, end))
-        disk.sync(descriptor)
-    finally:
-        os.close(descriptor)
+    with _in_memory() as layout:
+        pieces = _pieces(layout, datasets)
+        size = os.fstat(layout.fileno()).st_size
+        with disk.needing(path, size), disk.created(path) as descriptor:
+            for offset, content in pieces:
+                disk.write_at(descriptor, content, offset)
+                digest.update(content)
+            disk.sync(descriptor)
     return Entry(path.name, size, digest.hexdigest())
 
 
@@ -95,6 +81,40 @@ def read(path: Path) -> dict[str, np.ndarray]:
     with h5py.File(path, "r", locking=False) as saved:
         saved.visititems(take)
     return found
+
+
+def _in_memory() -> IO[bytes]:
+    """A file that holds no more than HDF5 writes to it, and that is on no disk where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("layout"), "r+b", 0)
+    return tempfile.TemporaryFile(buffering=0)
+
+
+def _pieces(layout: IO[bytes], datasets: Iterable[Dataset]) -> Iterator[tuple[int, memoryview]]:
+    """Lay out the arrays in the file ``layout``, without their values; then all bytes of the whole, piece by piece, with the
+    offset of each.
+    """
+    extents: list[tuple[int, np.ndarray]] = []
+    with h5py.File(layout, "w") as out:
+        for name, values, attributes in datasets:
+            values = np.ascontiguousarray(values)
+            made = _allocate(out, name, values)
+            made.attrs.update(attributes)
+            if values.size:
+                extents.append((made.id.get_offset(), values))
+    extents.sort(key=lambda extent: extent[0])
+    return _cut(layout.fileno(), extents)
+
+
+def _cut(layout: int, extents: list[tuple[int, np.ndarray]]) -> Iterator[tuple[int, memoryview]]:
+    end, size = 0, os.fstat(layout).st_size
+    for offset, values in [*extents, (size, np.empty(0, np.uint8))]:
+        if between := os.pread(layout, offset - end, end):  # what HDF5 wrote there
+            yield end, memoryview(between)
+        content = values.reshape(-1).view(np.uint8).data
+        for start in range(0, len(content), SLICE):
+            yield offset + start, content[start : start + SLICE]
+        end = offset + len(content)
 
 
 def _allocate(out: h5py.File, name: str, values: np.ndarray) -> h5py.Dataset:

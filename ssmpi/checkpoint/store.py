@@ -95,20 +95,26 @@ class Store:
             f"{self.folder}: no checkpoint '{name}'; there are {', '.join(path.name for path in there) or 'none'}"
         )
 
-    def begin(self) -> Path:
-        """Make the folder of a new checkpoint; what an earlier job left unfinished goes."""
-        numbers = [
-            int(path.name.rpartition("-")[2]) for path in [*self._all(), *self.set_aside()]
-        ]  # no name comes again
+    def clear(self) -> None:
+        """Remove what an earlier job left unfinished."""
         there = self.committed()
         for path in self._all():
             if path not in there:
                 _try_to_remove(path)
+
+    def begin(self) -> Path:
+        """Make the folder of a new checkpoint; what an earlier job left unfinished goes."""
+        numbers = [number(path) for path in [*self._all(), *self.set_aside()]]  # no name comes again
+        self.clear()
         disk.make_folder(self.folder)  # not the run folder: one that has vanished is not to be made anew
         disk.sync_folder(self.folder.parent)
-        folder = self.folder / f"{CHECKPOINT}{max(numbers, default=0) + 1:06}"
+        folder = self.path(max(numbers, default=0) + 1)
         disk.make_folder(folder)
         return folder
+
+    def path(self, number: int) -> Path:
+        """The folder of the checkpoint with this number."""
+        return self.folder / f"{CHECKPOINT}{number:06}"
 
     def retire(self, keep: int) -> None:
         """Remove all but the newest ``keep`` checkpoints."""
@@ -147,6 +153,11 @@ def _try_to_remove(folder: Path) -> None:
         disk.remove_folder(folder)
     except OSError as error:
         log.warning(f"{folder} cannot be removed and takes room until it can: {error}")
+
+
+def number(folder: Path) -> int:
+    """The number of a checkpoint."""
+    return int(folder.name.rpartition("-")[2])
 
 
 def older_than(folder: Path, there: Sequence[Path]) -> str:

@@ -14,6 +14,7 @@ import fcntl
 import mmap
 import os
 import select
+import signal
 import socket
 import sys
 import tempfile
@@ -21,15 +22,19 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from ssmpi import usage
 from ssmpi.comm import signals
+from ssmpi.comm.aside import within
 from ssmpi.errors import LOST, PeerError, UserError
 from ssmpi.launched import rank as launched_rank
 from ssmpi.log import log
 
+LAST_WORDS_SECONDS = 2.0  # for saying and noting why the job ends; a disk or a reader that takes longer does without
+ENDING_SECONDS = 5.0  # for MPI to end the job once it was told to; longer than LAST_WORDS_SECONDS
 ECHO_SECONDS = 1.0  # how long a rank that is probably not the first to fail leaves the word to others
 LAUNCHER = -1  # instead of a rank
 WATCHED = 3  # ranks that each rank watches
@@ -107,6 +112,14 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
+def end_in_any_case(code: int) -> None:
+    """From now on this process has ENDING_SECONDS, whatever its threads wait for, this one included."""
+    timer = threading.Timer(ENDING_SECONDS, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+    signal.setitimer(signal.ITIMER_REAL, ENDING_SECONDS + 1)  # where a thread does not let go of the interpreter lock
+
+
 def let_the_first_speak() -> None:
     """What every rank meets before it has joined the job is for the first one to say; the others wait to be ended."""
     if launched_rank():
@@ -121,9 +134,10 @@ def last_words(error: BaseException) -> int:
     rank, code = launched_rank(), 2 if isinstance(error, UserError) else 1
     let_the_first_speak()
     where = "" if rank is None else f"rank {rank} (host {socket.gethostname()}): "
-    say(f"error: {where}{cause(error)}")
+    within(LAST_WORDS_SECONDS, lambda: say(f"error: {where}{cause(error)}"))
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1:
+        end_in_any_case(code)
         mpi.COMM_WORLD.Abort(code)
     return code
 
@@ -206,9 +220,8 @@ class Watch:
                 poll.unregister(fd)
             gone = sorted(self._fds.pop(fd) for fd in ended)
             if LAUNCHER in gone and not self.page.has_left(self._place.rank):
-                log.info(
-                    "the launcher's process here has ended, and this rank with it"
-                )  # aloud by the first trainer only
+                text = "the launcher's process here has ended, and this rank with it"  # aloud by the first trainer only
+                within(LAST_WORDS_SECONDS, partial(log.info, text))
                 os._exit(LOST)
             killed = [r for r in gone if r != LAUNCHER and not self.page.has_left(r)]
             if killed and not self.page.has_left(self._place.rank) and not signals.told_to_end(ECHO_SECONDS):

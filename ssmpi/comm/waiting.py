@@ -44,6 +44,7 @@ class Patience:
 SUPERVISOR = Patience(longest_sleep_us=2000.0)  # for a main thread that looks after its worker threads
 
 
+SETTING = "waiting.time_limit_seconds"  # where most limits come from
 TOLERANCE, LAZIEST = 0.05, 10e-3  # who has waited for a second may be 10 ms late: each test costs tens of microseconds
 
 
@@ -71,19 +72,19 @@ class Pause:
         self._sleep = min(self._sleep * 1.5, longest)
 
 
-def wait(request: Request, patience: Patience, whom: str) -> None:
+def wait(request: Request, patience: Patience, whom: str, setting: str = SETTING) -> None:
     """Wait until ``request`` is complete; PeerError after the time limit, naming ``whom``."""
-    wait_until(request.Test, patience, whom)
+    wait_until(request.Test, patience, whom, setting)
 
 
-def wait_all(requests: list[Any], patience: Patience, whom: str) -> None:
+def wait_all(requests: list[Any], patience: Patience, whom: str, setting: str = SETTING) -> None:
     """Wait until all ``requests`` are complete."""
     for request in requests:
-        wait_until(request.Test, patience, whom)
+        wait_until(request.Test, patience, whom, setting)
 
 
-def wait_until(done: Callable[[], Any], patience: Patience, whom: str) -> None:
-    """Wait until ``done()`` is true; PeerError after the time limit, naming ``whom``."""
+def wait_until(done: Callable[[], Any], patience: Patience, whom: str, setting: str = SETTING) -> None:
+    """Wait until ``done()`` is true; PeerError after the time limit, naming ``whom`` and the setting it comes from."""
     if done():
         return
     pause = Pause(patience)
@@ -92,6 +93,6 @@ def wait_until(done: Callable[[], Any], patience: Patience, whom: str) -> None:
         if time.monotonic() > deadline:
             raise PeerError(
                 f"no answer from {whom} within {patience.time_limit_seconds:g} s; look at that rank's log, "
-                "or raise waiting.time_limit_seconds if it is only slow"
+                f"or raise {setting} if it is only slow"
             )
         pause.nap()

@@ -11,12 +11,15 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import mpi4py
 import numpy as np
 
 from ssmpi import launched, log
+from ssmpi.comm import failure
+from ssmpi.comm.aside import within
 from ssmpi.comm.failure import Watch, cause, guard, say
 from ssmpi.comm.heartbeat import Heartbeat
 from ssmpi.comm.waiting import SUPERVISOR, Patience, Pause
@@ -83,10 +86,14 @@ class Job:
         return list(self.comm.allgather(value))
 
     def abort(self, text: str, code: int = 1) -> None:
-        """End the whole job at once; ``text`` says why, unless another rank of this host has said it."""
-        log.record(text)
-        self._watch.page.speak_first(text)
-        self._watch.page.leaving(self.rank)
+        """End the whole job at once; ``text`` says why, unless another rank of this host has said it.
+
+        Neither a disk that hangs nor a reader that does not read keeps it from ending.
+        """
+        failure.end_in_any_case(code)
+        page = self._watch.page
+        within(failure.LAST_WORDS_SECONDS, partial(log.record, text), partial(page.speak_first, text))
+        page.leaving(self.rank)
         self.comm.Abort(code)
 
     def leave(self, stopped: bool = False) -> bool:

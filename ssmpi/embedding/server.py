@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,8 @@ class EmbeddingServer:
 
     def __init__(self, arena: Arena, service: Service, saver: Saver | None = None, address: bytes = b"") -> None:
         self.arena, self._service, self._saver, self._address = arena, service, saver, address
+        self._applied: Counter[int] = Counter()  # pushes, by trainer
+        self._draining: dict[int, tuple[int, int]] = {}  # by trainer: the thread that waits, and for how many pushes
         self._kinds: dict[int, Callable[[int, int, np.ndarray], None]] = {
             wire.PULL: self._pull,
             wire.PUSH: self._push,
@@ -49,6 +52,9 @@ class EmbeddingServer:
         factor, rows, gradients = wire.read_push(payload, self.arena.options.dim)
         self.arena.check(rows)
         self.arena.update(rows, gradients, factor)
+        self._applied[source] += 1
+        if source in self._draining:
+            self._answer_if_drained(source)
 
     def _pull_bags(self, source: int, thread: int, payload: np.ndarray) -> None:
         lengths, rows, _ = wire.read_bags(payload.view(np.int32))
@@ -70,12 +76,20 @@ class EmbeddingServer:
         self.arena.update(distinct[:count], summed, float(words[:1].view(np.float32)[0]))
 
     def _drain(self, source: int, thread: int, payload: np.ndarray) -> None:
-        self._service.reply(source, thread, self._service.buffer(1))
+        self._draining[source] = thread, int(payload.view(np.int64)[0])
+        self._answer_if_drained(source)
+
+    def _answer_if_drained(self, source: int) -> None:
+        """Pushes are counted because MPI does not order messages of different threads: a drain may overtake them."""
+        thread, sent = self._draining[source]
+        if self._applied[source] >= sent:
+            del self._draining[source]
+            self._service.reply(source, thread, self._service.buffer(1))
 
     def _save(self, source: int, thread: int, payload: np.ndarray) -> None:
         assert self._saver
-        path, background = json.loads(payload.tobytes())
-        self._saver.begin(self.arena, Path(path), background=background)
+        path, limit_seconds, background = json.loads(payload.tobytes())
+        self._saver.begin(self.arena, Path(path), limit_seconds, background=background)
         self._service.reply(source, thread, self._service.buffer(1))
 
     def _saved(self, source: int, thread: int, payload: np.ndarray) -> None:

@@ -166,8 +166,8 @@ class Arena(Rows):
 class Saver(Protocol):
     """Writes an arena into a file, perhaps while it changes."""
 
-    def begin(self, arena: Arena, path: Path, *, background: bool) -> None:
-        """Start; the rows may change again when this returns."""
+    def begin(self, arena: Arena, path: Path, limit_seconds: float, *, background: bool) -> None:
+        """Start; the rows may change again when this returns, and the limit is for that."""
 
     def outcome(self) -> dict[str, Any] | None:
         """``file``, ``bytes`` and ``checksum``, or ``error``; None while it is being written."""

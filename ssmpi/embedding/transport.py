@@ -75,6 +75,7 @@ class LocalTables:
 
     def __init__(self, arena: Arena, saver: Saver | None = None) -> None:
         self.arena, self._saver = arena, saver
+        self._path = Path()
 
     def ask(self, lookup: Lookup, thread: int) -> None:
         """Fetch at once, so that a prefetched row is as old as one that a message brought."""
@@ -93,13 +94,18 @@ class LocalTables:
     def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
         """Start writing the tables into ``folder``; they may change again when this returns."""
         assert self._saver
-        self._saver.begin(self.arena, folder / "embedding-0000.h5", background=background)
+        self._path = folder / "embedding-0000.h5"
+        self._saver.begin(self.arena, self._path, limit_seconds, background=background)
 
     def saved(self) -> list[dict[str, Any]] | None:
         """What became of it; None while it is being written."""
         assert self._saver
         outcome = self._saver.outcome()
         return None if outcome is None else [outcome]
+
+    def awaited(self) -> str:
+        """Who has not written what."""
+        return f"trainer 0 has not written {self._path}"
 
     def goodbye(self) -> None:
         """Nobody to take leave of."""
@@ -118,7 +124,9 @@ class RemoteTables:
         self._conversation, self._options, self._patience = conversation, options, patience
         self._servers = range(first, conversation.size)
         self._in_flight: dict[int, deque[tuple[list[Any], list[np.ndarray]]]] = {}
+        self._sent: dict[int, list[int]] = {}  # pushes, by thread and PS: no two threads count in one place
         self._outcomes: dict[int, dict[str, Any]] = {}
+        self._paths: list[Path] = []
         wanted = options.transport != "messages"
         self._near = [
             self._attach(index, placement.rows_of(index)) if wanted else None for index in range(len(self._servers))
@@ -165,13 +173,17 @@ class RemoteTables:
         queue = self._in_flight.setdefault(thread, deque())
         while len(queue) >= self._options.pushes_in_flight:
             wait_all(queue.popleft()[0], self._patience, "the embedding PSs (to take a push)")
+        sent = self._sent.setdefault(thread, [0] * len(self._servers))
         requests, messages = [], []
-        for server, rows, near in zip(self._servers, lookup.parts, self._near, strict=True):
+        for index, (rows, near) in enumerate(zip(lookup.parts, self._near, strict=True)):
             if near:
                 near.update(lookup.rows[rows], gradients[rows], factor)
             elif rows.start < rows.stop:
                 messages.append(wire.push(factor, lookup.rows[rows], gradients[rows]))
-                requests.append(self._conversation.isend(messages[-1], server, wire.tag(wire.PUSH, thread)))
+                requests.append(
+                    self._conversation.isend(messages[-1], self._servers[index], wire.tag(wire.PUSH, thread))
+                )
+                sent[index] += 1
         if requests:
             queue.append((requests, messages))
 
@@ -180,18 +192,21 @@ class RemoteTables:
         for queue in self._in_flight.values():
             while queue:
                 wait_all(queue.popleft()[0], self._patience, "the embedding PSs (to take a push)")
-        for server in self._servers:
-            self._call(server, wire.DRAIN, np.empty(0, np.uint8), 1)
+        for index, server in enumerate(self._servers):
+            sent = sum(counts[index] for counts in self._sent.values())
+            self._call(server, wire.DRAIN, np.array([sent], np.int64), 1)
 
     def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
         """Let every PS start writing its part into ``folder``, all at once; the rows may change when this returns."""
         self._outcomes = {}
-        texts = [json.dumps([str(folder / f"embedding-{i:04}.h5"), background]) for i in range(len(self._servers))]
+        self._paths = [folder / f"embedding-{i:04}.h5" for i in range(len(self._servers))]
+        texts = [json.dumps([str(path), limit_seconds, background]) for path in self._paths]
         payloads = [np.frombuffer(text.encode(), np.uint8) for text in texts]
         asked = [self._ask(s, wire.SAVE, payload, 1) for s, payload in zip(self._servers, payloads, strict=True)]
-        patience = replace(self._patience, time_limit_seconds=limit_seconds)
-        for server, (_, requests) in zip(self._servers, asked, strict=True):
-            wait_all(requests, patience, f"{self._conversation.names[server]} (to save its rows)")
+        patience = replace(self._patience, time_limit_seconds=limit_seconds + self._patience.time_limit_seconds)
+        for server, path, (_, requests) in zip(self._servers, self._paths, asked, strict=True):
+            whom = f"{self._conversation.names[server]} (to write {path})"
+            wait_all(requests, patience, whom, "checkpoint.limit_seconds")
 
     def saved(self) -> list[dict[str, Any]] | None:
         """What became of each PS's part; None while one is being written."""
@@ -202,6 +217,11 @@ class RemoteTables:
                     return None
                 self._outcomes[index] = {"who": self._conversation.names[server], **json.loads(text)}
         return [self._outcomes[index] for index in range(len(self._servers))]
+
+    def awaited(self) -> str:
+        """Who has not written what."""
+        index = next(index for index in range(len(self._servers)) if index not in self._outcomes)
+        return f"{self._conversation.names[self._servers[index]]} has not written {self._paths[index]}"
 
     def goodbye(self) -> None:
         """Tell every PS that this trainer will not ask again."""

@@ -1,5 +1,5 @@
 """What travels between a trainer's thread and an embedding PS. A tag is ``kind * THREADS + thread``; a reply has the
-thread's number as its tag. All payloads are 32-bit words.
+thread's number as its tag. Payloads are 32-bit words where nothing else is said.
 
 ========== =============================================================== =============================================
 kind       request                                                         reply
@@ -8,8 +8,8 @@ PULL       rows int32 (n,)                                                 float
 PUSH       factor float32, rows int32 (n,), gradients float32 (n, dim)     none
 PULL_BAGS  bags int32, lengths int32 (bags,), rows int32 (sum of lengths,) float32 (bags, dim)
 PUSH_BAGS  factor float32, then as PULL_BAGS, gradients (bags, dim)        none
-DRAIN      nothing                                                         one byte, pushes before it are applied
-SAVE       JSON: path, whether in the background                           one byte, once the rows may change again
+DRAIN      int64: how many PUSH messages this trainer has sent so far      one byte, once so many have been applied
+SAVE       JSON: path, limit in seconds, whether in the background         one byte, once the rows may change again
 SAVED      nothing                                                         JSON: bytes and checksum, or what went wrong;
                                                                            empty while it is being written
 ATTACH     nothing                                                         how to map the rows; empty if they are not shared

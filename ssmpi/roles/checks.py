@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Set
 from typing import TYPE_CHECKING
 
-from ssmpi.roles.saver import NICENESS
+from ssmpi.roles.writing import NICENESS
 
 if TYPE_CHECKING:
     from ssmpi.data.reader import SplitReader

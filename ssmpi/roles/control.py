@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 REPORT = 1000  # tag of a report and of its answer
 WORD = 1001  # tag of the one word in each part: whether all pause now, or the part is done
-CHECKED = 1002  # tag of the number of a shard whose contents are sound; no answer
+SAVED = 1002  # tag of what became of a trainer's files of a checkpoint; see ``writing``
+CHECKED = 1003  # tag of the number of a shard whose contents are sound; no answer
 WANT = 2000  # plus the thread's number: tag of a request for a block; the answer has the thread's number alone
 HEADER = ("stop", "finished", "examples", "iterations", "rounds", "round_seconds", "staleness", "divergence")
 REPORT_SECONDS = 1.0

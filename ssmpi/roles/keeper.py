@@ -1,48 +1,49 @@
-"""Saves a run at rest: every trainer and every embedding PS writes a file of its own, the first trainer commits them."""
+"""Saves a run at rest: every trainer and every embedding PS writes a file of its own, the first trainer commits them. What goes
+to the disk goes on threads of its own, so that neither training nor the end of the job waits for one that hangs.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import shutil
+import concurrent.futures
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.checkpoint import files, store
+from ssmpi.checkpoint import store
+from ssmpi.checkpoint.files import Dataset
 from ssmpi.checkpoint.policy import Due
-from ssmpi.comm.failure import cause
+from ssmpi.comm.aside import aside
+from ssmpi.comm.failure import LAST_WORDS_SECONDS, cause
 from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
 from ssmpi.errors import STOPPED, DataError
 from ssmpi.log import log
 from ssmpi.names import MODEL
 from ssmpi.roles import snapshot
-from ssmpi.roles.origin import KEY, Origin
+from ssmpi.roles.modelsaver import STEPS, ModelSaver
 from ssmpi.roles.progress import Clock
+from ssmpi.roles.room import checkpoint_bytes, make_room
+from ssmpi.roles.writing import (
+    Outcome,
+    Told,
+    Writing,
+    commit_or_remove,
+    in_time,
+    over,
+    tell,
+    written_beside_training,
+)
 
 if TYPE_CHECKING:
     from ssmpi.data.position import Position
     from ssmpi.roles.trainer import Trainer
 
 POLL_SECONDS = 0.2  # between two questions whether the embedding PSs have written their files
-
-Outcome = dict[str, Any]  # of writing a file: an ``Entry``, or ``error``
-
-
-@dataclass
-class Writing:
-    """A checkpoint that is not committed yet, on the first trainer. ``entries`` are the files of the trainers."""
-
-    folder: Path
-    entries: list[Outcome]
-    state: dict[str, Any]
-    clock: Clock
-    stood_still: float = 0.0
-    asked: float = 0.0
-    late: bool = False
+REMOVAL_SECONDS = 30.0  # that a run which ends waits for the removal of old checkpoints
 
 
 class Keeper:
@@ -51,17 +52,22 @@ class Keeper:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._options = trainer, trainer.config.checkpoint
         self._store = store.Store(trainer.folder)
+        self._newest = next(reversed(self._store.committed()), None)  # in memory: who ends a job must not ask a disk
         self._due = Due(self._options, trainer.progress.of_all)
         self._writing: Writing | None = None
+        self._mine: Future[None] | None = None  # this trainer's files, and its word about them
+        self._making: Future[int] | None = None  # a folder
+        self._removing: Future[None] | None = None  # older checkpoints
 
     def due(self) -> bool:
-        """Whether the next checkpoint is due; commits the one being written as soon as it is."""
+        """Whether the next checkpoint is due; looks after the one being written, and never waits for the disk."""
         if self._trainer.world.index:
             return False
         writing = self._writing
         if writing and time.monotonic() - writing.asked >= POLL_SECONDS:
-            self._commit_if_written(writing)
-        return self._writing is None and self._due.now(self._trainer.progress.of_all)
+            self._look_after(writing)
+        at_the_disk = any(future and not future.done() for future in (self._making, self._removing))
+        return not self._writing and not at_the_disk and self._due.now(self._trainer.progress.of_all)
 
     def save(self, position: Position, came_to_rest: float) -> None:
         """A checkpoint while the run goes on; it has cost ``came_to_rest`` seconds already.
@@ -72,12 +78,10 @@ class Keeper:
 
     def save_and_stop(self, position: Position) -> None:
         """A last checkpoint, within the budget for it; DataError if it cannot be written."""
-        budget = self._options.stop_budget_seconds
-        text = (
-            f"error: no checkpoint within checkpoint.stop_budget_seconds = {budget:g}: the job ends without it. "
-            f"{self._what_there_is()}; raise the budget, or look at the disk of {self._store.folder}"
-        )
-        timer = threading.Timer(budget, self._trainer.world.abort, (text, STOPPED))
+        last_to_speak = (
+            LAST_WORDS_SECONDS if self._trainer.world.index else 0.0
+        )  # the first trainer knows what there is
+        timer = threading.Timer(self._options.stop_budget_seconds + last_to_speak, self._out_of_budget)
         timer.daemon = True
         timer.start()
         try:
@@ -90,104 +94,123 @@ class Keeper:
         """Wait until the checkpoint being written is committed; DataError when that takes longer than it may."""
         pause = Pause(SUPERVISOR)
         while writing := self._writing:
-            self._commit_if_written(writing)
+            self._look_after(writing)
             if self._writing and writing.late:
                 raise DataError(f"{self._lateness(writing)}. {self._what_there_is()}")
             pause.nap()
+        if self._removing and not concurrent.futures.wait([self._removing], REMOVAL_SECONDS).done:
+            log.warning(f"older checkpoints in {self._store.folder} are not removed yet, and nobody waits for it")
 
     def save_model(self, vector: np.ndarray) -> None:
-        """Write the finished model beside its place and put it there when it is whole. On the first trainer only."""
+        """Write the finished model into its place. On the first trainer only."""
         self.finish()
-        results = self._trainer.results
-        assert results
-        place = self._trainer.folder / MODEL
-        beside, old = place.with_name(f".{MODEL}.tmp"), place.with_name(f".{MODEL}.old")
-        for leftover in (beside, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        beside.mkdir(parents=True)
-        dense = asdict(files.write(beside / "dense.h5", self._trainer.replica.datasets(vector)))
-        self._trainer.tables.transport.begin_save(beside, self._options.limit_seconds, background=False)
-        entries = checked([dense, *(self._trainer.tables.transport.saved() or [])])
-        origin = Origin.of_data(self._trainer.reader.folder, self._trainer.reader.manifest)
-        state = {"examples": int(results.logbook.totals()["examples"]), KEY: origin.state()}
-        store.commit(beside, store.Manifest(entries, state))
-        if place.exists():
-            place.rename(old)
-        beside.rename(place)
-        shutil.rmtree(old, ignore_errors=True)
+        ModelSaver(self._trainer, self._store, self._what_there_is()).save(vector, self._trainer.folder / MODEL)
 
     def wait_for_the_first(self) -> None:
-        """Wait until the first trainer has come here, which may be writing for long."""
-        patience = replace(self._trainer.config.waiting, time_limit_seconds=self._options.limit_seconds)
-        wait(self._trainer.world.trainers.ibarrier(), patience, "the first trainer (to save)")
+        """Wait until the first trainer has come here, which may be writing for long; it knows its own limits."""
+        if self._mine:
+            concurrent.futures.wait([self._mine], self._options.limit_seconds)
+        self._meet(STEPS)
+
+    def _meet(self, steps: int = 1) -> None:
+        limit = steps * self._options.limit_seconds + self._trainer.config.waiting.time_limit_seconds
+        patience = replace(self._trainer.config.waiting, time_limit_seconds=limit)
+        whom = f"the first trainer (to save into {self._store.folder.parent})"
+        wait(self._trainer.world.trainers.ibarrier(), patience, whom, "checkpoint.limit_seconds")
 
     def _begin(self, position: Position, came_to_rest: float, *, background: bool) -> None:
-        """Write the trainers' files and start the embedding PSs on theirs."""
+        """Start the trainers and the embedding PSs on their files."""
         trainer, clock = self._trainer, Clock()
         vector = trainer.synchronizer.model()
-        folder = trainer.world.trainers.share(self._folder())
-        mine = self._write_mine(folder, vector) if folder else []
-        outcomes = [outcome for each in trainer.world.trainers.gather(mine) for outcome in each]
-        if trainer.results and folder:
-            self._writing = Writing(folder, outcomes, snapshot.state(trainer, position), clock)
+        number = 0 if trainer.world.index else self._make_folder()
+        told = Told(trainer.world.control) if number else None  # before a trainer can say anything
+        folder = self._agree_on_folder(number)
+        if folder:
+            self._write_mine(folder, vector)
+        if folder and told:
+            self._writing = Writing(folder, told, snapshot.state(trainer, position), clock)
             trainer.tables.transport.begin_save(folder, self._options.limit_seconds, background=background)
             if not background:
                 self.finish()
-        self.wait_for_the_first()
+        self._meet()
         if trainer.results:
             self._due.saved(trainer.progress.of_all)
             if self._writing:
                 self._writing.stood_still = came_to_rest + clock.wall
             trainer.results.logbook.pause(came_to_rest + clock.wall)
 
-    def _folder(self) -> Path | None:
-        """On the first trainer a folder for the next checkpoint, None if there cannot be one."""
-        if self._trainer.world.index:
-            return None
-        try:
-            return self._store.begin()
-        except OSError as error:
-            self._failed(f"{cause(error)}", Clock())
-            return None
+    def _make_folder(self) -> int:
+        """On the first trainer: the number of the next checkpoint, whose folder is there; 0 if there cannot be one."""
+        needed = checkpoint_bytes(self._trainer)
 
-    def _write_mine(self, folder: Path, vector: np.ndarray) -> list[Outcome]:
-        trainer = self._trainer
-        name = f"trainer-{trainer.world.index:04}.h5"
-        try:
-            written = [files.write(folder / name, [(k, v, {}) for k, v in snapshot.arrays(trainer).items()])]
-            if trainer.results:
-                written.append(files.write(folder / "dense.h5", trainer.replica.datasets(vector)))
-        except Exception as error:
-            return [{"who": trainer.world.who, "error": cause(error)}]
-        return [asdict(entry) for entry in written]
+        def make() -> int:
+            self._store.clear()
+            make_room(self._store, needed, self._store.folder)
+            return store.number(self._store.begin())
 
-    def _commit_if_written(self, writing: Writing) -> None:
-        writing.asked = time.monotonic()
-        tables = self._trainer.tables.transport.saved()
-        if tables is None:
-            if writing.clock.wall > self._options.limit_seconds and not writing.late:
-                writing.late = True
-                log.error(f"error: {self._lateness(writing)}. Until it is, no other can be. {self._what_there_is()}")
-            return
-        self._writing = None
+        self._making = making = aside("folder", make)
         try:
-            cost = writing.stood_still or writing.clock.wall
-            writing.state["logbook"]["checkpoints"] += 1  # this one counts too, for who goes on from it
-            writing.state["logbook"]["O_save"] += cost
-            manifest = store.Manifest(checked([*writing.entries, *tables]), writing.state)
-            store.commit(writing.folder, manifest)
+            return in_time(making, self._options.limit_seconds, f"made a folder in {self._store.folder}")
         except (OSError, DataError) as error:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(writing.folder)  # what there is of it may be what fills the disk
+            self._failed(cause(error), Clock())
+            return 0
+
+    def _agree_on_folder(self, number: int) -> Path | None:
+        word, waiting = np.array([number], np.int64), self._trainer.config.waiting
+        patience = replace(waiting, time_limit_seconds=self._options.limit_seconds + waiting.time_limit_seconds)
+        whom = f"trainer 0 (to make a folder in {self._store.folder})"
+        wait(self._trainer.world.trainers.ibcast(word), patience, whom, "checkpoint.limit_seconds")
+        return self._store.path(int(word[0])) if word[0] else None
+
+    def _write_mine(self, folder: Path, vector: np.ndarray) -> None:
+        """Start writing a copy of what this trainer has to save, and tell the first one how that went."""
+        trainer = self._trainer
+        arrays: list[Dataset] = [(name, values.copy(), {}) for name, values in snapshot.arrays(trainer).items()]
+        own = [(folder / f"trainer-{trainer.world.index:04}.h5", arrays)]
+        if trainer.results:
+            own.append(
+                (folder / "dense.h5", [(n, v.copy(), place) for n, v, place in trainer.replica.datasets(vector)])
+            )
+
+        def write() -> None:
+            outcomes = [written_beside_training(path, datasets) for path, datasets in own]
+            tell(trainer.world.control, outcomes, trainer.config.waiting)
+
+        self._mine = aside("save", write)
+
+    def _look_after(self, writing: Writing) -> None:
+        """Commit a checkpoint, on a thread of its own, once all its files are written."""
+        writing.asked = time.monotonic()
+        tables = self._trainer.tables.transport
+        if not writing.committing and (outcomes := writing.outcomes(tables)) is not None:
+            self._commit(writing, outcomes)
+        if writing.committing and writing.committing.done():
+            self._writing = None
+            self._end(writing, writing.committing)
+        elif writing.step.wall > self._options.limit_seconds and not writing.late:
+            writing.late = True
+            log.error(f"error: {self._lateness(writing)}. Until it is, no other can be. {self._what_there_is()}")
+
+    def _commit(self, writing: Writing, outcomes: list[Outcome]) -> None:
+        writing.step, writing.stood_still = Clock(), writing.stood_still or writing.clock.wall
+        writing.state["logbook"]["checkpoints"] += 1  # this one counts too, for who goes on from it
+        writing.state["logbook"]["O_save"] += writing.stood_still
+        writing.committing = aside("commit", commit_or_remove, writing.folder, outcomes, writing.state)
+
+    def _end(self, writing: Writing, committing: Future[store.Manifest]) -> None:
+        try:
+            manifest = committing.result()
+        except (OSError, DataError) as error:
             self._failed(cause(error), writing.clock)
             return
-        self._committed(writing, manifest, cost)
-        self._store.retire(self._options.keep)
+        self._newest = writing.folder
+        self._committed(writing, manifest)
+        self._removing = aside("retire", self._store.retire, self._options.keep)
 
-    def _committed(self, writing: Writing, manifest: store.Manifest, cost: float) -> None:
+    def _committed(self, writing: Writing, manifest: store.Manifest) -> None:
         results = self._trainer.results
         assert results
-        seconds = writing.clock.wall
+        seconds, cost = writing.clock.wall, writing.stood_still
         results.logbook.saved({
             "name": writing.folder.name, "O_save": cost, "write_seconds": seconds, "bytes": manifest.bytes,
             "position": manifest.state["examples"],
@@ -207,20 +230,16 @@ class Keeper:
         assert results
         results.logbook.saved({"error": text, "O_save": clock.wall})
 
-    def _lateness(self, writing: Writing) -> str:
-        return (
-            f"{writing.folder} is not written after checkpoint.limit_seconds = {self._options.limit_seconds:g}: look at its "
-            "disk"
+    def _out_of_budget(self) -> None:
+        budget = self._options.stop_budget_seconds
+        text = (
+            f"error: no checkpoint within checkpoint.stop_budget_seconds = {budget:g}: the job ends without it. "
+            f"{self._what_there_is()}; raise the budget, or look at the disk of {self._store.folder}"
         )
+        self._trainer.world.abort(text, STOPPED)
+
+    def _lateness(self, writing: Writing) -> str:
+        return f"{writing.awaited(self._trainer.tables.transport)} after {over(self._options.limit_seconds)}"
 
     def _what_there_is(self) -> str:
-        there = self._store.committed()
-        return f"{there[-1]} is the newest committed one" if there else "There is no earlier one"
-
-
-def checked(outcomes: list[Outcome]) -> tuple[files.Entry, ...]:
-    """Entries of all files; DataError if one could not be written."""
-    for outcome in outcomes:
-        if "error" in outcome:
-            raise DataError(f"{outcome.get('who', 'trainer 0')}: {outcome['error']}")
-    return tuple(files.Entry(o["file"], o["bytes"], o["checksum"]) for o in outcomes)
+        return f"{self._newest} is the newest committed one" if self._newest else "There is no earlier one"

@@ -5,22 +5,17 @@ once where memory has no room for a copy.
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 from collections.abc import Iterator
-from dataclasses import asdict
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ssmpi.checkpoint import files
-from ssmpi.comm.failure import cause
+from ssmpi.comm.aside import aside
 from ssmpi.embedding.table import Arena
 from ssmpi.log import log
+from ssmpi.roles.writing import Outcome, written, written_beside_training
 
-NICENESS = 10  # of the writing thread: on a full node it must not take a core from training
-LONGEST_ERROR = 1200
 MOST = 0.8  # of what is free, for copies
 
 
@@ -33,42 +28,40 @@ class ArenaSaver:
     def __init__(self, sharers: int) -> None:
         self._sharers = sharers
         self._copies: list[np.ndarray] = []
-        self._outcome: dict[str, Any] | None = None
-        self._writing: threading.Thread | None = None
+        self._writing: Future[Outcome] | None = None
 
-    def begin(self, arena: Arena, path: Path, *, background: bool) -> None:
-        """Write the rows as they are now; they may change again when this returns."""
-        if self._writing:
-            self._writing.join()
-        self._outcome, self._writing = None, None
+    def begin(self, arena: Arena, path: Path, limit_seconds: float, *, background: bool) -> None:
+        """Write the rows as they are now; they may change again when this returns.
+
+        A file that is not written within the limit, where training waits for it, counts as one that cannot be.
+        """
+        assert self._writing is None or self._writing.done(), "a save is begun before the last one has ended"
         needed = arena.weights.nbytes + arena.state.nbytes
         if background and not self._copies and needed * self._sharers > free_memory() * MOST:
             log.warning(f"no memory for a copy of {needed / 1e9:.1f} GB: training waits while the rows are written")
             background = False
         if not background:
-            self._write(path, arena.datasets())
+            writing = aside("save", written, path, arena.datasets())
+            self._writing = writing if wait([writing], limit_seconds).done else given_up(path, limit_seconds)
             return
         live = list(arena.datasets())
         self._copies = self._copies or [np.empty_like(values) for _, values, _ in live]
         for copy, (_, values, _) in zip(self._copies, live, strict=True):
             np.copyto(copy, values)
         copies = [(name, copy, place) for copy, (name, _, place) in zip(self._copies, live, strict=True)]
-        self._writing = threading.Thread(target=self._write_quietly, args=(path, copies), name="save", daemon=True)
-        self._writing.start()
+        self._writing = aside("save", written_beside_training, path, copies)
 
-    def outcome(self) -> dict[str, Any] | None:
+    def outcome(self) -> Outcome | None:
         """``file``, ``bytes`` and ``checksum``, or ``error``; None while it is being written."""
-        return self._outcome
+        return self._writing.result() if self._writing and self._writing.done() else None
 
-    def _write_quietly(self, path: Path, datasets: Any) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        self._write(path, datasets)
 
-    def _write(self, path: Path, datasets: Any) -> None:
-        try:
-            self._outcome = asdict(files.write(path, datasets))
-        except Exception as error:  # the first trainer knows what to do about it
-            self._outcome = {"error": cause(error)[:LONGEST_ERROR]}
+def given_up(path: Path, limit_seconds: float) -> Future[Outcome]:
+    """The outcome of writing a file that nobody waits for any longer."""
+    text = f"{path} is not written after checkpoint.limit_seconds = {limit_seconds:g}: look at its disk"
+    future: Future[Outcome] = Future()
+    future.set_result({"error": text, "full": False})
+    return future
 
 
 def free_memory(root: Path = Path("/")) -> float:

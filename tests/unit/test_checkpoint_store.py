@@ -1,5 +1,6 @@
 """Whatever happens while a checkpoint is saved, and whenever, the newest committed one loads."""
 
+import errno
 import itertools
 import os
 import random
@@ -7,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -15,8 +17,18 @@ from ssmpi.checkpoint.policy import Due, Options
 from ssmpi.checkpoint.store import Manifest, Store
 from ssmpi.errors import DataError, UserError
 
-OPERATIONS = ("make_folder", "write", "write_at", "sync", "sync_folder", "rename", "remove_file", "remove_folder")
-OPERATIONS_OF_A_SAVE = 17  # of the one below, which also retires an older one
+OPERATIONS = (
+    "make_folder",
+    "created",
+    "write",
+    "write_at",
+    "sync",
+    "sync_folder",
+    "rename",
+    "remove_file",
+    "remove_folder",
+)
+OPERATIONS_OF_A_SAVE = 25  # of the one below, which also retires an older one
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +194,34 @@ def test_what_was_not_synced_may_be_lost_in_a_power_cut(tmp_path, monkeypatch):
     save(tmp_path, 1)
     assert not dirty
     assert not names
+
+
+def test_a_full_disk_names_the_file_and_both_numbers(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk, "write_at", full)
+    monkeypatch.setattr(disk, "free", lambda path: 1_234)
+    for name, body in (
+        ("manifest.json", lambda path: disk.write(path, bytes(2_000))),
+        ("embedding-0000.h5", lambda path: files.write(path, [("x", np.ones(500, np.float32), {})])),
+    ):
+        with pytest.raises(OSError, match=rf"device: [\d,]+ bytes needed, 1,234 free: '.*/{name}'"):
+            body(tmp_path / name)
+
+
+def test_hdf5_does_not_touch_the_disk(tmp_path, monkeypatch):
+    """It would hold the interpreter lock: where the disk hangs no thread could say so, nor end the job."""
+    opened, original = [], h5py.File
+
+    def watching(path, *arguments, **keywords):
+        opened.append(Path(f"/proc/self/fd/{path.fileno()}").readlink() if hasattr(path, "fileno") else Path(path))
+        return original(path, *arguments, **keywords)
+
+    monkeypatch.setattr(h5py, "File", watching)
+    files.write(tmp_path / "a.h5", [("x", values(1), {})])
+    assert opened
+    assert not any(path.is_relative_to(tmp_path) for path in opened)
 
 
 def test_a_run_folder_that_is_gone_is_not_made_anew(tmp_path):

@@ -39,7 +39,7 @@ def test_a_buffer_that_changes_too_early_shows():
     assert trainers(body)[0] == 99.0
 
 
-def test_messages_of_one_rank_stay_in_order():
+def test_messages_of_one_thread_stay_in_order():
     def body(world, talk):
         inbox, got = Inbox(), []
         if talk.rank:

@@ -57,7 +57,7 @@ def test_who_shares_a_host_shares_its_free_memory(tmp_path, monkeypatch, sharers
     needed = arena.weights.nbytes + arena.state.nbytes
     monkeypatch.setattr(saver, "free_memory", lambda: 1.5 * needed / saver.MOST)
     one = ArenaSaver(sharers)
-    one.begin(arena, tmp_path / "embedding-0000.h5", background=True)
+    one.begin(arena, tmp_path / "embedding-0000.h5", 60, background=True)
     assert bool(one._copies) == copied
     while one.outcome() is None:
         pass

@@ -1,0 +1,86 @@
+"""A trainer comes to rest when its pushes have been applied, in whatever order its threads' messages arrive."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from embedding_bodies import CARDINALITIES, DIM, REMOTE, SEED, SGD, train_at_once
+from ranks import over_threads
+from test_embedding import check_sum_of_all
+
+from ssmpi.embedding import wire
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.server import EmbeddingServer
+from ssmpi.embedding.table import Arena
+from ssmpi.embedding.transport import RemoteTables
+
+
+class Replies:
+    """The face of a service that only notes whom it answers."""
+
+    def __init__(self):
+        self.sent = []
+
+    def buffer(self, size):
+        return np.empty(size, np.uint8)
+
+    def reply(self, dest, tag, buffer):
+        self.sent.append((dest, tag))
+
+
+@pytest.fixture
+def server():
+    replies = Replies()
+    server = EmbeddingServer(Arena(SGD, place(CARDINALITIES, 1), 0, SEED), replies)
+
+    def send(source, thread, kind, payload):
+        server.handle(source, wire.tag(kind, thread), payload.view(np.uint8))
+        return replies.sent
+
+    return send
+
+
+def push(server, source, thread):
+    message = wire.push(1.0, np.array([3], np.int32), np.ones((1, DIM), np.float32))
+    return server(source, thread, wire.PUSH, message)
+
+
+def drain(server, source, sent):
+    return server(source, wire.THREADS - 1, wire.DRAIN, np.array([sent], np.int64))
+
+
+def test_a_drain_that_overtakes_pushes_waits_for_them(server):
+    push(server, 0, 0)
+    assert drain(server, 0, 3) == []
+    assert push(server, 0, 1) == []
+    assert push(server, 1, 0) == []  # another trainer's
+    assert drain(server, 1, 1) == [(1, wire.THREADS - 1)]
+    assert push(server, 0, 0) == [(1, wire.THREADS - 1), (0, wire.THREADS - 1)]
+    assert len(push(server, 0, 0)) == 2  # it is answered once
+
+
+def test_who_comes_to_rest_waits_for_pushes_that_come_after_the_drain(monkeypatch):
+    """Here every push does: messages of worker threads, and the drain is the main thread's."""
+    handle, drain, held, missed = EmbeddingServer.handle, RemoteTables.drain, [], []
+
+    def late(server, source, tag, payload):
+        kind = tag // wire.THREADS
+        if kind == wire.PUSH:
+            held.append((server, source, tag, payload.copy()))
+            return
+        handle(server, source, tag, payload)
+        if kind == wire.DRAIN:
+            time.sleep(0.05)  # an answer that was sent has arrived
+            for message in [message for message in held if message[:2] == (server, source)]:
+                handle(*message)
+                held[:] = [other for other in held if other is not message]
+
+    def drained(tables):
+        drain(tables)
+        missed.extend(message for message in held if message[1] == tables._conversation.rank)
+
+    monkeypatch.setattr(EmbeddingServer, "handle", late)
+    monkeypatch.setattr(RemoteTables, "drain", drained)
+    check_sum_of_all(over_threads(replace(REMOTE, embedding_ps=1), train_at_once, SGD)[:2], SGD)
+    assert not missed
