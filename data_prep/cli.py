@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 import traceback
@@ -11,10 +12,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from data_prep.ranks import Ranks, describe, join
+from data_prep.ranks import BadRowError, Ranks, describe, join
 from ssmpi.errors import UserError
 
 GIB = 1 << 30
+MOST_GIB = 1 << 20
 LATE = {  # module and help; imported when named, because nobody else needs their compiled code or scikit-learn
     "synthesize": ("synthetic", "make synthetic raw logs to try things with"),
     "baseline": ("baseline", "score the constant and a logistic regression on a prepared data set"),
@@ -23,6 +25,9 @@ LATE = {  # module and help; imported when named, because nobody else needs thei
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 ``verify`` found something, 2 bad input or usage, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a path that the terminal's encoding lacks is printed all the same
+            stream.reconfigure(errors="backslashreplace")
     try:
         ranks = join()
     except UserError as error:
@@ -36,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         if ranks.rank == 0:
-            print(f"error: {describe(error)}", file=sys.stderr, flush=True)
+            hint = "; --on-bad-row skip leaves such rows out" if isinstance(error, BadRowError) else ""
+            print(f"error: {describe(error)}{hint}", file=sys.stderr, flush=True)
         ranks.barrier()
         return 2
     except KeyboardInterrupt:
@@ -123,7 +129,13 @@ def _add_criteo(parser: argparse.ArgumentParser) -> None:
     )
     add("--min-count", type=int, default=1, metavar="N", help="rarer tokens share id 1 (default 1)")
     add("--max-ind-range", type=int, default=0, metavar="M", help="take tokens modulo M before counting")
-    add("--fit-on", choices=("all", "train"), default="all", help="rows the vocabulary is made from (default all)")
+    add(
+        "--fit-on",
+        choices=("all", "train"),
+        default="all",
+        help="rows the vocabulary is made from: all (default) are those of validation and test too, as "
+        "facebookresearch/dlrm has it; with train, tokens that only they have become id 1 (rare)",
+    )
     add(
         "--id-order",
         choices=("frequency", "dlrm"),
@@ -146,12 +158,20 @@ def _add_criteo(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--memory",
-        type=float,
+        type=gibibytes,
         default=2.0,
         metavar="GIB",
         help="private memory per rank to count tokens in (default 2)",
     )
     add("--piece-bytes", type=int, default=128 << 20, metavar="N", help="raw text per unit of work (default 134217728)")
+
+
+def gibibytes(text: str) -> float:
+    """An amount of memory on the command line."""
+    value = float(text)
+    if not 0 < value <= MOST_GIB:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {MOST_GIB:,}; give GiB such as 2")
+    return value
 
 
 def _options(parsed: argparse.Namespace):  # type: ignore[no-untyped-def]  # noqa: ANN202 - imported late

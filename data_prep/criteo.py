@@ -30,7 +30,7 @@ from data_prep.packing import GUESSED_ROW_BYTES, row_bytes, widths
 from data_prep.parser import logarithms
 from data_prep.pieces import OpenPiece, Piece, deal, have_labels, open_pieces
 from data_prep.progress import Progress, say
-from data_prep.ranks import Ranks
+from data_prep.ranks import Ranks, RawDataError
 from data_prep.record import data_set_id, make_manifest, summary
 from data_prep.scan import ScanResult, every_row, scan
 from data_prep.scatter import place, scatter
@@ -40,6 +40,8 @@ from data_prep.splits import Layout, Ranges, split_rows
 from data_prep.vocabulary import Vocabulary, read_vocabulary, size_table
 from ssmpi.data.schema import VOCABULARY_NAME, Manifest, read_manifest, write_manifest
 from ssmpi.errors import DataError
+
+MOST_FILES = 100_000
 
 
 def prepare(raw: Sequence[Path], options: Options, ranks: Ranks) -> Manifest:
@@ -53,7 +55,19 @@ def prepare(raw: Sequence[Path], options: Options, ranks: Ranks) -> Manifest:
     ranks.first(lambda: announce(job))
     if ranks.first(lambda: folder.begin(job)) == WHOLE:
         return _already_whole(job, folder)
+    try:
+        manifest = _make(job)
+    except RawDataError:
+        ranks.first(folder.abandon)
+        raise
+    ranks.first(folder.finish)
+    _report(job, manifest.provenance["rows"], time.monotonic() - began)
+    return manifest
 
+
+def _make(job: Job) -> Manifest:
+    """The two passes, from raw text to the manifest."""
+    options, ranks = job.options, job.ranks
     counting = every_row if job.fitting and options.fit_on == "all" else None
     found = scan(job, "scan", "pass 1: check and count" if counting else "pass 1: check", counting)
     ranges = _split(job, found)
@@ -71,9 +85,7 @@ def prepare(raw: Sequence[Path], options: Options, ranks: Ranks) -> Manifest:
 
     manifest = ranks.first(lambda: make_manifest(job, found.records, ranges, vocabulary, written))
     ranks.first(lambda: str(write_manifest(options.output, manifest)))
-    ranks.first(folder.finish)
     say(ranks, summary(job, found.records, manifest) if ranks.rank == 0 else "")
-    _report(job, sum(record.rows for record in found.records), time.monotonic() - began)
     return manifest
 
 
@@ -107,16 +119,24 @@ def _open_job(raw: Sequence[Path], options: Options, ranks: Ranks) -> Job:
     identity = options.identity() | {"split": kind, "split_name": name, "labelled": labelled, "vocabulary": checksum}
     if not labelled and kind != "none":
         say(ranks, f"note: the files have no labels; split {kind!r} is made all the same")
-    return Job(options, ranks, sources, labelled, identity)
+    job = Job(options, ranks, sources, labelled, identity)
+    _require_training_rows(job, [source.size for source in sources])  # nearly always told before a row is read
+    return job
 
 
 def announce(job: Job) -> None:
     """Print what is about to happen, what memory and disk it takes, and stop if the disk is too small."""
     options = job.options
     rows = estimated_rows(job.sources)
+    _refuse_crumbs(job, rows)
     kind = f"{'' if job.labelled else 'un'}labelled, split {job.identity['split']}"
     size = gigabytes(sum(source.size for source in job.sources))
     print(f"{len(job.sources)} raw files, {size}, about {rows:,} rows, {kind}, {job.ranks.size} ranks")
+    if job.fitting and options.fit_on == "all" and job.identity["split"] != "none":
+        print(
+            "vocabulary: from all rows, those of validation and test too, as facebookresearch/dlrm has it; with "
+            "--fit-on train tokens that only they have become id 1 (rare)"
+        )
     bound = options.memory_bound(rows)
     print(
         f"memory: at most {gigabytes(bound)} private per rank ({gigabytes(options.table_bytes)} of token tables); "
@@ -132,6 +152,19 @@ def announce(job: Job) -> None:
     print(
         f"disk: about {gigabytes(output)} of output and {gigabytes(temporary)} of temporary files; {free}", flush=True
     )
+
+
+def _refuse_crumbs(job: Job, rows: int) -> None:
+    """DataError for shards or pieces so small that a file system would hold more of them than it bears."""
+    size = sum(source.size for source in job.sources)
+    for name, each, whole_size in (
+        ("shard-rows", job.options.shard_rows, rows),
+        ("piece-bytes", job.options.piece_bytes, size),
+    ):
+        if whole_size > each * MOST_FILES:
+            raise DataError(
+                f"--{name} {each:,} would make about {whole_size // each:,} files; give at least {-(-whole_size // MOST_FILES):,}"
+            )
 
 
 def _check_space_again(job: Job, found: ScanResult, vocabulary: Vocabulary, packed_bytes: int) -> None:
@@ -177,13 +210,26 @@ def _already_whole(job: Job, folder: Folder) -> Manifest:
 def _split(job: Job, found: ScanResult) -> Ranges:
     rows = [sum(r.rows for r in found.records if r.source == source.index) for source in job.sources]
     if sum(rows) == 0:
-        raise DataError("not one good row in the raw files; see --on-bad-row")
+        raise RawDataError("not one good row in the raw files; see --on-bad-row")
+    _require_training_rows(job, rows)
     ranges = split_rows(job.identity["split"], rows, job.identity["split_name"])
     if job.identity["split"] in ("kaggle", "days"):
         for name in ("train", "validation", "test"):
             if name not in ranges:
                 say(job.ranks, f"note: {sum(rows):,} rows are too few for split {name!r}: it is left out")
     return ranges
+
+
+def _require_training_rows(job: Job, sizes: Sequence[int]) -> None:
+    """RawDataError where a split of labelled files, of ``sizes`` in rows or bytes, leaves nothing to train on."""
+    kind = job.identity["split"]
+    if not job.labelled or kind == "none" or "train" in split_rows(kind, sizes):
+        return
+    why = "trains on all files but the last, and those have no rows" if kind == "days" else "leaves no rows to train on"
+    raise RawDataError(
+        f"--split {kind} {why}: give more files, or --split kaggle, or fractions such as 0.8,0.1,0.1; for rows that are "
+        "only scored --split none --split-name test"
+    )
 
 
 def _given_vocabulary(job: Job) -> Vocabulary:

@@ -10,11 +10,11 @@ import numpy as np
 from data_prep.files import save_array
 from data_prep.options import Job
 from data_prep.parser import Rows
+from data_prep.ranks import RawDataError
 from data_prep.scan import reduce_tokens
 from data_prep.tables import look_up
 from data_prep.vocabulary import Vocabulary
 from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
-from ssmpi.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Encoder:
         ids = look_up(tokens, rows.missing, self.tables, reserved=self.vocabulary.reserved)
         if not self.vocabulary.reserved and ids.size and ids.min() < 0:
             row, feature = np.argwhere(ids.T < 0)[0]
-            raise DataError(
+            raise RawDataError(
                 f"token {tokens[feature, row]:08x} of {SPARSE_NAMES[feature]} is not in {self.vocabulary.path.name}, "
                 "and dlrm order has no id for unseen tokens; use a vocabulary in frequency order"
             )

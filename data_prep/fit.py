@@ -14,11 +14,11 @@ from data_prep.files import load_json, save_array, save_json
 from data_prep.options import Job
 from data_prep.pieces import Piece
 from data_prep.progress import Progress
+from data_prep.ranks import RawDataError
 from data_prep.scan import ScanResult, Window, scan
 from data_prep.splits import Ranges
-from data_prep.vocabulary import Merged, Vocabulary, merge_feature, read_vocabulary, write_vocabulary
+from data_prep.vocabulary import RESERVED_IDS, Merged, Vocabulary, merge_feature, read_vocabulary, write_vocabulary
 from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES, VOCABULARY_NAME
-from ssmpi.errors import DataError
 
 
 def fit_vocabulary(job: Job, found: ScanResult, ranges: Ranges) -> Vocabulary:
@@ -29,14 +29,17 @@ def fit_vocabulary(job: Job, found: ScanResult, ranges: Ranges) -> Vocabulary:
         name, counts = "scan", found
         if job.options.fit_on == "train":
             if "train" not in ranges:
-                raise DataError("--fit-on train: there are no training rows with this --split; use --fit-on all")
+                raise RawDataError("--fit-on train: there are no training rows with this --split; use --fit-on all")
             name = "fit"
             counts = scan(job, name, "pass 1: count training rows", _training_rows(found, ranges["train"]))
         _merge(job, job.work / name, counts)
         rows = rows if name == "scan" else ranges["train"][1] - ranges["train"][0]
         job.ranks.first(lambda: _assemble(job, path, rows))
         job.ranks.first(lambda: _drop_parts(job.work / name))
-    return job.ranks.together(lambda: read_vocabulary(path))
+    vocabulary = job.ranks.together(lambda: read_vocabulary(path))
+    if job.options.min_count > 1 and sum(vocabulary.cardinalities) == RESERVED_IDS * SPARSE_FEATURES:
+        raise RawDataError(f"--min-count {job.options.min_count:,}: no token comes so often; give a smaller one")
+    return vocabulary
 
 
 def _training_rows(found: ScanResult, train: tuple[int, int]) -> Window:

@@ -43,6 +43,7 @@ class Folder:
         self.work = options.output / WORK_NAME
         self._overwrite = options.overwrite
         self._lock: BinaryIO | None = None
+        self._made = not options.output.exists()
         vocabulary = options.vocabulary
         if vocabulary is not None and self.output.resolve() in vocabulary.resolve().parents and options.overwrite:
             raise UserError(f"--overwrite would remove {vocabulary}, which this run needs; give another --output")
@@ -112,6 +113,14 @@ class Folder:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+
+    def abandon(self) -> None:
+        """Remove all that was begun: with these raw files it can never be whole, and others are not refused for it."""
+        if self._lock:
+            self._lock.close()
+        self._clear()
+        if self._made:
+            self.output.rmdir()
 
     def finish(self) -> None:
         """Remove everything temporary."""

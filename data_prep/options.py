@@ -46,9 +46,9 @@ class Options:
     piece_bytes: int = 128 << 20
 
     def __post_init__(self) -> None:
-        for name in ("min_count", "shard_rows", "memory_bytes", "piece_bytes"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        for name, most in (("min_count", 2**40), ("shard_rows", 2**31), ("piece_bytes", 2**40)):
+            if not 1 <= getattr(self, name) <= most:
+                raise UserError(f"--{name.replace('_', '-')} must be between 1 and {most:,}, got {getattr(self, name)}")
         if not 0 <= self.max_ind_range < 2**32:
             raise UserError(f"--max-ind-range must be between 1 and 2**32 - 1, got {self.max_ind_range}")
         if not 0 <= self.seed < 2**62:

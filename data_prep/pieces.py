@@ -142,10 +142,9 @@ def have_labels(sources: list[Source], skip_bad_rows: bool) -> bool:
     found = [_first_fields(source, skip_bad_rows) == FIELDS[True] for source in sources]
     if len(set(found)) > 1:
         other = sources[found.index(not found[0])]
-        raise BadRowError(
+        raise DataError(
             f"{other.path}:1: {FIELDS[not found[0]]} fields, but {sources[0].path} has {FIELDS[found[0]]}: labelled "
-            "and unlabelled files cannot be mixed; prepare them apart",
-            (other.index, 0),
+            "and unlabelled files cannot be mixed; prepare them apart"
         )
     return found[0]
 

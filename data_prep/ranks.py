@@ -23,12 +23,16 @@ class CalledOff(Exception):  # noqa: N818 - not an error of this rank
     """Another rank has failed: leave the work and hear why."""
 
 
-class BadRowError(DataError):
-    """A raw row that cannot be taken; ``place`` (source, byte) orders the findings of several ranks."""
+class RawDataError(DataError):
+    """Raw files that cannot be taken as they are; ``place`` (source, byte) orders the findings of several ranks."""
 
-    def __init__(self, message: str, place: tuple[int, int]) -> None:
+    def __init__(self, message: str, place: tuple[int, int] = (-1, -1)) -> None:
         super().__init__(message)
         self.place = place
+
+
+class BadRowError(RawDataError):
+    """A raw row that cannot be taken, and could be left out."""
 
 
 class Ranks:
@@ -60,19 +64,19 @@ class Ranks:
     def together(self, body: Callable[[], T]) -> T:
         """Run ``body`` on every rank. If it fails anywhere, all ranks raise the error that comes first in the input."""
         result: Any = None
-        failure: tuple[tuple[int, int], str] | None = None
+        failure: DataError | None = None
         try:
             result = body()
         except CalledOff:
             pass
         except (UserError, OSError) as error:
-            failure = getattr(error, "place", (-1, -1)), describe(error)
+            failure = error if isinstance(error, RawDataError) else DataError(describe(error))
             self.call_off()
         failures = self.allgather(failure)
         failed = [r for r, found in enumerate(failures) if found is not None]
         self.settle(failed)
         if failed:
-            raise DataError(min(found for found in failures if found is not None)[1])
+            raise min((found for found in failures if found is not None), key=_order)
         return result
 
     def first(self, body: Callable[[], T]) -> T:
@@ -124,6 +128,11 @@ class MPIRanks(Ranks):
     def abort(self, code: int) -> None:
         """End the whole job at once."""
         self._comm.Abort(code)
+
+
+def _order(error: DataError) -> tuple[tuple[int, int], str]:
+    """Errors of the whole before those of a place in the input, which come in its order."""
+    return getattr(error, "place", (-1, -1)), str(error)
 
 
 def join() -> Ranks:

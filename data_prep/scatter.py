@@ -19,13 +19,13 @@ from data_prep.options import Job
 from data_prep.packing import pack, row_bytes
 from data_prep.pieces import OpenPiece, Piece, deal, open_pieces
 from data_prep.progress import Progress
+from data_prep.ranks import RawDataError
 from data_prep.scan import PieceRecord
 from data_prep.scratch import Scratch
 from data_prep.splits import Layout
-from ssmpi.errors import DataError
 
 READ_BYTES = 1 << 20
-CHANGED = "{}: changed since the job began; start again with --overwrite"
+CHANGED = "{}: changed since the job began; start again"
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def scatter(job: Job, placed: list[Placed], encoder: Encoder, layout: Layout, wi
             for unit in mine:
                 for opened in open_pieces(job, unit, Done(job.work, by_key)):
                     if opened.piece not in by_key:
-                        raise DataError(CHANGED.format(opened.source.path))
+                        raise RawDataError(CHANGED.format(opened.source.path))
                     _scatter_piece(opened, by_key[opened.piece], encoder, placement)
 
     job.ranks.together(body)
@@ -123,12 +123,12 @@ def _scatter_piece(opened: OpenPiece, placed: Placed, encoder: Encoder, placemen
     position = opened.stream.file_position
     for block in opened.blocks():
         if row + block.rows > rows:
-            raise DataError(CHANGED.format(opened.source.path))
+            raise RawDataError(CHANGED.format(opened.source.path))
         columns = (encoder.ids(block), block.integers, block.label)
         pack(columns, placement.wide, shards[row : row + block.rows], at, out)
         row += block.rows
         before, position = position, opened.stream.file_position
         placement.progress.advance(position - before, block.rows)
     if row != rows:
-        raise DataError(CHANGED.format(opened.source.path))
+        raise RawDataError(CHANGED.format(opened.source.path))
     placed.save(placement.work, out, offsets.astype(np.uint32))

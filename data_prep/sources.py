@@ -6,6 +6,7 @@ are streamed from the start. A row belongs to the piece in which it starts.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import re
@@ -17,6 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from data_prep.ranks import RawDataError
 from ssmpi.errors import DataError
 
 BLOCK_BYTES = 2 << 20
@@ -24,6 +26,7 @@ MAX_ROW_BYTES = 1 << 20
 STEP_BYTES = 1 << 16
 NEWLINE = 10
 GZIP_MAGIC = b"\x1f\x8b"
+REMOVE_MARK = "remove it, for example with sed '1s/^\\xef\\xbb\\xbf//'"
 DAY_NAME = re.compile(r"day_(\d+)(\.gz)?$")
 
 
@@ -56,14 +59,27 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
 def _open(path: Path, index: int) -> Source:
     if path.is_dir():
         raise DataError(f"{path}: is a directory, expected a raw file; give the files in it, e.g. {path}/day_*")
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"{path}: no such file; check the path (raw files are train.txt or day_0 ... day_23, also .gz)")
+    if not path.is_file():
+        raise DataError(f"{path}: is a pipe or a device, which cannot be read twice; save its text to a file first")
     facts = path.stat()
     if facts.st_size == 0:
         raise DataError(f"{path}:1: the file is empty (0 bytes); fetch it again or leave it out")
     with path.open("rb") as file:
         gzipped = file.read(2) == GZIP_MAGIC
+    _refuse_mark(path, gzipped)
     return Source(path, index, facts.st_size, facts.st_mtime_ns, gzipped)
+
+
+def _refuse_mark(path: Path, gzipped: bool) -> None:
+    """DataError for text that begins with a byte order mark, which editors show no sign of."""
+    with gzip.open(path) if gzipped else path.open("rb") as file:
+        start, _ = _read_some(file, 3)
+    if start == codecs.BOM_UTF8:
+        raise DataError(f"{path}:1: begins with a byte order mark (EF BB BF), which is no part of a row; {REMOVE_MARK}")
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise DataError(f"{path}:1: is UTF-16 text; convert it with iconv -f UTF-16 -t UTF-8")
 
 
 class TextStream:
@@ -129,7 +145,7 @@ class TextStream:
                 return self._end - self._begin
             if self._end - self._begin - position > MAX_ROW_BYTES:
                 offset = self.offset + position
-                raise DataError(
+                raise RawDataError(
                     f"{self._source.path}:{line_of(self._source, offset)}: no end of row within {MAX_ROW_BYTES:,} "
                     "bytes; this is not a raw text file with one row per line"
                 )
@@ -165,7 +181,7 @@ class TextStream:
 
     def _fail(self) -> None:
         offset = self.offset + self._end - self._begin
-        raise DataError(
+        raise RawDataError(
             f"{self._source.path}:{line_of(self._source, offset)}: damaged or truncated gzip after {offset:,} bytes of "
             f"text ({self._damage}); fetch the file again"
         )

@@ -50,6 +50,9 @@ class Plan:
         _require(t.rows >= 1, f"--rows {t.rows}: ask for at least one row")
         _require(self.days >= 0, f"--days {self.days}: give a number of files, or 0 for one train.txt")
         _require(
+            self.days != 1, "--days 1: the last day is kept for validation and test; give 0 for one train.txt, or 2"
+        )
+        _require(
             t.rows >= self.days, f"--days {self.days}: more files than the {t.rows:,} rows of --rows; ask for fewer"
         )
         _require(self.unlabelled_rows >= 0, f"--unlabelled-rows {self.unlabelled_rows}: must not be negative")

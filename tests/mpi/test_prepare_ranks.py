@@ -6,7 +6,7 @@ import random
 import time
 
 import pytest
-from ranks import mpirun, running
+from ranks import PATIENCE, mpirun, running
 
 from data_prep.cli import main
 from ssmpi.data.schema import read_manifest
@@ -48,7 +48,7 @@ def alone(raw):
     return tree(out)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 4])  # 2 and 3 are those of the test that kills
 def test_any_number_of_ranks_gives_the_same_bytes(raw, alone, ranks, tmp_path):
     done = prepare(ranks, [raw], tmp_path / "out", *SMALL).check()
     assert tree(tmp_path / "out") == alone
@@ -105,11 +105,41 @@ def test_wrong_usage_is_said_once(tmp_path):
     assert done.err.count("invalid choice") == 1
 
 
-def test_killed_and_started_again_with_another_number_of_ranks(raw, alone, tmp_path):
+STALLED = """
+import sys, time
+from pathlib import Path
+from data_prep import cli, files, ranks
+pattern, marker = sys.argv[1:3]
+rank, real = ranks.join().rank, files.publish
+def publish(beside, path):
+    if rank == 1 and path.match(pattern):
+        Path(marker).touch()
+        time.sleep(600)
+    real(beside, path)
+files.publish = publish
+raise SystemExit(cli.main(sys.argv[3:]))
+"""
+
+
+def test_killed_at_work_and_started_again_with_another_number_of_ranks(raw, alone, tmp_path):
+    """In each step as soon as one rank is about to publish a file of it, and has published others."""
     out = tmp_path / "out"
-    for ranks, seconds in ((3, 1.6), (2, 2.0), (3, 2.4)):
-        with running(ranks, "-m", "mpi4py", "-m", "data_prep", "criteo", raw, "-o", out, *SMALL):
-            time.sleep(seconds)  # leaving the block kills mpirun and all ranks
+    steps = (  # ranks, what is about to be published, what is there by then
+        (3, "scan/run-*.json", "scan/part-*.npy"),
+        (2, "merged/C4.json", "merged/C2.json"),
+        (3, "shard-*.h5", "pieces/*"),
+    )
+    for ranks, pattern, there in steps:
+        marker = tmp_path / there.replace("/", "-")
+        command = ("-c", STALLED, pattern, marker, "criteo", raw, "-o", out, *SMALL)
+        with running(ranks, "-m", "mpi4py", *command) as job:
+            deadline = time.monotonic() + PATIENCE
+            while not marker.exists():
+                assert job.process.poll() is None, job.read_so_far()
+                assert time.monotonic() < deadline, job.read_so_far()
+                time.sleep(0.02)
+        assert list((out / ".prepare").glob(there))  # leaving the block has killed mpirun and all ranks
+        assert not (out / "manifest.json").exists()
     prepare(2, [raw], out, *SMALL).check()
     assert tree(out) == alone
 

@@ -130,14 +130,15 @@ def test_killed_or_failing_at_any_operation_of_any_save(tmp_path, happens):
     assert survived == sorted(survived)  # from some operation on, the third counts; never half of it
 
 
-def test_killed_at_any_moment_hundreds_of_times(tmp_path):
+@pytest.mark.parametrize("times", [30, pytest.param(1_000, marks=pytest.mark.soak)])
+def test_killed_at_any_moment_time_and_again(tmp_path, times):
     """Real SIGKILLs from outside, one after the other into the same folder."""
     save(tmp_path, 1)
     began = time.monotonic()
     save(tmp_path, 2)
     generator, before, one_save = random.Random(5), 2, time.monotonic() - began
     midway = committed = 0
-    for number in range(3, 303):
+    for number in range(3, times + 3):
         child = os.fork()
         if not child:
             try:
@@ -153,10 +154,10 @@ def test_killed_at_any_moment_hundreds_of_times(tmp_path):
         committed += now == number
         midway += len(list((tmp_path / "checkpoints").iterdir())) > len(Store(tmp_path).committed())
         before = now
-    assert committed > 10, "nearly all were killed before they had begun"
-    assert midway > 10, "nearly none was killed in the midst of a save"
-    save(tmp_path, 303)
-    assert newest(tmp_path) == 303
+    assert committed > times // 30, "nearly all were killed before they had begun"
+    assert midway > times // 30, "nearly none was killed in the midst of a save"
+    save(tmp_path, times + 3)
+    assert newest(tmp_path) == times + 3
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 

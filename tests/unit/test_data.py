@@ -163,10 +163,8 @@ def test_shuffling_depends_on_seed_pass_and_block_alone():
 
 
 def test_the_shuffle_is_the_same_in_every_version():
-    assert shuffled(1, 2, 0, 3, size=8).tolist() == SHUFFLED
-
-
-SHUFFLED = np.random.Generator(np.random.Philox(np.random.SeedSequence([1, 2, 0, 3]))).permutation(8).tolist()
+    """Checkpoints hold places in it: a resumed run must meet the order that it left."""
+    assert shuffled(1, 2, 0, 3, size=8).tolist() == [7, 4, 3, 0, 6, 1, 5, 2]
 
 
 def test_a_shard_that_is_gone_or_cut_is_named(small_data, tmp_path):

@@ -1,6 +1,9 @@
 """Every kind of bad input ends with one message naming file, line and content, or is skipped and counted."""
 
 import gzip
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -52,8 +55,8 @@ def test_a_bad_row_is_named_with_file_line_and_content(name, form, line, tmp_pat
     data = (("\r\n" if form == "crlf.txt" else "\n").join(rows) + "\n").encode()
     raw = tmp_path / form
     raw.write_bytes(gzip.compress(data) if form.endswith(".gz") else data)
-    fails([raw, "-o", tmp_path / "out", *PIECES], capsys, f"{raw}:{line}: ", says, ";")
-    assert main(["verify", str(tmp_path / "out")]) == 1
+    fails([raw, "-o", tmp_path / "out", *PIECES], capsys, f"{raw}:{line}: ", says, "; --on-bad-row skip leaves")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_first_row_must_look_like_criteo(tmp_path, capsys):
@@ -77,6 +80,32 @@ def test_bad_rows_can_be_skipped_and_are_counted(tmp_path, capsys):
     }  # fmt: skip
     assert f"skipped 2 rows: label; the first is {raw}:39" in printed
     assert main(["verify", str(out)]) == 0
+
+
+@pytest.mark.parametrize("mend", ["skip", "repair", "fetch"])
+def test_a_refused_file_does_not_stand_in_the_way_of_a_mended_one(mend, tmp_path, capsys):
+    """What was begun with it is gone: it could never be finished, and is no interrupted run of the next."""
+    rows = 10_000 if mend == "fetch" else 100  # damage beyond the first block is met by pass 1 alone
+    pieces = () if mend == "fetch" else PIECES
+    text = "".join(f"{row(I1=str(i))}\n" for i in range(rows))
+    raw, out = tmp_path / ("day_0.gz" if mend == "fetch" else "train.txt"), tmp_path / "out"
+    whole = gzip.compress(text.encode()) if mend == "fetch" else text.encode()
+    raw.write_bytes(whole[:-8] if mend == "fetch" else whole + row(label="7").encode())
+    fails([raw, "-o", out, *pieces], capsys)
+    assert not out.exists()
+    more = ["--on-bad-row", "skip"] if mend == "skip" else []
+    if mend != "skip":
+        raw.write_bytes(whole)
+    assert main(["criteo", str(raw), "-o", str(out), *pieces, *more]) == 0
+    assert sum(split.rows for split in read_manifest(out).splits.values()) == rows
+
+
+def test_a_folder_of_the_users_own_stays_when_a_file_is_refused(tmp_path, capsys):
+    raw, out = tmp_path / "train.txt", tmp_path / "out"
+    raw.write_text(row(label="7"))
+    out.mkdir()
+    fails([raw, "-o", out], capsys)
+    assert not list(out.iterdir())
 
 
 def test_skipping_everything_is_an_error(tmp_path, capsys):
@@ -113,6 +142,65 @@ def test_files_that_are_not_there_or_not_files(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(
+    ("mark", "says"), [(b"\xef\xbb\xbf", "begins with a byte order mark"), (b"\xff\xfe", "UTF-16")]
+)
+def test_a_byte_order_mark_is_named(mark, says, zipped, tmp_path, capsys):
+    """Also with --on-bad-row skip, which would silently lose the first row."""
+    raw, text = tmp_path / "train.txt", mark + GOOD.encode() + b"\n"
+    raw.write_bytes(gzip.compress(text) if zipped else text)
+    for more in ([], ["--on-bad-row", "skip"]):
+        fails([raw, "-o", tmp_path / "out", *more], capsys, f"{raw}:1: ", says)
+
+
+def test_a_pipe_is_refused(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    fails([tmp_path / "pipe", "-o", tmp_path / "out"], capsys, "pipe: is a pipe or a device", "save its text")
+
+
+def test_a_path_that_the_terminal_cannot_show_is_shown_in_another_way(tmp_path):
+    raw, out = tmp_path / "train.txt", tmp_path / "n\u00f6 \udcff"
+    raw.write_text(GOOD + "\n")
+    assert main(["criteo", str(raw), "-o", str(out)]) == 0
+    words = [sys.executable, "-m", "data_prep", "inspect", os.fspath(out)]
+    done = subprocess.run(words, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert rb"n\xf6 \udcff: labelled, 1 rows" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("split", "files", "says"),
+    [
+        ("days", 1, "--split days trains on all files but the last, and those have no rows: give more files"),
+        ("0,0.5,0.5", 2, "--split 0,0.5,0.5 leaves no rows to train on"),
+        ("0.001,0.5,0.499", 1, "leaves no rows to train on"),
+    ],
+)
+def test_a_split_that_leaves_nothing_to_train_on_is_refused(split, files, says, tmp_path, capsys):
+    raw = [tmp_path / f"{number}.txt" for number in range(files)]
+    for path in raw:
+        path.write_text(f"{GOOD}\n" * 5)
+    fails([*raw, "-o", tmp_path / "out", "--split", split], capsys, says)
+    assert not (tmp_path / "out").exists()
+    assert main(["criteo", *map(str, raw), "-o", str(tmp_path / "out")]) == 0
+
+
+def test_days_without_a_good_row_leave_nothing_to_train_on(tmp_path, capsys):
+    raw = [tmp_path / "day_0", tmp_path / "day_1"]
+    raw[0].write_text(row(label="x") + "\n")
+    raw[1].write_text(GOOD + "\n")
+    fails([*raw, "-o", tmp_path / "out", "--on-bad-row", "skip"], capsys, "those have no rows")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_count_that_no_token_reaches_is_refused(tmp_path, capsys):
+    raw = tmp_path / "train.txt"
+    raw.write_text(f"{GOOD}\n" * 9)
+    fails([raw, "-o", tmp_path / "out", "--min-count", "10"], capsys, "--min-count 10: no token comes so often")
+    assert main(["criteo", str(raw), "-o", str(tmp_path / "out"), "--min-count", "9"]) == 0
+
+
 def test_labelled_and_unlabelled_files_do_not_mix(tmp_path, capsys):
     first, second = tmp_path / "a.txt", tmp_path / "b.txt"
     first.write_text(GOOD + "\n")
@@ -143,6 +231,7 @@ def test_a_file_without_rows_is_not_read_into_memory_as_one(tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments",
     [["--min-count", "0"], ["--split", "0.5,0.2"], ["--split-name", "dev"], ["--seed", "-1"], ["--shard-rows", "0"],
+     ["--shard-rows", "1" + "0" * 24], ["--min-count", "1" + "0" * 24], ["--piece-bytes", "1" + "0" * 24], ["--split", "nan,1"],
      ["--max-ind-range", "-5"], ["--id-order", "dlrm", "--min-count", "2"], ["--id-order", "dlrm", "--fit-on", "train"]],
 )  # fmt: skip
 def test_arguments_that_make_no_sense(arguments, tmp_path, capsys):
@@ -150,3 +239,30 @@ def test_arguments_that_make_no_sense(arguments, tmp_path, capsys):
     raw.write_text(GOOD + "\n")
     fails([raw, "-o", tmp_path / "out", *arguments], capsys, "--")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-1", "0", "1e300", "two"])
+def test_memory_that_makes_no_sense(value, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["criteo", "raw", "-o", "out", "--memory", value])
+    assert ended.value.code == 2
+    assert "--memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["--piece-bytes", "--shard-rows"])
+def test_parts_too_small_for_a_file_system_are_refused(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("data_prep.criteo.MOST_FILES", 10)
+    raw = tmp_path / "train.txt"
+    raw.write_text(f"{GOOD}\n" * 50)
+    fails([raw, "-o", tmp_path / "out", name, "1"], capsys, f"{name} 1 would make about ", "give at least ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"), [([], True), (["--fit-on", "train"], False), (["--split", "none"], False)]
+)
+def test_it_is_said_that_the_vocabulary_is_of_all_rows(arguments, told, tmp_path, capsys):
+    raw = tmp_path / "train.txt"
+    raw.write_text(f"{GOOD}\n" * 20)
+    assert main(["criteo", str(raw), "-o", str(tmp_path / "out"), *arguments]) == 0
+    assert ("vocabulary: from all rows, those of validation and test too" in capsys.readouterr().out) == told

@@ -3,12 +3,11 @@
 import errno
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -277,22 +276,23 @@ def test_no_path_and_no_time_in_the_output(raw, tmp_path):
     assert not any(str(tmp_path).encode() in p.read_bytes() for p in out.rglob("*") if p.is_file())
 
 
-KILL = """
-import os, signal, sys
-from data_prep import files
-from data_prep.cli import main
-from ssmpi.data import schema
-left = int(sys.argv[1])
-real = os.fsync
-def fsync(handle):
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(handle)
-os.fsync = fsync
-raise SystemExit(main(sys.argv[2:]))
-"""
+def killed(after, arguments):
+    """The exit code of ``arguments`` in a child that is killed when it would flush one more file than ``after``."""
+    child = os.fork()
+    if not child:
+        try:
+            left, real = itertools.count(after, -1), os.fsync
+
+            def fsync(handle):
+                if next(left) == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                real(handle)
+
+            os.fsync = fsync
+            os._exit(main(arguments))
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_killed_at_any_file_and_started_again_it_ends_with_the_same_bytes(raw, tmp_path):
@@ -301,13 +301,12 @@ def test_killed_at_any_file_and_started_again_it_ends_with_the_same_bytes(raw, t
     out = tmp_path / "killed"
     after = random.Random(4)
     for _ in range(40):
-        command = [sys.executable, "-c", KILL, str(after.choice((1, 9, 20, 30))), *arguments, "-o", str(out)]
         shards = {p: p.stat().st_mtime_ns for p in out.glob("*/shard-*.h5")}
-        done = subprocess.run(command, capture_output=True, timeout=60)
+        code = killed(after.choice((1, 9, 20, 30)), [*arguments, "-o", str(out)])
         assert all(p.stat().st_mtime_ns == at for p, at in shards.items()), "a finished shard was written again"
-        if done.returncode == 0:
+        if code == 0:
             break
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert code == -signal.SIGKILL
         assert main(["verify", str(out)]) == 1
     assert tree(out) == expected
 
@@ -317,7 +316,7 @@ def test_temporary_rows_lost_in_a_crash_are_made_again(raw, tmp_path, damage):
     arguments = ["criteo", str(raw), *SMALL, "-o", str(tmp_path / "out")]
     kept = 0
     for after in range(60, 150, 5):
-        subprocess.run([sys.executable, "-c", KILL, str(after), *arguments], capture_output=True, timeout=60)
+        killed(after, arguments)
         for path in (tmp_path / "out" / ".prepare" / "pieces").glob("*.rows"):
             path.write_bytes(damage(path.read_bytes()))  # never flushed to disk: a power cut takes it
             kept += 1
@@ -357,7 +356,7 @@ def test_a_shard_that_cannot_be_flushed_to_disk_is_an_error(raw, tmp_path, monke
 
 def test_an_interrupted_run_is_not_gone_on_with_under_other_arguments(raw, tmp_path, capsys):
     arguments = ["criteo", str(raw), *SMALL, "-o", str(tmp_path / "out")]
-    subprocess.run([sys.executable, "-c", KILL, "20", *arguments], capture_output=True, timeout=60)
+    assert killed(20, arguments) == -signal.SIGKILL
     assert (tmp_path / "out" / ".prepare" / "plan.json").exists()
     assert main([*arguments, "--min-count", "4"]) == 2
     assert "interrupted run with min_count = 1, this run has 4" in capsys.readouterr().err

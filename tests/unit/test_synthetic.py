@@ -240,6 +240,7 @@ def test_command_line(tmp_path, capsys):
         (("--rows", "0"), "--rows 0"),
         (("--rows", "5", "--days", "6"), "more files than the 5 rows"),
         (("--days", "-1"), "--days -1"),
+        (("--days", "1"), "the last day is kept for validation and test"),
         (("--scale", "0"), "--scale 0"),
         (("--scale", "nan"), "--scale nan"),
         (("--drift", "1.5"), "--drift 1.5"),

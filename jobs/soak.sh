@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# What CI leaves out: hundreds of kills and start-ups, one after the other. Run it before a release.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=jobs/common.sh
+. jobs/common.sh
+
+usage() {
+  cat <<TEXT
+usage: bash jobs/soak.sh [--rounds N] [pytest arguments]   (in .venv-test; about 10 minutes on 2 cores)
+
+Runs the tests marked 'soak', which repeat what jobs/test.sh tries a few times, and --rounds times (default 3) the
+tests that kill at random moments. All rounds are run; it fails if any did.
+TEXT
+}
+rounds=3
+case ${1:-} in
+  --help|-h) usage; exit 0 ;;
+  --rounds) [ $# -ge 2 ] || fail "--rounds needs a value; see --help"; rounds=$2; shift 2 ;;
+esac
+case $rounds in *[!0-9]*|'') fail "--rounds takes a whole number, got '$rounds'" ;; esac
+make_environment "${VENV:-.venv-test}" test
+find_mpi
+
+failed=0
+run pytest -rfE -m soak --timeout 1800 "$@" || failed=1
+for ((round = 1; round <= rounds; round++)); do
+  run pytest -rfE tests/mpi -k 'killed or frozen' "$@" || failed=1
+done
+exit $failed
