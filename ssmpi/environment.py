@@ -30,6 +30,7 @@ INTERFACE = {
     "openmpi": ("OMPI_MCA_btl_tcp_if_include", "PRTE_MCA_prte_if_include"),
     "mpich": ("FI_TCP_IFACE", "UCX_NET_DEVICES", "I_MPI_HYDRA_IFACE"),
 }
+PYTHON = (sys.executable, "-P")  # this interpreter, which the folder that it is started in keeps no module from
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")  # to other hosts; OMPI_* travel by themselves
 
 
@@ -65,6 +66,8 @@ def missing(environ: Mapping[str, str], *, open_mpi: bool) -> dict[str, str]:
     return found
 
 
-if __name__ == "__main__":  # for shell scripts: eval "$(python -m ssmpi.environment [one-host])"
+if (
+    __name__ == "__main__"
+):  # for shell scripts: settings=$(python -P -m ssmpi.environment [one-host]) && eval "$settings"
     ours = environment(alone="one-host" in sys.argv)
     print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(ours.items())))

@@ -24,7 +24,7 @@ from types import FrameType
 from ssmpi import plan, site
 from ssmpi.attempt import Attempt
 from ssmpi.config import Config
-from ssmpi.environment import PASSED_ON, environment
+from ssmpi.environment import PASSED_ON, PYTHON, environment
 from ssmpi.errors import UserError
 from ssmpi.layout import lay_out
 from ssmpi.request import Request
@@ -39,7 +39,7 @@ MISLEADING = ("SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTIO
 def program(request: Request) -> list[str]:
     """The words that start one rank."""
     bar = ["--terminal", os.ttyname(sys.stderr.fileno())] if sys.stderr.isatty() else []
-    return [sys.executable, "-m", "ssmpi", "train", *request.words(), *bar]
+    return [*PYTHON, "-m", "ssmpi", "train", *request.words(), *bar]
 
 
 def launch(request: Request, site_file: Path | None, dry_run: bool) -> int:

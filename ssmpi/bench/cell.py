@@ -12,7 +12,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -20,6 +19,7 @@ from typing import IO
 from ssmpi import lockfile, settings
 from ssmpi.bench.grid import Cell, Study
 from ssmpi.config import RUN_FILE, Config, load
+from ssmpi.environment import PYTHON
 from ssmpi.errors import STOPPED, SettingsError, UserError
 from ssmpi.report.record import flat
 from ssmpi.roles.results import RESULT_NAME
@@ -90,7 +90,7 @@ def tidy(study: Study, cell: Cell) -> None:
 
 def _launched(where: Place, limit: float, lock: IO[str], site: str) -> int:
     """``ssmpi launch``, which gets every signal that this process gets meanwhile; its exit code, STOPPED if there were any."""
-    line = [sys.executable, "-m", "ssmpi", "launch", str(where.run_file), "--overwrite"]
+    line = [*PYTHON, "-m", "ssmpi", "launch", str(where.run_file), "--overwrite"]
     line += ["--site", site] if site else []
     with where.log.open("w", encoding="utf-8") as log:
         job = subprocess.Popen(

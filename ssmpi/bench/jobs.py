@@ -17,6 +17,7 @@ from typing import Any
 from ssmpi import launch
 from ssmpi.bench.emulate import Emulation
 from ssmpi.bench.windows import Timing
+from ssmpi.environment import PYTHON
 from ssmpi.errors import PeerError
 
 TIME_LIMIT_SECONDS = 300.0
@@ -61,7 +62,7 @@ class Start:
 
     def line(self, ranks: int, *arguments: str) -> list[str]:
         """The command that runs this Python with ``arguments`` on so many ranks."""
-        return [*self.before, launch.mpirun_path(), "-n", str(ranks), *self.options, sys.executable, *arguments]
+        return [*self.before, launch.mpirun_path(), "-n", str(ranks), *self.options, *PYTHON, *arguments]
 
 
 @dataclass(frozen=True)

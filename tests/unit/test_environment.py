@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,8 @@ from ssmpi import environment as env
 from ssmpi.doctor import advice, by_ranks, dense_step, thread_plan
 from ssmpi.model import blas
 from ssmpi.site import Launcher
+
+CLONE = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -46,6 +49,26 @@ def test_shell_scripts_get_all_of_it(bare):
     script = f"{said}\nenv"
     found = subprocess.run(["bash", "-c", script], capture_output=True, text=True).stdout.splitlines()
     assert {f"{name}={value}" for name, value in env.environment().items()} <= set(found)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("jobs/evaluate.sbatch", "runs/one"),
+        ("jobs/prepare.sbatch", "raw.txt"),
+        ("-c", "set -eu; . jobs/common.sh; mpi_environment; echo went on"),
+    ],
+)
+def test_scripts_stop_where_it_cannot_be_had(tmp_path, bare, words):
+    """A Python without ssmpi: ranks that each start as many threads as there are cores would be the result."""
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python").chmod(0o755)
+    bare.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    bare.setenv("LAUNCH", "echo started")
+    done = subprocess.run(["bash", *words], cwd=CLONE, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: ")
+    assert not done.stdout
 
 
 def test_doctor_says_what_is_missing_and_what_it_costs(bare):
