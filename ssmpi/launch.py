@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from ssmpi import plan, site
+from ssmpi import child, plan, site
 from ssmpi.attempt import Attempt
 from ssmpi.config import Config
 from ssmpi.environment import PASSED_ON, PYTHON, environment
@@ -123,12 +123,8 @@ def silent_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping[str,
         asked = {}
         for host in hosts:
             line, session = [*command(1, where, [host]), "true"], sessions.enter_context(session_folder())
-            asked[host] = subprocess.Popen(
-                line,
-                env={**environ, **session},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
+            asked[host] = child.start(
+                line, {**environ, **session}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
         deadline = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline and any(job.poll() is None for job in asked.values()):
@@ -152,7 +148,7 @@ def session_folder() -> Iterator[dict[str, str]]:
 
 def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:
     told: set[int] = set()
-    job = subprocess.Popen(line, env=environ, start_new_session=True)
+    job = child.start(line, environ)
 
     def forward(signum: int, frame: FrameType | None) -> None:
         if told and signum != signal.SIGUSR1:

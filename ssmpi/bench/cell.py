@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from ssmpi import lockfile, settings
+from ssmpi import child, lockfile, settings
 from ssmpi.bench.grid import Cell, Study
 from ssmpi.config import RUN_FILE, Config, load
 from ssmpi.environment import PYTHON
@@ -93,9 +93,7 @@ def _launched(where: Place, limit: float, lock: IO[str], site: str) -> int:
     line = [*PYTHON, "-m", "ssmpi", "launch", str(where.run_file), "--overwrite"]
     line += ["--site", site] if site else []
     with where.log.open("w", encoding="utf-8") as log:
-        job = subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock.fileno(),), start_new_session=True
-        )
+        job = child.start(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock.fileno(),))
     told: list[int] = []
 
     def forward(signum: int, frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ssmpi import launch
+from ssmpi import child, launch
 from ssmpi.bench.emulate import Emulation
 from ssmpi.bench.windows import Timing
 from ssmpi.environment import PYTHON
@@ -99,10 +99,8 @@ class Jobs:
 def finish(line: Sequence[str], said: Path, seconds: float, variables: Mapping[str, str]) -> str:
     """Run a command to its end, what it says into a file; nothing is left of it if it fails or is interrupted."""
     with said.open("w", encoding="utf-8") as out, launch.session_folder() as session, ended_by_sigterm():
-        job = subprocess.Popen(
-            line, env={**os.environ, **variables, **session}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            start_new_session=True,
-        )  # fmt: skip
+        environ = {**os.environ, **variables, **session}
+        job = child.start(line, environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         try:
             code = job.wait(seconds)
         except subprocess.TimeoutExpired:

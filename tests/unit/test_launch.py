@@ -1,6 +1,7 @@
 """What ``ssmpi launch`` gives its launcher."""
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from ssmpi import launch
 from ssmpi.bench import jobs
+from ssmpi.errors import UserError
 from ssmpi.site import Launcher, Node, Site
 
 TELL = """
@@ -71,14 +73,57 @@ def test_a_measured_job_ends_with_the_benchmark_that_is_told_to_end(tmp_path):
         f"finish([sys.executable, '-c', {job!r}], pathlib.Path({str(tmp_path / 'said')!r}), 60, {{}})"
     )
     bench = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)})
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    number = awaited(tmp_path / "pid")
     bench.terminate()
     assert bench.wait(30) == 128 + signal.SIGTERM
-    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+    assert not Path(f"/proc/{number}").exists()
     assert not list(tmp_path.glob("ssmpi-*"))
+
+
+STARTS = {
+    "launch": "from ssmpi import launch; launch.supervise(line, {})",
+    "bench": "from ssmpi.bench import jobs; jobs.finish(line, pathlib.Path('said'), 60, {})",
+}
+
+
+@pytest.mark.parametrize("who", STARTS)
+def test_what_was_started_does_not_outlive_a_killed_parent(tmp_path, who):
+    """Whoever stands between a job and the person who waits for it: ``kill -9`` leaves nobody to pass anything on."""
+    job = "import os, time; open('pid', 'w').write(f'{os.getpid()}\\n'); time.sleep(60)"
+    script = f"import pathlib; line = {[sys.executable, '-c', job]!r}; {STARTS[who]}"
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path)
+    process = os.pidfd_open(int(awaited(tmp_path / "pid")))
+    parent.kill()
+    parent.wait()
+    assert ended(process)
+
+
+def ended(process):
+    """Whether a process ends within seconds; it is ended if not."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    found = poll.poll(10_000)
+    if not found:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    os.close(process)
+    return bool(found)
+
+
+def awaited(path):
+    """The first line of a file that another process writes."""
+    deadline = time.monotonic() + 60
+    while not path.is_file() or not path.read_text().endswith("\n"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return path.read_text().strip()
+
+
+@pytest.mark.parametrize("mpirun", ["", "#!/nowhere/interpreter\n"])
+def test_a_broken_mpirun_is_named(tmp_path, mpirun):
+    (tmp_path / "mpirun").write_text(mpirun)
+    (tmp_path / "mpirun").chmod(0o755)
+    with pytest.raises(UserError, match=r"/mpirun: cannot be started \(.*\): install it anew, or put one that works"):
+        launch.supervise([str(tmp_path / "mpirun"), "-n", "2"], os.environ)
 
 
 def test_hosts_that_fail_or_hang_are_silent(tmp_path, monkeypatch):
