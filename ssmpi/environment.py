@@ -5,11 +5,13 @@ Measured with Open MPI 5 on TCP and shared memory; a site with a fast fabric nam
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from ssmpi import launched
 from ssmpi.site import Launcher
 
 THREADS = {"OMP_NUM_THREADS": ("1", "every worker thread starts threads of its own, and they fight for the cores")}
@@ -50,6 +52,26 @@ def environment(launcher: Launcher | None = None, *, alone: bool = True) -> dict
     """What to add to the environment of the launcher, by default mpirun's on this host; the user's own choices win."""
     wanted = recommended(launcher or Launcher(), alone=alone)
     return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+@contextlib.contextmanager
+def without_shared_memory() -> Iterator[None]:
+    """Let Open MPI start in this block without the memory that it shares with other ranks, where there are none: a process
+    without a launcher leaves it in /dev/shm, 16 MB each time. What the user chose stays, and so do the variables of children.
+    """
+    name, ours = "OMPI_MCA_btl", OPEN_MPI["OMPI_MCA_btl"][0]
+    before = os.environ.get(name)
+    if not launched.alone() or before not in (None, ours):
+        yield
+        return
+    os.environ[name] = "self"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def missing(environ: Mapping[str, str], *, open_mpi: bool) -> dict[str, str]:

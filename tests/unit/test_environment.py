@@ -106,11 +106,32 @@ def test_doctor_says_that_a_rank_is_bound(bare):
     assert "srun --cpu-bind=none" in line
 
 
-def test_doctor_finds_this_machine_well():
+def test_shared_memory_is_for_several_ranks_and_for_who_asks_for_it(bare):
+    name = "OMPI_MCA_btl"
+
+    def given():
+        with env.without_shared_memory():
+            return os.environ.get(name)
+
+    assert given() == "self"
+    assert "OMPI_MCA_btl" not in os.environ
+    bare.setenv("OMPI_MCA_btl", env.environment()["OMPI_MCA_btl"])  # as scripts do
+    assert given() == "self"
+    assert os.environ[name] == "self,sm,tcp"
+    bare.setenv("PMIX_RANK", "0")
+    assert given() == "self,sm,tcp"
+    bare.delenv("PMIX_RANK")
+    bare.setenv("OMPI_MCA_btl", "ofi,self")
+    assert given() == "ofi,self"
+
+
+def test_doctor_finds_this_machine_well_and_leaves_nothing_behind(tmp_path):
     """Its own sums must be right: a wrong expectation once made it find fault with every machine."""
+    environ = {**os.environ, "OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}  # /dev/shm is everybody's
     done = subprocess.run(
-        [sys.executable, "-m", "ssmpi", "doctor"], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "ssmpi", "doctor"], capture_output=True, text=True, timeout=120, env=environ
     )
+    assert not list(tmp_path.iterdir())
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all is well" in done.stdout
     assert "thread plan: " in done.stdout
