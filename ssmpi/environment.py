@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 
 from ssmpi import launched
@@ -36,6 +38,16 @@ PYTHON = (sys.executable, "-P")  # this interpreter, which the folder that it is
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")  # to other hosts; OMPI_* travel by themselves
 
 
+def home() -> dict[str, str]:
+    """``HOME``, where it is not set: Open MPI does not start without it."""
+    if os.environ.get("HOME"):
+        return {}
+    try:
+        return {"HOME": pwd.getpwuid(os.geteuid()).pw_dir}
+    except KeyError:  # a number without a name, in a container
+        return {"HOME": tempfile.gettempdir()}
+
+
 def recommended(launcher: Launcher, *, alone: bool) -> dict[str, str]:
     """All variables for ranks started by ``launcher``, on this host ``alone`` or on several."""
     wanted = {name: value for name, (value, _) in {**THREADS, **OPEN_MPI}.items()} | OPEN_MPI_LAUNCHER
@@ -51,7 +63,7 @@ def recommended(launcher: Launcher, *, alone: bool) -> dict[str, str]:
 def environment(launcher: Launcher | None = None, *, alone: bool = True) -> dict[str, str]:
     """What to add to the environment of the launcher, by default mpirun's on this host; the user's own choices win."""
     wanted = recommended(launcher or Launcher(), alone=alone)
-    return {name: value for name, value in wanted.items() if name not in os.environ}
+    return {name: value for name, value in wanted.items() if name not in os.environ} | home()
 
 
 @contextlib.contextmanager

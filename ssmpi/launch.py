@@ -25,7 +25,7 @@ from ssmpi import child, plan, site
 from ssmpi.attempt import Attempt
 from ssmpi.config import Config
 from ssmpi.environment import PASSED_ON, PYTHON, environment
-from ssmpi.errors import UserError
+from ssmpi.errors import STOPPED, UserError
 from ssmpi.layout import lay_out
 from ssmpi.request import Request
 from ssmpi.site import Launcher, Site
@@ -53,11 +53,16 @@ def launch(request: Request, site_file: Path | None, dry_run: bool) -> int:
     print(f"+ {shown}", file=sys.stderr, flush=True)
     if dry_run:
         return 0
-    attempt = Attempt(Path(config.run.folder), requeue=bool(where and where.slurm and where.slurm.requeue))
+    requeue = bool(where and where.slurm and where.slurm.requeue)
+    attempt = Attempt(Path(config.run.folder), requeue=requeue)
     environ = {**{k: v for k, v in os.environ.items() if k not in MISLEADING}, **extra}
     code, told = supervise(line, environ)
     asked = sorted(set(hosts)) if where and where.launcher.hosts else []  # SLURM itself says which node it lost
-    return attempt.conclude(code, cancelled=signal.SIGTERM in told, silent=partial(silent_hosts, where, asked, environ))
+    cancelled = signal.SIGTERM in told
+    code = attempt.conclude(code, cancelled=cancelled, silent=partial(silent_hosts, where, asked, environ))
+    if code == STOPPED and (cancelled or not requeue):
+        print(f"to resume it: {request.to_resume(Path(config.run.folder), site_file)}", file=sys.stderr, flush=True)
+    return code
 
 
 def rank_hosts(config: Config, where: Site) -> list[str]:

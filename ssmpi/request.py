@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ssmpi.config import RUN_FILE, Config, load
 from ssmpi.errors import SettingsError
+
+BATCH_FILE = "job.sbatch"  # in the run folder, where 'ssmpi submit' has made it
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,13 @@ class Request:
                 f"{saved}: no such file, so no run to go on with; name a run file too, to start one there"
             )
         return load(self.run_file or saved, (*self.overrides, f"run.folder={json.dumps(str(self.run))}"))
+
+    def to_resume(self, folder: Path, site_file: Path | None) -> str:
+        """The command that resumes this request's run, which stopped in ``folder``."""
+        if "SLURM_JOB_ID" in os.environ and (folder / BATCH_FILE).is_file():
+            return shlex.join(["sbatch", str(folder / BATCH_FILE)])
+        words = ["--resume", str(folder)] if (folder / RUN_FILE).is_file() else self.words()
+        return shlex.join(["ssmpi", "launch", *words, *(["--site", str(site_file)] if site_file else [])])
 
     def words(self) -> list[str]:
         """The same request as words for ``ssmpi train``."""

@@ -22,9 +22,9 @@ from ssmpi.errors import SettingsError
 T = TypeVar("T")
 
 
-def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
-    """Read a run file, apply overrides in order and build ``cls``; SettingsError names the file or the override."""
-    values = read(path)
+def load(cls: type[T], path: Path, overrides: Sequence[str] = (), kind: str = "run file") -> T:
+    """Read a file of some ``kind``, apply overrides in order and build ``cls``; SettingsError names the file or the override."""
+    values = read(path, kind)
     for override in overrides:
         apply_override(values, override)
     try:
@@ -33,12 +33,16 @@ def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
         raise SettingsError(f"{path}: {error}") from None
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, kind: str = "run file") -> dict[str, Any]:
     """A TOML file as it stands, or SettingsError."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SettingsError(f"{path}: no such run file") from None
+        if kind == "run file" and "=" in path.name:
+            raise SettingsError(
+                f"no run file given: '{path}' is a setting, and the run file comes before it: RUN.toml {path}"
+            ) from None
+        raise SettingsError(f"{path}: no such {kind}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path}: not a readable TOML file: {error}") from error
 

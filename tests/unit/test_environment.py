@@ -30,6 +30,15 @@ def test_what_the_user_set_wins(bare):
     assert env.environment()["OMP_NUM_THREADS"] == "1"
 
 
+def test_a_home_is_found_where_none_is_set(bare):
+    """Open MPI does not start without one."""
+    assert "HOME" not in env.environment()
+    bare.delenv("HOME")
+    assert Path(env.environment()["HOME"]).is_dir()
+    bare.setattr(os, "geteuid", lambda: 2**31 - 7)  # as in a container
+    assert Path(env.environment()["HOME"]).is_dir()
+
+
 def test_over_subscription_is_for_one_host_only(bare):
     """On several hosts the mapping ':oversubscribe' fills the first one with all ranks."""
     assert "PRTE_MCA_rmaps_default_mapping_policy" in env.environment()
@@ -128,6 +137,7 @@ def test_shared_memory_is_for_several_ranks_and_for_who_asks_for_it(bare):
 def test_doctor_finds_this_machine_well_and_leaves_nothing_behind(tmp_path):
     """Its own sums must be right: a wrong expectation once made it find fault with every machine."""
     environ = {**os.environ, "OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}  # /dev/shm is everybody's
+    environ.pop("HOME", None)
     done = subprocess.run(
         [sys.executable, "-m", "ssmpi", "doctor"], capture_output=True, text=True, timeout=120, env=environ
     )

@@ -14,6 +14,7 @@ import pytest
 from ssmpi import launch
 from ssmpi.bench import jobs
 from ssmpi.errors import UserError
+from ssmpi.request import Request
 from ssmpi.site import Launcher, Node, Site
 
 TELL = """
@@ -124,6 +125,31 @@ def test_a_broken_mpirun_is_named(tmp_path, mpirun):
     (tmp_path / "mpirun").chmod(0o755)
     with pytest.raises(UserError, match=r"/mpirun: cannot be started \(.*\): install it anew, or put one that works"):
         launch.supervise([str(tmp_path / "mpirun"), "-n", "2"], os.environ)
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """``stand_in(script)``: what takes mpirun's place; the current folder holds a run file."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text('data.folder = "data"\nrun.folder = "a run"\n')
+
+    def make(script):
+        Path("mpirun").write_text(f"#!/bin/bash\n{script}\n")
+        Path("mpirun").chmod(0o755)
+        monkeypatch.setattr(launch, "mpirun_path", lambda: str(tmp_path / "mpirun"))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("made", "command"),
+    [("run.toml", "--resume 'a run' --site site.toml"), ("logs", "run.toml run.seed=2 --site site.toml")],
+)
+def test_a_stop_says_how_to_resume(stand_in, capfd, made, command):
+    stand_in(f"mkdir 'a run'; touch 'a run/{made}'; exit 85")
+    Path("site.toml").write_text("node.cores = 4\nnode.memory_gb = 8\n")
+    assert launch.launch(Request(Path("run.toml"), ["run.seed=2"]), Path("site.toml"), dry_run=False) == 85
+    assert capfd.readouterr().err.endswith(f"to resume it: ssmpi launch {command}\n")
 
 
 def test_hosts_that_fail_or_hang_are_silent(tmp_path, monkeypatch):
