@@ -23,6 +23,7 @@ from types import FrameType
 
 from ssmpi import child, plan, site
 from ssmpi.attempt import Attempt
+from ssmpi.banners import Passed
 from ssmpi.config import Config
 from ssmpi.environment import PASSED_ON, PYTHON, environment
 from ssmpi.errors import STOPPED, UserError
@@ -153,13 +154,16 @@ def session_folder() -> Iterator[dict[str, str]]:
 
 def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:
     told: set[int] = set()
-    job = child.start(line, environ)
+    job = child.start(line, environ, stderr=subprocess.PIPE)
+    assert job.stderr
+    words = Passed(job.stderr)
 
     def forward(signum: int, frame: FrameType | None) -> None:
         if told and signum != signal.SIGUSR1:
             job.terminate()
             return
         told.add(signum)
+        words.banners.spoken = True  # that the ranks then end with a code is as it should be
         print(
             f"stopping ({signal.Signals(signum).name}): the ranks finish their step and save",
             file=sys.stderr,
@@ -169,4 +173,6 @@ def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, se
 
     for name in WISHES:
         signal.signal(name, forward)
-    return job.wait(), told
+    code = job.wait()
+    words.end()
+    return code, told

@@ -152,6 +152,18 @@ def test_a_stop_says_how_to_resume(stand_in, capfd, made, command):
     assert capfd.readouterr().err.endswith(f"to resume it: ssmpi launch {command}\n")
 
 
+def test_the_launchers_account_of_an_end_is_left_out_where_a_rank_has_told_it(stand_in, capfd):
+    rule = "-" * 74
+    banner = f"{rule}\nprterun detected that one or more processes exited with non-zero status,\n\n{rule}\n"
+    Path("said").write_text(banner)
+    stand_in("echo error: the reason >&2; cat said >&2; exit 2")
+    assert launch.supervise(["./mpirun"], os.environ)[0] == 2
+    assert capfd.readouterr().err == "error: the reason\n"
+    stand_in("echo unheard of >&2; cat said >&2; exit 2")
+    assert launch.supervise(["./mpirun"], os.environ)[0] == 2
+    assert capfd.readouterr().err == "unheard of\n" + banner
+
+
 def test_hosts_that_fail_or_hang_are_silent(tmp_path, monkeypatch):
     stand_in = tmp_path / "mpirun"
     stand_in.write_text(
