@@ -111,7 +111,7 @@ def _parse(arguments: Sequence[str] | None, ranks: Ranks) -> argparse.Namespace:
 
 CRITEO_EPILOG = (
     "Killed and started again with the same arguments it goes on where it was. Any number of ranks (mpirun -n 4 "
-    "python -m mpi4py -m data_prep criteo ...) gives the same bytes."
+    "ssmpi-prepare criteo ...) gives the same bytes."
 )
 
 

@@ -6,7 +6,6 @@ that fails calls the others off, so that nobody waits for the dead.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,7 +14,6 @@ from ssmpi.errors import DataError, UserError
 
 T = TypeVar("T")
 
-LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "MPI_LOCALNRANKS")
 CALLED_OFF_TAG = 41
 
 
@@ -137,8 +135,7 @@ def _order(error: DataError) -> tuple[tuple[int, int], str]:
 
 def join() -> Ranks:
     """The ranks this process belongs to: the MPI job's under a launcher, else just itself."""
-    under_mpi = any(name in os.environ for name in LAUNCHER_VARIABLES)
-    return MPIRanks() if under_mpi or (launched.by_srun() and launched.ranks() != 1) else Ranks()
+    return Ranks() if launched.alone() else MPIRanks()
 
 
 def describe(error: Exception) -> str:

@@ -43,11 +43,13 @@ make_environment() {  # make_environment FOLDER EXTRAS: a virtual environment wi
 }
 
 mpi_environment() {  # what lets Open MPI start fast, run as root, share cores; other MPIs ignore it
-  eval "$(python -m ssmpi.environment one-host)"
+  local settings
+  settings=$(python -P -m ssmpi.environment one-host) || fail "'python -P -m ssmpi.environment' failed: is ssmpi installed in this environment?"
+  eval "$settings"
 }
 
 two_ranks() {  # whether mpirun and mpi4py understand each other
-  [ "$(timeout 60 mpirun -n 2 python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)' 2>/dev/null | sort -u)" = 2 ]
+  [ "$(timeout 60 mpirun -n 2 python -P -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.size)' 2>/dev/null | sort -u)" = 2 ]
 }
 
 find_mpi() {  # use the MPI that is there, else the one from pip, which it puts into the environment FOLDER

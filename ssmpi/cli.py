@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from ssmpi import launched
 from ssmpi.arguments import parser
 from ssmpi.comm import failure
+from ssmpi.environment import home
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code: 0 done, 1 failed, 2 for what the user can mend, 85 stopped on request."""
+    os.environ |= home()
     parsed = parse(parser(), arguments)
     try:
         code = parsed.command(parsed)
@@ -41,6 +43,9 @@ def parse(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argp
 
 def parse_overrides(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """argparse takes positionals only in one run: collect the overrides that it leaves."""
+    for word in sys.argv[1:] if arguments is None else arguments:
+        if not word.isascii() and word.encode(errors="ignore") != word.encode(errors="surrogatepass"):
+            top.error(f"{word!a}: not UTF-8, as this locale has it; set PYTHONUTF8=1 and use names in UTF-8")
     parsed, rest = top.parse_known_args(arguments)
     stray = [word for word in rest if word.startswith("-") or not hasattr(parsed, "overrides")]
     if stray:

@@ -5,11 +5,15 @@ Measured with Open MPI 5 on TCP and shared memory; a site with a fast fabric nam
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import shlex
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 
+from ssmpi import launched
 from ssmpi.site import Launcher
 
 THREADS = {"OMP_NUM_THREADS": ("1", "every worker thread starts threads of its own, and they fight for the cores")}
@@ -30,7 +34,18 @@ INTERFACE = {
     "openmpi": ("OMPI_MCA_btl_tcp_if_include", "PRTE_MCA_prte_if_include"),
     "mpich": ("FI_TCP_IFACE", "UCX_NET_DEVICES", "I_MPI_HYDRA_IFACE"),
 }
+PYTHON = (sys.executable, "-P")  # this interpreter, which the folder that it is started in keeps no module from
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")  # to other hosts; OMPI_* travel by themselves
+
+
+def home() -> dict[str, str]:
+    """``HOME``, where it is not set: Open MPI does not start without it."""
+    if os.environ.get("HOME"):
+        return {}
+    try:
+        return {"HOME": pwd.getpwuid(os.geteuid()).pw_dir}
+    except KeyError:  # a number without a name, in a container
+        return {"HOME": tempfile.gettempdir()}
 
 
 def recommended(launcher: Launcher, *, alone: bool) -> dict[str, str]:
@@ -48,7 +63,27 @@ def recommended(launcher: Launcher, *, alone: bool) -> dict[str, str]:
 def environment(launcher: Launcher | None = None, *, alone: bool = True) -> dict[str, str]:
     """What to add to the environment of the launcher, by default mpirun's on this host; the user's own choices win."""
     wanted = recommended(launcher or Launcher(), alone=alone)
-    return {name: value for name, value in wanted.items() if name not in os.environ}
+    return {name: value for name, value in wanted.items() if name not in os.environ} | home()
+
+
+@contextlib.contextmanager
+def without_shared_memory() -> Iterator[None]:
+    """Let Open MPI start in this block without the memory that it shares with other ranks, where there are none: a process
+    without a launcher leaves it in /dev/shm, 16 MB each time. What the user chose stays, and so do the variables of children.
+    """
+    name, ours = "OMPI_MCA_btl", OPEN_MPI["OMPI_MCA_btl"][0]
+    before = os.environ.get(name)
+    if not launched.alone() or before not in (None, ours):
+        yield
+        return
+    os.environ[name] = "self"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def missing(environ: Mapping[str, str], *, open_mpi: bool) -> dict[str, str]:
@@ -65,6 +100,8 @@ def missing(environ: Mapping[str, str], *, open_mpi: bool) -> dict[str, str]:
     return found
 
 
-if __name__ == "__main__":  # for shell scripts: eval "$(python -m ssmpi.environment [one-host])"
+if (
+    __name__ == "__main__"
+):  # for shell scripts: settings=$(python -P -m ssmpi.environment [one-host]) && eval "$settings"
     ours = environment(alone="one-host" in sys.argv)
     print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(ours.items())))

@@ -21,11 +21,12 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from ssmpi import plan, site
+from ssmpi import child, plan, site
 from ssmpi.attempt import Attempt
+from ssmpi.banners import Passed
 from ssmpi.config import Config
-from ssmpi.environment import PASSED_ON, environment
-from ssmpi.errors import UserError
+from ssmpi.environment import PASSED_ON, PYTHON, environment
+from ssmpi.errors import STOPPED, UserError
 from ssmpi.layout import lay_out
 from ssmpi.request import Request
 from ssmpi.site import Launcher, Site
@@ -39,7 +40,7 @@ MISLEADING = ("SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTIO
 def program(request: Request) -> list[str]:
     """The words that start one rank."""
     bar = ["--terminal", os.ttyname(sys.stderr.fileno())] if sys.stderr.isatty() else []
-    return [sys.executable, "-m", "ssmpi", "train", *request.words(), *bar]
+    return [*PYTHON, "-m", "ssmpi", "train", *request.words(), *bar]
 
 
 def launch(request: Request, site_file: Path | None, dry_run: bool) -> int:
@@ -58,7 +59,11 @@ def launch(request: Request, site_file: Path | None, dry_run: bool) -> int:
     environ = {**{k: v for k, v in os.environ.items() if k not in MISLEADING}, **extra}
     code, told = supervise(line, environ)
     asked = sorted(set(hosts)) if where and where.launcher.hosts else []  # SLURM itself says which node it lost
-    return attempt.conclude(code, cancelled=signal.SIGTERM in told, silent=partial(silent_hosts, where, asked, environ))
+    cancelled = signal.SIGTERM in told
+    code = attempt.conclude(code, cancelled=cancelled, silent=partial(silent_hosts, where, asked, environ))
+    if code == STOPPED and (cancelled or not requeue):
+        print(f"to resume it: {request.to_resume(Path(config.run.folder), site_file)}", file=sys.stderr, flush=True)
+    return code
 
 
 def rank_hosts(config: Config, where: Site) -> list[str]:
@@ -124,12 +129,8 @@ def silent_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping[str,
         asked = {}
         for host in hosts:
             line, session = [*command(1, where, [host]), "true"], sessions.enter_context(session_folder())
-            asked[host] = subprocess.Popen(
-                line,
-                env={**environ, **session},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
+            asked[host] = child.start(
+                line, {**environ, **session}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
         deadline = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline and any(job.poll() is None for job in asked.values()):
@@ -153,13 +154,16 @@ def session_folder() -> Iterator[dict[str, str]]:
 
 def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:
     told: set[int] = set()
-    job = subprocess.Popen(line, env=environ, start_new_session=True)
+    job = child.start(line, environ, stderr=subprocess.PIPE)
+    assert job.stderr
+    words = Passed(job.stderr)
 
     def forward(signum: int, frame: FrameType | None) -> None:
         if told and signum != signal.SIGUSR1:
             job.terminate()
             return
         told.add(signum)
+        words.banners.spoken = True  # that the ranks then end with a code is as it should be
         print(
             f"stopping ({signal.Signals(signum).name}): the ranks finish their step and save",
             file=sys.stderr,
@@ -169,4 +173,6 @@ def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, se
 
     for name in WISHES:
         signal.signal(name, forward)
-    return job.wait(), told
+    code = job.wait()
+    words.end()
+    return code, told

@@ -16,6 +16,7 @@ RANKS_VARIABLES = (
     "SLURM_STEP_NUM_TASKS",
 )  # the last is mpirun's own step under mpirun
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "MPI_LOCALNRANKS")
 ARRIVAL_SECONDS = 0.5
 
 
@@ -36,6 +37,11 @@ def by_srun() -> bool:
     return "SLURM_STEP_ID" in os.environ and not any(
         name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "HYDI_CONTROL_FD")
     )
+
+
+def alone() -> bool:
+    """Whether no launcher started this process, or srun this one only: there are no other ranks."""
+    return not any(name in os.environ for name in LAUNCHER_VARIABLES) and not (by_srun() and ranks() != 1)
 
 
 def check(size: int, library: str) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ssmpi.config import Config, load
 from ssmpi.errors import SettingsError
-from ssmpi.names import RUN_FILE
+from ssmpi.names import BATCH_FILE, RUN_FILE
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,13 @@ class Request:
     def overridden(self) -> set[str]:
         """Names of the settings that the command line gives."""
         return {override.partition("=")[0].strip() for override in self.overrides}
+
+    def to_resume(self, folder: Path, site_file: Path | None) -> str:
+        """The command that resumes this request's run, which stopped in ``folder``."""
+        if "SLURM_JOB_ID" in os.environ and (folder / BATCH_FILE).is_file():
+            return shlex.join(["sbatch", str(folder / BATCH_FILE)])
+        words = ["--resume", str(folder)] if (folder / RUN_FILE).is_file() else self.words()
+        return shlex.join(["ssmpi", "launch", *words, *(["--site", str(site_file)] if site_file else [])])
 
     def words(self) -> list[str]:
         """The same request as words for ``ssmpi train``."""

@@ -16,7 +16,7 @@ from ssmpi.config import Config, load
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.data.schema import MANIFEST_NAME
-from ssmpi.errors import DataError
+from ssmpi.errors import DataError, TopologyError
 from ssmpi.names import MODEL, RUN_FILE
 from ssmpi.roles import weights
 from ssmpi.roles.embedding_ps import serve_embeddings
@@ -61,7 +61,12 @@ def open_run(run: Path, ranks: int, data: Path | None = None) -> Saved:
     topology = dataclasses.replace(config.topology, sync_ps=0)
     if ranks == 1:
         topology = Topology(trainers=1, threads=config.topology.threads, embedding_ps=0)
-    topology.check_size(ranks)
+    elif ranks != topology.size:
+        raise TopologyError(
+            f"'ssmpi evaluate' runs in one process, which holds all tables, or on the {topology.size} ranks "
+            f"({topology.arithmetic()}) that this run had without sync PSs, got {ranks}: start it without mpirun, "
+            f"or with mpirun -n {topology.size}"
+        )
     config = dataclasses.replace(config, topology=topology, sync=dataclasses.replace(config.sync, algorithm="none"))
     return Saved(model, config, Origin.of_model(model, str(data or config.data.folder)))
 

@@ -28,9 +28,9 @@ EXAMPLES = 2**62
 FLOAT32 = 1e38  # what is larger is infinite where it is used
 
 
-def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
-    """Read a run file, apply overrides in order and build ``cls``; SettingsError names the file or the override."""
-    values = read(path)
+def load(cls: type[T], path: Path, overrides: Sequence[str] = (), kind: str = "run file") -> T:
+    """Read a file of some ``kind``, apply overrides in order and build ``cls``; SettingsError names the file or the override."""
+    values = read(path, kind)
     for override in overrides:
         apply_override(values, override)
     try:
@@ -39,12 +39,16 @@ def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
         raise SettingsError(f"{path}: {error}") from None
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, kind: str = "run file") -> dict[str, Any]:
     """A TOML file as it stands, or SettingsError."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise SettingsError(f"{path}: no such run file") from None
+        if kind == "run file" and "=" in path.name:
+            raise SettingsError(
+                f"no run file given: '{path}' is a setting, and the run file comes before it: RUN.toml {path}"
+            ) from None
+        raise SettingsError(f"{path}: no such {kind}") from None
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: not a text in UTF-8 ({error}): save it as UTF-8") from error
     except (OSError, tomllib.TOMLDecodeError) as error:

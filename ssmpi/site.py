@@ -120,4 +120,4 @@ class Site:
 
 def load(path: Path) -> Site:
     """Read a site file; SettingsError says what is wrong with it."""
-    return settings.load(Site, path)
+    return settings.load(Site, path, kind="site file")

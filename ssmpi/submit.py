@@ -42,10 +42,12 @@ def submit(config: Config, site_file: Path, dry_run: bool) -> int:
 def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
     """The run folder: resolved settings, site, batch file, and with which versions it was made."""
     if folder.exists() and any(folder.iterdir()):
-        raise SettingsError(
-            f"{folder}: not empty; choose another run.folder, or continue the run in it with "
-            f"'{'sbatch' if where.slurm else 'bash'} {folder / BATCH_FILE}'"
-        )
+        ways = f"{folder}: not empty; choose another run.folder"
+        if (folder / BATCH_FILE).is_file():
+            ways += f", or resume the run in it with '{'sbatch' if where.slurm else 'bash'} {folder / BATCH_FILE}'"
+        elif (folder / RUN_FILE).is_file() and not where.slurm:
+            ways += f", or resume the run in it with 'ssmpi launch --resume {folder}'"
+        raise SettingsError(ways)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RUN_FILE).write_text(settings.dump(config), encoding="utf-8")
     (folder / SITE_FILE).write_text(settings.dump(where), encoding="utf-8")

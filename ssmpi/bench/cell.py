@@ -11,14 +11,14 @@ import dataclasses
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from ssmpi import lockfile, settings
+from ssmpi import child, lockfile, settings
 from ssmpi.bench.grid import Cell, Study
 from ssmpi.config import differences, load
+from ssmpi.environment import PYTHON
 from ssmpi.errors import STOPPED, SettingsError, UserError
 from ssmpi.names import MODEL, RUN_FILE
 from ssmpi.roles.results import is_finished
@@ -86,12 +86,10 @@ def tidy(study: Study, cell: Cell) -> None:
 
 def _launched(where: Place, limit: float, lock: IO[str], site: str) -> int:
     """``ssmpi launch``, which gets every signal that this process gets meanwhile; its exit code, STOPPED if there were any."""
-    line = [sys.executable, "-m", "ssmpi", "launch", str(where.run_file), "--overwrite"]
+    line = [*PYTHON, "-m", "ssmpi", "launch", str(where.run_file), "--overwrite"]
     line += ["--site", site] if site else []
     with where.log.open("w", encoding="utf-8") as log:
-        job = subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock.fileno(),), start_new_session=True
-        )
+        job = child.start(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock.fileno(),))
     told: list[int] = []
 
     def forward(signum: int, frame: FrameType | None) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ssmpi import settings
 from ssmpi.config import Config, load
+from ssmpi.environment import PYTHON
 from ssmpi.errors import DataError
 
 ROWS, SHORT_ROWS = 1_500_000, 40_000
@@ -42,7 +43,7 @@ def synthetic(folder: Path, rows: int) -> Path:
 
 def prepare(*arguments: str | Path) -> None:
     """Run ``ssmpi-prepare``, which this package may not import; DataError with what it said if it fails."""
-    line = [sys.executable, "-m", "data_prep", *map(str, arguments)]
+    line = [*PYTHON, "-m", "data_prep", *map(str, arguments)]
     print("+", *line, file=sys.stderr, flush=True)
     found = subprocess.run(line, capture_output=True, text=True, check=False)
     if found.returncode:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ssmpi import launch
+from ssmpi import child, launch
 from ssmpi.bench.emulate import Emulation
 from ssmpi.bench.windows import Timing
+from ssmpi.environment import PYTHON
 from ssmpi.errors import PeerError
 from ssmpi.names import VERSIONS
 
@@ -62,7 +63,7 @@ class Start:
 
     def line(self, ranks: int, *arguments: str) -> list[str]:
         """The command that runs this Python with ``arguments`` on so many ranks."""
-        return [*self.before, launch.mpirun_path(), "-n", str(ranks), *self.options, sys.executable, *arguments]
+        return [*self.before, launch.mpirun_path(), "-n", str(ranks), *self.options, *PYTHON, *arguments]
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,8 @@ class Jobs:
 def finish(line: Sequence[str], said: Path, seconds: float, variables: Mapping[str, str]) -> str:
     """Run a command to its end, what it says into a file; nothing is left of it if it fails or is interrupted."""
     with said.open("w", encoding="utf-8") as out, launch.session_folder() as session, ended_by_sigterm():
-        job = subprocess.Popen(
-            line, env={**os.environ, **variables, **session}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            start_new_session=True,
-        )  # fmt: skip
+        environ = {**os.environ, **variables, **session}
+        job = child.start(line, environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         try:
             code = job.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ TIME_LIMIT_SECONDS = 300.0  # for preparing and measuring one contender
 
 def in_fresh_process(body: Callable[..., T], *arguments: Any) -> T:
     """Run a function of a module in a new process; its exception is raised here."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # as PYTHON's -P, for the process that is forked
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ssmpi.bench.dense"])
     with context.Pool(1) as pool:

@@ -21,19 +21,21 @@ from ssmpi import launched, log
 from ssmpi.comm import failure
 from ssmpi.comm.aside import within
 from ssmpi.comm.failure import Watch, cause, guard, say
-from ssmpi.comm.heartbeat import Heartbeat
 from ssmpi.comm.waiting import SUPERVISOR, Patience, Pause
+from ssmpi.environment import without_shared_memory
 from ssmpi.errors import TopologyError
 
 mpi4py.rc.thread_level = "multiple"  # also the default; said here because everything depends on it
 try:
-    from mpi4py import MPI
+    with without_shared_memory():
+        from mpi4py import MPI
 except (ImportError, RuntimeError) as error:
     raise TopologyError(
         f"no MPI library to load: load your site's MPI module, or pip install 'ssmpi[mpi]' ({error})"
     ) from error
 
-from ssmpi.comm.messages import Conversation  # noqa: E402 - imports MPI
+from ssmpi.comm.heartbeat import Heartbeat  # noqa: E402 - these two import MPI
+from ssmpi.comm.messages import Conversation  # noqa: E402
 from ssmpi.topology import Role, Topology  # noqa: E402
 
 T = TypeVar("T")

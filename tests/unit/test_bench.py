@@ -331,8 +331,12 @@ def test_a_profiler_that_may_not_look_is_a_finding_not_an_end(monkeypatch):
     assert "returned non-zero exit status" in lock.sample(1, 0.1)["failed"]
 
 
-def test_a_fresh_process_returns_its_result_and_its_exception():
+def test_a_fresh_process_returns_its_result_and_its_exception(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise ImportError('shadowed')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
     assert local.in_fresh_process(divmod, 7, 2) == (3, 1)
+    assert local.in_fresh_process(eval, "'torch' in __import__('sys').modules")  # by the process that it is forked from
     with pytest.raises(ZeroDivisionError):
         local.in_fresh_process(divmod, 7, 0)
 

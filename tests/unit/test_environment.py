@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,8 @@ from ssmpi import environment as env
 from ssmpi.doctor import advice, by_ranks, dense_step, thread_plan
 from ssmpi.model import blas
 from ssmpi.site import Launcher
+
+CLONE = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -25,6 +28,15 @@ def test_what_the_user_set_wins(bare):
     bare.setenv("OMPI_MCA_pml", "ucx")
     assert "OMPI_MCA_pml" not in env.environment()
     assert env.environment()["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_home_is_found_where_none_is_set(bare):
+    """Open MPI does not start without one."""
+    assert "HOME" not in env.environment()
+    bare.delenv("HOME")
+    assert Path(env.environment()["HOME"]).is_dir()
+    bare.setattr(os, "geteuid", lambda: 2**31 - 7)  # as in a container
+    assert Path(env.environment()["HOME"]).is_dir()
 
 
 def test_over_subscription_is_for_one_host_only(bare):
@@ -46,6 +58,26 @@ def test_shell_scripts_get_all_of_it(bare):
     script = f"{said}\nenv"
     found = subprocess.run(["bash", "-c", script], capture_output=True, text=True).stdout.splitlines()
     assert {f"{name}={value}" for name, value in env.environment().items()} <= set(found)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("jobs/evaluate.sbatch", "runs/one"),
+        ("jobs/prepare.sbatch", "raw.txt"),
+        ("-c", "set -eu; . jobs/common.sh; mpi_environment; echo went on"),
+    ],
+)
+def test_scripts_stop_where_it_cannot_be_had(tmp_path, bare, words):
+    """A Python without ssmpi: ranks that each start as many threads as there are cores would be the result."""
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python").chmod(0o755)
+    bare.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    bare.setenv("LAUNCH", "echo started")
+    done = subprocess.run(["bash", *words], cwd=CLONE, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: ")
+    assert not done.stdout
 
 
 def test_doctor_says_what_is_missing_and_what_it_costs(bare):
@@ -83,11 +115,33 @@ def test_doctor_says_that_a_rank_is_bound(bare):
     assert "srun --cpu-bind=none" in line
 
 
-def test_doctor_finds_this_machine_well():
+def test_shared_memory_is_for_several_ranks_and_for_who_asks_for_it(bare):
+    name = "OMPI_MCA_btl"
+
+    def given():
+        with env.without_shared_memory():
+            return os.environ.get(name)
+
+    assert given() == "self"
+    assert "OMPI_MCA_btl" not in os.environ
+    bare.setenv("OMPI_MCA_btl", env.environment()["OMPI_MCA_btl"])  # as scripts do
+    assert given() == "self"
+    assert os.environ[name] == "self,sm,tcp"
+    bare.setenv("PMIX_RANK", "0")
+    assert given() == "self,sm,tcp"
+    bare.delenv("PMIX_RANK")
+    bare.setenv("OMPI_MCA_btl", "ofi,self")
+    assert given() == "ofi,self"
+
+
+def test_doctor_finds_this_machine_well_and_leaves_nothing_behind(tmp_path):
     """Its own sums must be right: a wrong expectation once made it find fault with every machine."""
+    environ = {**os.environ, "OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}  # /dev/shm is everybody's
+    environ.pop("HOME", None)
     done = subprocess.run(
-        [sys.executable, "-m", "ssmpi", "doctor"], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "ssmpi", "doctor"], capture_output=True, text=True, timeout=120, env=environ
     )
+    assert not list(tmp_path.iterdir())
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all is well" in done.stdout
     assert "thread plan: " in done.stdout

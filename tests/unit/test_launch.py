@@ -1,6 +1,7 @@
 """What ``ssmpi launch`` gives its launcher."""
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from ssmpi import launch
 from ssmpi.bench import jobs
-from ssmpi.errors import LOST
+from ssmpi.errors import LOST, UserError
 from ssmpi.request import Request
 from ssmpi.site import Launcher, Node, Site
 
@@ -73,14 +74,94 @@ def test_a_measured_job_ends_with_the_benchmark_that_is_told_to_end(tmp_path):
         f"finish([sys.executable, '-c', {job!r}], pathlib.Path({str(tmp_path / 'said')!r}), 60, {{}})"
     )
     bench = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)})
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    number = awaited(tmp_path / "pid")
     bench.terminate()
     assert bench.wait(30) == 128 + signal.SIGTERM
-    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+    assert not Path(f"/proc/{number}").exists()
     assert not list(tmp_path.glob("ssmpi-*"))
+
+
+STARTS = {
+    "launch": "from ssmpi import launch; launch.supervise(line, {})",
+    "bench": "from ssmpi.bench import jobs; jobs.finish(line, pathlib.Path('said'), 60, {})",
+}
+
+
+@pytest.mark.parametrize("who", STARTS)
+def test_what_was_started_does_not_outlive_a_killed_parent(tmp_path, who):
+    """Whoever stands between a job and the person who waits for it: ``kill -9`` leaves nobody to pass anything on."""
+    job = "import os, time; open('pid', 'w').write(f'{os.getpid()}\\n'); time.sleep(60)"
+    script = f"import pathlib; line = {[sys.executable, '-c', job]!r}; {STARTS[who]}"
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path)
+    process = os.pidfd_open(int(awaited(tmp_path / "pid")))
+    parent.kill()
+    parent.wait()
+    assert ended(process)
+
+
+def ended(process):
+    """Whether a process ends within seconds; it is ended if not."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    found = poll.poll(10_000)
+    if not found:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    os.close(process)
+    return bool(found)
+
+
+def awaited(path):
+    """The first line of a file that another process writes."""
+    deadline = time.monotonic() + 60
+    while not path.is_file() or not path.read_text().endswith("\n"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return path.read_text().strip()
+
+
+@pytest.mark.parametrize("mpirun", ["", "#!/nowhere/interpreter\n"])
+def test_a_broken_mpirun_is_named(tmp_path, mpirun):
+    (tmp_path / "mpirun").write_text(mpirun)
+    (tmp_path / "mpirun").chmod(0o755)
+    with pytest.raises(UserError, match=r"/mpirun: cannot be started \(.*\): install it anew, or put one that works"):
+        launch.supervise([str(tmp_path / "mpirun"), "-n", "2"], os.environ)
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """``stand_in(script)``: what takes mpirun's place; the current folder holds a run file."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text('data.folder = "data"\nrun.folder = "a run"\n')
+
+    def make(script):
+        Path("mpirun").write_text(f"#!/bin/bash\n{script}\n")
+        Path("mpirun").chmod(0o755)
+        monkeypatch.setattr(launch, "mpirun_path", lambda: str(tmp_path / "mpirun"))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("made", "command"),
+    [("run.toml", "--resume 'a run' --site site.toml"), ("logs", "run.toml run.seed=2 --site site.toml")],
+)
+def test_a_stop_says_how_to_resume(stand_in, capfd, made, command):
+    stand_in(f"mkdir 'a run'; touch 'a run/{made}'; exit 85")
+    Path("site.toml").write_text("node.cores = 4\nnode.memory_gb = 8\n")
+    assert launch.launch(Request(Path("run.toml"), ["run.seed=2"]), Path("site.toml"), dry_run=False) == 85
+    assert capfd.readouterr().err.endswith(f"to resume it: ssmpi launch {command}\n")
+
+
+def test_the_launchers_account_of_an_end_is_left_out_where_a_rank_has_told_it(stand_in, capfd):
+    rule = "-" * 74
+    banner = f"{rule}\nprterun detected that one or more processes exited with non-zero status,\n\n{rule}\n"
+    Path("said").write_text(banner)
+    stand_in("echo error: the reason >&2; cat said >&2; exit 2")
+    assert launch.supervise(["./mpirun"], os.environ)[0] == 2
+    assert capfd.readouterr().err == "error: the reason\n"
+    stand_in("echo unheard of >&2; cat said >&2; exit 2")
+    assert launch.supervise(["./mpirun"], os.environ)[0] == 2
+    assert capfd.readouterr().err == "unheard of\n" + banner
 
 
 def test_hosts_that_fail_or_hang_are_silent(tmp_path, monkeypatch):

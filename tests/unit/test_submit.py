@@ -162,14 +162,50 @@ def test_submit_leaves_an_earlier_run_alone(run_file, tmp_path, capsys):
     Path("runs/run").mkdir(parents=True)
     Path("runs/run/result.json").touch()
     assert command("submit", run_file, "--site", JOBS / "sites" / "openmpi.toml") == 2
-    assert "runs/run: not empty; choose another run.folder, or continue" in capsys.readouterr().err
+    assert (
+        capsys.readouterr().err == "error: runs/run: not empty; choose another run.folder\n"
+    )  # nothing there to submit
     assert [path.name for path in Path("runs/run").iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize(
+    ("site_file", "there", "way"),
+    [
+        ("openmpi", ("run.toml", "job.sbatch"), "sbatch runs/run/job.sbatch"),
+        ("workstation", ("run.toml", "job.sbatch"), "bash runs/run/job.sbatch"),
+        ("workstation", ("run.toml",), "ssmpi launch --resume runs/run"),
+    ],
+)
+def test_submit_names_the_way_to_resume_that_is_there(run_file, capsys, site_file, there, way):
+    Path("runs/run").mkdir(parents=True)
+    for name in there:
+        (Path("runs/run") / name).touch()
+    assert command("submit", run_file, "--site", JOBS / "sites" / f"{site_file}.toml") == 2
+    assert f"choose another run.folder, or resume the run in it with '{way}'\n" in capsys.readouterr().err
 
 
 def test_where_there_is_no_slurm_it_says_what_is_ready(run_file, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     assert command("submit", run_file, "--site", JOBS / "sites" / "openmpi.toml") == 2
     assert "no sbatch here: submit on a login node" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("launch",), ("plan",), ("submit", "--site", "site.toml")])
+def test_settings_without_a_run_file_are_told_where_it_belongs(run_file, capsys, words):
+    assert command(*words, "sync.algorithm=ma", "run.seed=2") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: no run file given: 'sync.algorithm=ma' is a setting"), said
+
+
+def test_a_site_file_that_is_not_there_is_called_one(run_file, capsys):
+    assert command("launch", run_file, "--site", "nowhere.toml") == 2
+    assert capsys.readouterr().err == "error: nowhere.toml: no such site file\n"
+
+
+def test_names_that_are_no_text_are_refused(run_file, capsys):
+    """As Python passes them on where the locale is ASCII: a run file in UTF-8 cannot hold them."""
+    assert command("launch", run_file, "run.folder=r\udcc3\udcbcn") == 2
+    assert "error: 'run.folder=r\\udcc3\\udcbcn': not UTF-8, as this locale has it" in capsys.readouterr().err
 
 
 def test_launch_for_slurm_outside_a_job_is_refused(run_file, monkeypatch, capsys):
