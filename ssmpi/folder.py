@@ -15,6 +15,7 @@ from ssmpi.config import RUN_FILE, Config
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
 from ssmpi.errors import DataError, SettingsError
+from ssmpi.roles.evaluate import Options
 
 PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
 LOCK_NAME = "job.lock"
@@ -38,10 +39,22 @@ def check(config: Config, ranks: int) -> SplitReader:
     if not reader.rows:
         raise DataError(f"{config.data.folder}: split '{config.data.train_split}' has no rows to train on")
     reader.check()
+    check_rule(config.evaluate, reader)
     for split in {config.evaluate.split, config.evaluate.final} & set(reader.manifest.splits):
         SplitReader(reader.folder, split, config.data.block_rows).check()  # now, not when training is done
     place(reader.manifest.cardinalities, max(1, config.topology.embedding_ps))
     return reader
+
+
+def check_rule(options: Options, reader: SplitReader) -> None:
+    """Raise SettingsError if a rule is to decide by evaluations that there cannot be."""
+    split = reader.manifest.splits.get(options.split)
+    if options.rule and not (split and split.rows):
+        there = ", ".join(name for name, each in reader.manifest.splits.items() if each.rows) or "none"
+        raise SettingsError(
+            f"evaluate.{options.rule} needs evaluations while training, but {reader.folder} has no rows in a split "
+            f"'{options.split}' (evaluate.split); there are {there}"
+        )
 
 
 def lock(folder: Path) -> IO[str]:

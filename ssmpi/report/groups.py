@@ -94,6 +94,8 @@ class Row:
     eps: Estimate
     gap_thread: Estimate
     gap_trainer: Estimate
+    best: Estimate = Estimate()  # NE of evaluations while training
+    last: Estimate = Estimate()
 
 
 def row(group: Group, reference: Group | None) -> Row:
@@ -112,6 +114,8 @@ def row(group: Group, reference: Group | None) -> Row:
         eps=group.estimate("eps"),
         gap_thread=group.estimate("sync_gap_thread"),
         gap_trainer=group.estimate("sync_gap_trainer"),
+        best=estimate([record.validation("best") for record in group.records]),
+        last=estimate([record.validation("last") for record in group.records]),
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ssmpi import __version__
 from ssmpi.errors import UserError
 from ssmpi.report import figures
-from ssmpi.report.columns import NOTHING, cells, headings
+from ssmpi.report.columns import NOTHING, cells, headings, shown
 from ssmpi.report.groups import NOT_SETTINGS, SEED, Group, Row, by_settings, differing, row
 from ssmpi.report.record import Record, read
 
@@ -64,7 +64,7 @@ def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path
     settings = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = settings.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=subject.title, compared=subject.compared, records=records, pictures=pictures,
-        headings=headings(subject.rows), rows=[cells(r) for r in subject.rows],
+        headings=headings(subject.rows), rows=[cells(r, shown(subject.rows)) for r in subject.rows],
         split=next((record.final[0] for record in records if record.final[0]), ""),
         settings=_settings(records), broken=[record for record in records if record.missing],
         ranks=[(record.folder, _ranks(record)) for record in records if record.usage],

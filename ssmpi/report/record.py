@@ -51,15 +51,31 @@ class Record:
 
     @cached_property
     def final(self) -> tuple[str, dict[str, Any]]:
-        """The split that was scored last and its metrics; two empty ones where none was."""
+        """The split that was scored last and the metrics of the model that was kept; two empty ones where none was."""
         scored = self.result.get("evaluations", {})
         split = next((s for s in FINAL_SPLITS if s in scored), "")
-        return split, scored[split]["last"] if split else {}
+        return split, scored[split][self.kept] if split else {}
+
+    @property
+    def kept(self) -> str:
+        """Which model the run left: ``last`` or ``best``."""
+        return kept(self.result)
+
+    def validation(self, which: str) -> float:
+        """NE of the ``last`` or the ``best`` evaluation while training; NaN where there was none."""
+        found = self.result.get("evaluations", {}).get(self.settings.get("evaluate.split", "validation"), {})
+        value = found.get(which, {}).get("ne")
+        return float(value) if isinstance(value, (int, float)) else math.nan
 
     def number(self, name: str) -> float:
         """A total of the run, or a metric of the final split; NaN where it is not known."""
         found = self.result.get(name, self.final[1].get(name))
         return float(found) if isinstance(found, (int, float)) else math.nan
+
+
+def kept(result: Mapping[str, Any]) -> str:
+    """Which model a run left, by its ``result.json``; runs of earlier versions left the last."""
+    return "best" if result.get("kept") == "best" else "last"
 
 
 def read(folder: Path) -> Record:

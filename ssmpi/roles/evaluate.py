@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,10 @@ class Options:
 
     ``split`` is scored ``per_pass`` times in each pass, ``final`` once at the end; a split that the data set does not
     have is left out. ``replica`` also scores the first trainer's own replica at the end.
+
+    ``keep`` is which model the run leaves: the ``last``, or the ``best``, of the evaluation of ``split`` with the lowest NE.
+    Training ends early after ``patience`` evaluations of ``split`` in a row without gain, which is an NE that is more than
+    ``min_gain`` lower than at the last gain, and as soon as the AUC of ``split`` is ``stop_at_auc``; 0 means never.
     """
 
     split: str = "validation"
@@ -36,10 +40,40 @@ class Options:
     per_pass: int = 1
     batch_size: int = 2048
     replica: bool = False
+    keep: Literal["last", "best"] = "last"
+    patience: int = 0
+    min_gain: float = 0.0
+    stop_at_auc: float = 0.0
 
     def __post_init__(self) -> None:
         require(self.per_pass >= 1, f"per_pass must be at least 1, got {self.per_pass}")
         require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
+        require(self.patience >= 0, f"patience must not be negative, got {self.patience}")
+        require(0 <= self.min_gain < 1, f"min_gain must be in [0, 1), got {self.min_gain}")
+        require(0 <= self.stop_at_auc < 1, f"stop_at_auc must be in [0, 1), got {self.stop_at_auc}")
+        require(self.patience > 0 or not self.min_gain, "min_gain says what a gain is for patience: set patience too")
+        if self.rule:
+            require(
+                self.split not in ("", "none"),
+                f"{self.rule} needs evaluations while training: set evaluate.split to a split of the data",
+            )
+
+    @property
+    def rule(self) -> str:
+        """A setting that decides by evaluations of ``split``; empty where none does."""
+        if self.keep == "best":
+            return 'keep = "best"'
+        if self.patience:
+            return f"patience = {self.patience}"
+        return f"stop_at_auc = {self.stop_at_auc:g}" if self.stop_at_auc else ""
+
+
+class Scored(NamedTuple):
+    """One evaluation: of which weights, what was found, and how long it took."""
+
+    vector: np.ndarray
+    metrics: dict[str, float]
+    seconds: float
 
 
 @dataclass

@@ -15,12 +15,12 @@ import numpy as np
 from ssmpi.checkpoint import files, store
 from ssmpi.checkpoint.policy import Due
 from ssmpi.comm.failure import cause
-from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
+from ssmpi.comm.waiting import SUPERVISOR, Patience, Pause, wait
 from ssmpi.errors import STOPPED, DataError
 from ssmpi.log import log
 from ssmpi.roles import snapshot
 from ssmpi.roles.progress import Clock
-from ssmpi.roles.weights import MODEL
+from ssmpi.roles.weights import MODEL, put
 
 if TYPE_CHECKING:
     from ssmpi.data.position import Position
@@ -95,28 +95,31 @@ class Keeper:
             pause.nap()
 
     def save_model(self, vector: np.ndarray) -> None:
-        """Write the finished model beside its place and put it there when it is whole. On the first trainer only."""
+        """Write the finished model. On the first trainer only."""
+        self.write_model(vector, self._trainer.folder / MODEL)
+
+    def write_model(self, vector: np.ndarray, place: Path) -> None:
+        """Write the model as it is now beside its place and put it there when it is whole. On the first trainer only."""
         self.finish()
         results = self._trainer.results
         assert results
-        place = self._trainer.folder / MODEL
-        beside, old = place.with_name(f".{MODEL}.tmp"), place.with_name(f".{MODEL}.old")
-        for leftover in (beside, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+        beside = place.with_name(f".{place.name}.tmp")
+        shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         dense = asdict(files.write(beside / "dense.h5", self._trainer.replica.datasets(vector)))
         self._trainer.tables.transport.begin_save(beside, self._options.limit_seconds, background=False)
         entries = checked([dense, *(self._trainer.tables.transport.saved() or [])])
         store.commit(beside, store.Manifest(entries, {"examples": int(results.logbook.totals()["examples"])}))
-        if place.exists():
-            place.rename(old)
-        beside.rename(place)
-        shutil.rmtree(old, ignore_errors=True)
+        put(beside, place)
+
+    @property
+    def patience(self) -> Patience:
+        """How long to wait for somebody who saves."""
+        return replace(self._trainer.config.waiting, time_limit_seconds=self._options.limit_seconds)
 
     def wait_for_the_first(self) -> None:
         """Wait until the first trainer has come here, which may be writing for long."""
-        patience = replace(self._trainer.config.waiting, time_limit_seconds=self._options.limit_seconds)
-        wait(self._trainer.world.trainers.ibarrier(), patience, "the first trainer (to save)")
+        wait(self._trainer.world.trainers.ibarrier(), self.patience, "the first trainer (to save)")
 
     def _begin(self, position: Position, came_to_rest: float, *, background: bool) -> None:
         """Write the trainers' files and start the embedding PSs on theirs."""

@@ -12,6 +12,7 @@ from ssmpi.roles.logbook import Logbook, State
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
+    from ssmpi.roles.evaluate import Scored
 
 RESULT_NAME = "result.json"
 
@@ -34,29 +35,36 @@ class Results:
         if config.run.tensorboard:
             self.logbook.writer = tensorboard_writer(folder, int(self.logbook.totals()["examples"]))
 
-    def evaluated(self, split: str, metrics: dict[str, float], seconds: float, what: str = "model") -> None:
-        """Keep one evaluation as the last one of its split, and as the best if its NE is lowest."""
-        self.logbook.evaluated(split, metrics, seconds, what)
-        found = {**metrics, "after_examples": self.logbook.totals()["examples"]}
+    def evaluated(self, split: str, scored: Scored, what: str = "model", best: bool | None = None) -> None:
+        """Keep one evaluation as the last one of its split, and as the best if its NE is lowest, or as ``best`` says."""
+        self.logbook.evaluated(split, scored.metrics, scored.seconds, what)
+        found = {**scored.metrics, "after_examples": self.logbook.totals()["examples"]}
         name = split if what == "model" else f"{split} ({what})"
         kept = self.evaluations.setdefault(name, {"last": found, "best": found})
         kept["last"] = found
-        if found["ne"] < kept["best"]["ne"]:
+        if best if best is not None else found["ne"] < kept["best"]["ne"]:
             kept["best"] = found
 
-    def finish(self, *, stopped: bool) -> None:
-        """Write ``result.json`` and close the log book. Says so if rows of a complete run are missing."""
+    def finish(self, *, stopped: bool, ended_by: str = "", kept: str = "last") -> None:
+        """Write ``result.json`` and close the log book. Says so if rows of a complete run are missing.
+
+        ``ended_by`` is the rule that ended training early, ``kept`` which model is the run's.
+        """
         self.logbook.close()
         totals = self.logbook.totals()
-        complete = not stopped and totals["examples"] == self._expected
+        all_done = totals["examples"] == self._expected
+        complete = not stopped and (all_done or bool(ended_by))
         status = "stopped" if stopped else "complete" if complete else "incomplete"
         body = {"status": status, "expected_examples": self._expected, **totals, "evaluations": self.evaluations}
+        if complete:
+            body |= {"ended_by": "passes" if all_done else ended_by, "kept": kept}
         beside = self._folder / f".{RESULT_NAME}.tmp"
         beside.write_text(json.dumps(plain(body), indent=1) + "\n", encoding="utf-8")
         beside.replace(self._folder / RESULT_NAME)
         assert stopped or complete, f"trained on {totals['examples']:,} examples of {self._expected:,}"
+        early = "" if all_done or not complete else f" (evaluate.{ended_by})"
         log.info(
-            f"{status}: {totals['examples']:,.0f} examples in {totals['seconds']:.1f} s ({totals['eps']:,.0f} EPS); "
+            f"{status}{early}: {totals['examples']:,.0f} examples in {totals['seconds']:.1f} s ({totals['eps']:,.0f} EPS); "
             f"results in {self._folder}"
         )
 

@@ -86,6 +86,7 @@ def state(trainer: Trainer, position: Position) -> dict[str, Any]:
         "position": position.state(),
         "logbook": numbers,
         "evaluations": plain(trainer.results.evaluations),
+        "choice": asdict(trainer.choice.standing),
     }
 
 

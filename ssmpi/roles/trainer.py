@@ -25,8 +25,9 @@ from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import MODELS
 from ssmpi.roles import control
+from ssmpi.roles.choice import Choice
 from ssmpi.roles.course import Course
-from ssmpi.roles.evaluate import Evaluator
+from ssmpi.roles.evaluate import Evaluator, Scored
 from ssmpi.roles.keeper import Keeper
 from ssmpi.roles.progress import Clock, Progress
 from ssmpi.roles.results import Results
@@ -89,6 +90,7 @@ class Trainer:
             restore(self, saved)
         self.results: Results | None = None
         self.keeper = Keeper(self)
+        self.choice = Choice(self, saved.state.get("choice") if saved else None)
         if world.index == 0:
             self.results = Results(config, folder, self.reader.rows, saved.earlier() if saved else None)
             self.control.gathered, self.control.due = self.results.logbook.gathered, self.keeper.due
@@ -100,11 +102,13 @@ class Trainer:
 
     def parts(self) -> Iterator[int]:
         """The run in parts: each pass is cut into ``evaluate.per_pass`` parts. A part comes again until all of it has been
-        trained on, because a checkpoint may interrupt it. Ends early when stopping.
+        trained on, because a checkpoint may interrupt it. Ends early when stopping, and when ``[evaluate]`` says so.
         """
+        if self.choice.ended_by:
+            return
         for part in self.course.parts():
             yield part
-            if self.stopped:
+            if self.stopped or self.choice.ended_by:
                 return
 
     def stream(self, thread: int) -> Iterator[Batch]:
@@ -151,35 +155,54 @@ class Trainer:
         return failure.start(self.world, name, body, *arguments)
 
     def evaluate(self, split: str) -> None:
-        """Score the common model on one split, where a part is done, if the data set has it; every trainer takes part."""
-        there = split in self.reader.manifest.splits and self.reader.manifest.labelled
-        if self.stopped or self.course.position.left or not there:
-            return
-        self._rest()
-        if self.results:
-            self.results.logbook.window()
-        clock = Clock()
-        metrics = self.evaluator.run(split, self.synchronizer.model(), self.config.waiting)
-        self._evaluated(split, metrics, clock)
+        """Score the common model on one split, where a part is done, if the data set has it, and let that decide what
+        ``[evaluate]`` says; every trainer takes part.
+        """
+        if not self.stopped and not self.course.position.left and (scored := self._score_model(split)):
+            self.choice.weigh(scored)
 
     def evaluate_finally(self, split: str) -> None:
-        """As ``evaluate``, and on request the first trainer's own replica as a second figure. A run that is asked to stop
+        """Score the last model, and on request the first trainer's own replica as a second figure. A run that is asked to stop
         meanwhile leaves a checkpoint too, to do this again.
         """
         if self.stopped:
             return
-        self.evaluate(split)
-        if self.config.evaluate.replica and not self.stopped and split in self.reader.manifest.splits:
-            self._evaluate_replica(split)
+        if not self.choice.scored_finally and (scored := self._score_model(split)):
+            self.note(split, scored, best=self.choice.best_on(split))
+        if self.config.evaluate.replica and not self.stopped and self.has(split):
+            vector = self.replica.vector.copy()
+            wait(self.world.trainers.ibcast(vector), self.config.waiting, "the other trainers")
+            if scored := self.score(split, vector):
+                self.note(split, scored, "replica 0")
         if self.stopped:
             self.save()
 
-    def _evaluate_replica(self, split: str) -> None:
-        vector = self.replica.vector.copy()
-        wait(self.world.trainers.ibcast(vector), self.config.waiting, "the other trainers")
+    def has(self, split: str) -> bool:
+        """Whether a split can be scored."""
+        return split in self.reader.manifest.splits and self.reader.manifest.labelled
+
+    def score(self, split: str, vector: np.ndarray) -> Scored | None:
+        """Score weights on a split, at rest. None if it was cut short, on all trainers alike, which ends the run early."""
         clock = Clock()
         metrics = self.evaluator.run(split, vector, self.config.waiting)
-        self._evaluated(split, metrics, clock, "replica 0")
+        if metrics is None:
+            self.stopped = True
+            return None
+        return Scored(vector, metrics, clock.wall)
+
+    def note(self, split: str, scored: Scored, what: str = "model", best: bool | None = None) -> None:
+        """Keep an evaluation; see ``Results.evaluated``."""
+        if self.results:
+            self.results.evaluated(split, scored, what, best)
+
+    def _score_model(self, split: str) -> Scored | None:
+        """The common model on one split, if the data set has it."""
+        if not self.has(split):
+            return None
+        self._rest()
+        if self.results:
+            self.results.logbook.window()
+        return self.score(split, self.synchronizer.model())
 
     def keep(self) -> None:
         """Save a checkpoint, if one is due."""
@@ -197,7 +220,7 @@ class Trainer:
             self.keeper.save_and_stop(self.course.position)
             return
         vector = self.synchronizer.model()
-        if self.results:
+        if self.results and not self.choice.put_in_place():
             self.keeper.save_model(vector)
         self.keeper.wait_for_the_first()
 
@@ -206,16 +229,11 @@ class Trainer:
         if self.progress.losses is not None:
             np.save(self.folder / f"losses-{self.world.index}.npy", np.array(self.progress.losses))
         if self.results:
-            self.results.finish(stopped=self.stopped)
+            self.results.finish(stopped=self.stopped, ended_by=self.choice.ended_by, kept=self.choice.model)
+            if not self.stopped:
+                self.choice.close()
         self.tables.transport.goodbye()
         self.synchronizer.goodbye()
-
-    def _evaluated(self, split: str, metrics: dict[str, float] | None, clock: Clock, what: str = "model") -> None:
-        """Keep an evaluation; one that was cut short, on all trainers alike, ends the run early."""
-        if metrics is None:
-            self.stopped = True
-        elif self.results:
-            self.results.evaluated(split, metrics, clock.wall, what)
 
     def _rest(self) -> None:
         """Come together when every push of every trainer has been applied."""

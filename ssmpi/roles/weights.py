@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from ssmpi.checkpoint.store import MANIFEST_NAME, Store
@@ -21,6 +22,16 @@ def find(run: Path) -> Path:
             f"{run}: no whole model here: its run did not reach a save. Train again, or name another run folder"
         )
     return checkpoints[-1]
+
+
+def put(new: Path, place: Path) -> None:
+    """Move a whole model to its place; the one that was there goes when the new one is there."""
+    old = place.with_name(f".{place.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
+    new.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def load_tables(arena: Arena, folder: Path, server: int = 0) -> None:
