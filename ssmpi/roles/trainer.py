@@ -19,7 +19,7 @@ from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.embedding.client import Held, Lookups
-from ssmpi.log import log
+from ssmpi.log import during, log
 from ssmpi.model import processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
@@ -32,7 +32,7 @@ from ssmpi.roles.keeper import Keeper
 from ssmpi.roles.progress import Clock, Progress
 from ssmpi.roles.results import Results
 from ssmpi.roles.snapshot import Checkpoint, restore
-from ssmpi.roles.tables import Tables
+from ssmpi.roles.tables import Tables, placing
 from ssmpi.roles.warm import warm_up
 
 if TYPE_CHECKING:
@@ -53,13 +53,15 @@ class Trainer:
         threads = config.topology.threads
         saved = Checkpoint.at(start_from) if start_from else None
         self.reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
-        self.tables = Tables(config, world, self.reader.manifest.cardinalities, start_from)
+        with during(placing(self.reader.manifest.cardinalities, config.topology.embedding_ps, start_from)):
+            self.tables = Tables(config, world, self.reader.manifest.cardinalities, start_from)
         make = MODELS[config.model.name]
         self.replica = Replica(lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES), config.run.seed)
         if start_from:
             self.replica.vector[:] = self.replica.load(start_from / "dense.h5")
         self.optimizer = dense_optimizer(config.dense, self.replica)
-        warm_up(config, self.replica, self.optimizer)
+        with during("loading kernels, compiling those that are new here"):
+            warm_up(config, self.replica, self.optimizer)
         self.progress = Progress(
             threads, config.topology.trainers, config.schedule, saved.state["examples"] if saved else 0
         )
@@ -132,7 +134,8 @@ class Trainer:
         all trainers have come to that.
         """
         if not self._started:
-            self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
+            with during("waiting for the other ranks"):
+                self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
             usage.set_up()
             if self.results:
                 self.results.logbook.start_clock()
