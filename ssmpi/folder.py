@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import socket
 from importlib import metadata
 from pathlib import Path
 from typing import IO
@@ -15,7 +16,9 @@ from ssmpi.config import RUN_FILE, Config
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
 from ssmpi.errors import DataError, SettingsError
+from ssmpi.model import processor
 from ssmpi.roles.evaluate import Options
+from ssmpi.roles.results import now
 
 PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
 LOCK_NAME = "job.lock"
@@ -90,5 +93,6 @@ def make(folder: Path, config: Config, overwrite: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     versions = {"ssmpi": __version__, "python": platform.python_version(), "machine": platform.platform()}
     versions |= {name: metadata.version(name) for name in PACKAGES} | mpi_versions()
+    versions |= {"host": socket.gethostname(), "processor": processor.name(), "started": now()}
     (folder / "versions.json").write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
     (folder / RUN_FILE).write_text(settings.dump(config), encoding="utf-8")

@@ -19,6 +19,7 @@ from ssmpi.roles.results import RESULT_NAME
 
 VERSIONS, METRICS = "versions.json", "metrics.jsonl"
 FINAL_SPLITS = ("test", "validation")
+CIRCUMSTANCES = ("host", "processor", "started")  # in the file of versions
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,13 @@ class Record:
     """One run. ``missing`` says in sentences what is not there; the rest is empty where it is not there.
 
     ``windows`` and ``evaluations`` are the lines of ``metrics.jsonl``, ``usage`` is what every rank wrote of itself,
-    ``settings`` is flat: ``sync.alpha`` to value.
+    ``settings`` is flat: ``sync.alpha`` to value. ``circumstances`` are ``CIRCUMSTANCES``, unknown in runs of 0.1.
     """
 
     folder: Path
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    circumstances: dict[str, str] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
     windows: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -39,9 +41,30 @@ class Record:
     missing: list[str] = field(default_factory=list)
 
     @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.folder.absolute().name
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the start of its first job to the end of its last, waiting in a queue included; NaN if not known."""
+        try:
+            ends = (str(times[key]) for times, key in ((self.circumstances, "started"), (self.result, "ended")))
+            began, ended = map(datetime.fromisoformat, ends)
+        except (KeyError, ValueError):
+            return math.nan
+        return (ended - began).total_seconds()
+
+    @property
     def status(self) -> str:
         """``complete``, ``stopped``, ``incomplete``; ``unfinished`` where no result was written."""
         return str(self.result.get("status", "unfinished"))
+
+    @property
+    def ended_by(self) -> str:
+        """The rule that ended it before all passes were done; empty if none did."""
+        found = str(self.result.get("ended_by", "passes"))
+        return "" if found == "passes" else f"evaluate.{found}"
 
     @property
     def elp(self) -> int | None:
@@ -93,7 +116,8 @@ def read(folder: Path) -> Record:
         missing.append(f"{METRICS} has no training windows: no learning curves")
     result = _result(folder / RESULT_NAME, windows, missing)
     ranks = _usage(folder / usage.FOLDER, settings, missing)
-    return Record(folder, settings, versions, result, windows, evaluations, ranks, missing)
+    around = {name: str(versions.pop(name)) for name in CIRCUMSTANCES if name in versions}
+    return Record(folder, settings, versions, around, result, windows, evaluations, ranks, missing)
 
 
 def read_json(path: Path) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,7 +56,8 @@ class Results:
         all_done = totals["examples"] == self._expected
         complete = not stopped and (all_done or bool(ended_by))
         status = "stopped" if stopped else "complete" if complete else "incomplete"
-        body = {"status": status, "expected_examples": self._expected, **totals, "evaluations": self.evaluations}
+        body = {"status": status, "ended": now(), "expected_examples": self._expected, **totals}
+        body["evaluations"] = self.evaluations
         if complete:
             body |= {"ended_by": "passes" if all_done else ended_by, "kept": kept}
         beside = self._folder / f".{RESULT_NAME}.tmp"
@@ -67,6 +69,11 @@ class Results:
             f"{status}{early}: {totals['examples']:,.0f} examples in {totals['seconds']:.1f} s ({totals['eps']:,.0f} EPS); "
             f"results in {self._folder}"
         )
+
+
+def now() -> str:
+    """The time in UTC, to the second, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def plain(value: Any) -> Any:

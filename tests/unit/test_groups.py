@@ -74,7 +74,7 @@ def test_other_seeds_are_compared_as_independent():
 def test_runs_are_grouped_by_what_changes_results():
     runs = [record(0.8, seed=s, folder=f"{a}{s}", **{"sync.algorithm": a}) for a in ("ma", "bmuf") for s in (1, 2)]
     found = by_settings([*runs, record(0.7, folder="c", **{"sync.algorithm": "ma", "run.log_seconds": 2.0})])
-    assert [(g.name, len(g.records)) for g in found] == [("algorithm ma", 3), ("algorithm bmuf", 2)]
+    assert [(g.name, len(g.records)) for g in found] == [("ma1, ma2, c", 3), ("bmuf1, bmuf2", 2)]
 
 
 def test_runs_without_settings_stay_apart():
