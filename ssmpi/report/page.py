@@ -20,6 +20,7 @@ from ssmpi.report.record import CIRCUMSTANCES, Record, read
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+ONLY_SECONDS = 120.0  # shorter times are told in seconds
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
 
@@ -127,10 +128,11 @@ def _settings(records: Sequence[Record]) -> list[list[Any]]:
 def _run(record: Record) -> list[str]:
     """Where, when and with what a run was made: a line of the table of runs."""
     around = [record.circumstances.get(name, NOTHING) for name in CIRCUMSTANCES]
+    around[-1] = around[-1].replace("T", " ").removesuffix("+00:00")
     training = record.number("seconds")
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     how = record.status + (f" ({record.ended_by})" if record.ended_by else "")
-    return [str(record.folder), *around, minutes(record.duration), minutes(training), how, versions or NOTHING]
+    return [str(record.folder), *around, lasting(record.duration), lasting(training), how, versions or NOTHING]
 
 
 def _validations(record: Record) -> list[list[str]]:
@@ -144,7 +146,7 @@ def _validations(record: Record) -> list[list[str]]:
         found = [_decimal(line.get(name)) for name in ("ne", "log_loss", "auc", "accuracy", "calibration")]
         place = f"{line['examples']:,}" if isinstance(line.get("examples"), int) else NOTHING
         seconds = line.get("seconds")
-        when = minutes(seconds if isinstance(seconds, (int, float)) else math.nan)
+        when = lasting(seconds if isinstance(seconds, (int, float)) else math.nan)
         lines.append([split, place, when, *found, ", ".join(marks)])
     return lines
 
@@ -153,9 +155,11 @@ def _decimal(value: object) -> str:
     return f"{value:.5f}" if isinstance(value, (int, float)) else NOTHING
 
 
-def minutes(seconds: float) -> str:
-    """``12.3 min``."""
-    return f"{seconds / 60:,.1f} min" if math.isfinite(seconds) else NOTHING
+def lasting(seconds: float) -> str:
+    """``24 s``, ``12.3 min``."""
+    if not math.isfinite(seconds):
+        return NOTHING
+    return f"{seconds / 60:,.1f} min" if seconds >= ONLY_SECONDS else f"{seconds:.0f} s"
 
 
 def _ranks(record: Record) -> list[list[str]]:

@@ -94,13 +94,14 @@ class Choice:
         final = trainer.score(self._options.final, scored.vector) if also else None
         if trainer.stopped:
             return
-        trainer.note(self._options.split, scored)
+        meanwhile = final.seconds if final else 0.0  # neither score is training time
+        trainer.note(self._options.split, scored._replace(seconds=scored.seconds + meanwhile))
         self.scored_finally = also
         self.standing = self.standing.after(ne, auc, self._options.min_gain)
         if best and self._save(scored.vector, at, ne):
             self.standing = replace(self.standing, kept_ne=ne, kept=at)
         if final:
-            trainer.note(self._options.final, final, best=self.standing.kept == at)
+            trainer.note(self._options.final, final._replace(seconds=0.0), best=self.standing.kept == at)
         if results and self.ended_by:
             results.logbook.say(f"training ends after {at:,} examples: {self._why(auc)}")
 

@@ -22,7 +22,7 @@ def placing(cardinalities: Sequence[int], servers: int, weights: Path | None) ->
     """What making ``Tables`` is about, in words."""
     rows, where = (
         f"{sum(cardinalities):,} embedding rows",
-        f"on {servers} embedding PSs" if servers else "in the trainer",
+        f"on {servers} embedding PS{'s' * (servers > 1)}" if servers else "in the trainer",
     )
     return f"loading {rows} of {weights.name} {where}" if weights else f"placing {rows} {where}"
 

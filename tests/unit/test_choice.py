@@ -130,6 +130,16 @@ def test_the_best_model_is_kept_and_both_scores_are(overfitted):
     assert not (overfitted.folder / "best").exists()
 
 
+def test_scoring_and_saving_the_best_is_no_training_time(overfitted):
+    """Nothing is trained between the two evaluations of one place: no training time passes."""
+    validations, tests = (
+        {e["examples"]: e["seconds"] for e in evaluated(overfitted, s)} for s in ("validation", "test")
+    )
+    both = [(validations[at], tests[at]) for at in tests.keys() - {6_000}]
+    assert both
+    assert all(after == pytest.approx(before, abs=0.02) for before, after in both)
+
+
 def test_the_model_left_scores_as_the_result_says(overfitted):
     def scores(world):
         scorer = Scorer(config, world, weights.find(overfitted.folder))

@@ -14,6 +14,8 @@ from datasets import CARDINALITIES
 from runs import train_over_threads
 
 from ssmpi import log, report
+from ssmpi.checkpoint import disk
+from ssmpi.report.fields import FIELDS, KINDS, markdown
 from ssmpi.roles.lines import Lines
 from ssmpi.roles.logbook import Logbook
 from ssmpi.topology import Topology
@@ -78,6 +80,26 @@ def test_rounds_in_figures(tmp_path, small_data):
         assert 0 < line["round_seconds"] < 60
         assert 0 < line["divergence"] < 1
         assert line["sync_gap_thread"] == line["sync_gap_trainer"] > 0
+
+
+def test_every_field_is_documented_and_every_documented_field_is_written(tmp_path, small_data, monkeypatch):
+    """By kind of line: rounds, evaluations, a checkpoint that finds the disk full, and later ones that do not."""
+    write, full = disk.write, [True]
+
+    def full_at_first(path, content):
+        if full and full.pop():
+            raise OSError(28, "No space left on device", str(path))
+        write(path, content)
+
+    monkeypatch.setattr(disk, "write", full_at_first)
+    often = ("checkpoint.every_examples=600", "checkpoint.background=false", "data.passes=2")
+    run = train_over_threads(tmp_path, small_data, *SETTINGS[1:], *EASGD, *often, "evaluate.replica=true")
+    found = {}
+    for line in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines()):
+        found.setdefault(line["kind"], set()).update(line)
+    documented = {kind: {name for name, (kinds, _) in FIELDS.items() if kind in kinds} for kind in KINDS}
+    assert found == documented
+    assert markdown().count("\n") == len(FIELDS) + 1
 
 
 def test_lines_that_the_disk_does_not_take_wait_until_it_does(tmp_path):
