@@ -6,6 +6,7 @@ import difflib
 import json
 import platform
 import shutil
+import socket
 from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
@@ -18,8 +19,10 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
 from ssmpi.errors import DataError, SettingsError
 from ssmpi.log import log
+from ssmpi.model import processor
 from ssmpi.names import LOCK_NAME, RUN_FILE, VERSIONS
 from ssmpi.roles import evaluate
+from ssmpi.roles.results import now
 
 SHOWN = 5  # of the files that are in the way
 PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
@@ -46,6 +49,7 @@ def check(config: Config, ranks: int, overridden: Collection[str] = ()) -> Split
     if not reader.rows:
         raise DataError(f"{config.data.folder}: split '{config.data.train_split}' has no rows to train on")
     reader.check()
+    check_rule(config.evaluate, reader)
     for split in splits_to_score(config, reader, overridden):
         SplitReader(reader.folder, split, config.data.block_rows).check()  # now, not when training is done
     place(reader.manifest.cardinalities, max(1, config.topology.embedding_ps))
@@ -71,6 +75,17 @@ def splits_to_score(config: Config, reader: SplitReader, overridden: Collection[
         else:
             log.info(f"no rows in split '{split}' of this data: nothing is scored there ({setting})")
     return found
+
+
+def check_rule(options: evaluate.Options, reader: SplitReader) -> None:
+    """Raise SettingsError if a rule is to decide by evaluations that there cannot be."""
+    split = reader.manifest.splits.get(options.split)
+    if options.rule and not (split and split.rows):
+        there = ", ".join(name for name, each in reader.manifest.splits.items() if each.rows) or "none"
+        raise SettingsError(
+            f"evaluate.{options.rule} needs evaluations while training, but {reader.folder} has no rows in a split "
+            f"'{options.split}' (evaluate.split); there are {there}"
+        )
 
 
 def lock(folder: Path) -> IO[str]:
@@ -126,5 +141,6 @@ def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = 
     versions = {"ssmpi": __version__, **({"commit": source.commit()} if source.commit() else {})}
     versions |= {"python": platform.python_version(), "machine": platform.platform()}
     versions |= {name: metadata.version(name) for name in PACKAGES} | mpi_versions()
+    versions |= {"host": socket.gethostname(), "processor": processor.name(), "started": now()}
     (folder / VERSIONS).write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
     (folder / RUN_FILE).write_text(settings.dump(config), encoding="utf-8")

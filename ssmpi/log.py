@@ -4,15 +4,23 @@ alone may draw a progress bar.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import socket
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
 from ssmpi.names import LOGS
 
 ENDS = "the job ends: "
+AGAIN_SECONDS = 10.0  # between two words on something that takes long
+WORTH_SAYING = 1.0  # seconds
+SHAPE = 80, 24  # columns and rows of a terminal that does not know
 
 log = logging.getLogger("ssmpi")
 _terminal: TextIO | None = None
@@ -27,6 +35,46 @@ def draw_on(path: Path | None) -> None:
 def terminal() -> TextIO | None:
     """Where to draw a progress bar, None for a batch log."""
     return _terminal or (sys.stderr if sys.stderr.isatty() else None)
+
+
+def shape(terminal: TextIO) -> tuple[int, int]:
+    """Columns and rows of a terminal; what is usual where it reports 0, as one does that nobody has told its size."""
+    try:
+        found = os.get_terminal_size(terminal.fileno())
+    except (OSError, ValueError):
+        return SHAPE
+    return found.columns or SHAPE[0], found.lines or SHAPE[1]
+
+
+def above(write: Callable[[str], None], text: str) -> None:
+    """An ordinary line, with its prefix and in this rank's file too, that ``write`` puts above a progress bar."""
+    line = log.makeRecord(log.name, logging.INFO, "", 0, text, (), None)
+    for handler in log.handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(line)
+        elif line.levelno >= handler.level:
+            write(handler.format(line))
+
+
+@contextlib.contextmanager
+def during(what: str) -> Iterator[None]:
+    """Say what the block does, that it still does after every 10 s, and what it took if that was a second or more."""
+    began, done = time.monotonic(), threading.Event()
+
+    def remind() -> None:
+        while not done.wait(AGAIN_SECONDS):
+            log.info(f"{what}: {time.monotonic() - began:.0f} s so far")
+
+    log.info(f"{what} ...")
+    reminder = threading.Thread(target=remind, name="during", daemon=True)
+    reminder.start()
+    try:
+        yield
+    finally:
+        done.set()
+        reminder.join()
+    if (seconds := time.monotonic() - began) >= WORTH_SAYING:
+        log.info(f"{what}: took {seconds:.1f} s")
 
 
 def configure(who: str, *, talkative: bool) -> None:

@@ -20,7 +20,7 @@ SITE_FILE, BATCH_FILE, BATCH_LOG = "site.toml", "job.sbatch", "job-%j.log"  # SL
 EXPORTS = {"torch": "model.pt", "safetensors": "model.safetensors"}
 REPORT = "report.html"
 
-MODEL, CHECKPOINTS, USAGE, LOGS = "model", "checkpoints", "usage", "logs"  # folders
+MODEL, BEST, CHECKPOINTS, USAGE, LOGS = "model", "best", "checkpoints", "usage", "logs"  # folders
 CHECKPOINT, ASIDE = "checkpoint-", "set-aside-"  # folders in CHECKPOINTS
 MANIFEST_NAME = "manifest.json"
 
@@ -34,7 +34,8 @@ _IN_FOLDER = {  # a folder to the files that it holds; the first is the run fold
         rf"{_RANK}\.json",  # what the ranks of a benchmark measured
     )),
     rf"({MODEL}|\.{MODEL}\.(tmp|old))/": _WEIGHTS,
-    f"{CHECKPOINTS}/": "(?!)",  # folders only
+    f"({CHECKPOINTS}|{BEST})/": "(?!)",  # folders only
+    rf"{BEST}/\.?after-\d+(\.(tmp|old))?/": _WEIGHTS,
     rf"{CHECKPOINTS}/({ASIDE})?{CHECKPOINT}\d+/": _WEIGHTS,
     f"{USAGE}/": rf"{_RANK}\.json",
     f"{LOGS}/": rf"{_RANK}\.log",

@@ -12,7 +12,7 @@ from ssmpi.config import Config, load
 from ssmpi.environment import PYTHON
 from ssmpi.errors import DataError
 
-ROWS, SHORT_ROWS = 1_500_000, 40_000
+ROWS, SHORT_ROWS = 1_500_000, 12_000
 SCALE = 0.05  # distinct tokens, as a share of Criteo Kaggle's 33.8 million
 
 # Where no run file says otherwise: model and optimizers of jobs/configs/kaggle.toml, plain SGD as the PyTorch contender.

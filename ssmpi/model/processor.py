@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "asimdbf16"})  # what Linux calls it on x86 and ARM
+
+
+def name(path: Path = Path("/proc/cpuinfo")) -> str:
+    """What it is called, by Linux where that knows."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(found, "") or platform.processor() or platform.machine()
 
 
 def without_bfloat16(path: Path = Path("/proc/cpuinfo")) -> bool:

@@ -39,23 +39,31 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "EPS": lambda row: number(row.eps, 0),
     "gap, thread": lambda row: number(row.gap_thread, 1),
     "gap, trainer": lambda row: number(row.gap_trainer, 1),
+    "validation NE, best": lambda row: number(row.best, 5),
+    "validation NE, last": lambda row: number(row.last, 5),
 }
+WHERE_KNOWN = ("validation NE, best", "validation NE, last")  # left out where no run was evaluated while training
+
+
+def shown(rows: Sequence[Row]) -> list[str]:
+    """The columns that these rows have."""
+    return [name for name, text in COLUMNS.items() if name not in WHERE_KNOWN or any(text(r) != NOTHING for r in rows)]
 
 
 def headings(rows: Sequence[Row]) -> list[str]:
     """Labels first, then the columns."""
-    return [short(name) for name in rows[0].labels] + list(COLUMNS)
+    return [short(name) for name in rows[0].labels] + shown(rows)
 
 
-def cells(row: Row) -> list[str]:
-    """One line's texts, in the order of ``headings``."""
+def cells(row: Row, columns: Sequence[str]) -> list[str]:
+    """One line's texts: labels, then these columns."""
     labels = [NOTHING if value is None else str(value) for value in row.labels.values()]
-    return labels + [text(row) for text in COLUMNS.values()]
+    return labels + [COLUMNS[name](row) for name in columns]
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table in Markdown, aligned so that it reads as text too; numbers to the right."""
-    lines = [headings(rows), *(cells(row) for row in rows)]
+    lines = [headings(rows), *(cells(row, shown(rows)) for row in rows)]
     widths = [max(len(text) for text in column) for column in zip(*lines, strict=True)]
     first = len(rows[0].labels)
 

@@ -29,7 +29,8 @@ LIGHT, DARK = "petroff10", "dark_background"  # matplotlib's style sheets; the f
 INSTALL = "pip install 'ssmpi[plots]'"
 POINTS = 300  # of a curve: more cannot be seen
 EARLY = 0.1  # of the examples: what happens there may leave the picture, so that the rest can be seen
-SHORT = 0.3  # of the median window
+SHORT = 0.3  # of the median window's examples
+BRIEF = 0.1  # of the median window's seconds
 TITLES = {
     "log_loss": "log-loss",
     "ne": "normalized entropy",
@@ -54,8 +55,9 @@ def plot(run: Path) -> Path | None:
     """Draw a run's ``plot.png``; says so when matplotlib is not installed."""
     try:
         with style(LIGHT):
-            figure = curves(by_settings([read(run)]), PLOT)
-            figure.suptitle(str(run))
+            record = read(run)
+            figure = curves(by_settings([record]), PLOT)
+            figure.suptitle(record.name)
             output.write(run / PLOT_FILE, render(figure, "png"))
     except UserError as error:
         log.info(f"no plot: {error}")
@@ -168,10 +170,12 @@ def _draw(axes: Axes, record: Record, key: str, x: str, colour: Any) -> None:
 
 
 def _whole(windows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without windows that an evaluation or the end cut short: of few examples, so mostly noise."""
-    ends = np.array([0.0, *(float(w.get("examples", 0)) for w in windows)])
-    sizes = np.diff(ends)
-    return [w for w, size in zip(windows, sizes, strict=True) if size >= SHORT * np.median(sizes)]
+    """Without windows that an evaluation or the end cut short: of few examples, so mostly noise, or so brief that examples
+    which were reported late make them many times too fast.
+    """
+    sizes, seconds = (np.diff([0.0, *(float(w.get(name) or 0) for w in windows)]) for name in ("examples", "seconds"))
+    whole = (sizes >= SHORT * np.median(sizes)) & (seconds >= BRIEF * np.median(seconds)) if windows else []
+    return [w for w, keep in zip(windows, whole, strict=True) if keep]
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> np.ndarray:
@@ -204,7 +208,7 @@ def _limits(axes: Axes, groups: Sequence[Group], key: str) -> None:
 
 def _late(record: Record, key: str) -> Iterator[float]:
     """Values of a curve without its start."""
-    lines = [line for line in (*record.windows, *record.evaluations) if _known(line, key, "examples")]
+    lines = [line for line in (*_whole(record.windows), *record.evaluations) if _known(line, key, "examples")]
     edge = EARLY * max((line["examples"] for line in lines), default=0)
     yield from (line[key] for line in lines if line["examples"] >= edge)
 

@@ -17,6 +17,7 @@ from ssmpi.report.record import Record
 SEED = "run.seed"
 NOT_SETTINGS = (SEED, "run.folder", "run.tensorboard", "run.log_seconds", "run.record_losses")  # change no result
 NEVER = object()
+SEVERAL = 3  # names of runs that are listed
 RUN, CASE = NAMES = ("run", "case")  # labels whose values speak for themselves
 
 
@@ -94,6 +95,8 @@ class Row:
     eps: Estimate
     gap_thread: Estimate
     gap_trainer: Estimate
+    best: Estimate = Estimate()  # NE of evaluations while training
+    last: Estimate = Estimate()
 
 
 def row(group: Group, reference: Group | None) -> Row:
@@ -112,25 +115,22 @@ def row(group: Group, reference: Group | None) -> Row:
         eps=group.estimate("eps"),
         gap_thread=group.estimate("sync_gap_thread"),
         gap_trainer=group.estimate("sync_gap_trainer"),
+        best=estimate([record.validation("best") for record in group.records]),
+        last=estimate([record.validation("last") for record in group.records]),
     )
 
 
 def by_settings(records: Sequence[Record]) -> list[Group]:
-    """Group runs by their settings, in order of appearance. Runs without settings stay alone."""
+    """Group runs by their settings, in order of appearance, under the names of their folders. Runs without settings stay
+    alone.
+    """
     found: dict[Any, list[Record]] = {}
     for record in records:
         key = tuple(sorted((k, repr(v)) for k, v in _compared(record).items())) or record.folder
         found.setdefault(key, []).append(record)
     groups = list(found.values())
-    varied = [name for name in differing([group[0] for group in groups]) if name not in NOT_SETTINGS]
-    folders = _short([group[0].folder for group in groups])
-    names = [
-        name_of({key: group[0].settings.get(key, "?") for key in varied}) if 0 < len(varied) <= 4 else folder
-        for group, folder in zip(groups, folders, strict=True)
-    ]
-    if len(set(names)) < len(names):
-        names = folders
-    return [Group({RUN: name}, group) for name, group in zip(names, groups, strict=True)]
+    names = iter(_short([record.folder for group in groups for record in group]))
+    return [Group({RUN: _together([next(names) for _ in group])}, group) for group in groups]
 
 
 def differing(records: Sequence[Record]) -> list[str]:
@@ -159,10 +159,16 @@ def _compared(record: Record) -> dict[str, Any]:
     return {name: value for name, value in record.settings.items() if name not in NOT_SETTINGS}
 
 
+def _together(names: Sequence[str]) -> str:
+    """The runs of a group: all of a few, of many the first and how many more."""
+    return ", ".join(names) if len(names) <= SEVERAL else f"{names[0]} and {len(names) - 1} more"
+
+
 def _short(folders: Sequence[Path]) -> list[str]:
     """The folders by as many of their last names as tell them apart."""
+    paths = [folder.absolute() for folder in folders]
     for depth in range(1, 20):
-        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
             return names
     return [str(folder) for folder in folders]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from ssmpi import __version__, output
 from ssmpi.errors import UserError
 from ssmpi.report import figures
-from ssmpi.report.columns import NOTHING, cells, headings
+from ssmpi.report.columns import NOTHING, cells, headings, shown
 from ssmpi.report.groups import NOT_SETTINGS, SEED, Group, Row, by_settings, differing, row
-from ssmpi.report.record import Record, read
+from ssmpi.report.record import CIRCUMSTANCES, Record, read
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+ONLY_SECONDS = 120.0  # shorter times are told in seconds
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
 
@@ -46,7 +48,8 @@ def write(runs: Sequence[Path], out: Path) -> list[Path]:
     """Write the report of some runs, the first being what the others are compared with; returns the files written."""
     groups = by_settings([read(run) for run in dict.fromkeys(runs)])
     several = len(groups) > 1
-    title = "Runs compared" if several else "Runs that differ in their seed" if len(runs) > 1 else "A run"
+    title = "Runs compared" if several else f"{groups[0].name}: runs that differ in their seed"
+    title = title if len(runs) > 1 else f"Run {groups[0].name}"
     compared = f"Relative NE: against {groups[0].name}; below 0 is better." if several else ""
     rows = [row(group, groups[0] if several else None) for group in groups]
     return publish(Subject(title, compared, groups, rows), drawings(groups), out)
@@ -65,9 +68,11 @@ def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path
     settings = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = settings.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=subject.title, compared=subject.compared, records=records, pictures=pictures,
-        headings=headings(subject.rows), rows=[cells(r) for r in subject.rows],
+        headings=headings(subject.rows), rows=[cells(r, shown(subject.rows)) for r in subject.rows],
         split=next((record.final[0] for record in records if record.final[0]), ""),
         settings=_settings(records), broken=[record for record in records if record.missing],
+        runs=[_run(record) for record in records],
+        validations=[(record.folder, _validations(record)) for record in records if record.evaluations],
         ranks=[(record.folder, _ranks(record)) for record in records if record.usage],
         version=__version__, made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )  # fmt: skip
@@ -119,6 +124,43 @@ def _settings(records: Sequence[Record]) -> list[list[Any]]:
     if len(columns) == 1:
         return []
     return columns if len(columns) > len(records) + 1 else [list(line) for line in zip(*columns, strict=True)]
+
+
+def _run(record: Record) -> list[str]:
+    """Where, when and with what a run was made: a line of the table of runs."""
+    around = [record.circumstances.get(name, NOTHING) for name in CIRCUMSTANCES]
+    around[-1] = around[-1].replace("T", " ").removesuffix("+00:00")
+    training = record.number("seconds")
+    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    how = record.status + (f" ({record.ended_by})" if record.ended_by else "")
+    return [str(record.folder), *around, lasting(record.duration), lasting(training), how, versions or NOTHING]
+
+
+def _validations(record: Record) -> list[list[str]]:
+    """One line an evaluation of the model: where in the run it was made, what it found, and what is special about it."""
+    lines = []
+    for line in record.evaluations:
+        split, kept = str(line.get("split", "")), record.result.get("evaluations", {}).get(line.get("split"), {})
+        marks = [n for n in ("best", "last") if kept.get(n, {}).get("after_examples") == line.get("examples")]
+        if record.result.get("kept") in marks:
+            marks.append("kept")
+        found = [_decimal(line.get(name)) for name in ("ne", "log_loss", "auc", "accuracy", "calibration")]
+        place = f"{line['examples']:,}" if isinstance(line.get("examples"), int) else NOTHING
+        seconds = line.get("seconds")
+        when = lasting(seconds if isinstance(seconds, (int, float)) else math.nan)
+        lines.append([split, place, when, *found, ", ".join(marks)])
+    return lines
+
+
+def _decimal(value: object) -> str:
+    return f"{value:.5f}" if isinstance(value, (int, float)) else NOTHING
+
+
+def lasting(seconds: float) -> str:
+    """``24 s``, ``12.3 min``."""
+    if not math.isfinite(seconds):
+        return NOTHING
+    return f"{seconds / 60:,.1f} min" if seconds >= ONLY_SECONDS else f"{seconds:.0f} s"
 
 
 def _ranks(record: Record) -> list[list[str]]:

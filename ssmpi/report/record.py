@@ -17,6 +17,7 @@ from ssmpi.names import METRICS, RESULT_NAME, RUN_FILE, USAGE, VERSIONS
 from ssmpi.settings import flat
 
 FINAL_SPLITS = ("test", "validation")
+CIRCUMSTANCES = ("host", "processor", "started")  # in the file of versions
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,13 @@ class Record:
     """One run. ``missing`` says in sentences what is not there; the rest is empty where it is not there.
 
     ``windows`` and ``evaluations`` are the lines of ``metrics.jsonl``, ``usage`` is what every rank wrote of itself,
-    ``settings`` is flat: ``sync.alpha`` to value.
+    ``settings`` is flat: ``sync.alpha`` to value. ``circumstances`` are ``CIRCUMSTANCES``, unknown in runs of 0.1.
     """
 
     folder: Path
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    circumstances: dict[str, str] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
     windows: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -37,9 +39,30 @@ class Record:
     missing: list[str] = field(default_factory=list)
 
     @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.folder.absolute().name
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the start of its first job to the end of its last, waiting in a queue included; NaN if not known."""
+        try:
+            ends = (str(times[key]) for times, key in ((self.circumstances, "started"), (self.result, "ended")))
+            began, ended = map(datetime.fromisoformat, ends)
+        except (KeyError, ValueError):
+            return math.nan
+        return (ended - began).total_seconds()
+
+    @property
     def status(self) -> str:
         """``complete``, ``stopped``, ``incomplete``; ``unfinished`` where no result was written."""
         return str(self.result.get("status", "unfinished"))
+
+    @property
+    def ended_by(self) -> str:
+        """The rule that ended it before all passes were done; empty if none did."""
+        found = str(self.result.get("ended_by", "passes"))
+        return "" if found == "passes" else f"evaluate.{found}"
 
     @property
     def elp(self) -> int | None:
@@ -49,15 +72,31 @@ class Record:
 
     @cached_property
     def final(self) -> tuple[str, dict[str, Any]]:
-        """The split that was scored last and its metrics; two empty ones where none was."""
+        """The split that was scored last and the metrics of the model that was kept; two empty ones where none was."""
         scored = self.result.get("evaluations", {})
         split = next((s for s in FINAL_SPLITS if s in scored), "")
-        return split, scored[split]["last"] if split else {}
+        return split, scored[split][self.kept] if split else {}
+
+    @property
+    def kept(self) -> str:
+        """Which model the run left: ``last`` or ``best``."""
+        return kept(self.result)
+
+    def validation(self, which: str) -> float:
+        """NE of the ``last`` or the ``best`` evaluation while training; NaN where there was none."""
+        found = self.result.get("evaluations", {}).get(self.settings.get("evaluate.split", "validation"), {})
+        value = found.get(which, {}).get("ne")
+        return float(value) if isinstance(value, (int, float)) else math.nan
 
     def number(self, name: str) -> float:
         """A total of the run, or a metric of the final split; NaN where it is not known."""
         found = self.result.get(name, self.final[1].get(name))
         return float(found) if isinstance(found, (int, float)) else math.nan
+
+
+def kept(result: Mapping[str, Any]) -> str:
+    """Which model a run left, by its ``result.json``; runs of earlier versions left the last."""
+    return "best" if result.get("kept") == "best" else "last"
 
 
 def read(folder: Path) -> Record:
@@ -75,7 +114,8 @@ def read(folder: Path) -> Record:
         missing.append(f"{METRICS} has no training windows: no learning curves")
     result = _result(folder / RESULT_NAME, windows, missing)
     ranks = _usage(folder / USAGE, settings, missing)
-    return Record(folder, settings, versions, result, windows, evaluations, ranks, missing)
+    around = {name: str(versions.pop(name)) for name in CIRCUMSTANCES if name in versions}
+    return Record(folder, settings, versions, around, result, windows, evaluations, ranks, missing)
 
 
 def read_json(path: Path) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ssmpi.data.reader import SplitReader, batches
 from ssmpi.embedding.client import Lookups
 from ssmpi.metrics import BINS, Quality
 from ssmpi.roles.checks import check, share
-from ssmpi.settings import COUNT, within
+from ssmpi.settings import COUNT, require, within
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -32,6 +32,10 @@ class Options:
 
     ``split`` is scored ``per_pass`` times in each pass, ``final`` once at the end; ``none`` is none. The default ones are
     left out where the data set does not have them. ``replica`` also scores the first trainer's own replica at the end.
+
+    ``keep`` is which model the run leaves: the ``last``, or the ``best``, of the evaluation of ``split`` with the lowest NE.
+    Training ends early after ``patience`` evaluations of ``split`` in a row without gain, which is an NE that is more than
+    ``min_gain`` lower than at the last gain, and as soon as the AUC of ``split`` is ``stop_at_auc``; 0 means never.
     """
 
     split: str = "validation"
@@ -39,10 +43,40 @@ class Options:
     per_pass: int = 1
     batch_size: int = 2048
     replica: bool = False
+    keep: Literal["last", "best"] = "last"
+    patience: int = 0
+    min_gain: float = 0.0
+    stop_at_auc: float = 0.0
 
     def __post_init__(self) -> None:
         within("per_pass", self.per_pass, 1, 100_000)
         within("batch_size", self.batch_size, 1, COUNT)
+        within("patience", self.patience, 0, COUNT)
+        require(0 <= self.min_gain < 1, f"min_gain must be in [0, 1), got {self.min_gain}")
+        require(0 <= self.stop_at_auc < 1, f"stop_at_auc must be in [0, 1), got {self.stop_at_auc}")
+        require(self.patience > 0 or not self.min_gain, "min_gain says what a gain is for patience: set patience too")
+        if self.rule:
+            require(
+                self.split not in ("", NONE),
+                f"{self.rule} needs evaluations while training: set evaluate.split to a split of the data",
+            )
+
+    @property
+    def rule(self) -> str:
+        """A setting that decides by evaluations of ``split``; empty where none does."""
+        if self.keep == "best":
+            return 'keep = "best"'
+        if self.patience:
+            return f"patience = {self.patience}"
+        return f"stop_at_auc = {self.stop_at_auc:g}" if self.stop_at_auc else ""
+
+
+class Scored(NamedTuple):
+    """One evaluation: of which weights, what was found, and how long it took."""
+
+    vector: np.ndarray
+    metrics: dict[str, float]
+    seconds: float
 
 
 @dataclass

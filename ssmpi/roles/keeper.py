@@ -19,7 +19,7 @@ from ssmpi.checkpoint.files import Dataset
 from ssmpi.checkpoint.policy import Due
 from ssmpi.comm.aside import aside
 from ssmpi.comm.failure import LAST_WORDS_SECONDS, cause
-from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
+from ssmpi.comm.waiting import SUPERVISOR, Patience, Pause, wait
 from ssmpi.errors import STOPPED, DataError
 from ssmpi.log import log
 from ssmpi.names import MODEL
@@ -104,19 +104,34 @@ class Keeper:
     def save_model(self, vector: np.ndarray) -> None:
         """Write the finished model into its place. On the first trainer only."""
         self.finish()
-        ModelSaver(self._trainer, self._store, self._what_there_is()).save(vector, self._trainer.folder / MODEL)
+        self._model_saver().save(vector, self._trainer.folder / MODEL)
+
+    def save_best(self, vector: np.ndarray, place: Path) -> None:
+        """Write the model as it is now; where it cannot be written, DataError or OSError at once. On the first trainer only."""
+        self.finish()
+        self._model_saver().attempt(vector, place)
+
+    def _model_saver(self) -> ModelSaver:
+        return ModelSaver(self._trainer, self._store, self._what_there_is())
+
+    @property
+    def patience(self) -> Patience:
+        """How long to wait for the first trainer, which may be writing for long; it knows its own limits."""
+        return self._patience(STEPS)
 
     def wait_for_the_first(self) -> None:
-        """Wait until the first trainer has come here, which may be writing for long; it knows its own limits."""
+        """Wait until the first trainer has come here."""
         if self._mine:
             concurrent.futures.wait([self._mine], self._options.limit_seconds)
         self._meet(STEPS)
 
-    def _meet(self, steps: int = 1) -> None:
+    def _patience(self, steps: int) -> Patience:
         limit = steps * self._options.limit_seconds + self._trainer.config.waiting.time_limit_seconds
-        patience = replace(self._trainer.config.waiting, time_limit_seconds=limit)
+        return replace(self._trainer.config.waiting, time_limit_seconds=limit)
+
+    def _meet(self, steps: int = 1) -> None:
         whom = f"the first trainer (to save into {self._store.folder.parent})"
-        wait(self._trainer.world.trainers.ibarrier(), patience, whom, "checkpoint.limit_seconds")
+        wait(self._trainer.world.trainers.ibarrier(), self._patience(steps), whom, "checkpoint.limit_seconds")
 
     def _begin(self, position: Position, came_to_rest: float, *, background: bool) -> None:
         """Start the trainers and the embedding PSs on their files."""

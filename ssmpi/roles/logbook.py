@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ssmpi.comm.failure import cause
-from ssmpi.log import log, terminal
+from ssmpi.log import above, log, shape, terminal
 from ssmpi.metrics import SUMS, Quality
 from ssmpi.names import METRICS
 from ssmpi.roles import control
@@ -45,9 +45,7 @@ class Logbook:
         known = int(numbers.get("bytes", 0))
         self._lines = Lines(folder / METRICS, known)  # what came after the checkpoint will come again
         self.writer: SummaryWriter | None = None
-        self._bar = tqdm(
-            total=rows, unit="ex", unit_scale=True, dynamic_ncols=True, file=terminal(), disable=terminal() is None
-        )
+        self._bar = bar(rows)
         self._window, self._total = Quality(), Quality(**arrays)
         self._bar.update(int(self._total.sums[0]))
         self._counts = {name: np.zeros(topology.trainers) for name in COUNTS}
@@ -153,7 +151,7 @@ class Logbook:
         if self._bar.disable:
             log.info(text)
         else:
-            self._bar.write(text, file=terminal())
+            above(lambda line: self._bar.write(line, file=terminal()), text)
 
     def start_clock(self) -> None:
         """Training starts now: what came before was preparation."""
@@ -214,6 +212,17 @@ class Logbook:
                 f"NE is {ne:.4f} and AUC {auc:.4f} after {int(self._total.sums[0]):,} examples: no better than the "
                 "constant. Is the learning rate too high (dense.rate, embedding.rate), or are the labels shuffled?"
             )
+
+
+def bar(rows: int) -> Any:
+    """A progress bar over so many examples; a disabled one where there is no terminal."""
+    there = terminal()
+    if there is None:
+        return tqdm(total=rows, disable=True)
+    columns, lines = shape(there)
+    found = tqdm(total=rows, unit="ex", unit_scale=True, ncols=columns, nrows=lines, file=there)
+    found.dynamic_ncols = shape  # asked before each drawing; tqdm's own takes 0 rows for no room
+    return found
 
 
 def describe(metrics: dict[str, float]) -> str:

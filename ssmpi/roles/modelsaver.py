@@ -47,13 +47,17 @@ class ModelSaver:
         self._in_time(beside, shutil.rmtree, beside, True)  # what an earlier job left
         while True:
             try:
-                self._in_time(place, make_room, self._store, model_bytes(self._trainer), place)
-                self._write(vector, place)
+                self.attempt(vector, place)
                 return
             except (FullDiskError, OSError) as error:
                 if isinstance(error, OSError) and error.errno not in NO_ROOM:
                     raise
                 self._wait_for_room(cause(error), clock)
+
+    def attempt(self, vector: np.ndarray, place: Path) -> None:
+        """Make room and write the model; DataError, or OSError of a full disk, where that cannot be done now."""
+        self._in_time(place, make_room, self._store, model_bytes(self._trainer), place)
+        self._write(vector, place)
 
     def _write(self, vector: np.ndarray, place: Path) -> None:
         trainer = self._trainer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +15,7 @@ from ssmpi.roles.logbook import Logbook, State
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
+    from ssmpi.roles.evaluate import Scored
 
 
 class Earlier(NamedTuple):
@@ -34,27 +36,35 @@ class Results:
         if config.run.tensorboard:
             self.logbook.writer = tensorboard_writer(folder, int(self.logbook.totals()["examples"]))
 
-    def evaluated(self, split: str, metrics: dict[str, float], seconds: float, what: str = "model") -> None:
-        """Keep one evaluation as the last one of its split, and as the best if its NE is lowest."""
-        self.logbook.evaluated(split, metrics, seconds, what)
-        found = {**metrics, "after_examples": self.logbook.totals()["examples"]}
+    def evaluated(self, split: str, scored: Scored, what: str = "model", best: bool | None = None) -> None:
+        """Keep one evaluation as the last one of its split, and as the best if its NE is lowest, or as ``best`` says."""
+        self.logbook.evaluated(split, scored.metrics, scored.seconds, what)
+        found = {**scored.metrics, "after_examples": self.logbook.totals()["examples"]}
         name = split if what == "model" else f"{split} ({what})"
         kept = self.evaluations.setdefault(name, {"last": found, "best": found})
         kept["last"] = found
-        if found["ne"] < kept["best"]["ne"]:
+        if best if best is not None else found["ne"] < kept["best"]["ne"]:
             kept["best"] = found
 
-    def finish(self, *, stopped: bool) -> None:
-        """Write ``result.json`` and close the log book. Says so if rows of a complete run are missing."""
+    def finish(self, *, stopped: bool, ended_by: str = "", kept: str = "last") -> None:
+        """Write ``result.json`` and close the log book. Says so if rows of a complete run are missing.
+
+        ``ended_by`` is the rule that ended training early, ``kept`` which model is the run's.
+        """
         self.logbook.close()
         totals = self.logbook.totals()
-        complete = not stopped and totals["examples"] == self._expected
+        all_done = totals["examples"] == self._expected
+        complete = not stopped and (all_done or bool(ended_by))
         status = "stopped" if stopped else "complete" if complete else "incomplete"
-        body = {"status": status, "expected_examples": self._expected, **totals, "evaluations": self.evaluations}
+        body = {"status": status, "ended": now(), "expected_examples": self._expected, **totals}
+        body["evaluations"] = self.evaluations
+        if complete:
+            body |= {"ended_by": "passes" if all_done else ended_by, "kept": kept}
         output.write(self._folder / RESULT_NAME, json.dumps(plain(body), indent=1) + "\n")
         assert stopped or complete, f"trained on {totals['examples']:,} examples of {self._expected:,}"
+        early = "" if all_done or not complete else f" (evaluate.{ended_by})"
         log.info(
-            f"{status}: {totals['examples']:,.0f} examples in {totals['seconds']:.1f} s ({totals['eps']:,.0f} EPS); "
+            f"{status}{early}: {totals['examples']:,.0f} examples in {totals['seconds']:.1f} s ({totals['eps']:,.0f} EPS); "
             f"results in {self._folder}"
         )
 
@@ -65,6 +75,11 @@ def is_finished(run: Path) -> bool:
         return bool(json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))["status"] == "complete")
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def now() -> str:
+    """The time in UTC, to the second, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def plain(value: Any) -> Any:

@@ -89,6 +89,7 @@ def state(trainer: Trainer, position: Position) -> dict[str, Any]:
         "evaluations": plain(trainer.results.evaluations),
         "checked": sorted(trainer.control.checked),
         KEY: Origin.of_data(reader.folder, reader.manifest).state(),
+        "choice": asdict(trainer.choice.standing),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,15 @@ from ssmpi.roles.weights import load_tables
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
+
+
+def placing(cardinalities: Sequence[int], servers: int, weights: Path | None) -> str:
+    """What making ``Tables`` is about, in words."""
+    rows, where = (
+        f"{sum(cardinalities):,} embedding rows",
+        f"on {servers} embedding PS{'s' * (servers > 1)}" if servers else "in the trainer",
+    )
+    return f"loading {rows} of {weights.name} {where}" if weights else f"placing {rows} {where}"
 
 
 class Tables:

@@ -19,20 +19,21 @@ from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.embedding.client import Held, Lookups
-from ssmpi.log import log
+from ssmpi.log import during, log
 from ssmpi.model import processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import MODELS
 from ssmpi.roles import control
 from ssmpi.roles.checks import check, share
+from ssmpi.roles.choice import Choice
 from ssmpi.roles.course import Course
-from ssmpi.roles.evaluate import Evaluator
+from ssmpi.roles.evaluate import Evaluator, Scored
 from ssmpi.roles.keeper import Keeper
 from ssmpi.roles.progress import Clock, Progress
 from ssmpi.roles.results import Results
 from ssmpi.roles.snapshot import Checkpoint, restore
-from ssmpi.roles.tables import Tables
+from ssmpi.roles.tables import Tables, placing
 from ssmpi.roles.warm import warm_up
 
 if TYPE_CHECKING:
@@ -53,13 +54,15 @@ class Trainer:
         threads = config.topology.threads
         saved = Checkpoint.at(start_from) if start_from else None
         self.reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
-        self.tables = Tables(config, world, self.reader.manifest.cardinalities, start_from)
+        with during(placing(self.reader.manifest.cardinalities, config.topology.embedding_ps, start_from)):
+            self.tables = Tables(config, world, self.reader.manifest.cardinalities, start_from)
         make = MODELS[config.model.name]
         self.replica = Replica(lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES), config.run.seed)
         if start_from:
             self.replica.vector[:] = self.replica.load(start_from / "dense.h5")
         self.optimizer = dense_optimizer(config.dense, self.replica)
-        warm_up(config, self.replica, self.optimizer)
+        with during("loading kernels, compiling those that are new here"):
+            warm_up(config, self.replica, self.optimizer)
         self.progress = Progress(
             threads, config.topology.trainers, config.schedule,
             saved.state["examples"] if saved else 0, self.reader.rows * config.data.passes,
@@ -92,6 +95,7 @@ class Trainer:
             restore(self, saved)
         self.results: Results | None = None
         self.keeper = Keeper(self)
+        self.choice = Choice(self, saved.state.get("choice") if saved else None)
         if world.index == 0:
             self.results = Results(config, folder, self.reader.rows, saved.earlier() if saved else None)
             self.control.gathered, self.control.due = self.results.logbook.gathered, self.keeper.due
@@ -103,11 +107,13 @@ class Trainer:
 
     def parts(self) -> Iterator[int]:
         """The run in parts: each pass is cut into ``evaluate.per_pass`` parts. A part comes again until all of it has been
-        trained on, because a checkpoint may interrupt it. Ends early when stopping.
+        trained on, because a checkpoint may interrupt it. Ends early when stopping, and when ``[evaluate]`` says so.
         """
+        if self.choice.ended_by:
+            return
         for part in self.course.parts():
             yield part
-            if self.stopped:
+            if self.stopped or self.choice.ended_by:
                 return
 
     def stream(self, thread: int) -> Iterator[Batch]:
@@ -133,7 +139,8 @@ class Trainer:
         if not self._started:
             unchecked = share(self.course.shards(), self.control.checked, self.world.index, self.world.trainers.size)
             self.start("check", check, self.reader, unchecked, self.control.tell_checked)
-            self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
+            with during("waiting for the other ranks"):
+                self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
             usage.set_up()
             if self.results:
                 self.results.logbook.start_clock()
@@ -156,35 +163,54 @@ class Trainer:
         return failure.start(self.world, name, body, *arguments)
 
     def evaluate(self, split: str) -> None:
-        """Score the common model on one split, where a part is done, if the data set has it; every trainer takes part."""
-        there = self.reader.manifest.has_rows(split) and self.reader.manifest.labelled
-        if self.stopped or self.course.position.left or not there:
-            return
-        self._rest()
-        if self.results:
-            self.results.logbook.window()
-        clock = Clock()
-        metrics = self.evaluator.run(split, self.synchronizer.model(), self.config.waiting)
-        self._evaluated(split, metrics, clock)
+        """Score the common model on one split, where a part is done, if the data set has it, and let that decide what
+        ``[evaluate]`` says; every trainer takes part.
+        """
+        if not self.stopped and not self.course.position.left and (scored := self._score_model(split)):
+            self.choice.weigh(scored)
 
     def evaluate_finally(self, split: str) -> None:
-        """As ``evaluate``, and on request the first trainer's own replica as a second figure. A run that is asked to stop
+        """Score the last model, and on request the first trainer's own replica as a second figure. A run that is asked to stop
         meanwhile leaves a checkpoint too, to do this again.
         """
         if self.stopped:
             return
-        self.evaluate(split)
-        if self.config.evaluate.replica and not self.stopped and self.reader.manifest.has_rows(split):
-            self._evaluate_replica(split)
+        if not self.choice.scored_finally and (scored := self._score_model(split)):
+            self.note(split, scored, best=self.choice.best_on(split))
+        if self.config.evaluate.replica and not self.stopped and self.has(split):
+            vector = self.replica.vector.copy()
+            wait(self.world.trainers.ibcast(vector), self.config.waiting, "the other trainers")
+            if scored := self.score(split, vector):
+                self.note(split, scored, "replica 0")
         if self.stopped:
             self.save()
 
-    def _evaluate_replica(self, split: str) -> None:
-        vector = self.replica.vector.copy()
-        wait(self.world.trainers.ibcast(vector), self.config.waiting, "the other trainers")
+    def has(self, split: str) -> bool:
+        """Whether a split can be scored."""
+        return self.reader.manifest.has_rows(split) and self.reader.manifest.labelled
+
+    def score(self, split: str, vector: np.ndarray) -> Scored | None:
+        """Score weights on a split, at rest. None if it was cut short, on all trainers alike, which ends the run early."""
         clock = Clock()
         metrics = self.evaluator.run(split, vector, self.config.waiting)
-        self._evaluated(split, metrics, clock, "replica 0")
+        if metrics is None:
+            self.stopped = True
+            return None
+        return Scored(vector, metrics, clock.wall)
+
+    def note(self, split: str, scored: Scored, what: str = "model", best: bool | None = None) -> None:
+        """Keep an evaluation; see ``Results.evaluated``."""
+        if self.results:
+            self.results.evaluated(split, scored, what, best)
+
+    def _score_model(self, split: str) -> Scored | None:
+        """The common model on one split, if the data set has it."""
+        if not self.has(split):
+            return None
+        self._rest()
+        if self.results:
+            self.results.logbook.window()
+        return self.score(split, self.synchronizer.model())
 
     def keep(self) -> None:
         """Save a checkpoint, if one is due."""
@@ -202,7 +228,7 @@ class Trainer:
             self.keeper.save_and_stop(self.course.position)
             return
         vector = self.synchronizer.model()
-        if self.results:
+        if self.results and not self.choice.put_in_place():
             self.keeper.save_model(vector)
         self.keeper.wait_for_the_first()
 
@@ -213,16 +239,11 @@ class Trainer:
             with output.whole(path) as beside, beside.open("wb") as out:
                 np.save(out, np.array(self.progress.losses))
         if self.results:
-            self.results.finish(stopped=self.stopped)
+            self.results.finish(stopped=self.stopped, ended_by=self.choice.ended_by, kept=self.choice.model)
+            if not self.stopped:
+                self.choice.close()
         self.tables.transport.goodbye()
         self.synchronizer.goodbye()
-
-    def _evaluated(self, split: str, metrics: dict[str, float] | None, clock: Clock, what: str = "model") -> None:
-        """Keep an evaluation; one that was cut short, on all trainers alike, ends the run early."""
-        if metrics is None:
-            self.stopped = True
-        elif self.results:
-            self.results.evaluated(split, metrics, clock.wall, what)
 
     def _rest(self) -> None:
         """Come together when every push of every trainer has been applied."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,16 @@ def tables(folder: Path) -> list[Path]:
     if DENSE not in names:
         raise DataError(f"{folder / MANIFEST_NAME}: damaged: it names no {DENSE}")
     return [folder / name for name in names if name.startswith("embedding-")]
+
+
+def put(new: Path, place: Path) -> None:
+    """Move a whole model to its place; the one that was there goes when the new one is there."""
+    old = place.with_name(f".{place.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
+    new.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def load_tables(arena: Arena, folder: Path, server: int = 0) -> None:

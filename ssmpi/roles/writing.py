@@ -26,6 +26,7 @@ from ssmpi.embedding import wire
 from ssmpi.errors import DataError
 from ssmpi.roles.control import SAVED
 from ssmpi.roles.progress import Clock
+from ssmpi.roles.weights import put
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -156,10 +157,5 @@ def make_anew(folder: Path) -> None:
 
 def put_in_place(beside: Path, place: Path, manifest: Manifest) -> None:
     """Commit what lies beside its place and put it there; what was there goes."""
-    old = place.with_name(f".{place.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
     store.commit(beside, manifest)
-    if place.exists():
-        place.rename(old)
-    beside.rename(place)
-    shutil.rmtree(old, ignore_errors=True)
+    put(beside, place)

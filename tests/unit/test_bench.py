@@ -233,6 +233,22 @@ def test_targets_are_ratios_of_medians_and_say_whether_they_are_met():
     assert "0.450 of it at its fastest batch size" in {t.note for t in found}
 
 
+def test_targets_of_one_window_have_no_verdict():
+    target = {"what": "a / b", "measured": 0.5, "best_quarter": 0.6, "wanted": 2.0, "at_most": False, "note": ""}
+    judged = render.targets([{**target, "met": False}, {**target, "met": True}])
+    assert [line.rpartition("2.000")[2].strip() for line in judged.splitlines()[1:]] == ["NOT met", "met"]
+    text = render.targets([{**target, "met": None}])
+    assert "no verdicts" in text
+    assert text.splitlines()[1].endswith("2.000")
+
+
+def test_the_short_benchmark_is_planned_for_a_minute():
+    options = throughput.short(throughput.Options(seconds=3.0))
+    names = [name for name in sections.SECTIONS if name not in sections.NOT_SHORT]
+    visited = contenders.grid(options.batches, CORES, short=True)
+    assert throughput.estimate(options, visited) + throughput.seconds_of_short_sections(options, names) <= 60
+
+
 def test_a_share_of_nothing_is_met_and_one_above_the_limit_is_not():
     assert targets.of_parts({"lock": {"share": 0.0}}, CORES)[0].met is True
     assert targets.of_parts({"lock": {"share": 0.031}}, CORES)[0].met is False

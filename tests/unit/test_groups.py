@@ -74,7 +74,7 @@ def test_other_seeds_are_compared_as_independent():
 def test_runs_are_grouped_by_what_changes_results():
     runs = [record(0.8, seed=s, folder=f"{a}{s}", **{"sync.algorithm": a}) for a in ("ma", "bmuf") for s in (1, 2)]
     found = by_settings([*runs, record(0.7, folder="c", **{"sync.algorithm": "ma", "run.log_seconds": 2.0})])
-    assert [(g.name, len(g.records)) for g in found] == [("algorithm ma", 3), ("algorithm bmuf", 2)]
+    assert [(g.name, len(g.records)) for g in found] == [("ma1, ma2, c", 3), ("bmuf1, bmuf2", 2)]
 
 
 def test_runs_without_settings_stay_apart():
@@ -96,4 +96,18 @@ def test_the_table_reads_as_it_did(golden):
 def test_without_a_reference_nothing_is_compared():
     found = row(group([0.8, 0.9]), None)
     assert found.relative_ne is None
-    assert "reference" not in columns.cells(found)
+    assert "reference" not in columns.cells(found, columns.shown([found]))
+
+
+def test_the_best_and_the_last_validation_are_columns_where_there_are_any():
+    found = Record(Path("a"), {}, result={"evaluations": {"validation": {"best": {"ne": 0.8}, "last": {"ne": 1.0}}}})
+    rows = [row(Group({"run": "a"}, [found]), None), row(group([0.8]), None)]
+    assert columns.headings(rows)[-2:] == ["validation NE, best", "validation NE, last"]
+    assert [columns.cells(r, columns.shown(rows))[-2:] for r in rows] == [["0.80000", "1.00000"], ["-", "-"]]
+
+
+@pytest.mark.parametrize(("kept", "ne"), [("best", 0.7), ("last", 0.9), (None, 0.9)])
+def test_a_run_is_judged_by_the_model_that_it_left(kept, ne):
+    test = {"best": {"ne": 0.7}, "last": {"ne": 0.9}}
+    found = Record(Path("a"), {}, result={"kept": kept, "evaluations": {"test": test}})
+    assert found.number("ne") == ne

@@ -1,13 +1,24 @@
 """What a run writes while it goes on: windows and evaluations at the right place in the run, and a picture of them."""
 
+import fcntl
 import json
+import os
 import resource
+import select
+import struct
+import termios
+import time
 
 import pytest
+from datasets import CARDINALITIES
 from runs import train_over_threads
 
-from ssmpi import report
+from ssmpi import log, report
+from ssmpi.checkpoint import disk
+from ssmpi.report.fields import FIELDS, KINDS, markdown
 from ssmpi.roles.lines import Lines
+from ssmpi.roles.logbook import Logbook
+from ssmpi.topology import Topology
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01")
 
@@ -71,6 +82,26 @@ def test_rounds_in_figures(tmp_path, small_data):
         assert line["sync_gap_thread"] == line["sync_gap_trainer"] > 0
 
 
+def test_every_field_is_documented_and_every_documented_field_is_written(tmp_path, small_data, monkeypatch):
+    """By kind of line: rounds, evaluations, a checkpoint that finds the disk full, and later ones that do not."""
+    write, full = disk.write, [True]
+
+    def full_at_first(path, content):
+        if full and full.pop():
+            raise OSError(28, "No space left on device", str(path))
+        write(path, content)
+
+    monkeypatch.setattr(disk, "write", full_at_first)
+    often = ("checkpoint.every_examples=600", "checkpoint.background=false", "data.passes=2")
+    run = train_over_threads(tmp_path, small_data, *SETTINGS[1:], *EASGD, *often, "evaluate.replica=true")
+    found = {}
+    for line in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines()):
+        found.setdefault(line["kind"], set()).update(line)
+    documented = {kind: {name for name, (kinds, _) in FIELDS.items() if kind in kinds} for kind in KINDS}
+    assert found == documented
+    assert markdown().count("\n") == len(FIELDS) + 1
+
+
 def test_lines_that_the_disk_does_not_take_wait_until_it_does(tmp_path):
     """The kernel refuses what goes beyond a limit of the process, in the middle of a line, as it does on a full disk."""
     lines, path = Lines(tmp_path / "lines", known=0), tmp_path / "lines"
@@ -91,3 +122,79 @@ def test_lines_that_the_disk_does_not_take_wait_until_it_does(tmp_path):
     again.write("other")
     again.close()
     assert path.read_text() == "first\nother\n"
+
+
+@pytest.fixture
+def messages(tmp_path):
+    """This process as trainer 0, whose lines are in the file."""
+    before = log.log.handlers[:], log.log.level, log.log.propagate
+    log.configure("trainer 0", talkative=True)
+    log.keep_in(tmp_path / "logs" / "trainer-0.log", "trainer 0")
+    yield tmp_path / "logs" / "trainer-0.log"
+    for handler in log.log.handlers:
+        handler.close()
+    log.log.handlers[:], log.log.level, log.log.propagate = before
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """``terminal(rows, columns)`` is where bars are drawn; called again with nothing it is what was drawn."""
+    ours, theirs = os.openpty()
+
+    def use(rows=None, columns=None):
+        if rows is None:
+            drawn = b""
+            while select.select([ours], [], [], 0.2)[0]:
+                drawn += os.read(ours, 1 << 16)
+            return drawn.decode()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        monkeypatch.setattr(log, "_terminal", os.fdopen(os.dup(theirs), "w", encoding="utf-8"))
+        return None
+
+    yield use
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.mark.parametrize("size", [(0, 0), (0, 80), (24, 0), (24, 80)])
+def test_the_bar_is_drawn_whatever_size_the_terminal_reports(tmp_path, messages, terminal, size):
+    """As a terminal of docker, ssh -t or expect does, that nobody has told its size."""
+    terminal(*size)
+    logbook = Logbook(tmp_path, Topology(), 1_000, 5.0)
+    quality = dict.fromkeys(("ne", "log_loss", "auc", "auc_error", "accuracy", "calibration", "rows"), 0.5)
+    logbook.evaluated("validation", quality, 0.1)
+    logbook.close()
+    drawn = terminal()
+    assert "0.00/1.00k" in drawn
+    assert "] |" not in drawn
+    assert " trainer 0 | validation (model): NE 0.50000" in drawn  # as every other line, under a bar too
+    assert " trainer 0 | validation (model): NE 0.50000" in messages.read_text()
+
+
+def test_what_takes_long_is_said_with_seconds(messages, monkeypatch):
+    monkeypatch.setattr(log, "AGAIN_SECONDS", 0.02)
+    monkeypatch.setattr(log, "WORTH_SAYING", 0.01)
+    with log.during("compiling"):
+        while "so far" not in messages.read_text():
+            time.sleep(0.005)
+    with pytest.raises(ValueError, match="broken"), log.during("placing rows"):
+        raise ValueError("broken")
+    said = [line.partition("| ")[2] for line in messages.read_text().splitlines()]
+    assert said[0] == "compiling ..."
+    assert said[1] == "compiling: 0 s so far"
+    assert said[-2].startswith("compiling: took 0.")
+    assert said[-1] == "placing rows ..."
+
+
+def test_a_run_says_what_it_prepares(tmp_path, small_data, messages):
+    train_over_threads(tmp_path, small_data, "topology.embedding_ps=2")
+    said = [line.partition("| ")[2] for line in messages.read_text().splitlines()]
+    begun = [line for line in said if line.endswith("...") or line == "training starts"]
+    rows = sum(CARDINALITIES)
+    assert begun == [
+        "loading torch ...",
+        f"placing {rows:,} embedding rows on 2 embedding PSs ...",
+        "loading kernels, compiling those that are new here ...",
+        "waiting for the other ranks ...",
+        "training starts",
+    ]

@@ -44,6 +44,26 @@ def test_reference_points_stand_around_the_run(tmp_path):
     assert column == ["1.00000", "0.85000", "0.81234", "0.75000"]
 
 
+def test_a_best_evaluation_that_was_not_the_last_is_said(tmp_path):
+    """Over four passes the validation NE went from 0.813 to 1.016; which model was kept is to be seen."""
+    best, last = {**QUALITY, "ne": 0.813, "after_examples": 8e3}, {**QUALITY, "ne": 1.016, "after_examples": 32e3}
+    evaluations = {"validation": {"best": best, "last": last}, "test": {"last": {**last, "ne": 1.02}}}
+    text = report.table(run_folder(tmp_path, evaluations=evaluations), None, None)
+    assert "this run 1.02000" in " ".join(text.split())
+    found = (
+        "validation NE: best 0.81300 after 8,000 examples, last 1.01600 after 32,000 examples; the last model was kept"
+    )
+    assert found in text
+    evaluations["test"]["best"] = {**best, "ne": 0.82}
+    ended = {"kept": "best", "ended_by": "patience"}
+    text = report.table(run_folder(tmp_path, evaluations=evaluations, **ended), None, None)
+    words = " ".join(text.split())
+    assert "this run, last 1.02000" in words
+    assert "this run, best (kept) 0.82000" in words
+    assert "complete, ended by evaluate.patience: 12,345 examples" in text
+    assert "the best model was kept" in text
+
+
 def test_how_it_ended_and_how_fast_is_in_it(tmp_path):
     text = report.table(run_folder(tmp_path, status="stopped"), None, None)
     assert "stopped: 12,345 examples at 6,789 EPS" in text
