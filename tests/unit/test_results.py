@@ -1,0 +1,31 @@
+"""How a run ended, and what counts as time of training."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from ssmpi.config import load
+from ssmpi.roles import logbook
+from ssmpi.roles.results import Results
+
+
+@pytest.fixture
+def results(tmp_path):
+    (tmp_path / "run.toml").touch()
+    return Results(load(tmp_path / "run.toml", ("data.folder=x", "run.tensorboard=false")), tmp_path, rows=10)
+
+
+def test_a_run_that_lost_rows_is_not_complete(results, tmp_path):
+    with pytest.raises(AssertionError, match=r"trained on 0\.0 examples of 10"):
+        results.finish(stopped=False)
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "incomplete"
+
+
+def test_what_training_stood_still_for_is_no_time_of_training(results, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(logbook, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    results.logbook.start_clock()
+    now[0] += 60.0
+    results.logbook.pause(20.0)
+    assert results.logbook.totals()["seconds"] == pytest.approx(40.0)
