@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from data_prep.ranks import BadRowError, Ranks, describe, join
-from ssmpi.errors import UserError
+from data_prep.shards.ranks import BadRowError, Ranks, describe, join
+from ssmpi.core.errors import UserError
 
 GIB = 1 << 30
 MOST_GIB = 1 << 20
 LATE = {  # module and help; imported when named, because nobody else needs their compiled code or scikit-learn
-    "synthesize": ("synthetic", "make synthetic raw logs to try things with"),
-    "baseline": ("baseline", "score the constant and a logistic regression on a prepared data set"),
+    "synthesize": ("synthetic.synthetic", "make synthetic raw logs to try things with"),
+    "baseline": ("check.baseline", "score the constant and a logistic regression on a prepared data set"),
 }
 
 
@@ -72,11 +72,11 @@ def _run_alone(parsed: argparse.Namespace) -> int:
     if parsed.command in LATE:
         return import_module(f"data_prep.{LATE[parsed.command][0]}").run(parsed)
     if parsed.command == "inspect":
-        from data_prep.inspect import describe_folder
+        from data_prep.check.inspect import describe_folder
 
         print(describe_folder(parsed.folder))
         return 0
-    from data_prep.verify import verify
+    from data_prep.check.verify import verify
 
     findings = verify(parsed.folder)
     for finding in findings:

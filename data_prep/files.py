@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi import output
+from ssmpi.core import atomic_file
 from ssmpi.data.schema import publish
 
 Json = Any  # whatever json takes and gives
@@ -22,7 +22,7 @@ Json = Any  # whatever json takes and gives
 def whole(path: Path) -> Iterator[Path]:
     """Give a path to write to, in a folder that is made; the file takes its name only when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with output.whole(path) as beside:
+    with atomic_file.whole(path) as beside:
         yield beside
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.packing import MOST_ROW_BYTES
-from data_prep.parser import FIELDS
-from data_prep.ranks import Ranks
-from data_prep.sources import DAY_NAME, Source
-from data_prep.splits import parse_fractions
+from data_prep.raw.parser import FIELDS
+from data_prep.raw.sources import DAY_NAME, Source
+from data_prep.shards.ranks import Ranks
+from data_prep.shards.splits import parse_fractions
+from data_prep.vocabulary.packing import MOST_ROW_BYTES
+from ssmpi.core.errors import UserError
 from ssmpi.data.schema import ROW_BYTES, SPLITS
-from ssmpi.errors import UserError
 
 FREQUENCY, DLRM = "frequency", "dlrm"
 TRANSFORM = "ln(1 + max(x, 0)), missing 0"

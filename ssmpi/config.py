@@ -9,17 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ssmpi import settings, sync
+from ssmpi import sync
 from ssmpi.checkpoint import policy
 from ssmpi.comm.waiting import Patience
+from ssmpi.core import settings
+from ssmpi.core.errors import SettingsError
+from ssmpi.core.settings import SECONDS, positive, require
+from ssmpi.core.topology import Topology
 from ssmpi.data import reader
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.embedding import table
-from ssmpi.errors import SettingsError
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
 from ssmpi.roles import evaluate
-from ssmpi.settings import SECONDS, positive, require
-from ssmpi.topology import Topology
 
 
 @dataclass(frozen=True)

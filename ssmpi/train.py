@@ -7,12 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssmpi import log, usage
 from ssmpi.comm.world import Job, World
 from ssmpi.config import Config
+from ssmpi.core import cpu_usage, log
+from ssmpi.core.topology import Role
 from ssmpi.roles.embedding_ps import serve_embeddings
 from ssmpi.roles.sync_ps import serve_center
-from ssmpi.topology import Role
 
 if TYPE_CHECKING:
     from ssmpi.roles.trainer import Trainer
@@ -26,7 +26,7 @@ def run(job: Job, config: Config, folder: Path, checkpoint: Path | None = None) 
     log.configure(world.who, talkative=job.rank == 0)
     log.keep_in(folder / log.LOGS / f"{world.who.replace(' ', '-')}.log", world.who)
     log.log.info(world.whereabouts())
-    with usage.recorded(folder, world.role, world.index):
+    with cpu_usage.recorded(folder, world.role, world.index):
         return PARTS[world.role](config, world, folder, checkpoint)
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.environment import environment
-from ssmpi.launch import session_folder
-from ssmpi.topology import Role
+from ssmpi.cluster.launch import session_folder
+from ssmpi.core.mpi_environment import environment
+from ssmpi.core.topology import Role
 
 TESTS = Path(__file__).parent
 PATIENCE = 120  # seconds until something counts as hanging: twenty times what it takes on a quiet machine

@@ -8,11 +8,11 @@ import h5py
 import numpy as np
 from ranks import PATIENCE, over_threads, ssmpi
 
-from ssmpi import folder as run_folder
+from ssmpi.checkpoint import model_files
 from ssmpi.checkpoint.store import Store
 from ssmpi.config import load
-from ssmpi.roles import weights
-from ssmpi.settings import dump
+from ssmpi.core.settings import dump
+from ssmpi.run import run_folder as run_folder
 from ssmpi.train import PARTS
 
 SMALL_MODEL = ("model.bottom=[32,8]", "model.top=[32,1]", "embedding.dim=8")
@@ -39,13 +39,13 @@ class Run:
 
     def dense(self):
         """Dense parameters by name."""
-        with h5py.File(weights.find(self.folder) / "dense.h5") as saved:
+        with h5py.File(model_files.find(self.folder) / "dense.h5") as saved:
             return {name: saved[name][()] for name in names(saved)}
 
     def tables(self, what="weights"):
         """Embedding tables, or the ``state`` of their optimizer, put together from the parts of all PSs."""
         tables = {}
-        for path in sorted(weights.find(self.folder).glob("embedding-*.h5")):
+        for path in sorted(model_files.find(self.folder).glob("embedding-*.h5")):
             with h5py.File(path) as saved:
                 for group in saved.values():
                     table, first, stride, rows = (

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from ssmpi.bench.virtual_hosts import HEAD_ADDRESS, NETWORK, PATIENCE, PROJECT, VirtualHosts
+from ssmpi.bench.cluster.virtual_hosts import HEAD_ADDRESS, NETWORK, PATIENCE, PROJECT, VirtualHosts
 
 PACKAGES = "slurm-wlm libpmix2"
 DAEMONS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol")

@@ -14,7 +14,7 @@ import numpy as np
 
 from ssmpi.bench import links
 from ssmpi.bench.windows import clock
-from ssmpi.topology import Role
+from ssmpi.core.topology import Role
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import World

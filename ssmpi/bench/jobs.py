@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ssmpi import child, launch
 from ssmpi.bench.emulate import Emulation
 from ssmpi.bench.windows import Timing
-from ssmpi.environment import PYTHON
-from ssmpi.errors import PeerError
-from ssmpi.names import VERSIONS
+from ssmpi.cluster import child_process, launch
+from ssmpi.core.errors import PeerError
+from ssmpi.core.mpi_environment import PYTHON
+from ssmpi.core.run_files import VERSIONS
 
 TIME_LIMIT_SECONDS = 300.0
 QUIET = (
@@ -101,7 +101,7 @@ def finish(line: Sequence[str], said: Path, seconds: float, variables: Mapping[s
     """Run a command to its end, what it says into a file; nothing is left of it if it fails or is interrupted."""
     with said.open("w", encoding="utf-8") as out, launch.session_folder() as session, ended_by_sigterm():
         environ = {**os.environ, **variables, **session}
-        job = child.start(line, environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        job = child_process.start(line, environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         try:
             code = job.wait(seconds)
         except subprocess.TimeoutExpired:

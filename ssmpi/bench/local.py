@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, Contender
+from ssmpi.bench.process_usage import host_busy, own_memory
 from ssmpi.bench.rows import Source
-from ssmpi.bench.usage import host_busy, own_memory
 from ssmpi.bench.windows import Readings, Ticks, Timing, clock, spent, watch
 from ssmpi.config import Config, load
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ssmpi import output
 from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, SSMPI
-from ssmpi.log import log
+from ssmpi.core import atomic_file
+from ssmpi.core.log import log
 
 COLOURS = {SSMPI: "#1f6fb4", BARE: "#7fb37f", GEMM: "#b8b8b8", PYTORCH: "#e08a3c"}
 ORDER = (GEMM, BARE, SSMPI, PYTORCH)
@@ -58,7 +58,7 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     title = f"examples per second on {header['cores']} cores ({header['processor']}): bar = median, ticks = windows"
     figure.suptitle(title, fontsize=11)
-    with output.whole(target) as beside:
+    with atomic_file.whole(target) as beside:
         figure.savefig(beside, dpi=110, format="png")
     plt.close(figure)
     return target

@@ -12,14 +12,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssmpi import log
-from ssmpi.bench import stages, usage
+from ssmpi.bench import process_usage, stages
 from ssmpi.bench.jobs import Task
-from ssmpi.bench.looks import LOOKS
+from ssmpi.bench.probes import LOOKS
 from ssmpi.bench.windows import Readings, Ticking, Ticks, clock, spent, watch
 from ssmpi.comm import failure, signals
 from ssmpi.config import Config, load
-from ssmpi.topology import Role
+from ssmpi.core import log
+from ssmpi.core.topology import Role
 from ssmpi.train import PARTS
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ def main() -> None:
     from ssmpi.comm.world import joined
 
     with joined() as job:
-        from ssmpi import folder
+        from ssmpi.run import run_folder
 
         run_file = Path(task.run_file)
-        config = job.agree(lambda: folder.prepare(load(run_file, task.overrides), job.size, overwrite=True))
+        config = job.agree(lambda: run_folder.prepare(load(run_file, task.overrides), job.size, overwrite=True))
         play(task, config, job)
         job.leave()
 
@@ -80,9 +80,12 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     found: dict[str, Any] = {}
 
     def read() -> Readings:
-        counted = {"rounds": float(sum(s.rounds for s in trainer.synchronizers)), "host/busy": usage.host_busy()}
-        own = {f"rss/{world.who}": float(usage.own_memory())}
-        return {**counted, **own, **usage.own_cpu(), **usage.of_servers(servers), **look.read()}
+        counted = {
+            "rounds": float(sum(s.rounds for s in trainer.synchronizers)),
+            "host/busy": process_usage.host_busy(),
+        }
+        own = {f"rss/{world.who}": float(process_usage.own_memory())}
+        return {**counted, **own, **process_usage.own_cpu(), **process_usage.of_servers(servers), **look.read()}
 
     def measure() -> None:
         found["readings"] = watch(edges, read)

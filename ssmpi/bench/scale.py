@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from ssmpi import log, output
 from ssmpi.bench import data
-from ssmpi.errors import DataError
-from ssmpi.launch import launch
-from ssmpi.request import Request
-from ssmpi.topology import Topology
+from ssmpi.cluster.launch import launch
+from ssmpi.core import atomic_file, log
+from ssmpi.core.errors import DataError
+from ssmpi.core.topology import Topology
+from ssmpi.run.request import Request
 
 TINY = ("data.batch_size=64", "model.bottom=[32,16]", "model.top=[32,1]", "sync.algorithm=easgd")
 QUIET = ("evaluate.split=none", "evaluate.final=none", "run.tensorboard=false", "checkpoint.every_minutes=0")
@@ -41,7 +41,7 @@ def measure(counts: Sequence[int], folder: Path) -> list[Cost]:
     folder.mkdir(parents=True, exist_ok=True)
     shards = data.synthetic(folder / "data", ROWS)
     costs = [job(topology(ranks), shards, folder / f"scale-{ranks}") for ranks in counts]
-    output.write(folder / "scale.json", json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")
+    atomic_file.write(folder / "scale.json", json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")
     print(table(costs))
     return costs
 

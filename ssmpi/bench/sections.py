@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench import alone, lock
+from ssmpi.bench import gil, microbench
 from ssmpi.bench.contenders import SHADOWS, SSMPI, Contender
 from ssmpi.bench.jobs import Jobs
 from ssmpi.bench.local import in_fresh_process
@@ -137,7 +137,7 @@ def server_rate(bench: Bench) -> dict[str, Any]:
     """
     far, near = (Contender(SSMPI, max(bench.batches), bench.cores, transport=kind) for kind in ("messages", "shared"))
     job = bench.job(far, "exchange", bench.timing)
-    rates = in_fresh_process(alone.table_rates, bench.run_file, far.overrides, bench.timing.seconds)
+    rates = in_fresh_process(microbench.table_rates, bench.run_file, far.overrides, bench.timing.seconds)
     rates["by_messages"] = job["rows"] / job["cpu"]["embedding_ps"]
     rates["cores_used"] = job["cpu"]["embedding_ps"] / job["seconds"]
     if not bench.short:
@@ -149,13 +149,13 @@ def server_rate(bench: Bench) -> dict[str, Any]:
 def reader_rate(bench: Bench) -> dict[str, Any]:
     """Rows per core-second, shuffled and cut into the smallest batches."""
     overrides = Contender(SSMPI, min(bench.batches)).overrides
-    return in_fresh_process(alone.reader_rate, bench.run_file, overrides, bench.timing.seconds)
+    return in_fresh_process(microbench.reader_rate, bench.run_file, overrides, bench.timing.seconds)
 
 
 def lock_share(bench: Bench) -> dict[str, Any]:
     """Share of a single worker's time with the interpreter lock in its hands, batch 200 as in the paper's runs."""
     seconds = 1.0 if bench.short else 20.0
-    if lock.find() is None:
+    if gil.find() is None:
         missing = "py-spy is not installed: pip install 'ssmpi[test]'"
     else:
         seen = bench.job(Contender(SSMPI, 200), "lock", Timing(bench.timing.warmup, seconds, 1))["seen"]

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ssmpi.core.topology import Role
 from ssmpi.embedding import wire
-from ssmpi.topology import Role
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import World

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmpi import output
 from ssmpi.bench import data, local, machine, picture, render, targets
 from ssmpi.bench.contenders import SSMPI, Contender, chosen, grid
 from ssmpi.bench.jobs import Jobs
 from ssmpi.bench.sections import NOT_SHORT, SECTIONS, Bench
 from ssmpi.bench.windows import Timing, summary
-from ssmpi.errors import SettingsError
-from ssmpi.settings import SECONDS, positive, require
+from ssmpi.core import atomic_file
+from ssmpi.core.errors import SettingsError
+from ssmpi.core.settings import SECONDS, positive, require
 
 START_SECONDS = {True: 4.0, False: 1.5}  # of an MPI job, of a local process: for the estimate
 SHORT_WINDOW = 0.5  # seconds
@@ -152,9 +152,9 @@ def seconds_of_short_sections(options: Options, sections: Sequence[str]) -> floa
 def leave(folder: Path, report: dict[str, Any]) -> Path:
     """Write JSON, table and plot; print the table."""
     target = folder / RESULT
-    output.write(target, json.dumps(report, indent=1) + "\n")
+    atomic_file.write(target, json.dumps(report, indent=1) + "\n")
     table = render.table(report)
-    output.write(target.with_suffix(".txt"), table + "\n")
+    atomic_file.write(target.with_suffix(".txt"), table + "\n")
     print(table)
     files = [target, target.with_suffix(".txt"), picture.draw(report, target.with_suffix(".png"))]
     say(f"in {folder}: {', '.join(file.name for file in files if file)}")

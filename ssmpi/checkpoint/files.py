@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from ssmpi.checkpoint import disk
-from ssmpi.errors import DataError
+from ssmpi.core.errors import DataError
 
 SLICE = 1 << 24  # bytes written and hashed at a time
 

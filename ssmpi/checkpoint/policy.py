@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ssmpi.settings import COUNT, EXAMPLES, SECONDS, positive, within
+from ssmpi.core.settings import COUNT, EXAMPLES, SECONDS, positive, within
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.files import Entry, verify
-from ssmpi.errors import DataError
-from ssmpi.log import log
-from ssmpi.names import ASIDE, CHECKPOINT, CHECKPOINTS, MANIFEST_NAME
+from ssmpi.core.errors import DataError
+from ssmpi.core.log import log
+from ssmpi.core.run_files import ASIDE, CHECKPOINT, CHECKPOINTS, MANIFEST_NAME
 
 FORMAT, VERSION = "ssmpi-checkpoint", 1
 

@@ -26,12 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from ssmpi import usage
 from ssmpi.comm import signals
-from ssmpi.comm.aside import within
-from ssmpi.errors import LOST, PeerError, UserError
-from ssmpi.launched import rank as launched_rank
-from ssmpi.log import log
+from ssmpi.comm.background import within
+from ssmpi.core import cpu_usage
+from ssmpi.core.errors import LOST, PeerError, UserError
+from ssmpi.core.launcher_env import rank as launched_rank
+from ssmpi.core.log import log
 
 LAST_WORDS_SECONDS = 2.0  # for saying and noting why the job ends; a disk or a reader that takes longer does without
 ENDING_SECONDS = 5.0  # for MPI to end the job once it was told to; longer than LAST_WORDS_SECONDS
@@ -97,7 +97,7 @@ def start(place: Place, name: str, body: Any, *arguments: Any) -> threading.Thre
     """Start a daemon thread named ``name`` under the guard."""
 
     def guarded() -> None:
-        with guard(place, name), usage.counted(name):
+        with guard(place, name), cpu_usage.counted(name):
             body(*arguments)
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)

@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ssmpi.comm.failure import Place
-from ssmpi.errors import LOST
+from ssmpi.core.errors import LOST
 
 BEAT_SECONDS = 1.0
 LIVING, LEAVING = 1, 2  # tags of the two messages; both say on which host their sender is

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ssmpi.errors import PeerError
-from ssmpi.settings import COUNT, SECONDS, positive, within
+from ssmpi.core.errors import PeerError
+from ssmpi.core.settings import COUNT, SECONDS, positive, within
 
 
 class Request(Protocol):

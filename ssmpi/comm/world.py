@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import mpi4py
 import numpy as np
 
-from ssmpi import launched, log
 from ssmpi.comm import failure
-from ssmpi.comm.aside import within
+from ssmpi.comm.background import within
 from ssmpi.comm.failure import Watch, cause, guard, say
 from ssmpi.comm.waiting import SUPERVISOR, Patience, Pause
-from ssmpi.environment import without_shared_memory
-from ssmpi.errors import TopologyError
+from ssmpi.core import launcher_env, log
+from ssmpi.core.errors import TopologyError
+from ssmpi.core.mpi_environment import without_shared_memory
 
 mpi4py.rc.thread_level = "multiple"  # also the default; said here because everything depends on it
 try:
@@ -36,7 +36,7 @@ except (ImportError, RuntimeError) as error:
 
 from ssmpi.comm.heartbeat import Heartbeat  # noqa: E402 - these two import MPI
 from ssmpi.comm.messages import Conversation  # noqa: E402
-from ssmpi.topology import Role, Topology  # noqa: E402
+from ssmpi.core.topology import Role, Topology  # noqa: E402
 
 T = TypeVar("T")
 FOR_ROUNDS = 0.01  # of a host's cores, where workers and servers already have them all
@@ -121,8 +121,8 @@ def join() -> Job:
             f"this MPI library grants thread level {THREAD_LEVELS[granted]}, ssmpi needs MULTIPLE: use one built with "
             f"thread support (pip install 'ssmpi[mpi]'); found {MPI.Get_library_version().splitlines()[0]}"
         )
-    launched.check(MPI.COMM_WORLD.size, versions()["mpi_library"])
-    launched.let_all_arrive()
+    launcher_env.check(MPI.COMM_WORLD.size, versions()["mpi_library"])
+    launcher_env.let_all_arrive()
     return Job()
 
 

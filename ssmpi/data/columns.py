@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from ssmpi.core.errors import DataError
 from ssmpi.data.schema import Manifest, ShardEntry, open_shard
-from ssmpi.errors import DataError
 
 COLUMNS = ("ids", "dense", "label")
 SLICE = 1 << 24  # bytes read and hashed at a time, both without the interpreter lock

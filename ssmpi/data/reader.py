@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ssmpi.core.errors import DataError
+from ssmpi.core.settings import COUNT, require, within
 from ssmpi.data import columns
 from ssmpi.data.batch import Batch
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Manifest, open_shard, read_manifest
-from ssmpi.errors import DataError
-from ssmpi.settings import COUNT, require, within
 
 
 @dataclass(frozen=True)

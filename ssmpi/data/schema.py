@@ -24,8 +24,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ssmpi import output
-from ssmpi.errors import DataError
+from ssmpi.core import atomic_file
+from ssmpi.core.errors import DataError
 
 SCHEMA_VERSION = 1
 SHARD_FORMAT = "ssmpi-shard"
@@ -99,7 +99,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
     """Write ``manifest.json`` beside its place and rename it: the folder is whole from that moment."""
     body = {"format": MANIFEST_FORMAT, "schema_version": SCHEMA_VERSION, **asdict(manifest)}
     target = folder / MANIFEST_NAME
-    output.write(target, json.dumps(body, indent=1) + "\n")
+    atomic_file.write(target, json.dumps(body, indent=1) + "\n")
     return target
 
 
@@ -167,7 +167,7 @@ def write_shard(
     Arguments as those of ``lay_out_shard``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with output.whole(path) as beside:
+    with atomic_file.whole(path) as beside:
         total = lay_out_shard(beside, ids, dense, label, attributes)
     return path.stat().st_size, total
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ssmpi.core.errors import TrainingError
 from ssmpi.embedding import kernels
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import Options
 from ssmpi.embedding.transport import Lookup, Transport
-from ssmpi.errors import TrainingError
 
 
 @dataclass

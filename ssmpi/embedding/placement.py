@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ssmpi.errors import TopologyError
+from ssmpi.core.errors import TopologyError
 
 LARGEST_ARENA = 2**31 - 1
 LARGEST_PIECE = (

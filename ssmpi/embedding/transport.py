@@ -13,11 +13,11 @@ import numpy as np
 
 from ssmpi.comm.service import say_goodbye
 from ssmpi.comm.waiting import Patience, wait_all
+from ssmpi.core.errors import PeerError
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.shared import attach
 from ssmpi.embedding.table import Arena, Options, Rows, Saver
-from ssmpi.errors import PeerError
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation

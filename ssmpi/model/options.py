@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ssmpi.settings import EXAMPLES, FLOAT32, require, within
+from ssmpi.core.settings import EXAMPLES, FLOAT32, require, within
 
 WIDEST = 1_000_000  # layer
 

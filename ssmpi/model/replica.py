@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ssmpi.errors import DataError
+from ssmpi.core.errors import DataError
 from ssmpi.model.dlrm import Step, initial_values
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi import output
-from ssmpi.errors import UserError
-from ssmpi.log import log
-from ssmpi.names import PLOT as PLOT_FILE
+from ssmpi.core import atomic_file
+from ssmpi.core.errors import UserError
+from ssmpi.core.log import log
+from ssmpi.core.run_files import PLOT as PLOT_FILE
 from ssmpi.report.groups import Group, by_settings, estimate
 from ssmpi.report.record import Record, read
 
@@ -58,7 +58,7 @@ def plot(run: Path) -> Path | None:
             record = read(run)
             figure = curves(by_settings([record]), PLOT)
             figure.suptitle(record.name)
-            output.write(run / PLOT_FILE, render(figure, "png"))
+            atomic_file.write(run / PLOT_FILE, render(figure, "png"))
     except UserError as error:
         log.info(f"no plot: {error}")
         return None

@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssmpi import __version__, output
-from ssmpi.errors import UserError
+from ssmpi import __version__
+from ssmpi.core import atomic_file
+from ssmpi.core.errors import UserError
 from ssmpi.report import figures
 from ssmpi.report.columns import NOTHING, cells, headings, shown
 from ssmpi.report.groups import NOT_SETTINGS, SEED, Group, Row, by_settings, differing, row
@@ -62,7 +63,7 @@ def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path
     except ImportError:
         raise UserError(f"jinja2 is not installed: {figures.INSTALL}") from None
     out.parent.mkdir(parents=True, exist_ok=True)
-    output.check(out)
+    atomic_file.check(out)
     pictures = [_draw(drawing, out) for drawing in wanted]
     records = [record for group in subject.groups for record in group.records]
     settings = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -76,7 +77,7 @@ def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path
         ranks=[(record.folder, _ranks(record)) for record in records if record.usage],
         version=__version__, made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )  # fmt: skip
-    output.write(out, page)
+    atomic_file.write(out, page)
     return [out, *(_png(drawing, out) for drawing in wanted)]
 
 
@@ -108,7 +109,7 @@ def _draw(drawing: Drawing, out: Path) -> dict[str, str]:
             figure = drawing.draw()
             found[page] = base64.b64encode(figures.render(figure, "svg")).decode()
             if page == "light":
-                output.write(_png(drawing, out), figures.render(figure, "png"))
+                atomic_file.write(_png(drawing, out), figures.render(figure, "png"))
     return found
 
 

@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ssmpi.errors import DataError
-from ssmpi.names import METRICS, RESULT_NAME, RUN_FILE, USAGE, VERSIONS
-from ssmpi.settings import flat
+from ssmpi.core.errors import DataError
+from ssmpi.core.run_files import METRICS, RESULT_NAME, RUN_FILE, USAGE, VERSIONS
+from ssmpi.core.settings import flat
 
 FINAL_SPLITS = ("test", "validation")
 CIRCUMSTANCES = ("host", "processor", "started")  # in the file of versions

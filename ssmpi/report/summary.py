@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ssmpi.errors import DataError
-from ssmpi.names import RESULT_NAME
+from ssmpi.core.errors import DataError
+from ssmpi.core.run_files import RESULT_NAME
 from ssmpi.report.record import FINAL_SPLITS, kept, read_json
 
 COLUMNS = ("ne", "log_loss", "auc", "accuracy")

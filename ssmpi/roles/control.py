@@ -13,8 +13,8 @@ import numpy as np
 from ssmpi.comm.service import Service
 from ssmpi.comm.signals import stop_asked
 from ssmpi.comm.waiting import Patience, wait_all, wait_until
-from ssmpi.data.handout import CUT, NOT_YET, Handout
-from ssmpi.metrics import BINS, SUMS
+from ssmpi.core.metrics import BINS, SUMS
+from ssmpi.data.block_dispatcher import CUT, NOT_YET, Handout
 from ssmpi.roles.progress import Progress, Tally
 
 if TYPE_CHECKING:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssmpi import usage
+from ssmpi.checkpoint.data_origin import Origin
+from ssmpi.checkpoint.model_files import load_tables
+from ssmpi.checkpoint.shard_writer import ArenaSaver
 from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
+from ssmpi.core import cpu_usage
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.shared import memory_for
 from ssmpi.embedding.table import Arena
-from ssmpi.roles.origin import Origin
-from ssmpi.roles.saver import ArenaSaver
-from ssmpi.roles.weights import load_tables
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -33,7 +33,7 @@ def serve_embeddings(config: Config, world: World, folder: Path, start_from: Pat
         load_tables(arena, start_from, world.index)
     world.beat(config.waiting)
     service = Service(world.embedding, config.waiting)
-    usage.set_up()
+    cpu_usage.set_up()
     saver = ArenaSaver(world.alike)
     service.serve(config.topology.trainers, EmbeddingServer(arena, service, saver, memory.address).handle)
     return True

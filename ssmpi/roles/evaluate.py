@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from ssmpi.comm.waiting import Patience, wait
+from ssmpi.core.metrics import BINS, Quality
+from ssmpi.core.settings import COUNT, require, within
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.embedding.client import Lookups
-from ssmpi.metrics import BINS, Quality
-from ssmpi.roles.checks import check, share
-from ssmpi.settings import COUNT, require, within
+from ssmpi.roles.shard_check import check, share
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation

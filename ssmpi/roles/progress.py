@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssmpi.errors import TrainingError
-from ssmpi.metrics import BINS, SUMS, accumulate
+from ssmpi.core.errors import TrainingError
+from ssmpi.core.metrics import BINS, SUMS, accumulate
 from ssmpi.model.options import Schedule
 
 

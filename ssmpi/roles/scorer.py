@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ssmpi.checkpoint.data_origin import Origin
 from ssmpi.comm import failure
 from ssmpi.comm.world import World
 from ssmpi.data.batch import Batch
@@ -16,7 +17,6 @@ from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import MODELS
 from ssmpi.roles.evaluate import Evaluator
-from ssmpi.roles.origin import Origin
 from ssmpi.roles.tables import Tables
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi import usage
 from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
+from ssmpi.core import cpu_usage
 from ssmpi.model import kernels
 from ssmpi.model.options import DenseOptions
 from ssmpi.sync import ALGORITHMS
@@ -26,7 +26,7 @@ def serve_center(config: Config, world: World, folder: Path, start_from: Path | 
     service = Service(world.center, config.waiting)
     kind: Any = ALGORITHMS[config.sync.algorithm]
     center = kind.server(config.sync, optimizer(config.dense), service)
-    usage.set_up()
+    cpu_usage.set_up()
     service.serve(config.topology.trainers, center.handle)
     return True
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ssmpi.checkpoint.model_files import load_tables
+from ssmpi.checkpoint.shard_writer import ArenaSaver
 from ssmpi.comm.world import World
 from ssmpi.embedding.client import Held, Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.transport import LocalTables, RemoteTables, Transport
-from ssmpi.roles.saver import ArenaSaver
-from ssmpi.roles.weights import load_tables
 
 if TYPE_CHECKING:
     from ssmpi.config import Config

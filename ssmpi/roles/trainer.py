@@ -10,31 +10,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ssmpi import output, sync, usage
+from ssmpi import sync
+from ssmpi.checkpoint.manager import Keeper
+from ssmpi.checkpoint.trainer_state import Checkpoint, restore
 from ssmpi.comm import failure
 from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
 from ssmpi.comm.world import World
+from ssmpi.core import atomic_file, cpu_usage
+from ssmpi.core.log import during, log
 from ssmpi.data.batch import Batch
+from ssmpi.data.cursor import Course
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.embedding.client import Held, Lookups
-from ssmpi.log import during, log
 from ssmpi.model import processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import MODELS
+from ssmpi.report.results import Results
 from ssmpi.roles import control
-from ssmpi.roles.checks import check, share
-from ssmpi.roles.choice import Choice
-from ssmpi.roles.course import Course
 from ssmpi.roles.evaluate import Evaluator, Scored
-from ssmpi.roles.keeper import Keeper
+from ssmpi.roles.model_selection import Choice
+from ssmpi.roles.precompile import warm_up
 from ssmpi.roles.progress import Clock, Progress
-from ssmpi.roles.results import Results
-from ssmpi.roles.snapshot import Checkpoint, restore
+from ssmpi.roles.shard_check import check, share
 from ssmpi.roles.tables import Tables, placing
-from ssmpi.roles.warm import warm_up
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -141,7 +142,7 @@ class Trainer:
             self.start("check", check, self.reader, unchecked, self.control.tell_checked)
             with during("waiting for the other ranks"):
                 self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
-            usage.set_up()
+            cpu_usage.set_up()
             if self.results:
                 self.results.logbook.start_clock()
             self._started = True
@@ -236,7 +237,7 @@ class Trainer:
         """Take leave of all servers and write the results."""
         if self.progress.losses is not None:
             path = self.folder / f"losses-{self.world.index}.npy"
-            with output.whole(path) as beside, beside.open("wb") as out:
+            with atomic_file.whole(path) as beside, beside.open("wb") as out:
                 np.save(out, np.array(self.progress.losses))
         if self.results:
             self.results.finish(stopped=self.stopped, ended_by=self.choice.ended_by, kept=self.choice.model)

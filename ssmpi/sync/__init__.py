@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.errors import TopologyError
-from ssmpi.settings import EXAMPLES, SECONDS, require, within
+from ssmpi.core.errors import TopologyError
+from ssmpi.core.settings import EXAMPLES, SECONDS, require, within
+from ssmpi.core.topology import Topology
 from ssmpi.sync.async_ps import AsyncPS
 from ssmpi.sync.base import SYNC_PS, Home, Peers, Synchronizer
 from ssmpi.sync.bmuf import BMUF
@@ -23,7 +24,6 @@ from ssmpi.sync.pace import PACES, Pace, make_pace
 from ssmpi.sync.slowmo import SlowMo
 from ssmpi.sync.synchronous import Synchronous
 from ssmpi.sync.warmup import WarmUp
-from ssmpi.topology import Topology
 
 ALGORITHMS: dict[str, type[Synchronizer]] = {
     "none": NoSync,

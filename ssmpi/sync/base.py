@@ -18,7 +18,7 @@ from ssmpi.comm.waiting import Patience
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
-    from ssmpi.topology import Topology
+    from ssmpi.core.topology import Topology
 
 Merge = Literal["difference", "interpolate"]
 SYNC_PS = "the sync PSs"

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ssmpi.log import log
-from ssmpi.settings import require
+from ssmpi.core.log import log
+from ssmpi.core.settings import require
 from ssmpi.sync.base import Peers
 from ssmpi.sync.ma import MA
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from ssmpi.comm.service import Service, say_goodbye
 from ssmpi.comm.waiting import wait, wait_all
+from ssmpi.core.topology import Topology
 from ssmpi.sync.base import SYNC_PS, Peers, Synchronizer, cut
-from ssmpi.topology import Topology
 
 EXCHANGE, FETCH, START, COUPLE, STATE = range(5)  # kinds of message; a reply has the asking thread's number as its tag
 THREADS = 1000

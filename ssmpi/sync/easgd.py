@@ -21,7 +21,7 @@ import numpy as np
 from numba import njit
 
 from ssmpi.comm.service import Service
-from ssmpi.settings import require
+from ssmpi.core.settings import require
 from ssmpi.sync.base import Peers
 from ssmpi.sync.center import COUPLE, EXCHANGE, Center, Centered
 

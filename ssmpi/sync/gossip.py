@@ -20,7 +20,7 @@ import numpy as np
 
 from ssmpi.comm.service import Service
 from ssmpi.comm.waiting import Pause, wait_all, wait_until
-from ssmpi.settings import COUNT, within
+from ssmpi.core.settings import COUNT, within
 from ssmpi.sync.base import Peers
 from ssmpi.sync.ma import MA
 

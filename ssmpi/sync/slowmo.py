@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ssmpi.settings import require
+from ssmpi.core.settings import require
 from ssmpi.sync.average import Average
 from ssmpi.sync.base import Peers
 from ssmpi.sync.bmuf import Filtered

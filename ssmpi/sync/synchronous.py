@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from ssmpi.comm.waiting import wait
+from ssmpi.core.topology import Topology
 from ssmpi.sync.average import Average
 from ssmpi.sync.base import Peers
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.rows import WholeRows
-from ssmpi.topology import Topology
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import numpy as np
 from ssmpi.comm import failure
 from ssmpi.comm.service import Service
 from ssmpi.comm.waiting import Patience, wait
+from ssmpi.core.topology import Role, Topology
 from ssmpi.embedding.bags import BagLookups
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
@@ -12,7 +13,6 @@ from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.shared import memory_for
 from ssmpi.embedding.table import Arena, Options
 from ssmpi.embedding.transport import LocalTables, RemoteTables
-from ssmpi.topology import Role, Topology
 
 PATIENCE = Patience(time_limit_seconds=60)
 CARDINALITIES = (3, 700, 40, 1, 90)  # the second is split as soon as there are two PSs

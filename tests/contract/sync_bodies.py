@@ -8,9 +8,9 @@ from ssmpi import sync
 from ssmpi.comm import failure
 from ssmpi.comm.service import Service
 from ssmpi.comm.waiting import Patience, wait
+from ssmpi.core.topology import Role
 from ssmpi.model.options import DenseOptions
 from ssmpi.roles.sync_ps import optimizer
-from ssmpi.topology import Role
 
 PATIENCE = Patience(time_limit_seconds=60)
 PARAMETERS = 1_003  # not a multiple of anything

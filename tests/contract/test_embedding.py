@@ -31,8 +31,8 @@ from oracle import RowwiseAdagrad, initial_tables
 from ranks import all_over_mpi, over_threads
 from torch import nn
 
+from ssmpi.core.errors import PeerError, TrainingError
 from ssmpi.embedding.placement import place
-from ssmpi.errors import PeerError, TrainingError
 
 
 def plain_tables():

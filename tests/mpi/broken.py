@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from ssmpi import cli
-from ssmpi.launched import rank as launched_rank
+from ssmpi.core.launcher_env import rank as launched_rank
 
 
 def note_the_time():

@@ -12,8 +12,8 @@ from ranks import PATIENCE, running, ssmpi
 from runs import Run, write_run_file
 
 from ssmpi.checkpoint.store import Store
-from ssmpi.errors import STOPPED
-from ssmpi.settings import dump
+from ssmpi.core.errors import STOPPED
+from ssmpi.core.settings import dump
 
 BROKEN = Path(__file__).with_name("broken.py")
 SETTINGS = (

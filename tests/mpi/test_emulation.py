@@ -6,7 +6,7 @@ import json
 import pytest
 from ranks import ssmpi
 
-from ssmpi.bench import virtual_hosts
+from ssmpi.bench.cluster import virtual_hosts
 
 KERNEL = pytest.param(
     ("--virtual-hosts",),

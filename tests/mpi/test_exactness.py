@@ -13,7 +13,7 @@ from runs import train, train_over_threads
 from sklearn.metrics import log_loss
 
 from ssmpi.config import load
-from ssmpi.data.handout import block_order
+from ssmpi.data.block_dispatcher import block_order
 from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
 
 ADAGRAD = ("embedding.prefetch=false", "data.passes=2")

@@ -18,8 +18,8 @@ from datasets import make_dataset
 from ranks import PATIENCE, Running, full_environment, mpirun, mpirun_path, ssmpi
 from runs import Run, train_over_threads
 
+from ssmpi.core.errors import STOPPED
 from ssmpi.data.schema import read_manifest, write_manifest, write_shard
-from ssmpi.errors import STOPPED
 
 LIMIT = 10  # seconds from a fault to the end of the job
 STOPPING = 30  # seconds from a request to stop to the end: the model is saved in them

@@ -12,7 +12,7 @@ from oracle import train_plainly
 from runs import train, train_over_threads
 
 from ssmpi.config import load
-from ssmpi.data.handout import block_order
+from ssmpi.data.block_dispatcher import block_order
 from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
 
 EXACT = ("embedding.prefetch=false", "data.passes=2", "data.handout=static", "data.batch_size=48")

@@ -11,9 +11,9 @@ from datasets import make_dataset
 from ranks import Running, full_environment
 from runs import Run
 
-from ssmpi.bench import virtual_hosts
-from ssmpi.bench.virtual_hosts import NETWORK, PROJECT, VirtualHosts
-from ssmpi.errors import LOST, STOPPED
+from ssmpi.bench.cluster import virtual_hosts
+from ssmpi.bench.cluster.virtual_hosts import NETWORK, PROJECT, VirtualHosts
+from ssmpi.core.errors import LOST, STOPPED
 
 LIMIT = 25  # seconds from a fault to the end of the job, of which 10 are waiting.frozen_seconds
 START_UP = 90
@@ -168,7 +168,7 @@ def test_a_crashed_host_ends_the_job_and_the_run_goes_on_without_it(hosts, launc
 def test_hosts_end_with_whoever_started_them(tmp_path):
     """Also when that is killed: no process, namespace or network is left behind by a test that was."""
     script = (
-        "import sys, time; from ssmpi.bench.virtual_hosts import VirtualHosts, shared_folders\n"
+        "import sys, time; from ssmpi.bench.cluster.virtual_hosts import VirtualHosts, shared_folders\n"
         "h = VirtualHosts(2, sys.argv[1], shared_folders()); print(*h._pids.values(), flush=True); time.sleep(60)"
     )
     environ = full_environment()

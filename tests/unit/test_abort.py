@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from ssmpi import log
 from ssmpi.comm import failure
 from ssmpi.comm.failure import Page
 from ssmpi.comm.world import Job
-from ssmpi.errors import STOPPED
+from ssmpi.core import log
+from ssmpi.core.errors import STOPPED
 
 LIMIT = 20  # seconds until a child counts as one that never ends
 

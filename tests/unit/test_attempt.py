@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from ssmpi.attempt import Attempt
-from ssmpi.errors import LOST, STOPPED
+from ssmpi.cluster.requeue import Attempt
+from ssmpi.core.errors import LOST, STOPPED
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from ssmpi import banners
-from ssmpi.banners import Banners, Passed
+from ssmpi.cluster import launcher_output
+from ssmpi.cluster.launcher_output import Banners, Passed
 
 RULE = "-" * 74
 EXITED = f"""{RULE}
@@ -71,7 +71,7 @@ def test_a_rank_is_heard_in_the_midst_of_a_banner():
 
 
 def test_words_are_passed_on_at_once_and_a_banner_after_a_while(monkeypatch):
-    monkeypatch.setattr(banners, "HELD_SECONDS", 0.05)
+    monkeypatch.setattr(launcher_output, "HELD_SECONDS", 0.05)
     source, sink = os.pipe()
     written = []
 
@@ -100,7 +100,7 @@ def test_nobody_to_hear_stops_nothing(monkeypatch):
     os.close(source)
     with open(sink, "w") as deaf:  # noqa: PTH123 - no path
         monkeypatch.setattr("sys.stderr", deaf)
-        banners.aloud(b"")
-        banners.aloud(LOG.encode())
+        launcher_output.aloud(b"")
+        launcher_output.aloud(LOG.encode())
         monkeypatch.undo()
         os.dup2(os.open(os.devnull, os.O_WRONLY), sink)  # what is left in the buffer goes somewhere

@@ -10,10 +10,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.preprocessing import OneHotEncoder
 
-from data_prep import baseline as module
-from data_prep.baseline import baseline
+from data_prep.check import baseline as module
+from data_prep.check.baseline import baseline
+from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest, write_shard
-from ssmpi.errors import DataError, UserError
 
 CARDINALITY = 8
 SHARDS = {"train": (3_000, 1_000), "validation": (1_000,), "test": (1_500,)}

@@ -14,24 +14,24 @@ import pytest
 from ssmpi.bench import (
     contenders,
     data,
+    gil,
     local,
-    lock,
-    looks,
     picture,
+    probes,
+    process_usage,
     render,
     sections,
     stages,
     targets,
     throughput,
-    usage,
     windows,
 )
 from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
 from ssmpi.bench.windows import Ticking, Ticks, Timing
+from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.core.topology import Role
 from ssmpi.embedding import wire
-from ssmpi.errors import DataError, SettingsError
 from ssmpi.sync.pace import NoPace
-from ssmpi.topology import Role
 
 CORES = 2
 
@@ -99,7 +99,7 @@ def test_processor_seconds_are_the_threads_own():
     me.start()
     lazy.start()
     assert busy.wait(60)
-    found = usage.own_cpu()
+    found = process_usage.own_cpu()
     release.set()
     me.join()
     lazy.join()
@@ -107,7 +107,7 @@ def test_processor_seconds_are_the_threads_own():
         time.sleep(0.001)
     assert found["cpu/workers"] >= 0.1
     assert found["cpu/shadow"] < 0.1
-    after = usage.own_cpu()["cpu/workers"]  # when they have ended, as workers do with each pass
+    after = process_usage.own_cpu()["cpu/workers"]  # when they have ended, as workers do with each pass
     assert after >= found["cpu/workers"] - 0.02
 
 
@@ -153,17 +153,17 @@ def figures(eps, **more):
 def test_the_other_way_has_its_turn_in_the_second_and_third_of_four_windows_and_at_no_other_time():
     edges = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0]
     asked = [9.9, 10.0, 10.9, 11.0, 12.9, 13.0, 14.5, 15.5, 16.0, 99.0]
-    assert [looks.others_window(edges, now) for now in asked] == [False] * 3 + [True] * 2 + [False] * 2 + [True] + [
+    assert [probes.others_window(edges, now) for now in asked] == [False] * 3 + [True] * 2 + [False] * 2 + [True] + [
         False
     ] * 2
-    assert not looks.others_window((), 1.0)
+    assert not probes.others_window((), 1.0)
 
 
 def test_all_threads_but_the_first_rest_in_the_other_windows_and_no_batch_is_counted_for_that(monkeypatch):
     ticks, asked = Ticks(2), iter([0.5, 0.6, 1.9, 2.1])  # the other way's windows are those from 0 to 2
-    monkeypatch.setattr(looks, "clock", lambda: next(asked))
+    monkeypatch.setattr(probes, "clock", lambda: next(asked))
     trainer = SimpleNamespace(pace=Ticking(NoPace(), ticks))
-    looks.LookAtOneThread(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
+    probes.LookAtOneThread(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
     trainer.pace.after_step(0)
     trainer.pace.after_step(1)
     assert ticks.done == [[1], [1, 1]]
@@ -192,9 +192,9 @@ def test_windows_in_which_a_pass_ended_do_not_count_unless_all_are_like_that(end
 def test_a_thread_without_data_is_not_kept_waiting_by_those_that_rest(monkeypatch):
     ticks = Ticks(2)
     trainer = SimpleNamespace(pace=Ticking(NoPace(), ticks))
-    monkeypatch.setattr(looks, "clock", lambda: 0.5)
+    monkeypatch.setattr(probes, "clock", lambda: 0.5)
     monkeypatch.setattr(windows, "clock", lambda: 0.5)
-    looks.LookAtOneThread(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
+    probes.LookAtOneThread(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
     trainer.pace.begin()
     resting = threading.Thread(target=trainer.pace.after_step, args=(1,), daemon=True)
     resting.start()
@@ -339,12 +339,12 @@ def test_samples_of_the_lock_are_those_of_the_workers_loop():
         "hogwild (ssmpi/train.py:45) 3",
         "poll (failure.py:1) 9",
     ]
-    assert lock.count(stacks) == 15
+    assert gil.count(stacks) == 15
 
 
 def test_a_profiler_that_may_not_look_is_a_finding_not_an_end(monkeypatch):
-    monkeypatch.setattr(lock, "find", lambda: "/bin/false")
-    assert "returned non-zero exit status" in lock.sample(1, 0.1)["failed"]
+    monkeypatch.setattr(gil, "find", lambda: "/bin/false")
+    assert "returned non-zero exit status" in gil.sample(1, 0.1)["failed"]
 
 
 def test_a_fresh_process_returns_its_result_and_its_exception(tmp_path, monkeypatch):

@@ -12,10 +12,11 @@ import h5py
 import numpy as np
 import pytest
 
-from ssmpi.checkpoint import attempts, disk, files, store
+from ssmpi.checkpoint import disk, files, store
 from ssmpi.checkpoint.policy import Due, Options
 from ssmpi.checkpoint.store import Manifest, Store
-from ssmpi.errors import DataError, UserError
+from ssmpi.core.errors import DataError, UserError
+from ssmpi.run import restart_guard
 
 OPERATIONS = (
     "make_folder",
@@ -275,11 +276,11 @@ def test_the_checksum_is_that_of_sha256sum(tmp_path):
 
 def test_a_run_that_gets_nowhere_twice_is_given_up(tmp_path):
     for examples in (0, 0, 500, 500, 700, 500):
-        attempts.begin(tmp_path, examples)
-    attempts.begin(tmp_path, 500)
+        restart_guard.begin(tmp_path, examples)
+    restart_guard.begin(tmp_path, 500)
     with pytest.raises(UserError, match=r"the last 2 jobs of this run began after 500 examples.*attempts\.json"):
-        attempts.begin(tmp_path, 500)
-    attempts.begin(tmp_path, 501)
+        restart_guard.begin(tmp_path, 500)
+    restart_guard.begin(tmp_path, 501)
 
 
 def test_due_by_examples_or_by_time():

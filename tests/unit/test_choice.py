@@ -10,16 +10,16 @@ from datasets import make_dataset
 from ranks import over_threads
 from runs import train_over_threads, write_run_file
 
-from ssmpi import folder as run_folder
-from ssmpi.checkpoint import disk
+from ssmpi.checkpoint import disk, model_files
 from ssmpi.checkpoint.store import Store, read_manifest
 from ssmpi.config import load
-from ssmpi.errors import SettingsError
-from ssmpi.roles import control, weights
-from ssmpi.roles.choice import PATIENCE, STOP_AT_AUC, Choice, Standing
+from ssmpi.core.errors import SettingsError
+from ssmpi.roles import control
 from ssmpi.roles.evaluate import Evaluator, Options
+from ssmpi.roles.model_selection import PATIENCE, STOP_AT_AUC, Choice, Standing
 from ssmpi.roles.scorer import Scorer
-from ssmpi.score import open_run
+from ssmpi.run import run_folder as run_folder
+from ssmpi.tools.score import open_run
 
 # a few rows, learned by heart: the validation NE falls for three passes, then rises
 OVERFIT = (
@@ -123,7 +123,7 @@ def test_the_best_model_is_kept_and_both_scores_are(overfitted):
     assert found["last"]["ne"] == series[-1] > min(series) == found["best"]["ne"]  # it does overfit
     assert (overfitted.result["kept"], overfitted.result["ended_by"]) == ("best", "passes")
     at = found["best"]["after_examples"]
-    assert read_manifest(weights.find(overfitted.folder)).state["examples"] == at < 6_000
+    assert read_manifest(model_files.find(overfitted.folder)).state["examples"] == at < 6_000
     test = overfitted.result["evaluations"]["test"]
     assert test["best"]["after_examples"] == at
     assert test["last"]["after_examples"] == 6_000
@@ -142,7 +142,7 @@ def test_scoring_and_saving_the_best_is_no_training_time(overfitted):
 
 def test_the_model_left_scores_as_the_result_says(overfitted):
     def scores(world):
-        scorer = Scorer(config, world, weights.find(overfitted.folder))
+        scorer = Scorer(config, world, model_files.find(overfitted.folder))
         found = {split: scorer.evaluate(split) for split in ("validation", "test")}
         scorer.goodbye()
         return found
@@ -156,7 +156,7 @@ def test_the_model_left_scores_as_the_result_says(overfitted):
 def test_by_default_the_last_model_is_kept(tmp_path, few, overfitted):
     run = train_over_threads(tmp_path, few, *OVERFIT, "evaluate.keep=last")
     assert run.result["kept"] == "last"
-    assert read_manifest(weights.find(run.folder)).state["examples"] == 6_000
+    assert read_manifest(model_files.find(run.folder)).state["examples"] == 6_000
     assert run.result["evaluations"]["validation"] == overfitted.result["evaluations"]["validation"]
     assert not (run.folder / "best").exists()
     kept = zip(run.tables(), overfitted.tables(), strict=True)
@@ -172,7 +172,7 @@ def test_training_ends_after_evaluations_without_gain(tmp_path, few, overfitted)
     assert run.result["ended_by"] == "patience"
     assert run.result["examples"] == 1_000 * len(series) < run.result["expected_examples"] == 9_000
     assert all(ne > min(series[:-2]) for ne in series[-2:])
-    assert read_manifest(weights.find(run.folder)).state["examples"] == 1_000 * (1 + int(np.argmin(series)))
+    assert read_manifest(model_files.find(run.folder)).state["examples"] == 1_000 * (1 + int(np.argmin(series)))
 
 
 def test_training_ends_at_an_auc(tmp_path, few, overfitted):
@@ -251,7 +251,7 @@ def test_a_best_model_that_cannot_be_saved_costs_no_run(tmp_path, few, monkeypat
     monkeypatch.setattr(disk, "rename", full)
     run = train_over_threads(tmp_path, few, *OVERFIT, "data.passes=2")
     assert (run.result["status"], run.result["kept"]) == ("complete", "last")
-    assert read_manifest(weights.find(run.folder)).state["examples"] == 2_000
+    assert read_manifest(model_files.find(run.folder)).state["examples"] == 2_000
 
 
 def test_a_checkpoint_of_an_earlier_version_has_no_standing(tmp_path, few, stops):

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ssmpi import cli, forecast
-from ssmpi.bench import cluster, crowd, shaped, virtual_hosts
-from ssmpi.bench.crowd import Shape
+from ssmpi import cli
+from ssmpi.bench.cluster import cluster, limited_links, scenarios, virtual_hosts
+from ssmpi.bench.cluster.scenarios import Shape
 from ssmpi.bench.emulate import Emulation, Step
 from ssmpi.bench.jobs import Task
 from ssmpi.bench.links import Bucket, Link, limit
@@ -18,12 +18,13 @@ from ssmpi.bench.windows import Timing
 from ssmpi.comm.service import GOODBYE, Inbox, Service
 from ssmpi.comm.waiting import Patience
 from ssmpi.config import load
+from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding import wire
-from ssmpi.errors import SettingsError, UserError
-from ssmpi.forecast import EMBEDDING, STEP, SYNC, Forecast, Links
-from ssmpi.plan import dense_parameters
 from ssmpi.sync import SYNC_PS
+from ssmpi.tools import forecast
+from ssmpi.tools.forecast import EMBEDDING, STEP, SYNC, Forecast, Links
+from ssmpi.tools.plan import dense_parameters
 
 
 class Clock:
@@ -274,11 +275,11 @@ def test_links_that_carry_anything_are_never_full():
 
 
 def test_every_shape_is_a_valid_run(tmp_path, small_data):
-    for shape, trainers in crowd.ordered(crowd.SHAPES, [1, 20]):
+    for shape, trainers in scenarios.ordered(scenarios.SHAPES, [1, 20]):
         config = read(tmp_path, small_data, *shape.overrides(trainers))
         assert config.topology.size == shape.ranks(trainers)
         assert math.isfinite(forecast.forecast(config, 0.02, Links(1e7, 5e6)).of(trainers).eps)
-    assert len({shape.name for shape in crowd.SHAPES}) == len(crowd.SHAPES)
+    assert len({shape.name for shape in scenarios.SHAPES}) == len(scenarios.SHAPES)
 
 
 def test_a_task_carries_its_emulation(tmp_path):
@@ -334,11 +335,11 @@ def test_either_the_server_or_the_kernel_limits_a_link():
 
 def test_virtual_hosts_are_refused_with_a_reason_where_there_can_be_none(monkeypatch, tmp_path):
     monkeypatch.setattr(virtual_hosts, "missing", lambda: "virtual hosts need root")
-    with pytest.raises(UserError, match="need root; without --virtual-hosts"), shaped.shaped_hosts(1, tmp_path):
+    with pytest.raises(UserError, match="need root; without --virtual-hosts"), limited_links.shaped_hosts(1, tmp_path):
         pass
     monkeypatch.setattr(virtual_hosts, "missing", lambda: "")
     monkeypatch.chdir("/tmp")
-    with pytest.raises(UserError, match="folders of their own in /tmp"), shaped.shaped_hosts(1, tmp_path):
+    with pytest.raises(UserError, match="folders of their own in /tmp"), limited_links.shaped_hosts(1, tmp_path):
         pass
 
 

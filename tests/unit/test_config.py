@@ -6,11 +6,11 @@ import typing
 
 import pytest
 
-from ssmpi.bench.grid import StudyFile, nested
+from ssmpi.bench.study.grid import StudyFile, nested
+from ssmpi.cluster.site import Site
 from ssmpi.config import Config, load
-from ssmpi.errors import SettingsError, UserError
-from ssmpi.settings import build
-from ssmpi.site import Site
+from ssmpi.core.errors import SettingsError, UserError
+from ssmpi.core.settings import build
 
 
 def read(tmp_path, *overrides):

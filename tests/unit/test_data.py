@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssmpi import config, folder
-from ssmpi.data.handout import NOT_YET, NOTHING_LEFT, Handout, block_order
+from ssmpi import config
+from ssmpi.core.errors import DataError
+from ssmpi.data.block_dispatcher import NOT_YET, NOTHING_LEFT, Handout, block_order
 from ssmpi.data.reader import Options, SplitReader, batches, batches_in, shuffled, suit_block_rows
-from ssmpi.errors import DataError
-from ssmpi.roles.checks import share
+from ssmpi.roles.shard_check import share
+from ssmpi.run import run_folder
 
 STATIC, DYNAMIC = Options("d", handout="static"), Options("d", handout="dynamic")
 
@@ -193,9 +194,9 @@ def test_a_shard_of_what_is_evaluated_later_is_missed_before_training(small_data
     run_file.touch()
     wanted = (f"data.folder={data}", "topology.trainers=1", "topology.embedding_ps=0", "sync.algorithm=none")
     with pytest.raises(DataError, match=rf"{split}/shard-00000\.h5: shard is in the manifest but not on disk"):
-        folder.check(config.load(run_file, (*wanted, override)), 1)
+        run_folder.check(config.load(run_file, (*wanted, override)), 1)
     nothing = ("evaluate.split=none", "evaluate.final=none")
-    assert folder.check(config.load(run_file, (*wanted, *nothing)), 1).rows == 6_000
+    assert run_folder.check(config.load(run_file, (*wanted, *nothing)), 1).rows == 6_000
 
 
 def test_a_split_that_is_not_there_is_named(small_data):

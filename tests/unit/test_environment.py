@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ssmpi import environment as env
-from ssmpi.doctor import advice, by_ranks, dense_step, thread_plan
+from ssmpi.cluster.site import Launcher
+from ssmpi.core import mpi_environment as env
 from ssmpi.model import blas
-from ssmpi.site import Launcher
+from ssmpi.tools.doctor import advice, by_ranks, dense_step, thread_plan
 
 CLONE = Path(__file__).parents[2]
 

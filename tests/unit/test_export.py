@@ -9,7 +9,7 @@ from torch import nn
 
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
-from ssmpi.export import export
+from ssmpi.tools.export import export
 
 
 class ReferenceDLRM(nn.Module):

@@ -14,7 +14,7 @@ import pytest
 
 from ssmpi.comm import failure, signals
 from ssmpi.comm.failure import Page, Watch, guard, message, start
-from ssmpi.errors import DataError
+from ssmpi.core.errors import DataError
 
 
 class Here:

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from runs import QUIET, SMALL_MODEL, train_over_threads, write_run_file
 
-from ssmpi import cli, export, folder, names, resume
+from ssmpi import cli
 from ssmpi.checkpoint.store import Store
-from ssmpi.errors import SettingsError
-from ssmpi.request import Request
+from ssmpi.core import run_files
+from ssmpi.core.errors import SettingsError
+from ssmpi.run import resume, run_folder
+from ssmpi.run.request import Request
+from ssmpi.tools import export
 
 WHOLE_RUN = (
     "checkpoint.every_examples=500",
@@ -29,12 +32,19 @@ def finished(tmp_path_factory, small_data):
     resume.go_on_from(run, first)
     for kind in export.FORMATS:
         export.export(run, kind, None)
-    (run / names.LOGS).mkdir()
+    (run / run_files.LOGS).mkdir()
     for who in ("trainer-0", "embedding_ps-12", "sync_ps-1"):
-        (run / names.LOGS / f"{who}.log").touch()
-    folder.lock(run).close()
-    reports = [names.PLOT, names.REPORT, *(f"report-{name}.png" for name in ("curves", "speed", "time"))]
-    for name in (names.BATCH_FILE, names.SITE_FILE, "job-4711.log", ".model.pt.tmp", ".result.json.tmp", *reports):
+        (run / run_files.LOGS / f"{who}.log").touch()
+    run_folder.lock(run).close()
+    reports = [run_files.PLOT, run_files.REPORT, *(f"report-{name}.png" for name in ("curves", "speed", "time"))]
+    for name in (
+        run_files.BATCH_FILE,
+        run_files.SITE_FILE,
+        "job-4711.log",
+        ".model.pt.tmp",
+        ".result.json.tmp",
+        *reports,
+    ):
         (run / name).touch()
     return run
 
@@ -53,7 +63,7 @@ def contents(folder):
 
 
 def test_what_a_run_and_its_tools_write_is_known(finished):
-    assert names.strangers(finished) == []
+    assert run_files.strangers(finished) == []
     there = {path.name for path in finished.rglob("*")}
     assert {"set-aside-checkpoint-000002", "trainer-0000.h5", "embedding-0001.h5", "losses-0.npy"} <= there
     assert {"model.pt", "model.safetensors"} <= there
@@ -68,14 +78,14 @@ def test_what_a_run_and_its_tools_write_is_known(finished):
 def test_a_stranger_keeps_the_folder_from_being_replaced(finished, tmp_path, small_data, stranger):
     config = write_run_file(tmp_path, small_data)
     run = Path(config.run.folder)
-    folder.make(run, config, overwrite=False)
+    run_folder.make(run, config, overwrite=False)
     (run / stranger).parent.mkdir(exist_ok=True, parents=True)
     (run / stranger).write_text("mine")
     before = contents(run)
-    named = next(name for name in (stranger, f"{Path(stranger).parent}/") if name in names.strangers(run))
+    named = next(name for name in (stranger, f"{Path(stranger).parent}/") if name in run_files.strangers(run))
     for overwrite in (False, True):
         with pytest.raises(SettingsError, match=re.escape(named)) as refused:
-            folder.make(run, config, overwrite)
+            run_folder.make(run, config, overwrite)
         assert "--overwrite" not in str(refused.value)
     assert contents(run) == before
 
@@ -92,9 +102,9 @@ def test_a_run_is_replaced_whole(finished, tmp_path, small_data):
     (run / "model" / "dense.h5").unlink()
     (run / ".model.old").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SettingsError, match=r"holds an earlier run; .* --overwrite"):
-        folder.make(run, config, overwrite=False)
-    folder.make(run, config, overwrite=True)
-    assert sorted(contents(run)) == [names.LOCK_NAME, names.RUN_FILE, names.VERSIONS]
+        run_folder.make(run, config, overwrite=False)
+    run_folder.make(run, config, overwrite=True)
+    assert sorted(contents(run)) == [run_files.LOCK_NAME, run_files.RUN_FILE, run_files.VERSIONS]
     assert (tmp_path / "elsewhere" / "dense.h5").is_file()
 
 

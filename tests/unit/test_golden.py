@@ -7,9 +7,9 @@ from datasets import CARDINALITIES
 from runs import train_over_threads
 
 from ssmpi.config import load
+from ssmpi.core.settings import dump
 from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest
-from ssmpi.plan import describe
-from ssmpi.settings import dump
+from ssmpi.tools.plan import describe
 
 
 def test_resolved_settings(tmp_path, golden):

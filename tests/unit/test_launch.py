@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ssmpi import launch
 from ssmpi.bench import jobs
-from ssmpi.errors import LOST, UserError
-from ssmpi.request import Request
-from ssmpi.site import Launcher, Node, Site
+from ssmpi.cluster import launch
+from ssmpi.cluster.site import Launcher, Node, Site
+from ssmpi.core.errors import LOST, UserError
+from ssmpi.run.request import Request
 
 TELL = """
 import os, pathlib, sys

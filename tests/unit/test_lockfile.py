@@ -12,9 +12,9 @@ import sys
 
 import pytest
 
-from ssmpi import folder, lockfile
-from ssmpi.errors import SettingsError
-from ssmpi.names import LOCK_NAME, RUN_FILE, VERSIONS
+from ssmpi.core.errors import SettingsError
+from ssmpi.core.run_files import LOCK_NAME, RUN_FILE, VERSIONS
+from ssmpi.run import lockfile, run_folder
 
 HOLD = """
 import sys, time
@@ -30,7 +30,7 @@ time.sleep(60)
 def in_no_job(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(lockfile, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(folder, "ENDING_SECONDS", 0.05)
+    monkeypatch.setattr(run_folder, "ENDING_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -49,15 +49,15 @@ def holder(tmp_path):
 
 def test_who_holds_a_run_is_named_and_when_it_is_killed_the_lock_is_free(tmp_path, holder):
     with pytest.raises(SettingsError) as refused:
-        folder.lock(tmp_path)
+        run_folder.lock(tmp_path)
     held_by = f"process {holder.pid} of SLURM job 17 on host {socket.gethostname()}, since "
     assert held_by in str(refused.value)
     assert "end it ('scancel 17')" in str(refused.value)
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    with folder.lock(tmp_path), pytest.raises(SettingsError, match=f"kill {os.getpid()}"):
-        folder.lock(tmp_path)
-    folder.lock(tmp_path).close()
+    with run_folder.lock(tmp_path), pytest.raises(SettingsError, match=f"kill {os.getpid()}"):
+        run_folder.lock(tmp_path)
+    run_folder.lock(tmp_path).close()
 
 
 def test_a_lock_outlives_its_holder_in_a_child_that_inherited_it(tmp_path):
@@ -71,11 +71,11 @@ def test_a_lock_outlives_its_holder_in_a_child_that_inherited_it(tmp_path):
 
 
 def test_a_holder_on_another_host_may_be_a_lost_one_and_is_waited_for(tmp_path, holder, monkeypatch, caplog):
-    monkeypatch.setattr(folder, "LEASE_SECONDS", 0.2)
+    monkeypatch.setattr(run_folder, "LEASE_SECONDS", 0.2)
     lock = tmp_path / LOCK_NAME
     lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "far"}))
     with caplog.at_level(logging.WARNING, "ssmpi"), pytest.raises(SettingsError, match="on host far"):
-        folder.lock(tmp_path)
+        run_folder.lock(tmp_path)
     assert "waiting up to 0 s" in caplog.text
 
 
@@ -83,7 +83,7 @@ def test_a_holder_on_another_host_may_be_a_lost_one_and_is_waited_for(tmp_path, 
 def test_what_is_in_the_file_does_not_matter(tmp_path, holder, text):
     (tmp_path / LOCK_NAME).write_text(text)
     with pytest.raises(SettingsError, match=r"another job is at this run \(another process\)"):
-        folder.lock(tmp_path)
+        run_folder.lock(tmp_path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
@@ -92,7 +92,7 @@ def test_a_file_system_without_locks_is_told_and_used(tmp_path, monkeypatch, cap
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with caplog.at_level(logging.WARNING, "ssmpi"), folder.lock(tmp_path):
+    with caplog.at_level(logging.WARNING, "ssmpi"), run_folder.lock(tmp_path):
         assert "no locks on this file system" in caplog.text
 
 
@@ -102,7 +102,7 @@ def test_a_disk_that_fails_is_not_one_without_locks(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", broken)
     with pytest.raises(OSError, match="broken"):
-        folder.lock(tmp_path)
+        run_folder.lock(tmp_path)
 
 
 def test_overwriting_keeps_the_lock_and_nothing_else(tmp_path, holder, monkeypatch):
@@ -110,8 +110,8 @@ def test_overwriting_keeps_the_lock_and_nothing_else(tmp_path, holder, monkeypat
         (tmp_path / name).touch()
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "trainer-0.log").touch()
-    monkeypatch.setattr(folder.settings, "dump", lambda _: "new")
-    folder.make(tmp_path, None, overwrite=True)
+    monkeypatch.setattr(run_folder.settings, "dump", lambda _: "new")
+    run_folder.make(tmp_path, None, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_NAME, RUN_FILE, VERSIONS]
     with pytest.raises(SettingsError, match=f"process {holder.pid}"):
-        folder.lock(tmp_path)
+        run_folder.lock(tmp_path)

@@ -13,12 +13,13 @@ import pytest
 from datasets import CARDINALITIES
 from runs import train_over_threads
 
-from ssmpi import log, report
+from ssmpi import report
 from ssmpi.checkpoint import disk
+from ssmpi.core import log
+from ssmpi.core.topology import Topology
 from ssmpi.report.fields import FIELDS, KINDS, markdown
-from ssmpi.roles.lines import Lines
-from ssmpi.roles.logbook import Logbook
-from ssmpi.topology import Topology
+from ssmpi.report.jsonl import Lines
+from ssmpi.report.metric_logger import Logbook
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01")
 

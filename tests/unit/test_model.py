@@ -10,7 +10,7 @@ import torch
 from oracle import PlainDLRM
 
 from ssmpi.checkpoint import files
-from ssmpi.errors import DataError
+from ssmpi.core.errors import DataError
 from ssmpi.model import blas, processor
 from ssmpi.model.dlrm import DLRM
 from ssmpi.model.layers import PIECE

@@ -11,11 +11,12 @@ import pytest
 from runs import train_over_threads
 
 from data_prep.files import save_array
-from ssmpi import output, report
-from ssmpi.errors import UserError
-from ssmpi.export import export
+from ssmpi import report
+from ssmpi.core import atomic_file
+from ssmpi.core.errors import UserError
 from ssmpi.report import plot
 from ssmpi.report.page import drawings
+from ssmpi.tools.export import export
 
 
 @contextlib.contextmanager
@@ -47,7 +48,7 @@ def files(folder):
         lambda run, out: report.write([run], out / "report.html"),
         lambda run, out: plot(run),
         lambda run, out: save_array(out / "a.npy", np.zeros(10_000)),
-        lambda run, out: output.write(out / "a.txt", "a" * 10_000),
+        lambda run, out: atomic_file.write(out / "a.txt", "a" * 10_000),
     ],
     ids=["torch", "safetensors", "report", "plot", "save_array", "write"],
 )
@@ -69,15 +70,15 @@ def test_a_full_disk_leaves_no_part_of_a_file(run, tmp_path, monkeypatch, body):
 )
 def test_what_cannot_be_written_is_said_before_the_work(tmp_path, name, message):
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UserError, match=message), output.whole(tmp_path / name):
+    with pytest.raises(UserError, match=message), atomic_file.whole(tmp_path / name):
         pytest.fail("the work has begun")
     assert files(tmp_path) == [Path("folder")]
 
 
 def test_a_file_keeps_its_old_content_until_the_new_one_is_whole(tmp_path):
     path = tmp_path / "file"
-    output.write(path, "old")
-    with contextlib.suppress(KeyboardInterrupt), output.whole(path) as beside:
+    atomic_file.write(path, "old")
+    with contextlib.suppress(KeyboardInterrupt), atomic_file.whole(path) as beside:
         beside.write_text("new")
         raise KeyboardInterrupt
     assert path.read_text() == "old"
@@ -85,7 +86,7 @@ def test_a_file_keeps_its_old_content_until_the_new_one_is_whole(tmp_path):
 
 
 def test_an_export_or_a_report_to_a_folder_is_refused_at_once(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("ssmpi.export.state_dict", lambda *_: pytest.fail("read the model first"))
+    monkeypatch.setattr("ssmpi.tools.export.state_dict", lambda *_: pytest.fail("read the model first"))
     with pytest.raises(UserError, match="is a folder"):
         export(run, "torch", tmp_path)
     monkeypatch.setattr("ssmpi.report.page._draw", lambda *_: pytest.fail("drew the pictures first"))

@@ -6,8 +6,8 @@ import pytest
 
 from ssmpi import sync
 from ssmpi.comm.world import shadow_share
+from ssmpi.core.topology import Role
 from ssmpi.sync import pace
-from ssmpi.topology import Role
 
 TRAINER, EMBEDDING_PS, SYNC_PS = Role.TRAINER, Role.EMBEDDING_PS, Role.SYNC_PS
 QUICKSTART = [TRAINER, TRAINER, EMBEDDING_PS, SYNC_PS]  # on two cores

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from ssmpi import plan
 from ssmpi.config import load
 from ssmpi.embedding.placement import place
 from ssmpi.model.dlrm import DLRM
 from ssmpi.model.replica import Replica
+from ssmpi.tools import plan
 
 
 def read(tmp_path, data, *overrides):

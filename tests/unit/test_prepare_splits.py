@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.splits import Layout, draw_shards, parse_fractions, permutation, split_rows
-from ssmpi.errors import UserError
+from data_prep.shards.splits import Layout, draw_shards, parse_fractions, permutation, split_rows
+from ssmpi.core.errors import UserError
 
 
 def test_kaggle_is_cut_as_dlrm_cuts_it():

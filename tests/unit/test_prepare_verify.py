@@ -8,11 +8,11 @@ import h5py
 import numpy as np
 import pytest
 
+from data_prep.check.verify import verify
 from data_prep.cli import main
-from data_prep.verify import verify
+from ssmpi.core.errors import DataError
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import frame_of, read_manifest, write_shard
-from ssmpi.errors import DataError
 
 
 def rows(count):

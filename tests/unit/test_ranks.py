@@ -9,8 +9,8 @@ from ranks import TimeLimitError, over_threads
 from ssmpi.comm import failure
 from ssmpi.comm.service import Inbox
 from ssmpi.comm.waiting import Patience, wait
-from ssmpi.errors import PeerError
-from ssmpi.topology import Role, Topology
+from ssmpi.core.errors import PeerError
+from ssmpi.core.topology import Role, Topology
 
 THREE = Topology(trainers=3)
 PATIENCE = Patience(time_limit_seconds=60)

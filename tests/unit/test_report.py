@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ssmpi import report
-from ssmpi.errors import DataError
+from ssmpi.core.errors import DataError
 
 QUALITY = {"ne": 0.81234, "log_loss": 0.45678, "auc": 0.78901, "accuracy": 0.79, "rows": 1_000.0}
 

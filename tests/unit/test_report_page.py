@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from runs import train_over_threads
 
-from ssmpi import report, usage
-from ssmpi.errors import DataError
+from ssmpi import report
+from ssmpi.core import cpu_usage
+from ssmpi.core.errors import DataError
+from ssmpi.core.topology import Role
 from ssmpi.report import figures
 from ssmpi.report.groups import by_settings
 from ssmpi.report.record import Record, read
-from ssmpi.topology import Role
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01", "evaluate.per_pass=2")
 VOID = {"meta", "img", "source", "link", "br"}
@@ -256,16 +257,16 @@ def test_every_rank_writes_where_its_time_went(tmp_path):
         while time.thread_time() - began < seconds:
             pass
 
-    before = usage._threads.copy()
-    usage._threads.clear()
-    with usage.recorded(tmp_path, Role.SYNC_PS, 3):
+    before = cpu_usage._threads.copy()
+    cpu_usage._threads.clear()
+    with cpu_usage.recorded(tmp_path, Role.SYNC_PS, 3):
         spin(0.02)
-        usage.set_up()
+        cpu_usage.set_up()
         for thread in ("worker 0", "worker 11"):
-            with usage.counted(thread):
+            with cpu_usage.counted(thread):
                 spin(0.01)
     found = json.loads((tmp_path / "usage" / "sync_ps-3.json").read_text())
-    usage._threads.update(before)
+    cpu_usage._threads.update(before)
     assert (found["role"], found["index"]) == ("sync_ps", 3)
     assert found["peak_memory_bytes"] > 10**7
     assert {kind: spent["threads"] for kind, spent in found["threads"].items()} == {"set-up": 1, "worker": 2, "main": 1}

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from ssmpi.config import load
-from ssmpi.roles import logbook
-from ssmpi.roles.results import Results
+from ssmpi.report import metric_logger
+from ssmpi.report.results import Results
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_a_run_that_lost_rows_is_not_complete(results, tmp_path):
 
 def test_what_training_stood_still_for_is_no_time_of_training(results, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(logbook, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(metric_logger, "time", SimpleNamespace(monotonic=lambda: now[0]))
     results.logbook.start_clock()
     now[0] += 60.0
     results.logbook.pause(20.0)

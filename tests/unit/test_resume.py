@@ -14,18 +14,19 @@ import pytest
 from datasets import flip_a_value
 from runs import train_over_threads
 
-from ssmpi import inspect, resume
 from ssmpi.checkpoint import disk, files
 from ssmpi.checkpoint.store import Store, read_manifest
+from ssmpi.checkpoint.trainer_state import Checkpoint
+from ssmpi.core.errors import DataError
+from ssmpi.core.log import log
 from ssmpi.data import columns
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.transport import LocalTables
-from ssmpi.errors import DataError
-from ssmpi.log import log
 from ssmpi.model.replica import Twin
 from ssmpi.roles import control, trainer
-from ssmpi.roles.snapshot import Checkpoint
+from ssmpi.run import resume
 from ssmpi.sync.warmup import WarmUp
+from ssmpi.tools import inspect
 
 ONE = ("data.batch_size=100", "data.passes=2", "evaluate.per_pass=2")
 

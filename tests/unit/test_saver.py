@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from ssmpi.checkpoint import shard_writer
+from ssmpi.checkpoint.shard_writer import ArenaSaver, free_memory
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena, Options
-from ssmpi.roles import saver
-from ssmpi.roles.saver import ArenaSaver, free_memory
 
 GIB = 2**30
 
@@ -55,7 +55,7 @@ def test_who_shares_a_host_shares_its_free_memory(tmp_path, monkeypatch, sharers
     """All copy at the same moment: each must leave room for the others."""
     arena = Arena(Options(dim=4), place((1000,) * 26, 1), 0, seed=1)
     needed = arena.weights.nbytes + arena.state.nbytes
-    monkeypatch.setattr(saver, "free_memory", lambda: 1.5 * needed / saver.MOST)
+    monkeypatch.setattr(shard_writer, "free_memory", lambda: 1.5 * needed / shard_writer.MOST)
     one = ArenaSaver(sharers)
     one.begin(arena, tmp_path / "embedding-0000.h5", 60, background=True)
     assert bool(one._copies) == copied

@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 from runs import train_over_threads
 
-from ssmpi import resume
-from ssmpi.checkpoint import disk, store
+from ssmpi.checkpoint import disk, disk_space, model_saver, store
 from ssmpi.checkpoint.store import MANIFEST_NAME, Store
+from ssmpi.core.errors import DataError, PeerError
+from ssmpi.core.log import log
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.transport import LocalTables
-from ssmpi.errors import DataError, PeerError
-from ssmpi.log import log
 from ssmpi.model.replica import Twin
-from ssmpi.request import Request
-from ssmpi.roles import modelsaver, room
+from ssmpi.run import resume
+from ssmpi.run.request import Request
 
 SETTINGS = (
     "data.batch_size=50", "data.block_rows=100", "evaluate.split=none", "evaluate.final=none",
@@ -198,7 +197,7 @@ def size(tmp_path, small_data):
 def test_older_checkpoints_make_room_for_new_ones_and_for_the_model(tmp_path, small_data, monkeypatch, size):
     """Of three that are asked for there is room for two; at the end one goes, so that the model has room."""
     full = Full(tmp_path / "run", int(2.5 * size))
-    monkeypatch.setattr(room, "SPARE", 0)
+    monkeypatch.setattr(disk_space, "SPARE", 0)
     monkeypatch.setattr(disk, "free", full.free)
     run = train_over_threads(tmp_path, small_data, *SETTINGS, "topology.embedding_ps=2", "checkpoint.keep=3")
     assert run.result["status"] == "complete"
@@ -209,7 +208,7 @@ def test_older_checkpoints_make_room_for_new_ones_and_for_the_model(tmp_path, sm
 
 def test_a_save_without_room_says_what_it_needs(tmp_path, small_data, monkeypatch, said):
     monkeypatch.setattr(disk, "free", lambda _: 1_234)
-    monkeypatch.setattr(modelsaver, "make_room", lambda *_: None)
+    monkeypatch.setattr(model_saver, "make_room", lambda *_: None)
     run = train_over_threads(tmp_path, small_data, *SETTINGS)
     assert run.result["checkpoints"] == 0
     assert rf"{run.folder}/checkpoints: " in said[0]
@@ -226,7 +225,7 @@ def test_a_model_without_room_waits_for_some(tmp_path, small_data, monkeypatch, 
         write_at(descriptor, content, offset)
 
     monkeypatch.setattr(disk, "write_at", full_for_a_while)
-    monkeypatch.setattr(modelsaver, "ROOM_SECONDS", 0.05)
+    monkeypatch.setattr(model_saver, "ROOM_SECONDS", 0.05)
     run = train_over_threads(tmp_path, small_data, *SETTINGS, "checkpoint.every_examples=0", "topology.embedding_ps=2")
     assert run.result["status"] == "complete"
     assert run.tables()
@@ -237,8 +236,8 @@ def test_a_model_without_room_waits_for_some(tmp_path, small_data, monkeypatch, 
 
 
 def test_a_model_that_finds_no_room_leaves_the_newest_checkpoint(tmp_path, small_data, monkeypatch, said):
-    monkeypatch.setattr(modelsaver, "make_room", lambda store, needed, path: room.make_room(store, 10**18, path))
-    monkeypatch.setattr(modelsaver, "ROOM_SECONDS", 0.05)
+    monkeypatch.setattr(model_saver, "make_room", lambda store, needed, path: disk_space.make_room(store, 10**18, path))
+    monkeypatch.setattr(model_saver, "ROOM_SECONDS", 0.05)
     settings = (*SETTINGS, "checkpoint.limit_seconds=1", "topology.embedding_ps=0")
     with pytest.raises(DataError, match=r"model: [\d,]+ bytes needed, [\d,]+ free: .*is the newest committed one"):
         train_over_threads(tmp_path, small_data, *settings)
@@ -259,5 +258,5 @@ def test_a_disk_too_small_for_the_model_is_refused_before_training(tmp_path, sma
     monkeypatch.setattr(disk, "free", lambda _: 10 * rows)
     with pytest.raises(DataError, match=r"run/model: [\d,]+ bytes needed .*, [\d,]+ free: make room there"):
         prepare(True)
-    (run / "metrics.jsonl").write_bytes(bytes(10 * rows + room.SPARE))
+    (run / "metrics.jsonl").write_bytes(bytes(10 * rows + disk_space.SPARE))
     prepare(True)

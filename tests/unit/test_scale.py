@@ -3,7 +3,7 @@
 import pytest
 
 from ssmpi.bench import scale
-from ssmpi.errors import DataError
+from ssmpi.core.errors import DataError
 
 LOG = """2026-11-21 17:20:03,250 h1 trainer 0 | 8 ranks on 2 hosts
 2026-11-21 17:20:05,750 h1 trainer 0 | training starts

@@ -13,11 +13,11 @@ from ranks import PretendedJob, PretendedWorld
 from runs import train_over_threads
 
 from data_prep.cli import main
-from ssmpi import score
 from ssmpi.checkpoint.store import read_manifest
-from ssmpi.errors import DataError, UserError
-from ssmpi.export import export
-from ssmpi.score import Source
+from ssmpi.core.errors import DataError, UserError
+from ssmpi.tools import score
+from ssmpi.tools.export import export
+from ssmpi.tools.score import Source
 
 
 def rows(count, seed):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ssmpi.errors import TopologyError
-from ssmpi.roles import weights
-from ssmpi.score import open_run
+from ssmpi.checkpoint import model_files
+from ssmpi.core.errors import TopologyError
+from ssmpi.tools.score import open_run
 
 SETTINGS = """
 data.folder = "data"
@@ -17,7 +17,7 @@ topology = { trainers = 2, embedding_ps = 1, sync_ps = 1 }
 def run(tmp_path, monkeypatch):
     """A finished run, as far as its settings go."""
     (tmp_path / "run.toml").write_text(SETTINGS)
-    monkeypatch.setattr(weights, "find", lambda run: run / weights.MODEL)
+    monkeypatch.setattr(model_files, "find", lambda run: run / model_files.MODEL)
     return tmp_path
 
 

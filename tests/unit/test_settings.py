@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssmpi.config import Config, load
-from ssmpi.errors import SettingsError, UserError
-from ssmpi.settings import apply_override, build, dump, require
-from ssmpi.settings import load as load_settings
+from ssmpi.core.errors import SettingsError, UserError
+from ssmpi.core.settings import apply_override, build, dump, require
+from ssmpi.core.settings import load as load_settings
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ssmpi import launch
-from ssmpi.bench import cell, data, jobs
-from ssmpi.errors import DataError
-from ssmpi.request import Request
+from ssmpi.bench import data, jobs
+from ssmpi.bench.study import cell
+from ssmpi.cluster import launch
+from ssmpi.core.errors import DataError
+from ssmpi.run.request import Request
 
 JOBS = Path(__file__).parents[2] / "jobs"
 PACKAGES = ("ssmpi", "data_prep", "mpi4py", "torch", "numpy")

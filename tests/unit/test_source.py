@@ -6,7 +6,8 @@ import subprocess
 import pytest
 from runs import write_run_file
 
-from ssmpi import folder, source
+from ssmpi.core import git_commit
+from ssmpi.run import run_folder
 
 
 def git(place, *words):
@@ -31,34 +32,34 @@ def package(tmp_path):
 def test_a_package_in_a_checkout_has_a_commit(package, monkeypatch, tmp_path):
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))  # as in a hook
     monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
-    found = source.commit(package)
+    found = git_commit.commit(package)
     monkeypatch.undo()
-    assert found == git(package, "rev-parse", "HEAD")[: source.DIGITS]
+    assert found == git(package, "rev-parse", "HEAD")[: git_commit.DIGITS]
 
 
 @pytest.mark.parametrize("name", ["__init__.py", "new.py"])
 def test_a_changed_package_is_modified(package, name):
     (package / name).write_text("x = 1\n")
-    assert source.commit(package).endswith(", modified")
+    assert git_commit.commit(package).endswith(", modified")
 
 
 def test_an_installed_package_has_none(package, monkeypatch, tmp_path):
     """Also in the virtual environment of somebody else's checkout, and without git."""
     (tmp_path / "installed").mkdir()
-    assert source.commit(tmp_path / "installed") == ""
+    assert git_commit.commit(tmp_path / "installed") == ""
     other = package.parent / "venv" / "package"
     other.mkdir(parents=True)
     (other / "__init__.py").write_text("")
-    assert source.commit(other) == ""
+    assert git_commit.commit(other) == ""
     monkeypatch.setenv("PATH", "")
-    source.commit.cache_clear()
-    assert source.commit(package) == ""
+    git_commit.commit.cache_clear()
+    assert git_commit.commit(package) == ""
 
 
 @pytest.mark.parametrize("commit", ["3d04bdb2a1c0, modified", ""])
 def test_a_run_records_it(tmp_path, small_data, monkeypatch, commit):
-    monkeypatch.setattr(source, "commit", lambda: commit)
+    monkeypatch.setattr(git_commit, "commit", lambda: commit)
     config = write_run_file(tmp_path, small_data)
-    folder.make(tmp_path / "run", config, overwrite=False)
+    run_folder.make(tmp_path / "run", config, overwrite=False)
     versions = json.loads((tmp_path / "run" / "versions.json").read_text())
     assert versions.get("commit", "") == commit

@@ -8,12 +8,12 @@ import pytest
 from datasets import make_dataset
 from runs import write_run_file
 
-from ssmpi import resume
+from ssmpi.core.errors import SettingsError
+from ssmpi.core.log import log
+from ssmpi.core.settings import dump
 from ssmpi.data.schema import Split, read_manifest, write_manifest
-from ssmpi.errors import SettingsError
-from ssmpi.log import log
-from ssmpi.request import Request
-from ssmpi.settings import dump
+from ssmpi.run import resume
+from ssmpi.run.request import Request
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ssmpi import lockfile
-from ssmpi.bench import cell as cells
-from ssmpi.bench import study as bench
-from ssmpi.bench.grid import load
-from ssmpi.errors import STOPPED, SettingsError
-from ssmpi.settings import dump
+from ssmpi.bench.study import cell as cells
+from ssmpi.bench.study import study as bench
+from ssmpi.bench.study.grid import load
+from ssmpi.core.errors import STOPPED, SettingsError
+from ssmpi.core.settings import dump
+from ssmpi.run import lockfile
 
 SHIPPED = sorted(Path(__file__).parents[2].glob("jobs/studies/*.toml"))
 STUDY = """

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from datasets import CARDINALITIES
 
-from ssmpi import cli, plan, site
+from ssmpi import cli
+from ssmpi.cluster import site
+from ssmpi.cluster.node_layout import lay_out
 from ssmpi.config import load
+from ssmpi.core.errors import SettingsError, TopologyError
+from ssmpi.core.settings import dump
+from ssmpi.core.topology import Role, Topology
 from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest
-from ssmpi.errors import SettingsError, TopologyError
-from ssmpi.layout import lay_out
-from ssmpi.settings import dump
-from ssmpi.topology import Role, Topology
+from ssmpi.tools import plan
 
 JOBS = Path(__file__).parents[2] / "jobs"
 SITES = sorted(path.stem for path in (JOBS / "sites").glob("*.toml"))

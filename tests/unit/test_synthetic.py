@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from data_prep import synthetic
-from data_prep.rawtext import token_masks, token_of
-from data_prep.synthetic import Plan, synthesize
-from data_prep.teacher import (
+from data_prep.raw.rawtext import token_masks, token_of
+from data_prep.synthetic import synthetic
+from data_prep.synthetic.synthetic import Plan, synthesize
+from data_prep.synthetic.teacher import (
     KAGGLE_CARDINALITIES,
     LABEL_RATE,
     Teacher,
     TeacherSettings,
     scaled_cardinalities,
 )
+from ssmpi.core.errors import UserError
 from ssmpi.data.schema import DENSE_NAMES, SPARSE_NAMES
-from ssmpi.errors import UserError
 
 SMALL = scaled_cardinalities(0.001)
 ROWS = 40_000

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from ssmpi.checkpoint import files
+from ssmpi.checkpoint.model_files import find, load_tables
+from ssmpi.core.errors import DataError
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena, Options
-from ssmpi.errors import DataError
-from ssmpi.roles.weights import find, load_tables
 
 CARDINALITIES = (3, 500, 40, 1, 77)
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssmpi.comm.world import shadow_share
-from ssmpi.errors import SettingsError, TopologyError
-from ssmpi.topology import Role, Topology
+from ssmpi.core.errors import SettingsError, TopologyError
+from ssmpi.core.topology import Role, Topology
 
 topologies = st.builds(
     Topology, trainers=st.integers(1, 9), threads=st.integers(1, 9), embedding_ps=st.integers(1, 9), sync_ps=st.integers(0, 9)

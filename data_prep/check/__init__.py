@@ -1,0 +1,1 @@
+"""Looking at prepared data: inspect, verify, baseline."""

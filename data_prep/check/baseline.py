@@ -1,0 +1,234 @@
+"""``ssmpi-prepare baseline``: what a prepared data set gives without any of this: a constant and a logistic regression.
+
+A trained model is worth something only if it clearly beats these on the same rows. The regression sees every feature
+(ids one-hot, integers standardised) and all training rows; its settings are chosen by log-loss on the validation split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ssmpi.core import atomic_file
+from ssmpi.core.errors import DataError, UserError
+from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Manifest, open_shard, read_manifest
+
+SAMPLE_ROWS = 200_000  # for choosing the settings
+WHOLE_ROWS = 3_000_000  # up to here all training rows are held in memory (about 320 bytes each) and solved exactly
+FIRST_STRENGTH, STRENGTH_STEP = 0.03, 3.0
+PENALTIES = (1e-6, 1e-5, 1e-4)
+STEP_SIZES = (0.001, 0.003, 0.01, 0.03)
+MOST_PASSES = 5
+METRICS = {"log_loss": "log-loss", "ne": "NE", "auc": "AUC", "accuracy": "accuracy"}
+
+
+class Rows(NamedTuple):
+    """ids int32 (rows, 26), dense float32 (rows, 13), label uint8 (rows,)."""
+
+    ids: np.ndarray
+    dense: np.ndarray
+    label: np.ndarray
+
+
+class Fit(NamedTuple):
+    """A fitted scikit-learn classifier and the settings that were chosen for it."""
+
+    model: Any
+    settings: dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``ssmpi-prepare baseline``."""
+    parser.add_argument("folder", type=Path, help="a prepared data set")
+    parser.add_argument("--split", default="test", help="which rows to score (default test)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the scores to FILE")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Score both, print a table; returns the exit code 0, raises UserError."""
+    if arguments.json:
+        atomic_file.check(arguments.json)
+    report = baseline(arguments.folder, arguments.split)
+    if arguments.json:
+        atomic_file.write(arguments.json, json.dumps(report, indent=1) + "\n")
+    print(table(report))
+    return 0
+
+
+def baseline(folder: Path, split: str = "test", whole_rows: int = WHOLE_ROWS) -> dict[str, Any]:
+    """Fit on ``train``, choose on ``validation``, score on ``split``; the scores as a dictionary for JSON.
+
+    Beyond ``whole_rows`` training rows the regression is fitted by stochastic gradient descent, shard by shard.
+    Raises DataError when the set is unlabelled or lacks a split, UserError when scikit-learn is not installed.
+    """
+    _scikit("linear_model")  # before any reading
+    began = time.monotonic()
+    manifest = read_manifest(folder)
+    if not manifest.labelled:
+        raise DataError(f"{folder}: has no labels, so nothing can be scored; prepare a labelled set")
+    for name in ("train", "validation", split):
+        if not manifest.split(name).rows:
+            raise DataError(f"{folder}: split '{name}' has no rows; prepare more rows")
+    train = manifest.split("train")
+    rate = train.positives / train.rows
+    if not 0 < rate < 1:
+        raise DataError(f"{folder}: all training labels are the same, nothing can be learnt; prepare more rows")
+    data = Design(folder, manifest)
+    fit = (_solve if train.rows <= whole_rows else _descend)(data)
+    label, constant, regression = [], [], []
+    for rows in data.shards(split):
+        label.append(rows.label)
+        constant.append(np.full(len(rows.label), rate))
+        regression.append(fit.model.predict_proba(data.matrix(rows))[:, 1])
+    truth = np.concatenate(label)
+    return {
+        "format": "ssmpi-baseline",
+        "split": split,
+        "rows": len(truth),
+        "train_rows": train.rows,
+        "constant": {"rate": rate, **scores(truth, np.concatenate(constant))},
+        "logistic_regression": {**fit.settings, **scores(truth, np.concatenate(regression))},
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def scores(label: np.ndarray, probability: np.ndarray) -> dict[str, float | None]:
+    """log_loss, ne, auc, accuracy by scikit-learn; ne and auc are None when all labels are the same.
+
+    label uint8 (rows,), probability float64 (rows,). NE: log-loss over that of always predicting the mean label.
+    """
+    metrics = _scikit("metrics")
+    log_loss = float(metrics.log_loss(label, probability, labels=[0, 1]))
+    found = {"log_loss": log_loss, "accuracy": float(metrics.accuracy_score(label, probability >= 0.5))}
+    mean = float(label.mean())
+    if not 0 < mean < 1:
+        return {**found, "ne": None, "auc": None}
+    entropy = -mean * np.log(mean) - (1 - mean) * np.log(1 - mean)
+    return {**found, "ne": log_loss / float(entropy), "auc": float(metrics.roc_auc_score(label, probability))}
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as a few lines of text."""
+    lines = [
+        f"{report['split']}, {report['rows']:,} rows; fitted on {report['train_rows']:,} rows in {report['seconds']} s"
+    ]
+    lines.append(f"{'':<20}" + "".join(f"{title:>10}" for title in METRICS.values()))
+    for name in ("constant", "logistic_regression"):
+        values = (report[name][metric] for metric in METRICS)
+        cells = "".join(f"{'-' if value is None else format(value, '.4f'):>10}" for value in values)
+        lines.append(f"{name.replace('_', ' '):<20}" + cells)
+    return "\n".join(lines)
+
+
+class Design:
+    """A prepared set as the regression sees it: sparse matrices (rows, sum of cardinalities + 13) and labels."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        total, squares, rows = np.zeros(DENSE_FEATURES), np.zeros(DENSE_FEATURES), 0
+        for part in self.shards("train"):
+            dense = part.dense.astype(np.float64)
+            total, squares, rows = total + dense.sum(axis=0), squares + (dense**2).sum(axis=0), rows + len(dense)
+        deviation = np.sqrt(np.maximum(squares / rows - (total / rows) ** 2, 0))
+        self.mean, self.deviation = total / rows, np.where(deviation > 0, deviation, 1.0)
+
+    def shards(self, split: str) -> Iterator[Rows]:
+        """The rows of a split, shard by shard."""
+        for entry in self.manifest.split(split).shards:
+            if entry.rows:
+                with open_shard(self.folder, entry, self.manifest) as shard:
+                    yield Rows(shard["ids"][:], shard["dense"][:], shard["label"][:])
+
+    def head(self, split: str, rows: int) -> Rows:
+        """About ``rows`` rows of a split, the same share of every shard."""
+        share = min(1.0, rows / self.manifest.split(split).rows)
+        parts = [[c[: int(np.ceil(share * len(c)))] for c in shard] for shard in self.shards(split)]
+        return Rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def matrix(self, rows: Rows) -> Any:
+        """One-hot ids and standardised integers, float32 in compressed rows."""
+        from scipy.sparse import csr_matrix
+
+        offset = np.concatenate([[0], np.cumsum(self.manifest.cardinalities)])
+        features = SPARSE_FEATURES + DENSE_FEATURES
+        columns = np.empty((len(rows.ids), features), np.int32)
+        columns[:, :SPARSE_FEATURES] = rows.ids + offset[:-1]
+        columns[:, SPARSE_FEATURES:] = offset[-1] + np.arange(DENSE_FEATURES)
+        values = np.ones(columns.shape, np.float32)
+        values[:, SPARSE_FEATURES:] = (rows.dense - self.mean) / self.deviation
+        ends = np.arange(0, columns.size + 1, features, dtype=np.int32)
+        return csr_matrix((values.ravel(), columns.ravel(), ends), shape=(len(columns), offset[-1] + DENSE_FEATURES))
+
+
+def _solve(data: Design) -> Fit:
+    """Exactly, by L-BFGS: walk the strength of regularisation from a middle value to where validation is best."""
+    sample, held = data.head("train", SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
+    matrix, held_matrix = data.matrix(sample), data.matrix(held)
+
+    def loss(step: int) -> float:
+        model = _regression(FIRST_STRENGTH * STRENGTH_STEP**step).fit(matrix, sample.label)
+        return _log_loss(model, held_matrix, held.label)
+
+    tried = {step: loss(step) for step in (-1, 0, 1)}
+    while (best := min(tried, key=lambda step: tried[step])) in (min(tried), max(tried)) and len(tried) < 8:
+        step = best + (1 if best == max(tried) else -1)
+        tried[step] = loss(step)
+    strength = round(FIRST_STRENGTH * STRENGTH_STEP**best, 8)
+    whole = data.head("train", data.manifest.split("train").rows)
+    model = _regression(strength).fit(data.matrix(whole), whole.label)
+    return Fit(model, {"solver": "lbfgs", "C": strength, "iterations": int(model.n_iter_[0])})
+
+
+def _regression(strength: float) -> Any:
+    return _scikit("linear_model").LogisticRegression(C=strength, max_iter=300, tol=1e-3)
+
+
+def _descend(data: Design) -> Fit:
+    """By gradient descent, shard by shard: penalty and step size on a sample, then passes while validation improves."""
+    sample, held = data.head("train", 5 * SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
+    matrix, held_matrix = data.matrix(sample), data.matrix(held)
+
+    def loss(setting: tuple[float, float]) -> float:
+        return _log_loss(_descent(*setting).partial_fit(matrix, sample.label, classes=[0, 1]), held_matrix, held.label)
+
+    best = min(((penalty, size) for penalty in PENALTIES for size in STEP_SIZES), key=loss)
+    model = _descent(*best)
+    losses: list[float] = []
+    kept = None
+    while len(losses) < MOST_PASSES:
+        for rows in data.shards("train"):
+            model.partial_fit(data.matrix(rows), rows.label, classes=[0, 1])
+        losses.append(_log_loss(model, held_matrix, held.label))
+        if losses[-1] > min(losses):
+            break
+        kept = (model.coef_.copy(), model.intercept_.copy())
+    assert kept is not None
+    model.coef_, model.intercept_ = kept
+    return Fit(model, {"solver": "sgd", "alpha": best[0], "eta0": best[1], "passes": int(np.argmin(losses)) + 1})
+
+
+def _descent(penalty: float, size: float) -> Any:
+    return _scikit("linear_model").SGDClassifier(
+        loss="log_loss", alpha=penalty, learning_rate="invscaling", eta0=size, power_t=0.1, random_state=0
+    )
+
+
+def _log_loss(model: Any, matrix: Any, label: np.ndarray) -> float:
+    return float(_scikit("metrics").log_loss(label, model.predict_proba(matrix)[:, 1], labels=[0, 1]))
+
+
+def _scikit(part: str) -> Any:
+    """A part of scikit-learn, which is needed nowhere else and therefore optional."""
+    try:
+        return importlib.import_module(f"sklearn.{part}")
+    except ImportError as error:
+        raise UserError(
+            "the baseline needs scikit-learn, which is not installed: pip install 'ssmpi[baseline]'"
+        ) from error

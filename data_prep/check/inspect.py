@@ -1,0 +1,125 @@
+"""``ssmpi-prepare inspect``: what a prepared folder holds, for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.vocabulary.vocabulary import read_vocabulary
+from ssmpi.data.schema import (
+    DENSE_FEATURES,
+    DENSE_NAMES,
+    MISSING_ID,
+    RARE_ID,
+    SPARSE_FEATURES,
+    SPARSE_NAMES,
+    VOCABULARY_NAME,
+    Manifest,
+    open_shard,
+    read_manifest,
+)
+
+BLOCK_ROWS = 1 << 18
+FOLLOWED_IDS = 1 << 20  # ids are by frequency, so the top ones are far below
+TOP = 3
+
+
+@dataclass
+class Totals:
+    """What the rows of all shards add up to."""
+
+    cardinalities: Sequence[int]
+    rows: int = 0
+    low: np.ndarray = field(default_factory=lambda: np.full(DENSE_FEATURES, np.inf))
+    high: np.ndarray = field(default_factory=lambda: np.full(DENSE_FEATURES, -np.inf))
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(DENSE_FEATURES))
+    counts: list[np.ndarray] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.counts = [np.zeros(min(c, FOLLOWED_IDS) + 1, dtype=np.int64) for c in self.cardinalities]
+
+    def add(self, ids: np.ndarray, dense: np.ndarray) -> None:
+        """Take in a block: ids int32 (n, 26), dense float32 (n, 13)."""
+        self.rows += len(ids)
+        self.low = np.minimum(self.low, dense.min(axis=0))
+        self.high = np.maximum(self.high, dense.max(axis=0))
+        self.sums += dense.sum(axis=0, dtype=np.float64)
+        for f, counts in enumerate(self.counts):
+            followed = np.clip(ids[:, f], 0, len(counts) - 1)
+            counts += np.bincount(followed, minlength=len(counts))
+
+
+def describe_folder(folder: Path) -> str:
+    """Read all shards of a prepared folder and describe it. DataError if it is not whole."""
+    manifest = read_manifest(folder)
+    totals = Totals(manifest.cardinalities)
+    for split in manifest.splits.values():
+        for entry in split.shards:
+            with open_shard(folder, entry, manifest) as shard:
+                for start in range(0, entry.rows, BLOCK_ROWS):
+                    totals.add(shard["ids"][start : start + BLOCK_ROWS], shard["dense"][start : start + BLOCK_ROWS])
+    lines = [*_splits(folder, manifest), "", *_dense(manifest, totals), "", *_sparse(folder, manifest, totals), ""]
+    return "\n".join([*lines, *_provenance(manifest)])
+
+
+def _splits(folder: Path, manifest: Manifest) -> list[str]:
+    kind = "labelled" if manifest.labelled else "unlabelled"
+    lines = [f"{folder}: {kind}, {sum(s.rows for s in manifest.splits.values()):,} rows"]
+    lines.append(f"  {'split':<12}{'rows':>15}{'shards':>8}{'label rate':>12}  source rows")
+    for name, split in manifest.splits.items():
+        rate = f"{split.positives / max(split.rows, 1):.4%}" if manifest.labelled else "-"
+        ranges = ", ".join(f"[{a:,}, {b:,})" for a, b in split.row_ranges)
+        lines.append(f"  {name:<12}{split.rows:>15,}{len(split.shards):>8}{rate:>12}  {ranges}")
+    return lines
+
+
+def _share(count: int, rows: int) -> str:
+    return f"{count / max(rows, 1):.2%}"
+
+
+def _dense(manifest: Manifest, totals: Totals) -> list[str]:
+    lines = [
+        f"  {'dense':<8}{'missing':>9}{'min':>10}{'mean':>10}{'max':>10}   {manifest.provenance.get('transform', '')}"
+    ]
+    missing = manifest.provenance.get("missing", {})
+    rows = manifest.provenance.get("rows", totals.rows)
+    for f, name in enumerate(DENSE_NAMES):
+        mean = totals.sums[f] / max(totals.rows, 1)
+        gone = _share(missing[name], rows) if name in missing else "-"
+        lines.append(f"  {name:<8}{gone:>9}{totals.low[f]:>10.3f}{mean:>10.3f}{totals.high[f]:>10.3f}")
+    return lines
+
+
+def _sparse(folder: Path, manifest: Manifest, totals: Totals) -> list[str]:
+    vocabulary = read_vocabulary(folder / VOCABULARY_NAME)
+    missing = manifest.provenance.get("missing", {})
+    rows = manifest.provenance.get("rows", totals.rows)
+    lines = [f"  {'sparse':<8}{'ids':>12}{'missing':>9}{'rare':>9}   most frequent tokens: id token share"]
+    for f in range(SPARSE_FEATURES):
+        name, counts = SPARSE_NAMES[f], totals.counts[f][:-1]
+        gone = _share(missing[name], rows) if name in missing else "-"
+        rare = _share(int(counts[RARE_ID]), totals.rows) if vocabulary.reserved and len(counts) > RARE_ID else "-"
+        tokens = vocabulary.column(f, "token")
+        first = 2 if vocabulary.reserved else 0
+        assert MISSING_ID < RARE_ID < 2
+        top = first + np.argsort(-counts[first:], kind="stable")[:TOP]
+        texts = [f"{i} {tokens[i - first]:08x} {_share(int(counts[i]), totals.rows)}" for i in top]
+        lines.append(f"  {name:<8}{manifest.cardinalities[f]:>12,}{gone:>9}{rare:>9}   {', '.join(texts)}")
+    return [*lines, f"  {'all':<8}{sum(manifest.cardinalities):>12,}"]
+
+
+def _provenance(manifest: Manifest) -> list[str]:
+    about = manifest.provenance
+    lines = ["made from"]
+    for source in about.get("sources", []):
+        lines.append(
+            f"  {source['name']}: {source['bytes']:,} bytes, {source['rows']:,} rows, sha256 {source['checksum'][:16]}"
+        )
+    lines += [f"  skipped {count:,} rows: {reason}" for reason, count in about.get("skipped", {}).items()]
+    for title in ("vocabulary", "arguments"):
+        facts = dict(about.get(title, {}))
+        lines.append(f"{title}: " + ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None))
+    return lines

@@ -1,0 +1,1 @@
+"""Raw Criteo text: reading, parsing, cutting into pieces, scanning, writing."""

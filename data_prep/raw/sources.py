@@ -1,0 +1,234 @@
+"""The raw files: what they are, in which order, and their text in blocks of whole rows from any byte on.
+
+Plain files are cut into pieces of equal bytes that any rank can read; gzip files cannot be entered in the middle and
+are streamed from the start. A row belongs to the piece in which it starts.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from data_prep.shards.ranks import RawDataError
+from ssmpi.core.errors import DataError
+
+BLOCK_BYTES = 2 << 20
+MAX_ROW_BYTES = 1 << 20
+STEP_BYTES = 1 << 16
+NEWLINE = 10
+GZIP_MAGIC = b"\x1f\x8b"
+REMOVE_MARK = "remove it, for example with sed '1s/^\\xef\\xbb\\xbf//'"
+DAY_NAME = re.compile(r"day_(\d+)(\.gz)?$")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One raw file. ``size`` and ``modified`` are the file's own (compressed) bytes and nanoseconds."""
+
+    path: Path
+    index: int
+    size: int
+    modified: int
+    gzipped: bool
+
+    @property
+    def name(self) -> str:
+        """The file name, the only part of the path that goes into outputs."""
+        return self.path.name
+
+
+def open_sources(paths: Sequence[Path]) -> list[Source]:
+    """Check the raw files and put day files in day order; DataError names a path that cannot be taken."""
+    if len({p.resolve() for p in paths}) != len(paths):
+        raise DataError(f"a raw file is given twice in {', '.join(map(str, paths))}; give each file once")
+    days = [DAY_NAME.search(p.name) for p in paths]
+    if all(days):
+        paths = [p for _, p in sorted((int(d[1]), p) for d, p in zip(days, paths, strict=True) if d)]
+    return [_open(path, index) for index, path in enumerate(paths)]
+
+
+def _open(path: Path, index: int) -> Source:
+    if path.is_dir():
+        raise DataError(f"{path}: is a directory, expected a raw file; give the files in it, e.g. {path}/day_*")
+    if not path.exists():
+        raise DataError(f"{path}: no such file; check the path (raw files are train.txt or day_0 ... day_23, also .gz)")
+    if not path.is_file():
+        raise DataError(f"{path}: is a pipe or a device, which cannot be read twice; save its text to a file first")
+    facts = path.stat()
+    if facts.st_size == 0:
+        raise DataError(f"{path}:1: the file is empty (0 bytes); fetch it again or leave it out")
+    with path.open("rb") as file:
+        gzipped = file.read(2) == GZIP_MAGIC
+    _refuse_mark(path, gzipped)
+    return Source(path, index, facts.st_size, facts.st_mtime_ns, gzipped)
+
+
+def _refuse_mark(path: Path, gzipped: bool) -> None:
+    """DataError for text that begins with a byte order mark, which editors show no sign of."""
+    with gzip.open(path) if gzipped else path.open("rb") as file:
+        start, _ = _read_some(file, 3)
+    if start == codecs.BOM_UTF8:
+        raise DataError(f"{path}:1: begins with a byte order mark (EF BB BF), which is no part of a row; {REMOVE_MARK}")
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise DataError(f"{path}:1: is UTF-16 text; convert it with iconv -f UTF-16 -t UTF-8")
+
+
+class TextStream:
+    """The text of one source from byte ``start`` on, in blocks of whole rows.
+
+    Starting inside a row skips the rest of it: it belongs to the piece before. ``offset`` counts bytes of
+    (decompressed) text. DataError for a damaged gzip file, or for a "row" of more than 1 MiB.
+    """
+
+    def __init__(self, source: Source, start: int = 0) -> None:
+        self._source = source
+        self._raw: BinaryIO = source.path.open("rb")
+        self._file: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=self._raw) if source.gzipped else self._raw
+        self._buffer = bytearray(BLOCK_BYTES + MAX_ROW_BYTES + 2 * STEP_BYTES)
+        self._begin = self._end = 0  # where in the buffer the text not yet handed out is
+        self._damage: Exception | None = None
+        self._ended = False
+        self.offset = start
+        if start:
+            self._file.seek(start - 1)
+            self.offset = start - 1
+            self._consume(self._row_end(0))
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._file.close()
+        self._raw.close()
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no row is left."""
+        if self._begin == self._end and not self._ended:
+            self._read()
+        return self._ended and self._begin == self._end
+
+    @property
+    def file_position(self) -> int:
+        """How far the file's own (compressed) bytes have been read."""
+        return self._raw.tell()
+
+    def blocks(self, stop: int) -> Iterator[tuple[np.ndarray, int]]:
+        """Yield (uint8 text of whole rows, newline-ended; its offset): all rows that start before ``stop``.
+
+        A block is a view of the one buffer: it holds until the next is asked for.
+        """
+        while self.offset < stop and not self.exhausted:
+            limit = min(stop - self.offset, BLOCK_BYTES)
+            while self._end - self._begin < limit and not self._ended:
+                self._read(limit - (self._end - self._begin))
+            size = self._row_end(min(limit, self._end - self._begin) - 1)
+            yield np.frombuffer(self._buffer, dtype=np.uint8, count=size, offset=self._begin), self.offset
+            self._consume(size)
+
+    def _row_end(self, position: int) -> int:
+        """The end (after the newline) of the row that holds the byte at ``position``; reads on as needed."""
+        while True:
+            found = self._buffer.find(b"\n", self._begin + position, self._end)
+            if found >= 0:
+                return found + 1 - self._begin
+            if self._ended:
+                return self._end - self._begin
+            if self._end - self._begin - position > MAX_ROW_BYTES:
+                offset = self.offset + position
+                raise RawDataError(
+                    f"{self._source.path}:{line_of(self._source, offset)}: no end of row within {MAX_ROW_BYTES:,} "
+                    "bytes; this is not a raw text file with one row per line"
+                )
+            self._read()
+
+    def _consume(self, count: int) -> None:
+        self._begin += count
+        self.offset += count
+
+    def _read(self, wanted: int = STEP_BYTES) -> None:
+        if self._end + wanted >= len(self._buffer):  # one byte is kept for a missing last newline
+            left = self._end - self._begin
+            self._buffer[:left] = self._buffer[self._begin : self._end]
+            self._begin, self._end = 0, left
+        count = self._read_into(memoryview(self._buffer)[self._end : self._end + wanted])
+        self._end += count
+        if count == 0:
+            if self._damage:
+                self._fail()
+            self._ended = True
+            if self._begin < self._end and self._buffer[self._end - 1] != NEWLINE:
+                self._buffer[self._end] = NEWLINE
+                self._end += 1
+
+    def _read_into(self, room: memoryview) -> int:
+        if not isinstance(self._file, gzip.GzipFile):
+            return self._file.readinto(room)  # type: ignore[attr-defined]
+        if self._damage:
+            return 0
+        text, self._damage = _read_some(self._file, len(room))
+        room[: len(text)] = text
+        return len(text)
+
+    def _fail(self) -> None:
+        offset = self.offset + self._end - self._begin
+        raise RawDataError(
+            f"{self._source.path}:{line_of(self._source, offset)}: damaged or truncated gzip after {offset:,} bytes of "
+            f"text ({self._damage}); fetch the file again"
+        )
+
+
+def _read_some(file: BinaryIO | gzip.GzipFile, wanted: int) -> tuple[bytes, Exception | None]:
+    """Up to ``wanted`` bytes, and the damage that ended a gzip file early; what comes before it is not lost."""
+    if not isinstance(file, gzip.GzipFile):
+        return file.read(wanted), None
+    parts, left = [], wanted
+    try:
+        while left > 0 and (part := file.read1(left)):
+            parts.append(part)
+            left -= len(part)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        return b"".join(parts), error
+    return b"".join(parts), None
+
+
+def line_of(source: Source, offset: int) -> int:
+    """The 1-based line that holds the byte at ``offset`` of the text, by counting, as far as a file can be read."""
+    lines, left = 1, offset
+    with gzip.open(source.path) if source.gzipped else source.path.open("rb") as file:
+        while left > 0:
+            text, _ = _read_some(file, min(left, BLOCK_BYTES))
+            if not text:
+                break
+            lines += text.count(b"\n")
+            left -= len(text)
+    return lines
+
+
+class TextDigest:
+    """The CRC-32 of a piece's text: it tells a changed or damaged file, at half the cost of SHA-256."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+
+    def update(self, text: np.ndarray) -> None:
+        """Take in some text uint8."""
+        self._sum = zlib.crc32(text.data, self._sum)
+
+    def hexdigest(self) -> str:
+        """The checksum so far, eight hexadecimal digits."""
+        return f"{self._sum:08x}"
+
+
+def whole_digest(digests: Sequence[str]) -> str:
+    """A file's checksum: SHA-256 over the ``TextDigest`` of each piece, so that ranks can share the work."""
+    return hashlib.sha256("".join(digests).encode()).hexdigest()

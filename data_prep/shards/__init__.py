@@ -1,0 +1,1 @@
+"""HDF5 shards and their folder: splits, scattering rows, ranks, records."""

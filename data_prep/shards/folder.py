@@ -1,0 +1,196 @@
+"""The output folder over its life: empty, begun, interrupted, whole; who may write into it and what it needs.
+
+Everything temporary is in ``.prepare``. Its ``plan.json`` says which arguments and raw files the folder belongs to;
+the manifest, written last, says the same for ever.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from data_prep.files import load_json, save_json
+from data_prep.options import WORK_NAME, Job, Options
+from data_prep.raw.sources import Source
+from ssmpi.core.errors import DataError, UserError
+from ssmpi.data.schema import MANIFEST_NAME, ROW_BYTES, SPLITS, VOCABULARY_NAME, Manifest, read_manifest
+
+OWN_NAMES = {
+    MANIFEST_NAME,
+    VOCABULARY_NAME,
+    WORK_NAME,
+    *SPLITS,
+    f".{MANIFEST_NAME}.tmp",
+    f".{VOCABULARY_NAME}.tmp",
+}
+SHARD_NAME = re.compile(r"\.?shard-\d+\.h5(\.tmp)?")
+SAMPLE_BYTES = 1 << 20
+GUESSED_VOCABULARY_BYTES_PER_ROW = 40
+FRESH, RESUMED, WHOLE = "fresh", "resumed", "whole"
+REMEDY = "give another --output, or --overwrite to make it anew"
+
+
+class Folder:
+    """The output folder, held by this job alone while it is open (rank 0 only)."""
+
+    def __init__(self, options: Options) -> None:
+        self.output = options.output
+        self.work = options.output / WORK_NAME
+        self._overwrite = options.overwrite
+        self._lock: BinaryIO | None = None
+        self._made = not options.output.exists()
+        vocabulary = options.vocabulary
+        if vocabulary is not None and self.output.resolve() in vocabulary.resolve().parents and options.overwrite:
+            raise UserError(f"--overwrite would remove {vocabulary}, which this run needs; give another --output")
+
+    def begin(self, job: Job) -> str:
+        """Decide whether the folder is fresh, to be gone on with, or whole; DataError if it is something else's."""
+        if self.output.exists() and not self.output.is_dir():
+            raise DataError(f"{self.output}: is a file, not a folder; give another --output")
+        strangers = _strangers(self.output) if self.output.is_dir() else []
+        if strangers:
+            raise DataError(
+                f"{self.output}: holds {strangers[0]!r}, which is not of a prepared data set; give another --output"
+            )
+        if self._overwrite:
+            self._clear()
+        if (self.output / MANIFEST_NAME).is_file():
+            self._compare_whole(job, read_manifest(self.output))
+            return WHOLE
+        return self._begin_work(job)
+
+    def _begin_work(self, job: Job) -> str:
+        plan = {"identity": job.identity, "sources": [[s.name, s.size, s.modified] for s in job.sources]}
+        path = self.work / "plan.json"
+        if path.is_file():
+            found = load_json(path)
+            if found != json.loads(json.dumps(plan)):
+                raise DataError(f"{self.output}: an interrupted run with {_difference(found, plan)}; {REMEDY}")
+            self._take_lock()
+            return RESUMED
+        if any((self.output / name).exists() for name in (*SPLITS, VOCABULARY_NAME)):
+            raise DataError(f"{self.output}: has parts of a data set but no plan to go on by; {REMEDY}")
+        self.work.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        save_json(path, plan)
+        return FRESH
+
+    def _compare_whole(self, job: Job, manifest: Manifest) -> None:
+        sources = manifest.provenance.get("sources", [])
+        found = {
+            "identity": manifest.provenance.get("arguments"),
+            "sources": [[s["name"], s["bytes"]] for s in sources],
+        }
+        asked = {"identity": job.identity, "sources": [[s.name, s.size] for s in job.sources]}
+        if found != json.loads(json.dumps(asked)):
+            raise DataError(f"{self.output}: already holds a data set made with {_difference(found, asked)}; {REMEDY}")
+        for split in manifest.splits.values():
+            for shard in split.shards:
+                path = self.output / shard.file
+                if not path.is_file() or path.stat().st_size != shard.bytes:
+                    raise DataError(f"{path}: missing or of another size than the manifest says; {REMEDY}")
+
+    def _take_lock(self) -> None:
+        self._lock = (self.work / "lock").open("wb")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"{self.output}: another ssmpi-prepare is at work here; wait for it to end") from None
+        except OSError:
+            pass  # a file system without locks: nothing to hold
+
+    def _clear(self) -> None:
+        """Remove what earlier runs wrote, the manifest first: the folder is not whole from that moment."""
+        (self.output / MANIFEST_NAME).unlink(missing_ok=True)
+        for name in OWN_NAMES:
+            path = self.output / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def abandon(self) -> None:
+        """Remove all that was begun: with these raw files it can never be whole, and others are not refused for it."""
+        if self._lock:
+            self._lock.close()
+        self._clear()
+        if self._made:
+            self.output.rmdir()
+
+    def finish(self) -> None:
+        """Remove everything temporary."""
+        if self._lock:
+            self._lock.close()
+        shutil.rmtree(self.work, ignore_errors=True)
+
+
+def _strangers(output: Path) -> list[str]:
+    """What is in the folder that no preparation wrote: nothing of it is ever removed."""
+    found = {path.name for path in output.iterdir()} - OWN_NAMES
+    for split in SPLITS:
+        shards = (output / split).iterdir() if (output / split).is_dir() else ()
+        found |= {f"{split}/{path.name}" for path in shards if not SHARD_NAME.fullmatch(path.name)}
+    return sorted(found)
+
+
+def _difference(found: dict[str, Any], asked: dict[str, Any]) -> str:
+    """The first thing in which an earlier run and this one differ, for a message."""
+    before, now = found["identity"] or {}, asked["identity"]
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            return f"{name} = {before.get(name)!r}, this run has {now.get(name)!r}"
+    return "other raw files (name, size or time of change differ)"
+
+
+def estimated_rows(sources: list[Source]) -> int:
+    """About how many rows the raw files have, from the first MiB of each."""
+    return sum(_estimate(source) for source in sources)
+
+
+def _estimate(source: Source) -> int:
+    with source.path.open("rb") as file:
+        if not source.gzipped:
+            text = file.read(SAMPLE_BYTES)
+            used = len(text)
+        else:
+            try:
+                text = gzip.GzipFile(fileobj=file).read(SAMPLE_BYTES)
+            except (EOFError, OSError):
+                return 0  # damaged: pass 1 says where
+            used = file.tell() if len(text) == SAMPLE_BYTES else source.size
+    return max(1, round(text.count(b"\n") * source.size / used))
+
+
+def disk_need(rows: int, vocabulary_bytes: int, record_bytes: int) -> tuple[int, int]:
+    """Bytes of (output, temporary files)."""
+    return rows * ROW_BYTES + vocabulary_bytes, rows * record_bytes + 2 * vocabulary_bytes
+
+
+def used_bytes(folder: Path) -> int:
+    """Bytes already in a folder."""
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else 0
+
+
+def check_space(output: Path, need: int) -> str:
+    """Compare the need with what is free; DataError if it does not fit. Returns a phrase for the report."""
+    existing = output
+    while not existing.exists():
+        existing = existing.absolute().parent
+    free = shutil.disk_usage(existing).free
+    missing = need - used_bytes(output) - free
+    if missing > 0:
+        raise DataError(
+            f"{output}: needs {gigabytes(need)} of disk (output and temporary files), {gigabytes(free)} are free; free "
+            f"{gigabytes(missing)} or give an --output elsewhere"
+        )
+    return f"{gigabytes(free)} free"
+
+
+def gigabytes(count: float) -> str:
+    """Bytes for people."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.2f} MB"

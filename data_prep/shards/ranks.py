@@ -1,0 +1,146 @@
+"""The ranks that share the work: one process, or all of an MPI job. The only file here that knows MPI.
+
+mpi4py is imported only when a launcher started this process. Ranks work on their own and agree after each step; one
+that fails calls the others off, so that nobody waits for the dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ssmpi.core import launcher_env
+from ssmpi.core.errors import DataError, UserError
+
+T = TypeVar("T")
+
+CALLED_OFF_TAG = 41
+
+
+class CalledOff(Exception):  # noqa: N818 - not an error of this rank
+    """Another rank has failed: leave the work and hear why."""
+
+
+class RawDataError(DataError):
+    """Raw files that cannot be taken as they are; ``place`` (source, byte) orders the findings of several ranks."""
+
+    def __init__(self, message: str, place: tuple[int, int] = (-1, -1)) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+class BadRowError(RawDataError):
+    """A raw row that cannot be taken, and could be left out."""
+
+
+class Ranks:
+    """One process alone: rank 0 of 1."""
+
+    rank = 0
+    size = 1
+
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on every rank."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def call_off(self) -> None:
+        """Tell the other ranks to leave their work."""
+
+    def check(self) -> None:
+        """Raise CalledOff when another rank has failed. Cheap: call it for every block of work."""
+
+    def settle(self, failed: list[int]) -> None:
+        """Take in the messages of the ranks that called off."""
+
+    def abort(self, code: int) -> None:
+        """End the whole job at once."""
+        raise SystemExit(code)
+
+    def together(self, body: Callable[[], T]) -> T:
+        """Run ``body`` on every rank. If it fails anywhere, all ranks raise the error that comes first in the input."""
+        result: Any = None
+        failure: DataError | None = None
+        try:
+            result = body()
+        except CalledOff:
+            pass
+        except (UserError, OSError) as error:
+            failure = error if isinstance(error, RawDataError) else DataError(describe(error))
+            self.call_off()
+        failures = self.allgather(failure)
+        failed = [r for r, found in enumerate(failures) if found is not None]
+        self.settle(failed)
+        if failed:
+            raise min((found for found in failures if found is not None), key=_order)
+        return result
+
+    def first(self, body: Callable[[], T]) -> T:
+        """Run ``body`` on rank 0 and give its result to all; its failure is everybody's."""
+        results = self.allgather(self.together(lambda: body() if self.rank == 0 else None))
+        return results[0]  # type: ignore[return-value]
+
+
+class MPIRanks(Ranks):
+    """All ranks of the MPI job that this process was started in."""
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        launcher_env.check(MPI.COMM_WORLD.size, MPI.Get_library_version().split(",")[0])
+        launcher_env.let_all_arrive()
+        self._comm: Any = MPI.COMM_WORLD
+        self._pending: list[Any] = []
+        self.rank, self.size = self._comm.rank, self._comm.size
+
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on every rank."""
+        gathered: list[T] = self._comm.allgather(value)
+        return gathered
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self._comm.Barrier()
+
+    def call_off(self) -> None:
+        """Tell the other ranks to leave their work."""
+        others = [r for r in range(self.size) if r != self.rank]
+        self._pending += [self._comm.Isend(bytearray(1), dest=r, tag=CALLED_OFF_TAG) for r in others]
+
+    def check(self) -> None:
+        """Raise CalledOff when another rank has failed. Cheap: call it for every block of work."""
+        if self._comm.Iprobe(tag=CALLED_OFF_TAG):
+            raise CalledOff
+
+    def settle(self, failed: list[int]) -> None:
+        """Take in the messages of the ranks that called off."""
+        for rank in failed:
+            if rank != self.rank:
+                self._comm.Recv(bytearray(1), source=rank, tag=CALLED_OFF_TAG)
+        for request in self._pending:
+            request.Wait()
+        self._pending.clear()
+
+    def abort(self, code: int) -> None:
+        """End the whole job at once."""
+        self._comm.Abort(code)
+
+
+def _order(error: DataError) -> tuple[tuple[int, int], str]:
+    """Errors of the whole before those of a place in the input, which come in its order."""
+    return getattr(error, "place", (-1, -1)), str(error)
+
+
+def join() -> Ranks:
+    """The ranks this process belongs to: the MPI job's under a launcher, else just itself."""
+    return Ranks() if launcher_env.alone() else MPIRanks()
+
+
+def describe(error: Exception) -> str:
+    """What an error says to a person; for the operating system's errors the file and a remedy."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}; check the path, its permissions and the free space, then start again"
+    return str(error)

@@ -1,0 +1,103 @@
+"""What a preparation says about itself: the manifest with its provenance, and the summary for a person.
+
+No path, no time and nothing that depends on the number of ranks goes in, so that equal inputs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from data_prep.files import file_checksum
+from data_prep.options import DLRM, TRANSFORM, Job
+from data_prep.raw.scan import PieceRecord
+from data_prep.raw.sources import line_of, whole_digest
+from data_prep.shards.shards import Written
+from data_prep.shards.splits import Ranges
+from data_prep.vocabulary.vocabulary import STATED_MIN_COUNTS, Vocabulary
+from ssmpi.data.schema import DENSE_NAMES, SPARSE_NAMES, VOCABULARY_NAME, Manifest, Split
+
+
+def source_checksums(records: Sequence[PieceRecord], sources: int) -> list[str]:
+    """The checksum of each source, from those of its pieces."""
+    return [whole_digest([r.digest for r in records if r.source == index]) for index in range(sources)]
+
+
+def skipped_rows(records: Sequence[PieceRecord]) -> dict[str, int]:
+    """Rows left out, by reason."""
+    reasons = sorted({reason for record in records for reason in record.skipped})
+    return {reason: sum(r.skipped.get(reason, [0])[0] for r in records) for reason in reasons}
+
+
+def data_set_id(job: Job, records: Sequence[PieceRecord], vocabulary_checksum: str) -> str:
+    """A fingerprint of arguments, sources and vocabulary; on every shard, so that two sets' shards cannot be mixed."""
+    body = [job.identity, source_checksums(records, len(job.sources)), vocabulary_checksum]
+    return hashlib.sha256(json.dumps(body).encode()).hexdigest()[:32]
+
+
+def make_manifest(
+    job: Job, records: Sequence[PieceRecord], ranges: Ranges, vocabulary: Vocabulary, written: Sequence[Written]
+) -> Manifest:
+    """The manifest of a finished folder."""
+    splits = {name: Split(tuple(w.entry for w in written if w.split == name), (rows,)) for name, rows in ranges.items()}
+    files = {VOCABULARY_NAME: file_checksum(vocabulary.path)} | {w.entry.file: w.frame for w in written}
+    checksums = source_checksums(records, len(job.sources))
+    missing = [sum(r.missing[f] for r in records) for f in range(len(DENSE_NAMES + SPARSE_NAMES))]
+    provenance = {
+        "transform": TRANSFORM,
+        "arguments": job.identity,
+        "rows": sum(r.rows for r in records),
+        "sources": [
+            {
+                "name": source.name,
+                "bytes": source.size,
+                "rows": sum(r.rows for r in records if r.source == source.index),
+                "checksum": checksums[source.index],
+            }
+            for source in job.sources
+        ],
+        "skipped": skipped_rows(records),
+        "missing": dict(zip(DENSE_NAMES + SPARSE_NAMES, missing, strict=True)),
+        "label_rate": {name: split.positives / split.rows for name, split in splits.items()} if job.labelled else {},
+        "vocabulary": _about_vocabulary(vocabulary),
+        "files": files,
+    }
+    manifest = Manifest(tuple(vocabulary.cardinalities), splits, job.labelled, json.loads(json.dumps(provenance)))
+    return replace(manifest, provenance={**manifest.provenance, "manifest_checksum": manifest_checksum(manifest)})
+
+
+def _about_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
+    about = {k: v for k, v in vocabulary.about.items() if k not in ("format", "version", "cardinalities", "sizes")}
+    if vocabulary.id_order == DLRM:
+        return about
+    sizes = vocabulary.about["sizes"]
+    totals = {str(least): sum(row[i] for row in sizes) for i, least in enumerate(STATED_MIN_COUNTS)}
+    return {**about, "tokens_with_min_count": totals}
+
+
+def manifest_checksum(manifest: Manifest) -> str:
+    """SHA-256 of what the manifest says, without this checksum itself."""
+    body: Mapping[str, Any] = asdict(manifest)
+    provenance = {k: v for k, v in body["provenance"].items() if k != "manifest_checksum"}
+    text = json.dumps({**body, "provenance": provenance}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def summary(job: Job, records: Sequence[PieceRecord], manifest: Manifest) -> str:
+    """What was made, for a person."""
+    lines = []
+    for name, split in manifest.splits.items():
+        start, stop = split.row_ranges[0]
+        rate = f", label rate {split.positives / split.rows:.4%}" if job.labelled else ""
+        lines.append(
+            f"{name}: {split.rows:,} rows in {len(split.shards)} shards{rate}, source rows [{start:,}, {stop:,})"
+        )
+    for reason, count in skipped_rows(records).items():
+        first = next(r for r in records if reason in r.skipped)
+        source = job.sources[first.source]
+        line = line_of(source, first.skipped[reason][1])
+        lines.append(f"skipped {count:,} rows: {reason}; the first is {source.path}:{line}")
+    return "\n".join(lines)

@@ -1,0 +1,134 @@
+"""Pass 2, first half: encode every piece and leave its packed rows grouped by the shard they go to.
+
+A grouped piece is written once and whole. It is not flushed to disk, which would take longer than making it again:
+after a crash its checksum tells whether it is still whole, and a restarted job goes on with the next piece.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.files import save_array
+from data_prep.options import Job
+from data_prep.progress import Progress
+from data_prep.raw.pieces import OpenPiece, Piece, deal, open_pieces
+from data_prep.raw.scan import PieceRecord
+from data_prep.scratch import Scratch
+from data_prep.shards.ranks import RawDataError
+from data_prep.shards.splits import Layout
+from data_prep.vocabulary.encoding import Encoder
+from data_prep.vocabulary.packing import pack, row_bytes
+
+READ_BYTES = 1 << 20
+CHANGED = "{}: changed since the job began; start again"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A piece of the input and the number of its first row over all sources."""
+
+    record: PieceRecord
+    first_row: int
+
+    def path(self, work: Path) -> Path:
+        """Where its grouped rows are."""
+        return work / "pieces" / f"piece-{self.record.source:04d}-{self.record.piece:06d}.rows"
+
+    def save(self, work: Path, packed: np.ndarray, offsets: np.ndarray) -> None:
+        """Write the grouped rows uint8 (rows, row_bytes) of which ``offsets`` uint32 (shards + 1,) gives the starts."""
+        path = self.path(work)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(".tmp")
+        with beside.open("wb") as out:
+            out.write(packed.data)
+        beside.replace(path)
+        checksum = np.array([zlib.crc32(packed.data)], dtype=np.uint32)
+        save_array(path.with_suffix(".npy"), np.concatenate([checksum, offsets]))
+
+    def offsets(self, work: Path) -> np.ndarray:
+        """Where each shard's rows begin: uint32 (shards + 1,)."""
+        found: np.ndarray = np.load(self.path(work).with_suffix(".npy"))
+        return found[1:]
+
+    def saved(self, work: Path) -> bool:
+        """Whether the grouped rows are on disk as they were written."""
+        path, index = self.path(work), self.path(work).with_suffix(".npy")
+        if not (path.is_file() and index.is_file()):
+            return False
+        checksum = 0
+        with path.open("rb") as file:
+            while part := file.read(READ_BYTES):
+                checksum = zlib.crc32(part, checksum)
+        return checksum == int(np.load(index)[0])
+
+
+def place(records: list[PieceRecord]) -> list[Placed]:
+    """Number the rows of all pieces, in input order."""
+    starts = np.cumsum([0, *(record.rows for record in records)])
+    return [Placed(record, int(start)) for record, start in zip(records, starts, strict=False)]
+
+
+@dataclass(frozen=True)
+class Done:
+    """The pieces that need not be read; whoever owns one looks, once, whether it is."""
+
+    work: Path
+    placed: Mapping[Piece, Placed]
+
+    def __contains__(self, piece: object) -> bool:
+        one = self.placed.get(piece)  # type: ignore[call-overload]
+        return one is not None and (one.record.rows == 0 or one.saved(self.work))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where rows go and who is told. ``wide``: the widths of packed columns."""
+
+    work: Path
+    layout: Layout
+    wide: np.ndarray
+    progress: Progress
+    scratch: Scratch
+
+
+def scatter(job: Job, placed: list[Placed], encoder: Encoder, layout: Layout, wide: np.ndarray) -> None:
+    """Write the grouped pieces that are not there yet, their columns packed ``wide`` bytes wide."""
+    by_key = {p.record.key: p for p in placed}
+
+    def body() -> None:
+        mine = deal(job)
+        with Progress(job.ranks, "pass 2: encode", sum(unit.bytes for unit in mine), "B") as progress:
+            placement = Placement(job.work, layout, wide, progress, Scratch())
+            for unit in mine:
+                for opened in open_pieces(job, unit, Done(job.work, by_key)):
+                    if opened.piece not in by_key:
+                        raise RawDataError(CHANGED.format(opened.source.path))
+                    _scatter_piece(opened, by_key[opened.piece], encoder, placement)
+
+    job.ranks.together(body)
+
+
+def _scatter_piece(opened: OpenPiece, placed: Placed, encoder: Encoder, placement: Placement) -> None:
+    rows = placed.record.rows
+    shards = placement.layout.shard_of(placed.first_row, placed.first_row + rows)
+    counts = np.bincount(shards, minlength=len(placement.layout.targets()))
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    at, row = offsets[:-1].copy(), 0
+    out = placement.scratch.array("packed", (rows, row_bytes(placement.wide)), np.uint8)
+    position = opened.stream.file_position
+    for block in opened.blocks():
+        if row + block.rows > rows:
+            raise RawDataError(CHANGED.format(opened.source.path))
+        columns = (encoder.ids(block), block.integers, block.label)
+        pack(columns, placement.wide, shards[row : row + block.rows], at, out)
+        row += block.rows
+        before, position = position, opened.stream.file_position
+        placement.progress.advance(position - before, block.rows)
+    if row != rows:
+        raise RawDataError(CHANGED.format(opened.source.path))
+    placed.save(placement.work, out, offsets.astype(np.uint32))

@@ -1,0 +1,153 @@
+"""Pass 2, second half: collect each shard's rows from all pieces, permute them and write the shard.
+
+A shard's rows are collected in input order and permuted by draws that depend on seed and shard alone, so it does not
+matter who collected them. Finished shards are kept over a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from data_prep.files import Publisher
+from data_prep.options import TRANSFORM, Job
+from data_prep.progress import Progress
+from data_prep.scratch import Scratch
+from data_prep.shards.scatter import Placed
+from data_prep.shards.splits import Layout, Target, permutation
+from data_prep.vocabulary.packing import SLACK, row_bytes, unpack
+from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Frame, ShardEntry, frame_of, lay_out_shard
+
+
+@dataclass(frozen=True)
+class Written:
+    """A finished shard: its split, its manifest entry and what tells whether the file's frame is as it was written."""
+
+    split: str
+    entry: ShardEntry
+    frame: Frame
+
+
+@dataclass
+class Collector:
+    """Reads the rows of one shard out of all grouped pieces; ``starts`` uint32 (pieces, shards + 1)."""
+
+    work: Path
+    placed: Sequence[Placed]
+    starts: np.ndarray
+    wide: np.ndarray
+    publisher: Publisher
+    scratch: Scratch = field(default_factory=Scratch)
+
+    def rows_of(self, shard: int) -> int:
+        """How many rows the shard has."""
+        return int((self.starts[:, shard + 1] - self.starts[:, shard]).sum(dtype=np.int64))
+
+    def collect(self, shard: int) -> np.ndarray:
+        """The packed rows of a shard in input order, and some slack: uint8 (rows * row_bytes + SLACK,)."""
+        size = row_bytes(self.wide)
+        packed = self.scratch.array("packed", (self.rows_of(shard) * size + SLACK,), np.uint8)
+        at = 0
+        for placed, starts in zip(self.placed, self.starts, strict=True):
+            start, stop = int(starts[shard]) * size, int(starts[shard + 1]) * size
+            if start == stop:
+                continue
+            path = placed.path(self.work)
+            with path.open("rb", buffering=0) as file:
+                file.seek(start)
+                read = file.readinto(packed[at : at + stop - start].data)
+            assert read == stop - start, f"{path} is not whole"
+            at += stop - start
+        return packed
+
+    def columns(self, target: Target, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(ids int32 (rows, 26), dense float32 (rows, 13), label uint8 (rows,)) of a shard, in their final order."""
+        rows = self.rows_of(target.index)
+        order = permutation(seed, target.index, rows) if target.shuffled else np.arange(rows, dtype=np.uint32)
+        ids = self.scratch.array("ids", (rows, SPARSE_FEATURES), np.int32)
+        dense = self.scratch.array("dense", (rows, DENSE_FEATURES), np.float32)
+        label = self.scratch.array("label", (rows,), np.uint8)
+        unpack(self.collect(target.index), order, self.wide, (ids, dense, label))
+        return ids, dense, label
+
+
+def write_shards(
+    job: Job, placed: Sequence[Placed], layout: Layout, wide: np.ndarray, common: dict[str, Any]
+) -> list[Written]:
+    """Write the shards that are not there yet; all of them are returned, in order, on every rank.
+
+    ``wide``: widths of the packed columns; ``common``: attributes that all shards have, ``data_set`` among them.
+    """
+    targets = layout.targets()
+    placed = [one for one in placed if one.record.rows]
+
+    def body() -> list[tuple[int, Written]]:
+        starts = np.empty((len(placed), len(targets) + 1), dtype=np.uint32)
+        for i, one in enumerate(placed):
+            starts[i] = one.offsets(job.work)
+        written = []
+        with Publisher() as publisher:
+            collector = Collector(job.work, placed, starts, wide, publisher)
+            mine = _named(targets, collector)[job.ranks.rank :: job.ranks.size]
+            with Progress(job.ranks, "pass 2: shards", len(mine), " shards") as progress:
+                for target, file in mine:
+                    attributes = common | _attributes(target, layout)
+                    written.append((target.index, _finish(job, collector, target, file, attributes)))
+                    progress.advance(1, written[-1][1].entry.rows)
+            publisher.wait()
+        return written
+
+    gathered = job.ranks.allgather(job.ranks.together(body))
+    return [one for _, one in sorted((pair for some in gathered for pair in some), key=lambda pair: pair[0])]
+
+
+def _named(targets: Sequence[Target], collector: Collector) -> list[tuple[Target, str]]:
+    """File names, numbered within each split over the shards that have rows."""
+    named, numbers = [], dict[str, int]()
+    for target in targets:
+        if collector.rows_of(target.index):
+            number = numbers.get(target.split, 0)
+            numbers[target.split] = number + 1
+            named.append((target, f"{target.split}/shard-{number:05d}.h5"))
+    return named
+
+
+def _attributes(target: Target, layout: Layout) -> dict[str, Any]:
+    return {
+        "split": target.split,
+        "source_rows": list(target.rows),
+        "transform": TRANSFORM,
+        "seed": layout.seed,
+        "shuffled": int(target.shuffled),
+    }
+
+
+def _finish(job: Job, collector: Collector, target: Target, file: str, attributes: dict[str, Any]) -> Written:
+    path = job.options.output / file
+    entry = _found(path, file, attributes["data_set"])
+    if entry is not None:
+        return Written(target.split, entry, frame_of(path))
+    ids, dense, label = collector.columns(target, attributes["seed"])
+    positives = int(np.count_nonzero(label))
+    attributes = attributes | {"rows": len(label), "positives": positives}
+    beside = path.with_name(f".{path.name}.tmp")
+    total = lay_out_shard(beside, ids, dense, label if job.labelled else None, attributes)
+    entry = ShardEntry(file, len(label), positives, beside.stat().st_size, total)
+    frame = frame_of(beside)
+    collector.publisher.publish(beside, path)
+    return Written(target.split, entry, frame)
+
+
+def _found(path: Path, file: str, data_set: str) -> ShardEntry | None:
+    """The entry of a shard that an interrupted run of the same data set has finished."""
+    if not path.is_file():
+        return None
+    with h5py.File(path, "r", locking=False) as shard:
+        about = dict(shard.attrs)
+    assert about["data_set"] == data_set, f"{path} is of another data set"
+    return ShardEntry(file, int(about["rows"]), int(about["positives"]), path.stat().st_size, str(about["checksum"]))

@@ -1,0 +1,1 @@
+"""From tokens to ids: counting, choosing, encoding."""

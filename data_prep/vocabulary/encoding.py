@@ -1,0 +1,57 @@
+"""Turns parsed rows into ids with a vocabulary: the lookup tables, mapped from files that the ranks of a host share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_prep.files import save_array
+from data_prep.options import Job
+from data_prep.raw.parser import Rows
+from data_prep.raw.scan import reduce_tokens
+from data_prep.shards.ranks import RawDataError
+from data_prep.vocabulary.tables import look_up
+from data_prep.vocabulary.vocabulary import Vocabulary
+from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A vocabulary ready for use: one lookup table per feature."""
+
+    vocabulary: Vocabulary
+    tables: Sequence[np.ndarray]
+
+    def ids(self, rows: Rows) -> np.ndarray:
+        """Ids int32 (26, rows); DataError for an unseen token where the vocabulary has no id for it (dlrm order)."""
+        tokens = reduce_tokens(rows.tokens, self.vocabulary.max_ind_range)
+        ids = look_up(tokens, rows.missing, self.tables, reserved=self.vocabulary.reserved)
+        if not self.vocabulary.reserved and ids.size and ids.min() < 0:
+            row, feature = np.argwhere(ids.T < 0)[0]
+            raise RawDataError(
+                f"token {tokens[feature, row]:08x} of {SPARSE_NAMES[feature]} is not in {self.vocabulary.path.name}, "
+                "and dlrm order has no id for unseen tokens; use a vocabulary in frequency order"
+            )
+        return ids
+
+
+def in_memory(vocabulary: Vocabulary) -> Encoder:
+    """An encoder with its tables in this process's memory."""
+    return Encoder(vocabulary, [vocabulary.lookup(f) for f in range(SPARSE_FEATURES)])
+
+
+def shared(job: Job, vocabulary: Vocabulary) -> Encoder:
+    """An encoder whose tables are files in the work folder, made by the ranks together and mapped read-only."""
+    paths = [job.work / "lookup" / f"{name}.npy" for name in SPARSE_NAMES]
+
+    def body() -> None:
+        for f in range(job.ranks.rank, SPARSE_FEATURES, job.ranks.size):
+            job.ranks.check()
+            if not paths[f].is_file():
+                save_array(paths[f], vocabulary.lookup(f))
+
+    job.ranks.together(body)
+    # a plain view: indexing the memmap class is slow and compiled code would be compiled once more for it
+    return Encoder(vocabulary, [np.load(path, mmap_mode="r").view(np.ndarray) for path in paths])

@@ -1,0 +1,101 @@
+"""Makes ``vocabulary.h5`` from the token counts of pass 1.
+
+The ranks merge features side by side, rank 0 puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.files import load_json, save_array, save_json
+from data_prep.options import Job
+from data_prep.progress import Progress
+from data_prep.raw.pieces import Piece
+from data_prep.raw.scan import ScanResult, Window, scan
+from data_prep.shards.ranks import RawDataError
+from data_prep.shards.splits import Ranges
+from data_prep.vocabulary.vocabulary import (
+    RESERVED_IDS,
+    Merged,
+    Vocabulary,
+    merge_feature,
+    read_vocabulary,
+    write_vocabulary,
+)
+from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES, VOCABULARY_NAME
+
+
+def fit_vocabulary(job: Job, found: ScanResult, ranges: Ranges) -> Vocabulary:
+    """The vocabulary of all rows, or of the training rows; one finished by an interrupted run is taken as it is."""
+    path = job.options.output / VOCABULARY_NAME
+    rows = sum(record.rows for record in found.records)
+    if not job.ranks.first(path.is_file):
+        name, counts = "scan", found
+        if job.options.fit_on == "train":
+            if "train" not in ranges:
+                raise RawDataError("--fit-on train: there are no training rows with this --split; use --fit-on all")
+            name = "fit"
+            counts = scan(job, name, "pass 1: count training rows", _training_rows(found, ranges["train"]))
+        _merge(job, job.work / name, counts)
+        rows = rows if name == "scan" else ranges["train"][1] - ranges["train"][0]
+        job.ranks.first(lambda: _assemble(job, path, rows))
+        job.ranks.first(lambda: _drop_parts(job.work / name))
+    vocabulary = job.ranks.together(lambda: read_vocabulary(path))
+    if job.options.min_count > 1 and sum(vocabulary.cardinalities) == RESERVED_IDS * SPARSE_FEATURES:
+        raise RawDataError(f"--min-count {job.options.min_count:,}: no token comes so often; give a smaller one")
+    return vocabulary
+
+
+def _training_rows(found: ScanResult, train: tuple[int, int]) -> Window:
+    """For each piece, which of its rows are training rows."""
+    windows: dict[Piece, tuple[int, int]] = {}
+    row = 0
+    for record in found.records:
+        windows[record.key] = max(train[0] - row, 0), min(train[1] - row, record.rows)
+        row += record.rows
+    return lambda piece: windows[piece]
+
+
+def _merge(job: Job, counts: Path, found: ScanResult) -> None:
+    def body() -> None:
+        options = job.options
+        mine = range(job.ranks.rank, SPARSE_FEATURES, job.ranks.size)
+        with Progress(job.ranks, "vocabulary", len(mine), " features") as progress:
+            for f in mine:
+                place = job.work / "merged" / SPARSE_NAMES[f]
+                if not place.with_suffix(".json").is_file():
+                    merged = merge_feature(counts, found.parts, f, options.id_order, options.min_count)
+                    save_array(place.with_suffix(".tokens.npy"), merged.tokens)
+                    save_array(place.with_suffix(".counts.npy"), merged.counts)
+                    save_json(place.with_suffix(".json"), merged.sizes)
+                progress.advance(1, 0)
+
+    job.ranks.together(body)
+
+
+def _assemble(job: Job, path: Path, rows: int) -> None:
+    def features() -> Iterator[Merged]:
+        for name in SPARSE_NAMES:
+            place = job.work / "merged" / name
+            tokens = np.load(place.with_suffix(".tokens.npy"), mmap_mode="r")
+            counts = np.load(place.with_suffix(".counts.npy"), mmap_mode="r")
+            yield Merged(tokens, counts, load_json(place.with_suffix(".json")))
+
+    options = job.options
+    about = {
+        "id_order": options.id_order,
+        "min_count": options.min_count,
+        "max_ind_range": options.max_ind_range,
+        "fit_on": options.fit_on,
+        "fitted_rows": rows,
+    }
+    write_vocabulary(path, features(), about)
+
+
+def _drop_parts(folder: Path) -> None:
+    """The counts are in the vocabulary now: give their disk space back."""
+    for path in folder.glob("part-*.npy"):
+        path.unlink()

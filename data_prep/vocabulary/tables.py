@@ -1,0 +1,254 @@
+"""Open-addressing hash tables over 32-bit tokens, compiled: counting (or first appearance) and looking up ids.
+
+A count per token in Python costs twenty times as much. Used by ``scan`` (pass 1) and ``vocabulary`` (lookup).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numba import njit
+
+from data_prep.raw.parser import Integer, Rows
+from ssmpi.data.schema import DENSE_FEATURES, MISSING_ID, RARE_ID
+
+FIRST_BITS = 10
+LOAD = 0.6
+LARGE = 1 << 17  # slots
+TOGETHER = 64
+HALF = np.uint64(32)
+MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+@njit(cache=True, nogil=True)
+def _slot(token: Integer, bits: Integer) -> Integer:
+    """The home slot of a token in a table of 2**bits: multiplicative (Fibonacci) hashing."""
+    return np.int64((np.uint64(token) * MIX) >> np.uint64(64 - bits))
+
+
+@njit(cache=True, nogil=True)
+def _count(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray, state: np.ndarray) -> None:
+    """Count tokens from row ``state[0]`` on until done or the table is full at ``state[2]`` entries.
+
+    A slot of ``table`` uint64 is token << 32 | count, 0 when empty. ``state`` int64: next row, entries, limit. Rows
+    whose ``missing`` has ``bit`` set are left out. A table too large for the cache is slow to come: the slots of some
+    rows are fetched ahead (``state[3]`` takes what was fetched, so that the compiler cannot leave it out).
+    """
+    bits = np.int64(np.log2(table.size) + 0.5)
+    wrap = table.size - 1
+    row, used, limit = state[0], state[1], state[2]
+    while row < tokens.size and used < limit:
+        stop = min(row + TOGETHER, tokens.size)
+        if table.size >= LARGE:
+            for ahead in tokens[row:stop]:
+                state[3] ^= np.int64(table[_slot(ahead, bits)])
+        while row < stop and used < limit:
+            if not (missing[row] >> bit) & 1:
+                token = np.uint64(tokens[row])
+                slot = _slot(token, bits)
+                entry = table[slot]
+                while entry != 0 and entry >> HALF != token:
+                    slot = (slot + 1) & wrap
+                    entry = table[slot]
+                if entry == 0:
+                    entry = token << HALF
+                    used += 1
+                table[slot] = entry + np.uint64(1)
+            row += 1
+    state[0], state[1] = row, used
+
+
+@njit(cache=True, nogil=True)
+def _rehash(old: np.ndarray, table: np.ndarray) -> None:
+    bits = np.int64(np.log2(table.size) + 0.5)
+    wrap = table.size - 1
+    for entry in old:
+        if entry != 0:
+            slot = _slot(entry >> HALF, bits)
+            while table[slot] != 0:
+                slot = (slot + 1) & wrap
+            table[slot] = entry
+
+
+@njit(cache=True, nogil=True)
+def _note_first(tokens: np.ndarray, first: int, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
+    """As ``_count``, but a token's value becomes 1 + the least position seen, where row r is at ``first + r``."""
+    bits = np.int64(np.log2(keys.size) + 0.5)
+    wrap = keys.size - 1
+    row, used, limit = state[0], state[1], state[2]
+    while row < tokens.size and used < limit:
+        token = tokens[row]
+        slot = _slot(token, bits)
+        while values[slot] != 0 and keys[slot] != token:
+            slot = (slot + 1) & wrap
+        if values[slot] == 0:
+            keys[slot] = token
+            used += 1
+            values[slot] = first + row + 1
+        else:
+            values[slot] = min(values[slot], first + row + 1)
+        row += 1
+    state[0], state[1] = row, used
+
+
+@njit(cache=True, nogil=True)
+def _refill(old_keys: np.ndarray, old_values: np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
+    bits = np.int64(np.log2(keys.size) + 0.5)
+    wrap = keys.size - 1
+    for old in range(old_keys.size):
+        if old_values[old] != 0:
+            slot = _slot(old_keys[old], bits)
+            while values[slot] != 0:
+                slot = (slot + 1) & wrap
+            keys[slot] = old_keys[old]
+            values[slot] = old_values[old]
+
+
+class TokenTable(ABC):
+    """Tokens of one feature with a value each. Grows by doubling."""
+
+    slot_bytes: int
+
+    def __init__(self) -> None:
+        self._bits = FIRST_BITS
+        self.entries = 0
+        self._allocate()
+
+    @abstractmethod
+    def _allocate(self) -> None:
+        """Make an empty table of 2**bits slots."""
+
+    @abstractmethod
+    def _grow(self) -> None:
+        """Double the table."""
+
+    @abstractmethod
+    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
+        """What fills the table as it is now, given the state that ``_count`` describes."""
+
+    @abstractmethod
+    def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens uint32 ascending, values int64)."""
+
+    def bytes_with(self, rows: int) -> int:
+        """Memory while ``rows`` more tokens come in, all of them new: the table, and the one it outgrows."""
+        slots = 1 << self._bits
+        if self.entries + rows < LOAD * slots:
+            return self.slot_bytes * slots
+        while self.entries + rows >= LOAD * slots:
+            slots *= 2
+        return self.slot_bytes * (slots + slots // 2)
+
+    def take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> None:
+        """Take in ``tokens`` uint32 (rows,), feature ``feature`` of ``rows``; the first row is at ``position``."""
+        state = np.array([0, self.entries, 0, 0], dtype=np.int64)
+        while True:
+            state[2] = int(LOAD * (1 << self._bits))
+            self._take(rows, feature, tokens, position)(state)
+            self.entries = int(state[1])
+            if state[0] >= len(tokens):
+                return
+            self._bits += 1
+            self._grow()
+
+    def drain(self) -> tuple[np.ndarray, np.ndarray]:
+        """Empty the table: (tokens uint32 ascending, values int64)."""
+        drained = self._sorted()
+        self._bits, self.entries = FIRST_BITS, 0
+        self._allocate()
+        return drained
+
+
+class CountTable(TokenTable):
+    """How often each token occurs; missing ones are left out. Fewer than 2**32 rows between two drains."""
+
+    slot_bytes = 8
+
+    def _allocate(self) -> None:
+        self._table = np.zeros(1 << self._bits, dtype=np.uint64)
+
+    def _grow(self) -> None:
+        old = self._table
+        self._allocate()
+        _rehash(old, self._table)
+
+    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
+        return lambda state: _count(tokens, rows.missing, DENSE_FEATURES + feature, self._table, state)
+
+    def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        entries = np.sort(self._table[self._table != 0])
+        return (entries >> HALF).astype(np.uint32), (entries & np.uint64(0xFFFFFFFF)).astype(np.int64)
+
+
+class FirstTable(TokenTable):
+    """1 + the least position at which each token occurs; a missing one is token 0."""
+
+    slot_bytes = 12
+
+    def _allocate(self) -> None:
+        self._keys = np.zeros(1 << self._bits, dtype=np.uint32)
+        self._values = np.zeros(1 << self._bits, dtype=np.int64)
+
+    def _grow(self) -> None:
+        keys, values = self._keys, self._values
+        self._allocate()
+        _refill(keys, values, self._keys, self._values)
+
+    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
+        return lambda state: _note_first(tokens, position, self._keys, self._values, state)
+
+    def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        taken = self._values != 0
+        order = np.argsort(self._keys[taken])
+        return self._keys[taken][order], self._values[taken][order]
+
+
+@njit(cache=True, nogil=True)
+def _build(tokens: np.ndarray, first_id: int, table: np.ndarray) -> None:
+    bits = np.int64(np.log2(table.size) + 0.5)
+    wrap = table.size - 1
+    for i in range(tokens.size):
+        slot = _slot(tokens[i], bits)
+        while table[slot] != 0:
+            slot = (slot + 1) & wrap
+        table[slot] = (np.uint64(tokens[i]) << np.uint64(32)) | np.uint64(first_id + i + 1)
+
+
+def lookup_table(tokens: np.ndarray, first_id: int) -> np.ndarray:
+    """A table uint64 (slots,) from which ``look_up`` finds ids: ``tokens[i]`` has id ``first_id + i``."""
+    slots = 1 << max(4, int(len(tokens) / LOAD).bit_length())
+    table = np.zeros(slots, dtype=np.uint64)
+    _build(tokens, first_id, table)
+    table.flags.writeable = False
+    return table
+
+
+@njit(cache=True, nogil=True)
+def _look_up(
+    tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray, reserved: tuple[int, int], ids: np.ndarray
+) -> None:
+    bits = np.int64(np.log2(table.size) + 0.5)
+    wrap = table.size - 1
+    for row in range(tokens.size):
+        if bit >= 0 and (missing[row] >> bit) & 1:
+            ids[row] = reserved[0]
+            continue
+        token = np.uint64(tokens[row])
+        slot = _slot(token, bits)
+        entry = table[slot]
+        while entry != 0 and entry >> HALF != token:
+            slot = (slot + 1) & wrap
+            entry = table[slot]
+        ids[row] = np.int32((entry & np.uint64(0xFFFFFFFF)) - np.uint64(1)) if entry != 0 else reserved[1]
+
+
+def look_up(tokens: np.ndarray, missing: np.ndarray, tables: Sequence[np.ndarray], *, reserved: bool) -> np.ndarray:
+    """Ids int32 (26, rows) of ``tokens`` uint32 (26, rows). With ``reserved`` 0 is missing and 1 unseen; otherwise a
+    missing token is token 0 and an unseen one gets -1."""
+    ids = np.empty(tokens.shape, dtype=np.int32)
+    for f, table in enumerate(tables):
+        bit = DENSE_FEATURES + f if reserved else -1
+        _look_up(tokens[f], missing, bit, table, (MISSING_ID, RARE_ID if reserved else -1), ids[f])
+    return ids

@@ -1,0 +1,186 @@
+"""The vocabulary: which token has which id, made from the counts of pass 1, saved as ``vocabulary.h5``, used again.
+
+``vocabulary.h5`` has a group per feature (C1 ... C26) with ``token`` uint32 (tokens,) in id order and, ordered by
+frequency, ``count`` int64 (tokens,): token i has id i + 2 (0 missing, 1 rare or unseen), count descending, token
+ascending. In dlrm order token i has id i: first appearance, missing counted as token 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from data_prep.files import whole
+from data_prep.options import DLRM, FREQUENCY, MERGE_ENTRIES
+from data_prep.raw.scan import Part
+from data_prep.vocabulary.tables import lookup_table
+from ssmpi.core.errors import DataError
+from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
+
+FORMAT, VERSION = "ssmpi-vocabulary", 1
+STATED_MIN_COUNTS = (1, 2, 3, 10, 15)
+RESERVED_IDS = 2
+
+
+@dataclass(frozen=True)
+class Merged:
+    """One feature's vocabulary: tokens in id order, their counts, and how many tokens reach each stated min-count."""
+
+    tokens: np.ndarray
+    counts: np.ndarray
+    sizes: list[int]
+
+
+def _spans(folder: Path, parts: Sequence[Part], feature: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    spans = []
+    for part in parts:
+        cut = slice(part.bounds[feature], part.bounds[feature + 1])
+        tokens = np.load(folder / f"{part.name}.tokens.npy", mmap_mode="r")[cut]
+        spans.append((tokens, np.load(folder / f"{part.name}.values.npy", mmap_mode="r")[cut]))
+    return spans
+
+
+def _merged_ranges(
+    spans: Sequence[tuple[np.ndarray, np.ndarray]], order: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(tokens ascending, merged values), one token range after the other, so that little is in memory at once."""
+    if len(spans) == 1:
+        yield spans[0]
+        return
+    entries = sum(len(tokens) for tokens, _ in spans)
+    ranges = max(1, -(-entries // MERGE_ENTRIES))
+    edges = [(2**32 * i) // ranges for i in range(ranges + 1)]
+    for low, high in itertools.pairwise(edges):
+        cuts = [(np.searchsorted(t, np.uint32(low)), _upper(t, high)) for t, _ in spans]
+        tokens = np.concatenate(
+            [t[a:b] for (t, _), (a, b) in zip(spans, cuts, strict=True)] or [np.empty(0, np.uint32)]
+        )
+        values = np.concatenate([v[a:b] for (_, v), (a, b) in zip(spans, cuts, strict=True)] or [np.empty(0, np.int64)])
+        if len(tokens):
+            by_token = np.argsort(tokens, kind="stable")
+            tokens, values = tokens[by_token], values[by_token]
+            starts = np.flatnonzero(np.r_[True, tokens[1:] != tokens[:-1]])
+            merge = np.minimum if order == DLRM else np.add
+            yield tokens[starts], merge.reduceat(values, starts)
+
+
+def _upper(tokens: np.ndarray, high: int) -> int:
+    return len(tokens) if high >= 2**32 else int(np.searchsorted(tokens, np.uint32(high)))
+
+
+def merge_feature(folder: Path, parts: Sequence[Part], feature: int, order: str, min_count: int) -> Merged:
+    """Merge the sorted parts of one feature and put its tokens in id order, in ``ORDERING_BYTES`` per token."""
+    sizes = np.zeros(len(STATED_MIN_COUNTS), dtype=np.int64)
+    tokens, values = _kept(_merged_ranges(_spans(folder, parts, feature), order), order, min_count, sizes)
+    by_id = np.argsort(values if order == DLRM else -values, kind="stable")
+    return Merged(tokens[by_id], values[by_id], sizes.tolist())
+
+
+def _kept(
+    ranges: Iterator[tuple[np.ndarray, np.ndarray]], order: str, min_count: int, sizes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, values) that reach ``min_count``, joined; ``sizes`` int64: how many reach each stated one, added to."""
+    tokens, values = [np.empty(0, np.uint32)], [np.empty(0, np.int64)]
+    for some_tokens, some_values in ranges:
+        if order == FREQUENCY:
+            sizes += [np.count_nonzero(some_values >= least) for least in STATED_MIN_COUNTS]
+            kept = some_values >= min_count
+            some_tokens, some_values = some_tokens[kept], some_values[kept]
+        tokens.append(some_tokens)
+        values.append(some_values)
+    return np.concatenate(tokens), np.concatenate(values)
+
+
+def write_vocabulary(path: Path, features: Iterator[Merged], attributes: Mapping[str, Any]) -> None:
+    """Write ``vocabulary.h5`` whole. ``attributes``: id_order, min_count, max_ind_range, fit_on, fitted_rows."""
+    with whole(path) as beside, h5py.File(beside, "w") as out:
+        cardinalities, sizes = [], []
+        for name, merged in zip(SPARSE_NAMES, features, strict=True):
+            group = out.create_group(name)
+            group.create_dataset("token", data=merged.tokens, dtype="<u4")
+            if attributes["id_order"] == FREQUENCY:
+                group.create_dataset("count", data=merged.counts, dtype="<i8")
+            cardinalities.append(len(merged.tokens) + (RESERVED_IDS if attributes["id_order"] == FREQUENCY else 0))
+            sizes.append(merged.sizes)
+        if max(cardinalities) >= 2**31:
+            raise DataError("more than 2**31 ids for one feature: use --max-ind-range or --min-count")
+        body = {"format": FORMAT, "version": VERSION, "cardinalities": cardinalities, "sizes": sizes, **attributes}
+        out.attrs["about"] = json.dumps(body)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a vocabulary file says. ``sizes`` (26, 5): tokens that reach the stated min-counts; empty in dlrm order."""
+
+    path: Path
+    id_order: str
+    max_ind_range: int
+    cardinalities: list[int]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def reserved(self) -> bool:
+        """Whether ids 0 and 1 are missing and rare."""
+        return self.id_order == FREQUENCY
+
+    def lookup(self, feature: int) -> np.ndarray:
+        """The lookup table of one feature, for ``tables.look_up``."""
+        tokens = self.column(feature, "token")
+        return lookup_table(tokens, RESERVED_IDS if self.reserved else 0)
+
+    def column(self, feature: int, name: str) -> np.ndarray:
+        """``token`` uint32 or ``count`` int64 of one feature, in id order."""
+        try:
+            with h5py.File(self.path, "r", locking=False) as file:
+                column: np.ndarray = file[SPARSE_NAMES[feature]][name][:]
+        except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise DataError(
+                f"{self.path}: damaged at {SPARSE_NAMES[feature]}/{name} ({error}); make it again"
+            ) from error
+        return column
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """Read what a vocabulary file says of itself; DataError if it is not one. A prepared folder stands for its own."""
+    if path.is_dir():
+        path = path / "vocabulary.h5"
+    if not path.is_file():
+        raise DataError(
+            f"{path}: no such vocabulary file; 'ssmpi-prepare criteo' writes vocabulary.h5 beside the shards"
+        )
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            about = json.loads(file.attrs["about"])
+            lengths = [len(file[name]["token"]) for name in SPARSE_NAMES]
+        found = (about["format"], about["version"])
+        if found != (FORMAT, VERSION):
+            raise DataError(
+                f"{path}: format {found}, this program reads {(FORMAT, VERSION)}; make the vocabulary again"
+            )
+        vocabulary = Vocabulary(path, about["id_order"], about["max_ind_range"], about["cardinalities"], about)
+        reserved = RESERVED_IDS if vocabulary.reserved else 0
+        if vocabulary.cardinalities != [n + reserved for n in lengths]:
+            raise DataError(f"{path}: cardinalities do not agree with the tokens; the file is damaged, make it again")
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: not a readable vocabulary file ({error}); give a vocabulary.h5") from error
+    return vocabulary
+
+
+def size_table(vocabulary: Vocabulary) -> str:
+    """The numbers of ids (reserved ones included) that the stated min-counts would give, as text."""
+    if not vocabulary.reserved:
+        total = sum(vocabulary.cardinalities)
+        return f"ids in order of first appearance: {total:,} in all\n" + ", ".join(map(str, vocabulary.cardinalities))
+    head = "ids per feature   " + "".join(f"{'min-count ' + str(c):>15}" for c in STATED_MIN_COUNTS)
+    sizes = np.array(vocabulary.about["sizes"]).reshape(SPARSE_FEATURES, -1) + RESERVED_IDS
+    lines = [f"  {n:<16}" + "".join(f"{s:>15,}" for s in row) for n, row in zip(SPARSE_NAMES, sizes, strict=True)]
+    return "\n".join([head, *lines, f"  {'all':<16}" + "".join(f"{s:>15,}" for s in sizes.sum(axis=0))])

@@ -1,0 +1,235 @@
+"""``ssmpi bench cluster``: how each algorithm scales with trainers, on this host, beside what ``ssmpi.tools.forecast`` predicts.
+
+Twenty trainers do not fit on two cores, but their communication does: see ``emulate`` for what is real and what is not. A visit is
+an MPI job of its own: start, warm-up, a few windows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ssmpi.bench import data, machine
+from ssmpi.bench.cluster import scenario_picture
+from ssmpi.bench.cluster.limited_links import shaped_hosts
+from ssmpi.bench.cluster.scenarios import SHAPES, Shape, ordered
+from ssmpi.bench.contenders import chosen
+from ssmpi.bench.emulate import Emulation
+from ssmpi.bench.jobs import Jobs, Start
+from ssmpi.bench.throughput import plain, say
+from ssmpi.bench.windows import Timing
+from ssmpi.config import load
+from ssmpi.core import atomic_file
+from ssmpi.core.errors import SettingsError
+from ssmpi.core.settings import SECONDS, positive, require
+from ssmpi.tools.forecast import Forecast, Links, Outcome, forecast
+
+ROWS = 300_000
+WITHIN = 0.2  # of the prediction
+FULL_HOST = 0.9  # of its cores: what is measured beyond is this host, not what is emulated
+RESULT = "cluster.json"
+
+# Small, so that many trainers fit; much dense against few embedding bytes, so that each kind of link can be the first to be full.
+SMALL = (
+    "data.batch_size=32", "data.block_rows=2048", "model.bottom=[32,8]", "model.top=[128,64,1]", "embedding.dim=8",
+    "dense.optimizer=sgd", "embedding.optimizer=sgd", "topology.threads=1", "embedding.transport=messages",
+    "sync.cpu_share=1.0", "checkpoint.every_minutes=0",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """``step_ms`` of dense computation; MB/s and direction of each sync PS and of each narrow embedding PS. ``virtual_hosts``: each
+    server is on one of its own, and the kernel limits its link.
+    """
+
+    folder: Path = Path("runs/bench")
+    trainers: tuple[int, ...] = (1, 2, 4, 8, 16)
+    step_ms: float = 50.0
+    link_mb: float = 4.0
+    embedding_link_mb: float = 2.0
+    seconds: float = 2.0
+    only: str = ""
+    virtual_hosts: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.trainers) and min(self.trainers) >= 1,
+            f"--trainers must list positive numbers, got {self.trainers}",
+        )
+        for name in ("step_ms", "link_mb", "embedding_link_mb", "seconds"):
+            positive(f"--{name.replace('_', '-')}", getattr(self, name), SECONDS)
+
+    @property
+    def timing(self) -> Timing:
+        """Of one visit: long enough to begin with that queues have filled."""
+        return Timing(2 * self.seconds, self.seconds, 3)
+
+    def links(self, shape: Shape) -> Links:
+        """Those that are limited: trainers' own are not."""
+        return Links(1e6 * self.link_mb, self._narrow(shape) or math.inf)
+
+    def rates(self, shape: Shape) -> list[float | None]:
+        """The same for each server in rank order; None for a link that is not limited."""
+        return [self._narrow(shape)] * shape.embedding_ps + [1e6 * self.link_mb] * shape.sync_ps
+
+    def emulation(self, shape: Shape) -> Emulation:
+        """What the ranks emulate: links only where the kernel does not limit them."""
+        links = () if self.virtual_hosts else (1e6 * self.link_mb, self._narrow(shape))
+        return Emulation(self.step_ms / 1e3, *links)
+
+    def _narrow(self, shape: Shape) -> float | None:
+        return 1e6 * self.embedding_link_mb if shape.narrow else None
+
+
+def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -> Path:
+    """The whole benchmark; prints the table and returns the JSON file, beside which table and plot are."""
+    visits = ordered([shape for shape in SHAPES if chosen(shape.name, options.only)], options.trainers)
+    if not visits:
+        raise SettingsError(
+            f"--only '{options.only}' lets nothing through; there are: {'; '.join(s.name for s in SHAPES)}"
+        )
+    options.folder.mkdir(parents=True, exist_ok=True)
+    base = run_file_for(options, run_file, overrides)
+    say(
+        f"{len(visits)} jobs of up to {max(shape.ranks(n) for shape, n in visits)} ranks, {options.timing.total:g} s each"
+    )
+    header, rows = machine.describe(), []
+    models = {shape: expected(options, shape, base) for shape, _ in visits}
+    with starter(options, visits, base) as start:
+        for number, (shape, trainers) in enumerate(visits):
+            rows.append(visit(options, shape, base, models[shape].of(trainers), start(shape, trainers)))
+            say(f"{number + 1:>3}/{len(visits)} {line(rows[-1])}")
+    counts = range(1, max(options.trainers) + 1)
+    curves = {shape.name: [asdict(model.of(n)) for n in counts] for shape, model in models.items()}
+    report = {"header": header, "options": plain(options), "run_file": str(base), "rows": rows, "curves": curves}
+    return leave(options.folder, report)
+
+
+def run_file_for(options: Options, given: Path | None, overrides: Sequence[str]) -> Path:
+    """What all jobs start from. A run file brings its data; its model and rates would have no meaning here."""
+    target = options.folder / "cluster.toml"
+    target.write_text("", encoding="utf-8")
+    if given:
+        rows = f"data.folder={load(given, overrides).data.folder}"
+    elif any(override.replace(" ", "").startswith("data.folder=") for override in overrides):
+        rows = ""
+    else:
+        rows = f"data.folder={data.synthetic(options.folder / 'data', ROWS)}"
+    return data.base_run_file(target, tuple(filter(None, (*SMALL, rows, *overrides))), options.folder, short=False)
+
+
+def expected(options: Options, shape: Shape, base: Path) -> Forecast:
+    """What is predicted, for any number of trainers."""
+    return forecast(load(base, shape.overrides(2)), options.step_ms / 1e3, options.links(shape))
+
+
+@contextlib.contextmanager
+def starter(
+    options: Options, visits: Sequence[tuple[Shape, int]], base: Path
+) -> Iterator[Callable[[Shape, int], Start]]:
+    """How a visit's ranks are started. Virtual hosts are there until the block ends."""
+    if not options.virtual_hosts:
+        yield lambda shape, trainers: Start()
+        return
+    servers = max(shape.servers for shape, _ in visits)
+    with shaped_hosts(servers, options.folder, Path(load(base, ()).data.folder)) as hosts:
+        yield lambda shape, trainers: hosts.start(trainers, options.rates(shape))
+
+
+def visit(options: Options, shape: Shape, base: Path, predicted: Outcome, start: Start) -> dict[str, Any]:
+    """One job of as many trainers as were predicted for."""
+    settings = shape.overrides(predicted.trainers)
+    jobs = Jobs(base, options.folder / "jobs", options.emulation(shape), start)
+    found = jobs.run(shape.ranks(predicted.trainers), settings, options.timing)
+    return figures(shape, predicted, found, load(base, settings).data.batch_size)
+
+
+def figures(shape: Shape, predicted: Outcome, found: dict[str, Any], batch: int) -> dict[str, Any]:
+    """One row of the table; ``gap`` in iterations; ``cores`` that the job used; ``host``, the share of all cores busy."""
+    eps = statistics.fmean(found["eps"])  # not the median: steps come in bursts between rounds
+    iterations = eps * found["seconds"] / batch / predicted.trainers
+    gap = iterations / found["rounds"] if found["rounds"] else None
+    host = found["host"]["busy"] / found["seconds"] / (machine.cores() or 1)
+    return {
+        "shape": shape.name,
+        "trainers": predicted.trainers,
+        "eps": eps,
+        "windows": found["eps"],
+        "predicted_eps": predicted.eps,
+        "deviation": eps / predicted.eps - 1,
+        "gap": gap,
+        "predicted_gap": predicted.gap,
+        "full": predicted.full,
+        "cores": sum(found["cpu"].values()) / found["seconds"],
+        "host": host,
+        "host_full": host > FULL_HOST,
+    }
+
+
+def leave(folder: Path, report: dict[str, Any]) -> Path:
+    """Write JSON, table and plot; print the table."""
+    target = folder / RESULT
+    atomic_file.write(target, json.dumps(report, indent=1) + "\n")
+    text = table(report)
+    atomic_file.write(target.with_suffix(".txt"), text + "\n")
+    print(text)
+    files = [target, target.with_suffix(".txt"), scenario_picture.draw(report, target.with_suffix(".png"))]
+    say(f"in {folder}: {', '.join(file.name for file in files if file)}")
+    return target
+
+
+HEADS = (
+    f"{'':28} {'trainers':>8} {'EPS':>9} {'predicted':>9} {'off':>6} {'gap':>7} {'predicted':>9} {'cores':>5} {'host':>5}  "
+    "limited by"
+)
+
+
+BUCKETS = "What limits a link is a token bucket in its server's loop."
+VIRTUAL_HOSTS = (
+    "What limits a link is the kernel: each server is on a virtual host of its own (namespaces, tc's token bucket filter), all "
+    "trainers on\none more. TCP gets less through than the link's rate; cores are those of the trainers' host."
+)
+
+
+def table(report: dict[str, Any]) -> str:
+    """What is emulated, a line for each job, and how many are as predicted."""
+    options, header = report["options"], report["header"]
+    rows = sorted(report["rows"], key=lambda row: [shape.name for shape in SHAPES].index(row["shape"]))
+    near = sum(abs(row["deviation"]) <= WITHIN for row in rows)
+    crowded = sum(row["host_full"] for row in rows)
+    lines = [
+        f"Emulated on one host ({header['cores']} cores, load {header['load_before']:.1f} before): dense computation is a wait of "
+        f"{options['step_ms']:g} ms a step,",
+        f"sync PS links carry {options['link_mb']:g} MB/s and direction, narrow embedding PS links "
+        f"{options['embedding_link_mb']:g} MB/s; links of trainers are not limited.",
+        VIRTUAL_HOSTS if options["virtual_hosts"] else BUCKETS,
+        "Ranks, messages, rows and rounds are real.",
+        "",
+        HEADS,
+        *map(line, rows),
+        "",
+        f"EPS within {WITHIN:.0%} of the prediction: {near} of {len(rows)} jobs. Gap: iterations between two rounds of a trainer.",
+    ]
+    if crowded:
+        lines.append(
+            f"* over {FULL_HOST:.0%} of this host's cores were busy ({crowded} of {len(rows)} jobs; cores is their own part): "
+            "such a figure is the host's as much as the emulated cluster's. A longer step with slower links has the same shape."
+        )
+    return "\n".join(lines)
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row."""
+    gap, expected = ("-" if value is None else f"{value:,.1f}" for value in (row["gap"], row["predicted_gap"]))
+    mark = "*" if row["host_full"] else " "
+    return (
+        f"{row['shape']:28} {row['trainers']:8} {row['eps']:9,.0f} {row['predicted_eps']:9,.0f} {row['deviation']:+6.0%} "
+        f"{gap:>7} {expected:>9} {row['cores']:5.2f} {row['host']:5.0%}{mark} {row['full']}"
+    )

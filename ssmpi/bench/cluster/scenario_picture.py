@@ -1,0 +1,53 @@
+"""The report of ``ssmpi bench cluster`` as a picture: EPS and sync gap by trainers, measured as marks, predicted as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ssmpi.bench.picture import pyplot
+from ssmpi.core import atomic_file
+
+
+def draw(report: Mapping[str, Any], target: Path) -> Path | None:
+    """Write the picture, where there is matplotlib."""
+    plt = pyplot()
+    if not plt:
+        return None
+    figure, (speed, gap) = plt.subplots(1, 2, figsize=(13, 5.5), constrained_layout=True)
+    shapes = list(dict.fromkeys(row["shape"] for row in report["rows"]))
+    for number, shape in enumerate(shapes):
+        rows = sorted((row for row in report["rows"] if row["shape"] == shape), key=lambda row: row["trainers"])
+        colour = plt.get_cmap("tab20")(number % 20)
+        curve(speed, rows, report["curves"][shape], "eps", colour)
+        curve(gap, rows, report["curves"][shape], "gap", colour)
+        speed.plot([], [], "o-", color=colour, label=shape)
+    speed.set(xlabel="trainers", ylabel="examples per second", ylim=(0, None))
+    gap.set(xlabel="trainers", ylabel="iterations between two rounds", ylim=(0, None))
+    for axis in (speed, gap):
+        axis.grid(alpha=0.3)
+    options = report["options"]
+    figure.suptitle(
+        f"emulated on {report['header']['cores']} cores: a step is a wait of {options['step_ms']:g} ms, sync PS links are token "
+        f"buckets of {options['link_mb']:g} MB/s; marks are measured (hollow: host full), lines predicted",
+        fontsize=11,
+    )
+    handles, labels = speed.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    with atomic_file.whole(target) as beside:
+        figure.savefig(beside, dpi=110, format="png")
+    plt.close(figure)
+    return target
+
+
+def curve(axis: Any, rows: list[dict[str, Any]], predicted: list[dict[str, Any]], what: str, colour: Any) -> None:
+    """One contender: what there is of measured and predicted values; hollow marks where the host was full."""
+    there = [out for out in predicted if out[what] is not None]
+    axis.plot([out["trainers"] for out in there], [out[what] for out in there], "-", color=colour, alpha=0.6)
+    for full in (False, True):
+        some = [row for row in rows if row[what] is not None and row["host_full"] is full]
+        face = "none" if full else colour
+        axis.plot(
+            [row["trainers"] for row in some], [row[what] for row in some], "o", color=colour, markerfacecolor=face
+        )

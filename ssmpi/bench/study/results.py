@@ -1,0 +1,113 @@
+"""The outcome of a study: one table in Markdown and JSON, and a page with pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ssmpi import __version__
+from ssmpi.bench.study import trend
+from ssmpi.bench.study.grid import Cell, Point, Study
+from ssmpi.core import atomic_file
+from ssmpi.core.errors import UserError
+from ssmpi.core.log import log
+from ssmpi.report import columns, page
+from ssmpi.report.groups import Group, Row, name_of, row
+from ssmpi.report.record import read
+from ssmpi.report.results import plain
+
+
+def write(study: Study, missing: Sequence[Cell]) -> tuple[str, list[Path]]:
+    """Write ``results.md``, ``results.json``, ``results.html`` and pictures; returns the text and the files."""
+    names = {cell.name for cell in missing}
+    groups, rows = rows_of(study, [cell for cell in study.cells if cell.name not in names])
+    codes = codes_of(groups)
+    text = markdown(study, rows, missing, codes)
+    files = [study.folder / "results.md", study.folder / "results.json"]
+    atomic_file.write(files[0], text)
+    body = {"title": study.options.title, **circumstances(), "rows": [plain(asdict(r)) for r in rows]}
+    body |= {"missing": [cell.name for cell in missing], "code": codes}
+    atomic_file.write(files[1], json.dumps(body, indent=1) + "\n")
+    subject = page.Subject(study.options.title, compared(study), groups, rows)
+    about = "Mean and standard error over seeds; marks of different lines are moved apart a little."
+    across = page.Drawing("trend", "Across the grid", about, lambda: trend.draw(rows))
+    try:
+        drawings = [*([across] if len(rows) > 1 else []), *page.drawings(groups)]
+        files += page.publish(subject, drawings, study.folder / "results.html")
+    except UserError as error:
+        log.info("no page: %s", error)
+    return text, files
+
+
+def rows_of(study: Study, cells: Sequence[Cell]) -> tuple[list[Group], list[Row]]:
+    """Finished cells that differ only in the seed as groups, and their rows."""
+    groups: dict[str, Group] = {}
+    references: dict[str, Point | None] = {}
+    for cell in cells:
+        key = name_of(cell.labels)
+        groups.setdefault(key, Group(cell.labels, [])).records.append(read(Path(cell.config.run.folder)))
+        references[key] = cell.reference
+    rows = []
+    for key, group in groups.items():
+        reference = references[key]
+        rows.append(row(group, None if reference is None else groups.get(name_of(reference))))
+    return list(groups.values()), rows
+
+
+def codes_of(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """The versions that cells ran with, the most frequent first, and the folders of those cells."""
+    found: dict[str, list[str]] = {}
+    for record in (record for group in groups for record in group.records):
+        version, commit = record.versions.get("ssmpi", "(version not recorded)"), record.versions.get("commit")
+        code = f"ssmpi {version}, commit {commit}" if commit else f"ssmpi {version}, commit not recorded"
+        found.setdefault(code, []).append(record.folder.name)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def compared(study: Study) -> str:
+    """The sentence that names the reference: the axes in which it may differ from the cell compared with it."""
+    found = {name_of(cell.reference): None for cell in study.cells if cell.reference}
+    if not found:
+        return ""
+    which = (
+        next(iter(found)) if len(found) == 1 else "the cell that is alike but for the reference's: " + "; ".join(found)
+    )
+    return f"Relative NE: against {which}; below 0 is better."
+
+
+def circumstances() -> dict[str, Any]:
+    """Where and when, and with which version."""
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
+        "version": __version__,
+    }
+
+
+def markdown(study: Study, rows: Sequence[Row], missing: Sequence[Cell], codes: Mapping[str, Sequence[str]]) -> str:
+    """The result table with what one must know to read it."""
+    about = circumstances()
+    data = study.cells[0].config.data.folder
+    most, *others = codes
+    lines = [
+        f"## {study.options.title}",
+        "",
+        f"`ssmpi bench study {study.path}`, {about['date']}, {about['machine']}, {most}, data `{data}`.",
+        f"Mean ± standard error over seeds. {compared(study)}".rstrip(),
+        "ELP: batch size x threads x trainers. Gap: iterations between two rounds, of a worker thread and of a whole trainer.",
+        "",
+        columns.markdown(rows),
+        "",
+    ]
+    if others:
+        named = "; ".join(f"with {code}: {', '.join(codes[code])}" for code in others)
+        lines += [f"**Not all cells ran with the same code**, so a difference may be the code's: {named}.", ""]
+    if missing:
+        lines += [f"Not finished, so not in the table: {'; '.join(cell.name for cell in missing)}.", ""]
+    return "\n".join(lines)

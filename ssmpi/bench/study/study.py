@@ -1,0 +1,121 @@
+"""``ssmpi bench study``: every cell of a grid as an mpirun job of its own, then one table.
+
+A study can be killed at any moment and goes on where it was: finished cells are known by the marker that the run wrote.
+A cell that fails does not end the study; it is named at the end, and tried again next time.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ssmpi.bench.study import cell as cells
+from ssmpi.bench.study import results
+from ssmpi.bench.study.grid import Cell, Study
+from ssmpi.core.errors import STOPPED, SettingsError
+from ssmpi.core.log import log, terminal
+from ssmpi.report.record import read
+
+Failures = dict[str, str]
+
+
+def describe(study: Study) -> str:
+    """All cells with number and state."""
+    lines = [
+        f"{cell.number:>4}  {'finished' if cells.finished(cell) else 'to do':8}  {cell.name}" for cell in study.cells
+    ]
+    return "\n".join([*lines, f"{len(lines)} cells, 0 to {len(lines) - 1}, in {study.folder}"])
+
+
+def run_one(study: Study, number: int) -> int:
+    """Run one cell, for array jobs; its exit code."""
+    if not 0 <= number < len(study.cells):
+        raise SettingsError(f"--cell {number}: {study.path} has cells 0 to {len(study.cells) - 1}")
+    try:
+        return cells.run(study, study.cells[number])
+    except cells.CellError as error:
+        log.error("cell %d, %s: %s", number, study.cells[number].name, error)
+        return 1
+
+
+def run_all(study: Study) -> int:
+    """Run what is not finished, then make the table. 0, 1 with failed cells, 85 after a request to stop."""
+    todo = [cell for cell in study.cells if not cells.finished(cell)]
+    done = [cell for cell in study.cells if cell not in todo]
+    log.info("%s: %d cells, %d of them finished", study.options.title, len(study.cells), len(done))
+    for cell in done:
+        cells.tidy(study, cell)  # a study that was killed left it
+    failures: Failures = {}
+    progress = Progress(len(study.cells), len(todo))
+    for cell in todo:
+        progress.begin(cell)
+        try:
+            if cells.run(study, cell) == STOPPED:
+                progress.close()
+                log.info("stopped as asked; the same command goes on with cell %d", cell.number)
+                return STOPPED
+            progress.end(said(cell))
+        except cells.CellError as error:
+            failures[cell.name] = str(error)
+            progress.end(f"cell {cell.number}, {cell.name}: FAILED: {error}")
+    progress.close()
+    return conclude(study, failures)
+
+
+def conclude(study: Study, failures: Failures | None = None) -> int:
+    """Write and print the results of the cells that are finished; 1 if any is not."""
+    failures = failures or {}
+    missing = [cell for cell in study.cells if not cells.finished(cell)]
+    if len(missing) == len(study.cells):
+        log.error("no cell of %s is finished: no table", study.path)
+    else:
+        text, files = results.write(study, missing)
+        print(text)
+        log.info("written: %s", ", ".join(map(str, files)))
+    for cell in missing:
+        log.error("cell %d, %s: %s", cell.number, cell.name, failures.get(cell.name, "not finished"))
+    return 1 if missing else 0
+
+
+def said(cell: Cell) -> str:
+    """One line about a finished cell."""
+    record = read(Path(cell.config.run.folder))
+    return (
+        f"cell {cell.number}, {cell.name}: NE {record.number('ne'):.5f}, {record.number('eps'):,.0f} EPS, "
+        f"{record.number('seconds'):.0f} s of training"
+    )
+
+
+class Progress:
+    """A bar over all cells on a terminal, a line a cell in a batch log; both with the time that is left."""
+
+    def __init__(self, cells: int, todo: int) -> None:
+        self._todo, self._done, self._began = todo, 0, time.monotonic()
+        self._bar = tqdm(
+            total=cells,
+            initial=cells - todo,
+            unit="cell",
+            dynamic_ncols=True,
+            file=terminal(),
+            disable=terminal() is None,
+        )
+
+    def begin(self, cell: Cell) -> None:
+        """Say what is being run."""
+        self._bar.set_postfix_str(cell.name)
+
+    def end(self, text: str) -> None:
+        """One more cell is done, well or not."""
+        self._done += 1
+        self._bar.update()
+        if self._bar.disable:
+            left = (time.monotonic() - self._began) / self._done * (self._todo - self._done)
+            log.info("%s; %d to do, about %s left", text, self._todo - self._done, tqdm.format_interval(left))
+        else:
+            self._bar.write(text, file=terminal())
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.close()

@@ -1,0 +1,65 @@
+"""Whether a run's disk has room for what is saved next, and how more is made: the older of its checkpoints go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ssmpi.checkpoint import disk, trainer_state
+from ssmpi.checkpoint.pending_save import FullDiskError
+from ssmpi.checkpoint.store import Store
+from ssmpi.core.log import log
+from ssmpi.core.run_files import MODEL
+
+if TYPE_CHECKING:
+    from ssmpi.roles.trainer import Trainer
+
+SPARE = 1 << 20  # bytes: manifests, results and logs need some room, too
+
+
+def model_bytes(trainer: Trainer) -> int:
+    """What a model takes on disk: all rows with their optimizer state, and one replica."""
+    rows = sum(trainer.tables.placement.cardinalities)
+    return rows * trainer.config.embedding.row_bytes + trainer.replica.vector.nbytes
+
+
+def checkpoint_bytes(trainer: Trainer) -> int:
+    """What a checkpoint takes: the model, and each trainer's file, about as large as this one's."""
+    mine = sum(values.nbytes for values in trainer_state.arrays(trainer).values())
+    return model_bytes(trainer) + mine * trainer.config.topology.trainers
+
+
+def make_room(store: Store, needed: int, path: Path) -> None:
+    """Remove older checkpoints, never the newest, until ``path`` has room; FullDiskError if it has none even then."""
+    needed += SPARE
+    while (free := disk.free(store.folder.parent)) < needed:
+        there = store.committed()
+        if len(there) < 2:
+            raise FullDiskError(
+                f"{path}: {needed:,} bytes needed, {free:,} free: make room there, or choose another run.folder, and start again"
+            )
+        log.warning(f"{there[0]} is removed to make room for {path}: {needed:,} bytes needed, {free:,} free")
+        store.retire(len(there) - 1)
+        if store.committed() == there:
+            raise FullDiskError(f"{path}: {needed:,} bytes needed, {free:,} free, and {there[0]} cannot be removed")
+
+
+def expect_room(run: Path, rows_bytes: int, keep: int, *, overwrite: bool) -> None:
+    """Before training: FullDiskError if its model, of which all rows take so many bytes, finds no room whatever checkpoints are
+    removed for it; a word where they will have to be. ``overwrite``: what is in the folder goes first.
+    """
+    there = Store(run).committed()
+    saved = [sum(path.stat().st_size for path in folder.iterdir()) for folder in there]
+    gone = sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) if overwrite else sum(saved[:-1])
+    free = disk.free(next(path for path in (run, *run.absolute().parents) if path.is_dir()))
+    needed = rows_bytes + SPARE
+    if free + gone < needed:
+        raise FullDiskError(
+            f"{run / MODEL}: {needed:,} bytes needed when training is done, {free + gone:,} free: make room there, or choose "
+            "another run.folder"
+        )
+    if (has := free + (gone if overwrite else sum(saved))) < (keep + 1) * needed:
+        log.warning(
+            f"{run}: {has:,} bytes free, {(keep + 1) * needed:,} needed for checkpoint.keep = {keep} and one that is being "
+            "written: older ones will be removed earlier, and saves may fail"
+        )

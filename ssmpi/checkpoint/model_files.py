@@ -1,0 +1,79 @@
+"""Finds and loads a model: ``dense.h5``, one ``embedding-NNNN.h5`` a PS, and their manifest. A checkpoint holds one too."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ssmpi.checkpoint import store
+from ssmpi.core.errors import DataError
+from ssmpi.core.run_files import MANIFEST_NAME, MODEL
+from ssmpi.embedding.table import Arena
+
+if TYPE_CHECKING:
+    from ssmpi.comm.world import Job
+
+DENSE = "dense.h5"
+
+
+def find(run: Path) -> Path:
+    """The folder of a run's model: of the finished one, else of its newest checkpoint; DataError if there is neither."""
+    if (run / MODEL / MANIFEST_NAME).is_file():
+        return run / MODEL
+    checkpoints = store.Store(run).committed()
+    if not checkpoints:
+        raise DataError(
+            f"{run}: no whole model here: its run did not reach a save. Train again, or name another run folder"
+        )
+    return checkpoints[-1]
+
+
+def check(job: Job, folder: Path) -> None:
+    """Compare the files of a model with its manifest, a share on every rank; if one is damaged all ranks end with one message."""
+    errors = [error for error in job.gather(store.find_error(folder, job.rank, job.size)) if error]
+
+    def refuse() -> None:
+        if errors:
+            raise DataError(f"{errors[0]}. Train the model again, or put a whole copy in its place")
+
+    job.agree(refuse)
+
+
+def tables(folder: Path) -> list[Path]:
+    """The files of embedding rows that a model's manifest names."""
+    names = sorted(entry.file for entry in store.read_manifest(folder).files)
+    if DENSE not in names:
+        raise DataError(f"{folder / MANIFEST_NAME}: damaged: it names no {DENSE}")
+    return [folder / name for name in names if name.startswith("embedding-")]
+
+
+def put(new: Path, place: Path) -> None:
+    """Move a whole model to its place; the one that was there goes when the new one is there."""
+    old = place.with_name(f".{place.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
+    new.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_tables(arena: Arena, folder: Path, server: int = 0) -> None:
+    """Fill the arena of PS ``server`` from saved parts, whatever placement saved them; DataError if rows are missing.
+
+    Its own file comes first, and no more are opened than needed: with equal numbers of PSs one by each.
+    """
+    taken, files = 0, tables(folder)
+    first = server % max(1, len(files))
+    for path in [*files[first:], *files[:first]]:
+        if taken == len(arena.weights):
+            break
+        try:
+            taken += arena.load(path)
+        except (OSError, KeyError, RuntimeError) as error:
+            raise DataError(f"{path}: cannot be read ({error}); the saved model is damaged") from error
+    if taken != len(arena.weights):
+        raise DataError(
+            f"{folder}: saved parts hold {taken:,} of the {len(arena.weights):,} rows wanted here: a file is missing, "
+            "or the data folder is not the one that the model was trained on"
+        )

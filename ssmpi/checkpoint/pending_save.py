@@ -1,0 +1,161 @@
+"""A checkpoint that is being written: every trainer's file and every embedding PS's on threads of their own, so that a disk that
+is slow or hangs holds up neither training nor a message.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from ssmpi.checkpoint import files, store
+from ssmpi.checkpoint.model_files import put
+from ssmpi.checkpoint.store import Manifest
+from ssmpi.comm.failure import NO_ROOM, cause
+from ssmpi.comm.waiting import Patience, wait
+from ssmpi.core.errors import DataError
+from ssmpi.embedding import wire
+from ssmpi.roles.control import SAVED
+from ssmpi.roles.progress import Clock
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
+    from ssmpi.embedding.transport import LocalTables, RemoteTables
+
+NICENESS = 10  # of a writing thread: on a full node it must not take a core from training
+LONGEST_ERROR = 1200
+
+T = TypeVar("T")
+Outcome = dict[str, Any]  # of writing a file: an ``Entry``, or ``error`` and whether the disk is ``full``
+
+
+class FullDiskError(DataError):
+    """There is no room for a file."""
+
+
+def written(path: Path, datasets: Iterable[files.Dataset]) -> Outcome:
+    """Write a file; what became of it."""
+    try:
+        return asdict(files.write(path, datasets))
+    except Exception as error:  # the first trainer knows what to do about it
+        full = isinstance(error, OSError) and error.errno in NO_ROOM
+        return {"error": cause(error)[:LONGEST_ERROR], "full": full}
+
+
+def written_beside_training(path: Path, datasets: Iterable[files.Dataset]) -> Outcome:
+    """As ``written``, on a thread that leaves the cores to training."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    return written(path, datasets)
+
+
+def checked(outcomes: Iterable[Outcome]) -> tuple[files.Entry, ...]:
+    """Entries of all files; DataError if one could not be written."""
+    found = []
+    for outcome in outcomes:
+        if "error" in outcome:
+            text = f"{outcome.get('who', 'trainer 0')}: {outcome['error']}"
+            raise FullDiskError(text) if outcome.get("full") else DataError(text)
+        found.append(files.Entry(outcome["file"], outcome["bytes"], outcome["checksum"]))
+    return tuple(found)
+
+
+def over(limit_seconds: float) -> str:
+    """How to say that something took too long."""
+    return f"checkpoint.limit_seconds = {limit_seconds:g}: look at the disk of that rank"
+
+
+def in_time(future: Future[T], limit_seconds: float, what: str) -> T:
+    """The result of what the first trainer does at the disk; DataError if that takes longer than it may."""
+    if not concurrent.futures.wait([future], limit_seconds).done:
+        raise DataError(f"trainer 0 has not {what} after {over(limit_seconds)}")
+    return future.result()
+
+
+def tell(control: Conversation, outcomes: list[Outcome], patience: Patience) -> None:
+    """Tell the first trainer, itself too, what became of this trainer's files."""
+    text = np.empty(wire.TEXT, np.uint8)
+    wire.text(json.dumps(outcomes).encode(), text)
+    wait(control.isend(text, 0, SAVED), patience, "trainer 0 (to hear that a file is written)")
+
+
+class Told:
+    """On the first trainer: what each trainer says of its files. To be made before a trainer is asked to write them."""
+
+    def __init__(self, control: Conversation) -> None:
+        self._names, self._texts = control.names, np.empty((control.size, wire.TEXT), np.uint8)
+        self._requests = [control.irecv(text, k, SAVED) for k, text in enumerate(self._texts)]
+
+    def missing(self) -> list[int]:
+        """The trainers that have not said so yet."""
+        return [k for k, request in enumerate(self._requests) if not request.Test()]
+
+    def outcomes(self) -> list[Outcome]:
+        """Of the files of all."""
+        each = zip(self._names, map(wire.read_text, self._texts), strict=True)
+        return [{"who": who, **outcome} for who, text in each for outcome in json.loads(text)]
+
+
+@dataclass
+class Writing:
+    """On the first trainer: a checkpoint that is not committed yet. ``step`` is what the time limit counts from: its files are
+    being written, then it is committed.
+    """
+
+    folder: Path
+    told: Told
+    state: dict[str, Any]
+    clock: Clock
+    step: Clock = field(default_factory=Clock)
+    stood_still: float = 0.0
+    asked: float = 0.0
+    late: bool = False
+    committing: Future[Manifest] | None = None
+
+    def outcomes(self, tables: LocalTables | RemoteTables) -> list[Outcome] | None:
+        """Of all files; None while one is being written."""
+        if self.told.missing():
+            return None
+        saved = tables.saved()
+        return None if saved is None else [*self.told.outcomes(), *saved]
+
+    def awaited(self, tables: LocalTables | RemoteTables) -> str:
+        """Who has not written what."""
+        for trainer in self.told.missing():
+            return f"trainer {trainer} has not written {self.folder / f'trainer-{trainer:04}.h5'}"
+        if not self.committing:
+            return tables.awaited()
+        return f"trainer 0 has not written {self.folder / 'manifest.json'}"
+
+
+def commit_or_remove(folder: Path, outcomes: list[Outcome], state: dict[str, Any]) -> Manifest:
+    """Commit a checkpoint whose files could all be written, remove another."""
+    try:
+        manifest = Manifest(checked(outcomes), state)
+        store.commit(folder, manifest)
+    except (OSError, DataError):
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder)  # what there is of it may be what fills the disk
+        raise
+    return manifest
+
+
+def make_anew(folder: Path) -> None:
+    """An empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def put_in_place(beside: Path, place: Path, manifest: Manifest) -> None:
+    """Commit what lies beside its place and put it there; what was there goes."""
+    store.commit(beside, manifest)
+    put(beside, place)

@@ -1,0 +1,99 @@
+"""Writes an arena into its file of a checkpoint: a copy in the background, so that training goes on, or the live rows at
+once where memory has no room for a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from pathlib import Path
+
+import numpy as np
+
+from ssmpi.checkpoint.pending_save import Outcome, written, written_beside_training
+from ssmpi.comm.background import aside
+from ssmpi.core.log import log
+from ssmpi.embedding.table import Arena
+
+MOST = 0.8  # of what is free, for copies
+
+
+class ArenaSaver:
+    """One save at a time. The memory of the copy stays: memory that is new to a process costs more than what is copied.
+
+    ``sharers`` processes of this host make such copies, at the same time.
+    """
+
+    def __init__(self, sharers: int) -> None:
+        self._sharers = sharers
+        self._copies: list[np.ndarray] = []
+        self._writing: Future[Outcome] | None = None
+
+    def begin(self, arena: Arena, path: Path, limit_seconds: float, *, background: bool) -> None:
+        """Write the rows as they are now; they may change again when this returns.
+
+        A file that is not written within the limit, where training waits for it, counts as one that cannot be.
+        """
+        assert self._writing is None or self._writing.done(), "a save is begun before the last one has ended"
+        needed = arena.weights.nbytes + arena.state.nbytes
+        if background and not self._copies and needed * self._sharers > free_memory() * MOST:
+            log.warning(f"no memory for a copy of {needed / 1e9:.1f} GB: training waits while the rows are written")
+            background = False
+        if not background:
+            writing = aside("save", written, path, arena.datasets())
+            self._writing = writing if wait([writing], limit_seconds).done else given_up(path, limit_seconds)
+            return
+        live = list(arena.datasets())
+        self._copies = self._copies or [np.empty_like(values) for _, values, _ in live]
+        for copy, (_, values, _) in zip(self._copies, live, strict=True):
+            np.copyto(copy, values)
+        copies = [(name, copy, place) for copy, (name, _, place) in zip(self._copies, live, strict=True)]
+        self._writing = aside("save", written_beside_training, path, copies)
+
+    def outcome(self) -> Outcome | None:
+        """``file``, ``bytes`` and ``checksum``, or ``error``; None while it is being written."""
+        return self._writing.result() if self._writing and self._writing.done() else None
+
+
+def given_up(path: Path, limit_seconds: float) -> Future[Outcome]:
+    """The outcome of writing a file that nobody waits for any longer."""
+    text = f"{path} is not written after checkpoint.limit_seconds = {limit_seconds:g}: look at its disk"
+    future: Future[Outcome] = Future()
+    future.set_result({"error": text, "full": False})
+    return future
+
+
+def free_memory(root: Path = Path("/")) -> float:
+    """Bytes that this process may still take, of the machine and of each control group it is in, where a batch system sets
+    the limit of a job; infinite where nobody says. What files have in memory can be had, as long as nobody uses it.
+    """
+    found = []
+    with contextlib.suppress(OSError):
+        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
+        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    for group, names in control_groups(root):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
+            limit, used = (int((group / name).read_text(encoding="ascii")) for name in names[:2])
+            stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+            found.append(limit - used + int(stat.get(names[2], 0)))
+    return max(0.0, min(found, default=float("inf")))
+
+
+def control_groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """This process's control group and all above it, with what its limit, its use and its idle file pages are called there."""
+    mounted = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, place = line.split(":", 2)
+        if not controllers:
+            top, names = mounted, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            top, names = mounted / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        group = top / place.strip("/")
+        yield from ((each, names) for each in (group, *group.parents) if each.is_relative_to(top))

@@ -1,0 +1,55 @@
+"""The command line: parse and call. ``ssmpi`` and ``python -m ssmpi`` are the same."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from ssmpi.cli.arguments import parser
+from ssmpi.comm import failure
+from ssmpi.core import launcher_env
+from ssmpi.core.mpi_environment import home
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code: 0 done, 1 failed, 2 for what the user can mend, 85 stopped on request."""
+    os.environ |= home()
+    parsed = parse(parser(), arguments)
+    try:
+        code = parsed.command(parsed)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+    except Exception as error:
+        code = failure.last_words(error)
+    sys.exit(code)
+
+
+def parse(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse, with overrides before or after options; under a launcher only the first rank says what is wrong."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) if launcher_env.rank() else contextlib.nullcontext():
+            return parse_overrides(top, arguments)
+    except SystemExit:
+        failure.let_the_first_speak()
+        raise
+
+
+def parse_overrides(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """argparse takes positionals only in one run: collect the overrides that it leaves."""
+    for word in sys.argv[1:] if arguments is None else arguments:
+        if not word.isascii() and word.encode(errors="ignore") != word.encode(errors="surrogatepass"):
+            top.error(f"{word!a}: not UTF-8, as this locale has it; set PYTHONUTF8=1 and use names in UTF-8")
+    parsed, rest = top.parse_known_args(arguments)
+    stray = [word for word in rest if word.startswith("-") or not hasattr(parsed, "overrides")]
+    if stray:
+        top.error(f"unrecognized arguments: {' '.join(stray)}")
+    if rest:
+        parsed.overrides += rest
+    return parsed

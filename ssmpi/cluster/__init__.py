@@ -1,0 +1,1 @@
+"""Where ranks go and how they are started: sites, nodes, launchers, SLURM."""

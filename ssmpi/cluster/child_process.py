@@ -1,0 +1,47 @@
+"""Starts a launcher so that it ends with this process, however that ends: after ``kill -9`` nobody else would end it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from ssmpi.core.errors import UserError
+
+Output = int | IO[str] | None
+SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux; execve keeps it
+
+_prctl = ctypes.CDLL(None).prctl  # here and not in the child, where another thread's locks are held forever
+
+
+def start(
+    line: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    *,
+    stdin: int | None = None,
+    stdout: Output = None,
+    stderr: Output = None,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own; it gets SIGTERM when this process is gone. Main thread only: the kernel means
+    the end of the thread that starts it. UserError if it cannot be started.
+    """
+    parent = os.getpid()
+
+    def end_with_parent() -> None:
+        _prctl(SET_PARENT_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGTERM))
+        if os.getppid() != parent:  # it has ended before that
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        return subprocess.Popen(
+            line, env=environ, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds, start_new_session=True,
+            preexec_fn=end_with_parent,
+        )  # fmt: skip
+    except OSError as error:
+        raise UserError(
+            f"{line[0]}: cannot be started ({error.strerror}): install it anew, or put one that works before it on PATH"
+        ) from None

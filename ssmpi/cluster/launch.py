@@ -1,0 +1,179 @@
+"""Starts the ranks of a run as they should be started, on one host, on several or inside a SLURM job; prints the command;
+turns signals into a clean stop; and tells from the run's own marker how it ended.
+
+Launchers kill their ranks soon after Ctrl-C or SIGTERM, and mpirun exits with 0 after a host was lost. Here the ranks get SIGUSR1
+instead, finish their step, save and leave, and a run is finished when ``result.json`` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from ssmpi.cluster import child_process, site
+from ssmpi.cluster.launcher_output import Passed
+from ssmpi.cluster.node_layout import lay_out
+from ssmpi.cluster.requeue import Attempt
+from ssmpi.cluster.site import Launcher, Site
+from ssmpi.config import Config
+from ssmpi.core.errors import STOPPED, UserError
+from ssmpi.core.mpi_environment import PASSED_ON, PYTHON, environment
+from ssmpi.run.request import Request
+from ssmpi.tools import plan
+
+WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+SESSION = "PRTE_MCA_prte_local_tmpdir_base"  # where Open MPI's mpirun keeps its session
+ANSWER_SECONDS = 10.0  # that a host has to show that it is there
+MISLEADING = ("SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION")  # the job's; the step has its own
+
+
+def program(request: Request) -> list[str]:
+    """The words that start one rank."""
+    bar = ["--terminal", os.ttyname(sys.stderr.fileno())] if sys.stderr.isatty() else []
+    return [*PYTHON, "-m", "ssmpi", "train", *request.words(), *bar]
+
+
+def launch(request: Request, site_file: Path | None, dry_run: bool) -> int:
+    """Run ``ssmpi train`` under a launcher. 0 if the run is complete, 85 if it was stopped and saved; see ``attempt``."""
+    config = request.load()
+    where = site.load(site_file) if site_file else None
+    hosts = rank_hosts(config, where) if where else []
+    line = [*command(config.topology.size, where, hosts), *program(request)]
+    extra = environment(where.launcher if where else None, alone=not hosts)
+    shown = " ".join([*(f"{name}={shlex.quote(value)}" for name, value in extra.items()), shlex.join(line)])
+    print(f"+ {shown}", file=sys.stderr, flush=True)
+    if dry_run:
+        return 0
+    requeue = bool(where and where.slurm and where.slurm.requeue)
+    attempt = Attempt(Path(config.run.folder), requeue=requeue, resumed=request.run is not None)
+    environ = {**{k: v for k, v in os.environ.items() if k not in MISLEADING}, **extra}
+    code, told = supervise(line, environ)
+    asked = sorted(set(hosts)) if where and where.launcher.hosts else []  # SLURM itself says which node it lost
+    cancelled = signal.SIGTERM in told
+    code = attempt.conclude(code, cancelled=cancelled, silent=partial(silent_hosts, where, asked, environ))
+    if code == STOPPED and (cancelled or not requeue):
+        print(f"to resume it: {request.to_resume(Path(config.run.folder), site_file)}", file=sys.stderr, flush=True)
+    return code
+
+
+def rank_hosts(config: Config, where: Site) -> list[str]:
+    """The host of each rank; empty where the launcher's own host is the only one."""
+    if where.slurm:
+        nodes = slurm_nodes()
+    elif where.launcher.hosts:
+        nodes = list(where.launcher.hosts)
+    else:
+        return []
+    return lay_out(config.topology, where, plan.memory_of_ranks(config)).hosts(nodes)
+
+
+def slurm_nodes() -> list[str]:
+    """Names of the nodes that this SLURM job has."""
+    if "SLURM_JOB_NODELIST" not in os.environ:
+        raise UserError(
+            "this site has [slurm], but this is not a SLURM job: submit it with 'ssmpi submit', or launch without --site"
+        )
+    shown = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    return subprocess.run(shown, check=True, capture_output=True, text=True).stdout.split()
+
+
+def command(ranks: int, where: Site | None, hosts: Sequence[str]) -> list[str]:
+    """The launcher's words for so many ranks; ``hosts`` names the host of each."""
+    launcher = where.launcher if where else None
+    if launcher is None or launcher.command == "mpirun":
+        return [mpirun_path(), "-n", str(ranks), *(mpirun_options(launcher, hosts) if launcher else ())]
+    placed = ["--distribution=arbitrary", f"--nodelist={','.join(hosts)}"]
+    # --kill-on-bad-exit would hide the code that all ranks agree to exit with behind that of those it kills
+    options = [f"--mpi={launcher.srun_mpi}", f"--ntasks={ranks}", *placed, "--cpu-bind=none", "--kill-on-bad-exit=0"]
+    return ["srun", *options, *launcher.arguments]
+
+
+def mpirun_options(launcher: Launcher, hosts: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """mpirun's options: one host a rank, in rank order, and all variables that must travel along."""
+    names = ",".join(hosts)
+    if launcher.mpi == "mpich":
+        interface = ["-iface", launcher.interface] if launcher.interface else []
+        return [*(["-hosts", names] if hosts else []), *interface, *launcher.arguments]
+    travelling = [word for name in PASSED_ON if name in environ or name == "OMP_NUM_THREADS" for word in ("-x", name)]
+    return [*(["--host", names, "--map-by", "seq", *travelling] if hosts else []), *launcher.arguments]
+
+
+def mpirun_path() -> str:
+    """Where mpirun is: beside this interpreter, or on the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    found = shutil.which("mpirun", path=path)
+    if found is None:
+        raise UserError("no mpirun found: install an MPI, or pip install 'ssmpi[mpi]'")
+    return found
+
+
+def supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:
+    """Run the launcher to its end, passing wishes to stop on as SIGUSR1; its exit code, and the signals that came."""
+    with session_folder() as session:
+        return _supervise(line, {**environ, **session})
+
+
+def silent_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Those on which the launcher cannot start anything now: of a host that it lost it does not always tell the name."""
+    with contextlib.ExitStack() as sessions:
+        asked = {}
+        for host in hosts:
+            line, session = [*command(1, where, [host]), "true"], sessions.enter_context(session_folder())
+            asked[host] = child_process.start(
+                line, {**environ, **session}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < deadline and any(job.poll() is None for job in asked.values()):
+            time.sleep(0.05)
+        for job in asked.values():
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+    return [host for host, job in asked.items() if job.wait() != 0]
+
+
+@contextlib.contextmanager
+def session_folder() -> Iterator[dict[str, str]]:
+    """The variable that gives Open MPI's mpirun a folder of its own for its session, gone after the block.
+
+    A killed mpirun leaves /tmp/ompi.PID behind, and a later one that gets the same process number does not start: "The PMIx
+    server's listener thread failed to start".
+    """
+    with tempfile.TemporaryDirectory(prefix="ssmpi-", ignore_cleanup_errors=True) as folder:
+        yield {SESSION: folder}
+
+
+def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:
+    told: set[int] = set()
+    job = child_process.start(line, environ, stderr=subprocess.PIPE)
+    assert job.stderr
+    words = Passed(job.stderr)
+
+    def forward(signum: int, frame: FrameType | None) -> None:
+        if told and signum != signal.SIGUSR1:
+            job.terminate()
+            return
+        told.add(signum)
+        words.banners.spoken = True  # that the ranks then end with a code is as it should be
+        print(
+            f"stopping ({signal.Signals(signum).name}): the ranks finish their step and save",
+            file=sys.stderr,
+            flush=True,
+        )
+        job.send_signal(signal.SIGUSR1)
+
+    for name in WISHES:
+        signal.signal(name, forward)
+    code = job.wait()
+    words.end()
+    return code, told

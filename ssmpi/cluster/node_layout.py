@@ -1,0 +1,156 @@
+"""Which rank goes to which node: arithmetic over the topology and the site, printable before any process exists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ssmpi.cluster.site import Site
+from ssmpi.core.errors import TopologyError
+from ssmpi.core.topology import Role, Topology
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one rank of a role takes of its node. ``spare`` is memory that it also uses where there is room: for the copy of its
+    rows while a checkpoint is written.
+    """
+
+    cores: int
+    bytes: float
+    spare: float = 0.0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``nodes[r]`` is the node of rank r, counted from 0; ``needs`` is what a rank of each role takes."""
+
+    topology: Topology
+    nodes: tuple[int, ...]
+    needs: Mapping[Role, Need]
+
+    @property
+    def count(self) -> int:
+        """Nodes of the job."""
+        return max(self.nodes) + 1
+
+    def ranks_on(self, node: int) -> list[int]:
+        """World ranks of one node."""
+        return self._ranks[node]
+
+    @cached_property
+    def _ranks(self) -> list[list[int]]:
+        ranks: list[list[int]] = [[] for _ in range(self.count)]
+        for rank, node in enumerate(self.nodes):
+            ranks[node].append(rank)
+        return ranks
+
+    def need_of(self, node: int) -> Need:
+        """What all ranks of one node take together."""
+        needs = [self.needs[self.topology.role_of(rank)[0]] for rank in self.ranks_on(node)]
+        return Need(*(sum(getattr(need, name) for need in needs) for name in ("cores", "bytes", "spare")))
+
+    @property
+    def tasks_per_node(self) -> int:
+        """Ranks of the node that has most of them."""
+        return max(len(self.ranks_on(node)) for node in range(self.count))
+
+    @property
+    def cores_per_task(self) -> int:
+        """Cores to ask for a task, so that ``tasks_per_node`` of them are enough for any node."""
+        return math.ceil(max(self.need_of(node).cores for node in range(self.count)) / self.tasks_per_node)
+
+    def memory_gib(self, site: Site) -> int:
+        """Memory to ask for a node, in whole GiB: the largest need with a quarter for what cannot be foreseen and what there may
+        be to spare, but no more than a node has.
+        """
+        needs = [self.need_of(node) for node in range(self.count)]
+        wanted = max(1.25 * need.bytes + need.spare for need in needs)
+        return min(math.ceil(wanted / 2**30), math.floor(site.node.memory_gb * 1e9 / 2**30))
+
+    def describe(self, site: Site) -> str:
+        """Who goes where, and what that takes of each node."""
+        count = self.count
+        lines = [f"{self.topology.size} ranks ({self.topology.arithmetic()}) on {count} node{'s' * (count > 1)}:"]
+        for node in range(count):
+            need = self.need_of(node)
+            crowded = " (over-subscribed: they share)" if need.cores > site.node.cores else ""
+            names = self.topology.names_of(self.ranks_on(node))
+            memory = f"{need.bytes / 1e9:.1f} of {site.node.memory_gb:g} GB"
+            if need.bytes + need.spare > site.node.memory_gb * 1e9:
+                memory += " (no room for copies: training waits while a checkpoint is written)"
+            lines.append(f"  node {node}: {need.cores} of {site.node.cores} cores{crowded}, {memory}: {names}")
+        return "\n".join(lines)
+
+    def hosts(self, names: list[str]) -> list[str]:
+        """The host of each rank, given the nodes' names."""
+        if len(names) < self.count:
+            raise TopologyError(
+                f"the job is laid out for {self.count} nodes, but there are {len(names)} ({' '.join(names)}): ask for "
+                f"--nodes={self.count}, or let 'ssmpi submit' do that"
+            )
+        return [names[node] for node in self.nodes]
+
+
+def lay_out(
+    topology: Topology, site: Site, memory: Mapping[Role, float], spare: Mapping[Role, float] | None = None
+) -> Layout:
+    """Put every rank on a node as the site file says; ``memory`` and ``spare`` are bytes of one rank of each role.
+
+    Raises TopologyError, with the arithmetic, where the ranks cannot fit.
+    """
+    placement = site.placement
+    cores = {
+        Role.TRAINER: placement.trainer_cores or topology.threads + 1,
+        Role.EMBEDDING_PS: placement.server_cores,
+        Role.SYNC_PS: placement.server_cores,
+    }
+    needs = {role: Need(cores[role], memory[role], (spare or {}).get(role, 0.0)) for role in Role}
+    trainers = math.ceil(topology.trainers / placement.trainers_per_node)
+    nodes = [index // placement.trainers_per_node for index in range(topology.trainers)]
+    if placement.servers == "spread":
+        nodes += [index % trainers for index in range(topology.embedding_ps + topology.sync_ps)]
+    else:
+        nodes += _packed(topology, site, needs, first=trainers)
+    layout = Layout(topology, tuple(nodes), needs)
+    _check(layout, site)
+    return layout
+
+
+def _packed(topology: Topology, site: Site, needs: Mapping[Role, Need], first: int) -> list[int]:
+    """Fill nodes from ``first`` on with PSs, one node after the other."""
+    nodes: list[int] = []
+    node, cores, size = first, 0, 0.0
+    for role in (Role.EMBEDDING_PS, Role.SYNC_PS):
+        for _ in topology.ranks_of(role):
+            cores, size = cores + needs[role].cores, size + needs[role].bytes
+            if nodes and (cores > site.node.cores or size > site.node.memory_gb * 1e9):
+                node, cores, size = node + 1, needs[role].cores, needs[role].bytes
+            nodes.append(node)
+    return nodes
+
+
+def _check(layout: Layout, site: Site) -> None:
+    """Refuse what does not fit; the fullest node says it best."""
+    available = site.nodes
+    if available is not None and layout.count > available:
+        raise TopologyError(
+            f"{layout.count} nodes needed ({layout.topology.arithmetic()}, {site.placement.trainers_per_node} trainers a "
+            f"node, servers {site.placement.servers}), the site has {available}: raise placement.trainers_per_node, or "
+            "lower topology.trainers"
+        )
+    for node in range(layout.count):
+        need, names = layout.need_of(node), layout.topology.names_of(layout.ranks_on(node))
+        if need.bytes > site.node.memory_gb * 1e9:
+            raise TopologyError(
+                f"does not fit: node {node} ({names}) needs {need.bytes / 1e9:,.1f} GB of memory, the site's nodes have "
+                f"{site.node.memory_gb:g}: raise topology.embedding_ps so that each holds less and there are nodes for "
+                'them (placement.servers = "packed"), or lower placement.trainers_per_node'
+            )
+        if need.cores > site.node.cores and site.slurm is not None:
+            raise TopologyError(
+                f"does not fit: node {node} ({names}) needs {need.cores} cores, the site's nodes have {site.node.cores}: "
+                'lower topology.threads or placement.trainers_per_node, or set placement.servers = "packed"'
+            )

@@ -1,0 +1,123 @@
+"""What a cluster is and how jobs are placed on it: the site file, a TOML file beside the run file. A run file says what is
+trained, a site file says where; either is used with any number of the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ssmpi.core import settings
+from ssmpi.core.settings import COUNT, positive, require, within
+
+
+@dataclass(frozen=True)
+class Node:
+    """The ``[node]`` section: cores and memory that jobs may use on one node. ``count`` is how many nodes there are."""
+
+    cores: int
+    memory_gb: float
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        within("cores", self.cores, 1, COUNT)
+        positive("memory_gb", self.memory_gb, 1e9)
+        within("count", 1 if self.count is None else self.count, 1, COUNT)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The ``[placement]`` section: which ranks share a node.
+
+    ``servers = "spread"`` puts PSs beside the trainers, evenly; ``"packed"`` gives them nodes of their own, as few as
+    hold them. A trainer takes ``trainer_cores`` (default: one for each worker thread and one for its shadow thread).
+    """
+
+    trainers_per_node: int = 1
+    trainer_cores: int | None = None
+    servers: Literal["spread", "packed"] = "spread"
+    server_cores: int = 1
+
+    def __post_init__(self) -> None:
+        within("trainers_per_node", self.trainers_per_node, 1, COUNT)
+        within("server_cores", self.server_cores, 1, COUNT)
+        within("trainer_cores", 1 if self.trainer_cores is None else self.trainer_cores, 1, COUNT)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The ``[launcher]`` section: how ranks are started.
+
+    ``mpi`` is the MPI that ssmpi runs with: ``openmpi``, or ``mpich`` for MPICH and what derives from it (Intel MPI). ``srun_mpi``
+    is srun's ``--mpi``: ``pmix`` for Open MPI, ``pmi2`` for MPICH and Intel MPI; ``srun --mpi=list`` shows what there is.
+    ``interface`` is the network that MPI uses, a name (``ib0``) or, with Open MPI, an address range (``10.1.0.0/16``).
+    ``hosts`` names the nodes where no scheduler does, ``arguments`` are given to the launcher as they are.
+    """
+
+    command: Literal["srun", "mpirun"] = "mpirun"
+    mpi: Literal["openmpi", "mpich"] = "openmpi"
+    srun_mpi: str = "pmix"
+    interface: str | None = None
+    hosts: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """The ``[slurm]`` section; ``options`` are further ``#SBATCH`` lines, word for word.
+
+    ``signal_seconds`` before the time limit the run is told to save and leave. It is then put back into the queue, as often as
+    it takes, if ``requeue`` is true and it gets on. SLURM is up to a minute late: allow twice what saving takes, and a minute.
+    """
+
+    time: str = "24:00:00"
+    partition: str | None = None
+    account: str | None = None
+    exclusive: bool = False
+    signal_seconds: int = 180
+    requeue: bool = True
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        within("signal_seconds", self.signal_seconds, 1, COUNT)
+        for option in self.options:
+            require(option.startswith("-"), f"options: '{option}' is not an option of sbatch: write '--name=value'")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site file. Without ``[slurm]`` jobs start at once where 'ssmpi submit' runs.
+
+    ``setup`` are shell lines that a batch file runs first: modules to load, an environment to activate.
+    """
+
+    node: Node
+    placement: Placement = field(default_factory=Placement)
+    launcher: Launcher = field(default_factory=Launcher)
+    slurm: Slurm | None = None
+    setup: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(
+            self.launcher.command == "mpirun" or self.slurm is not None,
+            'launcher.command = "srun" needs a [slurm] section: write one, or set launcher.command = "mpirun"',
+        )
+        hosts = self.launcher.hosts
+        require(not (hosts and self.slurm), "launcher.hosts is for sites without SLURM: leave it out, SLURM names them")
+        require(
+            not hosts or self.node.count in (None, len(hosts)),
+            f"node.count = {self.node.count}, but launcher.hosts names {len(hosts)}: leave one of them out",
+        )
+
+    @property
+    def nodes(self) -> int | None:
+        """How many nodes there are; None where only the scheduler knows."""
+        if self.slurm is None:
+            return len(self.launcher.hosts) or self.node.count or 1
+        return self.node.count
+
+
+def load(path: Path) -> Site:
+    """Read a site file; SettingsError says what is wrong with it."""
+    return settings.load(Site, path, kind="site file")

@@ -1,0 +1,98 @@
+"""``ssmpi submit``: the run folder with a batch file in it, made for one site, and its way into the queue."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from ssmpi import __version__
+from ssmpi.cluster import site
+from ssmpi.cluster.node_layout import Layout, lay_out
+from ssmpi.cluster.site import Site
+from ssmpi.config import Config
+from ssmpi.core import settings
+from ssmpi.core.errors import SettingsError, UserError
+from ssmpi.core.run_files import BATCH_FILE, BATCH_LOG, RUN_FILE, SITE_FILE, VERSIONS
+from ssmpi.tools import plan
+
+PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
+
+
+def submit(config: Config, site_file: Path, dry_run: bool) -> int:
+    """Make the run folder and submit its batch file, or run that at once on a site without SLURM; prints what it does."""
+    where = site.load(site_file)
+    layout = lay_out(config.topology, where, plan.memory_of_ranks(config), plan.copies_of_ranks(config))
+    folder = Path(config.run.folder)
+    text = batch_file(config, where, layout)
+    words = ["sbatch" if where.slurm else "bash", str(folder / BATCH_FILE)]
+    print(layout.describe(where))
+    if dry_run:
+        print(f"\n{folder / BATCH_FILE}:\n\n{text}\n+ {shlex.join(words)}")
+        return 0
+    make_folder(folder, config, where, text)
+    print(f"+ {shlex.join(words)}", flush=True)
+    try:
+        return subprocess.run(words).returncode
+    except FileNotFoundError:
+        raise UserError(f"no {words[0]} here: submit on a login node of the cluster; {words[-1]} is ready") from None
+
+
+def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
+    """The run folder: resolved settings, site, batch file, and with which versions it was made."""
+    if folder.exists() and any(folder.iterdir()):
+        ways = f"{folder}: not empty; choose another run.folder"
+        if (folder / BATCH_FILE).is_file():
+            ways += f", or resume the run in it with '{'sbatch' if where.slurm else 'bash'} {folder / BATCH_FILE}'"
+        elif (folder / RUN_FILE).is_file() and not where.slurm:
+            ways += f", or resume the run in it with 'ssmpi launch --resume {folder}'"
+        raise SettingsError(ways)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RUN_FILE).write_text(settings.dump(config), encoding="utf-8")
+    (folder / SITE_FILE).write_text(settings.dump(where), encoding="utf-8")
+    (folder / BATCH_FILE).write_text(text, encoding="utf-8")
+    versions = {"ssmpi": __version__, "python": platform.python_version(), "command": sys.argv}
+    versions |= {name: metadata.version(name) for name in PACKAGES}
+    (folder / VERSIONS).write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
+
+
+def batch_file(config: Config, where: Site, layout: Layout) -> str:
+    """A batch file for people to read and edit: what is asked for, what is set up, one command."""
+    folder = Path(config.run.folder)
+    launch = ["ssmpi", "launch", "--resume", str(folder), "--site", str(folder / SITE_FILE)]
+    options = slurm_options(folder, where, layout) if where.slurm else []
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"#SBATCH {option}" for option in options),
+        "set -euo pipefail",
+        "",
+        *([*where.setup, ""] if where.setup else []),
+        "# Starts the run, or goes on from its last checkpoint. SIGUSR1 to this process makes it save and leave.",
+        f"exec {shlex.join(launch)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def slurm_options(folder: Path, where: Site, layout: Layout) -> list[str]:
+    """What SLURM is asked for: whole tasks' worth of cores on each node; which rank goes where is the launcher's."""
+    slurm = where.slurm
+    assert slurm
+    return [
+        shlex.quote(f"--job-name={folder.name}"),
+        shlex.quote(f"--output={folder / BATCH_LOG}"),
+        "--open-mode=append",
+        f"--time={slurm.time}",
+        *([f"--partition={slurm.partition}"] if slurm.partition else []),
+        *([f"--account={slurm.account}"] if slurm.account else []),
+        f"--nodes={layout.count}",
+        f"--ntasks-per-node={layout.tasks_per_node}",
+        f"--cpus-per-task={layout.cores_per_task}",
+        *(["--exclusive", "--mem=0"] if slurm.exclusive else [f"--mem={layout.memory_gib(where)}G"]),
+        f"--signal=B:USR1@{slurm.signal_seconds}",
+        "--requeue" if slurm.requeue else "--no-requeue",
+        *slurm.options,
+    ]

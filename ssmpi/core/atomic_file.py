@@ -1,0 +1,58 @@
+"""Files that appear whole or not at all: written beside their place, flushed to disk and renamed; nothing is left of one that
+failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ssmpi.core.errors import UserError
+
+
+def check(path: Path) -> None:
+    """Raise UserError unless a file can be written at ``path``: to be asked before the work that fills it."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; name a file to write, perhaps one in it")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}; make it, or name another file")
+    try:
+        _beside(path).open("wb").close()
+        _beside(path).unlink()
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror}); name another file, or permit this one"
+        ) from error
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Give a path to write to; the file takes its name when the block ends well, and is removed when it does not.
+
+    UserError at once where no file can be written. An OSError of the block that names no file names this one.
+    """
+    check(path)
+    beside = _beside(path)
+    try:
+        yield beside
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException as error:
+        beside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(path)) from error
+        raise
+
+
+def write(path: Path, content: bytes | str) -> None:
+    """Write a small file whole; text as UTF-8."""
+    with whole(path) as beside:
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")

@@ -1,0 +1,125 @@
+"""One line format for every rank: time, host, role, index, message. Only the first trainer talks below warnings, and it
+alone may draw a progress bar.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from ssmpi.core.run_files import LOGS
+
+ENDS = "the job ends: "
+AGAIN_SECONDS = 10.0  # between two words on something that takes long
+WORTH_SAYING = 1.0  # seconds
+SHAPE = 80, 24  # columns and rows of a terminal that does not know
+
+log = logging.getLogger("ssmpi")
+_terminal: TextIO | None = None
+
+
+def draw_on(path: Path | None) -> None:
+    """Draw the progress bar on the terminal ``path``: mpirun passes on whole lines only, so a bar needs its own way."""
+    global _terminal
+    _terminal = None if path is None else path.open("w", encoding="utf-8")
+
+
+def terminal() -> TextIO | None:
+    """Where to draw a progress bar, None for a batch log."""
+    return _terminal or (sys.stderr if sys.stderr.isatty() else None)
+
+
+def shape(terminal: TextIO) -> tuple[int, int]:
+    """Columns and rows of a terminal; what is usual where it reports 0, as one does that nobody has told its size."""
+    try:
+        found = os.get_terminal_size(terminal.fileno())
+    except (OSError, ValueError):
+        return SHAPE
+    return found.columns or SHAPE[0], found.lines or SHAPE[1]
+
+
+def above(write: Callable[[str], None], text: str) -> None:
+    """An ordinary line, with its prefix and in this rank's file too, that ``write`` puts above a progress bar."""
+    line = log.makeRecord(log.name, logging.INFO, "", 0, text, (), None)
+    for handler in log.handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(line)
+        elif line.levelno >= handler.level:
+            write(handler.format(line))
+
+
+@contextlib.contextmanager
+def during(what: str) -> Iterator[None]:
+    """Say what the block does, that it still does after every 10 s, and what it took if that was a second or more."""
+    began, done = time.monotonic(), threading.Event()
+
+    def remind() -> None:
+        while not done.wait(AGAIN_SECONDS):
+            log.info(f"{what}: {time.monotonic() - began:.0f} s so far")
+
+    log.info(f"{what} ...")
+    reminder = threading.Thread(target=remind, name="during", daemon=True)
+    reminder.start()
+    try:
+        yield
+    finally:
+        done.set()
+        reminder.join()
+    if (seconds := time.monotonic() - began) >= WORTH_SAYING:
+        log.info(f"{what}: took {seconds:.1f} s")
+
+
+def configure(who: str, *, talkative: bool) -> None:
+    """Send this rank's messages to standard error under the name ``who`` (``trainer 0``) and its host's."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_format(who))
+    handler.setLevel(logging.INFO if talkative else logging.WARNING)
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+def keep_in(path: Path, who: str) -> None:
+    """Write all messages of this rank, those that it does not say aloud too, to the end of a file of its own."""
+    path.parent.mkdir(exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(_format(who, precise=True))
+    log.addHandler(handler)
+
+
+def record(text: str) -> None:
+    """Write why the job ends into this rank's own file only: whether it is said aloud is decided elsewhere."""
+    line = log.makeRecord(log.name, logging.ERROR, "", 0, ENDS + text, (), None)
+    for handler in log.handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(line)
+
+
+def lengths(run: Path) -> dict[int, int]:
+    """Bytes of the ranks' files so far, by file: for ``end_recorded``."""
+    return {found.st_ino: found.st_size for found in (path.stat() for path in (run / LOGS).glob("*.log"))}
+
+
+def end_recorded(run: Path, since: dict[int, int]) -> bool:
+    """Whether any rank has written why the job ends, after its file had the length that is given."""
+    for path in (run / LOGS).glob("*.log"):
+        with path.open("rb") as file:
+            file.seek(since.get(path.stat().st_ino, 0))
+            if f"| {ENDS}".encode() in file.read():
+                return True
+    return False
+
+
+def _format(who: str, *, precise: bool = False) -> logging.Formatter:
+    """To the second for people, to the millisecond and with the date for comparing the files of several ranks."""
+    return logging.Formatter(
+        f"%(asctime)s {socket.gethostname()} {who} | %(message)s", datefmt=None if precise else "%H:%M:%S"
+    )

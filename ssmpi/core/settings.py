@@ -1,0 +1,172 @@
+"""Turns TOML plus ``section.key=value`` overrides into frozen dataclasses, strictly, and back into TOML.
+
+Each component declares its own settings beside the code that uses them; ``config`` composes them. Nothing here knows
+what any setting means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tomli_w
+
+from ssmpi.core.errors import SettingsError
+
+T = TypeVar("T")
+
+SECONDS = 1e9  # thirty years: what is longer is a slip, and no timer takes it
+COUNT = 2**31 - 1  # of what goes into arrays and messages
+EXAMPLES = 2**62
+FLOAT32 = 1e38  # what is larger is infinite where it is used
+
+
+def load(cls: type[T], path: Path, overrides: Sequence[str] = (), kind: str = "run file") -> T:
+    """Read a file of some ``kind``, apply overrides in order and build ``cls``; SettingsError names the file or the override."""
+    values = read(path, kind)
+    for override in overrides:
+        apply_override(values, override)
+    try:
+        return build(cls, values)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
+
+
+def read(path: Path, kind: str = "run file") -> dict[str, Any]:
+    """A TOML file as it stands, or SettingsError."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        if kind == "run file" and "=" in path.name:
+            raise SettingsError(
+                f"no run file given: '{path}' is a setting, and the run file comes before it: RUN.toml {path}"
+            ) from None
+        raise SettingsError(f"{path}: no such {kind}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: not a text in UTF-8 ({error}): save it as UTF-8") from error
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path}: not a readable TOML file: {error}") from error
+
+
+def apply_override(values: dict[str, Any], override: str) -> None:
+    """Set ``section.key=value`` in ``values``; the value is TOML, and a bare word is taken as a string."""
+    name, equals, text = override.partition("=")
+    keys = name.strip().split(".")
+    if not equals or not all(keys):
+        raise SettingsError(f"override '{override}' is not of the form section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    for key in keys[:-1]:
+        values = values.setdefault(key, {})
+        if not isinstance(values, dict):
+            raise SettingsError(f"override '{override}': '{key}' is a value, not a section")
+    values[keys[-1]] = value
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """Build the dataclass ``cls`` from nested mappings; unknown keys and wrong types are refused with a remedy."""
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            kind = "section" if isinstance(values[key], dict) else "key"
+            raise SettingsError(f"unknown {kind} '{where}{key}'{_suggest(key, fields)}")
+    arguments = {key: _convert(hints[key], value, f"{where}{key}") for key, value in values.items()}
+    missing = [f.name for f in fields.values() if f.name not in arguments and _required(f)]
+    if missing:
+        raise SettingsError(f"'{where}{missing[0]}' is required and not set")
+    try:
+        return cls(**arguments)
+    except SettingsError as error:
+        text = str(error)
+        raise SettingsError(text if not where or text.startswith(where) else f"{where}{text}") from None
+
+
+def dump(settings: Any) -> str:
+    """Write a settings dataclass as TOML that ``load`` reads back to an equal value; None is left out."""
+    return tomli_w.dumps(_plain(settings))
+
+
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as ``section.key`` to value."""
+    found: dict[str, Any] = {}
+    for key, value in nested.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise SettingsError unless ``condition``; for the checks in a settings class."""
+    if not condition:
+        raise SettingsError(message)
+
+
+def within(name: str, value: float, least: float, most: float) -> None:
+    """Raise SettingsError unless ``value`` is a number from ``least`` to ``most``."""
+    require(value >= least, f"{name} must be at least {_shown(least)}, got {_shown(value)}")
+    require(value <= most, f"{name} must be at most {_shown(most)}, got {_shown(value)}")
+
+
+def positive(name: str, value: float, most: float) -> None:
+    """Raise SettingsError unless ``value`` is a number above 0, and at most ``most``."""
+    require(0 < value <= most, f"{name} must be positive and at most {_shown(most)}, got {_shown(value)}")
+
+
+def _shown(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        pairs = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {name: _plain(item) for name, item in pairs.items() if item is not None}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _required(f: dataclasses.Field[Any]) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _suggest(key: str, names: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(key, names, n=1)
+    return f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(names)}"
+
+
+def _convert(hint: Any, value: Any, name: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise SettingsError(f"'{name}' is a section, got {value!r}: write [{name}]")
+        return build(typing.cast(type, hint), value, f"{name}.")
+    if origin is typing.Literal:
+        if value not in arguments:
+            close = difflib.get_close_matches(str(value), [str(a) for a in arguments], n=1)
+            hint_text = f"; did you mean '{close[0]}'?" if close else ""
+            raise SettingsError(f"{name} = {value!r} is not one of {', '.join(map(str, arguments))}{hint_text}")
+        return value
+    if origin in (types.UnionType, typing.Union):
+        return _convert(next(a for a in arguments if a is not type(None)), value, name)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise SettingsError(f"{name} = {value!r} is not a list")
+        return tuple(_convert(arguments[0], item, f"{name}[{i}]") for i, item in enumerate(value))
+    if hint is float and type(value) is int and abs(value) <= FLOAT32:
+        return float(value)
+    if type(value) is not hint:
+        raise SettingsError(f"{name} = {value!r} is not {_kind(hint)}")
+    require(hint is not float or math.isfinite(value), f"{name} = {value!r} is not a finite number")
+    return value
+
+
+def _kind(hint: type) -> str:
+    kinds = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a section"}
+    return kinds.get(hint, str(hint))

@@ -1,0 +1,105 @@
+"""Who does what: ranks to roles, by pure arithmetic, printable before any process exists. Nobody else does rank sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ssmpi.core.errors import TopologyError
+from ssmpi.core.settings import require, within
+
+MOST_RANKS = 65_535  # of one role
+
+
+class Role(StrEnum):
+    """The part a rank plays, in rank order."""
+
+    TRAINER = "trainer"
+    EMBEDDING_PS = "embedding_ps"
+    SYNC_PS = "sync_ps"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How many ranks play each role. Ranks are dealt in the order of ``Role``: trainers first.
+
+    ``threads`` are the Hogwild worker threads of one trainer (its shadow thread comes on top). ``embedding_ps = 0``
+    keeps the tables inside the trainer, which one trainer alone may do.
+    """
+
+    trainers: int = 1
+    threads: int = 1
+    embedding_ps: int = 1
+    sync_ps: int = 0
+
+    def __post_init__(self) -> None:
+        within("topology.trainers", self.trainers, 1, MOST_RANKS)
+        require(1 <= self.threads < 500, f"topology.threads must be 1 to 499, got {self.threads}")
+        within("topology.embedding_ps", self.embedding_ps, 0, MOST_RANKS)
+        within("topology.sync_ps", self.sync_ps, 0, MOST_RANKS)
+        require(
+            self.embedding_ps > 0 or self.trainers == 1,
+            f"topology.embedding_ps = 0 keeps the tables inside one trainer, but there are {self.trainers} trainers: "
+            "set topology.embedding_ps = 1 or more",
+        )
+
+    @property
+    def counts(self) -> dict[Role, int]:
+        """Ranks by role, in rank order."""
+        return {Role.TRAINER: self.trainers, Role.EMBEDDING_PS: self.embedding_ps, Role.SYNC_PS: self.sync_ps}
+
+    @property
+    def size(self) -> int:
+        """Ranks in the whole job."""
+        return sum(self.counts.values())
+
+    def ranks_of(self, role: Role) -> range:
+        """World ranks that play ``role``."""
+        first = 0
+        for candidate, count in self.counts.items():
+            if candidate is role:
+                return range(first, first + count)
+            first += count
+        raise AssertionError(role)
+
+    def role_of(self, rank: int) -> tuple[Role, int]:
+        """Role of a world rank and its index among those who play it."""
+        for role in self.counts:
+            ranks = self.ranks_of(role)
+            if rank in ranks:
+                return role, rank - ranks.start
+        raise AssertionError(f"rank {rank} of {self.size}")
+
+    def name_of(self, rank: int) -> str:
+        """How messages call a rank, for example ``embedding_ps 1``."""
+        role, index = self.role_of(rank)
+        return f"{role} {index}"
+
+    def names_of(self, ranks: Iterable[int]) -> str:
+        """How messages call several ranks: ``trainer 0 to 3, embedding_ps 1``."""
+        spans: list[list[int]] = []
+        for rank in ranks:
+            follows = spans and spans[-1][-1] == rank - 1 and self.role_of(rank)[0] is self.role_of(rank - 1)[0]
+            if follows:
+                spans[-1].append(rank)
+            else:
+                spans.append([rank])
+        return ", ".join(
+            self.name_of(span[0]) + (f" to {self.role_of(span[-1])[1]}" if len(span) > 1 else "") for span in spans
+        )
+
+    def arithmetic(self) -> str:
+        """The sum behind ``size``, for messages: ``4 trainer + 1 embedding_ps + 1 sync_ps``."""
+        return " + ".join(f"{count} {role}" for role, count in self.counts.items() if count)
+
+    def check_size(self, size: int) -> None:
+        """Raise TopologyError unless the job has exactly as many ranks as this topology needs."""
+        if size == self.size:
+            return
+        others = self.size - self.trainers
+        fits = f", or set topology.trainers = {size - others}" if size > others and self.embedding_ps else ""
+        raise TopologyError(
+            f"topology needs {self.size} ranks ({self.arithmetic()}), got {size}: start it with "
+            f"mpirun -n {self.size}, or let 'ssmpi launch' do that{fits}"
+        )

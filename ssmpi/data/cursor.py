@@ -1,0 +1,95 @@
+"""One trainer's way through the passes over the data: which part of the run it is in, and what is left of that part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ssmpi.data.batch import Batch
+from ssmpi.data.block_dispatcher import Handout, block_order
+from ssmpi.data.position import Begun, Piece, Position
+from ssmpi.data.reader import SplitReader, suit_block_rows
+from ssmpi.data.stream import Stream
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
+    from ssmpi.config import Config
+
+
+class Course:
+    """``position`` is the same on all trainers whenever they are at rest; ``reader`` cuts the blocks of this pass.
+
+    Rows of shards that are not in ``checked`` wait for that.
+    """
+
+    def __init__(
+        self, config: Config, trainer: int, reader: SplitReader, position: Position, checked: Set[int]
+    ) -> None:
+        self._config, self._trainer, self.reader, self.position = config, trainer, reader, position
+        self._checked = checked
+        ahead, threads = config.embedding.prefetch, config.topology.threads
+        self.streams = [Stream(config.data, config.run.seed, ahead=ahead) for _ in range(threads)]
+        self._askers = config.topology.trainers * threads
+        self._pass, self._pieces = 0, position.waiting
+        self.handout: Handout | None = None
+
+    def parts(self) -> Iterator[int]:
+        """The parts of the run, each again and again until all of it has been trained on; never ends by itself in one."""
+        per_pass = self._config.evaluate.per_pass
+        while self.position.part < self._config.data.passes * per_pass:
+            if not self.handout or not self.position.dealt:
+                self.handout = self._deal()
+            yield self.position.part
+            self.position = self.coming
+
+    @property
+    def coming(self) -> Position:
+        """Where the run stands once this part has been evaluated, if it is done."""
+        return self.position.next(self._config.evaluate.per_pass) if self.position.done else self.position
+
+    def batches(self, thread: int, next_number: Callable[[], int], cut: Callable[[], bool]) -> Iterator[Batch]:
+        """The batches of one worker thread: of what it had begun, then of the pieces that ``next_number`` gives."""
+
+        def next_piece() -> Piece | None:
+            number = next_number()
+            return self._pieces[number] if number >= 0 else None
+
+        return self.streams[thread].batches(self.reader, self._pass, next_piece, cut)
+
+    def shards(self) -> Iterator[int]:
+        """All shards in the order in which this part and the rest of its pass need them, some more than once."""
+        begun = [begun.piece for begun in self.position.begun]
+        yield from (self._shard(piece.block) for piece in [*begun, *self._pieces])
+        blocks = block_order(self._config.data, self._config.run.seed, self._pass, len(self.reader.blocks))
+        yield from map(self._shard, blocks)
+
+    def _shard(self, block: int) -> int:
+        return self.reader.blocks[block].shard
+
+    def take_stock(self, trainers: Conversation) -> None:
+        """Put together what is left of this part. Every trainer calls, at rest."""
+        assert self.handout
+        mine = [Begun(self._trainer, k, piece) for k, stream in enumerate(self.streams) for piece in stream.begun]
+        waiting = [self._pieces[number] for number in self.handout.waiting()] if self._trainer == 0 else []
+        found = trainers.gather((mine, waiting))
+        begun = tuple(one for each, _ in found for one in each)
+        self.position = replace(self.position, begun=begun, waiting=tuple(found[0][1]))
+
+    def _deal(self) -> Handout:
+        """Cut this part of the pass into pieces, or take those that a checkpoint left, and have them ready to hand out."""
+        data, position, per_pass = self._config.data, self.position, self._config.evaluate.per_pass
+        self._pass, place = divmod(position.part, per_pass)
+        rows = position.block_rows or suit_block_rows(data, self.reader.rows, self._askers)
+        self.reader = SplitReader(self.reader.folder, data.train_split, rows)
+        if not position.dealt:
+            blocks = self.reader.blocks
+            order = block_order(data, self._config.run.seed, self._pass, len(blocks))
+            order = order[len(order) * place // per_pass : len(order) * (place + 1) // per_pass]
+            waiting = tuple(Piece(number, 0, blocks[number].rows) for number in order)
+            position = Position(position.part, rows, True, (), waiting)
+        self._pieces, self.position = position.waiting, position
+        for thread, stream in enumerate(self.streams):
+            stream.begun = position.of(self._trainer, thread)
+        pieces, order = self._pieces, list(range(len(self._pieces)))
+        return Handout(data, order, self._askers, lambda number: self._shard(pieces[number].block) in self._checked)

@@ -1,0 +1,45 @@
+"""A text file that grows by whole lines, also on a disk that is full for a while: a record must not end what it records."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ssmpi.comm.failure import cause
+from ssmpi.core.log import log
+
+
+class Lines:
+    """Appends to ``path``, of which at most ``known`` bytes are kept. What the disk does not take waits in memory."""
+
+    def __init__(self, path: Path, known: int) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._file.truncate(min(known, os.fstat(self._file.fileno()).st_size))
+        self._waiting = b""
+        self._refused = False
+
+    @property
+    def size(self) -> int:
+        """Bytes so far, those that wait included."""
+        return os.fstat(self._file.fileno()).st_size + len(self._waiting)
+
+    def write(self, line: str) -> None:
+        """One more line."""
+        self._waiting += f"{line}\n".encode()
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+            self._refused = False
+        except OSError as error:
+            if not self._refused:
+                log.error(
+                    f"error: {self._path} does not grow, training goes on and lines wait in memory: {cause(error)}"
+                )
+            self._refused = True
+
+    def close(self) -> None:
+        """No more lines."""
+        if lost := self._waiting.count(b"\n"):
+            log.error(f"error: {self._path} lacks its last {lost} lines: the disk did not take them")
+        self._file.close()

@@ -1,0 +1,234 @@
+"""What the first trainer tells the outside while the job runs: ``metrics.jsonl``, TensorBoard events, a progress bar on
+a terminal or one plain line a minute in a batch log.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ssmpi.comm.failure import cause
+from ssmpi.core.log import above, log, shape, terminal
+from ssmpi.core.metrics import SUMS, Quality
+from ssmpi.core.run_files import METRICS
+from ssmpi.core.topology import Topology
+from ssmpi.report.jsonl import Lines
+from ssmpi.roles import control
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+PLAIN_LINE_SECONDS = 60.0
+COUNTS = ("iterations", "rounds", "round_seconds", "staleness")
+SAVING = ("checkpoints", "O_save")  # how many, and how many seconds training stood still for them
+
+State = tuple[dict[str, float], dict[str, np.ndarray]]
+
+
+class Logbook:
+    """Gathers every trainer's reports into windows. ``rows`` is how many examples the whole run has.
+
+    ``earlier`` is the ``state`` of the log book of the job that this one goes on from.
+    """
+
+    def __init__(
+        self, folder: Path, topology: Topology, rows: int, every_seconds: float, earlier: State | None = None
+    ) -> None:
+        self._topology, self._rows, self._every = topology, rows, every_seconds
+        numbers, arrays = earlier or ({}, {})
+        known = int(numbers.get("bytes", 0))
+        self._lines = Lines(folder / METRICS, known)  # what came after the checkpoint will come again
+        self.writer: SummaryWriter | None = None
+        self._bar = bar(rows)
+        self._window, self._total = Quality(), Quality(**arrays)
+        self._bar.update(int(self._total.sums[0]))
+        self._counts = {name: np.zeros(topology.trainers) for name in COUNTS}
+        self._divergence = np.full(topology.trainers, np.nan)
+        self._window_counts = {name: counts.copy() for name, counts in self._counts.items()}
+        self._began = self._window_began = self._line_said = time.monotonic()
+        self._earlier = {name: numbers.get(name, 0.0) for name in ("seconds", "iterations", "rounds")}
+        self._saving = {name: numbers.get(name, 0.0) for name in SAVING}
+        self._paused = 0.0
+        self._warned = False
+
+    def gathered(self, trainer: int, words: np.ndarray) -> None:
+        """Take one trainer's report."""
+        header, sums, histogram = control.unpack(words)
+        news = Quality(histogram, sums)
+        self._window.merge(news)
+        self._total.merge(news)
+        for name, counts in self._counts.items():
+            counts[trainer] = header[name]
+        self._divergence[trainer] = header["divergence"]
+        self._bar.update(int(sums[0]))
+        if time.monotonic() - self._window_began >= self._every:
+            self.window()
+
+    def window(self) -> None:
+        """Write what happened since the last window, if anything did."""
+        examples = int(self._window.sums[0])
+        if not examples:
+            return
+        seconds = time.monotonic() - self._window_began
+        line = {"kind": "train", **self._where(), "eps": examples / seconds, **self._window.compute()}
+        line |= self.sync(self._window_counts)
+        self._write(line)
+        self._show(line)
+        self._warn(line["ne"], line["auc"])
+        self._window = Quality()
+        self._window_counts = {name: counts.copy() for name, counts in self._counts.items()}
+        self._window_began = time.monotonic()
+
+    def evaluated(self, split: str, metrics: dict[str, float], seconds: float, what: str = "model") -> None:
+        """Write one evaluation. The time it took does not count as training time."""
+        self.pause(seconds)
+        self._write({"kind": "evaluation", "split": split, "weights": what, **self._where(), **metrics})
+        self.say(f"{split} ({what}): {describe(metrics)}")
+
+    def saved(self, line: dict[str, Any]) -> None:
+        """Write what saving a checkpoint cost, or that it failed. ``O_save`` seconds do not count as training time."""
+        self._saving["checkpoints"] += "error" not in line
+        self._saving["O_save"] += line["O_save"]
+        self._write({"kind": "checkpoint", **self._where(), **line})
+
+    def pause(self, seconds: float) -> None:
+        """Training stood still for this long."""
+        self._paused += seconds
+        self._window_began += seconds
+
+    def state(self) -> State:
+        """What a log book that goes on from here needs: numbers for JSON, and arrays."""
+        self.window()
+        totals = self.totals()
+        numbers = {name: totals[name] for name in ("examples", *self._earlier, *SAVING)}
+        arrays = {"histogram": self._total.histogram, "sums": self._total.sums}
+        return {**numbers, "bytes": self._lines.size}, arrays
+
+    def sync(self, since: dict[str, np.ndarray] | None = None) -> dict[str, float]:
+        """Synchronization in figures, averages over all trainers; nothing if there was no round.
+
+        The sync gap is iterations between two rounds, of a trainer and of one of its threads; ``round_seconds`` what a
+        round takes; ``staleness`` the iterations of a trainer meanwhile; ``divergence`` the distance of a replica from
+        the reference of its round (mean, center or partner's mean), relative to that one's length, when last looked at.
+        """
+        iterations, rounds, seconds, stale = (
+            float((self._counts[name] - (since[name] if since else 0.0)).sum()) for name in COUNTS
+        )
+        if not rounds:
+            return {}
+        found = {
+            "sync_gap_trainer": iterations / rounds,
+            "sync_gap_thread": iterations / rounds / self._topology.threads,
+            "round_seconds": seconds / rounds,
+            "staleness": stale / rounds,
+        }
+        seen = self._divergence[~np.isnan(self._divergence)]
+        return {**found, "divergence": float(seen.mean())} if len(seen) else found
+
+    def totals(self) -> dict[str, float]:
+        """The whole run in numbers: examples, seconds of training, EPS, sync gap, progressive quality."""
+        seconds = max(self._seconds, 1e-9)
+        examples = float(self._total.sums[SUMS.index("examples")])
+        return {
+            "examples": examples,
+            "seconds": seconds,
+            "eps": examples / seconds,
+            "iterations": self._earlier["iterations"] + float(self._counts["iterations"].sum()),
+            "rounds": self._earlier["rounds"] + float(self._counts["rounds"].sum()),
+            **self.sync(),
+            **self._saving,
+            **{f"progressive_{name}": value for name, value in self._total.compute().items()},
+        }
+
+    def say(self, text: str) -> None:
+        """A line for a person, above the progress bar."""
+        if self._bar.disable:
+            log.info(text)
+        else:
+            above(lambda line: self._bar.write(line, file=terminal()), text)
+
+    def start_clock(self) -> None:
+        """Training starts now: what came before was preparation."""
+        log.info("training starts")
+        self._began = self._window_began = self._line_said = time.monotonic()
+
+    def close(self) -> None:
+        """Write the last window and close the files."""
+        self.window()
+        self._bar.close()
+        self._lines.close()
+        if self.writer:
+            self.writer.close()
+
+    def _where(self) -> dict[str, Any]:
+        return {
+            "examples": int(self._total.sums[0]),
+            "seconds": round(self._seconds, 3),
+        }
+
+    @property
+    def _seconds(self) -> float:
+        """Seconds of training, those of earlier jobs included, without pauses."""
+        return self._earlier["seconds"] + time.monotonic() - self._began - self._paused
+
+    def _write(self, line: dict[str, Any]) -> None:
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+        self._lines.write(json.dumps(plain))
+        if self.writer:
+            prefix = plain.get("split", "train")
+            try:
+                for name, value in plain.items():
+                    if isinstance(value, float) and name != "seconds":
+                        self.writer.add_scalar(f"{prefix}/{name}", value, plain["examples"])
+            except OSError as error:
+                self.writer = None
+                log.error(f"error: TensorBoard's events end here, metrics.jsonl goes on: {cause(error)}")
+
+    def _show(self, line: dict[str, Any]) -> None:
+        gap = f" gap {line['sync_gap_thread']:.1f}" if "sync_gap_thread" in line else ""
+        self._bar.set_postfix_str(f"loss {line['log_loss']:.4f} NE {line['ne']:.4f}{gap}")
+        now = time.monotonic()
+        if self._bar.disable and now - self._line_said >= PLAIN_LINE_SECONDS:
+            self._line_said = now
+            done = line["examples"] / max(self._rows, 1)
+            left = self._seconds * (1 / max(done, 1e-9) - 1)
+            log.info(
+                f"{line['examples']:,} of {self._rows:,} examples ({done:.1%}), {line['eps']:,.0f} EPS, loss "
+                f"{line['log_loss']:.4f}, NE {line['ne']:.4f}{gap}, about {left / 60:.0f} min left"
+            )
+
+    def _warn(self, ne: float, auc: float) -> None:
+        """Once, when training does not seem to learn."""
+        late = self._total.sums[0] > min(200_000, self._rows / 2)
+        if late and not self._warned and (ne >= 1.0 or abs(auc - 0.5) < 0.005):
+            self._warned = True
+            log.warning(
+                f"NE is {ne:.4f} and AUC {auc:.4f} after {int(self._total.sums[0]):,} examples: no better than the "
+                "constant. Is the learning rate too high (dense.rate, embedding.rate), or are the labels shuffled?"
+            )
+
+
+def bar(rows: int) -> Any:
+    """A progress bar over so many examples; a disabled one where there is no terminal."""
+    there = terminal()
+    if there is None:
+        return tqdm(total=rows, disable=True)
+    columns, lines = shape(there)
+    found = tqdm(total=rows, unit="ex", unit_scale=True, ncols=columns, nrows=lines, file=there)
+    found.dynamic_ncols = shape  # asked before each drawing; tqdm's own takes 0 rows for no room
+    return found
+
+
+def describe(metrics: dict[str, float]) -> str:
+    """Metrics in one line."""
+    return (
+        f"NE {metrics['ne']:.5f}, log-loss {metrics['log_loss']:.5f}, AUC {metrics['auc']:.5f} "
+        f"(+-{metrics['auc_error']:.1e}), accuracy {metrics['accuracy']:.4f}, calibration {metrics['calibration']:.4f}, "
+        f"{int(metrics['rows']):,} rows"
+    )

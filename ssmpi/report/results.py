@@ -1,0 +1,99 @@
+"""What a run leaves behind: evaluations, last and best, and ``result.json``, the marker that says how the run ended."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ssmpi.core import atomic_file
+from ssmpi.core.log import log
+from ssmpi.core.run_files import RESULT_NAME
+from ssmpi.report.metric_logger import Logbook, State
+
+if TYPE_CHECKING:
+    from ssmpi.config import Config
+    from ssmpi.roles.evaluate import Scored
+
+
+class Earlier(NamedTuple):
+    """What the job that this one goes on from had found: the state of its log book, and its evaluations."""
+
+    logbook: State
+    evaluations: dict[str, dict[str, Any]]
+
+
+class Results:
+    """Kept by the first trainer. A run is finished when ``result.json`` says ``"status": "complete"``, never before."""
+
+    def __init__(self, config: Config, folder: Path, rows: int, earlier: Earlier | None = None) -> None:
+        self._config, self._folder = config, folder
+        self._expected = rows * config.data.passes
+        logbook, self.evaluations = (earlier.logbook, earlier.evaluations) if earlier else (None, {})
+        self.logbook = Logbook(folder, config.topology, self._expected, config.run.log_seconds, logbook)
+        if config.run.tensorboard:
+            self.logbook.writer = tensorboard_writer(folder, int(self.logbook.totals()["examples"]))
+
+    def evaluated(self, split: str, scored: Scored, what: str = "model", best: bool | None = None) -> None:
+        """Keep one evaluation as the last one of its split, and as the best if its NE is lowest, or as ``best`` says."""
+        self.logbook.evaluated(split, scored.metrics, scored.seconds, what)
+        found = {**scored.metrics, "after_examples": self.logbook.totals()["examples"]}
+        name = split if what == "model" else f"{split} ({what})"
+        kept = self.evaluations.setdefault(name, {"last": found, "best": found})
+        kept["last"] = found
+        if best if best is not None else found["ne"] < kept["best"]["ne"]:
+            kept["best"] = found
+
+    def finish(self, *, stopped: bool, ended_by: str = "", kept: str = "last") -> None:
+        """Write ``result.json`` and close the log book. Says so if rows of a complete run are missing.
+
+        ``ended_by`` is the rule that ended training early, ``kept`` which model is the run's.
+        """
+        self.logbook.close()
+        totals = self.logbook.totals()
+        all_done = totals["examples"] == self._expected
+        complete = not stopped and (all_done or bool(ended_by))
+        status = "stopped" if stopped else "complete" if complete else "incomplete"
+        body = {"status": status, "ended": now(), "expected_examples": self._expected, **totals}
+        body["evaluations"] = self.evaluations
+        if complete:
+            body |= {"ended_by": "passes" if all_done else ended_by, "kept": kept}
+        atomic_file.write(self._folder / RESULT_NAME, json.dumps(plain(body), indent=1) + "\n")
+        assert stopped or complete, f"trained on {totals['examples']:,} examples of {self._expected:,}"
+        early = "" if all_done or not complete else f" (evaluate.{ended_by})"
+        log.info(
+            f"{status}{early}: {totals['examples']:,.0f} examples in {totals['seconds']:.1f} s ({totals['eps']:,.0f} EPS); "
+            f"results in {self._folder}"
+        )
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a run has come to its end, as it itself says."""
+    try:
+        return bool(json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))["status"] == "complete")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def now() -> str:
+    """The time in UTC, to the second, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def plain(value: Any) -> Any:
+    """The same value with null for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def tensorboard_writer(folder: Path, examples: int) -> Any:
+    """A TensorBoard writer, or None with a word about it where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        log.info("no TensorBoard events: pip install 'ssmpi[tensorboard]' to have them")
+        return None
+    return SummaryWriter(str(folder), purge_step=examples)  # later events of an earlier job come again

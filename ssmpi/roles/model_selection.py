@@ -1,0 +1,179 @@
+"""What evaluations decide: which model is kept, and whether training ends early. ``[evaluate]`` has the rules.
+
+With ``keep = "best"`` the model of the best evaluation so far lies in ``best/after-EXAMPLES`` of the run folder, and takes the
+place of ``model`` at the end. It is scored on the final split as soon as it is found: its rows never have to be loaded again.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmpi.checkpoint import store
+from ssmpi.checkpoint.model_files import put
+from ssmpi.comm.failure import cause
+from ssmpi.comm.waiting import wait
+from ssmpi.core.errors import DataError
+from ssmpi.core.log import log
+from ssmpi.core.run_files import BEST, MODEL
+from ssmpi.roles.progress import Clock
+
+if TYPE_CHECKING:
+    from ssmpi.roles.evaluate import Options, Scored
+    from ssmpi.roles.trainer import Trainer
+
+PATIENCE, STOP_AT_AUC = "patience", "stop_at_auc"  # why a run ended early, as ``result.json`` says it
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the evaluations of ``split`` have shown so far; a part of a checkpoint's state, and the same on all trainers.
+
+    ``reference`` is the NE of the last gain, ``kept_ne`` that of the best model saved, after ``kept`` examples.
+    """
+
+    split: str
+    reference: float | None = None
+    without_gain: int = 0
+    auc: float | None = None
+    kept_ne: float | None = None
+    kept: int | None = None
+
+    def after(self, ne: float, auc: float, min_gain: float) -> Standing:
+        """The standing after one more evaluation."""
+        gain = not math.isnan(ne) and (self.reference is None or ne < self.reference - min_gain)
+        return replace(
+            self,
+            reference=ne if gain else self.reference,
+            without_gain=0 if gain else self.without_gain + 1,
+            auc=None if math.isnan(auc) else auc,
+        )
+
+    def is_best(self, ne: float) -> bool:
+        """Whether a model of this NE is better than the one that was saved."""
+        return not math.isnan(ne) and (self.kept_ne is None or ne < self.kept_ne)
+
+    def ended_by(self, options: Options) -> str:
+        """Which rule ends training now; empty if none does."""
+        if options.stop_at_auc and self.auc is not None and self.auc >= options.stop_at_auc:
+            return STOP_AT_AUC
+        return PATIENCE if options.patience and self.without_gain >= options.patience else ""
+
+
+class Choice:
+    """One trainer's part. All trainers decide alike: by the first one's numbers."""
+
+    def __init__(self, trainer: Trainer, state: dict[str, Any] | None) -> None:
+        self._trainer, self._options = trainer, trainer.config.evaluate
+        self.standing = Standing(**state) if state else Standing(self._options.split)
+        if self.standing.split != self._options.split:  # figures of another split say nothing about this one's
+            self.standing = Standing(self._options.split)
+        self._folder = trainer.folder / BEST
+        self.scored_finally = False  # the final split, with the model as it is now
+        self.model = "last"  # which one is the run's
+
+    @property
+    def ended_by(self) -> str:
+        """The rule that ends training here; empty while none does."""
+        return self.standing.ended_by(self._options)
+
+    def weigh(self, scored: Scored) -> None:
+        """Every trainer calls, at rest, after an evaluation of ``evaluate.split``. Told to stop meanwhile, it changes nothing."""
+        trainer, results = self._trainer, self._trainer.results
+        examples = results.logbook.totals()["examples"] if results else 0.0
+        numbers = np.array([scored.metrics["ne"], scored.metrics["auc"], examples])
+        wait(trainer.world.trainers.ibcast(numbers), trainer.config.waiting, "trainer 0 (to evaluate)")
+        ne, auc, at = float(numbers[0]), float(numbers[1]), int(numbers[2])
+        best = self._options.keep == "best" and self.standing.is_best(ne)
+        also = best and self._options.final != self._options.split and trainer.has(self._options.final)
+        final = trainer.score(self._options.final, scored.vector) if also else None
+        if trainer.stopped:
+            return
+        meanwhile = final.seconds if final else 0.0  # neither score is training time
+        trainer.note(self._options.split, scored._replace(seconds=scored.seconds + meanwhile))
+        self.scored_finally = also
+        self.standing = self.standing.after(ne, auc, self._options.min_gain)
+        if best and self._save(scored.vector, at, ne):
+            self.standing = replace(self.standing, kept_ne=ne, kept=at)
+        if final:
+            trainer.note(self._options.final, final._replace(seconds=0.0), best=self.standing.kept == at)
+        if results and self.ended_by:
+            results.logbook.say(f"training ends after {at:,} examples: {self._why(auc)}")
+
+    def put_in_place(self) -> bool:
+        """On the first trainer: make the best model the run's; False if there is none to make it, after a word about that."""
+        if self._options.keep != "best":
+            return False
+        kept, place = self.standing.kept, self._trainer.folder / MODEL
+        if kept is not None and is_model_after(self._place(kept), kept):
+            put(self._place(kept), place)
+        elif kept is None or not is_model_after(place, kept):  # there it is where a final evaluation was cut short
+            found = "no evaluation had an NE" if kept is None else f"{self._place(kept)} is gone or damaged"
+            log.error(f'error: the last model is kept, not the best (evaluate.keep = "best"): {found}')
+            return False
+        self.model = "best"
+        return True
+
+    def best_on(self, split: str) -> bool | None:
+        """Of the last model on ``split``: False where that split's best is the model that ``evaluate.split`` found best."""
+        chosen = self._options.keep == "best" and self.standing.kept is not None
+        return False if chosen and split != self._options.split else None
+
+    def close(self) -> None:
+        """On the first trainer: the run is complete, nobody will need other models."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _save(self, vector: np.ndarray, at: int, ne: float) -> bool:
+        """Save the model as it is now; whether that went well. A failure costs this model, not the run."""
+        trainer, saved = self._trainer, np.zeros(1)
+        if trainer.results:
+            clock = Clock()
+            try:
+                trainer.keeper.save_best(vector, self._place(at))
+            except (OSError, DataError) as error:
+                log.error(f"error: the best model so far could not be saved, training goes on: {cause(error)}")
+            else:
+                saved[0] = 1.0
+                trainer.results.logbook.say(
+                    f"best so far: {self._options.split} NE {ne:.5f}, saved in {clock.wall:.2f} s"
+                )
+                self._retire(at)
+            trainer.results.logbook.pause(clock.wall)
+        wait(
+            trainer.world.trainers.ibcast(saved), trainer.keeper.patience, "the first trainer (to save the best model)"
+        )
+        return bool(saved[0])
+
+    def _retire(self, newest: int) -> None:
+        """Remove all saved models but the newest and those that a run resumed from a checkpoint may need."""
+        needed = {self._place(newest)}
+        try:
+            for checkpoint in store.Store(self._trainer.folder).committed():
+                kept = store.read_manifest(checkpoint).state.get("choice", {}).get("kept")
+                needed |= {self._place(kept)} if kept is not None else set()
+        except DataError as error:
+            log.warning(f"older best models stay in {self._folder}: {error}")
+            return
+        for folder in set(self._folder.iterdir()) - needed:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _place(self, examples: int) -> Path:
+        return self._folder / f"after-{examples}"
+
+    def _why(self, auc: float) -> str:
+        if self.ended_by == STOP_AT_AUC:
+            return f"AUC {auc:.5f} reaches evaluate.stop_at_auc = {self._options.stop_at_auc:g}"
+        return f"{self.standing.without_gain} evaluations without gain (evaluate.patience)"
+
+
+def is_model_after(folder: Path, examples: int) -> bool:
+    """Whether the model in a folder is whole and that of so many examples."""
+    try:
+        return store.read_manifest(folder).state.get("examples") == examples
+    except DataError:
+        return False

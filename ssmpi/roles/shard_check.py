@@ -1,0 +1,31 @@
+"""Compares the contents of the training shards with their checksums, once in a run, beside training: every trainer a share,
+on one thread of low priority. The dealer gives out no row of a shard before its check is done.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Set
+from typing import TYPE_CHECKING
+
+from ssmpi.checkpoint.pending_save import NICENESS
+
+if TYPE_CHECKING:
+    from ssmpi.data.reader import SplitReader
+
+
+def share(needed: Iterable[int], checked: Set[int], trainer: int, trainers: int) -> list[int]:
+    """The shards that one of ``trainers`` checks, out of those ``needed``, given and returned in the order of need."""
+    return [shard for shard in dict.fromkeys(needed) if shard not in checked][trainer::trainers]
+
+
+def check(reader: SplitReader, shards: Iterable[int], told: Callable[[int], None]) -> None:
+    """The life of the thread; ``told`` gets every shard that is as it was prepared. DataError for the first that is not.
+
+    Few large reads: small ones beside busy Python threads starve (DESIGN).
+    """
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    for shard in shards:
+        reader.verify(shard)
+        told(shard)

@@ -1,0 +1,107 @@
+"""A lock that is held by keeping a file open: it ends with whoever holds it, however that ends, so that none is ever stale.
+
+``flock``, because it holds across hosts too where the file system can do that (NFS with a lock service, Lustre mounted
+with ``flock``), and because a child that inherits the open file holds it as well. The file says who holds it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from ssmpi.core.log import log
+
+POLL_SECONDS = 0.5
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """Who holds a lock, as it wrote into the file; ``job`` is its SLURM job, if any."""
+
+    host: str = ""
+    process: int = 0
+    job: str = ""
+    since: str = ""
+
+    @classmethod
+    def me(cls) -> Holder:
+        """This process."""
+        job = os.environ.get("SLURM_JOB_ID", "")
+        return cls(socket.gethostname(), os.getpid(), job, time.strftime("%Y-%m-%d %H:%M:%S"))
+
+    @classmethod
+    def of(cls, file: IO[str]) -> Holder:
+        """What is written in the file; nothing in particular while its holder is just writing."""
+        file.seek(0)
+        try:
+            return cls(**json.loads(file.read()))
+        except (ValueError, TypeError):
+            return cls()
+
+    def __str__(self) -> str:
+        job = f" of SLURM job {self.job}" if self.job else ""
+        return (
+            f"process {self.process}{job} on host {self.host}, since {self.since}" if self.host else "another process"
+        )
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is on another host."""
+        return bool(self.host) and self.host != socket.gethostname()
+
+
+class HeldError(Exception):
+    """A lock that somebody else held for too long."""
+
+    def __init__(self, holder: Holder) -> None:
+        super().__init__(str(holder))
+        self.holder = holder
+
+
+def take(path: Path, patience: Callable[[Holder], float]) -> IO[str]:
+    """The open file that holds the lock until it is closed here and in all children that inherited it.
+
+    Waits for its holder for ``patience(holder)`` seconds, then raises HeldError. Where the file system knows no locks it
+    says so and does without.
+    """
+    file = path.open("a+", encoding="utf-8")
+    began, told = time.monotonic(), False
+    try:
+        while not _taken(file, path):
+            holder = Holder.of(file)
+            if time.monotonic() - began >= patience(holder):
+                raise HeldError(holder)
+            if not told:
+                log.warning(f"{path}: held by {holder}: waiting up to {patience(holder):,.0f} s for its end")
+            told = True
+            time.sleep(POLL_SECONDS)
+        file.truncate(0)
+        file.write(json.dumps(dataclasses.asdict(Holder.me())) + "\n")
+        file.flush()
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _taken(file: IO[str], path: Path) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        log.warning(
+            f"{path}: no locks on this file system ({error.strerror}): see to it that only one job writes there"
+        )
+    return True

@@ -1,0 +1,1 @@
+"""What the commands beside training do: plan, forecast, doctor, score, export, inspect."""

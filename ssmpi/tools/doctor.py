@@ -1,0 +1,133 @@
+"""``ssmpi doctor``: versions, MPI library and thread level, cores and over-subscription, and a one-second self test."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from collections import Counter
+from importlib import metadata
+
+import numpy as np
+
+from ssmpi import __version__
+from ssmpi.comm.world import Job, join
+from ssmpi.comm.world import versions as mpi_versions
+from ssmpi.core import launcher_env
+from ssmpi.core.mpi_environment import missing
+from ssmpi.model import processor
+from ssmpi.run.run_folder import PACKAGES
+
+
+def examine() -> int:
+    """Print the report; 0 if everything will do, 1 if something needs attention. Alone or under mpirun."""
+    job = join()
+    cores = len(os.sched_getaffinity(0))
+    bound = sorted(os.sched_getaffinity(0))
+    here = [b for host, b in job.comm.allgather((socket.gethostname(), bound)) if host == socket.gethostname()]
+    problems = self_test(job)
+    open_mpi = "Open MPI" in mpi_versions()["mpi_library"]
+    remarks = job.comm.allgather(
+        (socket.gethostname(), advice(cores, open_mpi=open_mpi) if launcher_env.ranks() else [])
+    )
+    if job.rank:
+        return 0
+    print(f"ssmpi {__version__}, python {platform.python_version()}, {platform.platform()}")
+    print("  " + ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES))
+    print("  " + ", ".join(f"{name} {value}" for name, value in mpi_versions().items()))
+    print(f"cores: {os.cpu_count()} on this host, {cores} usable by this rank; {len(here)} of {job.size} ranks here")
+    print("\n".join(f"  {line}" for line in thread_plan(here)))
+    print(f"  {dense_step()}")
+    if processor.without_bfloat16():
+        print(f"  {processor.SLOW_BFLOAT16}")
+    if len(here) > cores:
+        print(
+            f"  over-subscribed: {len(here)} ranks on {cores} cores. They share; expect EPS of {cores} cores, no more"
+        )
+    if launcher_env.ranks():
+        print("\n".join(by_ranks(remarks)) or "  environment: as recommended on every rank")
+    for problem in problems:
+        print(f"  problem: {problem}")
+    well = "it works, but see above" if any(lines for _, lines in remarks) else "all is well"
+    print(f"{len(problems)} problem(s)" if problems else well)
+    return 1 if problems else 0
+
+
+def by_ranks(remarks: list[tuple[str, list[str]]]) -> list[str]:
+    """Host and advice of each rank: the same advice once, with who gets it unless all do."""
+    ranks: dict[tuple[str, ...], list[int]] = {}
+    for rank, (_, lines) in enumerate(remarks):
+        ranks.setdefault(tuple(lines), []).append(rank)
+    found = []
+    for said, members in ranks.items():
+        hosts = sorted({remarks[rank][0] for rank in members})
+        if said and len(ranks) > 1:
+            found.append(f"  {len(members)} of {len(remarks)} ranks, on {', '.join(hosts)}:")
+        found += said
+    return found
+
+
+def thread_plan(bound: list[list[int]]) -> list[str]:
+    """What this host's cores are good for, given the cores that each of its ranks may use."""
+    cores = len(set().union(*bound))
+    places = Counter(tuple(own) for own in bound)
+    return [
+        *(f"{ranks} rank(s) of this host: on cores {', '.join(map(str, own))}" for own, ranks in places.items()),
+        f"thread plan: {cores} worker threads (trainers x topology.threads), each with 1 thread inside operators. A shadow thread,",
+        "a sync PS and an embedding PS that is asked by messages want a core each; without one they share, and shadow threads rest",
+    ]
+
+
+def dense_step() -> str:
+    """How the float32 step of a DLRM is computed here."""
+    from ssmpi.model import blas  # here, because it needs torch
+
+    if blas.sgemm():
+        return "dense step: compiled, with the matrix products of torch's BLAS"
+    return (
+        f"dense step: by torch's operators, because {blas.LIBRARY} has no sgemm_; a compiled one is 10 to 15 % faster at batch "
+        "128 and holds the interpreter lock less. torch from PyPI has it"
+    )
+
+
+def advice(cores: int, *, open_mpi: bool) -> list[str]:
+    """What this rank's environment lacks, and what it costs to go without."""
+    lines = [
+        f"  not set: {setting}; without it {cost}" for setting, cost in missing(os.environ, open_mpi=open_mpi).items()
+    ]
+    if lines:
+        lines.append("  'ssmpi launch' and the scripts in jobs/ set them all")
+    if cores < (os.cpu_count() or 1):
+        lines.append(
+            f"  this rank is bound to {cores} of {os.cpu_count()} cores: all its threads share them. Fine for one thread a rank, "
+            "else mpirun --bind-to none or srun --cpu-bind=none"
+        )
+    return lines
+
+
+def self_test(job: Job) -> list[str]:
+    """About a second: compile and run the kernels, sum a vector over all ranks, time a matrix product."""
+    from ssmpi.embedding.placement import place
+    from ssmpi.embedding.table import Arena, Options
+
+    problems = []
+    vector = np.full(1 << 16, job.rank + 1, np.float32)
+    job.comm.Allreduce(vector.copy(), vector)
+    if vector[0] != job.size * (job.size + 1) / 2:
+        problems.append(f"a sum over {job.size} ranks came out as {vector[0]}")
+    arena = Arena(Options(), place([1000], 1), 0, seed=1)
+    options, before = arena.options, arena.weights[7].copy()
+    arena.update(np.array([7], np.int32), np.ones((1, options.dim), np.float32), 1.0)
+    step = options.rate / (np.sqrt(options.initial_state + 1.0) + options.epsilon)
+    if not np.allclose(arena.weights[7], before - step, atol=1e-6):
+        problems.append("the compiled row-wise Adagrad gives wrong results")
+    matrix = np.ones((512, 512), np.float32)
+    began, products = time.monotonic(), 0
+    while time.monotonic() - began < 0.5:
+        matrix @ matrix
+        products += 1
+    speed = products * 2 * 512**3 / (time.monotonic() - began) / 1e9
+    if job.rank == 0:
+        print(f"self test: {speed:.0f} GFLOP/s in 512 x 512 float32 products on rank 0, sum over {job.size} ranks ok")
+    return problems

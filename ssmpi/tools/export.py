@@ -1,0 +1,82 @@
+"""``ssmpi export``: a run's model as one file for other programs, in the layout of facebookresearch/dlrm::
+
+emb_l.{feature}.weight   (rows, dim)      bot_l.{0,2,...}.weight, .bias      top_l.{0,2,...}.weight, .bias
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ssmpi.checkpoint import files, model_files, store
+from ssmpi.checkpoint.data_origin import Origin
+from ssmpi.config import Config, load
+from ssmpi.core import atomic_file
+from ssmpi.core.errors import DataError, UserError
+from ssmpi.core.run_files import EXPORTS, RUN_FILE
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.table import Arena
+
+NAMES = {"bottom": "bot_l", "top": "top_l"}  # of the MLPs, here and there
+
+
+def export(run: Path, kind: str, file: Path | None) -> int:
+    """Write the model of ``run`` as ``kind`` to ``file``, which appears when it is whole. All of it must fit into memory."""
+    if not (run / RUN_FILE).is_file():
+        raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
+    folder = model_files.find(run)
+    target = file or run / EXPORTS[kind]
+    with atomic_file.whole(target) as beside:
+        store.check(folder)
+        arrays = state_dict(load(run / RUN_FILE), folder)
+        FORMATS[kind](arrays, beside)
+    print(f"{len(arrays)} tensors, {target.stat().st_size / 1e6:,.1f} MB in {target}, from {folder}")
+    return 0
+
+
+def state_dict(config: Config, folder: Path) -> dict[str, np.ndarray]:
+    """Parameters float32 by their names in the reference's ``DLRM_Net``."""
+    found = {}
+    for name, values in sorted(files.read(folder / "dense.h5").items()):
+        mlp, _, rest = name.partition(".")
+        found[f"{NAMES[mlp]}.{rest}"] = values
+    cardinalities = Origin.of_model(folder, config.data.folder).cardinalities
+    arena = Arena(config.embedding, place(cardinalities, 1), 0, config.run.seed)
+    model_files.load_tables(arena, folder)
+    for part in arena.parts:
+        found[f"emb_l.{part.table}.weight"] = arena.weights[part.base : part.base + part.rows]
+    return found
+
+
+def write_torch(arrays: dict[str, np.ndarray], path: Path) -> None:
+    """For ``torch.load(path, weights_only=True)``."""
+    import torch
+
+    with path.open("wb") as out:
+        try:
+            torch.save({name: torch.from_numpy(values.copy()) for name, values in arrays.items()}, out)
+        except RuntimeError as error:  # a full disk, for instance, of which torch tells nothing
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+
+
+def write_safetensors(arrays: dict[str, np.ndarray], path: Path) -> None:
+    """For ``safetensors.torch.load_file(path)``."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import save_file
+    except ImportError:
+        raise UserError("safetensors is not installed: pip install 'ssmpi[safetensors]'") from None
+    try:
+        save_file({name: np.ascontiguousarray(values) for name, values in arrays.items()}, path, {"format": "pt"})
+    except SafetensorError as error:
+        raise UserError(
+            f"{path.parent}: the model cannot be written there ({error}); make room, or name another"
+        ) from error
+
+
+FORMATS: dict[str, Callable[[dict[str, np.ndarray], Path], None]] = {
+    "torch": write_torch,
+    "safetensors": write_safetensors,
+}

@@ -1,0 +1,71 @@
+"""``ssmpi inspect``: what is in a run folder: how the run stands, which checkpoints there are, whether they are whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ssmpi.checkpoint import store
+from ssmpi.core.errors import DataError
+from ssmpi.core.run_files import MODEL, RESULT_NAME, RUN_FILE
+from ssmpi.report.results import is_finished
+
+
+def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
+    """The text, and whether all is well; with ``checksums`` every byte of model and checkpoints is read."""
+    if not (run / RUN_FILE).is_file():
+        raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
+    lines, well = [f"{run}: {standing(run)}"], True
+    there = store.Store(run).committed()
+    for path in [*there, *([run / MODEL] if (run / MODEL).is_dir() else [])]:
+        found = wrong(path, checksums=checksums)
+        well = well and not found
+        lines += [f"{path.name}: {found or contents(path)}"]
+        if not found:
+            lines[-1] += ", checksums ok" if checksums else ", checksums not read"
+    lines += [
+        f"{path.name}: does not count; newer than what the run went on from" for path in store.Store(run).set_aside()
+    ]
+    if not there:
+        coming = "the run is finished" if is_finished(run) else "--resume starts from the beginning"
+        lines.append(f"no checkpoint: {coming}")
+    return "\n".join(lines), well
+
+
+def standing(run: Path) -> str:
+    """How the run stands, in its own words."""
+    try:
+        result = json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))
+        return f"{result['status']}, {result['examples']:,.0f} of {result['expected_examples']:,} examples"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "not at an end: running, or ended without a word"
+
+
+def wrong(path: Path, *, checksums: bool) -> str:
+    """What is wrong with a checkpoint or a model, empty if nothing is."""
+    try:
+        if checksums:
+            store.check(path)
+        store.read_manifest(path)
+    except DataError as error:
+        return f"DAMAGED: {error}"
+    return ""
+
+
+def contents(path: Path) -> str:
+    """One line about a whole checkpoint or model."""
+    manifest = store.read_manifest(path)
+    state: dict[str, Any] = manifest.state
+    size = f"{len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB"
+    if "topology" not in state:
+        return f"after {state['examples']:,} examples, {size}"
+    done, ranks = state["examples"] / max(state["expected_examples"], 1), state["topology"]
+    servers = f"{ranks['embedding_ps']} embedding PSs, {ranks['sync_ps']} sync PSs"
+    made_by = f"{ranks['trainers']} x {ranks['threads']} threads, {servers}"
+    a_pass = state["position"]["part"] // state["identity"]["evaluate.per_pass"] + 1
+    scores = "".join(f", {split} NE {kept['last']['ne']:.5f}" for split, kept in state["evaluations"].items())
+    return (
+        f"after {state['examples']:,} examples ({done:.1%}, pass {a_pass}){scores}, {size}, by {made_by} ({state['algorithm']}), "
+        f"seed {state['identity']['run.seed']}"
+    )

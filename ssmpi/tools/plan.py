@@ -1,0 +1,183 @@
+"""``ssmpi plan``: what a run will be, by arithmetic alone, before a single process exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ssmpi.cluster.node_layout import lay_out
+from ssmpi.cluster.site import Site
+from ssmpi.config import Config
+from ssmpi.core.errors import DataError
+from ssmpi.core.topology import Role
+from ssmpi.data.reader import SplitReader
+from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, SPARSE_NAMES, read_manifest
+from ssmpi.embedding.placement import Placement, place
+from ssmpi.sync import ALGORITHMS
+
+PROCESS_BYTES = {
+    Role.TRAINER: 400e6,
+    Role.EMBEDDING_PS: 185e6,
+    Role.SYNC_PS: 187e6,
+}  # resident memory of ranks of the quickstart, less their data
+
+
+def describe(config: Config, where: Site | None = None, tables_file: Path | None = None) -> str:
+    """The plan as text. ``where`` adds what each node needs, TopologyError if it cannot; ``tables_file`` takes the place of
+    data that is not prepared yet.
+    """
+    cardinalities = read_tables(tables_file) if tables_file else read_manifest(Path(config.data.folder)).cardinalities
+    placement = place(cardinalities, max(1, config.topology.embedding_ps))
+    sections = [
+        ranks(config),
+        tables(config, placement),
+        memory(config, placement),
+        *([nodes(config, where, placement)] if where else []),
+        traffic(config, placement),
+        *([] if tables_file else [work(config)]),
+    ]
+    return "\n\n".join(sections)
+
+
+def nodes(config: Config, where: Site, placement: Placement) -> str:
+    """What each node gets and needs."""
+    needs = memory_of_ranks(config, placement), copies_of_ranks(config, placement)
+    return lay_out(config.topology, where, *needs).describe(where)
+
+
+def read_tables(path: Path) -> tuple[int, ...]:
+    """Rows of each table from a text file of whole numbers; # starts a comment."""
+    try:
+        words = " ".join(line.partition("#")[0] for line in path.read_text(encoding="utf-8").splitlines()).split()
+    except OSError as error:
+        raise DataError(
+            f"{path}: {error.strerror}; name a text file with the rows of {SPARSE_FEATURES} tables"
+        ) from None
+    if len(words) != SPARSE_FEATURES or not all(word.isdigit() and int(word) for word in words):
+        raise DataError(
+            f"{path}: expected {SPARSE_FEATURES} whole numbers, the rows of each table; found {len(words)} words"
+        )
+    return tuple(map(int, words))
+
+
+def dense_parameters(config: Config) -> int:
+    """Floats in one dense replica."""
+    return config.model.parameters(DENSE_FEATURES, SPARSE_FEATURES)
+
+
+def ranks(config: Config) -> str:
+    """Ranks by role."""
+    topology = config.topology
+    lines = [f"ranks: {topology.size} = {topology.arithmetic()}   (mpirun -n {topology.size})"]
+    for role, count in topology.counts.items():
+        if count:
+            span = topology.ranks_of(role)
+            threads = f", {topology.threads} worker threads each" if role is Role.TRAINER else ""
+            lines.append(f"  {span.start:>4} to {span.stop - 1:<4} {role}{threads}")
+    return "\n".join(lines)
+
+
+def tables(config: Config, placement: Placement) -> str:
+    """Who holds which tables, with memory and expected lookups."""
+    row = config.embedding.row_bytes
+    lines = [
+        f"embedding tables: {sum(placement.cardinalities):,} rows x {config.embedding.dim}, "
+        f"{_bytes(sum(placement.cardinalities) * row)} with {config.embedding.optimizer} state"
+    ]
+    for server in range(placement.servers):
+        names = [
+            SPARSE_NAMES[p.table] if p.stride == 1 else f"{SPARSE_NAMES[p.table]}[{p.first}::{p.stride}]"
+            for p in sorted(placement.parts_of(server), key=lambda p: p.table)
+        ]
+        where = f"embedding_ps {server}" if config.topology.embedding_ps else "trainer 0"
+        lines.append(
+            f"  {where}: {_bytes(placement.rows_of(server) * row)}, {placement.lookups_of(server):.2f} lookups an example: "
+            + " ".join(names)
+        )
+    return "\n".join(lines)
+
+
+def memory_of_ranks(config: Config, placement: Placement | None = None) -> dict[Role, float]:
+    """Expected bytes of one rank of each role, libraries included; of the PS that holds most. Reads the manifest if need be."""
+    placement = placement or placed(config)
+    parameters, topology = dense_parameters(config), config.topology
+    features = SPARSE_FEATURES * config.embedding.dim * 4 * config.data.batch_size
+    block = config.data.block_rows * 2 * (SPARSE_FEATURES + DENSE_FEATURES + 1) * 4
+    activations = config.data.batch_size * 4 * 4 * (sum(config.model.bottom) + sum(config.model.top) + 27 * 27)
+    trainer = 4.0 * parameters * (5 + topology.threads) + topology.threads * (6.0 * features + block + activations)
+    arenas = [placement.rows_of(s) * config.embedding.row_bytes for s in range(placement.servers)]
+    sync_ps = 8.0 * parameters / max(1, topology.sync_ps)
+    if not topology.embedding_ps:
+        trainer += arenas[0]
+    own = {Role.TRAINER: trainer, Role.EMBEDDING_PS: float(max(arenas)), Role.SYNC_PS: sync_ps}
+    return {role: size + PROCESS_BYTES[role] for role, size in own.items()}
+
+
+def copies_of_ranks(config: Config, placement: Placement | None = None) -> dict[Role, float]:
+    """Bytes that one rank of a role also uses, where there is room for them, while a checkpoint is written."""
+    if not config.checkpoint.background:
+        return {}
+    placement = placement or placed(config)
+    size = max(placement.rows_of(server) for server in range(placement.servers)) * config.embedding.row_bytes
+    return {Role.EMBEDDING_PS if config.topology.embedding_ps else Role.TRAINER: float(size)}
+
+
+def placed(config: Config) -> Placement:
+    """Where the rows go; reads the data set's manifest."""
+    return place(read_manifest(Path(config.data.folder)).cardinalities, max(1, config.topology.embedding_ps))
+
+
+def memory(config: Config, placement: Placement) -> str:
+    """Expected memory of one rank of each role."""
+    lines = ["memory of one rank, libraries included:"]
+    for role, size in memory_of_ranks(config, placement).items():
+        if config.topology.counts[role]:
+            lines.append(f"  {role}: about {_bytes(size)}")
+    for role, size in copies_of_ranks(config, placement).items():
+        lines.append(f"  {role} while a checkpoint is written: {_bytes(size)} more, where there is room for it")
+    return "\n".join(lines)
+
+
+def traffic(config: Config, placement: Placement) -> str:
+    """Bytes on the wire per iteration of one thread and per round of one trainer; ids that repeat in a batch go once."""
+    ids = config.data.batch_size * SPARSE_FEATURES
+    row = 4 * config.embedding.dim
+    parameters = dense_parameters(config)
+    n = config.topology.trainers
+    lines = ["on the wire, at most:"]
+    if config.topology.embedding_ps:
+        lines.append(
+            f"  an iteration: {_bytes(ids * (4 + row))} pulled, {_bytes(ids * (4 + row))} pushed, "
+            f"{2 * placement.servers} messages out, {placement.servers} in"
+        )
+    kind, sync = ALGORITHMS[config.sync.algorithm], config.sync
+    dense = 4 * parameters / sync.fragments
+    when = "an iteration, too" if kind.in_the_step else "a round" if sync.fragments == 1 else "a round of one fragment"
+    if kind.in_the_step and n > 1:
+        lines.append(f"  an iteration, too: {_bytes((n - 1) / n * ids * (8 + row))} of row gradients to other trainers")
+    if kind.partner not in ("", "all trainers"):
+        lines.append(f"  {when}: {_bytes(dense)} to {kind.partner} and as much back")
+    elif kind.partner:
+        lines.append(f"  {when}: {_bytes(2 * (n - 1) / n * dense)} sent by each of {n} trainers (ring all-reduce)")
+    return "\n".join(lines) if len(lines) > 1 else "on the wire: nothing"
+
+
+def work(config: Config) -> str:
+    """Rows, iterations and example-level parallelism."""
+    reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
+    topology, data = config.topology, config.data
+    elp = data.batch_size * topology.threads * topology.trainers
+    rows = reader.rows * data.passes
+    return (
+        f"work: {rows:,} examples ({reader.rows:,} rows x {data.passes} passes), {rows // data.batch_size:,} iterations\n"
+        f"  dense replica: {dense_parameters(config):,} parameters ({_bytes(4 * dense_parameters(config))})\n"
+        f"  ELP: {elp:,} = batch {data.batch_size} x {topology.threads} threads x {topology.trainers} trainers\n"
+        f"  sync: {config.sync.algorithm}, {config.sync.pace} pace"
+    )
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"

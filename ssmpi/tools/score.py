@@ -1,0 +1,152 @@
+"""``ssmpi evaluate`` and ``ssmpi predict``: a finished run's model on a split, or on a raw file nobody has prepared."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ssmpi.checkpoint import model_files
+from ssmpi.checkpoint.data_origin import Origin
+from ssmpi.comm.failure import say
+from ssmpi.comm.world import World, joined
+from ssmpi.config import Config, load
+from ssmpi.core import atomic_file
+from ssmpi.core.errors import DataError, TopologyError
+from ssmpi.core.run_files import MODEL, RUN_FILE
+from ssmpi.core.topology import Role, Topology
+from ssmpi.data.batch import Batch
+from ssmpi.data.reader import SplitReader, batches
+from ssmpi.data.schema import MANIFEST_NAME
+from ssmpi.report.metric_logger import describe
+from ssmpi.roles.embedding_ps import serve_embeddings
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to score: a raw file with ``vocabulary`` (default: that of the training data), or a split of a folder."""
+
+    path: Path
+    split: str
+    vocabulary: Path | None
+
+    @property
+    def prepared(self) -> Path | None:
+        """The prepared folder, which its manifest may stand for; None for a raw file."""
+        return self.path if self.path.is_dir() else self.path.parent if self.path.name == MANIFEST_NAME else None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A saved model: its folder, the settings to score it with, and the data it belongs to."""
+
+    folder: Path
+    config: Config
+    origin: Origin
+
+
+def open_run(run: Path, ranks: int, data: Path | None = None) -> Saved:
+    """The model of a run for scoring on ``ranks`` ranks, without sync PSs; one rank holds all tables itself. ``data`` stands in
+    for the run's data folder.
+    """
+    if not (run / RUN_FILE).is_file():
+        raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
+    model = model_files.find(run)
+    if model != run / MODEL:
+        say(f"{run}: not finished; scoring {model.name}")
+    config = load(run / RUN_FILE)
+    topology = dataclasses.replace(config.topology, sync_ps=0)
+    if ranks == 1:
+        topology = Topology(trainers=1, threads=config.topology.threads, embedding_ps=0)
+    elif ranks != topology.size:
+        raise TopologyError(
+            f"'ssmpi evaluate' runs in one process, which holds all tables, or on the {topology.size} ranks "
+            f"({topology.arithmetic()}) that this run had without sync PSs, got {ranks}: start it without mpirun, "
+            f"or with mpirun -n {topology.size}"
+        )
+    config = dataclasses.replace(config, topology=topology, sync=dataclasses.replace(config.sync, algorithm="none"))
+    return Saved(model, config, Origin.of_model(model, str(data or config.data.folder)))
+
+
+def evaluate(run: Path, split: str, data: Path | None) -> int:
+    """Print the metrics of ``run``'s model on one split; alone or on its trainers and embedding PSs under mpirun."""
+    with joined() as job:
+        saved = job.agree(lambda: open_split(open_run(run, job.size, data), split, data))
+        model_files.check(job, saved.folder)
+        world = World(job, saved.config.topology)
+        if world.role is Role.EMBEDDING_PS:
+            serve_embeddings(saved.config, world, run, saved.folder)
+        else:
+            from ssmpi.roles.scorer import Scorer
+
+            scorer = Scorer(saved.config, world, saved.folder)
+            metrics = scorer.evaluate(split)
+            scorer.goodbye()
+            if job.rank == 0:
+                print(f"{split}: {describe(metrics)}")
+        job.leave()
+    return 0
+
+
+def predict(run: Path, source: Source, file: Path) -> int:
+    """Write one click probability a line, in the order of the rows; the file appears when it is whole."""
+    with joined() as job:
+        saved, source = job.agree(lambda: open_input(run, job.size, source, file))
+        model_files.check(job, saved.folder)
+        from ssmpi.roles.scorer import Scorer
+
+        scorer = Scorer(saved.config, World(job, saved.config.topology), saved.folder)
+        rows = 0
+        with atomic_file.whole(file) as beside, beside.open("w", encoding="ascii") as out:
+            for batch, logits in scorer.scores(_batches(saved, source)):
+                np.savetxt(out, 1.0 / (1.0 + np.exp(-logits.astype(np.float64))), fmt="%.8f")
+                rows += len(batch)
+    print(f"{rows:,} scores in {file}")
+    return 0
+
+
+def open_split(saved: Saved, split: str, data: Path | None) -> Saved:
+    """The same, with the data folder to evaluate on; DataError if that is not of the model's ids, or has no such split."""
+    folder = data or saved.origin.find(saved.config.data.folder)
+    reader = SplitReader(folder, split, 65536)
+    saved.origin.check(folder, reader.manifest)
+    if not reader.manifest.labelled:
+        raise DataError(f"{folder}: this data has no labels to compare with; use 'ssmpi predict'")
+    reader.check()
+    options = dataclasses.replace(saved.config.data, folder=str(folder))
+    return dataclasses.replace(saved, config=dataclasses.replace(saved.config, data=options))
+
+
+def open_input(run: Path, ranks: int, source: Source, file: Path) -> tuple[Saved, Source]:
+    """The model to predict with and what to score, its vocabulary named, after everything that can be checked before."""
+    if ranks != 1:
+        raise DataError(f"'ssmpi predict' runs in one process, got {ranks} ranks: start it without mpirun")
+    atomic_file.check(file)
+    saved = open_run(run, ranks)
+    if source.prepared:
+        reader = SplitReader(source.prepared, source.split, 65536)
+        saved.origin.check(source.prepared, reader.manifest)
+        reader.check()
+        return saved, source
+    vocabulary = source.vocabulary or saved.origin.find(saved.config.data.folder)
+    return saved, dataclasses.replace(source, vocabulary=saved.origin.check_vocabulary(vocabulary))
+
+
+def _batches(saved: Saved, source: Source) -> Iterator[Batch]:
+    """Batches of a raw file or of a prepared split, in order."""
+    size = saved.config.evaluate.batch_size
+    if source.prepared:
+        reader = SplitReader(source.prepared, source.split, 16 * size)
+        for block in reader.blocks:
+            if not block.start:
+                reader.verify(block.shard)
+            yield from batches(reader.read(block), size)
+        return
+    from data_prep.criteo import encode
+
+    assert source.vocabulary
+    for ids, dense, _ in encode([source.path], source.vocabulary):
+        yield from batches(Batch(ids, dense, None), size)
