@@ -12,8 +12,8 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
-from ssmpi.cluster.site import Launcher
 from ssmpi.core import launcher_env
 
 THREADS = {"OMP_NUM_THREADS": ("1", "every worker thread starts threads of its own, and they fight for the cores")}
@@ -48,21 +48,33 @@ def home() -> dict[str, str]:
         return {"HOME": tempfile.gettempdir()}
 
 
-def recommended(launcher: Launcher, *, alone: bool) -> dict[str, str]:
+class NetworkChoice(Protocol):
+    """What ranks need to know of how they are started; see ``[launcher]`` in a site file."""
+
+    @property
+    def mpi(self) -> str:
+        """``openmpi`` or ``mpich``."""
+
+    @property
+    def interface(self) -> str | None:
+        """The network interface that MPI uses; None leaves it to MPI."""
+
+
+def recommended(launcher: NetworkChoice | None, *, alone: bool) -> dict[str, str]:
     """All variables for ranks started by ``launcher``, on this host ``alone`` or on several."""
     wanted = {name: value for name, (value, _) in {**THREADS, **OPEN_MPI}.items()} | OPEN_MPI_LAUNCHER
     if os.geteuid() == 0:
         wanted |= AS_ROOT
     if alone:
         wanted |= ON_ONE_HOST
-    if launcher.interface:
+    if launcher and launcher.interface:
         wanted |= dict.fromkeys(INTERFACE[launcher.mpi], launcher.interface)
     return wanted
 
 
-def environment(launcher: Launcher | None = None, *, alone: bool = True) -> dict[str, str]:
+def environment(launcher: NetworkChoice | None = None, *, alone: bool = True) -> dict[str, str]:
     """What to add to the environment of the launcher, by default mpirun's on this host; the user's own choices win."""
-    wanted = recommended(launcher or Launcher(), alone=alone)
+    wanted = recommended(launcher, alone=alone)
     return {name: value for name, value in wanted.items() if name not in os.environ} | home()
 
 
