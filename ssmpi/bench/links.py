@@ -15,8 +15,7 @@ import numpy as np
 from ssmpi.bench.windows import clock
 
 if TYPE_CHECKING:
-    from ssmpi.comm.messages import Conversation
-    from ssmpi.comm.service import Inbox
+    from ssmpi.comm.messages import Conversation, Inbox
 
 
 class Bucket:

@@ -6,31 +6,16 @@ Servers never leave on their own, so a trainer that is late or has less data tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ssmpi.comm.messages import Conversation, Inbox
 from ssmpi.comm.waiting import Patience, Pause, wait
-
-if TYPE_CHECKING:
-    from ssmpi.comm.messages import Conversation
 
 GOODBYE = 30_000
 
 Handler = Callable[[int, int, np.ndarray], None]
-
-
-class Inbox:
-    """A receive buffer that grows to the largest message seen."""
-
-    def __init__(self) -> None:
-        self._bytes = np.empty(1 << 16, np.uint8)
-
-    def room(self, size: int) -> np.ndarray:
-        """The first ``size`` bytes."""
-        if size > self._bytes.size:
-            self._bytes = np.empty(max(size, 2 * self._bytes.size), np.uint8)
-        return self._bytes[:size]
 
 
 class Service:

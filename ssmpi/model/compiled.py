@@ -6,33 +6,29 @@ between them pass once over what a product has just written, and everything lies
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numba import njit
 
 from ssmpi.model import blas, kernels
-from ssmpi.model.layers import PIECE, linears
-
-if TYPE_CHECKING:
-    from ssmpi.model.dlrm import DLRM
+from ssmpi.model.layers import PIECE
 
 
 class CompiledStep:
     """``step(dense, rows, labels)``: logits and gradients by rows, as ``Twin.forward_backward`` gives them.
 
-    To be made on the thread that calls it. ``weights`` and ``gradients`` are flat: for every linear layer, bottom to top, its
-    weight (n, k) and its bias (n,).
+    To be made on the thread that calls it. ``bottom`` and ``top`` are the widths of the MLPs, input first. ``weights`` and
+    ``gradients`` are flat: for every linear layer, bottom to top, its weight (n, k) and its bias (n,).
     """
 
-    def __init__(self, model: DLRM, weights: np.ndarray, gradients: np.ndarray, sgemm: int) -> None:
+    def __init__(
+        self, bottom: Sequence[int], top: Sequence[int], weights: np.ndarray, gradients: np.ndarray, sgemm: int
+    ) -> None:
         torch.set_num_threads(1)  # BLAS would start a team for each product; OpenMP keeps this by thread
         self._sgemm, self._weights, self._gradients = sgemm, weights, gradients
-        self._bottom, self._top = (
-            np.array([layers[0].in_features, *(layer.out_features for layer in layers)])
-            for layers in (linears(model.bottom), linears(model.top))
-        )
+        self._bottom, self._top = np.array(bottom), np.array(top)
         self._values, self._by_values = (
             np.empty((2, PIECE * max(self._bottom.sum(), self._top.sum())), np.float32) for _ in range(2)
         )

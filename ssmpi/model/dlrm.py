@@ -25,7 +25,7 @@ from torch import nn
 
 from ssmpi.model import blas, kernels
 from ssmpi.model.compiled import CompiledStep
-from ssmpi.model.layers import HalfLayer, Hidden, Layer, Wide, linears, pieces
+from ssmpi.model.layers import HalfLayer, Hidden, Layer, Wide, linears, pieces, widths
 from ssmpi.model.options import ModelOptions
 
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -56,7 +56,9 @@ class DLRM(nn.Module):
     def own_step(self, weights: np.ndarray, gradients: np.ndarray) -> Step:
         """What autograd computes, by hand, over flat parameters; see ``Twin.forward_backward``. A test compares the two."""
         sgemm = blas.sgemm() if self.precision == "fp32" else None
-        return CompiledStep(self, weights, gradients, sgemm) if sgemm else InPieces(self)
+        if not sgemm:
+            return InPieces(self)
+        return CompiledStep(widths(self.bottom), widths(self.top), weights, gradients, sgemm)
 
 
 class InPieces:

@@ -160,6 +160,12 @@ def linears(layers: nn.Sequential) -> list[nn.Linear]:
     return [layer for layer in layers if isinstance(layer, nn.Linear)]
 
 
+def widths(layers: nn.Sequential) -> list[int]:
+    """An MLP's widths, its input's first."""
+    found = linears(layers)
+    return [found[0].in_features, *(layer.out_features for layer in found)]
+
+
 def pieces(count: int) -> list[slice]:
     """A batch of ``count`` cut into as few pieces of at most PIECE as there can be, of equal size but for one."""
     size = -(-count // -(-count // PIECE))

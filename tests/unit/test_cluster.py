@@ -15,7 +15,8 @@ from ssmpi.bench.emulate import Emulation, Step
 from ssmpi.bench.jobs import Task
 from ssmpi.bench.links import Bucket, Link, limit
 from ssmpi.bench.windows import Timing
-from ssmpi.comm.service import GOODBYE, Inbox, Service
+from ssmpi.comm.messages import Inbox
+from ssmpi.comm.service import GOODBYE, Service
 from ssmpi.comm.waiting import Patience
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError, UserError
