@@ -358,6 +358,12 @@ class PretendedConversation:
     def ibarrier(self):
         return self._collective("barrier", None, lambda _: None)
 
+    def split(self, color):
+        colors = self.gather(color)
+        ranks = [rank for rank, other in enumerate(colors) if other == color]
+        mine = Exchange(self._job, [self._exchange.members[rank] for rank in ranks]) if self.rank == ranks[0] else None
+        return PretendedConversation(self.gather(mine)[ranks[0]], self._exchange.members[self.rank])
+
     def share(self, value):
         return self.gather(value)[0]
 

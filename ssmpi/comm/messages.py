@@ -63,6 +63,12 @@ class Conversation:
         message.Recv([payload, MPI.BYTE])
         return status.Get_source(), status.Get_tag(), payload
 
+    def split(self, color: int) -> Conversation:
+        """A conversation of the ranks that give the same color, in rank order. Every rank calls, on its main thread."""
+        colors = self._comm.allgather(color)
+        names = [name for name, other in zip(self.names, colors, strict=False) if other == color]
+        return Conversation(self._comm.Split(color, self.rank), names)
+
     def share(self, value: Any) -> Any:
         """Give every rank the first rank's value."""
         return self._comm.bcast(value)

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import h5py
 import numpy as np
 
+from ssmpi.comm.shared_memory import own_memory
 from ssmpi.core.errors import DataError
 from ssmpi.core.settings import FLOAT32, require, within
 from ssmpi.embedding import kernels
 from ssmpi.embedding.placement import Part, Placement
-from ssmpi.embedding.shared import own_memory
 
 ROWS_AT_A_TIME = 1 << 18  # when loading
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ssmpi.comm.service import say_goodbye
+from ssmpi.comm.shared_memory import attach
 from ssmpi.comm.waiting import Patience, wait_all
 from ssmpi.core.errors import PeerError
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
-from ssmpi.embedding.shared import attach
 from ssmpi.embedding.table import Arena, Options, Rows, Saver
 
 if TYPE_CHECKING:

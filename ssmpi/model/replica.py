@@ -15,19 +15,24 @@ import numpy as np
 import torch
 from torch import nn
 
+from ssmpi.comm.shared_memory import Memory, Own
 from ssmpi.core.errors import DataError
 from ssmpi.model.dlrm import Step, initial_values
 
 
 class Replica:
-    """``vector`` float32 (parameters,), shared by all twins of a trainer and by its shadow thread, without locks."""
+    """``vector`` float32 (parameters,), shared by all twins of a trainer and by its shadow thread, without locks; ``memory`` is
+    where it lies.
+    """
 
-    def __init__(self, make: Callable[[], nn.Module], seed: int) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[], nn.Module], seed: int, memory: Memory | None = None) -> None:
+        self._make, self.memory = make, memory or Own()
         module = make()
         generator = np.random.default_rng([seed, 0])
         self.layout = [(name, tuple(p.shape)) for name, p in module.named_parameters()]
-        self.vector = np.concatenate([initial_values(shape, generator).ravel() for _, shape in self.layout])
+        initial = np.concatenate([initial_values(shape, generator).ravel() for _, shape in self.layout])
+        self.vector = self.memory.allocate(initial.nbytes).view(np.float32)
+        self.vector[:] = initial
 
     def twin(self, vector: np.ndarray | None = None) -> Twin:
         """A module over ``vector`` (default: the live one) with gradients of its own."""

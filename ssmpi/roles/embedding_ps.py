@@ -9,11 +9,11 @@ from ssmpi.checkpoint.data_origin import Origin
 from ssmpi.checkpoint.model_files import load_tables
 from ssmpi.checkpoint.shard_writer import ArenaSaver
 from ssmpi.comm.service import Service
+from ssmpi.comm.shared_memory import memory_for
 from ssmpi.comm.world import World
 from ssmpi.core import cpu_usage
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
-from ssmpi.embedding.shared import memory_for
 from ssmpi.embedding.table import Arena
 
 if TYPE_CHECKING:

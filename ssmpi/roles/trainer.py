@@ -14,6 +14,7 @@ from ssmpi import sync
 from ssmpi.checkpoint.manager import Keeper
 from ssmpi.checkpoint.trainer_state import Checkpoint, restore
 from ssmpi.comm import failure
+from ssmpi.comm.shared_memory import memory_for
 from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
 from ssmpi.comm.world import World
 from ssmpi.core import atomic_file, cpu_usage
@@ -58,7 +59,11 @@ class Trainer:
         with during(placing(self.reader.manifest.cardinalities, config.topology.embedding_ps, start_from)):
             self.tables = Tables(config, world, self.reader.manifest.cardinalities, start_from)
         make = MODELS[config.model.name]
-        self.replica = Replica(lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES), config.run.seed)
+        self.replica = Replica(
+            lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES),
+            config.run.seed,
+            memory_for(config.sync.transport),
+        )
         if start_from:
             self.replica.vector[:] = self.replica.load(start_from / "dense.h5")
         self.optimizer = dense_optimizer(config.dense, self.replica)
@@ -69,11 +74,12 @@ class Trainer:
             saved.state["examples"] if saved else 0, self.reader.rows * config.data.passes,
         )  # fmt: skip
         self.control = control.Control(world.control, threads, config.waiting, self.progress)
-        home = sync.Home(
+        local = sync.LocalTrainer(
             self.progress.iterations, self.progress.factor, self.optimizer,
             self.replica.twin, self.tables.transport, self.tables.placement.servers, config.embedding.dim,
+            world.host, self.replica.memory,
         )  # fmt: skip
-        peers = sync.Peers(world.trainers, world.center, config.waiting, home)
+        peers = sync.Peers(world.trainers, world.center, config.waiting, local)
         options = config.sync
         if saved and saved.state["examples"]:
             options = replace(options, warmup_steps=0)  # over since the first rest, at the latest

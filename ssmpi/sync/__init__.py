@@ -5,7 +5,7 @@ A new algorithm is a file beside these and a line in ``ALGORITHMS``; both paces 
 
 from __future__ import annotations
 
-from dataclasses import field, make_dataclass
+from dataclasses import field, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +14,11 @@ from ssmpi.core.errors import TopologyError
 from ssmpi.core.settings import EXAMPLES, SECONDS, require, within
 from ssmpi.core.topology import Topology
 from ssmpi.sync.async_ps import AsyncPS
-from ssmpi.sync.base import SYNC_PS, Home, Peers, Synchronizer
+from ssmpi.sync.base import SYNC_PS, LocalTrainer, Peers, Synchronizer
 from ssmpi.sync.bmuf import BMUF
 from ssmpi.sync.easgd import EASGD
 from ssmpi.sync.gossip import Gossip
+from ssmpi.sync.host_group import form
 from ssmpi.sync.ma import MA
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.pace import PACES, Pace, make_pace
@@ -51,6 +52,7 @@ def _check(options: Any) -> None:
     within("every_seconds", options.every_seconds, 0.0, SECONDS)
     within("fragments", options.fragments, 1, 10_000)
     within("warmup_steps", options.warmup_steps, 0, EXAMPLES)
+    require(options.transport in ("auto", "messages"), f"transport is auto or messages, got {options.transport!r}")
     refusal = ALGORITHMS[options.algorithm].refusal(options)
     require(not refusal, f"algorithm = '{options.algorithm}' {refusal}")
     if options.pace == "fixed_rate" and options.algorithm != "none":
@@ -76,6 +78,7 @@ else:
             ("by", str, "thread"),
             ("fragments", int, 1),
             ("warmup_steps", int, 0),
+            ("transport", str, "auto"),
             *((name, kind.Options, field(default_factory=kind.Options)) for name, kind in ALGORITHMS.items()),
         ],
         frozen=True,
@@ -90,7 +93,8 @@ else:
     cores, sync PSs there included. ``fixed_rate`` runs them in the training loop, ``every_iterations`` or
     ``every_seconds``; for algorithms with a center ``by`` says whether every worker thread counts its own iterations
     (as in the paper) or one syncs for the trainer. A round exchanges one of ``fragments`` of the vector, in turn. The
-    first ``warmup_steps`` steps are synchronous, see ``warmup``.
+    first ``warmup_steps`` steps are synchronous, see ``warmup``. With ``transport = "auto"`` replicas and centers of one host
+    meet in memory that its ranks share, with ``"messages"`` they never do; what a round computes is the same.
     """
 
 
@@ -109,6 +113,9 @@ def check_topology(options: Any, topology: Topology) -> None:
 def make(options: Any, weights: np.ndarray, peers: Peers, threads: int) -> list[Synchronizer]:
     """The synchronizers of a trainer: one, or one for each of its threads, where they run rounds of their own."""
     kind: Any = ALGORITHMS[options.algorithm]
+    if kind.in_groups and options.pace == "shadow" and peers.trainers.size > 1:
+        local = peers.local
+        peers = replace(peers, group=form(peers.trainers, weights, local.host, local.memory))
     if not (kind.each_thread and options.pace == "fixed_rate" and options.by == "thread"):
         return [kind(options, weights, peers)]
     each = [kind(options, weights, peers, thread) for thread in range(threads)]
@@ -129,20 +136,20 @@ def figures(synchronizers: list[Synchronizer]) -> dict[str, float]:
     A round is one over the whole vector; where threads run their own, these are means over the threads. ``staleness``
     counts the trainer's iterations between snapshot and merge.
     """
-    first, count = synchronizers[0], len(synchronizers)
-    fragments = len(first.fragments)
+    fragments = len(synchronizers[0].fragments)
+    rounds, seconds, staleness, _ = np.mean([s.tally for s in synchronizers], axis=0).tolist()
     return {
-        "rounds": sum(s.rounds for s in synchronizers) / count / fragments,
-        "round_seconds": sum(s.round_seconds for s in synchronizers) / count,
-        "staleness": sum(s.staleness for s in synchronizers) / count / fragments,
-        "divergence": first.divergence,
+        "rounds": rounds / fragments,
+        "round_seconds": seconds,
+        "staleness": staleness / fragments,
+        "divergence": synchronizers[0].tally[3],
     }
 
 
 __all__ = [
     "ALGORITHMS",
     "SYNC_PS",
-    "Home",
+    "LocalTrainer",
     "Options",
     "Pace",
     "Peers",

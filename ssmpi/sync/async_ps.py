@@ -89,7 +89,7 @@ class AsyncPS(Centered):
     def optimizer(self, thread: int) -> Accounting:
         """Steps the replica and keeps the gradients for the next push."""
         account = self._accounts.setdefault(thread, Account(self.weights.size))
-        return Accounting(self.peers.home.optimizer, account)
+        return Accounting(self.peers.local.optimizer, account)
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center after the step by what is pushed; a push ends with the factor of the learning rate."""
@@ -103,7 +103,7 @@ class AsyncPS(Centered):
 
     def state(self) -> dict[str, np.ndarray]:
         """On the first trainer what the sync PSs' optimizer remembers, which is the trainers' own one; a copy."""
-        first = self.peers.center.rank == 0 and self.peers.home.optimizer.state()
+        first = self.peers.center.rank == 0 and self.peers.local.optimizer.state()
         return {"center": self.fetch(STATE)} if first else {}
 
     def resume(self, saved: Mapping[str, np.ndarray]) -> None:

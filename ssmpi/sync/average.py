@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from ssmpi.comm.waiting import wait
-from ssmpi.sync.base import Peers
+from ssmpi.comm.waiting import Patience, wait
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
 
 
 class Average:
     """Weighted means of vectors of at most ``size`` floats. The sum of the weights travels in the same buffer."""
 
-    def __init__(self, peers: Peers, size: int) -> None:
-        self._peers, self._buffer = peers, np.empty(size + 1, np.float32)
+    def __init__(self, trainers: Conversation, patience: Patience, size: int) -> None:
+        self._trainers, self._patience = trainers, patience
+        self._buffer = np.empty(size + 1, np.float32)
 
     def of(self, vector: np.ndarray, weight: float = 1.0) -> np.ndarray | None:
         """Mean of ``vector``, None if every trainer has weight 0. All trainers must call; valid until the next call."""
-        buffer = self._buffer[: vector.size + 1]
+        total = self.room(vector.size)
         if weight:
-            np.multiply(vector, np.float32(weight), out=buffer[:-1])
+            np.multiply(vector, np.float32(weight), out=total)
         else:
-            buffer[:-1] = 0.0
+            total[:] = 0.0
+        return self.of_sums(total.size, weight)
+
+    def room(self, size: int) -> np.ndarray:
+        """Where to put a weighted sum of so many floats before ``of_sums``."""
+        return self._buffer[:size]
+
+    def of_sums(self, size: int, weight: float) -> np.ndarray | None:
+        """As ``of``; ``room(size)`` holds the sum of the vectors that this rank stands for, ``weight`` of all together."""
+        buffer = self._buffer[: size + 1]
         buffer[-1] = weight
-        wait(self._peers.trainers.iallreduce(buffer), self._peers.patience, "the other trainers' round")
+        if self._trainers.size > 1:
+            wait(self._trainers.iallreduce(buffer), self._patience, "the other trainers' round")
         total = buffer[-1]
         if total == 0:
             return None

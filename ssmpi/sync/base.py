@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numba import njit
 
+from ssmpi.comm.shared_memory import Memory, Own
 from ssmpi.comm.waiting import Patience
+from ssmpi.sync.host_group import HostGroup
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -26,11 +28,12 @@ LOOK_SECONDS = 2.0  # how often a round also measures how far the replica is fro
 
 
 @dataclass
-class Home:
+class LocalTrainer:
     """What an algorithm may use of its own trainer; most need nothing but ``iterations``, for their figures.
 
     ``iterations`` int64 (threads,) done so far; ``factor`` of the learning rates now; ``optimizer`` steps what a
     ``twin`` holds; ``tables`` is the way to the embedding rows, ``dim`` floats each, on that many ``servers``.
+    The replica lies in ``memory`` of ``host``.
     """
 
     iterations: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
@@ -40,6 +43,8 @@ class Home:
     tables: Any = None
     servers: int = 1
     dim: int = 1
+    host: str = ""
+    memory: Memory = field(default_factory=Own)
 
 
 @dataclass
@@ -49,7 +54,8 @@ class Peers:
     trainers: Conversation
     center: Conversation
     patience: Patience
-    home: Home = field(default_factory=Home)
+    local: LocalTrainer = field(default_factory=LocalTrainer)
+    group: HostGroup | None = None
 
     @property
     def first_ps(self) -> int:
@@ -89,11 +95,12 @@ class Synchronizer(ABC):
     Options: ClassVar[type]
     partner: ClassVar[str] = "all trainers"  # whom a round is with: these, SYNC_PS, another trainer or nobody
     each_thread = False  # worker threads may run rounds of their own, through one synchronizer each
+    in_groups = False  # one trainer may run the rounds of all trainers of its host
     in_the_step = False  # belongs into the optimizer's step, so that no rounds are left for a pace
 
     def __init__(self, options: Any, weights: np.ndarray, peers: Peers) -> None:
-        self.options, self.weights, self.peers = options, weights, peers
-        self.counted = peers.home.iterations  # whose iterations lie between two rounds
+        self.options, self.weights, self.peers, self.group = options, weights, peers, peers.group
+        self.counted = peers.local.iterations  # whose iterations lie between two rounds
         self.snapshot = np.empty_like(weights)
         self.fragments = cut(weights.size, options.fragments)
         self.alpha: float = options.alpha
@@ -116,16 +123,17 @@ class Synchronizer(ABC):
 
     def round(self) -> None:
         """Exchange once with the others and move the live weights by what came back."""
-        began, done = time.monotonic(), self.peers.home.iterations.sum()
+        began, done = time.monotonic(), self.peers.local.iterations.sum()
         if self.step():
             self.rounds += 1
             self.round_seconds += time.monotonic() - began
-            self.staleness += float(self.peers.home.iterations.sum() - done)
+            self.staleness += float(self.peers.local.iterations.sum() - done)
+            if self.group:
+                self.group.tally[:] = self.rounds, self.round_seconds, self.staleness, self.divergence
 
     def step(self, active: bool = True) -> bool:
         """One exchange and merge; ``active`` False follows without weight. False when nobody was active any more."""
-        fragment = self._turn % len(self.fragments)
-        self._turn += 1
+        fragment = self.next_fragment()
         part = self.fragments[fragment]
         snapshot, weights = self.snapshot[part], self.weights[part]
         np.copyto(snapshot, weights)
@@ -135,12 +143,26 @@ class Synchronizer(ABC):
         self.merge(weights, reference, snapshot)
         return True
 
+    def next_fragment(self) -> int:
+        """The fragment whose turn it is."""
+        fragment = self._turn % len(self.fragments)
+        self._turn += 1
+        return fragment
+
     def merge(self, weights: np.ndarray, reference: np.ndarray, snapshot: np.ndarray) -> None:
         """Move live weights towards the reference; now and then note how far from it they were, relative to its size."""
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_SECONDS
             self.divergence = float(np.linalg.norm(reference - snapshot)) / max(float(np.linalg.norm(reference)), 1e-30)
         self._merge(weights, reference, snapshot, self.alpha)
+
+    @property
+    def tally(self) -> tuple[float, float, float, float]:
+        """Rounds so far, their seconds, staleness and the last divergence; those of the leader where this trainer is led."""
+        if self.group and not self.group.leads:
+            rounds, seconds, staleness, divergence = self.group.tally.tolist()
+            return rounds, seconds, staleness, divergence
+        return self.rounds, self.round_seconds, self.staleness, self.divergence
 
     @property
     def iterations(self) -> int:
@@ -151,6 +173,11 @@ class Synchronizer(ABC):
     def idle(self) -> bool:
         """Whether rounds would change nothing, so that none need run."""
         return False
+
+    def begin(self) -> None:
+        """A part of the run begins."""
+        if self.group:
+            self.group.begin()
 
     @abstractmethod
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
@@ -181,11 +208,11 @@ class Synchronizer(ABC):
 
     def optimizer(self, thread: int) -> Any:
         """What a worker thread calls ``step(twin, factor)`` of: the trainer's own, unless the algorithm has a say in it."""
-        return self.peers.home.optimizer
+        return self.peers.local.optimizer
 
     def transport(self) -> Any:
         """The way of a worker thread to the embedding rows: the trainer's own, unless the algorithm has a say in it."""
-        return self.peers.home.tables
+        return self.peers.local.tables
 
     def restart(self) -> None:
         """All trainers have equal weights, of their warm-up: begin from there instead of the initial ones."""

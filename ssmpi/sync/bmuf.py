@@ -45,21 +45,23 @@ class Filtered(MA):
 
     def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
-        self._global = weights.copy()
-        self._delta = np.zeros_like(weights)
+        self._global, self._delta = self.kept(weights.copy()), self.kept(np.zeros_like(weights))
+
+    def kept(self, values: np.ndarray) -> np.ndarray:
+        """An array that is the same on every trainer: one for all members of a group, the leader's. All trainers call."""
+        return self.group.share(values) if self.group else values
 
     def restart(self) -> None:
         """The global model is what all trainers have; without momentum."""
         self._global[:], self._delta[:] = self.weights, 0.0
 
-    def close(self) -> None:
-        """As model averaging, then a last block over all replicas: here, so that ``model`` is the same when asked twice.
+    def conclude(self) -> None:
+        """A last block over all replicas: here, so that ``model`` is the same when asked twice.
 
         The replicas move with it as with any other: else the next part would take its step back.
         """
-        super().close()
         for _ in self.fragments:
-            self.step()
+            self.step_of_everyone()
 
     def state(self) -> dict[str, np.ndarray]:
         """The global model and its last step, the same on every trainer."""
@@ -77,13 +79,10 @@ class BMUF(Filtered):  # the same exchange and the same way to leave as model av
 
     def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
-        self._reference = weights.copy()
+        self._reference = self.kept(weights.copy())
 
-    def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
+    def refer(self, mean: np.ndarray, fragment: int) -> np.ndarray:
         """Filter the mean of the snapshots into the global model."""
-        mean = self.average.of(snapshot, active)
-        if mean is None:
-            return None
         own, part = self.options.bmuf, self.fragments[fragment]
         model, delta, reference = self._global[part], self._delta[part], self._reference[part]
         delta *= own.momentum

@@ -1,11 +1,14 @@
 """Both ends of a conversation with sync PSs: a trainer's synchronizer that exchanges with a center, and the center itself.
 
-Each fragment of the vector is dealt to the sync PSs in shards, so that all of them share every round. A client goes
+A sync PS on a trainer's host maps its replica and moves it and the center in place: then a round is one short message and
+its answer. Each fragment of the vector is dealt to the sync PSs in shards, so that all of them share every round. A client goes
 through the fragments in turn, and so does the center for each client: no message need say which it is about.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any
@@ -13,11 +16,14 @@ from typing import Any
 import numpy as np
 
 from ssmpi.comm.service import Service, say_goodbye
+from ssmpi.comm.shared_memory import attach
 from ssmpi.comm.waiting import wait, wait_all
 from ssmpi.core.topology import Topology
-from ssmpi.sync.base import SYNC_PS, Peers, Synchronizer, cut
+from ssmpi.sync.base import LOOK_SECONDS, SYNC_PS, Peers, Synchronizer, cut
 
-EXCHANGE, FETCH, START, COUPLE, STATE = range(5)  # kinds of message; a reply has the asking thread's number as its tag
+EXCHANGE, FETCH, START, COUPLE, STATE, MAP, MEET = range(
+    7
+)  # kinds of message; a reply has the asking thread's number as its tag
 THREADS = 1000
 
 
@@ -27,12 +33,14 @@ class Centered(Synchronizer):
     """
 
     partner, each_thread = SYNC_PS, True
+    in_place = False  # the center can move a replica that it maps
 
-    def __init__(self, options: object, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
+    def __init__(self, options: Any, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
         super().__init__(options, weights, peers)
         self._thread, self._servers = thread, range(peers.first_ps, peers.center.size)
         self._shards = [cut(f.stop - f.start, len(self._servers)) for f in self.fragments]
         self._reply = np.empty_like(weights)
+        self._mapped = self.in_place and options.transport != "messages" and self._map()
         if thread == 0 and peers.center.rank == 0:  # every trainer starts equal: the first one says from where
             self._start()
 
@@ -45,6 +53,13 @@ class Centered(Synchronizer):
     @abstractmethod
     def server(options: Any, optimizer: Any, service: Service) -> Center:
         """The center of a sync PS, for the ``[sync]`` settings; ``optimizer`` is for one that takes steps of its own."""
+
+    def step(self, active: bool = True) -> bool:
+        """As the base class; sync PSs that map the replica move it themselves."""
+        if not self._mapped:
+            return super().step(active)
+        self._meet(self.next_fragment())
+        return True
 
     def close(self) -> None:
         """A last round over the whole vector, one for the trainer: nobody waits for it."""
@@ -72,12 +87,8 @@ class Centered(Synchronizer):
 
     def ask(self, kind: int, fragment: int, messages: list[np.ndarray]) -> np.ndarray:
         """Send each sync PS its message about a fragment and receive its shard of it; the whole, until the next call."""
-        center, reply = self.peers.center, self._reply[self.fragments[fragment]]
-        replies = [
-            center.irecv(reply[s], r, self._thread) for r, s in zip(self._servers, self._shards[fragment], strict=True)
-        ]
-        self.tell(kind, messages)
-        wait_all(replies, self.peers.patience, "the sync PSs")
+        reply = self._reply[self.fragments[fragment]]
+        self._call(kind, messages, [reply[s] for s in self._shards[fragment]])
         return reply
 
     def tell(self, kind: int, messages: list[np.ndarray]) -> None:
@@ -87,6 +98,44 @@ class Centered(Synchronizer):
             for r, message in zip(self._servers, messages, strict=True)
         ]
         wait_all(sends, self.peers.patience, "the sync PSs")
+
+    def _map(self) -> bool:
+        """Ask every sync PS to map this replica; whether all of them do."""
+        address = self.peers.local.memory.address.decode()
+        if not address:
+            return False
+        messages, answers = [], []
+        for server in range(len(self._servers)):
+            slices = [
+                [part.start + shards[server].start, part.start + shards[server].stop]
+                for part, shards in zip(self.fragments, self._shards, strict=True)
+            ]
+            text = json.dumps({"address": address, "bytes": self.weights.nbytes, "slices": slices})
+            messages.append(np.frombuffer(text.encode(), np.uint8))
+            answers.append(np.empty(1))
+        self._call(MAP, messages, answers)
+        return all(bool(answer[0]) for answer in answers)
+
+    def _meet(self, fragment: int) -> None:
+        """Let the sync PSs exchange a fragment of the live weights with the center."""
+        looks = time.monotonic() >= self._look_at
+        answers = [np.empty(2) for _ in self._servers]
+        self._call(MEET, [np.array([fragment, self.pull(fragment), looks])] * len(answers), answers)
+        if looks:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            apart, length = np.sqrt(np.sum(answers, axis=0)).tolist()
+            self.divergence = apart / max(length, 1e-30)
+
+    def pull(self, fragment: int) -> float:
+        """How far this exchange of a fragment pulls."""
+        return self.alpha
+
+    def _call(self, kind: int, messages: list[np.ndarray], answers: list[np.ndarray]) -> None:
+        """Send each sync PS its message and wait for its answer."""
+        center = self.peers.center
+        replies = [center.irecv(answer, r, self._thread) for r, answer in zip(self._servers, answers, strict=True)]
+        self.tell(kind, messages)
+        wait_all(replies, self.peers.patience, "the sync PSs")
 
     def shards_of(self, vector: np.ndarray, fragment: int) -> list[np.ndarray]:
         """A fragment's vector by sync PS, without copies."""
@@ -104,6 +153,12 @@ class Centered(Synchronizer):
         return self._reply.copy()
 
 
+def distance(center: np.ndarray, replica: np.ndarray) -> np.ndarray:
+    """Sums of squares of their difference and of the center, float64 (2,)."""
+    apart = center - replica
+    return np.array([np.dot(apart, apart), np.dot(center, center)], float)
+
+
 class Center(ABC):
     """What a sync PS holds: its shard of every fragment, float32 each. ``handle`` is the handler of ``Service.serve``."""
 
@@ -113,12 +168,25 @@ class Center(ABC):
         self._fragments = fragments
         self._turns: Counter[tuple[int, int]] = Counter()
         self._early: list[tuple[int, int, np.ndarray]] = []
+        self._replicas: dict[
+            tuple[int, int], list[np.ndarray]
+        ] = {}  # of clients on this host: this PS's part of each fragment
 
     def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
         """Answer one request; those before the first trainer's START wait for it."""
         kind, thread = divmod(tag, THREADS)
+        if kind == MAP:
+            self._reply_to((source, thread), np.array([self._map((source, thread), bytes(payload))], float))
+            return
         if kind != START and len(self.shards) < self._fragments:
             self._early.append((source, tag, payload.copy()))
+            return
+        if kind == MEET:
+            fragment, alpha, looks = payload.view(float).tolist()
+            replica, center = self._replicas[source, thread][int(fragment)], self.shards[int(fragment)]
+            apart = distance(center, replica) if looks else np.zeros(2)
+            self.meet(center, replica, alpha)
+            self._reply_to((source, thread), apart)
             return
         words = payload.view(np.float32)
         if kind == COUPLE:
@@ -143,6 +211,24 @@ class Center(ABC):
     @abstractmethod
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
         """Move the shard of a fragment by what a client, a trainer's thread, sent, and fill in the reply to it."""
+
+    def meet(self, center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
+        """Exchange a shard with the live replica of a client on this host, both in place."""
+        raise AssertionError(f"{type(self).__name__} moves no replica")
+
+    def _map(self, client: tuple[int, int], text: bytes) -> bool:
+        asked = json.loads(text)
+        try:
+            vector = attach(asked["address"], asked["bytes"]).view(np.float32)
+        except OSError:
+            return False  # on another host, or in another container: by messages then
+        self._replicas[client] = [vector[start:stop] for start, stop in asked["slices"]]
+        return True
+
+    def _reply_to(self, client: tuple[int, int], values: np.ndarray) -> None:
+        buffer = self._service.buffer(values.nbytes)
+        buffer.view(values.dtype)[:] = values
+        self._service.reply(*client, buffer)
 
     def state(self, fragment: int) -> np.ndarray:
         """What the center's optimizer remembers of its shard of a fragment: a live array as long as that."""

@@ -45,10 +45,21 @@ def pull_center(center: np.ndarray, snapshot: np.ndarray, alpha: float, old: np.
         center[i] -= a * (center[i] - snapshot[i])
 
 
+@njit(cache=True, nogil=True)
+def pull_together(center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
+    """center and replica by alpha of their difference towards each other, in place: both lines of the exchange."""
+    a = np.float32(alpha)
+    for i in range(center.shape[0]):
+        d = a * (center[i] - replica[i])
+        center[i] -= d
+        replica[i] += d
+
+
 class EASGD(Centered):
     """Pulls replica and center towards each other."""
 
     Options = Options
+    in_place = True
 
     def __init__(self, options: Any, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
         super().__init__(options, weights, peers, thread)
@@ -63,11 +74,17 @@ class EASGD(Centered):
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center as it was; the sync PSs move it towards the snapshot by the same d."""
         if self._coupling:
-            done = self.iterations
-            gap, self._exchanged[fragment] = done - self._exchanged[fragment], done
-            self.alpha = 1.0 - (1.0 - self._coupling) ** gap
+            self.alpha = self.pull(fragment)
             self.tell(COUPLE, [np.array([self.alpha], np.float32)] * len(self._servers))
         return self.ask(EXCHANGE, fragment, self.shards_of(snapshot, fragment))
+
+    def pull(self, fragment: int) -> float:
+        """The coupling's alpha after so many iterations, where there is a coupling."""
+        if not self._coupling:
+            return self.alpha
+        done = self.iterations
+        gap, self._exchanged[fragment] = done - self._exchanged[fragment], done
+        return 1.0 - (1.0 - self._coupling) ** gap
 
 
 class ElasticCenter(Center):
@@ -79,10 +96,15 @@ class ElasticCenter(Center):
         self._alphas: dict[tuple[int, int], float] = {}
         nothing = np.empty(0, np.float32)
         pull_center(nothing, nothing, 0.0, nothing)  # compiles now, not in the first round
+        pull_together(nothing, nothing, 0.0)
 
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
         """The old values, and a step towards the snapshot."""
         pull_center(self.shards[fragment], words, self._alphas.get(client, self._alpha), reply)
+
+    def meet(self, center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
+        """Pull both."""
+        pull_together(center, replica, alpha)
 
     def couple(self, client: tuple[int, int], words: np.ndarray) -> None:
         """The alpha of this client's next exchange."""

@@ -45,6 +45,7 @@ class Gossip(MA):  # the model is the mean of the replicas, too
 
     Options = Options  # type: ignore[assignment]
     partner = "another trainer"
+    in_groups = False
 
     def __init__(self, options: Any, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)

@@ -3,7 +3,8 @@
     u   = (1/n) sum_i w_i          over a snapshot of every trainer's replica, by nonblocking all-reduce
     w_i = w_i + alpha (u - snapshot_i)      Local SGD: alpha = 1, fixed_rate; the default of 0.5 takes half of that step
 
-A trainer that is out of data takes part with weight 0, and the count of active ones travels in the reduced buffer, so
+On one host the replicas are averaged in place, by one trainer for all (``host_group``); the all-reduce is then one among
+hosts. A trainer that is out of data takes part with weight 0, and the count of active ones travels in the reduced buffer, so
 n is those that still train. When it reaches 0, all of them leave in the same round.
 """
 
@@ -26,10 +27,13 @@ class MA(Synchronizer):
     """Moves towards the mean of the trainers that still train."""
 
     Options = Options
+    in_groups = True
 
     def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
-        self.average = Average(peers, weights.size)
+        self.average = Average(peers.trainers, peers.patience, weights.size)
+        if self.group:
+            self._of_leaders = Average(self.group.leaders, peers.patience, weights.size)
 
     @property
     def idle(self) -> bool:
@@ -37,13 +41,50 @@ class MA(Synchronizer):
         return self.peers.trainers.size == 1
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
-        """The mean of the snapshots."""
-        return self.average.of(snapshot, active)
+        """The mean of the snapshots, and what follows from it."""
+        mean = self.average.of(snapshot, active)
+        return None if mean is None else self.refer(mean, fragment)
+
+    def refer(self, mean: np.ndarray, fragment: int) -> np.ndarray:
+        """What replicas move towards, given their mean: here that itself."""
+        return mean
+
+    def step(self, active: bool = True) -> bool:
+        """As the base class; the leader of a group exchanges for all its members that still train."""
+        return self._step_of_group(everyone=False) if self.group else super().step(active)
+
+    def step_of_everyone(self) -> bool:
+        """One exchange in which all replicas count, also of those who have ended."""
+        return self._step_of_group(everyone=True) if self.group else super().step()
+
+    def _step_of_group(self, *, everyone: bool) -> bool:
+        assert self.group
+        fragment = self.next_fragment()
+        part = self.fragments[fragment]
+        total = self._of_leaders.room(part.stop - part.start)
+        mean = self._of_leaders.of_sums(total.size, self.group.snapshot(part, total, everyone=everyone))
+        if mean is None:
+            return False
+        reference = self.refer(mean, fragment)
+        for weights, snapshot in self.group.pairs(part):
+            self.merge(weights, reference, snapshot)
+        return True
 
     def close(self) -> None:
         """Follow the mean of those that still train, until nobody does."""
+        if self.group:
+            self.group.end()
+            if not self.group.leads:
+                self.group.wait_for_leader()
+                return
         while self.step(active=False):
             pass
+        self.conclude()
+        if self.group:
+            self.group.close()
+
+    def conclude(self) -> None:
+        """What is left to do for an algorithm once nobody trains: here nothing."""
 
     def model(self) -> np.ndarray:
         """The mean of all replicas."""

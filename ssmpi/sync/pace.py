@@ -49,6 +49,7 @@ class Shadow(Pace):
 
     def begin(self) -> None:
         """Start the shadow thread."""
+        self._synchronizer.begin()
         self._finished.clear()
         self._thread = self._start("shadow", self._run)
 
@@ -65,10 +66,15 @@ class Shadow(Pace):
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._finished.is_set():
+        group = self._synchronizer.group
+        while not self._finished.is_set() or (group and group.others_train):
             busy = time.thread_time()
             self._synchronizer.round()
-            self._finished.wait(min((time.thread_time() - busy) * self._rest, self.LONGEST_REST))
+            rest = min((time.thread_time() - busy) * self._rest, self.LONGEST_REST)
+            if self._finished.is_set():
+                time.sleep(rest)  # for the other trainers of the host
+            else:
+                self._finished.wait(rest)
         self._synchronizer.close()
 
 
@@ -138,6 +144,21 @@ class NoPace(Pace):
 
     def end(self) -> None:
         """Nothing to do."""
+
+
+class Led(NoPace):
+    """Another trainer of this host runs the rounds of this one."""
+
+    def __init__(self, synchronizer: Synchronizer) -> None:
+        self._synchronizer = synchronizer
+
+    def begin(self) -> None:
+        """A part begins."""
+        self._synchronizer.begin()
+
+    def end(self) -> None:
+        """Wait for the others of this host."""
+        self._synchronizer.close()
 
 
 class InTheStep(NoPace):
@@ -230,7 +251,11 @@ def make_pace(
     if synchronizers[0].in_the_step:
         return InTheStep(synchronizers)
     if options.pace == "shadow":
-        return Shadow(synchronizers, options.cpu_share or share, start)
+        group = synchronizers[0].group
+        if group and not group.leads:
+            return Led(synchronizers[0])
+        share = (options.cpu_share or share) * (group.size if group else 1)
+        return Shadow(synchronizers, min(1.0, share), start)
     if synchronizers[0].each_thread and options.by == "thread":
         return EachThread(synchronizers, options, threads)
     return Together(synchronizers, options, threads)

@@ -38,8 +38,8 @@ class WholeRows:
     """The face of the way to the embedding rows, for the one worker thread of a trainer."""
 
     def __init__(self, agreement: Agreement, peers: Peers) -> None:
-        self._agreement, self._peers, self._tables = agreement, peers, peers.home.tables
-        self._servers, self._dim = peers.home.servers, peers.home.dim
+        self._agreement, self._peers, self._tables = agreement, peers, peers.local.tables
+        self._servers, self._dim = peers.local.servers, peers.local.dim
 
     def ask(self, lookup: Any, thread: int) -> None:
         """Start fetching rows."""

@@ -39,16 +39,17 @@ class SlowMo(Filtered):
     """Moves towards slow weights, which take steps with momentum along what the mean has moved."""
 
     Options = Options  # type: ignore[assignment]
+    in_groups = False  # the learning-rate factor of every trainer travels along
 
     def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
-        self.average = Average(peers, weights.size + 1)
+        self.average = Average(peers.trainers, peers.patience, weights.size + 1)
         self._mine = np.empty(weights.size + 1, np.float32)
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
         """Step the slow weights by the mean of the snapshots."""
         mine = self._mine[: snapshot.size + 1]
-        mine[:-1], mine[-1] = snapshot, self.peers.home.factor()
+        mine[:-1], mine[-1] = snapshot, self.peers.local.factor()
         mean = self.average.of(mine, active)
         if mean is None:
             return None

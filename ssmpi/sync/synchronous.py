@@ -42,7 +42,7 @@ class Synchronous(NoSync):
 
     def __init__(self, options: Any, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
-        self._average = Average(peers, weights.size)
+        self._average = Average(peers.trainers, peers.patience, weights.size)
         self._rows = WholeRows(self, peers)
         self._examples, self._factor, self._began = 0.0, 1.0, 0.0
 
@@ -103,7 +103,7 @@ class Synchronous(NoSync):
         if mean is None:
             return False
         gradients[:] = mean
-        self.peers.home.optimizer.step(twin, self._factor)
+        self.peers.local.optimizer.step(twin, self._factor)
         self.rounds += 1
         self.round_seconds += time.monotonic() - self._began
         return True
@@ -112,7 +112,7 @@ class Synchronous(NoSync):
         """Take the steps of the others too, so that this replica stays theirs, until nobody has examples."""
         if self.idle:
             return
-        twin = self.peers.home.twin()
+        twin = self.peers.local.twin()
         taken = True
         while taken:
             self._rows.follow()

@@ -25,7 +25,8 @@ class WarmUp(Pace):
         self._pace, self._synchronizer = pace, synchronizer
         self._left, self._threads = steps, threads
         size = synchronizer.weights.size + 1
-        self._average, self._sum = Average(synchronizer.peers, size), np.zeros(size, np.float32)
+        peers = synchronizer.peers
+        self._average, self._sum = Average(peers.trainers, peers.patience, size), np.zeros(size, np.float32)
         self._meeting, self._came = Meeting(), 0
         self._gone: list[int] = []
         self._twin: Any = None
@@ -40,7 +41,7 @@ class WarmUp(Pace):
         if self.over:
             self._pace.begin()
         else:
-            self._twin = self._synchronizer.peers.home.twin()
+            self._twin = self._synchronizer.peers.local.twin()
             self._meeting.open(self._threads)
 
     def after_step(self, thread: int) -> None:
@@ -82,7 +83,7 @@ class WarmUp(Pace):
         self._sum[:], self._came = 0.0, 0
         if mean is not None:
             np.asarray(self._twin.gradients)[:] = mean[:-1]
-            self._synchronizer.peers.home.optimizer.step(self._twin, float(mean[-1]))
+            self._synchronizer.peers.local.optimizer.step(self._twin, float(mean[-1]))
         self._left = self._left - 1 if mean is not None else 0
         if self.over:
             self._synchronizer.restart()

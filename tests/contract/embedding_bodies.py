@@ -4,13 +4,13 @@ import numpy as np
 
 from ssmpi.comm import failure
 from ssmpi.comm.service import Service
+from ssmpi.comm.shared_memory import memory_for
 from ssmpi.comm.waiting import Patience, wait
 from ssmpi.core.topology import Role, Topology
 from ssmpi.embedding.bags import BagLookups
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
-from ssmpi.embedding.shared import memory_for
 from ssmpi.embedding.table import Arena, Options
 from ssmpi.embedding.transport import LocalTables, RemoteTables
 

@@ -16,7 +16,7 @@ STEP, STEPS = 2e-3, 400  # seconds of a step, which wait for nothing but themsel
 
 def late_partner(world, options):
     """Of the late round: iterations of each worker thread in it, and of a thread that is nobody's worker."""
-    home, free, over, seen = sync.Home(np.zeros(2, np.int64)), [0], threading.Event(), []
+    home, free, over, seen = sync.LocalTrainer(np.zeros(2, np.int64)), [0], threading.Event(), []
 
     def run_free():
         while not over.is_set():

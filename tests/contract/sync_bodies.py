@@ -56,7 +56,7 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
         service.serve(world.topology.trainers, kind.server(options, optimizer(dense), service).handle)
     if world.role is not Role.TRAINER:
         return None
-    home = home or sync.Home(np.zeros(world.topology.threads, np.int64))
+    home = home or sync.LocalTrainer(np.zeros(world.topology.threads, np.int64))
     home.optimizer, home.twin = Twin(weights, np.zeros_like(weights)), lambda: Twin(weights, np.zeros_like(weights))
     peers = sync.Peers(world.trainers, world.center, PATIENCE, home)
     synchronizers = sync.make(options, weights, peers, world.topology.threads)
@@ -83,11 +83,11 @@ def with_pace(world, options, synchronizers, gradients, steps, examples=1):
         own, transport = synchronizers[thread % len(synchronizers)], synchronizers[0].transport()
         optimizer = pace.optimizer(own.optimizer(thread))
         for _ in range(steps[thread]):
-            twin, factor = Twin(own.weights, gradients(thread), examples), own.peers.home.factor()
+            twin, factor = Twin(own.weights, gradients(thread), examples), own.peers.local.factor()
             if transport:
                 transport.update(twin, np.empty((0, 1), np.float32), factor, thread)
             optimizer.step(twin, factor)
-            own.peers.home.iterations[thread] += 1
+            own.peers.local.iterations[thread] += 1
             pace.after_step(thread)
         pace.thread_done(thread)
 

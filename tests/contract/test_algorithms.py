@@ -99,7 +99,7 @@ def slow_blocks(world, options, factors):
         synchronizers[0].close()
         return after, synchronizers[0].model()
 
-    return on_trainers(world, options, weights, work, sync.Home(factor=lambda: now[0]))
+    return on_trainers(world, options, weights, work, sync.LocalTrainer(factor=lambda: now[0]))
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
@@ -260,7 +260,7 @@ def check_gossip(results, options):
 
 def trained_meanwhile(world, options):
     """The worker threads do three iterations between a snapshot and its merge."""
-    home = sync.Home(np.zeros(2, np.int64))
+    home = sync.LocalTrainer(np.zeros(2, np.int64))
 
     def work(synchronizers):
         own, merge = synchronizers[0], synchronizers[0].merge
@@ -343,7 +343,7 @@ FACTORS, EXAMPLES, STEPS = (0.5, 0.25), (1, 3), 6  # by trainer; steps of each t
 def scheduled(world, options):
     """Trainers at different places of the schedule, with batches of different sizes."""
     weights, count = np.zeros(PARAMETERS, np.float32), [0, 0]
-    home = sync.Home(np.zeros(2, np.int64), lambda: FACTORS[world.rank])
+    home = sync.LocalTrainer(np.zeros(2, np.int64), lambda: FACTORS[world.rank])
 
     def gradients(thread):
         count[thread] += 1
@@ -452,7 +452,7 @@ def check_after_warm_up(results, options):
 
 def coupled(world, options):
     """One trainer's rounds after known numbers of iterations, fragments in turn."""
-    weights, home = replica(world.rank), sync.Home(np.zeros(2, np.int64))
+    weights, home = replica(world.rank), sync.LocalTrainer(np.zeros(2, np.int64))
 
     def work(synchronizers):
         if world.rank == 1:

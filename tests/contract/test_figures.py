@@ -13,7 +13,7 @@ TWO = Topology(trainers=2, threads=2, embedding_ps=1, sync_ps=0)
 
 def figures_of_rounds(world, options):
     """Two whole rounds; while each of their messages are on the way, a worker thread does ``3 + rank`` iterations."""
-    home, weights = sync.Home(np.zeros(2, np.int64)), replica(world.rank)
+    home, weights = sync.LocalTrainer(np.zeros(2, np.int64)), replica(world.rank)
 
     def work(synchronizers):
         (own,) = synchronizers

@@ -25,7 +25,7 @@ def unequal_steps(world, options):
 
     def work(synchronizers):
         models, turn = [], threading.Lock()
-        synchronizers[0].peers.home.optimizer.step = in_turns(turn, synchronizers[0].peers.home.optimizer.step)
+        synchronizers[0].peers.local.optimizer.step = in_turns(turn, synchronizers[0].peers.local.optimizer.step)
         for synchronizer in synchronizers:
             synchronizer.merge = in_turns(turn, synchronizer.merge)
         for part in STEPS:

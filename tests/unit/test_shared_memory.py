@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssmpi.embedding.shared import Own, Shared, attach, memory_for
+from ssmpi.comm.shared_memory import Own, Shared, attach, memory_for
 
 OTHER = """
 import sys
-from ssmpi.embedding.shared import attach
+from ssmpi.comm.shared_memory import attach
 room = attach(sys.argv[1], 10_000)
 room[7] += 1
 print(room.sum())

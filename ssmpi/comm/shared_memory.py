@@ -1,5 +1,5 @@
-"""Where the rows of an embedding PS lie: in memory that other processes of its host can map, so that rows are read and
-updated in place, or in its own.
+"""Memory that other processes of a host can map: the rows of an embedding PS and the replicas of trainers are then read and
+updated in place. Or memory of this process alone.
 
 Shared memory is an anonymous file (``memfd``) reached through ``/proc``: no size limit of ``/dev/shm``, and nothing is
 left behind however the processes end. That two ranks share a host is not taken from its name alone: a random key tells.
@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-HEADER = 4096  # of which the first bytes hold the key; rows start on a page of their own
+HEADER = 4096  # of which the first bytes hold the key; what is shared starts on a page of its own
 KEY = 16
 
 
@@ -52,7 +52,7 @@ class Shared:
 
     def allocate(self, size: int) -> np.ndarray:
         """uint8 (size,), zeros that cost memory once they are touched."""
-        file = os.memfd_create("ssmpi rows")
+        file = os.memfd_create("ssmpi")
         os.ftruncate(file, HEADER + size)
         memory = mmap.mmap(file, HEADER + size)
         with contextlib.suppress(OSError):  # larger pages where the system grants them
@@ -65,7 +65,7 @@ class Shared:
 
 
 def memory_for(transport: str) -> Memory:
-    """The kind of memory that ``embedding.transport`` asks a PS for."""
+    """The kind of memory that a ``transport`` setting asks for."""
     return Shared() if transport != "messages" and hasattr(os, "memfd_create") else Own()
 
 
