@@ -4,6 +4,7 @@ import pytest
 
 from ssmpi.errors import TopologyError
 from ssmpi.roles import weights
+from ssmpi.roles.origin import Origin
 from ssmpi.score import open_run
 
 SETTINGS = """
@@ -18,6 +19,7 @@ def run(tmp_path, monkeypatch):
     """A finished run, as far as its settings go."""
     (tmp_path / "run.toml").write_text(SETTINGS)
     monkeypatch.setattr(weights, "find", lambda run: run / weights.MODEL)
+    monkeypatch.setattr(Origin, "of_model", lambda folder, data: None)
     return tmp_path
 
 
