@@ -108,15 +108,15 @@ def test_wrong_usage_is_said_once(tmp_path):
 STALLED = """
 import sys, time
 from pathlib import Path
-from data_prep import cli, files, ranks
+from data_prep import cli, ranks
 pattern, marker = sys.argv[1:3]
-rank, real = ranks.join().rank, files.publish
-def publish(beside, path):
-    if rank == 1 and path.match(pattern):
+rank, real = ranks.join().rank, Path.replace
+def replace(beside, path):  # every file gets its name by this
+    if rank == 1 and Path(path).match(pattern):
         Path(marker).touch()
         time.sleep(600)
-    real(beside, path)
-files.publish = publish
+    return real(beside, path)
+Path.replace = replace
 raise SystemExit(cli.main(sys.argv[3:]))
 """
 

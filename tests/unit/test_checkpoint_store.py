@@ -147,15 +147,16 @@ def test_killed_at_any_moment_time_and_again(tmp_path, times):
                 os._exit(0)
             finally:
                 os._exit(1)
-        time.sleep(generator.uniform(0, 2 * one_save))
-        os.kill(child, signal.SIGKILL)
+        if number % 5:  # the others end by themselves, so that there is always a newer one to lose
+            time.sleep(generator.uniform(0, 2 * one_save))
+            os.kill(child, signal.SIGKILL)
         assert os.waitpid(child, 0)[1] in (0, signal.SIGKILL)
         now = newest(tmp_path)
         assert now in (before, number)
         committed += now == number
         midway += len(list((tmp_path / "checkpoints").iterdir())) > len(Store(tmp_path).committed())
         before = now
-    assert committed > times // 30, "nearly all were killed before they had begun"
+    assert committed >= times // 5
     assert midway > times // 30, "nearly none was killed in the midst of a save"
     save(tmp_path, times + 3)
     assert newest(tmp_path) == times + 3

@@ -94,11 +94,11 @@ def test_a_standing_survives_json():
     ("override", "said"),
     [
         ("evaluate.keep=first", "not one of last, best"),
-        ("evaluate.patience=-1", "evaluate.patience must not be negative"),
-        ("evaluate.min_gain=nan", "evaluate.min_gain must be in"),
+        ("evaluate.patience=-1", "evaluate.patience must be at least 0"),
+        ("evaluate.min_gain=nan", "evaluate.min_gain = nan is not a finite number"),
         ("evaluate.min_gain=0.1", "set patience too"),
         ("evaluate.stop_at_auc=1", "evaluate.stop_at_auc must be in"),
-        ("evaluate.stop_at_auc=inf", "evaluate.stop_at_auc must be in"),
+        ("evaluate.stop_at_auc=inf", "evaluate.stop_at_auc = inf is not a finite number"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(tmp_path, override, said):
@@ -147,7 +147,7 @@ def test_the_model_left_scores_as_the_result_says(overfitted):
         scorer.goodbye()
         return found
 
-    config = open_run(overfitted.folder, 1)
+    config = open_run(overfitted.folder, 1).config
     (found,) = over_threads(config.topology, scores)
     for split, metrics in found.items():
         assert metrics["ne"] == overfitted.result["evaluations"][split]["best"]["ne"]

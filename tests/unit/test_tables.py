@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ssmpi.checkpoint import files
+from ssmpi.checkpoint import files, store
 from ssmpi.checkpoint.model_files import find, load_tables
 from ssmpi.core.errors import DataError
 from ssmpi.embedding.placement import place
@@ -27,8 +27,10 @@ def by_table(parts, what):
 
 
 def save(parts, folder):
+    written = [files.write(folder / "dense.h5", [("weight", np.zeros(1, np.float32), {})])]
     for server, arena in enumerate(parts):
-        files.write(folder / f"embedding-{server:04}.h5", arena.datasets())
+        written.append(files.write(folder / f"embedding-{server:04}.h5", arena.datasets()))
+    store.commit(folder, store.Manifest(tuple(written), {}))
 
 
 @pytest.mark.parametrize("before", [1, 2, 3, 7])
@@ -59,7 +61,7 @@ def test_as_many_servers_as_saved_open_a_file_each(tmp_path, monkeypatch):
 def test_a_missing_part_is_noticed(tmp_path):
     save(arenas(3, seed=1), tmp_path)
     (tmp_path / "embedding-0001.h5").unlink()
-    with pytest.raises(DataError, match="a file is missing"):
+    with pytest.raises(DataError, match=r"embedding-0001\.h5: cannot be read .*the saved model is damaged"):
         load_tables(arenas(1, seed=1)[0], tmp_path)
 
 
