@@ -50,7 +50,9 @@ def reference(tmp_path_factory, data):
 def test_in_the_background_it_learns_as_well_as_alone(tmp_path, data, reference, algorithm):
     run = train(tmp_path, data, *SETTINGS, *TWO_BY_TWO, *ALGORITHMS[algorithm])
     assert run.result["rounds"] > 10  # a busy machine made 47 where a quiet one makes 90
-    assert run.quality()["ne"] == pytest.approx(reference, rel=0.01)  # runs of several trainers differ by 0.4 % (1 sigma)
+    assert run.quality()["ne"] == pytest.approx(
+        reference, rel=0.01
+    )  # runs of several trainers differ by 0.4 % (1 sigma)
 
 
 HALVES, BLOCK = 40_000, 512  # rows; a block goes to one trainer
