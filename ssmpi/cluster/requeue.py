@@ -4,7 +4,6 @@ launcher's exit code alone, which is 0 after a host was lost.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ssmpi.core import log
+from ssmpi.core import log, result_marker
 from ssmpi.core.errors import LOST, STOPPED
 from ssmpi.core.run_files import RESULT_NAME
 
@@ -38,9 +37,9 @@ class Attempt:
         ``silent`` finds the hosts that do not answer any more, where nobody has said which one was lost.
         """
         status = self._status(code)
-        if status == "complete":
+        if status == result_marker.COMPLETE:
             return 0
-        if status == "stopped":
+        if status == result_marker.STOPPED:
             return self._again("stopped and saved", STOPPED, cancelled)
         if code == STOPPED:  # and no marker: the ranks have said why
             return self._again(
@@ -71,11 +70,8 @@ class Attempt:
         """What the marker says, empty unless this attempt has written it, or has gone well in finding the run finished."""
         if code == REFUSED:
             return ""
-        try:
-            status = str(json.loads(self._marker.read_text(encoding="utf-8"))["status"])
-        except (OSError, ValueError, KeyError):
-            return ""
-        found_finished = self._resumed and status == "complete" and code == 0
+        status = result_marker.status(self._folder)
+        found_finished = self._resumed and status == result_marker.COMPLETE and code == 0
         return status if found_finished or self._written() != self._before else ""
 
     def _written(self) -> tuple[int, int]:

@@ -15,8 +15,8 @@ from ssmpi.config import Config, differences, load
 from ssmpi.core import settings
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
+from ssmpi.core.result_marker import is_finished
 from ssmpi.core.run_files import RESULT_NAME, RUN_FILE, is_run_folder
-from ssmpi.report.results import is_finished
 from ssmpi.run import restart_guard, run_folder
 from ssmpi.run.request import Request
 

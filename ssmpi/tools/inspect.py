@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ssmpi.checkpoint import store
+from ssmpi.core import result_marker
 from ssmpi.core.errors import DataError
-from ssmpi.core.run_files import MODEL, RESULT_NAME, RUN_FILE
-from ssmpi.report.results import is_finished
+from ssmpi.core.run_files import MODEL, RUN_FILE
 
 
 def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
@@ -28,7 +27,7 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
         f"{path.name}: does not count; newer than what the run went on from" for path in store.Store(run).set_aside()
     ]
     if not there:
-        coming = "the run is finished" if is_finished(run) else "--resume starts from the beginning"
+        coming = "the run is finished" if result_marker.is_finished(run) else "--resume starts from the beginning"
         lines.append(f"no checkpoint: {coming}")
     return "\n".join(lines), well
 
@@ -36,9 +35,9 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
 def standing(run: Path) -> str:
     """How the run stands, in its own words."""
     try:
-        result = json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))
+        result = result_marker.read(run)
         return f"{result['status']}, {result['examples']:,.0f} of {result['expected_examples']:,} examples"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         return "not at an end: running, or ended without a word"
 
 

@@ -21,8 +21,8 @@ from ssmpi.config import differences, load
 from ssmpi.core import settings
 from ssmpi.core.errors import STOPPED, SettingsError, UserError
 from ssmpi.core.mpi_environment import PYTHON
+from ssmpi.core.result_marker import is_finished
 from ssmpi.core.run_files import MODEL, RUN_FILE
-from ssmpi.report.results import is_finished
 from ssmpi.run import lockfile
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
