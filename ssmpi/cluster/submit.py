@@ -7,7 +7,6 @@ import platform
 import shlex
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 from ssmpi import __version__
@@ -17,10 +16,9 @@ from ssmpi.cluster.site import Site
 from ssmpi.config import Config
 from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError, UserError
+from ssmpi.core.packages import package_versions
 from ssmpi.core.run_files import BATCH_FILE, BATCH_LOG, RUN_FILE, SITE_FILE, VERSIONS
 from ssmpi.tools import plan
-
-PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
 
 
 def submit(config: Config, site_file: Path, dry_run: bool) -> int:
@@ -56,7 +54,7 @@ def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
     (folder / SITE_FILE).write_text(settings.dump(where), encoding="utf-8")
     (folder / BATCH_FILE).write_text(text, encoding="utf-8")
     versions = {"ssmpi": __version__, "python": platform.python_version(), "command": sys.argv}
-    versions |= {name: metadata.version(name) for name in PACKAGES}
+    versions |= package_versions()
     (folder / VERSIONS).write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
 
 

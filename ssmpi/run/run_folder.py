@@ -8,7 +8,6 @@ import platform
 import shutil
 import socket
 from collections.abc import Collection
-from importlib import metadata
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +17,7 @@ from ssmpi.config import Config
 from ssmpi.core import git_commit, run_files, settings
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
+from ssmpi.core.packages import package_versions
 from ssmpi.core.run_files import LOCK_NAME, RUN_FILE, VERSIONS
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
@@ -27,7 +27,6 @@ from ssmpi.roles import evaluate
 from ssmpi.run import lockfile
 
 SHOWN = 5  # of the files that are in the way
-PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
 ENDING_SECONDS = 3.0  # for a job on this host that is just ending
 LEASE_SECONDS = 120.0  # a host that was lost holds its locks on a shared file system until its lease ends (NFS: 90 s)
 
@@ -142,7 +141,7 @@ def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = 
     folder.mkdir(parents=True, exist_ok=True)
     versions = {"ssmpi": __version__, **({"commit": git_commit.commit()} if git_commit.commit() else {})}
     versions |= {"python": platform.python_version(), "machine": platform.platform()}
-    versions |= {name: metadata.version(name) for name in PACKAGES} | mpi_versions()
+    versions |= package_versions() | mpi_versions()
     versions |= {"host": socket.gethostname(), "processor": processor.name(), "started": now()}
     (folder / VERSIONS).write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
     (folder / RUN_FILE).write_text(settings.dump(config), encoding="utf-8")

@@ -7,7 +7,6 @@ import platform
 import socket
 import time
 from collections import Counter
-from importlib import metadata
 
 import numpy as np
 
@@ -16,8 +15,8 @@ from ssmpi.comm.world import Job, join
 from ssmpi.comm.world import versions as mpi_versions
 from ssmpi.core import launcher_env
 from ssmpi.core.mpi_environment import missing
+from ssmpi.core.packages import package_versions
 from ssmpi.model import processor
-from ssmpi.run.run_folder import PACKAGES
 
 
 def examine() -> int:
@@ -34,7 +33,7 @@ def examine() -> int:
     if job.rank:
         return 0
     print(f"ssmpi {__version__}, python {platform.python_version()}, {platform.platform()}")
-    print("  " + ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES))
+    print("  " + ", ".join(f"{name} {version}" for name, version in package_versions().items()))
     print("  " + ", ".join(f"{name} {value}" for name, value in mpi_versions().items()))
     print(f"cores: {os.cpu_count()} on this host, {cores} usable by this rank; {len(here)} of {job.size} ranks here")
     print("\n".join(f"  {line}" for line in thread_plan(here)))
