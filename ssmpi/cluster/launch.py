@@ -23,14 +23,13 @@ from types import FrameType
 
 from ssmpi.cluster import child_process, site
 from ssmpi.cluster.launcher_output import Passed
-from ssmpi.cluster.node_layout import lay_out
+from ssmpi.cluster.node_layout import lay_out_run
 from ssmpi.cluster.requeue import Attempt
 from ssmpi.cluster.site import Launcher, Site
 from ssmpi.config import Config
 from ssmpi.core.errors import STOPPED, UserError
 from ssmpi.core.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.run.request import Request
-from ssmpi.tools import plan
 
 WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 SESSION = "PRTE_MCA_prte_local_tmpdir_base"  # where Open MPI's mpirun keeps its session
@@ -75,7 +74,7 @@ def rank_hosts(config: Config, where: Site) -> list[str]:
         nodes = list(where.launcher.hosts)
     else:
         return []
-    return lay_out(config.topology, where, plan.memory_of_ranks(config)).hosts(nodes)
+    return lay_out_run(config, where).hosts(nodes)
 
 
 def slurm_nodes() -> list[str]:

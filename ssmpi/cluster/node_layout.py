@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ssmpi.cluster.site import Site
+from ssmpi.config import Config
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.topology import Role, Topology
+from ssmpi.embedding.placement import Placement
+from ssmpi.run.requirements import copies_of_ranks, memory_of_ranks, placement_of
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,12 @@ class Layout:
                 f"--nodes={self.count}, or let 'ssmpi submit' do that"
             )
         return [names[node] for node in self.nodes]
+
+
+def lay_out_run(config: Config, site: Site, placement: Placement | None = None) -> Layout:
+    """The layout of a run; reads the data's manifest unless it is told the ``placement`` of rows."""
+    placement = placement or placement_of(config)
+    return lay_out(config.topology, site, memory_of_ranks(config, placement), copies_of_ranks(config, placement))
 
 
 def lay_out(

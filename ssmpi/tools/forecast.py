@@ -17,10 +17,9 @@ from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import SECONDS, positive, require
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding.client import Lookups
-from ssmpi.embedding.placement import place
 from ssmpi.embedding.transport import Lookup
+from ssmpi.run.requirements import dense_parameters, placement_of
 from ssmpi.sync import ALGORITHMS, SYNC_PS
-from ssmpi.tools.plan import dense_parameters
 
 STEP, SYNC, EMBEDDING = "dense step", "sync PS link", "embedding PS link"
 BACK_TO_BACK = 2.0  # trainers that fill a link in both directions: each waits for what it gets back
@@ -148,7 +147,7 @@ class _Nowhere:
 def distinct_rows(config: Config) -> list[float]:
     """Rows that a batch asks of each embedding PS, ids that repeat counted once: mean over a few batches of the data."""
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
-    placement = place(reader.manifest.cardinalities, config.topology.embedding_ps)
+    placement = placement_of(config)
     lookups = Lookups(_Nowhere(), placement, config.embedding, 0)
     size, counts = config.data.batch_size, [0.0] * placement.servers
     seen = 0

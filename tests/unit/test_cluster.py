@@ -22,10 +22,10 @@ from ssmpi.config import load
 from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding import wire
+from ssmpi.run.requirements import dense_parameters
 from ssmpi.sync import SYNC_PS
 from ssmpi.tools import forecast
 from ssmpi.tools.forecast import EMBEDDING, STEP, SYNC, Forecast, Links
-from ssmpi.tools.plan import dense_parameters
 
 
 class Clock:
