@@ -82,7 +82,7 @@ def test_a_measured_job_ends_with_the_benchmark_that_is_told_to_end(tmp_path):
 
 
 STARTS = {
-    "launch": "from ssmpi import launch; launch.supervise(line, {})",
+    "launch": "from ssmpi.cluster import launch; launch.supervise(line, {})",
     "bench": "from ssmpi.bench import jobs; jobs.finish(line, pathlib.Path('said'), 60, {})",
 }
 
