@@ -63,7 +63,7 @@ class Launcher:
     arguments: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Slurm:
     """The ``[slurm]`` section; ``options`` are further ``#SBATCH`` lines, word for word.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ssmpi.config import Config
@@ -51,46 +51,60 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """``step`` in seconds; ``round_bytes`` to one partner and as many back; ``period`` in iterations of a thread, 0 in the
-    background; ``together``: a round is one of all threads; ``iteration_bytes`` over the busiest embedding PS's link.
-    """
+class Compute:
+    """What a trainer computes: ``step`` seconds for a batch, on each of its threads."""
 
     step: float
     batch: int
     threads: int
-    links: Links
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How a run synchronizes: ``bytes`` go to one partner, and as many come back. ``period`` is in iterations of a thread,
+    0 in the background. With ``together`` all threads of a trainer share a round. A round moves one of ``fragments``.
+    """
+
     partner: str = ""
-    round_bytes: float = 0.0
+    bytes: float = 0.0
     period: float = 0.0
     together: bool = False
     fragments: int = 1
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predicts any number of trainers. ``iteration_bytes`` go over the link of the busiest embedding PS."""
+
+    compute: Compute
+    links: Links
+    rounds: Rounds = field(default_factory=Rounds)
     iteration_bytes: float = 0.0
 
     def round_seconds(self, trainers: int) -> float:
         """A round that meets no other: there, then back; around the ring of all trainers."""
-        if self.partner == SYNC_PS:
-            return 2 * self.round_bytes / self.links.sync_ps
-        if self.partner == "all trainers":
-            return 2 * (trainers - 1) / trainers * self.round_bytes / self.links.trainer
-        return 2 * self.round_bytes / self.links.trainer if self.partner and trainers > 1 else 0.0
+        if self.rounds.partner == SYNC_PS:
+            return 2 * self.rounds.bytes / self.links.sync_ps
+        if self.rounds.partner == "all trainers":
+            return 2 * (trainers - 1) / trainers * self.rounds.bytes / self.links.trainer
+        return 2 * self.rounds.bytes / self.links.trainer if self.rounds.partner and trainers > 1 else 0.0
 
     @property
     def most_rounds(self) -> float:
         """Rounds per second that the sync PSs' links carry, of all trainers."""
-        return _ratio(self.links.sync_ps, self.round_bytes) if self.partner == SYNC_PS else math.inf
+        return _ratio(self.links.sync_ps, self.rounds.bytes) if self.rounds.partner == SYNC_PS else math.inf
 
     def one(self, trainers: int) -> float:
         """Examples per second of one trainer, of which its step and its own rounds are all that holds it up."""
-        pause = self.round_seconds(trainers) / self.period if self.period else 0.0
-        return self.threads * self.batch / (self.step + pause)
+        pause = self.round_seconds(trainers) / self.rounds.period if self.rounds.period else 0.0
+        return self.compute.threads * self.compute.batch / (self.compute.step + pause)
 
     @property
     def most(self) -> dict[str, float]:
         """Examples per second that each kind of server link carries."""
-        threads = self.threads if self.together else 1
-        sync = self.most_rounds * self.period * threads * self.batch if self.period else math.inf
-        return {SYNC: sync, EMBEDDING: self.batch * _ratio(self.links.embedding_ps, self.iteration_bytes)}
+        threads = self.compute.threads if self.rounds.together else 1
+        sync = self.most_rounds * self.rounds.period * threads * self.compute.batch if self.rounds.period else math.inf
+        return {SYNC: sync, EMBEDDING: self.compute.batch * _ratio(self.links.embedding_ps, self.iteration_bytes)}
 
     def of(self, trainers: int) -> Outcome:
         """So many trainers."""
@@ -100,13 +114,13 @@ class Forecast:
         return Outcome(trainers, rates[full], trainers * one, self._gap(trainers, rates[full]), full)
 
     def _gap(self, trainers: int, eps: float) -> float | None:
-        if self.period:
-            return self.period * self.fragments
+        if self.rounds.period:
+            return self.rounds.period * self.rounds.fragments
         alone = self.round_seconds(trainers)
         if not alone:
             return None
-        rounds = min(1 / alone, self.most_rounds / trainers) / self.fragments
-        return eps / (trainers * self.threads * self.batch) / rounds
+        rounds = min(1 / alone, self.most_rounds / trainers) / self.rounds.fragments
+        return eps / (trainers * self.compute.threads * self.compute.batch) / rounds
 
 
 def forecast(config: Config, step: float, links: Links) -> Forecast:
@@ -117,18 +131,15 @@ def forecast(config: Config, step: float, links: Links) -> Forecast:
         raise SettingsError(f"no forecast for sync.algorithm = '{sync.algorithm}': it has no rounds beside its steps")
     servers = config.topology.sync_ps if kind.partner == SYNC_PS else 1
     foreground = kind.partner and sync.pace == "fixed_rate"
-    return Forecast(
-        step,
-        config.data.batch_size,
-        config.topology.threads,
-        links,
+    rounds = Rounds(
         kind.partner,
         4 * dense_parameters(config) / servers / sync.fragments,
         (sync.every_iterations or max(1.0, sync.every_seconds / step)) if foreground else 0.0,
         not (kind.each_thread and sync.by == "thread"),
         sync.fragments,
-        iteration_bytes(distinct_rows(config), config.embedding.dim) if config.topology.embedding_ps else 0.0,
     )
+    rows = iteration_bytes(distinct_rows(config), config.embedding.dim) if config.topology.embedding_ps else 0.0
+    return Forecast(Compute(step, config.data.batch_size, config.topology.threads), links, rounds, rows)
 
 
 class _Nowhere:
@@ -182,21 +193,21 @@ def describe(config: Config, step: float, links: Links, counts: Sequence[int]) -
 
 def arithmetic(found: Forecast) -> list[str]:
     """Where the figures come from."""
-    threads = f"{found.threads} thread{'s' * (found.threads > 1)}"
-    lines = [f"  dense step: batch {found.batch} x {threads} / {found.step * 1e3:g} ms"]
-    if found.period and found.partner:
-        pause = f" + a round of {_ms(found.round_seconds(2))} every {found.period:g} iterations"
-        lines[0] = f"{lines[0]}{pause}" + (" (at 2 trainers)" if found.partner == "all trainers" else "")
-    lines[0] += f" = {found.one(2 if found.partner else 1):,.0f} EPS a trainer"
-    if found.partner == SYNC_PS:
+    threads = f"{found.compute.threads} thread{'s' * (found.compute.threads > 1)}"
+    lines = [f"  dense step: batch {found.compute.batch} x {threads} / {found.compute.step * 1e3:g} ms"]
+    if found.rounds.period and found.rounds.partner:
+        pause = f" + a round of {_ms(found.round_seconds(2))} every {found.rounds.period:g} iterations"
+        lines[0] = f"{lines[0]}{pause}" + (" (at 2 trainers)" if found.rounds.partner == "all trainers" else "")
+    lines[0] += f" = {found.one(2 if found.rounds.partner else 1):,.0f} EPS a trainer"
+    if found.rounds.partner == SYNC_PS:
         lines.append(
-            f"  sync PS link: {_mb(found.round_bytes)} a round, PS and direction / {_mb(found.links.sync_ps)}/s "
-            f"= {_ms(found.round_bytes / found.links.sync_ps)}: {found.most_rounds:,.1f} rounds/s"
-            + (f" = {found.most[SYNC]:,.0f} EPS" if found.period else ", of all trainers together")
+            f"  sync PS link: {_mb(found.rounds.bytes)} a round, PS and direction / {_mb(found.links.sync_ps)}/s "
+            f"= {_ms(found.rounds.bytes / found.links.sync_ps)}: {found.most_rounds:,.1f} rounds/s"
+            + (f" = {found.most[SYNC]:,.0f} EPS" if found.rounds.period else ", of all trainers together")
         )
-    elif found.partner:
+    elif found.rounds.partner:
         lines.append(
-            f"  trainers' links: {_mb(found.round_bytes)} / {_mb(found.links.trainer)}/s, there and back or around"
+            f"  trainers' links: {_mb(found.rounds.bytes)} / {_mb(found.links.trainer)}/s, there and back or around"
         )
     if found.iteration_bytes:
         lines.append(
@@ -208,9 +219,9 @@ def arithmetic(found: Forecast) -> list[str]:
 
 def first_full(found: Forecast) -> list[str]:
     """How many trainers fill each kind of server link, and whether that costs examples per second."""
-    one = found.one(1 if found.partner != "all trainers" else 2)
+    one = found.one(1 if found.rounds.partner != "all trainers" else 2)
     room = {name: most / one for name, most in found.most.items() if math.isfinite(most)}
-    beside = math.isfinite(found.most_rounds) and not found.period
+    beside = math.isfinite(found.most_rounds) and not found.rounds.period
     full = {SYNC: BACK_TO_BACK, **room} if beside else room
     if not full:
         return ["  first to be full: none of the links; EPS grows with the trainers"]
