@@ -23,7 +23,7 @@ from types import FrameType
 
 from ssmpi.cluster import child_process, site
 from ssmpi.cluster.launcher_output import Passed
-from ssmpi.cluster.node_layout import lay_out_run
+from ssmpi.cluster.node_layout import layout_of
 from ssmpi.cluster.requeue import Attempt
 from ssmpi.cluster.site import Launcher, Site
 from ssmpi.config import Config
@@ -37,7 +37,7 @@ ANSWER_SECONDS = 10.0  # that a host has to show that it is there
 MISLEADING = ("SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION")  # the job's; the step has its own
 
 
-def program(request: Request) -> list[str]:
+def rank_command(request: Request) -> list[str]:
     """The words that start one rank."""
     bar = ["--terminal", os.ttyname(sys.stderr.fileno())] if sys.stderr.isatty() else []
     return [*PYTHON, "-m", "ssmpi", "train", *request.words(), *bar]
@@ -48,7 +48,7 @@ def launch(request: Request, site_file: Path | None, dry_run: bool) -> int:
     config = request.load()
     where = site.load(site_file) if site_file else None
     hosts = rank_hosts(config, where) if where else []
-    line = [*command(config.topology.size, where, hosts), *program(request)]
+    line = [*command(config.topology.size, where, hosts), *rank_command(request)]
     extra = environment(where.launcher if where else None, alone=not hosts)
     shown = " ".join([*(f"{name}={shlex.quote(value)}" for name, value in extra.items()), shlex.join(line)])
     print(f"+ {shown}", file=sys.stderr, flush=True)
@@ -74,7 +74,7 @@ def rank_hosts(config: Config, where: Site) -> list[str]:
         nodes = list(where.launcher.hosts)
     else:
         return []
-    return lay_out_run(config, where).hosts(nodes)
+    return layout_of(config, where).hosts(nodes)
 
 
 def slurm_nodes() -> list[str]:

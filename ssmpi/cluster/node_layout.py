@@ -12,7 +12,7 @@ from ssmpi.config import Config
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.topology import Role, Topology
 from ssmpi.embedding.placement import Placement
-from ssmpi.run.requirements import copies_of_ranks, memory_of_ranks, placement_of
+from ssmpi.run.requirements import checkpoint_copies, memory_of_ranks, placement_of
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ class Layout:
         return [names[node] for node in self.nodes]
 
 
-def lay_out_run(config: Config, site: Site, placement: Placement | None = None) -> Layout:
+def layout_of(config: Config, site: Site, placement: Placement | None = None) -> Layout:
     """The layout of a run; reads the data's manifest unless it is told the ``placement`` of rows."""
     placement = placement or placement_of(config)
-    return lay_out(config.topology, site, memory_of_ranks(config, placement), copies_of_ranks(config, placement))
+    return lay_out(config.topology, site, memory_of_ranks(config, placement), checkpoint_copies(config, placement))
 
 
 def lay_out(

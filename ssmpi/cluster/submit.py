@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ssmpi import __version__
 from ssmpi.cluster import site
-from ssmpi.cluster.node_layout import Layout, lay_out_run
+from ssmpi.cluster.node_layout import Layout, layout_of
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
 from ssmpi.core import settings
@@ -23,7 +23,7 @@ from ssmpi.core.run_files import BATCH_FILE, BATCH_LOG, RUN_FILE, SITE_FILE, VER
 def submit(config: Config, site_file: Path, dry_run: bool) -> int:
     """Make the run folder and submit its batch file, or run that at once on a site without SLURM; prints what it does."""
     where = site.load(site_file)
-    layout = lay_out_run(config, where)
+    layout = layout_of(config, where)
     folder = Path(config.run.folder)
     text = batch_file(config, where, layout)
     words = ["sbatch" if where.slurm else "bash", str(folder / BATCH_FILE)]

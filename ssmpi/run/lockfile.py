@@ -67,7 +67,7 @@ class HeldError(Exception):
         self.holder = holder
 
 
-def take(path: Path, patience: Callable[[Holder], float]) -> IO[str]:
+def acquire(path: Path, patience: Callable[[Holder], float]) -> IO[str]:
     """The open file that holds the lock until it is closed here and in all children that inherited it.
 
     Waits for its holder for ``patience(holder)`` seconds, then raises HeldError. Where the file system knows no locks it

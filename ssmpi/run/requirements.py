@@ -61,7 +61,7 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     return {role: size + PROCESS_BYTES[role] for role, size in own.items()}
 
 
-def copies_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
+def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]:
     """Bytes that one rank of a role also uses, where there is room for them, while a checkpoint is written."""
     if not config.checkpoint.background:
         return {}

@@ -12,7 +12,7 @@ from ssmpi.core.run_files import ATTEMPTS
 IN_VAIN = 2
 
 
-def begin(run: Path, examples: int) -> None:
+def record_start(run: Path, examples: int) -> None:
     """Note that a job begins after ``examples``; UserError if the last two began there too and saved nothing beyond."""
     path = run / ATTEMPTS
     try:

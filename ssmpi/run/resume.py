@@ -45,7 +45,7 @@ def prepare(request: Request, ranks: int, held: ExitStack) -> Start:
     rows = sum(reader.manifest.cardinalities) * config.embedding.row_bytes
     expect_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
     if not request.run or not is_run_folder(run):
-        run_folder.refuse(run, request.overwrite, request.run_file)
+        run_folder.check_overwrite(run, request.overwrite, request.run_file)
         held.enter_context(run_folder.lock(run))
         run_folder.make(run, config, request.overwrite, request.run_file)
         return Start(config)
@@ -105,8 +105,8 @@ def choose(job: Job, start: Start) -> Path | None:
             log.warning(f"{path.name} cannot be used: {errors[0]}")
     if start.checkpoints:
         advice = store.older_than(start.checkpoints[-1], store.Store(run).committed())
-        job.agree(lambda: refuse(f"{errors[0]}; {advice}"))
-    job.agree(lambda: restart_guard.begin(run, 0))
+        job.agree(lambda: raise_data_error(f"{errors[0]}; {advice}"))
+    job.agree(lambda: restart_guard.record_start(run, 0))
     if job.rank == 0:
         log.info("no checkpoint: starting from the beginning")
     return None
@@ -114,13 +114,13 @@ def choose(job: Job, start: Start) -> Path | None:
 
 def go_on_from(run: Path, path: Path) -> None:
     """Note it, and put newer ones out of the way: the next job goes on from what this one saves, not from those."""
-    restart_guard.begin(run, store.read_manifest(path).state["examples"])
+    restart_guard.record_start(run, store.read_manifest(path).state["examples"])
     log.info(f"going on from {path}")
     for newer in store.Store(run).set_aside_after(path):
         log.warning(f"newer checkpoints do not count any more: {newer}")
 
 
-def refuse(text: str) -> None:
+def raise_data_error(text: str) -> None:
     """Raise a DataError."""
     raise DataError(text)
 

@@ -93,7 +93,9 @@ def lock(folder: Path) -> IO[str]:
     """Make the folder, and keep other jobs from writing to it while this file is open; SettingsError if one does."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        return lockfile.take(folder / LOCK_NAME, lambda holder: LEASE_SECONDS if holder.elsewhere else ENDING_SECONDS)
+        return lockfile.acquire(
+            folder / LOCK_NAME, lambda holder: LEASE_SECONDS if holder.elsewhere else ENDING_SECONDS
+        )
     except lockfile.HeldError as error:
         job = error.holder.job
         end = f"end it ('{f'scancel {job}' if job else f'kill {error.holder.process}'}')"
@@ -102,7 +104,7 @@ def lock(folder: Path) -> IO[str]:
         ) from None
 
 
-def refuse(folder: Path, overwrite: bool, run_file: Path | None = None) -> list[Path]:
+def check_overwrite(folder: Path, overwrite: bool, run_file: Path | None = None) -> list[Path]:
     """Raise SettingsError unless a run may begin in this folder; what an earlier one has left there, and nobody else.
 
     ``run_file`` is the one that was given, which must not lie there.
@@ -133,7 +135,7 @@ def shown(found: list[str]) -> str:
 
 def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = None) -> None:
     """Make the run folder with ``run.toml`` and ``versions.json`` in it; ``run_file`` is the one that was given."""
-    for path in refuse(folder, overwrite, run_file):
+    for path in check_overwrite(folder, overwrite, run_file):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

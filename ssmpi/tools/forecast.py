@@ -90,26 +90,28 @@ class Forecast:
         return 2 * self.rounds.bytes / self.links.trainer if self.rounds.partner and trainers > 1 else 0.0
 
     @property
-    def most_rounds(self) -> float:
+    def round_capacity(self) -> float:
         """Rounds per second that the sync PSs' links carry, of all trainers."""
         return _ratio(self.links.sync_ps, self.rounds.bytes) if self.rounds.partner == SYNC_PS else math.inf
 
-    def one(self, trainers: int) -> float:
+    def trainer_eps(self, trainers: int) -> float:
         """Examples per second of one trainer, of which its step and its own rounds are all that holds it up."""
         pause = self.round_seconds(trainers) / self.rounds.period if self.rounds.period else 0.0
         return self.compute.threads * self.compute.batch / (self.compute.step + pause)
 
     @property
-    def most(self) -> dict[str, float]:
+    def link_capacity(self) -> dict[str, float]:
         """Examples per second that each kind of server link carries."""
         threads = self.compute.threads if self.rounds.together else 1
-        sync = self.most_rounds * self.rounds.period * threads * self.compute.batch if self.rounds.period else math.inf
+        sync = (
+            self.round_capacity * self.rounds.period * threads * self.compute.batch if self.rounds.period else math.inf
+        )
         return {SYNC: sync, EMBEDDING: self.compute.batch * _ratio(self.links.embedding_ps, self.iteration_bytes)}
 
     def of(self, trainers: int) -> Outcome:
         """So many trainers."""
-        one = self.one(trainers)
-        rates = {STEP: trainers * one, **self.most}
+        one = self.trainer_eps(trainers)
+        rates = {STEP: trainers * one, **self.link_capacity}
         full = min(rates, key=lambda name: rates[name])
         return Outcome(trainers, rates[full], trainers * one, self._gap(trainers, rates[full]), full)
 
@@ -119,7 +121,7 @@ class Forecast:
         alone = self.round_seconds(trainers)
         if not alone:
             return None
-        rounds = min(1 / alone, self.most_rounds / trainers) / self.rounds.fragments
+        rounds = min(1 / alone, self.round_capacity / trainers) / self.rounds.fragments
         return eps / (trainers * self.compute.threads * self.compute.batch) / rounds
 
 
@@ -198,12 +200,12 @@ def arithmetic(found: Forecast) -> list[str]:
     if found.rounds.period and found.rounds.partner:
         pause = f" + a round of {_ms(found.round_seconds(2))} every {found.rounds.period:g} iterations"
         lines[0] = f"{lines[0]}{pause}" + (" (at 2 trainers)" if found.rounds.partner == "all trainers" else "")
-    lines[0] += f" = {found.one(2 if found.rounds.partner else 1):,.0f} EPS a trainer"
+    lines[0] += f" = {found.trainer_eps(2 if found.rounds.partner else 1):,.0f} EPS a trainer"
     if found.rounds.partner == SYNC_PS:
         lines.append(
             f"  sync PS link: {_mb(found.rounds.bytes)} a round, PS and direction / {_mb(found.links.sync_ps)}/s "
-            f"= {_ms(found.rounds.bytes / found.links.sync_ps)}: {found.most_rounds:,.1f} rounds/s"
-            + (f" = {found.most[SYNC]:,.0f} EPS" if found.rounds.period else ", of all trainers together")
+            f"= {_ms(found.rounds.bytes / found.links.sync_ps)}: {found.round_capacity:,.1f} rounds/s"
+            + (f" = {found.link_capacity[SYNC]:,.0f} EPS" if found.rounds.period else ", of all trainers together")
         )
     elif found.rounds.partner:
         lines.append(
@@ -212,16 +214,16 @@ def arithmetic(found: Forecast) -> list[str]:
     if found.iteration_bytes:
         lines.append(
             f"  embedding PS link: {_mb(found.iteration_bytes)} an iteration into the busiest PS "
-            f"/ {_mb(found.links.embedding_ps)}/s = {found.most[EMBEDDING]:,.0f} EPS"
+            f"/ {_mb(found.links.embedding_ps)}/s = {found.link_capacity[EMBEDDING]:,.0f} EPS"
         )
     return lines
 
 
 def first_full(found: Forecast) -> list[str]:
     """How many trainers fill each kind of server link, and whether that costs examples per second."""
-    one = found.one(1 if found.rounds.partner != "all trainers" else 2)
-    room = {name: most / one for name, most in found.most.items() if math.isfinite(most)}
-    beside = math.isfinite(found.most_rounds) and not found.rounds.period
+    one = found.trainer_eps(1 if found.rounds.partner != "all trainers" else 2)
+    room = {name: most / one for name, most in found.link_capacity.items() if math.isfinite(most)}
+    beside = math.isfinite(found.round_capacity) and not found.rounds.period
     full = {SYNC: BACK_TO_BACK, **room} if beside else room
     if not full:
         return ["  first to be full: none of the links; EPS grows with the trainers"]

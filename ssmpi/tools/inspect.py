@@ -15,10 +15,10 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
     """The text, and whether all is well; with ``checksums`` every byte of model and checkpoints is read."""
     if not (run / RUN_FILE).is_file():
         raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
-    lines, well = [f"{run}: {standing(run)}"], True
+    lines, well = [f"{run}: {run_status(run)}"], True
     there = store.Store(run).committed()
     for path in [*there, *([run / MODEL] if (run / MODEL).is_dir() else [])]:
-        found = wrong(path, checksums=checksums)
+        found = damage_in(path, checksums=checksums)
         well = well and not found
         lines += [f"{path.name}: {found or contents(path)}"]
         if not found:
@@ -32,7 +32,7 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
     return "\n".join(lines), well
 
 
-def standing(run: Path) -> str:
+def run_status(run: Path) -> str:
     """How the run stands, in its own words."""
     try:
         result = result_marker.read(run)
@@ -41,7 +41,7 @@ def standing(run: Path) -> str:
         return "not at an end: running, or ended without a word"
 
 
-def wrong(path: Path, *, checksums: bool) -> str:
+def damage_in(path: Path, *, checksums: bool) -> str:
     """What is wrong with a checkpoint or a model, empty if nothing is."""
     try:
         if checksums:

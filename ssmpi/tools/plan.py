@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ssmpi.cluster.node_layout import lay_out_run
+from ssmpi.cluster.node_layout import layout_of
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
 from ssmpi.core.topology import Role
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
 from ssmpi.embedding.placement import Placement
-from ssmpi.run.requirements import copies_of_ranks, dense_parameters, memory_of_ranks, placement_of
+from ssmpi.run.requirements import checkpoint_copies, dense_parameters, memory_of_ranks, placement_of
 from ssmpi.sync import ALGORITHMS
 
 
@@ -24,7 +24,7 @@ def describe(config: Config, where: Site | None = None, tables_file: Path | None
         ranks(config),
         tables(config, placement),
         memory(config, placement),
-        *([lay_out_run(config, where, placement).describe(where)] if where else []),
+        *([layout_of(config, where, placement).describe(where)] if where else []),
         traffic(config, placement),
         *([] if tables_file else [work(config)]),
     ]
@@ -69,7 +69,7 @@ def memory(config: Config, placement: Placement) -> str:
     for role, size in memory_of_ranks(config, placement).items():
         if config.topology.counts[role]:
             lines.append(f"  {role}: about {_bytes(size)}")
-    for role, size in copies_of_ranks(config, placement).items():
+    for role, size in checkpoint_copies(config, placement).items():
         lines.append(f"  {role} while a checkpoint is written: {_bytes(size)} more, where there is room for it")
     return "\n".join(lines)
 
