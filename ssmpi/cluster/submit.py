@@ -1,4 +1,4 @@
-"""``ssmpi submit``: the run folder with a batch file in it, made for one site, and its way into the queue."""
+"""``ssmpi submit``: makes a run folder with a batch file for one site, and submits that."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ssmpi.core.run_files import BATCH_FILE, BATCH_LOG, RUN_FILE, SITE_FILE, VER
 
 
 def submit(config: Config, site_file: Path, dry_run: bool) -> int:
-    """Make the run folder and submit its batch file, or run that at once on a site without SLURM; prints what it does."""
+    """Make the run folder and submit its batch file, or run it at once on a site without SLURM; print what happens."""
     where = site.load(site_file)
     layout = layout_of(config, where)
     folder = Path(config.run.folder)
@@ -40,7 +40,7 @@ def submit(config: Config, site_file: Path, dry_run: bool) -> int:
 
 
 def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
-    """The run folder: resolved settings, site, batch file, and with which versions it was made."""
+    """Make the run folder: resolved settings, site file, batch file and versions."""
     if folder.exists() and any(folder.iterdir()):
         ways = f"{folder}: not empty; choose another run.folder"
         if (folder / BATCH_FILE).is_file():
@@ -58,7 +58,7 @@ def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
 
 
 def batch_file(config: Config, where: Site, layout: Layout) -> str:
-    """A batch file for people to read and edit: what is asked for, what is set up, one command."""
+    """A batch file that people can read and edit: what it requests, what it sets up, one command."""
     folder = Path(config.run.folder)
     launch = ["ssmpi", "launch", "--resume", str(folder), "--site", str(folder / SITE_FILE)]
     options = slurm_options(folder, where, layout) if where.slurm else []
@@ -68,14 +68,14 @@ def batch_file(config: Config, where: Site, layout: Layout) -> str:
         "set -euo pipefail",
         "",
         *([*where.setup, ""] if where.setup else []),
-        "# Starts the run, or goes on from its last checkpoint. SIGUSR1 to this process makes it save and leave.",
+        "# Starts the run, or resumes it from its last checkpoint. SIGUSR1 to this process makes it save and exit.",
         f"exec {shlex.join(launch)}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def slurm_options(folder: Path, where: Site, layout: Layout) -> list[str]:
-    """What SLURM is asked for: whole tasks' worth of cores on each node; which rank goes where is the launcher's."""
+    """What the job requests of SLURM: cores of whole tasks on each node. The launcher decides which rank runs where."""
     slurm = where.slurm
     assert slurm
     return [

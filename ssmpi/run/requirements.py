@@ -20,7 +20,7 @@ PROCESS_BYTES = {
 
 
 def placement_of(config: Config, tables_file: Path | None = None) -> Placement:
-    """Which PS holds which rows. Table sizes come from the data's manifest, or from ``tables_file`` before there is one."""
+    """Which PS holds which rows. Table sizes come from the data's manifest or from ``tables_file``."""
     cardinalities = read_tables(tables_file) if tables_file else read_manifest(Path(config.data.folder)).cardinalities
     return place(cardinalities, max(1, config.topology.embedding_ps))
 

@@ -1,7 +1,7 @@
-"""``ssmpi plan --predict``: examples per second and sync gap of any number of trainers, from a step's time and links' speed.
+"""``ssmpi plan --predict``: examples per second and sync gap of any number of trainers, by step time and links.
 
-Every part is a pipe of its own, and the slowest one decides: the dense step, the sync PSs' links, the embedding PSs'
-links. Left out are latency, queues, switches between hosts, servers' processors and rows on the trainers' own links.
+The slowest part decides: the dense step, the links of the sync PSs, or the links of the embedding PSs. The model leaves
+out latency, queues, switches between hosts, the servers' processors, and rows on the trainers' own links.
 ``ssmpi bench cluster`` checks the same formulas against real ranks.
 """
 
@@ -22,7 +22,7 @@ from ssmpi.run.requirements import dense_parameters, placement_of
 from ssmpi.sync import ALGORITHMS, SYNC_PS
 
 STEP, SYNC, EMBEDDING = "dense step", "sync PS link", "embedding PS link"
-BACK_TO_BACK = 2.0  # trainers that fill a link in both directions: each waits for what it gets back
+BACK_TO_BACK = 2.0  # trainers that fill a link in both directions: each waits for its answer
 SAMPLE = 20  # batches, to count the distinct rows of one
 
 
@@ -41,7 +41,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``eps`` of all trainers; ``gap`` in iterations of a thread, None without rounds; which part is ``full`` first."""
+    """``eps`` of all trainers; ``gap`` in iterations of a thread, None without rounds; ``full`` limits ``eps``."""
 
     trainers: int
     eps: float
@@ -61,8 +61,9 @@ class Compute:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How a run synchronizes: ``bytes`` go to one partner, and as many come back. ``period`` is in iterations of a thread,
-    0 in the background. With ``together`` all threads of a trainer share a round. A round moves one of ``fragments``.
+    """How a run synchronizes: ``bytes`` go to one partner, and as many come back. ``period`` is in iterations of a
+    thread, 0 in the background. With ``together`` all threads of a trainer share a round. A round moves one of
+    ``fragments``.
     """
 
     partner: str = ""
@@ -82,7 +83,7 @@ class Forecast:
     iteration_bytes: float = 0.0
 
     def round_seconds(self, trainers: int) -> float:
-        """A round that meets no other: there, then back; around the ring of all trainers."""
+        """Duration of a round that shares no link: to the partner and back, or around the ring of all trainers."""
         if self.rounds.partner == SYNC_PS:
             return 2 * self.rounds.bytes / self.links.sync_ps
         if self.rounds.partner == "all trainers":
@@ -95,7 +96,7 @@ class Forecast:
         return _ratio(self.links.sync_ps, self.rounds.bytes) if self.rounds.partner == SYNC_PS else math.inf
 
     def trainer_eps(self, trainers: int) -> float:
-        """Examples per second of one trainer, of which its step and its own rounds are all that holds it up."""
+        """Examples per second of one trainer that only its step and its own rounds slow down."""
         pause = self.round_seconds(trainers) / self.rounds.period if self.rounds.period else 0.0
         return self.compute.threads * self.compute.batch / (self.compute.step + pause)
 
@@ -109,7 +110,7 @@ class Forecast:
         return {SYNC: sync, EMBEDDING: self.compute.batch * _ratio(self.links.embedding_ps, self.iteration_bytes)}
 
     def of(self, trainers: int) -> Outcome:
-        """So many trainers."""
+        """The prediction for a number of trainers."""
         one = self.trainer_eps(trainers)
         rates = {STEP: trainers * one, **self.link_capacity}
         full = min(rates, key=lambda name: rates[name])
@@ -126,7 +127,7 @@ class Forecast:
 
 
 def forecast(config: Config, step: float, links: Links) -> Forecast:
-    """The forecast for a run; reads a few batches of its data. SettingsError for what it does not cover."""
+    """The forecast for a run; reads a few batches of its data. SettingsError for algorithms that it does not cover."""
     positive("--step-ms", 1e3 * step, SECONDS)
     sync, kind = config.sync, ALGORITHMS[config.sync.algorithm]
     if kind.in_the_step:
@@ -144,8 +145,8 @@ def forecast(config: Config, step: float, links: Links) -> Forecast:
     return Forecast(Compute(step, config.data.batch_size, config.topology.threads), links, rounds, rows)
 
 
-class _Nowhere:
-    """A transport that fetches nothing: where rows are is all that is asked."""
+class _NoTransport:
+    """A transport that fetches nothing: only the location of rows is needed."""
 
     def ask(self, lookup: Lookup, thread: int) -> None:
         """Fetch nothing."""
@@ -158,10 +159,10 @@ class _Nowhere:
 
 
 def distinct_rows(config: Config) -> list[float]:
-    """Rows that a batch asks of each embedding PS, ids that repeat counted once: mean over a few batches of the data."""
+    """Distinct rows that a batch requests of each embedding PS: the mean over a few batches of the data."""
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
     placement = placement_of(config)
-    lookups = Lookups(_Nowhere(), placement, config.embedding, 0)
+    lookups = Lookups(_NoTransport(), placement, config.embedding, 0)
     size, counts = config.data.batch_size, [0.0] * placement.servers
     seen = 0
     for number, block in enumerate(reader.blocks):
@@ -176,12 +177,12 @@ def distinct_rows(config: Config) -> list[float]:
 
 
 def iteration_bytes(rows: Sequence[float], dim: int) -> float:
-    """Into the busiest embedding PS: row numbers to pull; a factor, row numbers and gradients to push. Less goes back."""
+    """To the busiest embedding PS: row numbers to pull; factor, row numbers and gradients to push. Less goes back."""
     return 4 * max(rows) + 4 + max(rows) * (4 + 4 * dim)
 
 
 def describe(config: Config, step: float, links: Links, counts: Sequence[int]) -> str:
-    """The arithmetic, which part is the first to be full, and a line for each number of trainers."""
+    """The arithmetic, the part that is full first, and a line for each number of trainers."""
     require(bool(counts) and min(counts) >= 1, f"--trainers must list positive numbers, got {list(counts)}")
     found = forecast(config, step, links)
     lines = ["prediction, from the given step and links (no queues, no latency):", *arithmetic(found)]
@@ -220,7 +221,7 @@ def arithmetic(found: Forecast) -> list[str]:
 
 
 def first_full(found: Forecast) -> list[str]:
-    """How many trainers fill each kind of server link, and whether that costs examples per second."""
+    """The number of trainers that fills each kind of server link, and whether that costs examples per second."""
     one = found.trainer_eps(1 if found.rounds.partner != "all trainers" else 2)
     room = {name: most / one for name, most in found.link_capacity.items() if math.isfinite(most)}
     beside = math.isfinite(found.round_capacity) and not found.rounds.period

@@ -1,4 +1,4 @@
-"""``ssmpi inspect``: what is in a run folder: how the run stands, which checkpoints there are, whether they are whole."""
+"""``ssmpi inspect``: what a run folder holds: the run's status, its checkpoints, and whether they are undamaged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ssmpi.core.run_files import MODEL, RUN_FILE
 
 
 def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
-    """The text, and whether all is well; with ``checksums`` every byte of model and checkpoints is read."""
+    """The text, and whether all is well. With ``checksums``, reads every byte of model and checkpoints."""
     if not (run / RUN_FILE).is_file():
         raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
     lines, well = [f"{run}: {run_status(run)}"], True
@@ -24,7 +24,8 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
         if not found:
             lines[-1] += ", checksums ok" if checksums else ", checksums not read"
     lines += [
-        f"{path.name}: does not count; newer than what the run went on from" for path in store.Store(run).set_aside()
+        f"{path.name}: does not count: newer than the checkpoint that the run resumed from"
+        for path in store.Store(run).set_aside()
     ]
     if not there:
         coming = "the run is finished" if result_marker.is_finished(run) else "--resume starts from the beginning"
@@ -33,16 +34,16 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
 
 
 def run_status(run: Path) -> str:
-    """How the run stands, in its own words."""
+    """How the run ended, according to its result marker."""
     try:
         result = result_marker.read(run)
         return f"{result['status']}, {result['examples']:,.0f} of {result['expected_examples']:,} examples"
     except (KeyError, TypeError, ValueError):
-        return "not at an end: running, or ended without a word"
+        return "not ended: running, or killed"
 
 
 def damage_in(path: Path, *, checksums: bool) -> str:
-    """What is wrong with a checkpoint or a model, empty if nothing is."""
+    """What is wrong with a checkpoint or a model; empty if nothing is."""
     try:
         if checksums:
             store.check(path)
@@ -53,7 +54,7 @@ def damage_in(path: Path, *, checksums: bool) -> str:
 
 
 def contents(path: Path) -> str:
-    """One line about a whole checkpoint or model."""
+    """One line about an undamaged checkpoint or model."""
     manifest = store.read_manifest(path)
     state: dict[str, Any] = manifest.state
     size = f"{len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB"
@@ -65,6 +66,6 @@ def contents(path: Path) -> str:
     a_pass = state["position"]["part"] // state["identity"]["evaluate.per_pass"] + 1
     scores = "".join(f", {split} NE {kept['last']['ne']:.5f}" for split, kept in state["evaluations"].items())
     return (
-        f"after {state['examples']:,} examples ({done:.1%}, pass {a_pass}){scores}, {size}, by {made_by} ({state['algorithm']}), "
-        f"seed {state['identity']['run.seed']}"
+        f"after {state['examples']:,} examples ({done:.1%}, pass {a_pass}){scores}, {size}, by {made_by} "
+        f"({state['algorithm']}), seed {state['identity']['run.seed']}"
     )

@@ -1,4 +1,4 @@
-"""``ssmpi plan``: what a run will be, by arithmetic alone, before a single process exists."""
+"""``ssmpi plan``: prints what a run will be and need, by arithmetic alone, before any process exists."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ssmpi.sync import ALGORITHMS
 
 
 def describe(config: Config, where: Site | None = None, tables_file: Path | None = None) -> str:
-    """The plan as text. ``where`` adds what each node needs, TopologyError if it cannot; ``tables_file`` takes the place of
-    data that is not prepared yet.
+    """The plan as text. ``where`` adds what each node needs, TopologyError if the ranks do not fit. ``tables_file``
+    stands in for data that is not prepared yet.
     """
     placement = placement_of(config, tables_file)
     sections = [
@@ -44,7 +44,7 @@ def ranks(config: Config) -> str:
 
 
 def tables(config: Config, placement: Placement) -> str:
-    """Who holds which tables, with memory and expected lookups."""
+    """The tables of each embedding PS, with memory and expected lookups."""
     row = config.embedding.row_bytes
     lines = [
         f"embedding tables: {sum(placement.cardinalities):,} rows x {config.embedding.dim}, "
@@ -57,8 +57,8 @@ def tables(config: Config, placement: Placement) -> str:
         ]
         where = f"embedding_ps {server}" if config.topology.embedding_ps else "trainer 0"
         lines.append(
-            f"  {where}: {_bytes(placement.rows_of(server) * row)}, {placement.lookups_of(server):.2f} lookups an example: "
-            + " ".join(names)
+            f"  {where}: {_bytes(placement.rows_of(server) * row)}, {placement.lookups_of(server):.2f} lookups an "
+            "example: " + " ".join(names)
         )
     return "\n".join(lines)
 
@@ -75,7 +75,7 @@ def memory(config: Config, placement: Placement) -> str:
 
 
 def traffic(config: Config, placement: Placement) -> str:
-    """Bytes on the wire per iteration of one thread and per round of one trainer; ids that repeat in a batch go once."""
+    """Bytes on the wire per iteration of a thread and per round of a trainer; repeated ids of a batch are sent once."""
     ids = config.data.batch_size * SPARSE_FEATURES
     row = 4 * config.embedding.dim
     parameters = dense_parameters(config)
@@ -105,7 +105,8 @@ def work(config: Config) -> str:
     elp = data.batch_size * topology.threads * topology.trainers
     rows = reader.rows * data.passes
     return (
-        f"work: {rows:,} examples ({reader.rows:,} rows x {data.passes} passes), {rows // data.batch_size:,} iterations\n"
+        f"work: {rows:,} examples ({reader.rows:,} rows x {data.passes} passes), {rows // data.batch_size:,} "
+        "iterations\n"
         f"  dense replica: {dense_parameters(config):,} parameters ({_bytes(4 * dense_parameters(config))})\n"
         f"  ELP: {elp:,} = batch {data.batch_size} x {topology.threads} threads x {topology.trainers} trainers\n"
         f"  sync: {config.sync.algorithm}, {config.sync.pace} pace"

@@ -82,7 +82,7 @@ def test_a_holder_on_another_host_may_be_a_lost_one_and_is_waited_for(tmp_path, 
 @pytest.mark.parametrize("text", ["", "[1]", '{"no": "holder"}'])
 def test_what_is_in_the_file_does_not_matter(tmp_path, holder, text):
     (tmp_path / LOCK_NAME).write_text(text)
-    with pytest.raises(SettingsError, match=r"another job is at this run \(another process\)"):
+    with pytest.raises(SettingsError, match=r"another job is using this run \(another process\)"):
         run_folder.lock(tmp_path)
 
 
