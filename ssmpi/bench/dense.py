@@ -43,8 +43,7 @@ def gemm_steps(config: Config) -> list[Step]:
     batch = config.data.batch_size
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.model.precision]
     vectors = 1 + SPARSE_FEATURES
-    bottom = (DENSE_FEATURES, *config.model.bottom)
-    top = (config.model.bottom[-1] + vectors * (vectors - 1) // 2, *config.model.top)
+    bottom, top = config.model.widths(DENSE_FEATURES, SPARSE_FEATURES)
 
     def step_of() -> Step:
         products = [

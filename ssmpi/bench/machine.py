@@ -5,13 +5,11 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ssmpi import __version__
-
-PACKAGES = ("torch", "numpy", "numba", "h5py", "mpi4py")
+from ssmpi.core.packages import package_versions
 
 
 def cores() -> int:
@@ -32,7 +30,7 @@ def describe() -> dict[str, Any]:
         "versions": {
             "ssmpi": __version__,
             "python": platform.python_version(),
-            **{name: metadata.version(name) for name in PACKAGES},
+            **package_versions(),
         },
     }
 

@@ -1,4 +1,4 @@
-"""Starts a launcher so that it ends with this process, however that ends: after ``kill -9`` nobody else would end it."""
+"""Starts a child that ends when this process does, even after ``kill -9``, when nobody else would end it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ssmpi.core.errors import UserError
 Output = int | IO[str] | None
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux; execve keeps it
 
-_prctl = ctypes.CDLL(None).prctl  # here and not in the child, where another thread's locks are held forever
+_prctl = ctypes.CDLL(None).prctl  # not in the child, where locks of other threads are never released
 
 
 def start(
@@ -26,14 +26,14 @@ def start(
     stderr: Output = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own; it gets SIGTERM when this process is gone. Main thread only: the kernel means
-    the end of the thread that starts it. UserError if it cannot be started.
+    """Start a command in its own session; it gets SIGTERM when this process ends. Call it on the main thread: the
+    kernel watches the thread that starts the child. Raises UserError if the command cannot be started.
     """
     parent = os.getpid()
 
     def end_with_parent() -> None:
         _prctl(SET_PARENT_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGTERM))
-        if os.getppid() != parent:  # it has ended before that
+        if os.getppid() != parent:  # the parent ended before prctl took effect
             os.kill(os.getpid(), signal.SIGTERM)
 
     try:
@@ -43,5 +43,5 @@ def start(
         )  # fmt: skip
     except OSError as error:
         raise UserError(
-            f"{line[0]}: cannot be started ({error.strerror}): install it anew, or put one that works before it on PATH"
+            f"{line[0]}: cannot be started ({error.strerror}): reinstall it, or put a working one before it on PATH"
         ) from None

@@ -1,8 +1,8 @@
-"""Starts the ranks of a run as they should be started, on one host, on several or inside a SLURM job; prints the command;
-turns signals into a clean stop; and tells from the run's own marker how it ended.
+"""Starts the ranks of a run on one host, on several, or inside a SLURM job: prints the launcher's command, turns
+signals into a clean stop, and takes the exit code from the run's result marker.
 
-Launchers kill their ranks soon after Ctrl-C or SIGTERM, and mpirun exits with 0 after a host was lost. Here the ranks get SIGUSR1
-instead, finish their step, save and leave, and a run is finished when ``result.json`` says so.
+Launchers kill their ranks soon after Ctrl-C or SIGTERM, and mpirun exits with 0 after it has lost a host. So ssmpi
+sends the ranks SIGUSR1 instead: they finish their step, save and exit. A run is finished when ``result.json`` says so.
 """
 
 from __future__ import annotations
@@ -23,33 +23,36 @@ from types import FrameType
 
 from ssmpi.cluster import child_process, site
 from ssmpi.cluster.launcher_output import Passed
-from ssmpi.cluster.node_layout import lay_out
+from ssmpi.cluster.node_layout import layout_of
 from ssmpi.cluster.requeue import Attempt
 from ssmpi.cluster.site import Launcher, Site
 from ssmpi.config import Config
 from ssmpi.core.errors import STOPPED, UserError
 from ssmpi.core.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.run.request import Request
-from ssmpi.tools import plan
 
 WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-SESSION = "PRTE_MCA_prte_local_tmpdir_base"  # where Open MPI's mpirun keeps its session
-ANSWER_SECONDS = 10.0  # that a host has to show that it is there
-MISLEADING = ("SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION")  # the job's; the step has its own
+SESSION = "PRTE_MCA_prte_local_tmpdir_base"  # where Open MPI's mpirun keeps its session files
+ANSWER_SECONDS = 10.0  # for a host to answer
+MISLEADING = (
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_DISTRIBUTION",
+)  # they describe the job, not its steps
 
 
-def program(request: Request) -> list[str]:
-    """The words that start one rank."""
+def rank_command(request: Request) -> list[str]:
+    """The command of one rank."""
     bar = ["--terminal", os.ttyname(sys.stderr.fileno())] if sys.stderr.isatty() else []
     return [*PYTHON, "-m", "ssmpi", "train", *request.words(), *bar]
 
 
 def launch(request: Request, site_file: Path | None, dry_run: bool) -> int:
-    """Run ``ssmpi train`` under a launcher. 0 if the run is complete, 85 if it was stopped and saved; see ``attempt``."""
+    """Run ``ssmpi train`` under a launcher. 0 if the run is complete, 85 if it stopped and saved; see ``requeue``."""
     config = request.load()
     where = site.load(site_file) if site_file else None
     hosts = rank_hosts(config, where) if where else []
-    line = [*command(config.topology.size, where, hosts), *program(request)]
+    line = [*command(config.topology.size, where, hosts), *rank_command(request)]
     extra = environment(where.launcher if where else None, alone=not hosts)
     shown = " ".join([*(f"{name}={shlex.quote(value)}" for name, value in extra.items()), shlex.join(line)])
     print(f"+ {shown}", file=sys.stderr, flush=True)
@@ -59,7 +62,7 @@ def launch(request: Request, site_file: Path | None, dry_run: bool) -> int:
     attempt = Attempt(Path(config.run.folder), requeue=requeue, resumed=request.run is not None)
     environ = {**{k: v for k, v in os.environ.items() if k not in MISLEADING}, **extra}
     code, told = supervise(line, environ)
-    asked = sorted(set(hosts)) if where and where.launcher.hosts else []  # SLURM itself says which node it lost
+    asked = sorted(set(hosts)) if where and where.launcher.hosts else []  # SLURM names a lost node itself
     cancelled = signal.SIGTERM in told
     code = attempt.conclude(code, cancelled=cancelled, silent=partial(silent_hosts, where, asked, environ))
     if code == STOPPED and (cancelled or not requeue):
@@ -68,39 +71,40 @@ def launch(request: Request, site_file: Path | None, dry_run: bool) -> int:
 
 
 def rank_hosts(config: Config, where: Site) -> list[str]:
-    """The host of each rank; empty where the launcher's own host is the only one."""
+    """The host of each rank; empty if all ranks run on the launcher's host."""
     if where.slurm:
         nodes = slurm_nodes()
     elif where.launcher.hosts:
         nodes = list(where.launcher.hosts)
     else:
         return []
-    return lay_out(config.topology, where, plan.memory_of_ranks(config)).hosts(nodes)
+    return layout_of(config, where).hosts(nodes)
 
 
 def slurm_nodes() -> list[str]:
-    """Names of the nodes that this SLURM job has."""
+    """Names of this SLURM job's nodes."""
     if "SLURM_JOB_NODELIST" not in os.environ:
         raise UserError(
-            "this site has [slurm], but this is not a SLURM job: submit it with 'ssmpi submit', or launch without --site"
+            "this site has [slurm], but this is not a SLURM job: submit it with 'ssmpi submit', "
+            "or launch without --site"
         )
     shown = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
     return subprocess.run(shown, check=True, capture_output=True, text=True).stdout.split()
 
 
 def command(ranks: int, where: Site | None, hosts: Sequence[str]) -> list[str]:
-    """The launcher's words for so many ranks; ``hosts`` names the host of each."""
+    """The launcher's command line for ``ranks`` ranks; ``hosts`` names the host of each."""
     launcher = where.launcher if where else None
     if launcher is None or launcher.command == "mpirun":
         return [mpirun_path(), "-n", str(ranks), *(mpirun_options(launcher, hosts) if launcher else ())]
     placed = ["--distribution=arbitrary", f"--nodelist={','.join(hosts)}"]
-    # --kill-on-bad-exit would hide the code that all ranks agree to exit with behind that of those it kills
+    # --kill-on-bad-exit would replace the exit code that all ranks agree on by that of the ranks it kills
     options = [f"--mpi={launcher.srun_mpi}", f"--ntasks={ranks}", *placed, "--cpu-bind=none", "--kill-on-bad-exit=0"]
     return ["srun", *options, *launcher.arguments]
 
 
 def mpirun_options(launcher: Launcher, hosts: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
-    """mpirun's options: one host a rank, in rank order, and all variables that must travel along."""
+    """mpirun's options: one host per rank, in rank order, and the variables to pass to other hosts."""
     names = ",".join(hosts)
     if launcher.mpi == "mpich":
         interface = ["-iface", launcher.interface] if launcher.interface else []
@@ -110,7 +114,7 @@ def mpirun_options(launcher: Launcher, hosts: Sequence[str], environ: Mapping[st
 
 
 def mpirun_path() -> str:
-    """Where mpirun is: beside this interpreter, or on the path."""
+    """The mpirun beside this interpreter, or else on PATH."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     found = shutil.which("mpirun", path=path)
     if found is None:
@@ -119,13 +123,13 @@ def mpirun_path() -> str:
 
 
 def supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:
-    """Run the launcher to its end, passing wishes to stop on as SIGUSR1; its exit code, and the signals that came."""
+    """Run the launcher and forward stop signals as SIGUSR1. Returns its exit code and the signals received."""
     with session_folder() as session:
         return _supervise(line, {**environ, **session})
 
 
 def silent_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Those on which the launcher cannot start anything now: of a host that it lost it does not always tell the name."""
+    """Hosts on which the launcher cannot start a process now; a launcher does not always name the host it has lost."""
     with contextlib.ExitStack() as sessions:
         asked = {}
         for host in hosts:
@@ -144,9 +148,9 @@ def silent_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping[str,
 
 @contextlib.contextmanager
 def session_folder() -> Iterator[dict[str, str]]:
-    """The variable that gives Open MPI's mpirun a folder of its own for its session, gone after the block.
+    """The variable that gives Open MPI's mpirun its own session folder, removed after the block.
 
-    A killed mpirun leaves /tmp/ompi.PID behind, and a later one that gets the same process number does not start: "The PMIx
+    A killed mpirun leaves /tmp/ompi.PID behind, and a later mpirun with the same process id does not start: "The PMIx
     server's listener thread failed to start".
     """
     with tempfile.TemporaryDirectory(prefix="ssmpi-", ignore_cleanup_errors=True) as folder:
@@ -164,7 +168,7 @@ def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, se
             job.terminate()
             return
         told.add(signum)
-        words.banners.spoken = True  # that the ranks then end with a code is as it should be
+        words.banners.spoken = True  # ranks that stop exit with a code: no error
         print(
             f"stopping ({signal.Signals(signum).name}): the ranks finish their step and save",
             file=sys.stderr,

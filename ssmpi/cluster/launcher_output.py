@@ -1,5 +1,6 @@
-"""Passes on what a launcher and its ranks write to standard error, without the launcher's own account of how a rank ended where
-ssmpi has told that already: seven lines that hide the one which helps. Where ssmpi has said nothing they stay, all of them.
+"""Relays standard error of a launcher and its ranks. Drops the launcher's banner about a failed rank if ssmpi has
+reported the error already: the banner's seven lines hide the one that helps. If ssmpi has reported nothing, all of it
+stays.
 """
 
 from __future__ import annotations
@@ -17,39 +18,41 @@ OURS = re.compile(rb"(?:ssmpi[a-z -]*: )?error: |\d\d:\d\d:\d\d \S+ trainer 0 \|
 LOGGED = re.compile(rb"\d\d:\d\d:\d\d \S+ \w+ \d+ \| ")
 RULE = re.compile(rb"-{60,}\s*$")  # before and after each of Open MPI's banners
 BANNER = re.compile(
-    rb"(?:prterun|mpirun|mpiexec) (?:detected|noticed|has exited)|MPI_ABORT was invoked|Primary job +terminated normally"
+    rb"(?:prterun|mpirun|mpiexec) (?:detected|noticed|has exited)|MPI_ABORT was invoked|"
+    rb"Primary job +terminated normally"
 )
 REMARK = re.compile(
-    rb"srun: error: \S+: tasks? .*: Exited with exit code|\[[^]]*\] \d+ more process\w* ha\w+ sent help message help-mpi-api"
+    rb"srun: error: \S+: tasks? .*: Exited with exit code|"
+    rb"\[[^]]*\] \d+ more process\w* ha\w+ sent help message help-mpi-api"
 )
-HELD_SECONDS = 2.0  # a banner may overtake a rank's word
-PART_SECONDS = 0.2  # launchers pass on whole lines: the rest of one comes at once, or never
-ENDING_SECONDS = 3.0  # for what still comes when the launcher has ended
+HELD_SECONDS = 2.0  # a banner may overtake a rank's message
+PART_SECONDS = 0.2  # launchers relay whole lines: the rest of a line comes at once, or never
+ENDING_SECONDS = 3.0  # for output that arrives after the launcher has ended
 
 
 def aloud(text: bytes) -> None:
-    """Write to standard error; that nobody reads it must not stop the ranks, whose words would fill the pipe."""
+    """Write to standard error, and ignore that nobody reads it: else the pipe would fill up and block the ranks."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.buffer.write(text)
         sys.stderr.buffer.flush()
 
 
 class Banners:
-    """Takes lines, and writes all but the banners of the launcher, which it holds until ``release`` or until ssmpi has spoken."""
+    """Writes all lines but the launcher's banners: those wait until ``release``, or go if ssmpi reports an error."""
 
     def __init__(self, write: Callable[[bytes], None] = aloud) -> None:
         self._write, self.spoken = write, False
-        self._block: list[bytes] = []  # a rule, and what follows it as far as it may be a banner
+        self._block: list[bytes] = []  # a rule and the lines after it while they may be a banner
         self._held = b""
 
     @property
     def holds(self) -> bool:
-        """Whether something waits."""
+        """Whether any line is held back."""
         return bool(self._block or self._held)
 
     def take(self, line: bytes) -> None:
-        """A line, with its end."""
-        bare = line.lstrip(b"\0")  # Open MPI ends with one what it says of an abort
+        """Take a line, with its line end."""
+        bare = line.lstrip(b"\0")  # Open MPI ends its message about an abort with one
         if OURS.match(bare):
             self.spoken = True
         if OURS.match(bare) or LOGGED.match(bare):
@@ -57,7 +60,7 @@ class Banners:
                 self._write(self._block.pop())
             self._write(bare)
         elif self._block:
-            self._go_on(line, bare)
+            self._after_rule(line, bare)
         elif RULE.match(bare):
             self._block = [line]
         elif REMARK.match(bare):
@@ -65,8 +68,8 @@ class Banners:
         else:
             self._write(line)
 
-    def _go_on(self, line: bytes, bare: bytes) -> None:
-        """A line after a rule: the end of a banner, more of one, or proof that it is none."""
+    def _after_rule(self, line: bytes, bare: bytes) -> None:
+        """A line after a rule: it continues or ends a banner, or shows that there is none."""
         if len(self._block) > 1 or BANNER.match(bare):
             self._block.append(line)
             if RULE.match(bare):
@@ -76,20 +79,20 @@ class Banners:
         self.take(line)
 
     def release(self) -> None:
-        """Nothing more comes for now: write what waits, or forget it where ssmpi has spoken."""
+        """No more lines for now: write what is held back, or drop it if ssmpi has reported an error."""
         whole = self._held + (b"".join(self._block) if len(self._block) > 1 else b"")
-        rule = b"".join(self._block) if len(self._block) == 1 else b""  # of something else
+        rule = b"".join(self._block) if len(self._block) == 1 else b""  # not of a banner
         self._held, self._block = b"", []
         if text := (b"" if self.spoken else whole) + rule:
             self._write(text)
 
 
 class Passed:
-    """A thread that passes a launcher's standard error on, line by line, as it comes."""
+    """A thread that relays a launcher's standard error line by line."""
 
     def __init__(self, source: IO[bytes], write: Callable[[bytes], None] = aloud) -> None:
         self._source, self._write, self.banners = source, write, Banners(write)
-        self._thread = threading.Thread(target=self._run, name="launcher's words", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="launcher's stderr", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -111,5 +114,5 @@ class Passed:
         self._write(part.lstrip(b"\0"))
 
     def end(self) -> None:
-        """Wait for the last words of a launcher that has ended; what it left running may keep them open."""
+        """Wait for the last output of a launcher that has ended; a process it left behind may keep the pipe open."""
         self._thread.join(ENDING_SECONDS)

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ssmpi.cluster.site import Site
+from ssmpi.config import Config
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.topology import Role, Topology
+from ssmpi.embedding.placement import Placement
+from ssmpi.run.requirements import checkpoint_copies, memory_of_ranks, placement_of
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one rank of a role takes of its node. ``spare`` is memory that it also uses where there is room: for the copy of its
+    """What one rank of a role takes of its node. ``spare`` is memory that it uses if there is room: for a copy of its
     rows while a checkpoint is written.
     """
 
@@ -33,7 +36,7 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """Nodes of the job."""
+        """Number of nodes."""
         return max(self.nodes) + 1
 
     def ranks_on(self, node: int) -> list[int]:
@@ -54,24 +57,24 @@ class Layout:
 
     @property
     def tasks_per_node(self) -> int:
-        """Ranks of the node that has most of them."""
+        """Ranks on the node with the most ranks."""
         return max(len(self.ranks_on(node)) for node in range(self.count))
 
     @property
     def cores_per_task(self) -> int:
-        """Cores to ask for a task, so that ``tasks_per_node`` of them are enough for any node."""
+        """Cores to request per task, so that ``tasks_per_node`` tasks cover every node."""
         return math.ceil(max(self.need_of(node).cores for node in range(self.count)) / self.tasks_per_node)
 
     def memory_gib(self, site: Site) -> int:
-        """Memory to ask for a node, in whole GiB: the largest need with a quarter for what cannot be foreseen and what there may
-        be to spare, but no more than a node has.
+        """Memory to request per node, in whole GiB: the largest need and a quarter as reserve, plus ``spare``, but no
+        more than a node has.
         """
         needs = [self.need_of(node) for node in range(self.count)]
         wanted = max(1.25 * need.bytes + need.spare for need in needs)
         return min(math.ceil(wanted / 2**30), math.floor(site.node.memory_gb * 1e9 / 2**30))
 
     def describe(self, site: Site) -> str:
-        """Who goes where, and what that takes of each node."""
+        """Which ranks are on which node, and how much of it they use."""
         count = self.count
         lines = [f"{self.topology.size} ranks ({self.topology.arithmetic()}) on {count} node{'s' * (count > 1)}:"]
         for node in range(count):
@@ -94,12 +97,18 @@ class Layout:
         return [names[node] for node in self.nodes]
 
 
+def layout_of(config: Config, site: Site, placement: Placement | None = None) -> Layout:
+    """The layout of a run; reads the data's manifest unless ``placement`` says where rows go."""
+    placement = placement or placement_of(config)
+    return lay_out(config.topology, site, memory_of_ranks(config, placement), checkpoint_copies(config, placement))
+
+
 def lay_out(
     topology: Topology, site: Site, memory: Mapping[Role, float], spare: Mapping[Role, float] | None = None
 ) -> Layout:
     """Put every rank on a node as the site file says; ``memory`` and ``spare`` are bytes of one rank of each role.
 
-    Raises TopologyError, with the arithmetic, where the ranks cannot fit.
+    Raises TopologyError, with the arithmetic, if the ranks do not fit.
     """
     placement = site.placement
     cores = {
@@ -120,7 +129,7 @@ def lay_out(
 
 
 def _packed(topology: Topology, site: Site, needs: Mapping[Role, Need], first: int) -> list[int]:
-    """Fill nodes from ``first`` on with PSs, one node after the other."""
+    """Put PSs on nodes from ``first`` on; fill one node after the other."""
     nodes: list[int] = []
     node, cores, size = first, 0, 0.0
     for role in (Role.EMBEDDING_PS, Role.SYNC_PS):
@@ -133,24 +142,25 @@ def _packed(topology: Topology, site: Site, needs: Mapping[Role, Need], first: i
 
 
 def _check(layout: Layout, site: Site) -> None:
-    """Refuse what does not fit; the fullest node says it best."""
+    """Raise TopologyError if the ranks do not fit."""
     available = site.nodes
     if available is not None and layout.count > available:
         raise TopologyError(
-            f"{layout.count} nodes needed ({layout.topology.arithmetic()}, {site.placement.trainers_per_node} trainers a "
-            f"node, servers {site.placement.servers}), the site has {available}: raise placement.trainers_per_node, or "
-            "lower topology.trainers"
+            f"{layout.count} nodes needed ({layout.topology.arithmetic()}, "
+            f"{site.placement.trainers_per_node} trainers a node, servers {site.placement.servers}), the site has "
+            f"{available}: raise placement.trainers_per_node, or lower topology.trainers"
         )
     for node in range(layout.count):
         need, names = layout.need_of(node), layout.topology.names_of(layout.ranks_on(node))
         if need.bytes > site.node.memory_gb * 1e9:
             raise TopologyError(
-                f"does not fit: node {node} ({names}) needs {need.bytes / 1e9:,.1f} GB of memory, the site's nodes have "
-                f"{site.node.memory_gb:g}: raise topology.embedding_ps so that each holds less and there are nodes for "
-                'them (placement.servers = "packed"), or lower placement.trainers_per_node'
+                f"does not fit: node {node} ({names}) needs {need.bytes / 1e9:,.1f} GB of memory, "
+                f"the site's nodes have {site.node.memory_gb:g}: raise topology.embedding_ps so that each "
+                'holds less and there are nodes for them (placement.servers = "packed"), or lower placement.trainers_per_node'
             )
         if need.cores > site.node.cores and site.slurm is not None:
             raise TopologyError(
-                f"does not fit: node {node} ({names}) needs {need.cores} cores, the site's nodes have {site.node.cores}: "
+                f"does not fit: node {node} ({names}) needs {need.cores} cores, "
+                f"the site's nodes have {site.node.cores}: "
                 'lower topology.threads or placement.trainers_per_node, or set placement.servers = "packed"'
             )

@@ -1,10 +1,9 @@
-"""How an attempt at a run ended, and whether SLURM should make another: told by the marker that the run wrote, never by the
-launcher's exit code alone, which is 0 after a host was lost.
+"""Decides how a launch ended and whether SLURM should requeue its job. The run's result marker decides, not the
+launcher's exit code alone: that is 0 after a lost host.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,18 +11,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ssmpi.core import log
+from ssmpi.core import log, result_marker
 from ssmpi.core.errors import LOST, STOPPED
 from ssmpi.core.run_files import RESULT_NAME
 
-REFUSED = 2  # what the ranks end with when they did not begin
-OURS = (1, REFUSED, 130)  # what ssmpi itself ends with when another attempt would end likewise
-SRUNS = 1  # also what srun ends with after a rank was killed for its memory
+REFUSED = 2  # exit code of ranks that did not start the run
+OURS = (1, REFUSED, 130)  # of ssmpi, after errors that another launch would repeat
+SRUNS = 1  # srun's too, after a rank was killed for its memory
 
 
 class Attempt:
-    """One start of a run, in a batch job or by hand. ``requeue`` puts a batch job back where another attempt may help;
-    ``resumed``: a run that is finished already is what was asked for.
+    """One launch of a run, in a batch job or by hand. With ``requeue`` its batch job is requeued if another launch may
+    help. With ``resumed`` it succeeds if the run turns out to be finished already.
     """
 
     def __init__(self, folder: Path, *, requeue: bool, resumed: bool = False) -> None:
@@ -32,54 +31,54 @@ class Attempt:
         self._before, self._logs = self._written(), log.lengths(folder)
 
     def conclude(self, code: int, *, cancelled: bool, silent: Callable[[], list[str]] = list) -> int:
-        """The exit code of this attempt, after a word about it, and another place in the queue where that helps.
+        """Report how the launch ended, requeue its job if that helps, and return the exit code.
 
-        ``code`` is the launcher's. ``cancelled``: SLURM is taking the job down, and will itself start it again or not.
-        ``silent`` finds the hosts that do not answer any more, where nobody has said which one was lost.
+        ``code`` is the launcher's. ``cancelled``: SLURM is ending the job, and decides itself whether to start it
+        again. ``silent`` finds hosts that no longer answer; it is called if no rank has reported a lost one.
         """
         status = self._status(code)
-        if status == "complete":
+        if status == result_marker.COMPLETE:
             return 0
-        if status == "stopped":
-            return self._again("stopped and saved", STOPPED, cancelled)
-        if code == STOPPED:  # and no marker: the ranks have said why
-            return self._again(
-                "stopped, but not saved in time: the next attempt goes on from the checkpoint before",
+        if status == result_marker.STOPPED:
+            return self._requeue_if_useful("stopped and saved", STOPPED, cancelled)
+        if code == STOPPED:  # and no marker: the ranks have reported why
+            return self._requeue_if_useful(
+                "stopped, but not saved in time: the next job resumes from the previous checkpoint",
                 STOPPED,
                 cancelled,
             )
         told = log.end_recorded(self._folder, self._logs)
-        begun = log.lengths(self._folder) != self._logs  # from here on a rank that fails leaves a record of it
+        begun = log.lengths(self._folder) != self._logs  # once a rank has logged anything, it also logs why it fails
         if code in OURS and (told or not (begun and code == SRUNS)):
             return code
         if code != LOST and not told:
-            say(f"error: the launcher ended with {code}, but the run did not end by itself (see {self._folder})")
+            say(f"error: the launcher ended with {code}, but the run did not finish (see {self._folder})")
             if lost := silent():
-                say(f"error: no answer from {', '.join(lost)}: mend it or leave it out of launcher.hosts, start again")
-        return self._again("a rank or a host was lost", LOST, cancelled)
+                say(
+                    f"error: no answer from {', '.join(lost)}: repair it or remove it from launcher.hosts, "
+                    "then launch again"
+                )
+        return self._requeue_if_useful("a rank or a host was lost", LOST, cancelled)
 
-    def _again(self, why: str, code: int, cancelled: bool) -> int:
+    def _requeue_if_useful(self, why: str, code: int, cancelled: bool) -> int:
         job = os.environ.get("SLURM_JOB_ID", "")
         if self._requeue and job and not cancelled:
-            say(f"{why}: job {job} goes back into the queue")
+            say(f"{why}: requeueing job {job}")
             done = subprocess.run(["scontrol", "requeue", job]).returncode
-            if done not in (0, -signal.SIGTERM):  # which takes this job down, scontrol with it
-                say(f"error: 'scontrol requeue {job}' ended with {done}: submit the job again, it goes on where it was")
+            if done not in (0, -signal.SIGTERM):  # requeueing ends this job, and scontrol with it
+                say(f"error: 'scontrol requeue {job}' ended with {done}: submit the job again to resume the run")
         return code
 
     def _status(self, code: int) -> str:
-        """What the marker says, empty unless this attempt has written it, or has gone well in finding the run finished."""
+        """The marker's status; empty unless this launch wrote it, or succeeded because the run was finished already."""
         if code == REFUSED:
             return ""
-        try:
-            status = str(json.loads(self._marker.read_text(encoding="utf-8"))["status"])
-        except (OSError, ValueError, KeyError):
-            return ""
-        found_finished = self._resumed and status == "complete" and code == 0
-        return status if found_finished or self._written() != self._before else ""
+        status = result_marker.status(self._folder)
+        was_finished = self._resumed and status == result_marker.COMPLETE and code == 0
+        return status if was_finished or self._written() != self._before else ""
 
     def _written(self) -> tuple[int, int]:
-        """Which file the marker is: a new one is never written over an old one."""
+        """Identifies the marker file: a new marker is a new file, never an old one overwritten."""
         if not self._marker.is_file():
             return 0, 0
         found = self._marker.stat()

@@ -1,5 +1,5 @@
-"""What a cluster is and how jobs are placed on it: the site file, a TOML file beside the run file. A run file says what is
-trained, a site file says where; either is used with any number of the other.
+"""The site file, a TOML file beside the run file: what the cluster is like and how jobs are placed on it. A run file
+says what to train, a site file says where; any run file works with any site file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Node:
 class Placement:
     """The ``[placement]`` section: which ranks share a node.
 
-    ``servers = "spread"`` puts PSs beside the trainers, evenly; ``"packed"`` gives them nodes of their own, as few as
+    ``servers = "spread"`` puts PSs beside the trainers, evenly; ``"packed"`` gives them their own nodes, as few as
     hold them. A trainer takes ``trainer_cores`` (default: one for each worker thread and one for its shadow thread).
     """
 
@@ -49,10 +49,10 @@ class Placement:
 class Launcher:
     """The ``[launcher]`` section: how ranks are started.
 
-    ``mpi`` is the MPI that ssmpi runs with: ``openmpi``, or ``mpich`` for MPICH and what derives from it (Intel MPI). ``srun_mpi``
-    is srun's ``--mpi``: ``pmix`` for Open MPI, ``pmi2`` for MPICH and Intel MPI; ``srun --mpi=list`` shows what there is.
+    ``mpi`` is the MPI of ssmpi: ``openmpi``, or ``mpich`` for MPICH and its derivatives (Intel MPI). ``srun_mpi``
+    is srun's ``--mpi``: ``pmix`` for Open MPI, ``pmi2`` for MPICH and Intel MPI; ``srun --mpi=list`` lists them.
     ``interface`` is the network that MPI uses, a name (``ib0``) or, with Open MPI, an address range (``10.1.0.0/16``).
-    ``hosts`` names the nodes where no scheduler does, ``arguments`` are given to the launcher as they are.
+    ``hosts`` names the nodes if no scheduler does; ``arguments`` go to the launcher unchanged.
     """
 
     command: Literal["srun", "mpirun"] = "mpirun"
@@ -63,12 +63,13 @@ class Launcher:
     arguments: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """The ``[slurm]`` section; ``options`` are further ``#SBATCH`` lines, word for word.
+    """The ``[slurm]`` section; ``options`` are further ``#SBATCH`` lines, used unchanged.
 
-    ``signal_seconds`` before the time limit the run is told to save and leave. It is then put back into the queue, as often as
-    it takes, if ``requeue`` is true and it gets on. SLURM is up to a minute late: allow twice what saving takes, and a minute.
+    ``signal_seconds`` before the time limit the run is told to save and exit. With ``requeue`` it is then requeued, as
+    often as it takes while it makes progress. SLURM is up to a minute late: allow twice the time that saving takes,
+    plus a minute.
     """
 
     time: str = "24:00:00"
@@ -87,7 +88,7 @@ class Slurm:
 
 @dataclass(frozen=True)
 class Site:
-    """A site file. Without ``[slurm]`` jobs start at once where 'ssmpi submit' runs.
+    """A site file. Without ``[slurm]``, jobs start at once on the host of 'ssmpi submit'.
 
     ``setup`` are shell lines that a batch file runs first: modules to load, an environment to activate.
     """
@@ -104,15 +105,17 @@ class Site:
             'launcher.command = "srun" needs a [slurm] section: write one, or set launcher.command = "mpirun"',
         )
         hosts = self.launcher.hosts
-        require(not (hosts and self.slurm), "launcher.hosts is for sites without SLURM: leave it out, SLURM names them")
+        require(
+            not (hosts and self.slurm), "launcher.hosts is for sites without SLURM: remove it, SLURM names the nodes"
+        )
         require(
             not hosts or self.node.count in (None, len(hosts)),
-            f"node.count = {self.node.count}, but launcher.hosts names {len(hosts)}: leave one of them out",
+            f"node.count = {self.node.count}, but launcher.hosts names {len(hosts)}: remove one of the two",
         )
 
     @property
     def nodes(self) -> int | None:
-        """How many nodes there are; None where only the scheduler knows."""
+        """Number of nodes; None if only the scheduler knows it."""
         if self.slurm is None:
             return len(self.launcher.hosts) or self.node.count or 1
         return self.node.count

@@ -1,4 +1,4 @@
-"""``ssmpi submit``: the run folder with a batch file in it, made for one site, and its way into the queue."""
+"""``ssmpi submit``: makes a run folder with a batch file for one site, and submits that."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ import platform
 import shlex
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 from ssmpi import __version__
 from ssmpi.cluster import site
-from ssmpi.cluster.node_layout import Layout, lay_out
+from ssmpi.cluster.node_layout import Layout, layout_of
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
 from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError, UserError
+from ssmpi.core.packages import package_versions
 from ssmpi.core.run_files import BATCH_FILE, BATCH_LOG, RUN_FILE, SITE_FILE, VERSIONS
-from ssmpi.tools import plan
-
-PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
 
 
 def submit(config: Config, site_file: Path, dry_run: bool) -> int:
-    """Make the run folder and submit its batch file, or run that at once on a site without SLURM; prints what it does."""
+    """Make the run folder and submit its batch file, or run it at once on a site without SLURM; print what happens."""
     where = site.load(site_file)
-    layout = lay_out(config.topology, where, plan.memory_of_ranks(config), plan.copies_of_ranks(config))
+    layout = layout_of(config, where)
     folder = Path(config.run.folder)
     text = batch_file(config, where, layout)
     words = ["sbatch" if where.slurm else "bash", str(folder / BATCH_FILE)]
@@ -43,7 +40,7 @@ def submit(config: Config, site_file: Path, dry_run: bool) -> int:
 
 
 def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
-    """The run folder: resolved settings, site, batch file, and with which versions it was made."""
+    """Make the run folder: resolved settings, site file, batch file and versions."""
     if folder.exists() and any(folder.iterdir()):
         ways = f"{folder}: not empty; choose another run.folder"
         if (folder / BATCH_FILE).is_file():
@@ -56,12 +53,12 @@ def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
     (folder / SITE_FILE).write_text(settings.dump(where), encoding="utf-8")
     (folder / BATCH_FILE).write_text(text, encoding="utf-8")
     versions = {"ssmpi": __version__, "python": platform.python_version(), "command": sys.argv}
-    versions |= {name: metadata.version(name) for name in PACKAGES}
+    versions |= package_versions()
     (folder / VERSIONS).write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
 
 
 def batch_file(config: Config, where: Site, layout: Layout) -> str:
-    """A batch file for people to read and edit: what is asked for, what is set up, one command."""
+    """A batch file that people can read and edit: what it requests, what it sets up, one command."""
     folder = Path(config.run.folder)
     launch = ["ssmpi", "launch", "--resume", str(folder), "--site", str(folder / SITE_FILE)]
     options = slurm_options(folder, where, layout) if where.slurm else []
@@ -71,14 +68,14 @@ def batch_file(config: Config, where: Site, layout: Layout) -> str:
         "set -euo pipefail",
         "",
         *([*where.setup, ""] if where.setup else []),
-        "# Starts the run, or goes on from its last checkpoint. SIGUSR1 to this process makes it save and leave.",
+        "# Starts the run, or resumes it from its last checkpoint. SIGUSR1 to this process makes it save and exit.",
         f"exec {shlex.join(launch)}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def slurm_options(folder: Path, where: Site, layout: Layout) -> list[str]:
-    """What SLURM is asked for: whole tasks' worth of cores on each node; which rank goes where is the launcher's."""
+    """What the job requests of SLURM: cores of whole tasks on each node. The launcher decides which rank runs where."""
     slurm = where.slurm
     assert slurm
     return [

@@ -12,7 +12,7 @@ DIGITS = 12
 
 
 @cache
-def commit(package: Path = Path(__file__).parent) -> str:
+def commit(package: Path = Path(__file__).parents[1]) -> str:
     """``3d04bdb2a1c0``, or ``3d04bdb2a1c0, modified`` where files of the package are not as committed; empty where the
     package is installed elsewhere, or nobody can say: without git, or in a checkout of another user.
     """

@@ -38,8 +38,8 @@ class DLRM(nn.Module):
     def __init__(self, options: ModelOptions, dense_features: int, sparse_features: int) -> None:
         super().__init__()
         vectors = 1 + sparse_features
-        self.bottom = mlp((dense_features, *options.bottom), last_relu=True)
-        self.top = mlp((options.bottom[-1] + vectors * (vectors - 1) // 2, *options.top), last_relu=False)
+        bottom, top = options.widths(dense_features, sparse_features)
+        self.bottom, self.top = mlp(bottom, last_relu=True), mlp(top, last_relu=False)
         lower = torch.tril_indices(vectors, vectors, offset=-1)
         self.register_buffer("pairs", lower[0] * vectors + lower[1], persistent=False)
         self.pairs: torch.Tensor

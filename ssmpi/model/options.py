@@ -33,12 +33,15 @@ class ModelOptions:
                 within(f"{name}[{layer}]", size, 1, WIDEST)
         require(self.top[-1] == 1, f"top must end in 1, got {self.top}: one logit per example")
 
+    def widths(self, dense: int, sparse: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Widths of the bottom and of the top MLP, each with its input first, for so many dense and sparse features."""
+        vectors = 1 + sparse
+        return (dense, *self.bottom), (self.bottom[-1] + vectors * (vectors - 1) // 2, *self.top)
+
     def parameters(self, dense: int, sparse: int) -> int:
         """Floats in one replica, for so many dense and sparse features."""
-        vectors = 1 + sparse
-        bottom = (dense, *self.bottom)
-        top = (self.bottom[-1] + vectors * (vectors - 1) // 2, *self.top)
-        return sum((i + 1) * o for sizes in (bottom, top) for i, o in zip(sizes, sizes[1:], strict=False))
+        mlps = self.widths(dense, sparse)
+        return sum((i + 1) * o for sizes in mlps for i, o in zip(sizes, sizes[1:], strict=False))
 
 
 @dataclass(frozen=True)

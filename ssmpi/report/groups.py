@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ssmpi.core.result_marker import COMPLETE
 from ssmpi.report.record import Record
 
 SEED = "run.seed"
@@ -105,7 +106,7 @@ def row(group: Group, reference: Group | None) -> Row:
     return Row(
         labels=group.labels,
         runs=len(group.records),
-        complete=sum(record.status == "complete" for record in group.records),
+        complete=sum(record.status == COMPLETE for record in group.records),
         elp=group.elp,
         ne=group.estimate("ne"),
         relative_ne=None if reference is None or itself else relative(group, reference, "ne"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmpi.core.errors import DataError
+from ssmpi.core.result_marker import COMPLETE
 from ssmpi.core.run_files import METRICS, RESULT_NAME, RUN_FILE, USAGE, VERSIONS
 from ssmpi.core.settings import flat
 
@@ -175,7 +176,7 @@ def _result(path: Path, windows: list[dict[str, Any]], missing: list[str]) -> di
         )
         return {}
     result = _json(path, missing, "no final results")
-    if result and result.get("status") != "complete":
+    if result and result.get("status") != COMPLETE:
         missing.append(
             f"ended as '{result.get('status')}': {result.get('examples', 0):,.0f} of "
             f"{result.get('expected_examples', 0):,.0f} examples were trained on"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ssmpi.core import atomic_file
 from ssmpi.core.log import log
+from ssmpi.core.result_marker import COMPLETE, INCOMPLETE, STOPPED
 from ssmpi.core.run_files import RESULT_NAME
 from ssmpi.report.metric_logger import Logbook, State
 
@@ -55,7 +56,7 @@ class Results:
         totals = self.logbook.totals()
         all_done = totals["examples"] == self._expected
         complete = not stopped and (all_done or bool(ended_by))
-        status = "stopped" if stopped else "complete" if complete else "incomplete"
+        status = STOPPED if stopped else COMPLETE if complete else INCOMPLETE
         body = {"status": status, "ended": now(), "expected_examples": self._expected, **totals}
         body["evaluations"] = self.evaluations
         if complete:
@@ -67,14 +68,6 @@ class Results:
             f"{status}{early}: {totals['examples']:,.0f} examples in {totals['seconds']:.1f} s ({totals['eps']:,.0f} EPS); "
             f"results in {self._folder}"
         )
-
-
-def is_finished(run: Path) -> bool:
-    """Whether a run has come to its end, as it itself says."""
-    try:
-        return bool(json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))["status"] == "complete")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def now() -> str:

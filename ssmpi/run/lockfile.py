@@ -1,7 +1,7 @@
-"""A lock that is held by keeping a file open: it ends with whoever holds it, however that ends, so that none is ever stale.
+"""A lock that a process holds by keeping a file open. It ends with its holder, however that ends, so it is never stale.
 
-``flock``, because it holds across hosts too where the file system can do that (NFS with a lock service, Lustre mounted
-with ``flock``), and because a child that inherits the open file holds it as well. The file says who holds it.
+It uses ``flock``, which works across hosts if the file system supports that (NFS with a lock service, Lustre mounted
+with ``flock``); a child that inherits the open file holds the lock too. The file says who holds it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Who holds a lock, as it wrote into the file; ``job`` is its SLURM job, if any."""
+    """The process that holds a lock, as it wrote it into the file; ``job`` is its SLURM job, if any."""
 
     host: str = ""
     process: int = 0
@@ -40,7 +40,7 @@ class Holder:
 
     @classmethod
     def of(cls, file: IO[str]) -> Holder:
-        """What is written in the file; nothing in particular while its holder is just writing."""
+        """What the file says; all fields are empty while its holder is still writing."""
         file.seek(0)
         try:
             return cls(**json.loads(file.read()))
@@ -55,23 +55,23 @@ class Holder:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it is on another host."""
+        """Whether the holder runs on another host."""
         return bool(self.host) and self.host != socket.gethostname()
 
 
 class HeldError(Exception):
-    """A lock that somebody else held for too long."""
+    """Another process held the lock for too long."""
 
     def __init__(self, holder: Holder) -> None:
         super().__init__(str(holder))
         self.holder = holder
 
 
-def take(path: Path, patience: Callable[[Holder], float]) -> IO[str]:
-    """The open file that holds the lock until it is closed here and in all children that inherited it.
+def acquire(path: Path, patience: Callable[[Holder], float]) -> IO[str]:
+    """Return the open file that holds the lock until this process and all children that inherited it have closed it.
 
-    Waits for its holder for ``patience(holder)`` seconds, then raises HeldError. Where the file system knows no locks it
-    says so and does without.
+    Waits for the present holder for ``patience(holder)`` seconds, then raises HeldError. On a file system without locks
+    it logs a warning and continues without one.
     """
     file = path.open("a+", encoding="utf-8")
     began, told = time.monotonic(), False
@@ -81,7 +81,7 @@ def take(path: Path, patience: Callable[[Holder], float]) -> IO[str]:
             if time.monotonic() - began >= patience(holder):
                 raise HeldError(holder)
             if not told:
-                log.warning(f"{path}: held by {holder}: waiting up to {patience(holder):,.0f} s for its end")
+                log.warning(f"{path}: held by {holder}: waiting up to {patience(holder):,.0f} s for it to end")
             told = True
             time.sleep(POLL_SECONDS)
         file.truncate(0)
@@ -102,6 +102,6 @@ def _taken(file: IO[str], path: Path) -> bool:
         if error.errno not in NO_LOCKS:
             raise
         log.warning(
-            f"{path}: no locks on this file system ({error.strerror}): see to it that only one job writes there"
+            f"{path}: no locks on this file system ({error.strerror}): make sure that only one job writes there"
         )
     return True

@@ -1,4 +1,4 @@
-"""Remembers where each job of a run began, so that one which is started again and again in vain is told so."""
+"""Records where each job of a run began, to refuse a run that is restarted again and again without progress."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ssmpi.core.run_files import ATTEMPTS
 IN_VAIN = 2
 
 
-def begin(run: Path, examples: int) -> None:
-    """Note that a job begins after ``examples``; UserError if the last two began there too and saved nothing beyond."""
+def record_start(run: Path, examples: int) -> None:
+    """Record that a job begins after ``examples``; UserError if the last two began there and saved nothing later."""
     path = run / ATTEMPTS
     try:
         before = [int(place) for place in json.loads(path.read_text(encoding="utf-8"))]
@@ -21,8 +21,8 @@ def begin(run: Path, examples: int) -> None:
         before = []
     if before[-IN_VAIN:] == [examples] * IN_VAIN:
         raise UserError(
-            f"{run}: the last {IN_VAIN} jobs of this run began after {examples:,} examples, as this one would, and saved "
-            "nothing beyond: look at their logs for the reason; if it was the time limit, raise it or lower "
+            f"{run}: the last {IN_VAIN} jobs of this run began after {examples:,} examples, as this one would, and "
+            "saved nothing later: their logs say why; if it was the time limit, raise it or lower "
             f"checkpoint.every_minutes. Remove {path} to try again"
         )
     beside = path.with_name(f".{ATTEMPTS}.tmp")

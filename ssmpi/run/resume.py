@@ -1,4 +1,4 @@
-"""``--resume``: the same command starts a run, goes on with it, or finds it finished; so a job that is queued again works."""
+"""``--resume``: one command starts a run, resumes it, or finds it finished, so a requeued job can repeat it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ssmpi.config import Config, differences, load
 from ssmpi.core import settings
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
+from ssmpi.core.result_marker import is_finished
 from ssmpi.core.run_files import RESULT_NAME, RUN_FILE, is_run_folder
-from ssmpi.report.results import is_finished
 from ssmpi.run import restart_guard, run_folder
 from ssmpi.run.request import Request
 
-WHOLE = "whole"  # as the name of a checkpoint: the newest that is as it was written
+WHOLE = "whole"  # in place of a checkpoint's name: the newest one that is undamaged
 
 
 @dataclass(frozen=True)
 class Start:
-    """How a job begins: with which settings, from which checkpoints (the newest first), or not at all."""
+    """How a job starts: its settings, the checkpoints to try (newest first), or that there is nothing to do."""
 
     config: Config
     checkpoints: tuple[Path, ...] = ()
@@ -33,9 +33,9 @@ class Start:
 
 
 def prepare(request: Request, ranks: int, held: ExitStack) -> Start:
-    """Check everything that can be checked before training and make the run folder, or find what is in it.
+    """Check all that can be checked before training; make the run folder, or find out what is in it.
 
-    ``held`` then holds the run: no other job writes to it before that is closed.
+    ``held`` then holds the run's lock: no other job writes to the run before ``held`` is closed.
     """
     config = request.load()
     run = Path(config.run.folder)
@@ -45,43 +45,41 @@ def prepare(request: Request, ranks: int, held: ExitStack) -> Start:
     rows = sum(reader.manifest.cardinalities) * config.embedding.row_bytes
     expect_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
     if not request.run or not is_run_folder(run):
-        run_folder.refuse(run, request.overwrite, request.run_file)
+        run_folder.check_overwrite(run, request.overwrite, request.run_file)
         held.enter_context(run_folder.lock(run))
         run_folder.make(run, config, request.overwrite, request.run_file)
         return Start(config)
     held.enter_context(run_folder.lock(run))
-    if is_finished(run):  # by the job that held it
+    if is_finished(run):  # by the job that held the lock
         return found_finished(request, config)
     found = candidates(run, request.checkpoint)
     for path in found:
         check_identity(path.name, store.read_manifest(path).state["identity"], identity(config, reader.manifest))
-    disk.remove_file(run / RESULT_NAME)  # this run is not at an end any more
+    disk.remove_file(run / RESULT_NAME)  # the run has not ended any more
     write_settings(run, config)
     return Start(config, tuple(found))
 
 
 def found_finished(request: Request, config: Config) -> Start:
-    """Nothing is left to do; SettingsError if the request is for more than that: other settings, or a certain checkpoint."""
+    """Nothing is left to do; SettingsError if the request differs: by other settings, or by a certain checkpoint."""
     assert request.run
     try:
         saved = load(request.run / RUN_FILE)
     except SettingsError as error:
-        raise SettingsError(
-            f"{request.run}: this run is finished, but its settings are not readable: {error}"
-        ) from None
+        raise SettingsError(f"{request.run}: this run is finished, but its settings cannot be read: {error}") from None
     other = differences(saved, config)
     if request.checkpoint not in (None, WHOLE):
-        other.append(f"--checkpoint {request.checkpoint} would go on from there")
+        other.append(f"--checkpoint {request.checkpoint} would resume from there")
     if other:
         raise SettingsError(
-            f"{request.run}: this run is finished, and not what is asked for: {'; '.join(other)}. Leave that out, or start "
-            "a new run in another run.folder"
+            f"{request.run}: this run is finished, and differs from the request: {'; '.join(other)}. Leave that out, "
+            "or start a new run in another run.folder"
         )
     return Start(config, finished=True)
 
 
 def candidates(run: Path, name: str | None) -> list[Path]:
-    """The checkpoints that may be gone on from, the first one first; DataError if there are some, but none with a manifest."""
+    """The checkpoints to resume from, best first; DataError if there are some, but none with a valid manifest."""
     there = store.Store(run).committed()
     found = there[::-1] if name == WHOLE else [store.Store(run).named(name)] if name else there[-1:]
     damaged = {path: error for path in found if (error := manifest_error(path))}
@@ -94,7 +92,7 @@ def candidates(run: Path, name: str | None) -> list[Path]:
 
 
 def choose(job: Job, start: Start) -> Path | None:
-    """The first checkpoint whose files are as they were written, each rank checking its share; DataError if there is none."""
+    """The first undamaged checkpoint; each rank checks its share of the files. DataError if all are damaged."""
     run = Path(start.config.run.folder)
     for path in start.checkpoints:
         errors = [error for error in job.gather(store.find_error(path, job.rank, job.size)) if error]
@@ -105,28 +103,28 @@ def choose(job: Job, start: Start) -> Path | None:
             log.warning(f"{path.name} cannot be used: {errors[0]}")
     if start.checkpoints:
         advice = store.older_than(start.checkpoints[-1], store.Store(run).committed())
-        job.agree(lambda: refuse(f"{errors[0]}; {advice}"))
-    job.agree(lambda: restart_guard.begin(run, 0))
+        job.agree(lambda: raise_data_error(f"{errors[0]}; {advice}"))
+    job.agree(lambda: restart_guard.record_start(run, 0))
     if job.rank == 0:
         log.info("no checkpoint: starting from the beginning")
     return None
 
 
 def go_on_from(run: Path, path: Path) -> None:
-    """Note it, and put newer ones out of the way: the next job goes on from what this one saves, not from those."""
-    restart_guard.begin(run, store.read_manifest(path).state["examples"])
-    log.info(f"going on from {path}")
+    """Record the start and set newer checkpoints aside: the next job resumes from what this job saves."""
+    restart_guard.record_start(run, store.read_manifest(path).state["examples"])
+    log.info(f"resuming from {path}")
     for newer in store.Store(run).set_aside_after(path):
-        log.warning(f"newer checkpoints do not count any more: {newer}")
+        log.warning(f"set aside, because it is newer: {newer}")
 
 
-def refuse(text: str) -> None:
+def raise_data_error(text: str) -> None:
     """Raise a DataError."""
     raise DataError(text)
 
 
 def manifest_error(path: Path) -> str:
-    """What is wrong with a checkpoint's manifest, empty if nothing is."""
+    """What is wrong with a checkpoint's manifest; empty if it is valid."""
     try:
         store.read_manifest(path)
     except DataError as error:
@@ -135,7 +133,7 @@ def manifest_error(path: Path) -> str:
 
 
 def write_settings(run: Path, config: Config) -> None:
-    """Replace the run folder's settings: a resumed job may have other numbers of ranks."""
+    """Replace the run folder's settings: a resumed job may have another number of ranks."""
     beside = run / f".{RUN_FILE}.tmp"
     disk.write(beside, settings.dump(config).encode())
     disk.rename(beside, run / RUN_FILE)

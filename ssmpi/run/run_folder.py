@@ -8,7 +8,6 @@ import platform
 import shutil
 import socket
 from collections.abc import Collection
-from importlib import metadata
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +17,7 @@ from ssmpi.config import Config
 from ssmpi.core import git_commit, run_files, settings
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
+from ssmpi.core.packages import package_versions
 from ssmpi.core.run_files import LOCK_NAME, RUN_FILE, VERSIONS
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
@@ -26,23 +26,22 @@ from ssmpi.report.results import now
 from ssmpi.roles import evaluate
 from ssmpi.run import lockfile
 
-SHOWN = 5  # of the files that are in the way
-PACKAGES = ("torch", "numpy", "h5py", "numba", "mpi4py")
-ENDING_SECONDS = 3.0  # for a job on this host that is just ending
-LEASE_SECONDS = 120.0  # a host that was lost holds its locks on a shared file system until its lease ends (NFS: 90 s)
+SHOWN = 5  # unexpected files, in a message
+ENDING_SECONDS = 3.0  # for a job on this host that is about to end
+LEASE_SECONDS = 120.0  # a lost host keeps its locks on a shared file system until its lease ends (NFS: 90 s)
 
 
 def prepare(config: Config, ranks: int, overwrite: bool) -> Config:
-    """Check everything that can be checked before training, then make the run folder; the same settings."""
+    """Check all that can be checked before training, then make the run folder. Returns ``config``."""
     check(config, ranks)
     make(Path(config.run.folder), config, overwrite)
     return config
 
 
 def check(config: Config, ranks: int, overridden: Collection[str] = ()) -> SplitReader:
-    """Raise a UserError if settings, ranks and data do not fit together; the data to train on.
+    """Raise a UserError if settings, ranks and data do not fit together; return the training data.
 
-    ``overridden`` names the settings that the command line gave.
+    ``overridden`` names the settings given on the command line.
     """
     config.topology.check_size(ranks)
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
@@ -53,14 +52,14 @@ def check(config: Config, ranks: int, overridden: Collection[str] = ()) -> Split
     reader.check()
     check_rule(config.evaluate, reader)
     for split in splits_to_score(config, reader, overridden):
-        SplitReader(reader.folder, split, config.data.block_rows).check()  # now, not when training is done
+        SplitReader(reader.folder, split, config.data.block_rows).check()  # now rather than after training
     place(reader.manifest.cardinalities, max(1, config.topology.embedding_ps))
     return reader
 
 
 def splits_to_score(config: Config, reader: SplitReader, overridden: Collection[str]) -> set[str]:
-    """Those that the data has rows of; SettingsError if somebody has named another. A run file may well name the defaults,
-    as a resolved one does: they are left out with a word.
+    """The splits to evaluate that have rows; SettingsError if the user has named an empty one. A run file may name the
+    defaults, as a resolved one does: an empty default is skipped with a log message.
     """
     defaults, found = evaluate.Options(), set()
     there = [name for name in reader.manifest.splits if reader.manifest.has_rows(name)]
@@ -75,12 +74,12 @@ def splits_to_score(config: Config, reader: SplitReader, overridden: Collection[
             hint = f"did you mean '{close[0]}'?" if close else f"name one of {', '.join(there)}, or {evaluate.NONE}"
             raise SettingsError(f"{setting} = '{split}': {reader.folder} has no rows of that split; {hint}")
         else:
-            log.info(f"no rows in split '{split}' of this data: nothing is scored there ({setting})")
+            log.info(f"no rows in split '{split}' of this data: it is not evaluated ({setting})")
     return found
 
 
 def check_rule(options: evaluate.Options, reader: SplitReader) -> None:
-    """Raise SettingsError if a rule is to decide by evaluations that there cannot be."""
+    """Raise SettingsError if a stopping rule needs evaluations that the data does not allow."""
     split = reader.manifest.splits.get(options.split)
     if options.rule and not (split and split.rows):
         there = ", ".join(name for name, each in reader.manifest.splits.items() if each.rows) or "none"
@@ -91,22 +90,25 @@ def check_rule(options: evaluate.Options, reader: SplitReader) -> None:
 
 
 def lock(folder: Path) -> IO[str]:
-    """Make the folder, and keep other jobs from writing to it while this file is open; SettingsError if one does."""
+    """Make the folder and lock it against other jobs while the file is open; SettingsError if another job holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        return lockfile.take(folder / LOCK_NAME, lambda holder: LEASE_SECONDS if holder.elsewhere else ENDING_SECONDS)
+        return lockfile.acquire(
+            folder / LOCK_NAME, lambda holder: LEASE_SECONDS if holder.elsewhere else ENDING_SECONDS
+        )
     except lockfile.HeldError as error:
         job = error.holder.job
         end = f"end it ('{f'scancel {job}' if job else f'kill {error.holder.process}'}')"
         raise SettingsError(
-            f"{folder}: another job is at this run ({error}): wait for its end, {end}, or choose another run.folder"
+            f"{folder}: another job is using this run ({error}): wait for it to end, {end}, or choose another "
+            "run.folder"
         ) from None
 
 
-def refuse(folder: Path, overwrite: bool, run_file: Path | None = None) -> list[Path]:
-    """Raise SettingsError unless a run may begin in this folder; what an earlier one has left there, and nobody else.
+def check_overwrite(folder: Path, overwrite: bool, run_file: Path | None = None) -> list[Path]:
+    """Raise SettingsError unless a run may start in this folder; return what an earlier run has left there.
 
-    ``run_file`` is the one that was given, which must not lie there.
+    ``run_file`` is the run file in use, which must not lie there.
     """
     there = [path for path in folder.iterdir() if path.name != LOCK_NAME] if folder.exists() else []
     if not there:
@@ -120,7 +122,8 @@ def refuse(folder: Path, overwrite: bool, run_file: Path | None = None) -> list[
         raise SettingsError(f"{folder}: not empty and not a run folder; {remedy} (it holds {shown(found)})")
     if others:
         raise SettingsError(
-            f"{folder}: holds an earlier run, and what no run has written: {shown(others)}. Move that away, or {remedy}"
+            f"{folder}: holds an earlier run, and files that no run writes: {shown(others)}. Move them away, or "
+            f"{remedy}"
         )
     if not overwrite:
         raise SettingsError(f"{folder}: holds an earlier run; {remedy}, or pass --overwrite")
@@ -128,13 +131,13 @@ def refuse(folder: Path, overwrite: bool, run_file: Path | None = None) -> list[
 
 
 def shown(found: list[str]) -> str:
-    """The first few of many names."""
+    """The first few names of a long list."""
     return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
 
 
 def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = None) -> None:
-    """Make the run folder with ``run.toml`` and ``versions.json`` in it; ``run_file`` is the one that was given."""
-    for path in refuse(folder, overwrite, run_file):
+    """Make the run folder with ``run.toml`` and ``versions.json`` in it; ``run_file`` is the run file in use."""
+    for path in check_overwrite(folder, overwrite, run_file):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -142,7 +145,7 @@ def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = 
     folder.mkdir(parents=True, exist_ok=True)
     versions = {"ssmpi": __version__, **({"commit": git_commit.commit()} if git_commit.commit() else {})}
     versions |= {"python": platform.python_version(), "machine": platform.platform()}
-    versions |= {name: metadata.version(name) for name in PACKAGES} | mpi_versions()
+    versions |= package_versions() | mpi_versions()
     versions |= {"host": socket.gethostname(), "processor": processor.name(), "started": now()}
     (folder / VERSIONS).write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
     (folder / RUN_FILE).write_text(settings.dump(config), encoding="utf-8")

@@ -7,7 +7,6 @@ import platform
 import socket
 import time
 from collections import Counter
-from importlib import metadata
 
 import numpy as np
 
@@ -16,12 +15,12 @@ from ssmpi.comm.world import Job, join
 from ssmpi.comm.world import versions as mpi_versions
 from ssmpi.core import launcher_env
 from ssmpi.core.mpi_environment import missing
+from ssmpi.core.packages import package_versions
 from ssmpi.model import processor
-from ssmpi.run.run_folder import PACKAGES
 
 
 def examine() -> int:
-    """Print the report; 0 if everything will do, 1 if something needs attention. Alone or under mpirun."""
+    """Print the report; 0 if all is well, 1 if something needs attention. Runs alone or under mpirun."""
     job = join()
     cores = len(os.sched_getaffinity(0))
     bound = sorted(os.sched_getaffinity(0))
@@ -34,7 +33,7 @@ def examine() -> int:
     if job.rank:
         return 0
     print(f"ssmpi {__version__}, python {platform.python_version()}, {platform.platform()}")
-    print("  " + ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES))
+    print("  " + ", ".join(f"{name} {version}" for name, version in package_versions().items()))
     print("  " + ", ".join(f"{name} {value}" for name, value in mpi_versions().items()))
     print(f"cores: {os.cpu_count()} on this host, {cores} usable by this rank; {len(here)} of {job.size} ranks here")
     print("\n".join(f"  {line}" for line in thread_plan(here)))
@@ -55,7 +54,7 @@ def examine() -> int:
 
 
 def by_ranks(remarks: list[tuple[str, list[str]]]) -> list[str]:
-    """Host and advice of each rank: the same advice once, with who gets it unless all do."""
+    """Advice for the ranks: each piece once, with the ranks it is for unless it is for all of them."""
     ranks: dict[tuple[str, ...], list[int]] = {}
     for rank, (_, lines) in enumerate(remarks):
         ranks.setdefault(tuple(lines), []).append(rank)
@@ -69,30 +68,32 @@ def by_ranks(remarks: list[tuple[str, list[str]]]) -> list[str]:
 
 
 def thread_plan(bound: list[list[int]]) -> list[str]:
-    """What this host's cores are good for, given the cores that each of its ranks may use."""
+    """How many threads this host's cores can run, given the cores that each of its ranks may use."""
     cores = len(set().union(*bound))
     places = Counter(tuple(own) for own in bound)
     return [
         *(f"{ranks} rank(s) of this host: on cores {', '.join(map(str, own))}" for own, ranks in places.items()),
-        f"thread plan: {cores} worker threads (trainers x topology.threads), each with 1 thread inside operators. A shadow thread,",
-        "a sync PS and an embedding PS that is asked by messages want a core each; without one they share, and shadow threads rest",
+        f"thread plan: {cores} worker threads (trainers x topology.threads), each with 1 thread inside operators. A "
+        "shadow thread,",
+        "a sync PS and an embedding PS that is asked by messages want a core each; without one they share, and shadow "
+        "threads rest",
     ]
 
 
 def dense_step() -> str:
-    """How the float32 step of a DLRM is computed here."""
+    """How this host computes the float32 step of a DLRM."""
     from ssmpi.model import blas  # here, because it needs torch
 
     if blas.sgemm():
         return "dense step: compiled, with the matrix products of torch's BLAS"
     return (
-        f"dense step: by torch's operators, because {blas.LIBRARY} has no sgemm_; a compiled one is 10 to 15 % faster at batch "
-        "128 and holds the interpreter lock less. torch from PyPI has it"
+        f"dense step: by torch's operators, because {blas.LIBRARY} has no sgemm_; a compiled one is 10 to 15 % faster "
+        "at batch 128 and holds the interpreter lock less. torch from PyPI has it"
     )
 
 
 def advice(cores: int, *, open_mpi: bool) -> list[str]:
-    """What this rank's environment lacks, and what it costs to go without."""
+    """What this rank's environment lacks, and what that costs."""
     lines = [
         f"  not set: {setting}; without it {cost}" for setting, cost in missing(os.environ, open_mpi=open_mpi).items()
     ]
@@ -100,8 +101,8 @@ def advice(cores: int, *, open_mpi: bool) -> list[str]:
         lines.append("  'ssmpi launch' and the scripts in jobs/ set them all")
     if cores < (os.cpu_count() or 1):
         lines.append(
-            f"  this rank is bound to {cores} of {os.cpu_count()} cores: all its threads share them. Fine for one thread a rank, "
-            "else mpirun --bind-to none or srun --cpu-bind=none"
+            f"  this rank is bound to {cores} of {os.cpu_count()} cores: all its threads share them. Fine for one "
+            "thread a rank, else mpirun --bind-to none or srun --cpu-bind=none"
         )
     return lines
 

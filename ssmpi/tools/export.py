@@ -1,4 +1,4 @@
-"""``ssmpi export``: a run's model as one file for other programs, in the layout of facebookresearch/dlrm::
+"""``ssmpi export``: writes a run's model as one file for other programs, in the layout of facebookresearch/dlrm::
 
 emb_l.{feature}.weight   (rows, dim)      bot_l.{0,2,...}.weight, .bias      top_l.{0,2,...}.weight, .bias
 """
@@ -19,11 +19,11 @@ from ssmpi.core.run_files import EXPORTS, RUN_FILE
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 
-NAMES = {"bottom": "bot_l", "top": "top_l"}  # of the MLPs, here and there
+NAMES = {"bottom": "bot_l", "top": "top_l"}  # of the MLPs, in ssmpi and in the reference
 
 
 def export(run: Path, kind: str, file: Path | None) -> int:
-    """Write the model of ``run`` as ``kind`` to ``file``, which appears when it is whole. All of it must fit into memory."""
+    """Write the model of ``run`` as ``kind`` to ``file``, which appears once complete. It must fit in memory."""
     if not (run / RUN_FILE).is_file():
         raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
     folder = model_files.find(run)
@@ -57,7 +57,7 @@ def write_torch(arrays: dict[str, np.ndarray], path: Path) -> None:
     with path.open("wb") as out:
         try:
             torch.save({name: torch.from_numpy(values.copy()) for name, values in arrays.items()}, out)
-        except RuntimeError as error:  # a full disk, for instance, of which torch tells nothing
+        except RuntimeError as error:  # for instance a full disk, which torch does not report
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
@@ -72,7 +72,7 @@ def write_safetensors(arrays: dict[str, np.ndarray], path: Path) -> None:
         save_file({name: np.ascontiguousarray(values) for name, values in arrays.items()}, path, {"format": "pt"})
     except SafetensorError as error:
         raise UserError(
-            f"{path.parent}: the model cannot be written there ({error}); make room, or name another"
+            f"{path.parent}: the model cannot be written there ({error}); free some space, or name another folder"
         ) from error
 
 

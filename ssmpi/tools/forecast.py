@@ -1,7 +1,7 @@
-"""``ssmpi plan --predict``: examples per second and sync gap of any number of trainers, from a step's time and links' speed.
+"""``ssmpi plan --predict``: examples per second and sync gap of any number of trainers, by step time and links.
 
-Every part is a pipe of its own, and the slowest one decides: the dense step, the sync PSs' links, the embedding PSs'
-links. Left out are latency, queues, switches between hosts, servers' processors and rows on the trainers' own links.
+The slowest part decides: the dense step, the links of the sync PSs, or the links of the embedding PSs. The model leaves
+out latency, queues, switches between hosts, the servers' processors, and rows on the trainers' own links.
 ``ssmpi bench cluster`` checks the same formulas against real ranks.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ssmpi.config import Config
@@ -17,13 +17,12 @@ from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import SECONDS, positive, require
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding.client import Lookups
-from ssmpi.embedding.placement import place
 from ssmpi.embedding.transport import Lookup
+from ssmpi.run.requirements import dense_parameters, placement_of
 from ssmpi.sync import ALGORITHMS, SYNC_PS
-from ssmpi.tools.plan import dense_parameters
 
 STEP, SYNC, EMBEDDING = "dense step", "sync PS link", "embedding PS link"
-BACK_TO_BACK = 2.0  # trainers that fill a link in both directions: each waits for what it gets back
+BACK_TO_BACK = 2.0  # trainers that fill a link in both directions: each waits for its answer
 SAMPLE = 20  # batches, to count the distinct rows of one
 
 
@@ -42,7 +41,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``eps`` of all trainers; ``gap`` in iterations of a thread, None without rounds; which part is ``full`` first."""
+    """``eps`` of all trainers; ``gap`` in iterations of a thread, None without rounds; ``full`` limits ``eps``."""
 
     trainers: int
     eps: float
@@ -52,88 +51,102 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """``step`` in seconds; ``round_bytes`` to one partner and as many back; ``period`` in iterations of a thread, 0 in the
-    background; ``together``: a round is one of all threads; ``iteration_bytes`` over the busiest embedding PS's link.
-    """
+class Compute:
+    """What a trainer computes: ``step`` seconds for a batch, on each of its threads."""
 
     step: float
     batch: int
     threads: int
-    links: Links
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How a run synchronizes: ``bytes`` go to one partner, and as many come back. ``period`` is in iterations of a
+    thread, 0 in the background. With ``together`` all threads of a trainer share a round. A round moves one of
+    ``fragments``.
+    """
+
     partner: str = ""
-    round_bytes: float = 0.0
+    bytes: float = 0.0
     period: float = 0.0
     together: bool = False
     fragments: int = 1
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predicts any number of trainers. ``iteration_bytes`` go over the link of the busiest embedding PS."""
+
+    compute: Compute
+    links: Links
+    rounds: Rounds = field(default_factory=Rounds)
     iteration_bytes: float = 0.0
 
     def round_seconds(self, trainers: int) -> float:
-        """A round that meets no other: there, then back; around the ring of all trainers."""
-        if self.partner == SYNC_PS:
-            return 2 * self.round_bytes / self.links.sync_ps
-        if self.partner == "all trainers":
-            return 2 * (trainers - 1) / trainers * self.round_bytes / self.links.trainer
-        return 2 * self.round_bytes / self.links.trainer if self.partner and trainers > 1 else 0.0
+        """Duration of a round that shares no link: to the partner and back, or around the ring of all trainers."""
+        if self.rounds.partner == SYNC_PS:
+            return 2 * self.rounds.bytes / self.links.sync_ps
+        if self.rounds.partner == "all trainers":
+            return 2 * (trainers - 1) / trainers * self.rounds.bytes / self.links.trainer
+        return 2 * self.rounds.bytes / self.links.trainer if self.rounds.partner and trainers > 1 else 0.0
 
     @property
-    def most_rounds(self) -> float:
+    def round_capacity(self) -> float:
         """Rounds per second that the sync PSs' links carry, of all trainers."""
-        return _ratio(self.links.sync_ps, self.round_bytes) if self.partner == SYNC_PS else math.inf
+        return _ratio(self.links.sync_ps, self.rounds.bytes) if self.rounds.partner == SYNC_PS else math.inf
 
-    def one(self, trainers: int) -> float:
-        """Examples per second of one trainer, of which its step and its own rounds are all that holds it up."""
-        pause = self.round_seconds(trainers) / self.period if self.period else 0.0
-        return self.threads * self.batch / (self.step + pause)
+    def trainer_eps(self, trainers: int) -> float:
+        """Examples per second of one trainer that only its step and its own rounds slow down."""
+        pause = self.round_seconds(trainers) / self.rounds.period if self.rounds.period else 0.0
+        return self.compute.threads * self.compute.batch / (self.compute.step + pause)
 
     @property
-    def most(self) -> dict[str, float]:
+    def link_capacity(self) -> dict[str, float]:
         """Examples per second that each kind of server link carries."""
-        threads = self.threads if self.together else 1
-        sync = self.most_rounds * self.period * threads * self.batch if self.period else math.inf
-        return {SYNC: sync, EMBEDDING: self.batch * _ratio(self.links.embedding_ps, self.iteration_bytes)}
+        threads = self.compute.threads if self.rounds.together else 1
+        sync = (
+            self.round_capacity * self.rounds.period * threads * self.compute.batch if self.rounds.period else math.inf
+        )
+        return {SYNC: sync, EMBEDDING: self.compute.batch * _ratio(self.links.embedding_ps, self.iteration_bytes)}
 
     def of(self, trainers: int) -> Outcome:
-        """So many trainers."""
-        one = self.one(trainers)
-        rates = {STEP: trainers * one, **self.most}
+        """The prediction for a number of trainers."""
+        one = self.trainer_eps(trainers)
+        rates = {STEP: trainers * one, **self.link_capacity}
         full = min(rates, key=lambda name: rates[name])
         return Outcome(trainers, rates[full], trainers * one, self._gap(trainers, rates[full]), full)
 
     def _gap(self, trainers: int, eps: float) -> float | None:
-        if self.period:
-            return self.period * self.fragments
+        if self.rounds.period:
+            return self.rounds.period * self.rounds.fragments
         alone = self.round_seconds(trainers)
         if not alone:
             return None
-        rounds = min(1 / alone, self.most_rounds / trainers) / self.fragments
-        return eps / (trainers * self.threads * self.batch) / rounds
+        rounds = min(1 / alone, self.round_capacity / trainers) / self.rounds.fragments
+        return eps / (trainers * self.compute.threads * self.compute.batch) / rounds
 
 
 def forecast(config: Config, step: float, links: Links) -> Forecast:
-    """The forecast for a run; reads a few batches of its data. SettingsError for what it does not cover."""
+    """The forecast for a run; reads a few batches of its data. SettingsError for algorithms that it does not cover."""
     positive("--step-ms", 1e3 * step, SECONDS)
     sync, kind = config.sync, ALGORITHMS[config.sync.algorithm]
     if kind.in_the_step:
         raise SettingsError(f"no forecast for sync.algorithm = '{sync.algorithm}': it has no rounds beside its steps")
     servers = config.topology.sync_ps if kind.partner == SYNC_PS else 1
     foreground = kind.partner and sync.pace == "fixed_rate"
-    return Forecast(
-        step,
-        config.data.batch_size,
-        config.topology.threads,
-        links,
+    rounds = Rounds(
         kind.partner,
         4 * dense_parameters(config) / servers / sync.fragments,
         (sync.every_iterations or max(1.0, sync.every_seconds / step)) if foreground else 0.0,
         not (kind.each_thread and sync.by == "thread"),
         sync.fragments,
-        iteration_bytes(distinct_rows(config), config.embedding.dim) if config.topology.embedding_ps else 0.0,
     )
+    rows = iteration_bytes(distinct_rows(config), config.embedding.dim) if config.topology.embedding_ps else 0.0
+    return Forecast(Compute(step, config.data.batch_size, config.topology.threads), links, rounds, rows)
 
 
-class _Nowhere:
-    """A transport that fetches nothing: where rows are is all that is asked."""
+class _NoTransport:
+    """A transport that fetches nothing: only the location of rows is needed."""
 
     def ask(self, lookup: Lookup, thread: int) -> None:
         """Fetch nothing."""
@@ -146,10 +159,10 @@ class _Nowhere:
 
 
 def distinct_rows(config: Config) -> list[float]:
-    """Rows that a batch asks of each embedding PS, ids that repeat counted once: mean over a few batches of the data."""
+    """Distinct rows that a batch requests of each embedding PS: the mean over a few batches of the data."""
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
-    placement = place(reader.manifest.cardinalities, config.topology.embedding_ps)
-    lookups = Lookups(_Nowhere(), placement, config.embedding, 0)
+    placement = placement_of(config)
+    lookups = Lookups(_NoTransport(), placement, config.embedding, 0)
     size, counts = config.data.batch_size, [0.0] * placement.servers
     seen = 0
     for number, block in enumerate(reader.blocks):
@@ -164,12 +177,12 @@ def distinct_rows(config: Config) -> list[float]:
 
 
 def iteration_bytes(rows: Sequence[float], dim: int) -> float:
-    """Into the busiest embedding PS: row numbers to pull; a factor, row numbers and gradients to push. Less goes back."""
+    """To the busiest embedding PS: row numbers to pull; factor, row numbers and gradients to push. Less goes back."""
     return 4 * max(rows) + 4 + max(rows) * (4 + 4 * dim)
 
 
 def describe(config: Config, step: float, links: Links, counts: Sequence[int]) -> str:
-    """The arithmetic, which part is the first to be full, and a line for each number of trainers."""
+    """The arithmetic, the part that is full first, and a line for each number of trainers."""
     require(bool(counts) and min(counts) >= 1, f"--trainers must list positive numbers, got {list(counts)}")
     found = forecast(config, step, links)
     lines = ["prediction, from the given step and links (no queues, no latency):", *arithmetic(found)]
@@ -183,35 +196,35 @@ def describe(config: Config, step: float, links: Links, counts: Sequence[int]) -
 
 def arithmetic(found: Forecast) -> list[str]:
     """Where the figures come from."""
-    threads = f"{found.threads} thread{'s' * (found.threads > 1)}"
-    lines = [f"  dense step: batch {found.batch} x {threads} / {found.step * 1e3:g} ms"]
-    if found.period and found.partner:
-        pause = f" + a round of {_ms(found.round_seconds(2))} every {found.period:g} iterations"
-        lines[0] = f"{lines[0]}{pause}" + (" (at 2 trainers)" if found.partner == "all trainers" else "")
-    lines[0] += f" = {found.one(2 if found.partner else 1):,.0f} EPS a trainer"
-    if found.partner == SYNC_PS:
+    threads = f"{found.compute.threads} thread{'s' * (found.compute.threads > 1)}"
+    lines = [f"  dense step: batch {found.compute.batch} x {threads} / {found.compute.step * 1e3:g} ms"]
+    if found.rounds.period and found.rounds.partner:
+        pause = f" + a round of {_ms(found.round_seconds(2))} every {found.rounds.period:g} iterations"
+        lines[0] = f"{lines[0]}{pause}" + (" (at 2 trainers)" if found.rounds.partner == "all trainers" else "")
+    lines[0] += f" = {found.trainer_eps(2 if found.rounds.partner else 1):,.0f} EPS a trainer"
+    if found.rounds.partner == SYNC_PS:
         lines.append(
-            f"  sync PS link: {_mb(found.round_bytes)} a round, PS and direction / {_mb(found.links.sync_ps)}/s "
-            f"= {_ms(found.round_bytes / found.links.sync_ps)}: {found.most_rounds:,.1f} rounds/s"
-            + (f" = {found.most[SYNC]:,.0f} EPS" if found.period else ", of all trainers together")
+            f"  sync PS link: {_mb(found.rounds.bytes)} a round, PS and direction / {_mb(found.links.sync_ps)}/s "
+            f"= {_ms(found.rounds.bytes / found.links.sync_ps)}: {found.round_capacity:,.1f} rounds/s"
+            + (f" = {found.link_capacity[SYNC]:,.0f} EPS" if found.rounds.period else ", of all trainers together")
         )
-    elif found.partner:
+    elif found.rounds.partner:
         lines.append(
-            f"  trainers' links: {_mb(found.round_bytes)} / {_mb(found.links.trainer)}/s, there and back or around"
+            f"  trainers' links: {_mb(found.rounds.bytes)} / {_mb(found.links.trainer)}/s, there and back or around"
         )
     if found.iteration_bytes:
         lines.append(
             f"  embedding PS link: {_mb(found.iteration_bytes)} an iteration into the busiest PS "
-            f"/ {_mb(found.links.embedding_ps)}/s = {found.most[EMBEDDING]:,.0f} EPS"
+            f"/ {_mb(found.links.embedding_ps)}/s = {found.link_capacity[EMBEDDING]:,.0f} EPS"
         )
     return lines
 
 
 def first_full(found: Forecast) -> list[str]:
-    """How many trainers fill each kind of server link, and whether that costs examples per second."""
-    one = found.one(1 if found.partner != "all trainers" else 2)
-    room = {name: most / one for name, most in found.most.items() if math.isfinite(most)}
-    beside = math.isfinite(found.most_rounds) and not found.period
+    """The number of trainers that fills each kind of server link, and whether that costs examples per second."""
+    one = found.trainer_eps(1 if found.rounds.partner != "all trainers" else 2)
+    room = {name: most / one for name, most in found.link_capacity.items() if math.isfinite(most)}
+    beside = math.isfinite(found.round_capacity) and not found.rounds.period
     full = {SYNC: BACK_TO_BACK, **room} if beside else room
     if not full:
         return ["  first to be full: none of the links; EPS grows with the trainers"]

@@ -1,49 +1,49 @@
-"""``ssmpi inspect``: what is in a run folder: how the run stands, which checkpoints there are, whether they are whole."""
+"""``ssmpi inspect``: what a run folder holds: the run's status, its checkpoints, and whether they are undamaged."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ssmpi.checkpoint import store
+from ssmpi.core import result_marker
 from ssmpi.core.errors import DataError
-from ssmpi.core.run_files import MODEL, RESULT_NAME, RUN_FILE
-from ssmpi.report.results import is_finished
+from ssmpi.core.run_files import MODEL, RUN_FILE
 
 
 def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
-    """The text, and whether all is well; with ``checksums`` every byte of model and checkpoints is read."""
+    """The text, and whether all is well. With ``checksums``, reads every byte of model and checkpoints."""
     if not (run / RUN_FILE).is_file():
         raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
-    lines, well = [f"{run}: {standing(run)}"], True
+    lines, well = [f"{run}: {run_status(run)}"], True
     there = store.Store(run).committed()
     for path in [*there, *([run / MODEL] if (run / MODEL).is_dir() else [])]:
-        found = wrong(path, checksums=checksums)
+        found = damage_in(path, checksums=checksums)
         well = well and not found
         lines += [f"{path.name}: {found or contents(path)}"]
         if not found:
             lines[-1] += ", checksums ok" if checksums else ", checksums not read"
     lines += [
-        f"{path.name}: does not count; newer than what the run went on from" for path in store.Store(run).set_aside()
+        f"{path.name}: does not count: newer than the checkpoint that the run resumed from"
+        for path in store.Store(run).set_aside()
     ]
     if not there:
-        coming = "the run is finished" if is_finished(run) else "--resume starts from the beginning"
+        coming = "the run is finished" if result_marker.is_finished(run) else "--resume starts from the beginning"
         lines.append(f"no checkpoint: {coming}")
     return "\n".join(lines), well
 
 
-def standing(run: Path) -> str:
-    """How the run stands, in its own words."""
+def run_status(run: Path) -> str:
+    """How the run ended, according to its result marker."""
     try:
-        result = json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))
+        result = result_marker.read(run)
         return f"{result['status']}, {result['examples']:,.0f} of {result['expected_examples']:,} examples"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "not at an end: running, or ended without a word"
+    except (KeyError, TypeError, ValueError):
+        return "not ended: running, or killed"
 
 
-def wrong(path: Path, *, checksums: bool) -> str:
-    """What is wrong with a checkpoint or a model, empty if nothing is."""
+def damage_in(path: Path, *, checksums: bool) -> str:
+    """What is wrong with a checkpoint or a model; empty if nothing is."""
     try:
         if checksums:
             store.check(path)
@@ -54,7 +54,7 @@ def wrong(path: Path, *, checksums: bool) -> str:
 
 
 def contents(path: Path) -> str:
-    """One line about a whole checkpoint or model."""
+    """One line about an undamaged checkpoint or model."""
     manifest = store.read_manifest(path)
     state: dict[str, Any] = manifest.state
     size = f"{len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB"
@@ -66,6 +66,6 @@ def contents(path: Path) -> str:
     a_pass = state["position"]["part"] // state["identity"]["evaluate.per_pass"] + 1
     scores = "".join(f", {split} NE {kept['last']['ne']:.5f}" for split, kept in state["evaluations"].items())
     return (
-        f"after {state['examples']:,} examples ({done:.1%}, pass {a_pass}){scores}, {size}, by {made_by} ({state['algorithm']}), "
-        f"seed {state['identity']['run.seed']}"
+        f"after {state['examples']:,} examples ({done:.1%}, pass {a_pass}){scores}, {size}, by {made_by} "
+        f"({state['algorithm']}), seed {state['identity']['run.seed']}"
     )

@@ -1,67 +1,34 @@
-"""``ssmpi plan``: what a run will be, by arithmetic alone, before a single process exists."""
+"""``ssmpi plan``: prints what a run will be and need, by arithmetic alone, before any process exists."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ssmpi.cluster.node_layout import lay_out
+from ssmpi.cluster.node_layout import layout_of
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
-from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Role
 from ssmpi.data.reader import SplitReader
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, SPARSE_NAMES, read_manifest
-from ssmpi.embedding.placement import Placement, place
+from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
+from ssmpi.embedding.placement import Placement
+from ssmpi.run.requirements import checkpoint_copies, dense_parameters, memory_of_ranks, placement_of
 from ssmpi.sync import ALGORITHMS
-
-PROCESS_BYTES = {
-    Role.TRAINER: 400e6,
-    Role.EMBEDDING_PS: 185e6,
-    Role.SYNC_PS: 187e6,
-}  # resident memory of ranks of the quickstart, less their data
 
 
 def describe(config: Config, where: Site | None = None, tables_file: Path | None = None) -> str:
-    """The plan as text. ``where`` adds what each node needs, TopologyError if it cannot; ``tables_file`` takes the place of
-    data that is not prepared yet.
+    """The plan as text. ``where`` adds what each node needs, TopologyError if the ranks do not fit. ``tables_file``
+    stands in for data that is not prepared yet.
     """
-    cardinalities = read_tables(tables_file) if tables_file else read_manifest(Path(config.data.folder)).cardinalities
-    placement = place(cardinalities, max(1, config.topology.embedding_ps))
+    placement = placement_of(config, tables_file)
     sections = [
         ranks(config),
         tables(config, placement),
         memory(config, placement),
-        *([nodes(config, where, placement)] if where else []),
+        *([layout_of(config, where, placement).describe(where)] if where else []),
         traffic(config, placement),
         *([] if tables_file else [work(config)]),
     ]
     return "\n\n".join(sections)
-
-
-def nodes(config: Config, where: Site, placement: Placement) -> str:
-    """What each node gets and needs."""
-    needs = memory_of_ranks(config, placement), copies_of_ranks(config, placement)
-    return lay_out(config.topology, where, *needs).describe(where)
-
-
-def read_tables(path: Path) -> tuple[int, ...]:
-    """Rows of each table from a text file of whole numbers; # starts a comment."""
-    try:
-        words = " ".join(line.partition("#")[0] for line in path.read_text(encoding="utf-8").splitlines()).split()
-    except OSError as error:
-        raise DataError(
-            f"{path}: {error.strerror}; name a text file with the rows of {SPARSE_FEATURES} tables"
-        ) from None
-    if len(words) != SPARSE_FEATURES or not all(word.isdigit() and int(word) for word in words):
-        raise DataError(
-            f"{path}: expected {SPARSE_FEATURES} whole numbers, the rows of each table; found {len(words)} words"
-        )
-    return tuple(map(int, words))
-
-
-def dense_parameters(config: Config) -> int:
-    """Floats in one dense replica."""
-    return config.model.parameters(DENSE_FEATURES, SPARSE_FEATURES)
 
 
 def ranks(config: Config) -> str:
@@ -77,7 +44,7 @@ def ranks(config: Config) -> str:
 
 
 def tables(config: Config, placement: Placement) -> str:
-    """Who holds which tables, with memory and expected lookups."""
+    """The tables of each embedding PS, with memory and expected lookups."""
     row = config.embedding.row_bytes
     lines = [
         f"embedding tables: {sum(placement.cardinalities):,} rows x {config.embedding.dim}, "
@@ -90,40 +57,10 @@ def tables(config: Config, placement: Placement) -> str:
         ]
         where = f"embedding_ps {server}" if config.topology.embedding_ps else "trainer 0"
         lines.append(
-            f"  {where}: {_bytes(placement.rows_of(server) * row)}, {placement.lookups_of(server):.2f} lookups an example: "
-            + " ".join(names)
+            f"  {where}: {_bytes(placement.rows_of(server) * row)}, {placement.lookups_of(server):.2f} lookups an "
+            "example: " + " ".join(names)
         )
     return "\n".join(lines)
-
-
-def memory_of_ranks(config: Config, placement: Placement | None = None) -> dict[Role, float]:
-    """Expected bytes of one rank of each role, libraries included; of the PS that holds most. Reads the manifest if need be."""
-    placement = placement or placed(config)
-    parameters, topology = dense_parameters(config), config.topology
-    features = SPARSE_FEATURES * config.embedding.dim * 4 * config.data.batch_size
-    block = config.data.block_rows * 2 * (SPARSE_FEATURES + DENSE_FEATURES + 1) * 4
-    activations = config.data.batch_size * 4 * 4 * (sum(config.model.bottom) + sum(config.model.top) + 27 * 27)
-    trainer = 4.0 * parameters * (5 + topology.threads) + topology.threads * (6.0 * features + block + activations)
-    arenas = [placement.rows_of(s) * config.embedding.row_bytes for s in range(placement.servers)]
-    sync_ps = 8.0 * parameters / max(1, topology.sync_ps)
-    if not topology.embedding_ps:
-        trainer += arenas[0]
-    own = {Role.TRAINER: trainer, Role.EMBEDDING_PS: float(max(arenas)), Role.SYNC_PS: sync_ps}
-    return {role: size + PROCESS_BYTES[role] for role, size in own.items()}
-
-
-def copies_of_ranks(config: Config, placement: Placement | None = None) -> dict[Role, float]:
-    """Bytes that one rank of a role also uses, where there is room for them, while a checkpoint is written."""
-    if not config.checkpoint.background:
-        return {}
-    placement = placement or placed(config)
-    size = max(placement.rows_of(server) for server in range(placement.servers)) * config.embedding.row_bytes
-    return {Role.EMBEDDING_PS if config.topology.embedding_ps else Role.TRAINER: float(size)}
-
-
-def placed(config: Config) -> Placement:
-    """Where the rows go; reads the data set's manifest."""
-    return place(read_manifest(Path(config.data.folder)).cardinalities, max(1, config.topology.embedding_ps))
 
 
 def memory(config: Config, placement: Placement) -> str:
@@ -132,13 +69,13 @@ def memory(config: Config, placement: Placement) -> str:
     for role, size in memory_of_ranks(config, placement).items():
         if config.topology.counts[role]:
             lines.append(f"  {role}: about {_bytes(size)}")
-    for role, size in copies_of_ranks(config, placement).items():
+    for role, size in checkpoint_copies(config, placement).items():
         lines.append(f"  {role} while a checkpoint is written: {_bytes(size)} more, where there is room for it")
     return "\n".join(lines)
 
 
 def traffic(config: Config, placement: Placement) -> str:
-    """Bytes on the wire per iteration of one thread and per round of one trainer; ids that repeat in a batch go once."""
+    """Bytes on the wire per iteration of a thread and per round of a trainer; repeated ids of a batch are sent once."""
     ids = config.data.batch_size * SPARSE_FEATURES
     row = 4 * config.embedding.dim
     parameters = dense_parameters(config)
@@ -168,7 +105,8 @@ def work(config: Config) -> str:
     elp = data.batch_size * topology.threads * topology.trainers
     rows = reader.rows * data.passes
     return (
-        f"work: {rows:,} examples ({reader.rows:,} rows x {data.passes} passes), {rows // data.batch_size:,} iterations\n"
+        f"work: {rows:,} examples ({reader.rows:,} rows x {data.passes} passes), {rows // data.batch_size:,} "
+        "iterations\n"
         f"  dense replica: {dense_parameters(config):,} parameters ({_bytes(4 * dense_parameters(config))})\n"
         f"  ELP: {elp:,} = batch {data.batch_size} x {topology.threads} threads x {topology.trainers} trainers\n"
         f"  sync: {config.sync.algorithm}, {config.sync.pace} pace"

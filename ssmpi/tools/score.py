@@ -1,4 +1,4 @@
-"""``ssmpi evaluate`` and ``ssmpi predict``: a finished run's model on a split, or on a raw file nobody has prepared."""
+"""``ssmpi evaluate`` and ``ssmpi predict``: a run's model on a split of prepared data, or on a raw file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ssmpi.roles.embedding_ps import serve_embeddings
 
 @dataclass(frozen=True)
 class Source:
-    """What to score: a raw file with ``vocabulary`` (default: that of the training data), or a split of a folder."""
+    """What to score: a raw file with ``vocabulary`` (default: the training data's), or a split of a prepared folder."""
 
     path: Path
     split: str
@@ -35,7 +35,7 @@ class Source:
 
     @property
     def prepared(self) -> Path | None:
-        """The prepared folder, which its manifest may stand for; None for a raw file."""
+        """The prepared folder, which may be given by its manifest; None for a raw file."""
         return self.path if self.path.is_dir() else self.path.parent if self.path.name == MANIFEST_NAME else None
 
 
@@ -49,8 +49,8 @@ class Saved:
 
 
 def open_run(run: Path, ranks: int, data: Path | None = None) -> Saved:
-    """The model of a run for scoring on ``ranks`` ranks, without sync PSs; one rank holds all tables itself. ``data`` stands in
-    for the run's data folder.
+    """The model of a run, to score on ``ranks`` ranks without sync PSs; a single rank holds all tables itself. ``data``
+    replaces the run's data folder.
     """
     if not (run / RUN_FILE).is_file():
         raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
@@ -72,7 +72,7 @@ def open_run(run: Path, ranks: int, data: Path | None = None) -> Saved:
 
 
 def evaluate(run: Path, split: str, data: Path | None) -> int:
-    """Print the metrics of ``run``'s model on one split; alone or on its trainers and embedding PSs under mpirun."""
+    """Print the metrics of ``run``'s model on one split, in one process or on its ranks under mpirun."""
     with joined() as job:
         saved = job.agree(lambda: open_split(open_run(run, job.size, data), split, data))
         model_files.check(job, saved.folder)
@@ -92,7 +92,7 @@ def evaluate(run: Path, split: str, data: Path | None) -> int:
 
 
 def predict(run: Path, source: Source, file: Path) -> int:
-    """Write one click probability a line, in the order of the rows; the file appears when it is whole."""
+    """Write one click probability per line, in the order of the rows; the file appears once it is complete."""
     with joined() as job:
         saved, source = job.agree(lambda: open_input(run, job.size, source, file))
         model_files.check(job, saved.folder)
@@ -109,7 +109,7 @@ def predict(run: Path, source: Source, file: Path) -> int:
 
 
 def open_split(saved: Saved, split: str, data: Path | None) -> Saved:
-    """The same, with the data folder to evaluate on; DataError if that is not of the model's ids, or has no such split."""
+    """The same, with the data folder to evaluate on; DataError for other ids than the model's or a missing split."""
     folder = data or saved.origin.find(saved.config.data.folder)
     reader = SplitReader(folder, split, 65536)
     saved.origin.check(folder, reader.manifest)
@@ -121,7 +121,7 @@ def open_split(saved: Saved, split: str, data: Path | None) -> Saved:
 
 
 def open_input(run: Path, ranks: int, source: Source, file: Path) -> tuple[Saved, Source]:
-    """The model to predict with and what to score, its vocabulary named, after everything that can be checked before."""
+    """The model and the input with its vocabulary, after all that can be checked beforehand has been."""
     if ranks != 1:
         raise DataError(f"'ssmpi predict' runs in one process, got {ranks} ranks: start it without mpirun")
     atomic_file.check(file)

@@ -113,10 +113,10 @@ def test_two_jobs_do_not_write_one_run(tmp_path, data):
             refused = ssmpi(*others, ranks=2)
             assert refused.code == 2, refused.err
             assert refused.err.count("error: ") == 1
-            assert f"{run}: another job is at this run (process {holder} on host " in refused.err
+            assert f"{run}: another job is using this run (process {holder} on host " in refused.err
             assert f"end it ('kill {holder}')" in refused.err
         assert job.process.poll() is None, job.read_so_far()
         interfere(job, run, signal.SIGKILL, rank=0, checkpoints=1)
     position = json.loads((Store(run).committed()[-1] / "manifest.json").read_text())["state"]["examples"]
     again = ("train", "--resume", run, f"data.passes={position // 4_000 + 2}")
-    assert "going on from" in ssmpi(*again, ranks=2).check().err
+    assert "resuming from" in ssmpi(*again, ranks=2).check().err

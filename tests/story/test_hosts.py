@@ -155,13 +155,13 @@ def test_a_crashed_host_ends_the_job_and_the_run_goes_on_without_it(hosts, launc
     hosts.crash("h2")
     code, output = run.end(within=10)
     assert code == LOST, output
-    assert "did not end by itself" in output
-    assert "error: no answer from h2: mend it or leave it out of launcher.hosts" in output
+    assert "the run did not finish" in output
+    assert "error: no answer from h2: repair it or remove it from launcher.hosts" in output
     again = launch("topology.trainers=1", site="without-h2.toml").until_it_trains()
     again.stop()
     code, output = again.end()
     assert code == STOPPED, output
-    assert "going on from" in output
+    assert "resuming from" in output
     assert "2 ranks on 2 hosts: h1: trainer 0; h3: embedding_ps 0" in output
 
 

@@ -119,7 +119,7 @@ class Submitted:
     def until_it_has_gone_on(self, times):
         """Wait until SLURM has started it again, it has found its checkpoint and has made another."""
         self.until(
-            lambda: self.log.count("going on from") >= times, f"{self.folder.name} goes on for the {times}. time"
+            lambda: self.log.count("resuming from") >= times, f"{self.folder.name} goes on for the {times}. time"
         )
         self.until_it_has_saved()
         assert int(self.slurm.job(self.number)["Restarts"]) >= times
@@ -145,7 +145,7 @@ def test_a_run_survives_its_limit_preemption_and_a_lost_host_and_ends_when_cance
         slurm.head("scancel", "--batch", "--signal=USR1", job.number)  # as SLURM does ahead of the time limit
     for job in jobs:
         job.until_it_has_gone_on(1)
-        assert f"stopped and saved: job {job.number} goes back into the queue" in job.log
+        assert f"stopped and saved: requeueing job {job.number}" in job.log
     slurm.submit("sbatch", *URGENT, folder=place)
     for job in jobs:
         job.until_it_has_gone_on(2)

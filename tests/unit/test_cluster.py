@@ -22,10 +22,10 @@ from ssmpi.config import load
 from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding import wire
+from ssmpi.run.requirements import dense_parameters
 from ssmpi.sync import SYNC_PS
 from ssmpi.tools import forecast
-from ssmpi.tools.forecast import EMBEDDING, STEP, SYNC, Forecast, Links
-from ssmpi.tools.plan import dense_parameters
+from ssmpi.tools.forecast import EMBEDDING, STEP, SYNC, Compute, Forecast, Links, Rounds
 
 
 class Clock:
@@ -153,7 +153,16 @@ def test_rows_that_come_late_and_rounds_in_the_foreground_add_to_a_step():
 
 
 # P = 25,000 floats are 100 kB; a link of 10 MB/s takes 10 ms a direction, 20 ms there and back.
-FR = Forecast(0.020, 100, 1, Links(sync_ps=10e6), SYNC_PS, 100_000, period=5)
+COMPUTE = Compute(0.020, 100, 1)
+FR = Forecast(COMPUTE, Links(sync_ps=10e6), Rounds(SYNC_PS, 100_000, period=5))
+
+
+def with_rounds(model, **changes):
+    return replace(model, rounds=replace(model.rounds, **changes))
+
+
+def with_threads(model, threads):
+    return replace(model, compute=replace(model.compute, threads=threads))
 
 
 def test_foreground_easgd_has_its_plateau_where_the_formula_says():
@@ -169,37 +178,37 @@ def test_foreground_easgd_has_its_plateau_where_the_formula_says():
 
 
 def test_the_plateau_moves_with_sync_pss_and_period():
-    assert replace(FR, period=30).of(10_000).eps == pytest.approx(300_000)
-    assert replace(FR, round_bytes=25_000).of(10_000).eps == pytest.approx(200_000)  # 4 PSs
+    assert with_rounds(FR, period=30).of(10_000).eps == pytest.approx(300_000)
+    assert with_rounds(FR, bytes=25_000).of(10_000).eps == pytest.approx(200_000)  # 4 PSs
 
 
 def test_threads_with_rounds_of_their_own_ask_as_often_as_so_many_trainers():
-    assert replace(FR, threads=4).of(1000).eps == pytest.approx(50_000)
-    assert replace(FR, threads=4, together=True).of(1000).eps == pytest.approx(200_000)
+    assert with_threads(FR, 4).of(1000).eps == pytest.approx(50_000)
+    assert with_threads(with_rounds(FR, together=True), 4).of(1000).eps == pytest.approx(200_000)
 
 
 def test_in_the_background_the_gap_grows_and_examples_do_not_wait():
-    shadow = replace(FR, period=0)
+    shadow = with_rounds(FR, period=0)
     for n, gap in ((1, 1.0), (2, 1.0), (4, 2.0), (16, 8.0), (256, 128.0)):
         assert shadow.of(n).eps == pytest.approx(n * 5000)
         assert shadow.of(n).gap == pytest.approx(gap)  # 4 P n / (S B) / step, from two trainers on
         assert shadow.of(n).full == STEP
-    assert replace(shadow, threads=3).of(16).gap == pytest.approx(8.0)  # of a thread
-    assert replace(shadow, round_bytes=50_000, fragments=2).of(16).gap == pytest.approx(8.0)
+    assert with_threads(shadow, 3).of(16).gap == pytest.approx(8.0)  # of a thread
+    assert with_rounds(shadow, bytes=50_000, fragments=2).of(16).gap == pytest.approx(8.0)
 
 
 def test_rings_have_a_nearly_constant_gap():
-    ring = Forecast(0.020, 100, 1, Links(trainer=10e6), "all trainers", 100_000)
+    ring = Forecast(COMPUTE, Links(trainer=10e6), Rounds("all trainers", 100_000))
     assert ring.of(1).gap is None
     assert ring.of(2).gap == pytest.approx(0.5)
     assert ring.of(256).gap == pytest.approx(2 * 255 / 256 * 0.5)
     assert replace(ring, links=Links()).of(8).gap is None  # as fast as can be: nothing to say
-    pairs = replace(ring, partner="another trainer")
+    pairs = with_rounds(ring, partner="another trainer")
     assert [pairs.of(n).gap for n in (1, 2, 64)] == [None, pytest.approx(1.0), pytest.approx(1.0)]
 
 
 def test_embedding_links_fill_and_slower_iterations_shrink_the_gap():
-    tables = Forecast(0.020, 100, 1, Links(10e6, 5e6), SYNC_PS, 100_000, iteration_bytes=25_000)
+    tables = Forecast(COMPUTE, Links(10e6, 5e6), Rounds(SYNC_PS, 100_000), iteration_bytes=25_000)
     assert tables.of(4).full == STEP
     assert tables.of(8).eps == pytest.approx(20_000)  # 200 iterations/s
     assert tables.of(8).full == EMBEDDING
@@ -229,10 +238,10 @@ def test_distinct_rows_are_those_of_the_data(tmp_path, small_data):
 def test_a_run_file_is_taken_as_it_is(tmp_path, small_data):
     config = read(tmp_path, small_data, *Shape("easgd", 5, 2).overrides(8))
     found = forecast.forecast(config, 0.02, Links(10e6))
-    assert (found.partner, found.period, found.together) == (SYNC_PS, 5, False)
-    assert found.round_bytes == 4 * dense_parameters(config) / 2
+    assert (found.rounds.partner, found.rounds.period, found.rounds.together) == (SYNC_PS, 5, False)
+    assert found.rounds.bytes == 4 * dense_parameters(config) / 2
     timed = read(tmp_path, small_data, "sync.algorithm=ma", "sync.pace=fixed_rate", "sync.every_seconds=2.0")
-    assert forecast.forecast(timed, 0.02, Links()).period == pytest.approx(100)
+    assert forecast.forecast(timed, 0.02, Links()).rounds.period == pytest.approx(100)
     with pytest.raises(SettingsError, match="no forecast for"):
         forecast.forecast(read(tmp_path, small_data, *SYNCHRONOUS), 0.02, Links())
 
@@ -263,7 +272,7 @@ def test_the_prediction_shows_its_sums_and_what_is_full_first(tmp_path, small_da
 )
 def test_the_prediction_says_once_what_is_full_first_in_the_background(embedding, first, eps):
     """A full sync PS link costs gap there; the table below speaks of what limits EPS."""
-    found = Forecast(0.020, 100, 1, Links(10e6, embedding), SYNC_PS, 100_000, iteration_bytes=25_000)
+    found = Forecast(COMPUTE, Links(10e6, embedding), Rounds(SYNC_PS, 100_000), iteration_bytes=25_000)
     full, background = forecast.first_full(found)
     assert full.strip() == f"first to be full: {first}"
     assert "costs gap, not EPS" in background
@@ -271,7 +280,7 @@ def test_the_prediction_says_once_what_is_full_first_in_the_background(embedding
 
 
 def test_links_that_carry_anything_are_never_full():
-    (line,) = forecast.first_full(Forecast(0.020, 100, 1, Links(), SYNC_PS, 100_000))
+    (line,) = forecast.first_full(Forecast(COMPUTE, Links(), Rounds(SYNC_PS, 100_000)))
     assert "none of the links" in line
 
 

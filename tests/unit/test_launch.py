@@ -82,7 +82,7 @@ def test_a_measured_job_ends_with_the_benchmark_that_is_told_to_end(tmp_path):
 
 
 STARTS = {
-    "launch": "from ssmpi import launch; launch.supervise(line, {})",
+    "launch": "from ssmpi.cluster import launch; launch.supervise(line, {})",
     "bench": "from ssmpi.bench import jobs; jobs.finish(line, pathlib.Path('said'), 60, {})",
 }
 
@@ -123,7 +123,9 @@ def awaited(path):
 def test_a_broken_mpirun_is_named(tmp_path, mpirun):
     (tmp_path / "mpirun").write_text(mpirun)
     (tmp_path / "mpirun").chmod(0o755)
-    with pytest.raises(UserError, match=r"/mpirun: cannot be started \(.*\): install it anew, or put one that works"):
+    with pytest.raises(
+        UserError, match=r"/mpirun: cannot be started \(.*\): reinstall it, or put a working one before it"
+    ):
         launch.supervise([str(tmp_path / "mpirun"), "-n", "2"], os.environ)
 
 

@@ -19,8 +19,8 @@ from ssmpi.run import lockfile, run_folder
 HOLD = """
 import sys, time
 from pathlib import Path
-from ssmpi import lockfile
-held = lockfile.take(Path(sys.argv[1]), lambda holder: 0)
+from ssmpi.run import lockfile
+held = lockfile.acquire(Path(sys.argv[1]), lambda holder: 0)
 print("held", flush=True)
 time.sleep(60)
 """
@@ -61,13 +61,13 @@ def test_who_holds_a_run_is_named_and_when_it_is_killed_the_lock_is_free(tmp_pat
 
 
 def test_a_lock_outlives_its_holder_in_a_child_that_inherited_it(tmp_path):
-    with lockfile.take(tmp_path / "lock", lambda _: 0) as lock:
+    with lockfile.acquire(tmp_path / "lock", lambda _: 0) as lock:
         child = subprocess.Popen(["sleep", "60"], pass_fds=(lock.fileno(),))
     with pytest.raises(lockfile.HeldError):
-        lockfile.take(tmp_path / "lock", lambda _: 0)
+        lockfile.acquire(tmp_path / "lock", lambda _: 0)
     child.kill()
     child.wait()
-    lockfile.take(tmp_path / "lock", lambda _: 0).close()
+    lockfile.acquire(tmp_path / "lock", lambda _: 0).close()
 
 
 def test_a_holder_on_another_host_may_be_a_lost_one_and_is_waited_for(tmp_path, holder, monkeypatch, caplog):
@@ -82,7 +82,7 @@ def test_a_holder_on_another_host_may_be_a_lost_one_and_is_waited_for(tmp_path, 
 @pytest.mark.parametrize("text", ["", "[1]", '{"no": "holder"}'])
 def test_what_is_in_the_file_does_not_matter(tmp_path, holder, text):
     (tmp_path / LOCK_NAME).write_text(text)
-    with pytest.raises(SettingsError, match=r"another job is at this run \(another process\)"):
+    with pytest.raises(SettingsError, match=r"another job is using this run \(another process\)"):
         run_folder.lock(tmp_path)
 
 

@@ -8,6 +8,7 @@ from ssmpi.config import load
 from ssmpi.embedding.placement import place
 from ssmpi.model.dlrm import DLRM
 from ssmpi.model.replica import Replica
+from ssmpi.run.requirements import dense_parameters
 from ssmpi.tools import plan
 
 
@@ -24,7 +25,7 @@ def read(tmp_path, data, *overrides):
 def test_it_counts_the_parameters_that_the_model_has(tmp_path, small_data, overrides):
     config = read(tmp_path, small_data, *overrides)
     replica = Replica(lambda: DLRM(config.model, 13, 26), 1)
-    assert plan.dense_parameters(config) == replica.vector.size
+    assert dense_parameters(config) == replica.vector.size
 
 
 def test_every_rank_and_every_table_is_in_it(tmp_path, small_data):
@@ -61,4 +62,4 @@ def test_traffic_of_a_round(tmp_path, small_data, algorithm, expected):
     text = plan.traffic(config, place([10] * 26, 1))
     number, unit = re.search(r"a round: ([\d.]+) (kB|MB)", text).groups()
     sent = float(number) * {"kB": 1e3, "MB": 1e6}[unit]
-    assert sent == pytest.approx(expected * 4 * plan.dense_parameters(config), rel=5e-3)
+    assert sent == pytest.approx(expected * 4 * dense_parameters(config), rel=5e-3)

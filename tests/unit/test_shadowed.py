@@ -35,7 +35,7 @@ def ended(command):
 
 def test_ranks_are_the_installed_ones(here):
     request = Request(Path("nowhere.toml"), ())
-    assert "nowhere.toml: no such run file" in ended(launch.program(request)).stderr
+    assert "nowhere.toml: no such run file" in ended(launch.rank_command(request)).stderr
 
 
 def test_measured_ranks_are_the_installed_ones(here):

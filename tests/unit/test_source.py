@@ -1,11 +1,14 @@
 """Which code a run ran with, as far as git knows."""
 
+import inspect
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 from runs import write_run_file
 
+import ssmpi
 from ssmpi.core import git_commit
 from ssmpi.run import run_folder
 
@@ -63,3 +66,8 @@ def test_a_run_records_it(tmp_path, small_data, monkeypatch, commit):
     run_folder.make(tmp_path / "run", config, overwrite=False)
     versions = json.loads((tmp_path / "run" / "versions.json").read_text())
     assert versions.get("commit", "") == commit
+
+
+def test_it_asks_about_the_whole_package():
+    (package,) = inspect.signature(git_commit.commit).parameters.values()
+    assert package.default == Path(ssmpi.__file__).parent

@@ -67,7 +67,7 @@ def test_named_on_the_command_line_the_default_is_refused_too(prepare):
 def test_a_default_split_that_is_not_there_is_left_out_with_a_word(prepare, told):
     prepare()
     assert [record.message for record in told.records] == [
-        "no rows in split 'validation' of this data: nothing is scored there (evaluate.split)"
+        "no rows in split 'validation' of this data: it is not evaluated (evaluate.split)"
     ]
 
 

@@ -12,13 +12,12 @@ from datasets import CARDINALITIES
 
 from ssmpi import cli
 from ssmpi.cluster import site
-from ssmpi.cluster.node_layout import lay_out
+from ssmpi.cluster.node_layout import lay_out, layout_of
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError, TopologyError
 from ssmpi.core.settings import dump
 from ssmpi.core.topology import Role, Topology
 from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest
-from ssmpi.tools import plan
 
 JOBS = Path(__file__).parents[2] / "jobs"
 SITES = sorted(path.stem for path in (JOBS / "sites").glob("*.toml"))
@@ -227,9 +226,7 @@ def test_every_rank_is_given_its_host(run_file, tmp_path, monkeypatch, capsys, n
     Path("site.toml").write_text(where)
     assert command("launch", run_file, *TOPOLOGY, "--site", "site.toml", "--dry-run") == 0
     said = capsys.readouterr().err
-    layout = lay_out(
-        load(run_file, TOPOLOGY).topology, site.load(Path("site.toml")), plan.memory_of_ranks(load(run_file, TOPOLOGY))
-    )
+    layout = layout_of(load(run_file, TOPOLOGY), site.load(Path("site.toml")))
     hosts = ",".join(f"n{node}" for node in layout.nodes)
     flag = "--nodelist=" if launcher == "srun" else "-hosts " if name == "mpich" else "--host "
     assert f"{flag}{hosts} " in said

@@ -21,8 +21,8 @@ from ssmpi.config import differences, load
 from ssmpi.core import settings
 from ssmpi.core.errors import STOPPED, SettingsError, UserError
 from ssmpi.core.mpi_environment import PYTHON
+from ssmpi.core.result_marker import is_finished
 from ssmpi.core.run_files import MODEL, RUN_FILE
-from ssmpi.report.results import is_finished
 from ssmpi.run import lockfile
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -122,7 +122,7 @@ def _end(job: subprocess.Popen[bytes]) -> None:
 def _held(where: Place, limit: float) -> IO[str]:
     """Hold the cell's lock; CellError if another process holds it for longer than a cell may take."""
     try:
-        return lockfile.take(where.lock, lambda _: limit)
+        return lockfile.acquire(where.lock, lambda _: limit)
     except lockfile.HeldError:
         raise CellError(
             f"another process has been running it for {limit / 60:g} minutes; end that one (fuser {where.lock} names it)"

@@ -1,0 +1,32 @@
+"""``result.json``, which a run writes last: its status says how the run ended. No other file and no exit code tells that."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ssmpi.core.run_files import RESULT_NAME
+
+COMPLETE = "complete"  # all examples, or a rule ended the run; nothing is left to do
+STOPPED = "stopped"  # asked to stop, and saved: the run can be resumed
+INCOMPLETE = "incomplete"  # it ended by itself and examples are missing, which is a defect
+
+
+def read(run: Path) -> dict[str, Any]:
+    """What the marker says; empty where there is none, or none that can be read."""
+    try:
+        found = json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def status(run: Path) -> str:
+    """``COMPLETE``, ``STOPPED`` or ``INCOMPLETE``; empty where no run has ended."""
+    return str(read(run).get("status", ""))
+
+
+def is_finished(run: Path) -> bool:
+    """Whether nothing is left to do in this run."""
+    return status(run) == COMPLETE

@@ -1,0 +1,74 @@
+"""What a run requires, by arithmetic before a process exists: where its rows go, and the memory of a rank of each role.
+``ssmpi plan`` prints it, ``ssmpi submit`` and ``ssmpi launch`` lay the ranks out by it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ssmpi.config import Config
+from ssmpi.core.errors import DataError
+from ssmpi.core.topology import Role
+from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, read_manifest
+from ssmpi.embedding.placement import Placement, place
+
+PROCESS_BYTES = {
+    Role.TRAINER: 400e6,
+    Role.EMBEDDING_PS: 185e6,
+    Role.SYNC_PS: 187e6,
+}  # resident memory of ranks of the quickstart, less their data
+
+
+def placement_of(config: Config, tables_file: Path | None = None) -> Placement:
+    """Which PS holds which rows. Table sizes come from the data's manifest or from ``tables_file``."""
+    cardinalities = read_tables(tables_file) if tables_file else read_manifest(Path(config.data.folder)).cardinalities
+    return place(cardinalities, max(1, config.topology.embedding_ps))
+
+
+def read_tables(path: Path) -> tuple[int, ...]:
+    """Rows of each table from a text file of whole numbers; # starts a comment."""
+    try:
+        words = " ".join(line.partition("#")[0] for line in path.read_text(encoding="utf-8").splitlines()).split()
+    except OSError as error:
+        raise DataError(
+            f"{path}: {error.strerror}; name a text file with the rows of {SPARSE_FEATURES} tables"
+        ) from None
+    if len(words) != SPARSE_FEATURES or not all(word.isdigit() and int(word) for word in words):
+        raise DataError(
+            f"{path}: expected {SPARSE_FEATURES} whole numbers, the rows of each table; found {len(words)} words"
+        )
+    return tuple(map(int, words))
+
+
+def dense_parameters(config: Config) -> int:
+    """Floats in one dense replica."""
+    return config.model.parameters(DENSE_FEATURES, SPARSE_FEATURES)
+
+
+def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
+    """Expected bytes of one rank of each role, libraries included; of the PS that holds most."""
+    parameters, topology = dense_parameters(config), config.topology
+    features = SPARSE_FEATURES * config.embedding.dim * 4 * config.data.batch_size
+    block = config.data.block_rows * 2 * (SPARSE_FEATURES + DENSE_FEATURES + 1) * 4
+    vectors = 1 + SPARSE_FEATURES
+    activations = config.data.batch_size * 4 * 4 * (sum(config.model.bottom) + sum(config.model.top) + vectors**2)
+    trainer = 4.0 * parameters * (5 + topology.threads) + topology.threads * (6.0 * features + block + activations)
+    rows = _largest_share(config, placement)
+    sync_ps = 8.0 * parameters / max(1, topology.sync_ps)
+    if not topology.embedding_ps:
+        trainer += rows
+    own = {Role.TRAINER: trainer, Role.EMBEDDING_PS: float(rows), Role.SYNC_PS: sync_ps}
+    return {role: size + PROCESS_BYTES[role] for role, size in own.items()}
+
+
+def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]:
+    """Bytes that one rank of a role also uses, where there is room for them, while a checkpoint is written."""
+    if not config.checkpoint.background:
+        return {}
+    holder = Role.EMBEDDING_PS if config.topology.embedding_ps else Role.TRAINER
+    return {holder: float(_largest_share(config, placement))}
+
+
+def _largest_share(config: Config, placement: Placement) -> int:
+    """Bytes of rows and optimizer state where most of them lie."""
+    return max(placement.rows_of(server) for server in range(placement.servers)) * config.embedding.row_bytes
