@@ -69,7 +69,7 @@ def memory_for(transport: str) -> Memory:
     return Shared() if transport != "messages" and hasattr(os, "memfd_create") else Own()
 
 
-def attach(address: str, size: int) -> np.ndarray:
+def attach(address: str | bytes, size: int) -> np.ndarray:
     """Another process's memory of this size, uint8 (size,); OSError says why it cannot be had."""
     if not address:
         raise OSError("its system has no memory to share (memfd_create)")
