@@ -13,7 +13,9 @@ Arguments = TypeVarTuple("Arguments")
 
 
 def aside(name: str, body: Callable[[*Arguments], T], *arguments: *Arguments) -> Future[T]:
-    """Start ``body`` on a daemon thread; the future holds its result or its exception. Process exit does not wait for it."""
+    """Start ``body`` on a daemon thread; the future holds its result or its exception. Process exit does not wait for
+    it.
+    """
     future: Future[T] = Future()
 
     def run() -> None:
@@ -26,6 +28,8 @@ def aside(name: str, body: Callable[[*Arguments], T], *arguments: *Arguments) ->
     return future
 
 
-def within(seconds: float, *bodies: Callable[[], object]) -> None:
-    """Run all ``bodies`` at the same time and wait for them at most ``seconds``; what is late goes on in the background."""
+def run_with_timeout(seconds: float, *bodies: Callable[[], object]) -> None:
+    """Run all ``bodies`` at the same time and wait for them at most ``seconds``; what is late goes on in the
+    background.
+    """
     concurrent.futures.wait([aside("aside", body) for body in bodies], seconds)

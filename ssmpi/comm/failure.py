@@ -1,5 +1,5 @@
-"""A thread that fails ends its rank, and a rank or launcher that ends takes the job with it: the guard around every thread,
-and the watch that names a rank on this host that was killed from outside.
+"""A thread that fails ends its rank, and a rank or launcher that ends takes the job with it: the guard around every
+thread, and the watch that names a rank on this host that was killed from outside.
 
 MPI alone does neither: an exception in a thread leaves the other ranks waiting, and a launcher reports a killed rank
 by number, not by role. However many ranks notice a failure, a host prints one message; see ``HostFlags``.
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVarTuple
 
 from ssmpi.comm import signals
-from ssmpi.comm.background import within
+from ssmpi.comm.background import run_with_timeout
 from ssmpi.core import cpu_usage
 from ssmpi.core.errors import LOST, PeerError, UserError
 from ssmpi.core.launcher_env import rank as launched_rank
@@ -141,7 +141,7 @@ def last_words(error: BaseException) -> int:
     rank, code = launched_rank(), 2 if isinstance(error, UserError) else 1
     let_the_first_speak()
     where = "" if rank is None else f"rank {rank} (host {socket.gethostname()}): "
-    within(LAST_WORDS_SECONDS, lambda: say(f"error: {where}{cause(error)}"))
+    run_with_timeout(LAST_WORDS_SECONDS, lambda: say(f"error: {where}{cause(error)}"))
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1:
         end_in_any_case(code)
@@ -187,15 +187,18 @@ class HostFlags:
 
 
 def followers(local: list[int], rank: int) -> list[int]:
-    """The ranks that ``rank`` watches: the next few in the ring, so that the cost does not grow with the ranks of a host."""
+    """The ranks that ``rank`` watches: the next few in the ring, so that the cost does not grow with the ranks of a
+    host.
+    """
     after = local.index(rank) + 1
     circle = local[after:] + local[: after - 1]
     return circle[:WATCHED]
 
 
 class Watch:
-    """Names a rank on this host that was killed: a thread sleeps in ``poll`` on the processes of the next few local ranks and
-    of the launcher. Without its launcher a rank exits at once: nobody else would end it, and it may hold the run's lock.
+    """Names a rank on this host that was killed: a thread sleeps in ``poll`` on the processes of the next few local
+    ranks and of the launcher. Without its launcher a rank exits at once: nobody else would end it, and it may hold the
+    run's lock.
 
     Where the kernel has no pidfd the watch does nothing: the launcher still ends the job. A rank that is alone on its
     host is watched by the launcher only, which reports its number and host.
@@ -232,7 +235,7 @@ class Watch:
                 text = (
                     "the launcher's process on this host has ended, and this rank with it"  # trainer 0 alone prints it
                 )
-                within(LAST_WORDS_SECONDS, partial(log.info, text))
+                run_with_timeout(LAST_WORDS_SECONDS, partial(log.info, text))
                 os._exit(LOST)
             killed = [r for r in gone if r != LAUNCHER and not self.flags.has_left(r)]
             if killed and not self.flags.has_left(self._member.rank) and not signals.told_to_end(ECHO_SECONDS):

@@ -24,11 +24,11 @@ FAREWELL_SECONDS = 10.0  # for the last messages of both neighbours
 
 
 class Heartbeat:
-    """A thread that sends this rank's heartbeats and listens to the previous rank's; ``name_of(rank)`` names ranks. ``comm``
-    is used for nothing else. Every rank has one, from when it is ready, and all stop it together.
+    """A thread that sends this rank's heartbeats and listens to the previous rank's; ``name_of(rank)`` names ranks.
+    ``comm`` is used for nothing else. Every rank has one, from when it is ready, and all stop it together.
 
-    Silence counts from the first heartbeat, and only while this rank itself was awake: a job that is suspended as a whole
-    and continued finds no rank frozen.
+    Silence counts from the first heartbeat, and only while this rank itself was awake: a job that is suspended as a
+    whole and continued finds no rank frozen.
     """
 
     def __init__(self, comm: MPI.Comm, member: JobMember, name_of: Callable[[int], str], limit_seconds: float) -> None:
@@ -84,6 +84,7 @@ class Heartbeat:
         rank = self._previous
         return (
             f"error: {self._name_of(rank)} (rank {rank}, host {self._host}) has given no sign of life for "
-            f"{self._limit:g} s: it is frozen (stopped, swapping, waiting for a file system), or its host or network is "
-            "gone; the job ends here. Look at that host and start again; raise waiting.frozen_seconds if it was only slow"
+            f"{self._limit:g} s: it is frozen (stopped, swapping, waiting for a file system), or its host or network "
+            "is gone; the job ends here. Look at that host and start again; raise waiting.frozen_seconds if it was "
+            "only slow"
         )

@@ -31,8 +31,8 @@ class Inbox:
 
 
 class Conversation:
-    """A communicator of its own for one purpose; ``directory`` says which of its ranks plays which role, and ``names`` how
-    messages call them (``embedding_ps 1``).
+    """A communicator of its own for one purpose; ``directory`` says which of its ranks plays which role, and ``names``
+    how messages call them (``embedding_ps 1``).
     """
 
     def __init__(self, comm: MPI.Comm, directory: Directory) -> None:

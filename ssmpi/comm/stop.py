@@ -1,7 +1,7 @@
 """How far a request to stop has come on this rank. It travels in one way, and each state has one owner:
 
-requested (a signal, on any rank) -> told (trainer 0 passes it on with its answers to reports) -> agreed (a reduction over
-the trainers, at rest) -> saved (a checkpoint, then ``result.json``) -> every rank leaves with exit code 85.
+requested (a signal, on any rank) -> told (trainer 0 passes it on with its answers to reports) -> agreed (a reduction
+over the trainers, at rest) -> saved (a checkpoint, then ``result.json``) -> every rank leaves with exit code 85.
 """
 
 from __future__ import annotations

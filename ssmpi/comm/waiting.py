@@ -22,8 +22,9 @@ class MPIRequest(Protocol):
 
 @dataclass(frozen=True)
 class Patience:
-    """The ``[waiting]`` section: ``spins`` tests without sleep, then sleeps growing to ``longest_sleep_us``, or to a twentieth
-    of the wait so far (at most 10 ms) where that is longer: an idle server need not poll 2,000 times a second.
+    """The ``[waiting]`` section: ``spins`` tests without sleep, then sleeps growing to ``longest_sleep_us``, or to a
+    twentieth of the wait so far (at most 10 ms) where that is longer: an idle server need not poll 2,000 times a
+    second.
 
     Spin only where ranks have cores of their own. ``time_limit_seconds`` is how long any single answer may take,
     ``frozen_seconds`` how long a rank may go without a heartbeat.

@@ -19,7 +19,7 @@ import mpi4py
 import numpy as np
 
 from ssmpi.comm import failure
-from ssmpi.comm.background import within
+from ssmpi.comm.background import run_with_timeout
 from ssmpi.comm.failure import Watch, cause, guard, say
 from ssmpi.comm.waiting import SUPERVISOR, Patience, Pause
 from ssmpi.core import launcher_env, log
@@ -71,7 +71,7 @@ class Job:
         self.who, self._watch.names = names[self.rank], list(names)
 
     def agree(self, body: Callable[[], T]) -> T:
-        """Run ``body`` on the first rank and give every rank its result; if it fails there, all exit with one message."""
+        """Run ``body`` on the first rank and give every rank its result; if it fails, all exit with one message."""
         result: T | None = None
         failed = False
         if self.rank == 0:
@@ -97,7 +97,7 @@ class Job:
         """
         failure.end_in_any_case(code)
         flags = self._watch.flags
-        within(failure.LAST_WORDS_SECONDS, partial(log.record, text), partial(flags.speak_first, text))
+        run_with_timeout(failure.LAST_WORDS_SECONDS, partial(log.record, text), partial(flags.speak_first, text))
         flags.leaving(self.rank)
         self.comm.Abort(code)
 
@@ -131,7 +131,7 @@ def join() -> Job:
 
 @contextlib.contextmanager
 def joined() -> Iterator[Job]:
-    """Be in the job: an exception in the block on any rank ends all ranks. In a job of one rank it is raised as usual."""
+    """Be in the job: an exception in the block on any rank ends all ranks. In a job of one rank it is just raised."""
     job = join()
     with guard(job, "main") if job.size > 1 else contextlib.nullcontext():
         yield job
@@ -181,8 +181,8 @@ class World:
         return f"{self.size} ranks on {len(by_host)} host{'s' * (len(by_host) > 1)}: {places}"
 
     def _share_host(self) -> tuple[int, float, str]:
-        """How many ranks of this host play this one's role; the share of a core for each shadow thread; and, on the host's
-        first rank, a warning if there are fewer cores than worker threads.
+        """How many ranks of this host play this one's role; the share of a core for each shadow thread; and, on the
+        host's first rank, a warning if there are fewer cores than worker threads.
         """
         neighbours = self._job.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
         here = neighbours.allgather((self.role, frozenset(os.sched_getaffinity(0))))
