@@ -22,8 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.cluster.launch import session_folder
+from ssmpi.comm.stop import Stop
 from ssmpi.core.mpi_environment import environment
-from ssmpi.core.topology import Role
+from ssmpi.core.topology import CONVERSATIONS, Directory
 
 TESTS = Path(__file__).parent
 PATIENCE = 120  # seconds until something counts as hanging: twenty times what it takes on a quiet machine
@@ -207,16 +208,7 @@ class PretendedJob:
         self.topology, self.deadline = topology, deadline
         self.lock = threading.RLock()
         self.error = None
-        members = {
-            "embedding": (Role.TRAINER, Role.EMBEDDING_PS),
-            "center": (Role.TRAINER, Role.SYNC_PS),
-            "trainers": (Role.TRAINER,),
-            "control": (Role.TRAINER,),
-        }
-        self.exchanges = {
-            name: Exchange(self, [rank for role in roles for rank in topology.ranks_of(role)])
-            for name, roles in members.items()
-        }
+        self.exchanges = {name: Exchange(self, topology.directory(name)) for name in CONVERSATIONS}
 
     def fail(self, error):
         """Remember the first error; every rank then fails at its next call."""
@@ -241,8 +233,9 @@ class PretendedWorld:
         self.host, self.who = "here", job.topology.name_of(rank)
         self.role, self.index = job.topology.role_of(rank)
         self._job = job
+        self.stop = Stop()
         for name, exchange in job.exchanges.items():
-            alone = Exchange(job, [rank])
+            alone = Exchange(job, Directory(((self.role, self.index),)))
             setattr(self, name, PretendedConversation(exchange if rank in exchange.members else alone, rank))
 
     def beat(self, patience):
@@ -257,10 +250,11 @@ class PretendedWorld:
 class Exchange:
     """One conversation's messages sent and not received, receives posted and not answered, and collectives."""
 
-    def __init__(self, job, members):
-        self.job, self.members = job, members
-        self.sent = [[] for _ in members]
-        self.awaited = [[] for _ in members]
+    def __init__(self, job, directory):
+        self.job, self.directory = job, directory
+        self.members = [job.topology.ranks_of(role)[index] for role, index in directory.members]
+        self.sent = [[] for _ in self.members]
+        self.awaited = [[] for _ in self.members]
         self.collectives = []
         self.chance = random.Random(0)
 
@@ -297,7 +291,7 @@ class PretendedConversation:
 
     def __init__(self, exchange, world_rank):
         self._exchange, self._job = exchange, exchange.job
-        self.names = tuple(self._job.topology.name_of(member) for member in exchange.members)
+        self.directory, self.names = exchange.directory, exchange.directory.names
         self.rank, self.size = exchange.members.index(world_rank), len(exchange.members)
         self._collectives = 0
 
@@ -361,7 +355,7 @@ class PretendedConversation:
     def split(self, color):
         colors = self.gather(color)
         ranks = [rank for rank, other in enumerate(colors) if other == color]
-        mine = Exchange(self._job, [self._exchange.members[rank] for rank in ranks]) if self.rank == ranks[0] else None
+        mine = Exchange(self._job, self.directory.subset(ranks)) if self.rank == ranks[0] else None
         return PretendedConversation(self.gather(mine)[ranks[0]], self._exchange.members[self.rank])
 
     def share(self, value):

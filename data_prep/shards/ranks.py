@@ -135,7 +135,7 @@ def _order(error: DataError) -> tuple[tuple[int, int], str]:
 
 def join() -> Ranks:
     """The ranks this process belongs to: the MPI job's under a launcher, else just itself."""
-    return Ranks() if launcher_env.alone() else MPIRanks()
+    return Ranks() if launcher_env.is_single_process() else MPIRanks()
 
 
 def describe(error: Exception) -> str:

@@ -16,12 +16,14 @@ from ssmpi.core.mpi_environment import home
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its code: 0 done, 1 failed, 2 for what the user can mend, 85 stopped on request."""
+    """Run one command and exit with its code: 0 done, 1 failed, 2 an error that the user can mend, 85 stopped on
+    request.
+    """
     os.environ |= home()
     parsed = parse(parser(), arguments)
     try:
         code = parsed.command(parsed)
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader of our output, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except KeyboardInterrupt:
@@ -32,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parse(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse, with overrides before or after options; under a launcher only the first rank says what is wrong."""
+    """Parse, with overrides before or after options; under a launcher only the first rank prints what is wrong."""
     try:
         with contextlib.redirect_stderr(io.StringIO()) if launcher_env.rank() else contextlib.nullcontext():
             return parse_overrides(top, arguments)
@@ -42,7 +44,7 @@ def parse(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argp
 
 
 def parse_overrides(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """argparse takes positionals only in one run: collect the overrides that it leaves."""
+    """argparse takes positional arguments only in one group: collect the overrides that it leaves over."""
     for word in sys.argv[1:] if arguments is None else arguments:
         if not word.isascii() and word.encode(errors="ignore") != word.encode(errors="surrogatepass"):
             top.error(f"{word!a}: not UTF-8, as this locale has it; set PYTHONUTF8=1 and use names in UTF-8")

@@ -45,34 +45,36 @@ def add_runs(among: Any) -> None:
     """``train``, ``launch`` and ``submit``."""
     sub = add(among, "train", commands.train, "train a model; start it with mpirun, or let 'ssmpi launch' do that")
     add_run(sub)
-    sub.add_argument("--terminal", type=Path, help="terminal to draw the progress bar on, as 'ssmpi launch' says it")
+    sub.add_argument("--terminal", type=Path, help="terminal to draw the progress bar on, set by 'ssmpi launch'")
     text = "start mpirun with the right number of ranks and settings; Ctrl-C saves and stops"
     sub = add(among, "launch", commands.launch, text)
     add_run(sub)
     sub.add_argument("--site", type=Path, help="site file: where the ranks go, how they are started (jobs/README.md)")
     sub.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
-    sub = add(among, "submit", commands.submit, "make the run folder with a batch file in it, and submit that")
+    sub = add(among, "submit", commands.submit, "make the run folder with a batch file in it, and submit the file")
     add_run_file(sub)
     sub.add_argument("--site", type=Path, required=True, help="site file: nodes, placement, launcher, queue")
-    sub.add_argument("--dry-run", action="store_true", help="print who goes where and the batch file, make nothing")
+    sub.add_argument("--dry-run", action="store_true", help="print the layout and the batch file, write nothing")
 
 
 def add_run(sub: argparse.ArgumentParser) -> None:
-    """Which run, and whether it is gone on with."""
+    """Which run, and whether to resume it."""
     add_run_file(sub, optional=True)
     sub.add_argument("--overwrite", action="store_true", help="replace an earlier run in the same run folder")
-    sub.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder, or start it there")
-    sub.add_argument("--checkpoint", metavar="NAME", help="go on from this one, or from the newest that is 'whole'")
+    sub.add_argument("--resume", type=Path, metavar="RUN", help="resume the run in this folder, or start it there")
+    sub.add_argument("--checkpoint", metavar="NAME", help="resume from this one, or from the newest that is 'whole'")
 
 
 def add_plans(among: Any) -> None:
     """``plan`` and ``doctor``."""
     sub = add(among, "plan", commands.plan, "print ranks, placement, memory and traffic of a run, without MPI")
     add_run_file(sub)
-    sub.add_argument("--site", type=Path, help="site file: say what each node needs, and refuse what cannot fit")
+    sub.add_argument(
+        "--site", type=Path, help="site file: print what each node needs, and refuse a run that cannot fit"
+    )
     sub.add_argument("--tables", type=Path, help="text file with the rows of each table, before data is prepared")
     sub.add_argument(
-        "--predict", action="store_true", help="say how fast how many trainers would be, and what is full first"
+        "--predict", action="store_true", help="predict speed by number of trainers, and the first bottleneck"
     )
     sub.add_argument("--trainers", default="1,8,64,256", metavar="NUMBERS", help="to predict for (default: 1,8,64,256)")
     sub.add_argument(
@@ -111,7 +113,7 @@ def add_records(among: Any) -> None:
         among,
         "inspect",
         commands.inspect,
-        "say how a run stands and what its checkpoints hold, and check every byte of them",
+        "print the state of a run and of its checkpoints, and check every byte of them",
     )
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("--no-checksums", action="store_true", help="do not read the files")
@@ -143,7 +145,7 @@ def add_records(among: Any) -> None:
 
 def add_benchmarks(among: Any) -> None:
     """``bench`` and its kinds."""
-    text = "measure this program beside what it could be and what others are"
+    text = "measure ssmpi, its upper bounds and other programs"
     kinds = among.add_parser("bench", help=text, description=text).add_subparsers(required=True, metavar="KIND")
     sub = add(
         kinds,
@@ -161,12 +163,13 @@ def add_benchmarks(among: Any) -> None:
         "how algorithms scale with trainers, dense steps and links emulated on this host",
     )
     add_cluster_options(sub)
-    sub = add(
-        kinds, "scale", commands.bench_scale, "what it costs to start and to end a job of many ranks on this host"
-    )
+    sub = add(kinds, "scale", commands.bench_scale, "the cost of starting and ending a job of many ranks on this host")
     sub.add_argument("--ranks", default="8,32", metavar="NUMBERS", help="ranks of the jobs (default: 8,32)")
     sub.add_argument(
-        "--folder", type=Path, default=Path("runs/bench"), help="where results and made data go (default: runs/bench)"
+        "--folder",
+        type=Path,
+        default=Path("runs/bench"),
+        help="where results and synthetic data go (default: runs/bench)",
     )
 
 
@@ -177,7 +180,10 @@ def add_bench_options(sub: argparse.ArgumentParser) -> None:
         "overrides", nargs="*", metavar=words, help="data and model (default: synthetic Criteo, Kaggle DLRM)"
     )
     sub.add_argument(
-        "--folder", type=Path, default=Path("runs/bench"), help="where results and made data go (default: runs/bench)"
+        "--folder",
+        type=Path,
+        default=Path("runs/bench"),
+        help="where results and synthetic data go (default: runs/bench)",
     )
     sub.add_argument("--rounds", type=int, default=2, metavar="N", help="visits to every contender (default: 2)")
     sub.add_argument(
@@ -185,9 +191,12 @@ def add_bench_options(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--batch", default="128,512,2048", metavar="SIZES", help="batch sizes (default: 128,512,2048)")
     sub.add_argument(
-        "--only", default="", metavar="PATTERN", help="contenders and sections whose name has this; * is anything"
+        "--only",
+        default="",
+        metavar="PATTERN",
+        help="contenders and sections whose name contains this; * matches anything",
     )
-    sub.add_argument("--short", action="store_true", help="batch 128, one round, few contenders: to see that it works")
+    sub.add_argument("--short", action="store_true", help="batch 128, one round, few contenders: a smoke test")
 
 
 def add_cluster_options(sub: argparse.ArgumentParser) -> None:
@@ -195,7 +204,10 @@ def add_cluster_options(sub: argparse.ArgumentParser) -> None:
     words = "[run.toml] [section.key=value ...]"
     sub.add_argument("overrides", nargs="*", metavar=words, help="a run file for its data, settings for all jobs")
     sub.add_argument(
-        "--folder", type=Path, default=Path("runs/bench"), help="where results and made data go (default: runs/bench)"
+        "--folder",
+        type=Path,
+        default=Path("runs/bench"),
+        help="where results and synthetic data go (default: runs/bench)",
     )
     sub.add_argument("--trainers", default="1,2,4,8,16", metavar="NUMBERS", help="of the jobs (default: 1,2,4,8,16)")
     sub.add_argument("--step-ms", type=float, default=50.0, metavar="MS", help="a dense step (default: 50)")
@@ -214,14 +226,16 @@ def add_cluster_options(sub: argparse.ArgumentParser) -> None:
         type=float,
         default=2.0,
         metavar="S",
-        help="length of a window, 3 a job after 2 that do not count (default: 2)",
+        help="length of a window, 3 a job after 2 of warm-up (default: 2)",
     )
     sub.add_argument(
         "--virtual-hosts",
         action="store_true",
         help="each server on a virtual host whose link the kernel limits (root, Linux; jobs/cluster_on_hosts.sh)",
     )
-    sub.add_argument("--only", default="", metavar="PATTERN", help="contenders whose name has this; * is anything")
+    sub.add_argument(
+        "--only", default="", metavar="PATTERN", help="contenders whose name contains this; * matches anything"
+    )
 
 
 def add_study_options(sub: argparse.ArgumentParser) -> None:
@@ -231,4 +245,4 @@ def add_study_options(sub: argparse.ArgumentParser) -> None:
     mode = sub.add_mutually_exclusive_group()
     mode.add_argument("--list", action="store_true", help="print the cells with their numbers and states, run nothing")
     mode.add_argument("--cell", type=int, metavar="K", help="run cell K only (for array jobs), make no table")
-    mode.add_argument("--table", action="store_true", help="make the table of what is finished, run nothing")
+    mode.add_argument("--table", action="store_true", help="make the table of the finished cells, run nothing")

@@ -1,5 +1,5 @@
-"""What each command does with its parsed arguments: calls the module that does the work, prints what comes back, and returns
-the exit code. That module is imported here and not above, because MPI, torch and the like take seconds.
+"""What each command does with its parsed arguments: call the module that does the work, print its result, and return
+the exit code. That module is imported in the function, because MPI, torch and the like take seconds to import.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def train(arguments: argparse.Namespace) -> int:
     with joined() as job, contextlib.ExitStack() as held:
         from ssmpi import train as story
         from ssmpi.report import plot
-        from ssmpi.run import resume  # in the job, so that what goes wrong here is said once too
+        from ssmpi.run import resume  # in the job, so that an error here is printed once
 
         log.configure(job.who, talkative=job.rank == 0)
         start = job.agree(lambda: resume.prepare(requested(arguments), job.size, held))
@@ -38,10 +38,11 @@ def train(arguments: argparse.Namespace) -> int:
             job.leave()
             return 0
         finished = story.run(job, start.config, path, resume.choose(job, start))
-        if job.rank == 0 and finished:  # who asked for a stop is in a hurry
+        if job.rank == 0 and finished:  # a stop must be quick
             plot(path)
-        stopped = job.leave(stopped=not finished)  # last: a launcher ends the others when a rank exits with a code
-    return STOPPED if stopped else 0
+        job.stop.agreed = not finished
+        job.leave()  # last: a launcher ends the others when a rank exits with a code
+    return STOPPED if job.stop.agreed else 0
 
 
 def requested(arguments: argparse.Namespace) -> Request:

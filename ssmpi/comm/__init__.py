@@ -1,1 +1,3 @@
-"""Everything that speaks MPI: joining and splitting the world, waiting, serving, failing. Only this package imports mpi4py."""
+"""Everything that speaks MPI: joining the job, communicators, waiting, serving, failing. Only this package imports
+mpi4py.
+"""

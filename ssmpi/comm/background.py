@@ -1,4 +1,4 @@
-"""What may never end, such as writing to a disk that hangs or to a reader that does not read, on a thread of its own."""
+"""Runs on a thread of its own what may block forever, such as a write to a hung disk or to a full pipe."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ import concurrent.futures
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 
-def aside(name: str, body: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Start ``body``; the future has its result, or raises its exception. The process may end before it does."""
+def aside(name: str, body: Callable[[*Arguments], T], *arguments: *Arguments) -> Future[T]:
+    """Start ``body`` on a daemon thread; the future holds its result or its exception. Process exit does not wait for
+    it.
+    """
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             future.set_result(body(*arguments))
-        except BaseException as error:  # whoever asks for the result gets it
+        except BaseException as error:  # raised again where the result is asked for
             future.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
 
 
-def within(seconds: float, *bodies: Callable[[], Any]) -> None:
-    """Run all of these at the same time, and wait no longer than that for them: what is done by then is done."""
+def run_with_timeout(seconds: float, *bodies: Callable[[], object]) -> None:
+    """Run all ``bodies`` at the same time and wait for them at most ``seconds``; what is late goes on in the
+    background.
+    """
     concurrent.futures.wait([aside("aside", body) for body in bodies], seconds)

@@ -1,8 +1,8 @@
-"""A thread's death is its rank's death, a rank's death is the job's, and so is the launcher's: the guard around every thread,
-and the watch that names a rank on this host that was killed from outside.
+"""A thread that fails ends its rank, and a rank or launcher that ends takes the job with it: the guard around every
+thread, and the watch that names a rank on this host that was killed from outside.
 
 MPI alone does neither: an exception in a thread leaves the other ranks waiting, and a launcher reports a killed rank
-by number, not by role. However many ranks notice a failure, one message is said: the first speaks, see ``Page``.
+by number, not by role. However many ranks notice a failure, a host prints one message; see ``HostFlags``.
 """
 
 from __future__ import annotations
@@ -21,21 +21,26 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVarTuple
 
 from ssmpi.comm import signals
-from ssmpi.comm.background import within
+from ssmpi.comm.background import run_with_timeout
 from ssmpi.core import cpu_usage
 from ssmpi.core.errors import LOST, PeerError, UserError
 from ssmpi.core.launcher_env import rank as launched_rank
 from ssmpi.core.log import log
 
-LAST_WORDS_SECONDS = 2.0  # for saying and noting why the job ends; a disk or a reader that takes longer does without
-ENDING_SECONDS = 5.0  # for MPI to end the job once it was told to; longer than LAST_WORDS_SECONDS
-ECHO_SECONDS = 1.0  # how long a rank that is probably not the first to fail leaves the word to others
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Arguments = TypeVarTuple("Arguments")
+
+LAST_WORDS_SECONDS = 2.0  # for printing and logging why the job ends; a slower disk or reader goes without
+ENDING_SECONDS = 5.0  # for MPI to end the job after Abort; longer than LAST_WORDS_SECONDS
+ECHO_SECONDS = 1.0  # how long a rank that is probably not the first to fail lets others report
 LAUNCHER = -1  # instead of a rank
 WATCHED = 3  # ranks that each rank watches
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -44,24 +49,24 @@ NO_WAY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, e
 NAMESPACE = Path("/proc/self/ns/pid")  # process numbers mean something only within one of these
 
 
-class Place(Protocol):
-    """What a failure message says about this rank."""
+class JobMember(Protocol):
+    """A rank, as far as failure messages need it."""
 
     who: str
     host: str
     rank: int
 
     def abort(self, text: str, code: int = 1) -> None:
-        """Say ``text`` unless another rank has spoken, and end the whole job."""
+        """Print ``text`` unless another rank has reported a failure, and end the whole job."""
 
 
-def message(place: Place, thread: str, error: BaseException) -> str:
-    """One message naming role, rank, host, thread and cause; a traceback only where it is not the user's to mend."""
-    return f"error: {place.who} (rank {place.rank}, host {place.host}, thread {thread}): {cause(error)}"
+def message(member: JobMember, thread: str, error: BaseException) -> str:
+    """One message naming role, rank, host, thread and cause; a traceback only where the user cannot mend it."""
+    return f"error: {member.who} (rank {member.rank}, host {member.host}, thread {thread}): {cause(error)}"
 
 
 def cause(error: BaseException) -> str:
-    """What went wrong and what to do about it."""
+    """What went wrong, and the remedy."""
     if isinstance(error, UserError | PeerError):
         return str(error)
     if isinstance(error, OSError) and error.errno in NO_ROOM:
@@ -75,12 +80,12 @@ def cause(error: BaseException) -> str:
 
 
 def code_of(error: BaseException) -> int:
-    """The exit code of what ``error`` ended: 2 for what the user can mend."""
+    """The exit code of a process that ``error`` ended: 2 for what the user can mend."""
     return LOST if isinstance(error, PeerError) else 2 if isinstance(error, UserError) else 1
 
 
 @contextlib.contextmanager
-def guard(place: Place, thread: str) -> Iterator[None]:
+def guard(member: JobMember, thread: str) -> Iterator[None]:
     """Run a thread's body so that its exception ends the job with one message instead of hanging it.
 
     An ordinary exit of the main thread passes: all ranks have agreed on it.
@@ -90,14 +95,16 @@ def guard(place: Place, thread: str) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, SystemExit) and threading.current_thread() is threading.main_thread():
             raise
-        place.abort(message(place, thread, error), code_of(error))
+        member.abort(message(member, thread, error), code_of(error))
 
 
-def start(place: Place, name: str, body: Any, *arguments: Any) -> threading.Thread:
+def start(
+    member: JobMember, name: str, body: Callable[[*Arguments], object], *arguments: *Arguments
+) -> threading.Thread:
     """Start a daemon thread named ``name`` under the guard."""
 
     def guarded() -> None:
-        with guard(place, name), cpu_usage.counted(name):
+        with guard(member, name), cpu_usage.counted(name):
             body(*arguments)
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)
@@ -106,35 +113,35 @@ def start(place: Place, name: str, body: Any, *arguments: Any) -> threading.Thre
 
 
 def say(text: str) -> None:
-    """Write to standard error, in one piece; that nobody can hear it must not keep a job from ending."""
+    """Write to standard error in one piece; a closed standard error must not keep a job from ending."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
 
 def end_in_any_case(code: int) -> None:
-    """From now on this process has ENDING_SECONDS, whatever its threads wait for, this one included."""
+    """This process exits within ENDING_SECONDS, whatever its threads wait for, this one included."""
     timer = threading.Timer(ENDING_SECONDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
-    signal.setitimer(signal.ITIMER_REAL, ENDING_SECONDS + 1)  # where a thread does not let go of the interpreter lock
+    signal.setitimer(signal.ITIMER_REAL, ENDING_SECONDS + 1)  # if a thread does not release the GIL
 
 
 def let_the_first_speak() -> None:
-    """What every rank meets before it has joined the job is for the first one to say; the others wait to be ended."""
+    """Before ranks have joined the job all meet the same error: rank 0 reports it, the others wait to be ended."""
     if launched_rank():
         time.sleep(ECHO_SECONDS)
 
 
 def last_words(error: BaseException) -> int:
-    """Say what ended this process outside any guard, an import for instance; returns its exit code.
+    """Print what ended this process outside any guard, an import for instance; returns its exit code.
 
-    In an MPI job of several ranks it does not return: a rank that leaves alone would be waited for.
+    In an MPI job of several ranks it does not return: the others would wait for a rank that exits without Abort.
     """
     rank, code = launched_rank(), 2 if isinstance(error, UserError) else 1
     let_the_first_speak()
     where = "" if rank is None else f"rank {rank} (host {socket.gethostname()}): "
-    within(LAST_WORDS_SECONDS, lambda: say(f"error: {where}{cause(error)}"))
+    run_with_timeout(LAST_WORDS_SECONDS, lambda: say(f"error: {where}{cause(error)}"))
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1:
         end_in_any_case(code)
@@ -142,11 +149,11 @@ def last_words(error: BaseException) -> int:
     return code
 
 
-class Page:
-    """A few bytes shared by the ranks of one host: who leaves on purpose, and whether the job's failure was told."""
+class HostFlags:
+    """A few bytes shared by the ranks of one host: which rank leaves on purpose, and whether a failure was reported."""
 
-    def __init__(self, comm: Any, local: list[int]) -> None:
-        path, self._size = "", int(comm.size)
+    def __init__(self, comm: MPI.Comm, local: list[int]) -> None:
+        path, self._size = "", comm.size
         if comm.rank == local[0]:
             folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
             handle, path = tempfile.mkstemp(prefix="ssmpi-watch-", dir=folder)
@@ -156,57 +163,62 @@ class Page:
         self._file = open(path, "r+b")  # noqa: PTH123, SIM115 - stays open: it carries the lock
         self._bytes = mmap.mmap(self._file.fileno(), self._size + 1)
         self._threads = threading.Lock()
-        comm.allgather(0)  # all have it open: the name can go
+        comm.allgather(0)  # all have it open: remove the name
         if comm.rank == local[0]:
             os.unlink(path)  # noqa: PTH108
 
     def leaving(self, rank: int) -> None:
-        """Note that a rank ends on purpose."""
+        """Note that a rank exits on purpose."""
         self._bytes[rank] = 1
 
     def has_left(self, rank: int) -> bool:
-        """Whether a rank has said that it ends on purpose."""
+        """Whether a rank exits on purpose."""
         return bool(self._bytes[rank])
 
     def speak_first(self, text: str) -> bool:
-        """Say ``text`` unless a rank of this host has spoken; the others wait until it has been said."""
+        """Print ``text`` unless a rank of this host has reported; the others wait until it is printed."""
         with self._threads:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             first, self._bytes[self._size] = not self._bytes[self._size], 1
             if first:
-                say("\n" + text)  # a progress bar or the launcher's own words may stand in the line
+                say("\n" + text)  # a progress bar or a launcher's message may be on this line
             fcntl.flock(self._file, fcntl.LOCK_UN)
         return first
 
 
 def followers(local: list[int], rank: int) -> list[int]:
-    """The ranks that ``rank`` watches: the next few in the circle, so that a host full of ranks is not full of watches."""
+    """The ranks that ``rank`` watches: the next few in the ring, so that the cost does not grow with the ranks of a
+    host.
+    """
     after = local.index(rank) + 1
     circle = local[after:] + local[: after - 1]
     return circle[:WATCHED]
 
 
 class Watch:
-    """Names a rank on this host that was killed: a thread sleeps in ``poll`` on the processes of the next few local ranks and
-    of the launcher, without which this rank ends at once: nobody else would end it, and it may hold the run's lock.
+    """Names a rank on this host that was killed: a thread sleeps in ``poll`` on the processes of the next few local
+    ranks and of the launcher. Without its launcher a rank exits at once: nobody else would end it, and it may hold the
+    run's lock.
 
-    Where the kernel has no pidfd the watch does nothing: the launcher still ends the job. A rank alone on its host is
-    watched by nobody but the launcher, which gives its number and host.
+    Where the kernel has no pidfd the watch does nothing: the launcher still ends the job. A rank that is alone on its
+    host is watched by the launcher only, which reports its number and host.
     """
 
-    def __init__(self, comm: Any, place: Place) -> None:
-        self._place, self.names = place, [f"rank {r}" for r in range(comm.size)]
+    def __init__(self, comm: MPI.Comm, member: JobMember) -> None:
+        self._member, self.names = member, [f"rank {r}" for r in range(comm.size)]
         namespace = NAMESPACE.stat().st_ino if NAMESPACE.exists() else 0
-        everyone = comm.allgather((place.host, namespace, os.getpid()))
-        local = [r for r, (host, space, _) in enumerate(everyone) if (host, space) == (place.host, namespace)]
-        self.page = Page(comm, local)
+        everyone = comm.allgather((member.host, namespace, os.getpid()))
+        local = [r for r, (host, space, _) in enumerate(everyone) if (host, space) == (member.host, namespace)]
+        self.flags = HostFlags(comm, local)
         self._fds: dict[int, int] = {}
         with contextlib.suppress(OSError, AttributeError):  # no pidfd here: see the class
             self._fds = {os.pidfd_open(everyone[r][2]): r for r in followers(local, comm.rank)}
         if launched_rank() is not None:
-            with contextlib.suppress(OSError, AttributeError):  # the same, or it is outside of this rank's container
+            with contextlib.suppress(
+                OSError, AttributeError
+            ):  # the same, or the launcher is outside this rank's container
                 self._fds[os.pidfd_open(os.getppid())] = LAUNCHER
-        atexit.register(self.page.leaving, place.rank)  # who comes to its end was not killed
+        atexit.register(self.flags.leaving, member.rank)  # a normal exit is no kill
         if self._fds:
             threading.Thread(target=self._run, name="watch", daemon=True).start()
 
@@ -219,16 +231,18 @@ class Watch:
             for fd in ended:
                 poll.unregister(fd)
             gone = sorted(self._fds.pop(fd) for fd in ended)
-            if LAUNCHER in gone and not self.page.has_left(self._place.rank):
-                text = "the launcher's process here has ended, and this rank with it"  # aloud by the first trainer only
-                within(LAST_WORDS_SECONDS, partial(log.info, text))
+            if LAUNCHER in gone and not self.flags.has_left(self._member.rank):
+                text = (
+                    "the launcher's process on this host has ended, and this rank with it"  # trainer 0 alone prints it
+                )
+                run_with_timeout(LAST_WORDS_SECONDS, partial(log.info, text))
                 os._exit(LOST)
-            killed = [r for r in gone if r != LAUNCHER and not self.page.has_left(r)]
-            if killed and not self.page.has_left(self._place.rank) and not signals.told_to_end(ECHO_SECONDS):
-                self._place.abort(self._describe(killed), LOST)
+            killed = [r for r in gone if r != LAUNCHER and not self.flags.has_left(r)]
+            if killed and not self.flags.has_left(self._member.rank) and not signals.told_to_end(ECHO_SECONDS):
+                self._member.abort(self._describe(killed), LOST)
 
     def _describe(self, killed: list[int]) -> str:
-        ranks = " and ".join(f"{self.names[r]} (rank {r}, host {self._place.host})" for r in killed)
+        ranks = " and ".join(f"{self.names[r]} (rank {r}, host {self._member.host})" for r in killed)
         return (
             f"error: {ranks} {'was' if len(killed) == 1 else 'were'} killed or crashed without a message (out of "
             "memory? see 'dmesg'); the job ends here. Start it again, with more memory per rank or more embedding_ps "

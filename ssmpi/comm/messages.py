@@ -1,16 +1,20 @@
 """One conversation among some ranks: the few MPI calls that ssmpi makes, with arrays in and requests out.
 
 Threads use the array calls; ``share`` and ``gather`` pickle and belong to the main thread before and after training.
-Tests put an in-process class with the same face in its place.
+Tests replace it with an in-process class that has the same methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from mpi4py import MPI
+
+from ssmpi.comm.waiting import MPIRequest
+from ssmpi.core.topology import Directory
+
+T = TypeVar("T")
 
 
 class Inbox:
@@ -27,30 +31,32 @@ class Inbox:
 
 
 class Conversation:
-    """A communicator of its own for one purpose; ``names`` say who its ranks are (``embedding_ps 1``)."""
+    """A communicator of its own for one purpose; ``directory`` says which of its ranks plays which role, and ``names``
+    how messages call them (``embedding_ps 1``).
+    """
 
-    def __init__(self, comm: Any, names: Sequence[str]) -> None:
-        self._comm, self.names = comm, tuple(names)
-        self.rank, self.size = int(comm.rank), int(comm.size)
+    def __init__(self, comm: MPI.Comm, directory: Directory) -> None:
+        self._comm, self.directory, self.names = comm, directory, directory.names
+        self.rank, self.size = comm.rank, comm.size
 
-    def isend(self, array: np.ndarray, dest: int, tag: int) -> Any:
+    def isend(self, array: np.ndarray, dest: int, tag: int) -> MPIRequest:
         """Start sending a contiguous array; it must not change until the request is complete."""
         return self._comm.Isend([array.view(np.uint8).reshape(-1), MPI.BYTE], dest, tag)
 
-    def irecv(self, array: np.ndarray, source: int, tag: int) -> Any:
+    def irecv(self, array: np.ndarray, source: int, tag: int) -> MPIRequest:
         """Start receiving into a contiguous array."""
         return self._comm.Irecv([array.view(np.uint8).reshape(-1), MPI.BYTE], source, tag)
 
-    def iallreduce(self, array: np.ndarray) -> Any:
+    def iallreduce(self, array: np.ndarray) -> MPIRequest:
         """Start summing an array in place over all ranks."""
         return self._comm.Iallreduce(MPI.IN_PLACE, array)
 
-    def ibcast(self, array: np.ndarray) -> Any:
+    def ibcast(self, array: np.ndarray) -> MPIRequest:
         """Start giving every rank the first rank's array."""
         return self._comm.Ibcast(array, 0)
 
-    def ibarrier(self) -> Any:
-        """Start waiting for every rank to come here."""
+    def ibarrier(self) -> MPIRequest:
+        """Start waiting for every rank to arrive here."""
         return self._comm.Ibarrier()
 
     def next_message(self, inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
@@ -66,13 +72,14 @@ class Conversation:
     def split(self, color: int) -> Conversation:
         """A conversation of the ranks that give the same color, in rank order. Every rank calls, on its main thread."""
         colors = self._comm.allgather(color)
-        names = [name for name, other in zip(self.names, colors, strict=False) if other == color]
-        return Conversation(self._comm.Split(color, self.rank), names)
+        ranks = [rank for rank, other in enumerate(colors) if other == color]
+        return Conversation(self._comm.Split(color, self.rank), self.directory.subset(ranks))
 
-    def share(self, value: Any) -> Any:
+    def share(self, value: T) -> T:
         """Give every rank the first rank's value."""
-        return self._comm.bcast(value)
+        shared: T = self._comm.bcast(value)
+        return shared
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """Give every rank the values of all."""
         return list(self._comm.allgather(value))

@@ -1,17 +1,16 @@
-"""The loop of a server: take the next message from anybody, answer it, until every client said goodbye.
+"""The loop of a server: take the next message from anybody and answer it, until every client has said goodbye.
 
-Servers never leave on their own, so a trainer that is late or has less data than the others cannot hang or be hung.
+Servers never leave on their own, so a trainer that is late or has less data than the others cannot cause a hang.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ssmpi.comm.messages import Conversation, Inbox
-from ssmpi.comm.waiting import Patience, Pause, wait
+from ssmpi.comm.waiting import MPIRequest, Patience, Pause, wait
 
 GOODBYE = 30_000
 
@@ -27,11 +26,11 @@ class Service:
     def __init__(self, conversation: Conversation, patience: Patience) -> None:
         self._conversation, self._patience = conversation, patience
         self._inbox = Inbox()
-        self._in_flight: list[tuple[Any, np.ndarray]] = []
+        self._in_flight: list[tuple[MPIRequest, np.ndarray]] = []
         self._spare: list[np.ndarray] = []
 
     def serve(self, clients: int, handler: Handler) -> None:
-        """Serve until ``clients`` clients said goodbye and every reply has left."""
+        """Serve until ``clients`` clients have said goodbye and every reply has been sent."""
         pause = Pause(self._patience)
         while clients:
             message = self._conversation.next_message(self._inbox)
@@ -48,7 +47,7 @@ class Service:
             pause.nap()
 
     def answer_waiting(self, handler: Handler) -> bool:
-        """Answer the messages that are there now; tells whether there was any."""
+        """Answer the messages that have arrived; whether there was any."""
         busy = False
         while (message := self._conversation.next_message(self._inbox)) is not None:
             handler(*message)
@@ -64,7 +63,7 @@ class Service:
         return np.empty(1 << max(12, (size - 1).bit_length()), np.uint8)[:size]
 
     def reply(self, dest: int, tag: int, buffer: np.ndarray) -> None:
-        """Send a buffer got from ``buffer``, without waiting for it to leave."""
+        """Start sending a buffer that ``buffer`` gave."""
         self._in_flight.append((self._conversation.isend(buffer, dest, tag), buffer))
 
     def _reclaim(self) -> None:
@@ -77,8 +76,8 @@ class Service:
         self._in_flight = still
 
 
-def say_goodbye(conversation: Conversation, servers: range, patience: Patience) -> None:
-    """Tell each server that this client will not ask again."""
+def say_goodbye(conversation: Conversation, servers: Sequence[int], patience: Patience) -> None:
+    """Tell each server that this client sends no more requests."""
     for server in servers:
         request = conversation.isend(np.empty(0, np.uint8), server, GOODBYE)
         wait(request, patience, conversation.names[server])

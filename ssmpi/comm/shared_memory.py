@@ -1,8 +1,8 @@
-"""Memory that other processes of a host can map: the rows of an embedding PS and the replicas of trainers are then read and
-updated in place. Or memory of this process alone.
+"""Memory that other processes of a host can map, so that they read and update the rows of an embedding PS and the
+replicas of trainers in place; or memory of this process only.
 
-Shared memory is an anonymous file (``memfd``) reached through ``/proc``: no size limit of ``/dev/shm``, and nothing is
-left behind however the processes end. That two ranks share a host is not taken from its name alone: a random key tells.
+What is shared is an anonymous file (``memfd``) reached through ``/proc``: ``/dev/shm`` sets no limit, and nothing is
+left behind however the processes end. A random key in it proves that two ranks share a host: a host name does not.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Protocol
 
 import numpy as np
 
-HEADER = 4096  # of which the first bytes hold the key; what is shared starts on a page of its own
+HEADER = 4096  # bytes, the first of which hold the key: the memory itself starts on a new page
 KEY = 16
 
 
 class Memory(Protocol):
-    """Gives out one piece of memory."""
+    """Allocates one piece of memory."""
 
     address: bytes
 
@@ -31,7 +31,7 @@ class Memory(Protocol):
 
 
 class Own:
-    """Memory of this process alone."""
+    """Memory of this process only."""
 
     address = b""
 
@@ -41,7 +41,7 @@ class Own:
 
 
 def own_memory(size: int) -> np.ndarray:
-    """uint8 (size,), not set to anything."""
+    """uint8 (size,), not initialized."""
     return np.empty(size, np.uint8)
 
 
@@ -51,11 +51,11 @@ class Shared:
     address = b""
 
     def allocate(self, size: int) -> np.ndarray:
-        """uint8 (size,), zeros that cost memory once they are touched."""
+        """uint8 (size,), zeros; pages are committed when first touched."""
         file = os.memfd_create("ssmpi")
         os.ftruncate(file, HEADER + size)
         memory = mmap.mmap(file, HEADER + size)
-        with contextlib.suppress(OSError):  # larger pages where the system grants them
+        with contextlib.suppress(OSError):  # huge pages where the system grants them
             memory.madvise(mmap.MADV_HUGEPAGE)
         key = secrets.token_bytes(KEY)
         memory[:KEY] = key
@@ -69,8 +69,8 @@ def memory_for(transport: str) -> Memory:
     return Shared() if transport != "messages" and hasattr(os, "memfd_create") else Own()
 
 
-def attach(address: str, size: int) -> np.ndarray:
-    """Another process's memory of this size, uint8 (size,); OSError says why it cannot be had."""
+def attach(address: str | bytes, size: int) -> np.ndarray:
+    """Map another process's memory of this size, uint8 (size,); OSError says why it cannot."""
     if not address:
         raise OSError("its system has no memory to share (memfd_create)")
     place = json.loads(address)

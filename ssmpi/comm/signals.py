@@ -1,5 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 as a wish to stop. A rank only notes the wish; trainers look for it between batches,
-save what was learned and leave. Servers never look: they leave when every trainer has said goodbye.
+"""Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 as a request to stop. The handler only notes it; see ``stop`` for what follows.
 
 ``listen`` is called before anything slow is imported, so that a signal before, during or after training does the same.
 """
@@ -12,24 +11,26 @@ import time
 from types import FrameType
 
 WISHES = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
-AGAIN_SECONDS = 1.0  # Ctrl-C again after this ends the process at once; before, it is the same one come by two ways
+AGAIN_SECONDS = (
+    1.0  # a Ctrl-C later than this ends the process at once; an earlier one is the same one, delivered twice
+)
 
-_first: dict[int, float] = {}  # when each signal first came. No locks here: handlers run in the midst of anything
+_first: dict[int, float] = {}  # when each signal first came. No locks: a handler may interrupt any code
 
 
 def listen() -> None:
-    """From now on these signals are wishes. Main thread only."""
+    """Install the handlers. Main thread only."""
     for signum in WISHES:
         signal.signal(signum, _note)
 
 
 def stop_asked() -> bool:
-    """Whether somebody asked this rank to stop."""
+    """Whether this rank got one of the signals."""
     return bool(_first)
 
 
 def told_to_end(within_seconds: float) -> bool:
-    """Whether SIGTERM came this recently: a launcher that takes a job down sends it before it kills."""
+    """Whether SIGTERM came this recently: a launcher sends it before it kills a job."""
     return time.monotonic() - _first.get(signal.SIGTERM, -1e9) < within_seconds
 
 

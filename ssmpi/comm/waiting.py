@@ -1,19 +1,19 @@
 """How a rank waits. MPI libraries spin, and a spinning rank steals a core from training: here every wait is a test
-with a growing sleep, under a time limit that names whom it waited for.
+with a growing sleep, and a timeout whose message names the peer.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from ssmpi.core.errors import PeerError
 from ssmpi.core.settings import COUNT, SECONDS, positive, within
 
 
-class Request(Protocol):
+class MPIRequest(Protocol):
     """The part of an MPI request that waiting needs."""
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
@@ -22,11 +22,12 @@ class Request(Protocol):
 
 @dataclass(frozen=True)
 class Patience:
-    """The ``[waiting]`` section: ``spins`` tests without sleep, then sleeps growing to ``longest_sleep_us``, or to a twentieth
-    of the wait so far (at most 10 ms) where that is longer: a server that nobody asks need not look 2,000 times a second.
+    """The ``[waiting]`` section: ``spins`` tests without sleep, then sleeps growing to ``longest_sleep_us``, or to a
+    twentieth of the wait so far (at most 10 ms) where that is longer: an idle server need not poll 2,000 times a
+    second.
 
     Spin only where ranks have cores of their own. ``time_limit_seconds`` is how long any single answer may take,
-    ``frozen_seconds`` how long a rank may give no sign of life.
+    ``frozen_seconds`` how long a rank may go without a heartbeat.
     """
 
     spins: int = 0
@@ -41,11 +42,10 @@ class Patience:
         positive("frozen_seconds", self.frozen_seconds, SECONDS)
 
 
-SUPERVISOR = Patience(longest_sleep_us=2000.0)  # for a main thread that looks after its worker threads
-
+SUPERVISOR = Patience(longest_sleep_us=2000.0)  # for a main thread that supervises its worker threads
 
 SETTING = "waiting.time_limit_seconds"  # where most limits come from
-TOLERANCE, LAZIEST = 0.05, 10e-3  # who has waited for a second may be 10 ms late: each test costs tens of microseconds
+TOLERANCE, LONGEST_SLEEP = 0.05, 10e-3  # after a second a wait may end 10 ms late: a test costs tens of microseconds
 
 
 class Pause:
@@ -61,30 +61,30 @@ class Pause:
         self._sleep, self._slept = 10e-6, 0.0
 
     def nap(self) -> None:
-        """Let others run: at first not at all, then a little longer each time."""
+        """Yield the core: at first without sleep, then a little longer each time."""
         self._naps += 1
         if self._naps <= self._patience.spins:
             time.sleep(0)
             return
         time.sleep(self._sleep)
         self._slept += self._sleep
-        longest = max(self._patience.longest_sleep_us * 1e-6, min(self._slept * TOLERANCE, LAZIEST))
+        longest = max(self._patience.longest_sleep_us * 1e-6, min(self._slept * TOLERANCE, LONGEST_SLEEP))
         self._sleep = min(self._sleep * 1.5, longest)
 
 
-def wait(request: Request, patience: Patience, whom: str, setting: str = SETTING) -> None:
+def wait(request: MPIRequest, patience: Patience, whom: str, setting: str = SETTING) -> None:
     """Wait until ``request`` is complete; PeerError after the time limit, naming ``whom``."""
     wait_until(request.Test, patience, whom, setting)
 
 
-def wait_all(requests: list[Any], patience: Patience, whom: str, setting: str = SETTING) -> None:
+def wait_all(requests: Sequence[MPIRequest], patience: Patience, whom: str, setting: str = SETTING) -> None:
     """Wait until all ``requests`` are complete."""
     for request in requests:
         wait_until(request.Test, patience, whom, setting)
 
 
-def wait_until(done: Callable[[], Any], patience: Patience, whom: str, setting: str = SETTING) -> None:
-    """Wait until ``done()`` is true; PeerError after the time limit, naming ``whom`` and the setting it comes from."""
+def wait_until(done: Callable[[], object], patience: Patience, whom: str, setting: str = SETTING) -> None:
+    """Wait until ``done()`` is true; PeerError after the time limit, naming ``whom`` and the setting of the limit."""
     if done():
         return
     pause = Pause(patience)

@@ -1,7 +1,8 @@
 """Joins the MPI job, agrees on settings and makes every communicator once, on the main thread, in one order.
 
 One conversation, one communicator: ``embedding`` (pull and push), ``center`` (rounds with the sync PSs), ``trainers``
-(dense rounds), ``control`` (row blocks, reports, stop). Threads use buffer calls only.
+(dense rounds), ``control`` (row blocks, reports, stop). ``core.topology.ROLES`` says which role takes part in which.
+Threads use buffer calls only.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import mpi4py
 import numpy as np
 
 from ssmpi.comm import failure
-from ssmpi.comm.background import within
+from ssmpi.comm.background import run_with_timeout
 from ssmpi.comm.failure import Watch, cause, guard, say
 from ssmpi.comm.waiting import SUPERVISOR, Patience, Pause
 from ssmpi.core import launcher_env, log
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.mpi_environment import without_shared_memory
 
-mpi4py.rc.thread_level = "multiple"  # also the default; said here because everything depends on it
+mpi4py.rc.thread_level = "multiple"  # also the default; explicit because everything depends on it
 try:
     with without_shared_memory():
         from mpi4py import MPI
@@ -36,11 +37,12 @@ except (ImportError, RuntimeError) as error:
 
 from ssmpi.comm.heartbeat import Heartbeat  # noqa: E402 - these two import MPI
 from ssmpi.comm.messages import Conversation  # noqa: E402
-from ssmpi.core.topology import Role, Topology  # noqa: E402
+from ssmpi.comm.stop import Stop  # noqa: E402
+from ssmpi.core.topology import CONVERSATIONS, Role, Topology  # noqa: E402
 
 T = TypeVar("T")
-FOR_ROUNDS = 0.01  # of a host's cores, where workers and servers already have them all
-ENDING_SECONDS = 60  # MPI_Finalize waits without limit for a rank, or a daemon of the launcher, that is gone
+FOR_ROUNDS = 0.01  # of a host's cores, where workers and servers already use them all
+ENDING_SECONDS = 60  # MPI_Finalize waits forever for a rank or a launcher daemon that is gone
 
 THREAD_LEVELS = {
     MPI.THREAD_SINGLE: "SINGLE",
@@ -51,7 +53,9 @@ THREAD_LEVELS = {
 
 
 class Job:
-    """All ranks, before anyone knows its role: enough to agree on the run file and to fail together."""
+    """All ranks, before any knows its role: enough to agree on the run file and to fail together. ``stop`` is how far a
+    request to stop has come.
+    """
 
     def __init__(self) -> None:
         self.comm = MPI.COMM_WORLD
@@ -60,61 +64,60 @@ class Job:
         self.who = f"rank {self.rank}"
         self._watch = Watch(self.comm, self)
         self.heartbeat: Heartbeat | None = None
+        self.stop = Stop()
 
-    def be(self, names: list[str]) -> None:
+    def set_names(self, names: Sequence[str]) -> None:
         """From now on messages call the ranks by these names."""
-        self.who, self._watch.names = names[self.rank], names
+        self.who, self._watch.names = names[self.rank], list(names)
 
     def agree(self, body: Callable[[], T]) -> T:
-        """Run ``body`` on the first rank and give everybody its result; if it fails there, all end with one message."""
-        result: Any = None
+        """Run ``body`` on the first rank and give every rank its result; if it fails, all exit with one message."""
+        result: T | None = None
         failed = False
         if self.rank == 0:
             try:
                 result = body()
             except Exception as error:
                 failed = True
-                where = (
-                    f"trainer 0 (rank 0, host {self.host}): " if self.size > 1 else ""
-                )  # that is what rank 0 will be
+                where = f"trainer 0 (rank 0, host {self.host}): " if self.size > 1 else ""  # the role rank 0 will have
                 say(f"error: {where}{cause(error)}")
-        failed, result = self.comm.bcast((failed, result))
-        if failed:
+        agreed: tuple[bool, T] = self.comm.bcast((failed, result))
+        if agreed[0]:
             raise SystemExit(2)
-        return result
+        return agreed[1]
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """Give every rank the values of all."""
         return list(self.comm.allgather(value))
 
     def abort(self, text: str, code: int = 1) -> None:
-        """End the whole job at once; ``text`` says why, unless another rank of this host has said it.
+        """End the whole job at once; prints ``text`` unless another rank of this host has reported a failure.
 
-        Neither a disk that hangs nor a reader that does not read keeps it from ending.
+        Neither a hung disk nor a full pipe keeps it from ending.
         """
         failure.end_in_any_case(code)
-        page = self._watch.page
-        within(failure.LAST_WORDS_SECONDS, partial(log.record, text), partial(page.speak_first, text))
-        page.leaving(self.rank)
+        flags = self._watch.flags
+        run_with_timeout(failure.LAST_WORDS_SECONDS, partial(log.record, text), partial(flags.speak_first, text))
+        flags.leaving(self.rank)
         self.comm.Abort(code)
 
-    def leave(self, stopped: bool = False) -> bool:
-        """Wait for all ranks, quietly, before the process ends, which it must do soon: nobody is missed by accident.
+    def leave(self) -> None:
+        """Wait for all ranks before this process exits, as it then must soon: no rank is mistaken for a lost one.
 
-        Tells whether any rank stopped early, so that all leave with the same exit code.
+        Servers learn here what the trainers agreed on: ``stop.agreed`` is then the same on all ranks.
         """
-        told = np.array([stopped], np.int32)
-        request, pause = self.comm.Iallreduce(MPI.IN_PLACE, told), Pause(SUPERVISOR)
-        while not request.Test():  # however long it takes: a rank that dies ends the job, and others may still write
+        stopped = np.array([self.stop.agreed], np.int32)
+        request, pause = self.comm.Iallreduce(MPI.IN_PLACE, stopped), Pause(SUPERVISOR)
+        while not request.Test():  # without a limit: a rank that dies ends the job, and others may still write
             pause.nap()
+        self.stop.agreed = bool(stopped[0])
         if self.heartbeat:
             self.heartbeat.stop()
         signal.alarm(ENDING_SECONDS)
-        return bool(told[0])
 
 
 def join() -> Job:
-    """Enter the job; TopologyError when the MPI library or the launcher will not do."""
+    """Enter the job; TopologyError if the MPI library or the launcher does not fit."""
     granted = MPI.Query_thread()
     if granted < MPI.THREAD_MULTIPLE:
         raise TopologyError(
@@ -128,14 +131,14 @@ def join() -> Job:
 
 @contextlib.contextmanager
 def joined() -> Iterator[Job]:
-    """Be in the job: what goes wrong in the block on any rank ends all of them. Alone it is an ordinary exception."""
+    """Be in the job: an exception in the block on any rank ends all ranks. In a job of one rank it is just raised."""
     job = join()
     with guard(job, "main") if job.size > 1 else contextlib.nullcontext():
         yield job
 
 
 class World:
-    """This rank's place in the topology and its communicators."""
+    """This rank's role and its communicators. ``alike`` ranks of this host play the same role, this one included."""
 
     def __init__(self, job: Job, topology: Topology) -> None:
         self.topology = topology
@@ -143,29 +146,32 @@ class World:
         self.role, self.index = topology.role_of(job.rank)
         self.who = topology.name_of(job.rank)
         self._job = job
-        job.be([topology.name_of(r) for r in range(job.size)])
-        self.embedding = self._conversation(Role.TRAINER, Role.EMBEDDING_PS)
-        self.center = self._conversation(Role.TRAINER, Role.SYNC_PS)
-        self.trainers = self._conversation(Role.TRAINER)
-        self.control = self._conversation(Role.TRAINER)
-
-        self.alike, self.shadow_share, self.crowded = self._crowding()
-        self._hosts = job.comm.gather(self.host)  # on the first rank
+        self.stop = job.stop
+        job.set_names([topology.name_of(r) for r in range(job.size)])
+        self.embedding, self.center, self.trainers, self.control = map(self._conversation, CONVERSATIONS)
+        self.alike, self.shadow_share, self.crowded = self._share_host()
+        self._hosts: list[str] | None = job.comm.gather(self.host)  # on the first rank
         self._ring = job.comm.Dup()
 
+    @property
+    def served(self) -> Conversation:
+        """The conversation in which this rank, a server, answers requests."""
+        conversation: Conversation = getattr(self, self.role.traits.serves)
+        return conversation
+
     def abort(self, text: str, code: int = 1) -> None:
-        """End the whole job at once; ``text`` says why, unless another rank of this host has said it."""
+        """End the whole job at once; prints ``text`` unless another rank of this host has reported a failure."""
         self._job.abort(text, code)
 
     def beat(self, patience: Patience) -> None:
-        """From now on this rank says every second that it lives, and misses the rank before it, once it has said so too.
+        """Start this rank's heartbeat, and the watch over the previous rank's.
 
-        To be called after what keeps all threads of a process from running for seconds: importing torch does.
+        Call it after all that keeps every thread of a process from running for seconds, such as importing torch.
         """
         self._job.heartbeat = Heartbeat(self._ring, self, self.topology.name_of, patience.frozen_seconds)
 
     def whereabouts(self) -> str:
-        """Where this rank is; on the first one where all are."""
+        """Which host this rank is on; on the first rank, which hosts all are on."""
         if self._hosts is None:
             return f"rank {self.rank} of {self.size} on host {self.host}, process {os.getpid()}"
         by_host: dict[str, list[int]] = {}
@@ -174,14 +180,14 @@ class World:
         places = "; ".join(f"{host}: {self.topology.names_of(ranks)}" for host, ranks in by_host.items())
         return f"{self.size} ranks on {len(by_host)} host{'s' * (len(by_host) > 1)}: {places}"
 
-    def _crowding(self) -> tuple[int, float, str]:
-        """How many ranks of this host play this one's role; the share of a core for each shadow thread; and, on the host's first
-        rank, what to say if it lacks a core even for some worker.
+    def _share_host(self) -> tuple[int, float, str]:
+        """How many ranks of this host play this one's role; the share of a core for each shadow thread; and, on the
+        host's first rank, a warning if there are fewer cores than worker threads.
         """
         neighbours = self._job.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
         here = neighbours.allgather((self.role, frozenset(os.sched_getaffinity(0))))
         roles = [role for role, _ in here]
-        alike, workers = roles.count(self.role), roles.count(Role.TRAINER) * self.topology.threads
+        alike, workers = roles.count(self.role), sum(map(self.topology.worker_threads, roles))
         cores = len(frozenset().union(*(cores for _, cores in here)))
         share = shadow_share(roles, self.topology.threads, cores)
         if workers <= cores or neighbours.rank:
@@ -192,16 +198,17 @@ class World:
         )
         return alike, share, text
 
-    def _conversation(self, *roles: Role) -> Conversation:
-        """A communicator of the ranks that play ``roles``, in rank order; on other ranks one of this rank alone."""
-        members = [r for role in roles for r in self.topology.ranks_of(role)]
-        comm = self._job.comm.Split(0 if self.role in roles else 1 + self.rank, self.rank)
-        return Conversation(comm, [self.topology.name_of(r) for r in members])
+    def _conversation(self, name: str) -> Conversation:
+        """A communicator of the ranks that take part, in rank order; on other ranks one of this rank alone."""
+        takes_part = name in self.role.traits.conversations
+        comm = self._job.comm.Split(0 if takes_part else 1 + self.rank, self.rank)
+        return Conversation(comm, self.topology.directory(name))
 
 
 def shadow_share(roles: list[Role], threads: int, cores: int) -> float:
-    """Of a core, for each shadow thread on a host with ranks of these roles: all of one where every worker, shadow and server
-    thread has a core. Where not, rounds take FOR_ROUNDS of the host, sync PSs there included: they work as much as trainers.
+    """The share of a core for each shadow thread on a host with ranks of these roles: a whole core where every worker,
+    shadow and server thread has one. Otherwise rounds take FOR_ROUNDS of the host's cores, the part of its sync PSs
+    included: a round costs them as much as trainers.
     """
     trainers = roles.count(Role.TRAINER)
     if trainers * threads + len(roles) <= cores:

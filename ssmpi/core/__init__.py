@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, log, settings, topology, metrics, files; imports nothing of ssmpi above it."""
+"""The lowest layer: errors, log, settings, topology, metrics, files. It imports no other package of ssmpi."""

@@ -1,5 +1,5 @@
-"""Files that appear whole or not at all: written beside their place, flushed to disk and renamed; nothing is left of one that
-failed.
+"""Files that appear whole or not at all: written under a temporary name, flushed to disk and renamed; one that fails is
+removed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ssmpi.core.errors import UserError
 
 
 def check(path: Path) -> None:
-    """Raise UserError unless a file can be written at ``path``: to be asked before the work that fills it."""
+    """Raise UserError unless a file can be written at ``path``; call it before the work that fills the file."""
     if path.is_dir():
         raise UserError(f"{path}: is a folder; name a file to write, perhaps one in it")
     if not path.parent.is_dir():
@@ -30,9 +30,9 @@ def check(path: Path) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Give a path to write to; the file takes its name when the block ends well, and is removed when it does not.
+    """Give a temporary path to write to; the file gets its name if the block succeeds, and is removed if it fails.
 
-    UserError at once where no file can be written. An OSError of the block that names no file names this one.
+    UserError at once where no file can be written. An OSError of the block that names no file gets this one's name.
     """
     check(path)
     beside = _beside(path)

@@ -1,6 +1,6 @@
-"""Where a rank's processor time went, by kind of thread: written by every rank of a training job, drawn by ``report``.
+"""A rank's CPU time by kind of thread: written by every rank of a training job, drawn by ``report``.
 
-A thread that is on the clock but not on a processor waits: for another rank, for a lock, or for a core.
+Wall time without CPU time is waiting: for another rank, for a lock, or for a core.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Moment = tuple[float, float]
 
 _lock = threading.Lock()
 _threads: dict[str, dict[str, float]] = {}
-_main = threading.local()  # when the main thread began what it is at; one a rank even where ranks are threads
+_main = threading.local()  # when the main thread began its current phase; one per rank even where ranks are threads
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ def counted(thread: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded(folder: Path, role: Role, index: int) -> Iterator[None]:
-    """Count the block as the main thread's and write ``usage/ROLE-INDEX.json``: seconds, and the peak of memory in bytes.
+    """Count the block as the main thread's and write ``usage/ROLE-INDEX.json``: seconds, and peak memory in bytes.
 
     A rank that fails writes nothing.
     """
@@ -50,7 +50,7 @@ def recorded(folder: Path, role: Role, index: int) -> Iterator[None]:
 
 
 def set_up() -> None:
-    """The main thread has done its preparations: what it does from now on is its part in the run."""
+    """End the main thread's set-up phase: its time from now on counts as ``main``."""
     if hasattr(_main, "began"):
         _count("set-up", _main.began)
         _main.began = _now()

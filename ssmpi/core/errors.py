@@ -1,10 +1,10 @@
-"""What the user got wrong, said once and with a remedy; every module raises these, the command line prints them.
+"""Errors that the user can mend, with a remedy in the message; every module raises these, the command line prints them.
 
-An ``assert`` elsewhere means that the programmers got something wrong.
+An ``assert`` elsewhere means a bug in ssmpi.
 """
 
-STOPPED = 85  # exit code of a run that was asked to stop and can be gone on with
-LOST = 86  # exit code of a run that lost a rank or a host: another attempt may do better
+STOPPED = 85  # exit code of a run that was asked to stop and can be resumed
+LOST = 86  # exit code of a run that lost a rank or a host: a restart may succeed
 
 
 class UserError(ValueError):
@@ -12,7 +12,7 @@ class UserError(ValueError):
 
 
 class SettingsError(UserError):
-    """A run file or an override that cannot be taken."""
+    """An invalid run file or override."""
 
 
 class DataError(UserError):
@@ -24,7 +24,7 @@ class TopologyError(UserError):
 
 
 class TrainingError(UserError):
-    """Training that cannot go on: a loss that is not finite, an id beyond its table."""
+    """Training that cannot continue: a loss that is not finite, an id beyond its table."""
 
 
 class PeerError(RuntimeError):

@@ -1,6 +1,6 @@
-"""What the launcher says about this process, and whether the MPI library agrees.
+"""What the launcher's environment variables say about this process, and whether the MPI library agrees.
 
-A launcher and a library that do not fit each other start N single processes, each of which believes to be the whole job.
+A launcher and a library that do not match start N single processes, each of which takes itself for the whole job.
 """
 
 from __future__ import annotations
@@ -10,18 +10,14 @@ import time
 
 from ssmpi.core.errors import TopologyError
 
-RANKS_VARIABLES = (
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "SLURM_STEP_NUM_TASKS",
-)  # the last is mpirun's own step under mpirun
+RANKS_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # under mpirun the last is mpirun's step
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "MPI_LOCALNRANKS")
 ARRIVAL_SECONDS = 0.5
 
 
 def rank() -> int | None:
-    """This process's number as its launcher says, before MPI is asked; None without a launcher."""
+    """This process's number as its launcher says, before MPI starts; None without a launcher."""
     found = (os.environ.get(name, "") for name in RANK_VARIABLES)
     return next((int(text) for text in found if text.isdigit()), None)
 
@@ -33,34 +29,35 @@ def ranks() -> int | None:
 
 
 def by_srun() -> bool:
-    """Whether srun started this process itself, not mpirun within a SLURM job."""
+    """Whether srun started this process, and not an mpirun within a SLURM job."""
     return "SLURM_STEP_ID" in os.environ and not any(
         name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "HYDI_CONTROL_FD")
     )
 
 
-def alone() -> bool:
-    """Whether no launcher started this process, or srun this one only: there are no other ranks."""
+def is_single_process() -> bool:
+    """Whether there are no other ranks: no launcher started this process, or srun started this one only."""
     return not any(name in os.environ for name in LAUNCHER_VARIABLES) and not (by_srun() and ranks() != 1)
 
 
 def check(size: int, library: str) -> None:
-    """Raise TopologyError unless MPI sees as many ranks as the launcher started; SystemExit on all but the first rank."""
+    """Raise TopologyError unless MPI sees all ranks that the launcher started; SystemExit on all but the first rank."""
     expected = ranks()
     if expected in (None, size):
         return
-    if rank():  # each is alone and meets the same
+    if rank():  # each takes itself for the job, and fails here
         raise SystemExit(2)
     launcher = "srun" if by_srun() else "the launcher"
     fitting = "pmix" if "Open MPI" in library else "pmi2"
     remedy = (
-        f"use srun --mpi={fitting} (launcher.srun_mpi in the site file; 'srun --mpi=list' shows what SLURM has), or mpirun"
+        f"use srun --mpi={fitting} (launcher.srun_mpi in the site file; 'srun --mpi=list' shows what SLURM has), "
+        "or mpirun"
         if by_srun()
         else "start it with the mpirun of this MPI"
     )
     raise TopologyError(
-        f"{launcher} started {expected} ranks but MPI sees {size}: it does not fit this MPI ({library}), and each rank "
-        f"would run a job of its own; {remedy}"
+        f"{launcher} started {expected} ranks but MPI sees {size}: it does not match this MPI ({library}), and each "
+        f"rank would run as a separate job; {remedy}"
     )
 
 

@@ -1,5 +1,5 @@
-"""One line format for every rank: time, host, role, index, message. Only the first trainer talks below warnings, and it
-alone may draw a progress bar.
+"""One line format for every rank: time, host, role, index, message. Only the first trainer prints messages below
+warnings, and only it may draw a progress bar.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import TextIO
 from ssmpi.core.run_files import LOGS
 
 ENDS = "the job ends: "
-AGAIN_SECONDS = 10.0  # between two words on something that takes long
+AGAIN_SECONDS = 10.0  # between two reminders that something takes long
 WORTH_SAYING = 1.0  # seconds
-SHAPE = 80, 24  # columns and rows of a terminal that does not know
+SHAPE = 80, 24  # columns and rows where a terminal does not report them
 
 log = logging.getLogger("ssmpi")
 _terminal: TextIO | None = None
 
 
 def draw_on(path: Path | None) -> None:
-    """Draw the progress bar on the terminal ``path``: mpirun passes on whole lines only, so a bar needs its own way."""
+    """Draw the progress bar on the terminal ``path``: mpirun forwards whole lines only, so a bar bypasses it."""
     global _terminal
     _terminal = None if path is None else path.open("w", encoding="utf-8")
 
@@ -38,7 +38,7 @@ def terminal() -> TextIO | None:
 
 
 def shape(terminal: TextIO) -> tuple[int, int]:
-    """Columns and rows of a terminal; what is usual where it reports 0, as one does that nobody has told its size."""
+    """Columns and rows of a terminal; SHAPE where it reports 0 because its size was never set."""
     try:
         found = os.get_terminal_size(terminal.fileno())
     except (OSError, ValueError):
@@ -47,7 +47,7 @@ def shape(terminal: TextIO) -> tuple[int, int]:
 
 
 def above(write: Callable[[str], None], text: str) -> None:
-    """An ordinary line, with its prefix and in this rank's file too, that ``write`` puts above a progress bar."""
+    """Log an ordinary line, in this rank's file too; ``write`` prints it above a progress bar."""
     line = log.makeRecord(log.name, logging.INFO, "", 0, text, (), None)
     for handler in log.handlers:
         if isinstance(handler, logging.FileHandler):
@@ -58,7 +58,7 @@ def above(write: Callable[[str], None], text: str) -> None:
 
 @contextlib.contextmanager
 def during(what: str) -> Iterator[None]:
-    """Say what the block does, that it still does after every 10 s, and what it took if that was a second or more."""
+    """Log what the block does, a reminder every 10 s, and how long it took if that was a second or more."""
     began, done = time.monotonic(), threading.Event()
 
     def remind() -> None:
@@ -88,7 +88,7 @@ def configure(who: str, *, talkative: bool) -> None:
 
 
 def keep_in(path: Path, who: str) -> None:
-    """Write all messages of this rank, those that it does not say aloud too, to the end of a file of its own."""
+    """Append all messages of this rank, also those that it does not print, to a file of its own."""
     path.parent.mkdir(exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(_format(who, precise=True))
@@ -96,7 +96,7 @@ def keep_in(path: Path, who: str) -> None:
 
 
 def record(text: str) -> None:
-    """Write why the job ends into this rank's own file only: whether it is said aloud is decided elsewhere."""
+    """Write why the job ends to this rank's own file only: ``comm.failure`` decides whether to print it."""
     line = log.makeRecord(log.name, logging.ERROR, "", 0, ENDS + text, (), None)
     for handler in log.handlers:
         if isinstance(handler, logging.FileHandler):

@@ -1,6 +1,8 @@
-"""The environment that MPI ranks should run in: set by ``ssmpi launch``, checked by ``ssmpi doctor``. What is set already wins.
+"""The environment variables for MPI ranks: ``ssmpi launch`` sets them, ``ssmpi doctor`` checks them. The user's own
+values win.
 
-Measured with Open MPI 5 on TCP and shared memory; a site with a fast fabric names its own ``OMPI_MCA_pml`` and ``OMPI_MCA_btl``.
+Measured with Open MPI 5 on TCP and shared memory; a site with a fast fabric names its own ``OMPI_MCA_pml`` and
+``OMPI_MCA_btl``.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ from typing import Protocol
 from ssmpi.core import launcher_env
 
 THREADS = {"OMP_NUM_THREADS": ("1", "every worker thread starts threads of its own, and they fight for the cores")}
-OPEN_MPI = {  # name: value, and what it costs to be without it
+OPEN_MPI = {  # name: value, and the cost of not setting it
     "OMPI_MCA_mpi_yield_when_idle": ("1", "waiting ranks spin, each on a core that a trainer needs"),
     "OMPI_MCA_pml": ("ob1", "start-up takes a second longer, looking for fabrics that are not there"),
     "OMPI_MCA_btl": ("self,sm,tcp", "start-up takes a second longer, looking for fabrics that are not there"),
     "OMPI_MCA_osc": ("^ucx", "a harmless complaint of UCX on every rank"),
     "PMIX_MCA_psec": ("native", "under srun, a harmless complaint about help files"),
 }
-ONE_VALUE = ("OMP_NUM_THREADS", "OMPI_MCA_mpi_yield_when_idle")  # any other costs as much as none
-OPEN_MPI_LAUNCHER = {  # mpirun reads these, and keeps them from the ranks
+ONE_VALUE = ("OMP_NUM_THREADS", "OMPI_MCA_mpi_yield_when_idle")  # another value costs as much as none
+OPEN_MPI_LAUNCHER = {  # mpirun reads these, and does not pass them to the ranks
     "PRTE_MCA_hwloc_default_binding_policy": "none",  # else all threads of a rank share one core
 }
 ON_ONE_HOST = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}  # on several it would fill the first host
@@ -34,7 +36,7 @@ INTERFACE = {
     "openmpi": ("OMPI_MCA_btl_tcp_if_include", "PRTE_MCA_prte_if_include"),
     "mpich": ("FI_TCP_IFACE", "UCX_NET_DEVICES", "I_MPI_HYDRA_IFACE"),
 }
-PYTHON = (sys.executable, "-P")  # this interpreter, which the folder that it is started in keeps no module from
+PYTHON = (sys.executable, "-P")  # this interpreter; no module of the current folder shadows an installed one
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")  # to other hosts; OMPI_* travel by themselves
 
 
@@ -49,7 +51,7 @@ def home() -> dict[str, str]:
 
 
 class NetworkChoice(Protocol):
-    """What ranks need to know of how they are started; see ``[launcher]`` in a site file."""
+    """The part of ``[launcher]`` in a site file that decides on variables."""
 
     @property
     def mpi(self) -> str:
@@ -61,7 +63,7 @@ class NetworkChoice(Protocol):
 
 
 def recommended(launcher: NetworkChoice | None, *, alone: bool) -> dict[str, str]:
-    """All variables for ranks started by ``launcher``, on this host ``alone`` or on several."""
+    """All variables for ranks that ``launcher`` starts; ``alone`` if all run on this host."""
     wanted = {name: value for name, (value, _) in {**THREADS, **OPEN_MPI}.items()} | OPEN_MPI_LAUNCHER
     if os.geteuid() == 0:
         wanted |= AS_ROOT
@@ -73,19 +75,20 @@ def recommended(launcher: NetworkChoice | None, *, alone: bool) -> dict[str, str
 
 
 def environment(launcher: NetworkChoice | None = None, *, alone: bool = True) -> dict[str, str]:
-    """What to add to the environment of the launcher, by default mpirun's on this host; the user's own choices win."""
+    """What to add to the launcher's environment, by default mpirun's on this host; the user's own values win."""
     wanted = recommended(launcher, alone=alone)
     return {name: value for name, value in wanted.items() if name not in os.environ} | home()
 
 
 @contextlib.contextmanager
 def without_shared_memory() -> Iterator[None]:
-    """Let Open MPI start in this block without the memory that it shares with other ranks, where there are none: a process
-    without a launcher leaves it in /dev/shm, 16 MB each time. What the user chose stays, and so do the variables of children.
+    """Let Open MPI start in this block without its shared-memory transport where there are no other ranks: a process
+    without a launcher leaves 16 MB in /dev/shm each time. The user's own choice stays, and child processes see no
+    change.
     """
     name, ours = "OMPI_MCA_btl", OPEN_MPI["OMPI_MCA_btl"][0]
     before = os.environ.get(name)
-    if not launcher_env.alone() or before not in (None, ours):
+    if not launcher_env.is_single_process() or before not in (None, ours):
         yield
         return
     os.environ[name] = "self"
@@ -99,8 +102,8 @@ def without_shared_memory() -> Iterator[None]:
 
 
 def missing(environ: Mapping[str, str], *, open_mpi: bool) -> dict[str, str]:
-    """What a rank's environment lacks, as ``NAME=value``, and what that costs. Fabrics are the site's choice: there any value will
-    do.
+    """What a rank's environment lacks, as ``NAME=value``, and the cost. Fabrics are the site's choice: any value
+    counts.
     """
     wanted = {**THREADS, **(OPEN_MPI if open_mpi else {})}
     if "SLURM_STEP_ID" not in environ:

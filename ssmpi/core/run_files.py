@@ -1,5 +1,5 @@
-"""What lies in a run folder, by name: all that a run and its tools write there. Who writes takes its names from here, and
-``--overwrite`` removes what has one of them and nothing else; a file that is written anew belongs here first.
+"""The names of all files that a run and its tools write in a run folder. Every writer takes them from here, and
+``--overwrite`` removes files with these names only: add a new kind of file here first.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 RUN_FILE = "run.toml"  # the resolved settings
-VERSIONS = "versions.json"  # with what the folder was made; no folder of a user has it
+VERSIONS = "versions.json"  # of the software that made the folder; a user's own folder has no such file
 METRICS = "metrics.jsonl"
 RESULT_NAME = "result.json"  # the marker that says how the run ended
 ATTEMPTS = "attempts.json"
 LOCK_NAME = "job.lock"
 PLOT = "plot.png"
-SITE_FILE, BATCH_FILE, BATCH_LOG = "site.toml", "job.sbatch", "job-%j.log"  # SLURM puts its job's number for %j
+SITE_FILE, BATCH_FILE, BATCH_LOG = "site.toml", "job.sbatch", "job-%j.log"  # SLURM replaces %j with its job number
 EXPORTS = {"torch": "model.pt", "safetensors": "model.safetensors"}
 REPORT = "report.html"
 
@@ -46,12 +46,12 @@ _KNOWN = re.compile(  # a folder ends in a slash; a file has another name until 
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether a run was begun here; a ``run.toml`` alone may be a user's."""
+    """Whether a run was started here; a ``run.toml`` without versions may be a user's own."""
     return (folder / RUN_FILE).is_file() and (folder / VERSIONS).is_file()
 
 
 def strangers(folder: Path) -> list[str]:
-    """What lies in a folder and neither a run nor its tools have written, by name: a folder of which all is strange once."""
+    """Names of entries that neither a run nor its tools have written; an unknown folder appears once as a whole."""
     return sorted(_strangers(folder, ""))
 
 

@@ -22,14 +22,16 @@ from ssmpi.core.errors import SettingsError
 
 T = TypeVar("T")
 
-SECONDS = 1e9  # thirty years: what is longer is a slip, and no timer takes it
-COUNT = 2**31 - 1  # of what goes into arrays and messages
+SECONDS = 1e9  # thirty years: no timer takes more
+COUNT = 2**31 - 1  # what fits into arrays and messages
 EXAMPLES = 2**62
-FLOAT32 = 1e38  # what is larger is infinite where it is used
+FLOAT32 = 1e38  # a larger number would be infinite there
 
 
 def load(cls: type[T], path: Path, overrides: Sequence[str] = (), kind: str = "run file") -> T:
-    """Read a file of some ``kind``, apply overrides in order and build ``cls``; SettingsError names the file or the override."""
+    """Read a file of some ``kind``, apply overrides in order, build ``cls``; SettingsError names the file or the
+    override.
+    """
     values = read(path, kind)
     for override in overrides:
         apply_override(values, override)
@@ -40,7 +42,7 @@ def load(cls: type[T], path: Path, overrides: Sequence[str] = (), kind: str = "r
 
 
 def read(path: Path, kind: str = "run file") -> dict[str, Any]:
-    """A TOML file as it stands, or SettingsError."""
+    """The contents of a TOML file; SettingsError if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
@@ -50,7 +52,7 @@ def read(path: Path, kind: str = "run file") -> dict[str, Any]:
             ) from None
         raise SettingsError(f"{path}: no such {kind}") from None
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: not a text in UTF-8 ({error}): save it as UTF-8") from error
+        raise SettingsError(f"{path}: not UTF-8 text ({error}): save it as UTF-8") from error
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path}: not a readable TOML file: {error}") from error
 
@@ -73,7 +75,7 @@ def apply_override(values: dict[str, Any], override: str) -> None:
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Build the dataclass ``cls`` from nested mappings; unknown keys and wrong types are refused with a remedy."""
+    """Build the dataclass ``cls`` from nested mappings; SettingsError, with a remedy, for unknown keys and wrong types."""
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:
@@ -92,7 +94,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 
 def dump(settings: Any) -> str:
-    """Write a settings dataclass as TOML that ``load`` reads back to an equal value; None is left out."""
+    """Write a settings dataclass as TOML that ``load`` reads back to an equal value; None is omitted."""
     return tomli_w.dumps(_plain(settings))
 
 
@@ -168,5 +170,5 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
 
 
 def _kind(hint: type) -> str:
-    kinds = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a section"}
+    kinds = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", dict: "a section"}
     return kinds.get(hint, str(hint))

@@ -1,4 +1,7 @@
-"""Who does what: ranks to roles, by pure arithmetic, printable before any process exists. Nobody else does rank sums."""
+"""Which rank plays which role, by pure arithmetic, before any process exists. Nobody else computes ranks.
+
+A new role is a member of ``Role``, a line in ``ROLES``, a module in ``ssmpi/roles`` and a line in ``train.PARTS``.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,61 @@ class Role(StrEnum):
     EMBEDDING_PS = "embedding_ps"
     SYNC_PS = "sync_ps"
 
+    @property
+    def traits(self) -> RoleTraits:
+        """This role's line in ``ROLES``."""
+        return ROLES[self]
+
+
+@dataclass(frozen=True)
+class RoleTraits:
+    """All that plans, layouts and communicators know of a role."""
+
+    setting: str  # the field of ``Topology`` that says how many ranks play it
+    conversations: tuple[str, ...]  # those it takes part in
+    process_bytes: float  # resident memory of such a rank of the quickstart, less its data
+    serves: str = ""  # the conversation in which it answers requests; empty for a rank that trains
+
+
+CONVERSATIONS = ("embedding", "center", "trainers", "control")  # in the order in which all ranks make communicators
+ROLES = {
+    Role.TRAINER: RoleTraits("trainers", CONVERSATIONS, process_bytes=400e6),
+    Role.EMBEDDING_PS: RoleTraits("embedding_ps", ("embedding",), process_bytes=185e6, serves="embedding"),
+    Role.SYNC_PS: RoleTraits("sync_ps", ("center",), process_bytes=187e6, serves="center"),
+}
+
+
+@dataclass(frozen=True)
+class Directory:
+    """Who takes part in one conversation: role and index of every member, by its rank in that conversation."""
+
+    members: tuple[tuple[Role, int], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """How messages call the members, for example ``embedding_ps 1``."""
+        return tuple(name_of(role, index) for role, index in self.members)
+
+    def ranks_of(self, role: Role) -> tuple[int, ...]:
+        """Ranks in the conversation that play ``role``, by index."""
+        return tuple(rank for rank, (played, _) in enumerate(self.members) if played is role)
+
+    def subset(self, ranks: Iterable[int]) -> Directory:
+        """The directory of a conversation among some of the members."""
+        return Directory(tuple(self.members[rank] for rank in ranks))
+
+
+def name_of(role: Role, index: int) -> str:
+    """How messages call the rank with this role and index: ``embedding_ps 1``."""
+    return f"{role} {index}"
+
 
 @dataclass(frozen=True)
 class Topology:
-    """How many ranks play each role. Ranks are dealt in the order of ``Role``: trainers first.
+    """The ``[topology]`` section: how many ranks play each role. Ranks are dealt in the order of ``Role``.
 
     ``threads`` are the Hogwild worker threads of one trainer (its shadow thread comes on top). ``embedding_ps = 0``
-    keeps the tables inside the trainer, which one trainer alone may do.
+    keeps the tables inside the trainer, which only a single trainer may do.
     """
 
     trainers: int = 1
@@ -47,7 +98,7 @@ class Topology:
     @property
     def counts(self) -> dict[Role, int]:
         """Ranks by role, in rank order."""
-        return {Role.TRAINER: self.trainers, Role.EMBEDDING_PS: self.embedding_ps, Role.SYNC_PS: self.sync_ps}
+        return {role: getattr(self, role.traits.setting) for role in Role}
 
     @property
     def size(self) -> int:
@@ -71,10 +122,18 @@ class Topology:
                 return role, rank - ranks.start
         raise AssertionError(f"rank {rank} of {self.size}")
 
+    def directory(self, conversation: str) -> Directory:
+        """Who takes part in a conversation; its ranks are in the order of the world's."""
+        roles = [role for role in Role if conversation in role.traits.conversations]
+        return Directory(tuple((role, index) for role in roles for index in range(self.counts[role])))
+
+    def worker_threads(self, role: Role) -> int:
+        """Threads of a rank of this role that train; its main thread, or server loop, comes on top."""
+        return 0 if role.traits.serves else self.threads
+
     def name_of(self, rank: int) -> str:
         """How messages call a rank, for example ``embedding_ps 1``."""
-        role, index = self.role_of(rank)
-        return f"{role} {index}"
+        return name_of(*self.role_of(rank))
 
     def names_of(self, ranks: Iterable[int]) -> str:
         """How messages call several ranks: ``trainer 0 to 3, embedding_ps 1``."""
@@ -90,7 +149,7 @@ class Topology:
         )
 
     def arithmetic(self) -> str:
-        """The sum behind ``size``, for messages: ``4 trainer + 1 embedding_ps + 1 sync_ps``."""
+        """The sum that makes ``size``, for messages: ``4 trainer + 1 embedding_ps + 1 sync_ps``."""
         return " + ".join(f"{count} {role}" for role, count in self.counts.items() if count)
 
     def check_size(self, size: int) -> None:

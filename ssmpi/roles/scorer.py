@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,5 +56,5 @@ class Scorer:
         """Take leave of the embedding PSs."""
         self._tables.transport.goodbye()
 
-    def _start(self, name: str, *body: object) -> object:
-        return failure.start(self._world, name, *body)
+    def _start(self, name: str, body: Callable[..., object], *arguments: object) -> object:
+        return failure.start(self._world, name, body, *arguments)

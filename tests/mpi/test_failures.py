@@ -190,7 +190,7 @@ def test_a_launcher_that_does_not_fit_the_library_is_refused(start):
     launched = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}
     text = start(*ONE_TRAINER, environ=launched).error(PATIENCE)
     assert "srun started 2 ranks but MPI sees 1" in text
-    assert "each rank would run a job of its own" in text
+    assert "each rank would run as a separate job" in text
     assert "srun --mpi=pmix" in text
 
 

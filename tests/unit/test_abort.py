@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ssmpi.comm import failure
-from ssmpi.comm.failure import Page
+from ssmpi.comm.failure import HostFlags
 from ssmpi.comm.world import Job
 from ssmpi.core import log
 from ssmpi.core.errors import STOPPED
@@ -36,7 +36,7 @@ def job(end):
     made.comm, made.rank = Alone(end), 0
 
     class Watch:
-        page = Page(Alone(end), [0])
+        flags = HostFlags(Alone(end), [0])
 
     made._watch = Watch()
     return made
@@ -87,7 +87,7 @@ def test_neither_a_disk_that_hangs_nor_a_blocked_reader_keeps_a_job_from_ending(
         log.keep_in(tmp_path / "log", "trainer 0")
         sys.stderr = (tmp_path / "stderr").open("w")
         ours = job(os._exit)
-        threading.Thread(target=ours._watch.page.speak_first, args=("error: of another thread",), daemon=True).start()
+        threading.Thread(target=ours._watch.flags.speak_first, args=("error: of another thread",), daemon=True).start()
         ours.abort("error: here", STOPPED)
 
     assert os.waitstatus_to_exitcode(how_it_ends(body, monkeypatch)) == STOPPED
@@ -129,7 +129,7 @@ def test_a_rank_without_its_launcher_ends_though_the_disk_hangs(tmp_path, monkey
         ours = job(os._exit)
         reading, writing = os.pipe()
         os.close(writing)
-        watch._place, watch.page, watch._fds = ours, ours._watch.page, {reading: failure.LAUNCHER}
+        watch._member, watch.flags, watch._fds = ours, ours._watch.flags, {reading: failure.LAUNCHER}
         watch._run()
 
     assert os.waitstatus_to_exitcode(how_it_ends(body, monkeypatch)) == failure.LOST

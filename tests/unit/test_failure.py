@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from ssmpi.comm import failure, signals
-from ssmpi.comm.failure import Page, Watch, guard, message, start
+from ssmpi.comm.failure import HostFlags, Watch, guard, message, start
+from ssmpi.comm.stop import Stop
 from ssmpi.core.errors import DataError
 
 
@@ -134,14 +135,14 @@ def test_nobody_to_hear_does_not_keep_the_job_from_ending(monkeypatch):
 
 
 def test_of_many_failures_on_a_host_one_is_told(capsys):
-    pages = Neighbours([1, 2, 3]).each(lambda comm: Page(comm, [0, 1, 2]))
-    assert [page.speak_first(f"error {k}") for k, page in enumerate(pages)] == [True, False, False]
+    flags = Neighbours([1, 2, 3]).each(lambda comm: HostFlags(comm, [0, 1, 2]))
+    assert [each.speak_first(f"error {k}") for k, each in enumerate(flags)] == [True, False, False]
     assert capsys.readouterr().err.split() == ["error", "0"]
 
 
 def test_threads_of_one_rank_tell_one_failure(capsys):
-    (page,) = Neighbours([1]).each(lambda comm: Page(comm, [0]))
-    threads = [threading.Thread(target=page.speak_first, args=("error: told",)) for _ in range(8)]
+    (flags,) = Neighbours([1]).each(lambda comm: HostFlags(comm, [0]))
+    threads = [threading.Thread(target=flags.speak_first, args=("error: told",)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -150,7 +151,7 @@ def test_threads_of_one_rank_tell_one_failure(capsys):
 
 
 def test_ranks_of_a_host_see_who_has_left():
-    first, second = Neighbours([1, 2]).each(lambda comm: Page(comm, [0, 1]))
+    first, second = Neighbours([1, 2]).each(lambda comm: HostFlags(comm, [0, 1]))
     second.leaving(1)
     assert first.has_left(1)
     assert not first.has_left(0)
@@ -187,7 +188,7 @@ def kill_and_let_watch_end(sleeper):
 
 def test_a_neighbour_that_leaves_on_purpose_is_not_missed(watched):
     watch, place, sleeper = watched
-    watch.page.leaving(1)
+    watch.flags.leaving(1)
     kill_and_let_watch_end(sleeper)
     assert not place.words
 
@@ -241,6 +242,16 @@ def test_a_signal_is_a_wish_to_stop(signum, monkeypatch):
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def test_a_stop_is_requested_by_a_signal_here_or_by_another_trainers(monkeypatch):
+    monkeypatch.setattr(signals, "_first", {})
+    here, told = Stop(), Stop()
+    told.tell()
+    assert (here.requested, told.requested) == (False, True)
+    monkeypatch.setattr(signals, "_first", {signal.SIGUSR1: time.monotonic()})
+    assert here.requested
+    assert not here.agreed  # all trainers decide that together
 
 
 def test_each_rank_of_a_host_is_watched_by_a_few_others_however_many_there_are():

@@ -60,7 +60,7 @@ def test_defaults_are_filled_in(tmp_path):
         ('owner = "A"\n[oven]\nracks = 1', "oven.racks = 1 is not a list"),
         ('owner = "A"\n[oven]\nracks = [1, "x"]', "oven.racks[1] = 'x' is not a whole number"),
         ('owner = "A"\n[oven]\nheat = -1', "oven.heat must be positive, got -1.0"),
-        ("owner = 3", "owner = 3 is not a text"),
+        ("owner = 3", "owner = 3 is not a string"),
         ("owner = ", "not a readable TOML file"),
     ],
 )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ssmpi.comm.world import shadow_share
 from ssmpi.core.errors import SettingsError, TopologyError
-from ssmpi.core.topology import Role, Topology
+from ssmpi.core.topology import CONVERSATIONS, ROLES, Role, Topology
 
 topologies = st.builds(
     Topology, trainers=st.integers(1, 9), threads=st.integers(1, 9), embedding_ps=st.integers(1, 9), sync_ps=st.integers(0, 9)
@@ -19,6 +19,35 @@ def test_every_rank_plays_one_role(topology):
     assert played == [(role, index) for role in Role for index in range(topology.counts[role])]
     for role in Role:
         assert [rank for rank, (r, _) in enumerate(played) if r is role] == list(topology.ranks_of(role))
+
+
+@given(topologies)
+def test_a_directory_finds_every_member_of_a_conversation(topology):
+    for conversation in CONVERSATIONS:
+        directory = topology.directory(conversation)
+        assert list(directory.members) == [
+            topology.role_of(rank)
+            for rank in range(topology.size)
+            if conversation in topology.role_of(rank)[0].traits.conversations
+        ]
+        for role in Role:
+            named = [directory.names[rank] for rank in directory.ranks_of(role)]
+            takes_part = conversation in role.traits.conversations
+            assert named == [f"{role} {index}" for index in range(topology.counts[role] * takes_part)]
+
+
+def test_a_directory_of_some_members_counts_ranks_anew():
+    some = Topology(trainers=2, embedding_ps=2).directory("embedding").subset([1, 3])
+    assert some.names == ("trainer 1", "embedding_ps 1")
+    assert some.ranks_of(Role.EMBEDDING_PS) == (1,)
+
+
+def test_every_role_is_described_and_every_server_serves_a_conversation_it_takes_part_in():
+    assert list(ROLES) == list(Role)
+    for role in Role:
+        assert set(role.traits.conversations) <= set(CONVERSATIONS)
+        assert not role.traits.serves or role.traits.serves in role.traits.conversations
+        assert Topology(threads=3).worker_threads(role) == (0 if role.traits.serves else 3)
 
 
 @given(topologies)
