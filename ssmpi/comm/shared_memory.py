@@ -1,5 +1,5 @@
-"""Memory that other processes of a host can map: the rows of an embedding PS and the replicas of trainers are then read and
-updated in place. Or memory of this process alone.
+"""Memory that other processes of a host can map: the rows of an embedding PS and the replicas of trainers are then read
+and updated in place. Or memory of this process alone.
 
 Shared memory is an anonymous file (``memfd``) reached through ``/proc``: no size limit of ``/dev/shm``, and nothing is
 left behind however the processes end. That two ranks share a host is not taken from its name alone: a random key tells.
@@ -13,6 +13,7 @@ import mmap
 import os
 import secrets
 import socket
+import weakref
 from typing import Protocol
 
 import numpy as np
@@ -55,6 +56,7 @@ class Shared:
         file = os.memfd_create("ssmpi")
         os.ftruncate(file, HEADER + size)
         memory = mmap.mmap(file, HEADER + size)
+        weakref.finalize(memory, os.close, file)  # others reach the memory through it
         with contextlib.suppress(OSError):  # larger pages where the system grants them
             memory.madvise(mmap.MADV_HUGEPAGE)
         key = secrets.token_bytes(KEY)

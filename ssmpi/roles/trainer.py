@@ -75,9 +75,9 @@ class Trainer:
         )  # fmt: skip
         self.control = control.Control(world.control, threads, config.waiting, self.progress)
         local = sync.LocalTrainer(
-            self.progress.iterations, self.progress.factor, self.optimizer,
-            self.replica.twin, self.tables.transport, self.tables.placement.servers, config.embedding.dim,
-            world.host, self.replica.memory,
+            self.progress.iterations, self.progress.factor, self.optimizer, self.replica.twin,
+            sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.embedding.dim),
+            sync.ReplicaMemory(world.host, self.replica.memory),
         )  # fmt: skip
         peers = sync.Peers(world.trainers, world.center, config.waiting, local)
         options = config.sync

@@ -14,7 +14,7 @@ from ssmpi.core.errors import TopologyError
 from ssmpi.core.settings import EXAMPLES, SECONDS, require, within
 from ssmpi.core.topology import Topology
 from ssmpi.sync.async_ps import AsyncPS
-from ssmpi.sync.base import SYNC_PS, LocalTrainer, Peers, Synchronizer
+from ssmpi.sync.base import SYNC_PS, LocalTrainer, Peers, ReplicaMemory, RowAccess, Synchronizer
 from ssmpi.sync.bmuf import BMUF
 from ssmpi.sync.easgd import EASGD
 from ssmpi.sync.gossip import Gossip
@@ -114,8 +114,8 @@ def make(options: Any, weights: np.ndarray, peers: Peers, threads: int) -> list[
     """The synchronizers of a trainer: one, or one for each of its threads, where they run rounds of their own."""
     kind: Any = ALGORITHMS[options.algorithm]
     if kind.in_groups and options.pace == "shadow" and peers.trainers.size > 1:
-        local = peers.local
-        peers = replace(peers, group=form(peers.trainers, weights, local.host, local.memory))
+        own = peers.local.replica
+        peers = replace(peers, group=form(peers.trainers, weights, own.host, own.memory))
     if not (kind.each_thread and options.pace == "fixed_rate" and options.by == "thread"):
         return [kind(options, weights, peers)]
     each = [kind(options, weights, peers, thread) for thread in range(threads)]
@@ -153,6 +153,8 @@ __all__ = [
     "Options",
     "Pace",
     "Peers",
+    "ReplicaMemory",
+    "RowAccess",
     "Synchronizer",
     "check_topology",
     "figures",

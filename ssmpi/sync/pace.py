@@ -33,11 +33,13 @@ class Pace(Protocol):
 class Shadow(Pace):
     """Rounds back to back on a thread of its own (ShadowSync): training never waits for them.
 
-    After a round the thread rests until it has used at most ``cpu_share`` of a core (but no longer than a second), so that
-    on a full node it does not take what the workers need. ``start`` begins a guarded thread.
+    After a round the thread rests until it, and servers that move the replica for it, have used at most ``cpu_share`` of a
+    core (but no longer than a second), so that on a full node it does not take what the workers need. ``start`` begins a
+    guarded thread.
     """
 
     LONGEST_REST = 1.0
+    LONGEST_NAP = 0.005  # in a rest after this trainer's end, when others of its host may end too
 
     def __init__(
         self, synchronizers: list[Synchronizer], cpu_share: float, start: Callable[..., threading.Thread]
@@ -62,20 +64,25 @@ class Shadow(Pace):
     def end(self) -> None:
         """Let the round in flight finish, answer the others until they are done, stop the thread."""
         self._finished.set()
+        self._synchronizer.end()
         assert self._thread is not None
         self._thread.join()
 
     def _run(self) -> None:
-        group = self._synchronizer.group
-        while not self._finished.is_set() or (group and group.others_train):
-            busy = time.thread_time()
-            self._synchronizer.round()
-            rest = min((time.thread_time() - busy) * self._rest, self.LONGEST_REST)
-            if self._finished.is_set():
-                time.sleep(rest)  # for the other trainers of the host
-            else:
-                self._finished.wait(rest)
-        self._synchronizer.close()
+        own = self._synchronizer
+        while not self._finished.is_set() or own.needed:
+            busy = time.thread_time() + own.served_seconds
+            own.round()
+            busy = time.thread_time() + own.served_seconds - busy
+            self._rest_for(min(busy * self._rest, self.LONGEST_REST))
+        own.close()
+
+    def _rest_for(self, seconds: float) -> None:
+        """Rest, at most until nobody needs rounds any more."""
+        until = time.monotonic() + seconds
+        if self._finished.wait(seconds):
+            while self._synchronizer.needed and (left := until - time.monotonic()) > 0:
+                time.sleep(min(left, self.LONGEST_NAP))
 
 
 class EachThread(Pace):
@@ -252,7 +259,7 @@ def make_pace(
         return InTheStep(synchronizers)
     if options.pace == "shadow":
         group = synchronizers[0].group
-        if group and not group.leads:
+        if synchronizers[0].led:
             return Led(synchronizers[0])
         share = (options.cpu_share or share) * (group.size if group else 1)
         return Shadow(synchronizers, min(1.0, share), start)

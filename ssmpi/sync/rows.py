@@ -38,8 +38,9 @@ class WholeRows:
     """The face of the way to the embedding rows, for the one worker thread of a trainer."""
 
     def __init__(self, agreement: Agreement, peers: Peers) -> None:
-        self._agreement, self._peers, self._tables = agreement, peers, peers.local.tables
-        self._servers, self._dim = peers.local.servers, peers.local.dim
+        rows = peers.local.rows
+        self._agreement, self._peers, self._tables = agreement, peers, rows.transport
+        self._servers, self._dim = rows.servers, rows.dim
 
     def ask(self, lookup: Any, thread: int) -> None:
         """Start fetching rows."""
