@@ -13,7 +13,6 @@ import mmap
 import os
 import secrets
 import socket
-import weakref
 from typing import Protocol
 
 import numpy as np
@@ -56,7 +55,6 @@ class Shared:
         file = os.memfd_create("ssmpi")
         os.ftruncate(file, HEADER + size)
         memory = mmap.mmap(file, HEADER + size)
-        weakref.finalize(memory, os.close, file)  # others reach the memory through it
         with contextlib.suppress(OSError):  # larger pages where the system grants them
             memory.madvise(mmap.MADV_HUGEPAGE)
         key = secrets.token_bytes(KEY)
