@@ -9,14 +9,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numba import njit
 
 from ssmpi.comm.shared_memory import Memory, Own
 from ssmpi.comm.waiting import Patience
+from ssmpi.core.protocols import DenseOptimizer, DenseStep, DenseTwin, RowTables, RowTransport
 from ssmpi.sync.host_group import HostGroup
+from ssmpi.sync.options import RoundOptions
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -27,11 +29,25 @@ SYNC_PS = "the sync PSs"
 MEASURE_SECONDS = 2.0  # how often a round also measures how far the replica is from its reference
 
 
+class NoDenseModel:
+    """A twin and an optimizer of no parameters, for trainers that only exchange their replicas."""
+
+    def __init__(self) -> None:
+        self.arrays = np.empty(0, np.float32), np.empty(0, np.float32)
+
+    def step(self, twin: DenseTwin, factor: float) -> None:
+        """Nothing to step."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Nothing."""
+        return {}
+
+
 @dataclass
 class RowAccess:
     """The embedding rows as this trainer reaches them: ``dim`` floats each, on that many ``servers``."""
 
-    transport: Any = None
+    transport: RowTables | None = None
     servers: int = 1
     dim: int = 1
 
@@ -54,8 +70,8 @@ class LocalTrainer:
 
     iterations: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     factor: Callable[[], float] = lambda: 1.0
-    optimizer: Any = None
-    twin: Callable[[], Any] = lambda: None
+    optimizer: DenseOptimizer = field(default_factory=NoDenseModel)
+    twin: Callable[[], DenseTwin] = lambda: NoDenseModel()
     rows: RowAccess = field(default_factory=RowAccess)
     replica: ReplicaMemory = field(default_factory=ReplicaMemory)
 
@@ -116,7 +132,7 @@ class Synchronizer(ABC):
     in_groups = False  # one trainer may run the rounds of all trainers of its host
     in_the_step = False  # belongs into the optimizer's step, so that no rounds are left for a pace
 
-    def __init__(self, options: Any, weights: np.ndarray, peers: Peers) -> None:
+    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         self.options, self.weights, self.peers, self.group = options, weights, peers, peers.group
         self.counted = peers.local.iterations  # whose iterations lie between two rounds
         self.snapshot = np.empty_like(weights)
@@ -131,7 +147,7 @@ class Synchronizer(ABC):
         self._merge(nothing, nothing, nothing, 0.0)  # compiles now, not in the first round
 
     @classmethod
-    def refusal(cls, options: Any) -> str:
+    def refusal(cls, options: RoundOptions) -> str:
         """Why these ``[sync]`` settings make no sense for this algorithm and what would; empty if they do."""
         return ""
 
@@ -245,11 +261,11 @@ class Synchronizer(ABC):
         for name, values in self.state().items():
             values[:] = saved[name]
 
-    def optimizer(self, thread: int) -> Any:
+    def optimizer(self, thread: int) -> DenseStep:
         """What a worker thread calls ``step(twin, factor)`` of: the trainer's own, unless the algorithm has a say in it."""
         return self.peers.local.optimizer
 
-    def transport(self) -> Any:
+    def transport(self) -> RowTransport | None:
         """The way of a worker thread to the embedding rows: the trainer's own, unless the algorithm has a say in it."""
         return self.peers.local.rows.transport
 

@@ -12,7 +12,8 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -21,9 +22,22 @@ from ssmpi.comm.shared_memory import attach
 from ssmpi.comm.waiting import wait, wait_all
 from ssmpi.core.topology import Topology
 from ssmpi.sync.base import SYNC_PS, Peers, Synchronizer, cut
+from ssmpi.sync.options import RoundOptions
 
 EXCHANGE, FETCH, START, COUPLE, STATE, MAP, MEET = range(7)  # kinds of message; the asking thread's number tags a reply
 THREADS = 1000
+
+
+class Step(Protocol):
+    """An optimizer over some weights. ``state`` is what it remembers, as long as they are; empty if it remembers nothing."""
+
+    state: np.ndarray
+
+    def __call__(self, gradients: np.ndarray, factor: float) -> None:
+        """One step at ``factor`` times the learning rate."""
+
+
+MakeStep = Callable[[np.ndarray], Step]  # the step of a sync PS's optimizer, for one shard of the weights
 
 
 class Centered(Synchronizer):
@@ -34,7 +48,7 @@ class Centered(Synchronizer):
     partner, each_thread = SYNC_PS, True
     in_place = False  # the center can move a replica that it maps
 
-    def __init__(self, options: Any, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
+    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
         super().__init__(options, weights, peers)
         self._thread, self._servers = thread, range(peers.first_ps, peers.center.size)
         self._shards = [cut(f.stop - f.start, len(self._servers)) for f in self.fragments]
@@ -53,7 +67,7 @@ class Centered(Synchronizer):
 
     @staticmethod
     @abstractmethod
-    def server(options: Any, optimizer: Any, service: Service) -> Center:
+    def server(options: RoundOptions, optimizer: MakeStep, service: Service) -> Center:
         """The center of a sync PS, for the ``[sync]`` settings; ``optimizer`` is for one that takes steps of its own."""
 
     def step(self, active: bool = True) -> bool:

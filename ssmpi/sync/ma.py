@@ -16,6 +16,7 @@ import numpy as np
 
 from ssmpi.sync.average import Average
 from ssmpi.sync.base import Peers, Synchronizer, divergence
+from ssmpi.sync.options import RoundOptions
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class MA(Synchronizer):
     Options = Options
     in_groups = True
 
-    def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
+    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
         self.average = Average(peers.trainers, peers.patience, weights.size)
         if self.group:

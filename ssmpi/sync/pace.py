@@ -5,9 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
+from ssmpi.core.protocols import DenseStep
 from ssmpi.sync.base import Synchronizer
+from ssmpi.sync.options import RoundOptions
+
+StartThread = Callable[..., threading.Thread]  # (name, body, *arguments): begins a guarded thread of this rank
 
 
 class Pace(Protocol):
@@ -25,7 +29,7 @@ class Pace(Protocol):
     def end(self) -> None:
         """All worker threads of this trainer are done: take part until all trainers are."""
 
-    def optimizer(self, own: Any) -> Any:
+    def optimizer(self, own: DenseStep) -> DenseStep:
         """What a worker thread steps with, who would otherwise do so with ``own``."""
         return own
 
@@ -41,9 +45,7 @@ class Shadow(Pace):
     LONGEST_REST = 1.0
     LONGEST_NAP = 0.005  # in a rest after this trainer's end, when others of its host may end too
 
-    def __init__(
-        self, synchronizers: list[Synchronizer], cpu_share: float, start: Callable[..., threading.Thread]
-    ) -> None:
+    def __init__(self, synchronizers: list[Synchronizer], cpu_share: float, start: StartThread) -> None:
         self._synchronizer, self._start = synchronizers[0], start
         self._rest = 1.0 / cpu_share - 1.0
         self._finished = threading.Event()
@@ -88,7 +90,7 @@ class Shadow(Pace):
 class EachThread(Pace):
     """Fixed rate, every worker thread on its own count and without the others: FR-EASGD-k."""
 
-    def __init__(self, synchronizers: list[Synchronizer], options: Any, threads: int) -> None:
+    def __init__(self, synchronizers: list[Synchronizer], options: RoundOptions, threads: int) -> None:
         self._synchronizers, self._options = synchronizers, options
         self._due = [Due(options) for _ in range(threads)]
 
@@ -114,7 +116,7 @@ class EachThread(Pace):
 class Together(Pace):
     """Fixed rate, all worker threads of the trainer pause while one of them runs the round: FR-MA, FR-BMUF."""
 
-    def __init__(self, synchronizers: list[Synchronizer], options: Any, threads: int) -> None:
+    def __init__(self, synchronizers: list[Synchronizer], options: RoundOptions, threads: int) -> None:
         self._synchronizer, self._threads = synchronizers[0], threads
         self._due = Due(options)
         self._meeting = Meeting()
@@ -182,7 +184,7 @@ class InTheStep(NoPace):
 class Due:
     """Counts iterations or seconds and says when a round is due."""
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: RoundOptions) -> None:
         self._options = options
         self.begin()
 
@@ -247,7 +249,7 @@ PACES = ("shadow", "fixed_rate")
 
 
 def make_pace(
-    synchronizers: list[Synchronizer], options: Any, threads: int, start: Callable[..., threading.Thread], share: float
+    synchronizers: list[Synchronizer], options: RoundOptions, threads: int, start: StartThread, share: float
 ) -> Pace:
     """The pace that ``[sync]`` names. With a center each worker thread may have a synchronizer, all else has one a trainer.
 

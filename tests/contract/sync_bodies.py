@@ -48,6 +48,10 @@ class Twin:
     rows = np.empty(0, np.int32)
 
     @property
+    def arrays(self):
+        return self.weights, self.gradients
+
+    @property
     def values(self):
         return np.empty(self.examples)
 
