@@ -1,5 +1,5 @@
 """A trainer's end of pull and push. One ``Lookups`` a worker thread, so that nothing is shared between threads; a
-``Transport`` decides whether the rows are in another rank or in this process.
+``RowTransport`` decides whether the rows are in another rank or in this process.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from ssmpi.core.errors import TrainingError
+from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding import kernels
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import Options
-from ssmpi.embedding.transport import Lookup, Transport
+from ssmpi.embedding.transport import Lookup
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Lookups:
     """Pull and push of one worker thread, for Criteo's one id per feature. Not for use by two threads."""
 
     def __init__(
-        self, transport: Transport, placement: Placement, options: Options, thread: int, held: Held | None = None
+        self, transport: RowTransport, placement: Placement, options: Options, thread: int, held: Held | None = None
     ) -> None:
         self._transport, self._placement, self._options, self._thread = transport, placement, options, thread
         self._held = held or Held(lambda: False)

@@ -7,7 +7,7 @@ import json
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ssmpi.comm.service import say_goodbye
 from ssmpi.comm.shared_memory import attach
 from ssmpi.comm.waiting import Patience, wait_all
 from ssmpi.core.errors import PeerError
+from ssmpi.core.protocols import RowLookup, RowSet
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import Arena, Options, Rows, Saver
@@ -54,19 +55,6 @@ class Lookup:
         return int(self.parts[-1].stop)
 
 
-class Transport(Protocol):
-    """How a thread reaches the rows. ``thread`` tells its messages from those of the others."""
-
-    def ask(self, lookup: Lookup, thread: int) -> None:
-        """Start fetching ``lookup.distinct`` for ``lookup.rows``."""
-
-    def collect(self, lookup: Lookup) -> None:
-        """Wait until ``lookup.distinct`` has arrived."""
-
-    def update(self, lookup: Lookup, gradients: np.ndarray, factor: float, thread: int) -> None:
-        """Apply gradients (distinct rows, dim) at ``factor`` times the learning rate; may return before it is done."""
-
-
 class LocalTables:
     """All tables in this process: ``topology.embedding_ps = 0``, and scoring with a finished model.
 
@@ -77,14 +65,14 @@ class LocalTables:
         self.arena, self._saver = arena, saver
         self._path = Path()
 
-    def ask(self, lookup: Lookup, thread: int) -> None:
+    def ask(self, lookup: RowLookup, thread: int) -> None:
         """Fetch at once, so that a prefetched row is as old as one that a message brought."""
         kernels.gather(self.arena.weights, lookup.rows[: lookup.found], lookup.distinct)
 
-    def collect(self, lookup: Lookup) -> None:
+    def collect(self, lookup: RowLookup) -> None:
         """Nothing to wait for."""
 
-    def update(self, lookup: Lookup, gradients: np.ndarray, factor: float, thread: int) -> None:
+    def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Apply at once."""
         self.arena.update(lookup.rows[: len(gradients)], gradients, factor)
 
@@ -151,7 +139,7 @@ class RemoteTables:
                 "set embedding.transport = 'auto', or place a PS on every trainer's host"
             ) from error
 
-    def ask(self, lookup: Lookup, thread: int) -> None:
+    def ask(self, lookup: RowLookup, thread: int) -> None:
         """Rows at hand are fetched at once; else one request and one reply a PS, straight into ``lookup.distinct``."""
         lookup.requests = []
         for server, rows, near in zip(self._servers, lookup.parts, self._near, strict=True):
@@ -163,12 +151,12 @@ class RemoteTables:
                     self._conversation.isend(lookup.rows[rows], server, wire.tag(wire.PULL, thread)),
                 ]
 
-    def collect(self, lookup: Lookup) -> None:
+    def collect(self, lookup: RowLookup) -> None:
         """Wait for all replies."""
         wait_all(lookup.requests, self._patience, f"the embedding PSs ({len(self._servers)})")
         lookup.requests = []
 
-    def update(self, lookup: Lookup, gradients: np.ndarray, factor: float, thread: int) -> None:
+    def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """In place, or one message a PS, not waited for; at most ``pushes_in_flight`` batches are on their way."""
         queue = self._in_flight.setdefault(thread, deque())
         while len(queue) >= self._options.pushes_in_flight:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
+from ssmpi.core.protocols import DenseOptimizer, DenseTwin
 from ssmpi.model import kernels
 from ssmpi.model.options import DenseOptions
-from ssmpi.model.replica import Replica, Twin
+from ssmpi.model.replica import Replica
 
-
-class DenseOptimizer(Protocol):
-    """Applies a twin's gradients to the shared weights."""
-
-    def step(self, twin: Twin, factor: float) -> None:
-        """One step at ``factor`` times the learning rate."""
-
-    def state(self) -> dict[str, np.ndarray]:
-        """What it remembers, by name: live arrays."""
+__all__ = ["SGD", "Adagrad", "DenseOptimizer", "dense_optimizer"]
 
 
 class SGD:
@@ -27,7 +18,7 @@ class SGD:
     def __init__(self, options: DenseOptions, replica: Replica) -> None:
         self._rate = options.rate
 
-    def step(self, twin: Twin, factor: float) -> None:
+    def step(self, twin: DenseTwin, factor: float) -> None:
         """One step."""
         kernels.sgd(*twin.arrays, self._rate * factor)
 
@@ -46,7 +37,7 @@ class Adagrad:
         self._options = options
         self._sums = np.full(replica.vector.size, options.initial_state, np.float32)
 
-    def step(self, twin: Twin, factor: float) -> None:
+    def step(self, twin: DenseTwin, factor: float) -> None:
         """One step."""
         options = self._options
         kernels.adagrad(*twin.arrays, self._sums, options.rate * factor, options.epsilon)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from ssmpi.checkpoint.model_files import load_tables
 from ssmpi.checkpoint.shard_writer import ArenaSaver
 from ssmpi.comm.world import World
+from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding.client import Held, Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
-from ssmpi.embedding.transport import LocalTables, RemoteTables, Transport
+from ssmpi.embedding.transport import LocalTables, RemoteTables
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -47,7 +48,7 @@ class Tables:
             load_tables(arena, weights)
         self.transport = LocalTables(arena, ArenaSaver(world.alike))
 
-    def lookups(self, thread: int, held: Held | None = None, through: Transport | None = None) -> Lookups:
+    def lookups(self, thread: int, held: Held | None = None, through: RowTransport | None = None) -> Lookups:
         """Pull and push for one thread, ``through`` another transport than the plain one if given; ``held`` keeps what it had
         pulled when it is cut.
         """

@@ -19,6 +19,7 @@ from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
 from ssmpi.comm.world import World
 from ssmpi.core import atomic_file, cpu_usage
 from ssmpi.core.log import during, log
+from ssmpi.core.protocols import DenseStep
 from ssmpi.data.batch import Batch
 from ssmpi.data.cursor import Course
 from ssmpi.data.position import Position
@@ -26,7 +27,7 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.embedding.client import Held, Lookups
 from ssmpi.model import processor
-from ssmpi.model.optim import DenseOptimizer, dense_optimizer
+from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import MODELS
 from ssmpi.report.results import Results
@@ -75,9 +76,9 @@ class Trainer:
         )  # fmt: skip
         self.control = control.Control(world.control, threads, config.waiting, self.progress)
         local = sync.LocalTrainer(
-            self.progress.iterations, self.progress.factor, self.optimizer,
-            self.replica.twin, self.tables.transport, self.tables.placement.servers, config.embedding.dim,
-            world.host, self.replica.memory,
+            self.progress.iterations, self.progress.factor, self.optimizer, self.replica.twin,
+            sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.embedding.dim),
+            sync.ReplicaMemory(world.host, self.replica.memory),
         )  # fmt: skip
         peers = sync.Peers(world.trainers, world.center, config.waiting, local)
         options = config.sync
@@ -132,12 +133,9 @@ class Trainer:
         """A worker thread's way to the embedding rows."""
         return self.tables.lookups(thread, self.held[thread], self.synchronizer.transport())
 
-    def optimizer_of(self, thread: int) -> DenseOptimizer:
+    def optimizer_of(self, thread: int) -> DenseStep:
         """What a worker thread steps with: the trainer's dense optimizer, unless synchronization has a say in the step."""
-        own: DenseOptimizer = self.pace.optimizer(
-            self.synchronizers[thread % len(self.synchronizers)].optimizer(thread)
-        )
-        return own
+        return self.pace.optimizer(self.synchronizers[thread % len(self.synchronizers)].optimizer(thread))
 
     def train_part(self, hogwild: Callable[[int, Trainer], None]) -> None:
         """Run the worker threads while the main thread supervises, until this part is done or training pauses; returns when

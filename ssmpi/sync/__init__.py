@@ -6,7 +6,7 @@ A new algorithm is a file beside these and a line in ``ALGORITHMS``; both paces 
 from __future__ import annotations
 
 from dataclasses import field, make_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,14 +14,16 @@ from ssmpi.core.errors import TopologyError
 from ssmpi.core.settings import EXAMPLES, SECONDS, require, within
 from ssmpi.core.topology import Topology
 from ssmpi.sync.async_ps import AsyncPS
-from ssmpi.sync.base import SYNC_PS, LocalTrainer, Peers, Synchronizer
+from ssmpi.sync.base import SYNC_PS, LocalTrainer, Peers, ReplicaMemory, RowAccess, Synchronizer
 from ssmpi.sync.bmuf import BMUF
+from ssmpi.sync.center import Centered
 from ssmpi.sync.easgd import EASGD
 from ssmpi.sync.gossip import Gossip
 from ssmpi.sync.host_group import form
 from ssmpi.sync.ma import MA
 from ssmpi.sync.none import NoSync
-from ssmpi.sync.pace import PACES, Pace, make_pace
+from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.pace import PACES, Pace, StartThread, make_pace
 from ssmpi.sync.slowmo import SlowMo
 from ssmpi.sync.synchronous import Synchronous
 from ssmpi.sync.warmup import WarmUp
@@ -38,7 +40,7 @@ ALGORITHMS: dict[str, type[Synchronizer]] = {
 }
 
 
-def _check(options: Any) -> None:
+def _check(options: RoundOptions) -> None:
     for name, known in (("algorithm", ALGORITHMS), ("pace", PACES)):
         value = getattr(options, name)
         require(value in known, f"{name} is one of {', '.join(known)}, got {value!r}")
@@ -63,24 +65,14 @@ def _check(options: Any) -> None:
 
 
 if TYPE_CHECKING:
-    Options = Any
+    Options = RoundOptions
 else:
     Options = make_dataclass(
         "Options",
         [
-            ("algorithm", str, "ma"),
-            ("pace", str, "shadow"),
-            ("alpha", float, 0.5),
-            ("merge", str, "difference"),
-            ("cpu_share", float, 0.0),
-            ("every_iterations", int, 0),
-            ("every_seconds", float, 0.0),
-            ("by", str, "thread"),
-            ("fragments", int, 1),
-            ("warmup_steps", int, 0),
-            ("transport", str, "auto"),
             *((name, kind.Options, field(default_factory=kind.Options)) for name, kind in ALGORITHMS.items()),
         ],
+        bases=(RoundOptions,),
         frozen=True,
         namespace={"__post_init__": _check},
     )
@@ -98,7 +90,7 @@ else:
     """
 
 
-def check_topology(options: Any, topology: Topology) -> None:
+def check_topology(options: RoundOptions, topology: Topology) -> None:
     """Raise TopologyError if the algorithm and the number of sync PSs do not fit."""
     kind = ALGORITHMS[options.algorithm]
     if misfit := kind.misfit(topology):
@@ -110,21 +102,23 @@ def check_topology(options: Any, topology: Topology) -> None:
         )
 
 
-def make(options: Any, weights: np.ndarray, peers: Peers, threads: int) -> list[Synchronizer]:
+def make(options: RoundOptions, weights: np.ndarray, peers: Peers, threads: int) -> list[Synchronizer]:
     """The synchronizers of a trainer: one, or one for each of its threads, where they run rounds of their own."""
-    kind: Any = ALGORITHMS[options.algorithm]
+    kind = ALGORITHMS[options.algorithm]
     if kind.in_groups and options.pace == "shadow" and peers.trainers.size > 1:
-        local = peers.local
-        peers = replace(peers, group=form(peers.trainers, weights, local.host, local.memory))
-    if not (kind.each_thread and options.pace == "fixed_rate" and options.by == "thread"):
+        own = peers.local.replica
+        peers = replace(peers, group=form(peers.trainers, weights, own.host, own.memory))
+    if not (issubclass(kind, Centered) and options.pace == "fixed_rate" and options.by == "thread"):
         return [kind(options, weights, peers)]
-    each = [kind(options, weights, peers, thread) for thread in range(threads)]
+    each: list[Synchronizer] = [kind(options, weights, peers, thread) for thread in range(threads)]
     for thread, synchronizer in enumerate(each):
         synchronizer.counted = synchronizer.counted[thread : thread + 1]
     return each
 
 
-def pace_of(synchronizers: list[Synchronizer], options: Any, threads: int, start: Any, share: float) -> Pace:
+def pace_of(
+    synchronizers: list[Synchronizer], options: RoundOptions, threads: int, start: StartThread, share: float
+) -> Pace:
     """The pace of a trainer's synchronizers, after a warm-up if there is to be one; see ``make_pace``."""
     pace = make_pace(synchronizers, options, threads, start, share)
     return WarmUp(pace, synchronizers[0], options.warmup_steps, threads) if options.warmup_steps else pace
@@ -153,6 +147,8 @@ __all__ = [
     "Options",
     "Pace",
     "Peers",
+    "ReplicaMemory",
+    "RowAccess",
     "Synchronizer",
     "check_topology",
     "figures",

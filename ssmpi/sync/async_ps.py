@@ -14,29 +14,21 @@ average, which is the staleness of its gradients.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
 from ssmpi.comm.service import Service
+from ssmpi.core.protocols import DenseStep, DenseTwin
 from ssmpi.sync.base import Peers
-from ssmpi.sync.center import EXCHANGE, STATE, Center, Centered
+from ssmpi.sync.center import EXCHANGE, STATE, Center, Centered, MakeStep, Step
+from ssmpi.sync.options import RoundOptions
 
 
 @dataclass(frozen=True)
 class Options:
     """``[sync.async_ps]`` has no settings of its own."""
-
-
-class Step(Protocol):
-    """An optimizer over some weights. ``state`` is what it remembers, as long as they are; empty if it remembers nothing."""
-
-    state: np.ndarray
-
-    def __call__(self, gradients: np.ndarray, factor: float) -> None:
-        """One step at ``factor`` times the learning rate."""
 
 
 class Account:
@@ -61,12 +53,12 @@ class Account:
 class Accounting:
     """The trainer's own optimizer, which also keeps what is to be pushed."""
 
-    def __init__(self, optimizer: Any, account: Account) -> None:
+    def __init__(self, optimizer: DenseStep, account: Account) -> None:
         self._optimizer, self._account = optimizer, account
 
-    def step(self, twin: Any, factor: float) -> None:
+    def step(self, twin: DenseTwin, factor: float) -> None:
         """One step."""
-        self._account.add(np.asarray(twin.gradients), factor)
+        self._account.add(twin.arrays[1], factor)
         self._optimizer.step(twin, factor)
 
 
@@ -75,14 +67,14 @@ class AsyncPS(Centered):
 
     Options = Options
 
-    def __init__(self, options: Any, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
+    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
         super().__init__(options, weights, peers, thread)
         self.alpha = 1.0
         self._accounts: dict[int, Account] = {}
         self._sum = np.empty(max(f.stop - f.start for f in self.fragments), np.float32)
 
     @staticmethod
-    def server(options: Any, optimizer: Any, service: Service) -> Center:
+    def server(options: RoundOptions, optimizer: MakeStep, service: Service) -> Center:
         """A center that takes steps."""
         return GradientCenter(optimizer, options.fragments, service)
 
@@ -121,7 +113,7 @@ class AsyncPS(Centered):
 class GradientCenter(Center):
     """Steps by every push. ``optimizer(weights)`` makes the step of a shard, with state of its own."""
 
-    def __init__(self, optimizer: Callable[[np.ndarray], Step], fragments: int, service: Service) -> None:
+    def __init__(self, optimizer: MakeStep, fragments: int, service: Service) -> None:
         super().__init__(fragments, service)
         self._optimizer = optimizer
         self._steps: dict[int, tuple[np.ndarray, Step]] = {}  # with the weights they are made for

@@ -9,14 +9,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numba import njit
 
 from ssmpi.comm.shared_memory import Memory, Own
 from ssmpi.comm.waiting import Patience
+from ssmpi.core.protocols import DenseOptimizer, DenseStep, DenseTwin, RowTables, RowTransport
 from ssmpi.sync.host_group import HostGroup
+from ssmpi.sync.options import RoundOptions
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -24,27 +26,54 @@ if TYPE_CHECKING:
 
 Merge = Literal["difference", "interpolate"]
 SYNC_PS = "the sync PSs"
-LOOK_SECONDS = 2.0  # how often a round also measures how far the replica is from its reference
+MEASURE_SECONDS = 2.0  # how often a round also measures how far the replica is from its reference
+
+
+class NoDenseModel:
+    """A twin and an optimizer of no parameters, for trainers that only exchange their replicas."""
+
+    def __init__(self) -> None:
+        self.arrays = np.empty(0, np.float32), np.empty(0, np.float32)
+
+    def step(self, twin: DenseTwin, factor: float) -> None:
+        """Nothing to step."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Nothing."""
+        return {}
+
+
+@dataclass
+class RowAccess:
+    """The embedding rows as this trainer reaches them: ``dim`` floats each, on that many ``servers``."""
+
+    transport: RowTables | None = None
+    servers: int = 1
+    dim: int = 1
+
+
+@dataclass
+class ReplicaMemory:
+    """Where the live replica lies: in ``memory`` of ``host``."""
+
+    host: str = ""
+    memory: Memory = field(default_factory=Own)
 
 
 @dataclass
 class LocalTrainer:
     """What an algorithm may use of its own trainer; most need nothing but ``iterations``, for their figures.
 
-    ``iterations`` int64 (threads,) done so far; ``factor`` of the learning rates now; ``optimizer`` steps what a
-    ``twin`` holds; ``tables`` is the way to the embedding rows, ``dim`` floats each, on that many ``servers``.
-    The replica lies in ``memory`` of ``host``.
+    ``iterations`` int64 (threads,) done so far; ``factor`` of the learning rates now; ``optimizer`` steps what a ``twin``
+    holds.
     """
 
     iterations: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     factor: Callable[[], float] = lambda: 1.0
-    optimizer: Any = None
-    twin: Callable[[], Any] = lambda: None
-    tables: Any = None
-    servers: int = 1
-    dim: int = 1
-    host: str = ""
-    memory: Memory = field(default_factory=Own)
+    optimizer: DenseOptimizer = field(default_factory=NoDenseModel)
+    twin: Callable[[], DenseTwin] = lambda: NoDenseModel()
+    rows: RowAccess = field(default_factory=RowAccess)
+    replica: ReplicaMemory = field(default_factory=ReplicaMemory)
 
 
 @dataclass
@@ -79,6 +108,11 @@ def merge_interpolate(weights: np.ndarray, reference: np.ndarray, snapshot: np.n
         weights[i] = (np.float32(1.0) - a) * weights[i] + a * reference[i]
 
 
+def divergence(reference: np.ndarray, snapshot: np.ndarray) -> float:
+    """How far a replica is from its reference, relative to the reference's length."""
+    return float(np.linalg.norm(reference - snapshot)) / max(float(np.linalg.norm(reference)), 1e-30)
+
+
 def cut(size: int, parts: int) -> list[slice]:
     """``size`` floats in contiguous parts, as equal as can be."""
     edges = [size * p // parts for p in range(parts + 1)]
@@ -98,7 +132,7 @@ class Synchronizer(ABC):
     in_groups = False  # one trainer may run the rounds of all trainers of its host
     in_the_step = False  # belongs into the optimizer's step, so that no rounds are left for a pace
 
-    def __init__(self, options: Any, weights: np.ndarray, peers: Peers) -> None:
+    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         self.options, self.weights, self.peers, self.group = options, weights, peers, peers.group
         self.counted = peers.local.iterations  # whose iterations lie between two rounds
         self.snapshot = np.empty_like(weights)
@@ -106,13 +140,14 @@ class Synchronizer(ABC):
         self.alpha: float = options.alpha
         self.rounds = self._turn = 0
         self.round_seconds = self.staleness = 0.0
-        self.divergence, self._look_at = math.nan, 0.0
+        self.served_seconds = 0.0  # of processor time, that servers have spent on moving this replica
+        self.divergence, self._measure_at = math.nan, 0.0
         self._merge = merge_difference if options.merge == "difference" else merge_interpolate
         nothing = np.empty(0, np.float32)
         self._merge(nothing, nothing, nothing, 0.0)  # compiles now, not in the first round
 
     @classmethod
-    def refusal(cls, options: Any) -> str:
+    def refusal(cls, options: RoundOptions) -> str:
         """Why these ``[sync]`` settings make no sense for this algorithm and what would; empty if they do."""
         return ""
 
@@ -129,7 +164,7 @@ class Synchronizer(ABC):
             self.round_seconds += time.monotonic() - began
             self.staleness += float(self.peers.local.iterations.sum() - done)
             if self.group:
-                self.group.tally[:] = self.rounds, self.round_seconds, self.staleness, self.divergence
+                self.group.count(self.rounds, self.round_seconds, self.staleness)
 
     def step(self, active: bool = True) -> bool:
         """One exchange and merge; ``active`` False follows without weight. False when nobody was active any more."""
@@ -151,17 +186,22 @@ class Synchronizer(ABC):
 
     def merge(self, weights: np.ndarray, reference: np.ndarray, snapshot: np.ndarray) -> None:
         """Move live weights towards the reference; now and then note how far from it they were, relative to its size."""
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + LOOK_SECONDS
-            self.divergence = float(np.linalg.norm(reference - snapshot)) / max(float(np.linalg.norm(reference)), 1e-30)
+        if self.measures_now():
+            self.divergence = divergence(reference, snapshot)
         self._merge(weights, reference, snapshot, self.alpha)
+
+    def measures_now(self) -> bool:
+        """Whether it is time to measure the divergence, and if so until the next time not any more."""
+        if time.monotonic() < self._measure_at:
+            return False
+        self._measure_at = time.monotonic() + MEASURE_SECONDS
+        return True
 
     @property
     def tally(self) -> tuple[float, float, float, float]:
-        """Rounds so far, their seconds, staleness and the last divergence; those of the leader where this trainer is led."""
-        if self.group and not self.group.leads:
-            rounds, seconds, staleness, divergence = self.group.tally.tolist()
-            return rounds, seconds, staleness, divergence
+        """Rounds so far, their seconds, staleness and the last divergence; for a group the leader counts them."""
+        if self.group:
+            return self.group.tally
         return self.rounds, self.round_seconds, self.staleness, self.divergence
 
     @property
@@ -175,9 +215,24 @@ class Synchronizer(ABC):
         return False
 
     def begin(self) -> None:
-        """A part of the run begins."""
+        """A part of the run begins. Not all rounds need it: those of a group of trainers do."""
         if self.group:
             self.group.begin()
+
+    def end(self) -> None:
+        """This trainer has no more data in this part, which ``close`` will end."""
+        if self.group:
+            self.group.end()
+
+    @property
+    def led(self) -> bool:
+        """Whether another trainer of this host runs the rounds of this one."""
+        return bool(self.group and not self.group.leads)
+
+    @property
+    def needed(self) -> bool:
+        """Whether trainers of this host need rounds of this one although it has ended."""
+        return bool(self.group and self.group.training)
 
     @abstractmethod
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
@@ -206,13 +261,13 @@ class Synchronizer(ABC):
         for name, values in self.state().items():
             values[:] = saved[name]
 
-    def optimizer(self, thread: int) -> Any:
+    def optimizer(self, thread: int) -> DenseStep:
         """What a worker thread calls ``step(twin, factor)`` of: the trainer's own, unless the algorithm has a say in it."""
         return self.peers.local.optimizer
 
-    def transport(self) -> Any:
+    def transport(self) -> RowTransport | None:
         """The way of a worker thread to the embedding rows: the trainer's own, unless the algorithm has a say in it."""
-        return self.peers.local.tables
+        return self.peers.local.rows.transport
 
     def restart(self) -> None:
         """All trainers have equal weights, of their warm-up: begin from there instead of the initial ones."""

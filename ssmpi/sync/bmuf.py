@@ -23,6 +23,7 @@ from ssmpi.core.log import log
 from ssmpi.core.settings import require
 from ssmpi.sync.base import Peers
 from ssmpi.sync.ma import MA
+from ssmpi.sync.options import RoundOptions
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Filtered(MA):
 
     idle = False  # even one trainer alone is filtered
 
-    def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
+    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
         self._global, self._delta = self.kept(weights.copy()), self.kept(np.zeros_like(weights))
 
@@ -77,13 +78,14 @@ class BMUF(Filtered):  # the same exchange and the same way to leave as model av
 
     Options = Options  # type: ignore[assignment]
 
-    def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
+    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
+        self._own = options.own(Options)
         self._reference = self.kept(weights.copy())
 
     def refer(self, mean: np.ndarray, fragment: int) -> np.ndarray:
         """Filter the mean of the snapshots into the global model."""
-        own, part = self.options.bmuf, self.fragments[fragment]
+        own, part = self._own, self.fragments[fragment]
         model, delta, reference = self._global[part], self._delta[part], self._reference[part]
         delta *= own.momentum
         delta += own.eta * (mean - reference)
@@ -113,5 +115,5 @@ class BMUF(Filtered):  # the same exchange and the same way to leave as model av
 
     def _ahead(self, model: np.ndarray, delta: np.ndarray) -> np.ndarray:
         """The reference for a global model that has just taken the step ``delta``."""
-        own = self.options.bmuf
+        own = self._own
         return model + np.float32(own.momentum) * delta if own.nesterov else model

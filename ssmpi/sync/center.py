@@ -8,10 +8,12 @@ through the fragments in turn, and so does the center for each client: no messag
 from __future__ import annotations
 
 import json
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -19,12 +21,23 @@ from ssmpi.comm.service import Service, say_goodbye
 from ssmpi.comm.shared_memory import attach
 from ssmpi.comm.waiting import wait, wait_all
 from ssmpi.core.topology import Topology
-from ssmpi.sync.base import LOOK_SECONDS, SYNC_PS, Peers, Synchronizer, cut
+from ssmpi.sync.base import SYNC_PS, Peers, Synchronizer, cut
+from ssmpi.sync.options import RoundOptions
 
-EXCHANGE, FETCH, START, COUPLE, STATE, MAP, MEET = range(
-    7
-)  # kinds of message; a reply has the asking thread's number as its tag
+EXCHANGE, FETCH, START, COUPLE, STATE, MAP, MEET = range(7)  # kinds of message; the asking thread's number tags a reply
 THREADS = 1000
+
+
+class Step(Protocol):
+    """An optimizer over some weights. ``state`` is what it remembers, as long as they are; empty if it remembers nothing."""
+
+    state: np.ndarray
+
+    def __call__(self, gradients: np.ndarray, factor: float) -> None:
+        """One step at ``factor`` times the learning rate."""
+
+
+MakeStep = Callable[[np.ndarray], Step]  # the step of a sync PS's optimizer, for one shard of the weights
 
 
 class Centered(Synchronizer):
@@ -35,12 +48,15 @@ class Centered(Synchronizer):
     partner, each_thread = SYNC_PS, True
     in_place = False  # the center can move a replica that it maps
 
-    def __init__(self, options: Any, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
+    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
         super().__init__(options, weights, peers)
         self._thread, self._servers = thread, range(peers.first_ps, peers.center.size)
         self._shards = [cut(f.stop - f.start, len(self._servers)) for f in self.fragments]
         self._reply = np.empty_like(weights)
-        self._mapped = self.in_place and options.transport != "messages" and self._map()
+        in_place = (
+            self.in_place and options.merge == "difference"
+        )  # interpolating is to lose what was learned meanwhile
+        self._mapped = in_place and options.transport != "messages" and self._map()
         if thread == 0 and peers.center.rank == 0:  # every trainer starts equal: the first one says from where
             self._start()
 
@@ -51,7 +67,7 @@ class Centered(Synchronizer):
 
     @staticmethod
     @abstractmethod
-    def server(options: Any, optimizer: Any, service: Service) -> Center:
+    def server(options: RoundOptions, optimizer: MakeStep, service: Service) -> Center:
         """The center of a sync PS, for the ``[sync]`` settings; ``optimizer`` is for one that takes steps of its own."""
 
     def step(self, active: bool = True) -> bool:
@@ -101,7 +117,7 @@ class Centered(Synchronizer):
 
     def _map(self) -> bool:
         """Ask every sync PS to map this replica; whether all of them do."""
-        address = self.peers.local.memory.address.decode()
+        address = self.peers.local.replica.memory.address.decode()
         if not address:
             return False
         messages, answers = [], []
@@ -118,13 +134,13 @@ class Centered(Synchronizer):
 
     def _meet(self, fragment: int) -> None:
         """Let the sync PSs exchange a fragment of the live weights with the center."""
-        looks = time.monotonic() >= self._look_at
-        answers = [np.empty(2) for _ in self._servers]
-        self._call(MEET, [np.array([fragment, self.pull(fragment), looks])] * len(answers), answers)
-        if looks:
-            self._look_at = time.monotonic() + LOOK_SECONDS
-            apart, length = np.sqrt(np.sum(answers, axis=0)).tolist()
-            self.divergence = apart / max(length, 1e-30)
+        measures = self.measures_now()
+        answers = [np.empty(3) for _ in self._servers]
+        self._call(MEET, [np.array([fragment, self.pull(fragment), measures])] * len(answers), answers)
+        apart, length, seconds = np.sum(answers, axis=0).tolist()
+        self.served_seconds += seconds
+        if measures:
+            self.divergence = math.sqrt(apart) / max(math.sqrt(length), 1e-30)
 
     def pull(self, fragment: int) -> float:
         """How far this exchange of a fragment pulls."""
@@ -170,7 +186,7 @@ class Center(ABC):
         self._early: list[tuple[int, int, np.ndarray]] = []
         self._replicas: dict[
             tuple[int, int], list[np.ndarray]
-        ] = {}  # of clients on this host: this PS's part of each fragment
+        ] = {}  # of clients on this host: its part of each fragment
 
     def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
         """Answer one request; those before the first trainer's START wait for it."""
@@ -182,11 +198,7 @@ class Center(ABC):
             self._early.append((source, tag, payload.copy()))
             return
         if kind == MEET:
-            fragment, alpha, looks = payload.view(float).tolist()
-            replica, center = self._replicas[source, thread][int(fragment)], self.shards[int(fragment)]
-            apart = distance(center, replica) if looks else np.zeros(2)
-            self.meet(center, replica, alpha)
-            self._reply_to((source, thread), apart)
+            self._reply_to((source, thread), self._meet((source, thread), *payload.view(float).tolist()))
             return
         words = payload.view(np.float32)
         if kind == COUPLE:
@@ -215,6 +227,14 @@ class Center(ABC):
     def meet(self, center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
         """Exchange a shard with the live replica of a client on this host, both in place."""
         raise AssertionError(f"{type(self).__name__} moves no replica")
+
+    def _meet(self, client: tuple[int, int], fragment: float, alpha: float, measures: float) -> np.ndarray:
+        """What ``meet`` is for, and what the client counts of it: see ``Centered._meet``."""
+        busy = time.thread_time()
+        replica, center = self._replicas[client][int(fragment)], self.shards[int(fragment)]
+        squares = distance(center, replica) if measures else np.zeros(2)
+        self.meet(center, replica, alpha)
+        return np.append(squares, time.thread_time() - busy)
 
     def _map(self, client: tuple[int, int], text: bytes) -> bool:
         asked = json.loads(text)

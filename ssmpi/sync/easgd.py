@@ -15,7 +15,6 @@ iterations since this client exchanged this fragment (for a shadow thread, of al
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import njit
@@ -23,7 +22,8 @@ from numba import njit
 from ssmpi.comm.service import Service
 from ssmpi.core.settings import require
 from ssmpi.sync.base import Peers
-from ssmpi.sync.center import COUPLE, EXCHANGE, Center, Centered
+from ssmpi.sync.center import COUPLE, EXCHANGE, Center, Centered, MakeStep
+from ssmpi.sync.options import RoundOptions
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class EASGD(Centered):
     Options = Options
     in_place = True
 
-    def __init__(self, options: Any, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
+    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
         super().__init__(options, weights, peers, thread)
-        self._coupling = options.easgd.coupling
+        self._coupling = options.own(Options).coupling
         self._exchanged = [0] * len(self.fragments)
 
     @staticmethod
-    def server(options: Any, optimizer: Any, service: Service) -> Center:
+    def server(options: RoundOptions, optimizer: MakeStep, service: Service) -> Center:
         """A center that is pulled."""
         return ElasticCenter(options.alpha, options.fragments, service)
 

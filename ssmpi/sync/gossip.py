@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from ssmpi.comm.waiting import Pause, wait_all, wait_until
 from ssmpi.core.settings import COUNT, within
 from ssmpi.sync.base import Peers
 from ssmpi.sync.ma import MA
+from ssmpi.sync.options import RoundOptions
 
 DONE = 0  # tag of an asking trainer's last word in a part of the run
 ANSWER = 1  # tag of a snapshot that comes back
@@ -47,19 +47,19 @@ class Gossip(MA):  # the model is the mean of the replicas, too
     partner = "another trainer"
     in_groups = False
 
-    def __init__(self, options: Any, weights: np.ndarray, peers: Peers) -> None:
+    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
         trainers = peers.trainers
         self._asks = trainers.rank % 2 == 0
         self._others = range(1 if self._asks else 0, trainers.size, 2)
-        self._chance = np.random.default_rng([options.gossip.seed, trainers.rank])
+        self._chance = np.random.default_rng([options.own(Options).seed, trainers.rank])
         self._reply = np.empty_like(weights)
         self._service = Service(trainers, peers.patience)
         self._pause = Pause(peers.patience)
         self._done = 0
 
     @classmethod
-    def refusal(cls, options: Any) -> str:
+    def refusal(cls, options: RoundOptions) -> str:
         """A partner's question may come at any time."""
         if options.pace == "shadow":
             return ""

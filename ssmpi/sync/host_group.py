@@ -1,8 +1,9 @@
-"""The trainers of one host, whose replicas one of them, the leader, averages in place: a round costs a few passes over mapped
-memory and wakes nobody. Leaders of several hosts meet in an all-reduce, so a host counts once on the network.
+"""The trainers of one host, whose replicas one of them, the leader, averages in place: a round costs a few passes over
+mapped memory and wakes nobody. Leaders of several hosts meet in an all-reduce, so a host counts once on the network.
 
-Every trainer says when it ends a part of the run, on a board that the host shares; the leader goes on for the others until
-all have, as an all-reduce among trainers would.
+Every trainer says on a board that its host shares when it begins and ends a part of the run. A round waits until all
+members have begun, as an all-reduce among trainers would: what a member restores, restarts or saves at rest is its own.
+The leader runs rounds for the others until all have ended; those that have ended follow the mean without weight in it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from ssmpi.comm.shared_memory import Memory, Shared, attach
-from ssmpi.comm.waiting import SUPERVISOR, Pause
+from ssmpi.comm.shared_memory import Memory, Own, Shared, attach
+from ssmpi.comm.waiting import SUPERVISOR, Patience, Pause, wait_until
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
-CLOSED, TALLY = 0, slice(1, 5)  # on the board: the last part the leader has closed; its counts of rounds
-ENDED = 5  # from here on, for each member: the last part it has ended
+CLOSED, TALLY = 0, slice(1, 4)  # on the board: the last part the leader has closed; rounds, their seconds, staleness
+OF_MEMBERS = 4  # from here on, float64 (3, members): the last part each has begun and ended, its divergence
 
 
 @njit(cache=True, nogil=True)
@@ -33,8 +34,8 @@ def take_snapshot(weights: np.ndarray, snapshot: np.ndarray, total: np.ndarray, 
 
 
 class HostGroup:
-    """One member's view of its group. ``members`` are ranks of ``trainers``, the leader's first; ``replicas`` their live vectors,
-    float32 (parameters,), on a member that is led only its own. ``leaders`` are the leaders of all groups.
+    """One member's view of its group. ``members`` are ranks of ``trainers``, the leader's first; ``replicas`` their live
+    vectors, float32 (parameters,), on a member that is led only its own. ``leaders`` are the leaders of all groups.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class HostGroup:
         board: np.ndarray,
     ) -> None:  # fmt: skip
         self._trainers, self._members, self._replicas, self._board = trainers, members, replicas, board
+        self._begun, self._ended, self._divergence = board[OF_MEMBERS:].reshape(3, len(members))
         self.leaders, self._place = leaders, members.index(trainers.rank)
         self.leads = self._place == 0
         self._snapshots = [np.empty_like(replica) for replica in replicas] if self.leads else []
@@ -55,22 +57,37 @@ class HostGroup:
         return len(self._members)
 
     @property
-    def tally(self) -> np.ndarray:
-        """Rounds, their seconds, staleness and divergence, as the leader counts them for all: float64 (4,), shared."""
-        return self._board[TALLY]
+    def tally(self) -> tuple[float, float, float, float]:
+        """Rounds, their seconds and staleness as the leader counts them for all; this member's last divergence."""
+        rounds, seconds, staleness = self._board[TALLY].tolist()
+        return rounds, seconds, staleness, float(self._divergence[self._place])
+
+    def count(self, rounds: int, seconds: float, staleness: float) -> None:
+        """The leader's rounds so far."""
+        self._board[TALLY] = rounds, seconds, staleness
+
+    def note_divergence(self, member: int, divergence: float) -> None:
+        """How far the leader found a member from the reference."""
+        self._divergence[member] = divergence
 
     def begin(self) -> None:
-        """A part of the run begins."""
+        """This member begins the next part of the run: from now on the leader may move its replica."""
         self._part += 1
-
-    @property
-    def others_train(self) -> bool:
-        """Whether a member besides the leader has not ended this part."""
-        return bool((self._board[ENDED + 1 :] < self._part).any())
+        self._begun[self._place] = self._part
 
     def end(self) -> None:
         """This member has ended the part."""
-        self._board[ENDED + self._place] = self._part
+        self._ended[self._place] = self._part
+
+    @property
+    def training(self) -> bool:
+        """Whether any member has not ended this part."""
+        return bool((self._ended < self._part).any())
+
+    def wait_for_members(self, patience: Patience) -> None:
+        """Wait until every member has begun this part."""
+        if (self._begun < self._part).any():
+            wait_until(lambda: (self._begun >= self._part).all(), patience, "the other trainers of this host")
 
     def close(self) -> None:
         """The leader has ended the part for all."""
@@ -83,12 +100,12 @@ class HostGroup:
             pause.nap()
 
     def snapshot(self, part: slice, total: np.ndarray, *, everyone: bool) -> int:
-        """Take snapshots of a fragment of all replicas; ``total`` becomes the sum of those that still train, or of all. Returns
-        how many those are.
+        """Take snapshots of a fragment of all replicas; ``total`` becomes the sum of those that still train, or of all.
+        Returns how many those are.
         """
         total[:], count = 0.0, 0
         for member, (replica, snapshot) in enumerate(zip(self._replicas, self._snapshots, strict=True)):
-            counts = everyone or bool(self._board[ENDED + member] < self._part)
+            counts = everyone or bool(self._ended[member] < self._part)
             take_snapshot(replica[part], snapshot[part], total, counts)
             count += counts
         return count
@@ -99,43 +116,52 @@ class HostGroup:
 
     def share(self, values: np.ndarray) -> np.ndarray:
         """The leader's ``values`` in memory that its whole group sees. Every trainer calls."""
-        return share(self._trainers, self._members[0], values)
+        memory: Memory = Shared() if self.size > 1 else Own()
+        mine = _copy(memory, values) if self.leads else None
+        addresses = self._trainers.gather(memory.address)
+        if mine is not None:
+            return mine
+        return attach(addresses[self._members[0]], values.nbytes).view(values.dtype)
 
 
 def form(trainers: Conversation, weights: np.ndarray, host: str, memory: Memory) -> HostGroup | None:
-    """The group of this trainer, whose replica lies in ``memory`` of ``host``; None if all trainers would be alone in theirs.
+    """The group of this trainer, whose replica lies in ``memory`` of ``host``; None if all would be alone in theirs.
 
-    Every trainer calls. One that cannot be mapped, or is asked for messages (``Own`` memory), is alone.
+    Every trainer calls. One that is asked for messages (``Own`` memory) is alone; where the members of a host cannot map
+    each other's memory, all of that host are.
     """
     found = trainers.gather((host, memory.address))
-    if len({other for other, address in found if address}) == sum(bool(address) for _, address in found):
-        return None
     members = [rank for rank, (other, address) in enumerate(found) if address and other == host]
     if trainers.rank not in members:
         members = [trainers.rank]
-    replicas, leads = [weights], trainers.rank == members[0]
+    if all(size == 1 for size in trainers.gather(len(members))):
+        return None
+    board_memory: Memory = Shared() if len(members) > 1 else Own()
+    board = _copy(board_memory, _empty_board(len(members))) if trainers.rank == members[0] else None
+    boards, replicas = trainers.gather(board_memory.address), [weights]
     try:
-        if leads:
-            addresses = [found[member][1] for member in members[1:]]
-            replicas += [attach(address, weights.nbytes).view(np.float32) for address in addresses]
+        if board is None:
+            board = attach(boards[members[0]], _empty_board(len(members)).nbytes).view(float)
+        else:
+            replicas += [attach(found[member][1], weights.nbytes).view(np.float32) for member in members[1:]]
         mapped = True
     except OSError:
         mapped = False
     able = trainers.gather(mapped)
-    if not all(able[member] for member in members):
-        members, replicas, leads = [trainers.rank], [weights], True
-    board = share(trainers, members[0], np.zeros(ENDED + len(members)))
-    leaders = trainers.split(0 if leads else 1)
+    if board is None or not all(able[member] for member in members):
+        members, replicas, board = [trainers.rank], [weights], _empty_board(1)
+    leaders = trainers.split(0 if trainers.rank == members[0] else 1)
     alone = all(size == 1 for size in trainers.gather(len(members)))
     return None if alone else HostGroup(trainers, members, replicas, leaders, board)
 
 
-def share(trainers: Conversation, leader: int, values: np.ndarray) -> np.ndarray:
-    """``values`` of the trainer ``leader`` in memory of its own that this trainer sees too. Every trainer calls."""
-    memory = Shared()
-    if trainers.rank == leader:
-        mine = memory.allocate(values.nbytes).view(values.dtype)
-        mine[:] = values
-        trainers.gather(memory.address)
-        return mine
-    return attach(trainers.gather(b"")[leader], values.nbytes).view(values.dtype)
+def _empty_board(members: int) -> np.ndarray:
+    board = np.zeros(OF_MEMBERS + 3 * members)
+    board[-members:] = np.nan  # nobody has measured a divergence
+    return board
+
+
+def _copy(memory: Memory, values: np.ndarray) -> np.ndarray:
+    mine: np.ndarray = memory.allocate(values.nbytes).view(values.dtype)
+    mine[:] = values
+    return mine

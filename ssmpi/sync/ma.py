@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ssmpi.sync.average import Average
-from ssmpi.sync.base import Peers, Synchronizer
+from ssmpi.sync.base import Peers, Synchronizer, divergence
+from ssmpi.sync.options import RoundOptions
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,12 @@ class MA(Synchronizer):
     Options = Options
     in_groups = True
 
-    def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
+    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
         self.average = Average(peers.trainers, peers.patience, weights.size)
         if self.group:
             self._of_leaders = Average(self.group.leaders, peers.patience, weights.size)
+        self._all_ended = False  # on all hosts; every leader learns it in the same round
 
     @property
     def idle(self) -> bool:
@@ -50,8 +52,10 @@ class MA(Synchronizer):
         return mean
 
     def step(self, active: bool = True) -> bool:
-        """As the base class; the leader of a group exchanges for all its members that still train."""
-        return self._step_of_group(everyone=False) if self.group else super().step(active)
+        """As the base class; the leader of a group exchanges for all its members that still train, who do nothing."""
+        if not self.group:
+            return super().step(active)
+        return self.group.leads and self._step_of_group(everyone=False)
 
     def step_of_everyone(self) -> bool:
         """One exchange in which all replicas count, also of those who have ended."""
@@ -61,23 +65,31 @@ class MA(Synchronizer):
         assert self.group
         fragment = self.next_fragment()
         part = self.fragments[fragment]
+        self.group.wait_for_members(self.peers.patience)
         total = self._of_leaders.room(part.stop - part.start)
         mean = self._of_leaders.of_sums(total.size, self.group.snapshot(part, total, everyone=everyone))
         if mean is None:
+            self._all_ended = True
             return False
-        reference = self.refer(mean, fragment)
-        for weights, snapshot in self.group.pairs(part):
+        reference, measures = self.refer(mean, fragment), self.measures_now()
+        for member, (weights, snapshot) in enumerate(self.group.pairs(part)):
+            if measures:
+                self.group.note_divergence(member, divergence(reference, snapshot))
             self.merge(weights, reference, snapshot)
         return True
 
+    def begin(self) -> None:
+        """A part of the run begins."""
+        self._all_ended = False
+        super().begin()
+
     def close(self) -> None:
         """Follow the mean of those that still train, until nobody does."""
-        if self.group:
-            self.group.end()
-            if not self.group.leads:
-                self.group.wait_for_leader()
-                return
-        while self.step(active=False):
+        self.end()
+        if self.group and not self.group.leads:
+            self.group.wait_for_leader()
+            return
+        while not self._all_ended and self.step(active=False):
             pass
         self.conclude()
         if self.group:

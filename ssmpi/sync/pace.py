@@ -5,9 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
+from ssmpi.core.protocols import DenseStep
 from ssmpi.sync.base import Synchronizer
+from ssmpi.sync.options import RoundOptions
+
+StartThread = Callable[..., threading.Thread]  # (name, body, *arguments): begins a guarded thread of this rank
 
 
 class Pace(Protocol):
@@ -25,7 +29,7 @@ class Pace(Protocol):
     def end(self) -> None:
         """All worker threads of this trainer are done: take part until all trainers are."""
 
-    def optimizer(self, own: Any) -> Any:
+    def optimizer(self, own: DenseStep) -> DenseStep:
         """What a worker thread steps with, who would otherwise do so with ``own``."""
         return own
 
@@ -33,15 +37,15 @@ class Pace(Protocol):
 class Shadow(Pace):
     """Rounds back to back on a thread of its own (ShadowSync): training never waits for them.
 
-    After a round the thread rests until it has used at most ``cpu_share`` of a core (but no longer than a second), so that
-    on a full node it does not take what the workers need. ``start`` begins a guarded thread.
+    After a round the thread rests until it, and servers that move the replica for it, have used at most ``cpu_share`` of a
+    core (but no longer than a second), so that on a full node it does not take what the workers need. ``start`` begins a
+    guarded thread.
     """
 
     LONGEST_REST = 1.0
+    LONGEST_NAP = 0.005  # in a rest after this trainer's end, when others of its host may end too
 
-    def __init__(
-        self, synchronizers: list[Synchronizer], cpu_share: float, start: Callable[..., threading.Thread]
-    ) -> None:
+    def __init__(self, synchronizers: list[Synchronizer], cpu_share: float, start: StartThread) -> None:
         self._synchronizer, self._start = synchronizers[0], start
         self._rest = 1.0 / cpu_share - 1.0
         self._finished = threading.Event()
@@ -62,26 +66,31 @@ class Shadow(Pace):
     def end(self) -> None:
         """Let the round in flight finish, answer the others until they are done, stop the thread."""
         self._finished.set()
+        self._synchronizer.end()
         assert self._thread is not None
         self._thread.join()
 
     def _run(self) -> None:
-        group = self._synchronizer.group
-        while not self._finished.is_set() or (group and group.others_train):
-            busy = time.thread_time()
-            self._synchronizer.round()
-            rest = min((time.thread_time() - busy) * self._rest, self.LONGEST_REST)
-            if self._finished.is_set():
-                time.sleep(rest)  # for the other trainers of the host
-            else:
-                self._finished.wait(rest)
-        self._synchronizer.close()
+        own = self._synchronizer
+        while not self._finished.is_set() or own.needed:
+            busy = time.thread_time() + own.served_seconds
+            own.round()
+            busy = time.thread_time() + own.served_seconds - busy
+            self._rest_for(min(busy * self._rest, self.LONGEST_REST))
+        own.close()
+
+    def _rest_for(self, seconds: float) -> None:
+        """Rest, at most until nobody needs rounds any more."""
+        until = time.monotonic() + seconds
+        if self._finished.wait(seconds):
+            while self._synchronizer.needed and (left := until - time.monotonic()) > 0:
+                time.sleep(min(left, self.LONGEST_NAP))
 
 
 class EachThread(Pace):
     """Fixed rate, every worker thread on its own count and without the others: FR-EASGD-k."""
 
-    def __init__(self, synchronizers: list[Synchronizer], options: Any, threads: int) -> None:
+    def __init__(self, synchronizers: list[Synchronizer], options: RoundOptions, threads: int) -> None:
         self._synchronizers, self._options = synchronizers, options
         self._due = [Due(options) for _ in range(threads)]
 
@@ -107,7 +116,7 @@ class EachThread(Pace):
 class Together(Pace):
     """Fixed rate, all worker threads of the trainer pause while one of them runs the round: FR-MA, FR-BMUF."""
 
-    def __init__(self, synchronizers: list[Synchronizer], options: Any, threads: int) -> None:
+    def __init__(self, synchronizers: list[Synchronizer], options: RoundOptions, threads: int) -> None:
         self._synchronizer, self._threads = synchronizers[0], threads
         self._due = Due(options)
         self._meeting = Meeting()
@@ -175,7 +184,7 @@ class InTheStep(NoPace):
 class Due:
     """Counts iterations or seconds and says when a round is due."""
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: RoundOptions) -> None:
         self._options = options
         self.begin()
 
@@ -240,7 +249,7 @@ PACES = ("shadow", "fixed_rate")
 
 
 def make_pace(
-    synchronizers: list[Synchronizer], options: Any, threads: int, start: Callable[..., threading.Thread], share: float
+    synchronizers: list[Synchronizer], options: RoundOptions, threads: int, start: StartThread, share: float
 ) -> Pace:
     """The pace that ``[sync]`` names. With a center each worker thread may have a synchronizer, all else has one a trainer.
 
@@ -252,7 +261,7 @@ def make_pace(
         return InTheStep(synchronizers)
     if options.pace == "shadow":
         group = synchronizers[0].group
-        if group and not group.leads:
+        if synchronizers[0].led:
             return Led(synchronizers[0])
         share = (options.cpu_share or share) * (group.size if group else 1)
         return Shadow(synchronizers, min(1.0, share), start)

@@ -7,11 +7,12 @@ their order, so each row gets one update whatever its optimizer, and the order i
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from ssmpi.comm.waiting import wait_all
+from ssmpi.core.protocols import RowLookup
 from ssmpi.sync.base import Peers
 
 KEYS, GRADIENTS = range(2)  # tags
@@ -38,18 +39,21 @@ class WholeRows:
     """The face of the way to the embedding rows, for the one worker thread of a trainer."""
 
     def __init__(self, agreement: Agreement, peers: Peers) -> None:
-        self._agreement, self._peers, self._tables = agreement, peers, peers.local.tables
-        self._servers, self._dim = peers.local.servers, peers.local.dim
+        rows = peers.local.rows
+        self._agreement, self._peers, self._tables = agreement, peers, rows.transport
+        self._servers, self._dim = rows.servers, rows.dim
 
-    def ask(self, lookup: Any, thread: int) -> None:
+    def ask(self, lookup: RowLookup, thread: int) -> None:
         """Start fetching rows."""
+        assert self._tables
         self._tables.ask(lookup, thread)
 
-    def collect(self, lookup: Any) -> None:
+    def collect(self, lookup: RowLookup) -> None:
         """Wait for them."""
+        assert self._tables
         self._tables.collect(lookup)
 
-    def update(self, lookup: Any, gradients: np.ndarray, factor: float, thread: int) -> None:
+    def update(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Update the rows of this step of all trainers; returns when this trainer's part of it has been applied.
 
         The all-reduce of the dense gradients comes after it on every trainer, so nobody's next step is before.
@@ -72,6 +76,7 @@ class WholeRows:
         if len(distinct):
             summed = np.zeros((len(distinct), self._dim), np.float32)
             np.add.at(summed, places, parts)
+            assert self._tables
             self._tables.update(Rows(distinct, self._servers), summed, factor, thread)
             self._tables.drain()
 

@@ -21,6 +21,7 @@ from ssmpi.core.settings import require
 from ssmpi.sync.average import Average
 from ssmpi.sync.base import Peers
 from ssmpi.sync.bmuf import Filtered
+from ssmpi.sync.options import RoundOptions
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,9 @@ class SlowMo(Filtered):
     Options = Options  # type: ignore[assignment]
     in_groups = False  # the learning-rate factor of every trainer travels along
 
-    def __init__(self, options: object, weights: np.ndarray, peers: Peers) -> None:
+    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
+        self._own = options.own(Options)
         self.average = Average(peers.trainers, peers.patience, weights.size + 1)
         self._mine = np.empty(weights.size + 1, np.float32)
 
@@ -53,7 +55,7 @@ class SlowMo(Filtered):
         mean = self.average.of(mine, active)
         if mean is None:
             return None
-        own, part, gamma = self.options.slowmo, self.fragments[fragment], mean[-1]
+        own, part, gamma = self._own, self.fragments[fragment], mean[-1]
         slow, u = self._global[part], self._delta[part]
         u *= own.momentum
         u += (slow - mean[:-1]) / gamma

@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ssmpi.comm.waiting import wait
+from ssmpi.core.protocols import DenseStep, DenseTwin, RowTransport
 from ssmpi.core.topology import Topology
 from ssmpi.sync.average import Average
 from ssmpi.sync.base import Peers
 from ssmpi.sync.none import NoSync
+from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.rows import WholeRows
 
 
@@ -40,14 +41,14 @@ class Synchronous(NoSync):
     Options = Options  # type: ignore[assignment]
     partner, in_the_step = "all trainers", True
 
-    def __init__(self, options: Any, weights: np.ndarray, peers: Peers) -> None:
+    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
         self._average = Average(peers.trainers, peers.patience, weights.size)
         self._rows = WholeRows(self, peers)
         self._examples, self._factor, self._began = 0.0, 1.0, 0.0
 
     @classmethod
-    def refusal(cls, options: Any) -> str:
+    def refusal(cls, options: RoundOptions) -> str:
         """Gradients are needed in the step itself, all of them and in every step."""
         if (options.pace, options.every_iterations) != ("fixed_rate", 1):
             return (
@@ -72,11 +73,11 @@ class Synchronous(NoSync):
         """One trainer alone steps on its own."""
         return self.peers.trainers.size == 1
 
-    def optimizer(self, thread: int) -> Any:
+    def optimizer(self, thread: int) -> DenseStep:
         """Steps by the gradients of all trainers."""
         return super().optimizer(thread) if self.idle else WholeStep(self)
 
-    def transport(self) -> Any:
+    def transport(self) -> RowTransport | None:
         """Updates rows by the gradients of all trainers."""
         return super().transport() if self.idle else self._rows
 
@@ -96,9 +97,9 @@ class Synchronous(NoSync):
         self._examples, self._factor = float(examples), words[1] / max(total, 1.0)
         return examples / total if total else 0.0, self._factor, words[2:].reshape(size, size).astype(int)
 
-    def take(self, twin: Any) -> bool:
+    def take(self, twin: DenseTwin) -> bool:
         """Step by the mean gradient; False if no trainer had any. All trainers call, after ``agree``."""
-        gradients = np.asarray(twin.gradients)
+        _, gradients = twin.arrays
         mean = self._average.of(gradients, self._examples)
         if mean is None:
             return False
@@ -125,6 +126,6 @@ class WholeStep:
     def __init__(self, synchronizer: Synchronous) -> None:
         self._synchronizer = synchronizer
 
-    def step(self, twin: Any, factor: float) -> None:
+    def step(self, twin: DenseTwin, factor: float) -> None:
         """One step; the factor of all trainers is agreed on with the rows."""
         self._synchronizer.take(twin)

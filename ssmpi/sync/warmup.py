@@ -9,12 +9,11 @@ algorithm then begins with the equal replicas. Optimizer state that it keeps els
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ssmpi.core.protocols import DenseStep, DenseTwin
 from ssmpi.sync.average import Average
-from ssmpi.sync.base import Synchronizer
+from ssmpi.sync.base import NoDenseModel, Synchronizer
 from ssmpi.sync.pace import Meeting, Pace
 
 
@@ -29,7 +28,7 @@ class WarmUp(Pace):
         self._average, self._sum = Average(peers.trainers, peers.patience, size), np.zeros(size, np.float32)
         self._meeting, self._came = Meeting(), 0
         self._gone: list[int] = []
-        self._twin: Any = None
+        self._twin: DenseTwin = NoDenseModel()
 
     @property
     def over(self) -> bool:
@@ -63,16 +62,16 @@ class WarmUp(Pace):
             self._take()
         self._pace.end()
 
-    def optimizer(self, own: Any) -> Any:
+    def optimizer(self, own: DenseStep) -> DenseStep:
         """Steps together, then by ``own``."""
         return Warming(self, own)
 
-    def step(self, twin: Any, factor: float) -> None:
+    def step(self, twin: DenseTwin, factor: float) -> None:
         """One thread's gradients; returns when the common step is taken."""
         self._meeting.pause_if(lambda: self._add(twin, factor), self._take)
 
-    def _add(self, twin: Any, factor: float) -> bool:
-        self._sum[:-1] += np.asarray(twin.gradients)
+    def _add(self, twin: DenseTwin, factor: float) -> bool:
+        self._sum[:-1] += twin.arrays[1]
         self._sum[-1] += factor
         self._came += 1
         return True
@@ -82,7 +81,7 @@ class WarmUp(Pace):
         mean = self._average.of(self._sum / np.float32(max(self._came, 1)), self._came)
         self._sum[:], self._came = 0.0, 0
         if mean is not None:
-            np.asarray(self._twin.gradients)[:] = mean[:-1]
+            self._twin.arrays[1][:] = mean[:-1]
             self._synchronizer.peers.local.optimizer.step(self._twin, float(mean[-1]))
         self._left = self._left - 1 if mean is not None else 0
         if self.over:
@@ -95,9 +94,9 @@ class WarmUp(Pace):
 class Warming:
     """The face of a dense optimizer."""
 
-    def __init__(self, warm_up: WarmUp, own: Any) -> None:
+    def __init__(self, warm_up: WarmUp, own: DenseStep) -> None:
         self._warm_up, self._own = warm_up, own
 
-    def step(self, twin: Any, factor: float) -> None:
+    def step(self, twin: DenseTwin, factor: float) -> None:
         """One step, with all others or alone."""
         (self._own if self._warm_up.over else self._warm_up).step(twin, factor)

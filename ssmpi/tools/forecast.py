@@ -14,10 +14,10 @@ from pathlib import Path
 
 from ssmpi.config import Config
 from ssmpi.core.errors import SettingsError
+from ssmpi.core.protocols import RowLookup
 from ssmpi.core.settings import SECONDS, positive, require
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding.client import Lookups
-from ssmpi.embedding.transport import Lookup
 from ssmpi.run.requirements import dense_parameters, placement_of
 from ssmpi.sync import ALGORITHMS, SYNC_PS
 
@@ -148,13 +148,13 @@ def forecast(config: Config, step: float, links: Links) -> Forecast:
 class _NoTransport:
     """A transport that fetches nothing: only the location of rows is needed."""
 
-    def ask(self, lookup: Lookup, thread: int) -> None:
+    def ask(self, lookup: RowLookup, thread: int) -> None:
         """Fetch nothing."""
 
-    def collect(self, lookup: Lookup) -> None:
+    def collect(self, lookup: RowLookup) -> None:
         """Nothing to wait for."""
 
-    def update(self, lookup: Lookup, gradients: object, factor: float, thread: int) -> None:
+    def update(self, lookup: RowLookup, gradients: object, factor: float, thread: int) -> None:
         """Nothing to update."""
 
 

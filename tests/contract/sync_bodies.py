@@ -1,5 +1,6 @@
 """A trainer's threads as far as synchronization sees them, and the settings of tests that use them."""
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from ssmpi import sync
 from ssmpi.comm import failure
 from ssmpi.comm.service import Service
+from ssmpi.comm.shared_memory import memory_for
 from ssmpi.comm.waiting import Patience, wait
 from ssmpi.core.topology import Role
 from ssmpi.model.options import DenseOptions
@@ -22,6 +24,16 @@ def replica(seed):
     return np.random.default_rng(seed).normal(size=PARAMETERS).astype(np.float32)
 
 
+def live(world, options, seed):
+    """A replica that others of its host may move, where ``options`` let them."""
+    initial, memory = replica(seed), memory_for(options.transport)
+    weights = memory.allocate(initial.nbytes).view(np.float32)
+    weights[:] = initial
+    world.replica = sync.ReplicaMemory(HOSTS.get(world.rank, world.host), memory)
+    return weights
+
+
+HOSTS = {}  # pretended names, by rank
 DENSE = DenseOptions(optimizer="sgd", rate=1.0)
 
 
@@ -34,6 +46,10 @@ class Twin:
     examples: int = 1
     starts = np.zeros(2, np.int64)
     rows = np.empty(0, np.int32)
+
+    @property
+    def arrays(self):
+        return self.weights, self.gradients
 
     @property
     def values(self):
@@ -53,16 +69,41 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     kind = sync.ALGORITHMS[options.algorithm]
     if world.role is Role.SYNC_PS and kind.partner == sync.SYNC_PS:
         service = Service(world.center, PATIENCE)
-        service.serve(world.topology.trainers, kind.server(options, optimizer(dense), service).handle)
+        center = kind.server(options, optimizer(dense), service)
+        center.meet = in_turns(turns(world), center.meet)
+        service.serve(world.topology.trainers, center.handle)
     if world.role is not Role.TRAINER:
         return None
     home = home or sync.LocalTrainer(np.zeros(world.topology.threads, np.int64))
     home.optimizer, home.twin = Twin(weights, np.zeros_like(weights)), lambda: Twin(weights, np.zeros_like(weights))
+    home.replica = vars(world).pop("replica", home.replica)
     peers = sync.Peers(world.trainers, world.center, PATIENCE, home)
     synchronizers = sync.make(options, weights, peers, world.topology.threads)
     result = work(synchronizers)
     synchronizers[0].goodbye()
     return result
+
+
+def close_together(world, synchronizer):
+    """End a part in which nobody follows others, as rounds of a leader that ends before its group would let it."""
+    synchronizer.end()
+    meet(world)
+    synchronizer.close()
+
+
+def turns(world):
+    """A lock that pretended ranks share; real ones have their own."""
+    return getattr(world._job, "lock", None) or threading.RLock()
+
+
+def in_turns(lock, method):
+    """``method``, which waits for its turn."""
+
+    def alone(*arguments):
+        with lock:
+            return method(*arguments)
+
+    return alone
 
 
 def meet(world):

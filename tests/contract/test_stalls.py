@@ -17,6 +17,7 @@ from ssmpi.roles import trainer
 from ssmpi.roles.progress import Progress
 from ssmpi.sync.average import Average
 from ssmpi.sync.easgd import ElasticCenter
+from ssmpi.sync.host_group import HostGroup
 
 ENOUGH = 40  # iterations of every worker thread while one round is held up
 LIMIT = 20  # seconds until they have them
@@ -75,17 +76,45 @@ def sleeping_partner(stall, monkeypatch):
     of = Average.of
 
     def late(average, *arguments):
-        if average._peers.trainers.rank == 1:
+        if average._trainers.rank == 1:
             stall.passes()
         return of(average, *arguments)
 
     monkeypatch.setattr(Average, "of", late)
 
 
+def sleeping_leader(stall, monkeypatch):
+    """The trainer that runs the rounds of its host comes late to one."""
+    snapshot = HostGroup.snapshot
+
+    def late(group, *arguments, **settings):
+        stall.passes()
+        return snapshot(group, *arguments, **settings)
+
+    monkeypatch.setattr(HostGroup, "snapshot", late)
+
+
+def silent_center(stall, monkeypatch):
+    """The sync PS moves no replica for a while."""
+    meet = ElasticCenter.meet
+
+    def slow(center, *arguments):
+        stall.passes()
+        return meet(center, *arguments)
+
+    monkeypatch.setattr(ElasticCenter, "meet", slow)
+
+
+BY_MESSAGE = "sync.transport=messages"
+
+
 FAULTS = {
-    "easgd": (silent_sync_ps, ("sync.algorithm=easgd", "topology.sync_ps=1")),
-    "ma": (sleeping_partner, ("sync.algorithm=ma",)),
-    "bmuf": (sleeping_partner, ("sync.algorithm=bmuf",)),
+    "easgd": (silent_sync_ps, ("sync.algorithm=easgd", "topology.sync_ps=1", BY_MESSAGE)),
+    "easgd in place": (silent_center, ("sync.algorithm=easgd", "topology.sync_ps=1")),
+    "ma": (sleeping_partner, ("sync.algorithm=ma", BY_MESSAGE)),
+    "ma in place": (sleeping_leader, ("sync.algorithm=ma",)),
+    "bmuf": (sleeping_partner, ("sync.algorithm=bmuf", BY_MESSAGE)),
+    "bmuf in place": (sleeping_leader, ("sync.algorithm=bmuf",)),
 }
 
 

@@ -11,7 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 from ranks import all_over_mpi, over_threads
-from sync_bodies import PARAMETERS, REFUSED, meet, on_trainers, options, replica, threads_of, with_pace
+from sync_bodies import (
+    PARAMETERS,
+    REFUSED,
+    close_together,
+    live,
+    meet,
+    on_trainers,
+    options,
+    replica,
+    threads_of,
+    with_pace,
+)
 from unequal_steps import check_counted_steps, check_unequal_steps, counted_steps, unequal_steps
 
 from ssmpi import sync
@@ -27,7 +38,7 @@ AVERAGING = ("easgd", "ma", "bmuf")
 
 
 def equal_replicas(world, options):
-    weights = replica(1)
+    weights = live(world, options, 1)
 
     def work(synchronizers):
         nothing = np.zeros(PARAMETERS, np.float32)
@@ -45,12 +56,14 @@ def check_equal_replicas(results, options):
 
 
 def one_round(world, options):
-    weights = replica(world.rank)
+    weights = live(world, options, world.rank)
 
     def work(synchronizers):
+        synchronizers[0].begin()
         synchronizers[0].round()
+        meet(world)
         after = weights.copy()
-        synchronizers[0].close()
+        close_together(world, synchronizers[0])
         return after, synchronizers[0].model()
 
     return on_trainers(world, options, weights, work)
@@ -65,7 +78,7 @@ def check_mean(results, options):
 
 
 def rounds_in_turn(world, options):
-    weights = replica(world.rank)
+    weights = live(world, options, world.rank)
 
     def work(synchronizers):
         for turn in range(6):
@@ -92,7 +105,7 @@ def check_easgd(results, options):
 
 
 def rounds_at_will(world, options):
-    weights = replica(world.rank)
+    weights = live(world, options, world.rank)
 
     def work(synchronizers):
         for _ in range(20):
@@ -111,14 +124,17 @@ def check_conserved(results, options):
 
 
 def blocks(world, options):
-    weights = replica(0)
+    weights = live(world, options, 0)
 
     def work(synchronizers):
+        synchronizers[0].begin()
         for block in range(5):
             weights[:] += 0.1 * replica(10 * block + world.rank)
+            meet(world)
             synchronizers[0].round()
+            meet(world)
         after = weights.copy()
-        synchronizers[0].close()
+        close_together(world, synchronizers[0])
         return after, synchronizers[0].model()
 
     return on_trainers(world, options, weights, work)
@@ -176,13 +192,17 @@ def check_meanwhile(results, options):
 
 
 def unequal_rounds(world, options):
-    weights = replica(world.rank)
+    weights = live(world, options, world.rank)
 
     def work(synchronizers):
-        for _ in range(3 if world.rank == 0 else 9):
+        synchronizers[0].begin()
+        for turn in range(3 if world.rank == 0 else 9):
             synchronizers[0].round()
+            if not turn:
+                meet(world)
         synchronizers[0].close()
         first = synchronizers[0].model()
+        synchronizers[0].begin()
         synchronizers[0].round()  # the next part of the run starts with all of them again
         synchronizers[0].close()
         return weights.copy(), first, synchronizers[0].model()
@@ -230,12 +250,13 @@ def check_alone(results, options):
 
 @dataclass(frozen=True)
 class Case:
-    """A property, the settings it is looked at with, and the ranks it takes."""
+    """A property, the settings it is looked at with, and the ranks it takes. ``real`` ones hold over MPI too."""
 
     body: Any
     check: Any
     options: Any
     topology: Topology = TWO
+    real: bool = True
 
     def __str__(self):
         default, own = sync.Options(), vars(self.options)[self.options.algorithm]
@@ -248,10 +269,27 @@ def bmuf(**settings):
     return sync.bmuf.Options(**settings)
 
 
+def by_message(*arguments, **settings):
+    """Settings with which no memory is shared."""
+    return options(*arguments, transport="messages", **settings)
+
+
+def moved_by_others(options):
+    """Whether other processes move a replica while its own steps; pretended ranks take turns, real ones may lose a step."""
+    return options.transport == "auto" and options.algorithm in AVERAGING
+
+
+def some_ps(number):
+    """Two trainers and so many sync PSs."""
+    return replace(TWO, sync_ps=number)
+
+
 PACED = [options(a, pace) for a in ALL for pace in ("shadow", "fixed_rate") if (a, pace) not in REFUSED]
 PACED += [options("easgd", "fixed_rate", by="trainer"), options("bmuf", bmuf=bmuf(eta=0.7, momentum=0.5))]
+PACED += [replace(o, transport="messages") for o in PACED if o.algorithm in AVERAGING]
 COUNTED = [options(a, "fixed_rate", alpha=alpha) for a in ("ma", "bmuf", "slowmo") for alpha in (0.3, 1.0)]
 COUNTED += [options("bmuf", "fixed_rate", 3, bmuf=bmuf(eta=0.7, momentum=0.5))]
+WAYS = (options, by_message)
 BLOCKS = [
     bmuf(),
     bmuf(eta=0.7),
@@ -261,25 +299,25 @@ BLOCKS = [
 ]
 CASES = [
     *(Case(equal_replicas, check_equal_replicas, o) for o in PACED),
-    *(Case(unequal_steps, check_unequal_steps, o) for o in PACED),
+    *(Case(unequal_steps, check_unequal_steps, o, real=not moved_by_others(o)) for o in PACED),
     *(Case(counted_steps, check_counted_steps, o) for o in COUNTED),
-    *(Case(unequal_rounds, check_unequal, options(a, merge=m)) for a in AVERAGING for m in MERGES),
-    Case(unequal_rounds, check_follows, options("ma", alpha=1.0)),
+    *(Case(unequal_rounds, check_unequal, way(a, merge=m)) for a in AVERAGING for m in MERGES for way in WAYS),
+    *(Case(unequal_rounds, check_follows, way("ma", alpha=1.0)) for way in WAYS),
     *(Case(alone_at_the_end, check_alone, options(a, alpha=1.0, merge="interpolate")) for a in ("ma", "bmuf")),
-    *(Case(one_round, check_mean, options("ma", alpha=1.0, merge=m)) for m in MERGES),
+    *(Case(one_round, check_mean, way("ma", alpha=1.0, merge=m)) for m in MERGES for way in WAYS),
     Case(one_round, check_mean, options("ma", "fixed_rate", alpha=1.0)),
     *(Case(learn_meanwhile, check_meanwhile, options(a, alpha=0.3, merge=m)) for a in AVERAGING for m in MERGES),
-    *(Case(blocks, check_bmuf, options("bmuf", alpha=alpha, bmuf=b)) for b in BLOCKS for alpha in (0.5, 1.0)),
-    *(Case(blocks, check_bmuf, options("ma", alpha=alpha)) for alpha in (0.5, 1.0)),  # BMUF with eta 1 is averaging
-    *(Case(rounds_in_turn, check_easgd, options("easgd", alpha=0.3), replace(TWO, sync_ps=n)) for n in (1, 2, 3)),
-    *(Case(rounds_at_will, check_conserved, options("easgd"), replace(TWO, sync_ps=n)) for n in (1, 2, 3)),
+    *(Case(blocks, check_bmuf, way("bmuf", alpha=a, bmuf=b)) for b in BLOCKS for a in (0.5, 1.0) for way in WAYS),
+    *(Case(blocks, check_bmuf, way("ma", alpha=a)) for a in (0.5, 1.0) for way in WAYS),  # BMUF with eta 1 is averaging
+    *(Case(rounds_in_turn, check_easgd, way("easgd", alpha=0.3), some_ps(n)) for n in (1, 2, 3) for way in WAYS),
+    *(Case(rounds_at_will, check_conserved, way("easgd"), some_ps(n)) for n in (1, 2, 3) for way in WAYS),
 ]  # fmt: skip
 
 
 @cache
 def over_mpi():
     """Results of all cases that take the same ranks, made by one job, because starting it takes longest."""
-    cases = [case for case in CASES if case.topology == TWO]
+    cases = [case for case in CASES if case.topology == TWO and case.real]
     results = all_over_mpi(TWO, [(case.body, (case.options,)) for case in cases])
     return dict(zip(cases, results, strict=True))
 
@@ -290,7 +328,7 @@ def test_promise_over_threads(case):
     case.check(results[: case.topology.trainers], case.options)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.topology == TWO], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.topology == TWO and case.real], ids=str)
 def test_promise_over_mpi(case):
     case.check(over_mpi()[case][:2], case.options)
 

@@ -2,10 +2,8 @@
 of it for every algorithm.
 """
 
-import threading
-
 import numpy as np
-from sync_bodies import PARAMETERS, on_trainers, replica, threads_of, with_pace
+from sync_bodies import PARAMETERS, in_turns, live, on_trainers, replica, threads_of, turns, with_pace
 
 STEPS = (([7, 0], [12, 3]), ([1, 23], [0, 0]))  # of two parts, by trainer and thread
 COUNTS = ((7, 15), (24, 0))  # of two parts, by trainer
@@ -18,13 +16,13 @@ def lesson(trainer, thread):
 
 def unequal_steps(world, options):
     """Threads step and merges happen one after the other here: elsewhere two at once may lose one of them, as is meant."""
-    weights = replica(0)
+    weights = live(world, options, 0)
 
     def gradients(thread):
         return np.full(PARAMETERS, -lesson(world.rank, thread), np.float32)
 
     def work(synchronizers):
-        models, turn = [], threading.Lock()
+        models, turn = [], turns(world)
         synchronizers[0].peers.local.optimizer.step = in_turns(turn, synchronizers[0].peers.local.optimizer.step)
         for synchronizer in synchronizers:
             synchronizer.merge = in_turns(turn, synchronizer.merge)
@@ -32,19 +30,9 @@ def unequal_steps(world, options):
             with_pace(world, options, synchronizers, gradients, threads_of(options, *part[world.rank]))
             models.append(synchronizers[0].model())
             np.testing.assert_array_equal(models[-1], synchronizers[0].model(), "a model asked for twice is the same")
-        return weights.copy(), *models, sum(s.rounds for s in synchronizers)
+        return weights.copy(), *models, sum(s.tally[0] for s in synchronizers)
 
     return on_trainers(world, options, weights, work)
-
-
-def in_turns(lock, method):
-    """``method``, which waits for its turn."""
-
-    def alone(*arguments):
-        with lock:
-            return method(*arguments)
-
-    return alone
 
 
 def learned_by(trainer, parts):
@@ -65,6 +53,8 @@ def check_unequal_steps(results, options):
         np.testing.assert_allclose(first.astype(float) + second + center, expected, rtol=0, atol=2e-5)
     for parts, model in enumerate(results[0][1:3], 1):
         least, most = bounds_of_unequal_steps(options.algorithm, parts)
+        if options.algorithm in ("ma", "bmuf") and (options.pace, options.transport) == ("shadow", "auto"):
+            least = 0.0  # who has ended may follow, for any number of rounds, one that has not begun to step
         gain = options.bmuf.eta / (1 - options.bmuf.momentum) if options.algorithm == "bmuf" else 1.0
         assert np.all(model > start + least - 1e-5)
         assert np.all(model < start + most * max(1.0, gain) + 1e-5)

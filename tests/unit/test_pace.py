@@ -24,7 +24,11 @@ class Clock:
         monkeypatch.setattr(pace, "time", SimpleNamespace(thread_time=lambda: self.used, monotonic=lambda: self.now))
 
     # as much of a synchronizer as a pace needs
-    idle = in_the_step = each_thread = closed = False
+    idle = in_the_step = each_thread = closed = led = needed = False
+    group, served_seconds = None, 0.0
+
+    def begin(self):
+        pass
 
     def round(self):
         self.used += self._busy[len(self.rests)]

@@ -1,0 +1,86 @@
+"""Where packages meet that do not import each other: ``sync`` steps a dense optimizer and updates embedding rows."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class DenseTwin(Protocol):
+    """One thread's gradients, and the weights they are for."""
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Weights and gradients, float32 (parameters,)."""
+
+
+class DenseStep(Protocol):
+    """What a worker thread steps with."""
+
+    def step(self, twin: DenseTwin, factor: float) -> None:
+        """Apply the twin's gradients to the shared weights, at ``factor`` times the learning rate."""
+
+
+class DenseOptimizer(DenseStep, Protocol):
+    """A trainer's optimizer for its dense replica."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What it remembers, by name: live arrays."""
+
+
+class RowSet(Protocol):
+    """Distinct rows in the order of their servers, as much of a lookup as an update needs."""
+
+    @property
+    def rows(self) -> np.ndarray:
+        """int32 (distinct rows or more,): numbers on their servers."""
+
+    @property
+    def parts(self) -> list[slice]:
+        """Which of the rows are those of each server."""
+
+
+class RowLookup(RowSet, Protocol):
+    """The rows of one batch on their way."""
+
+    requests: list[Any]  # of MPI, while it is under way
+
+    @property
+    def starts(self) -> np.ndarray:
+        """int64 (servers + 1,): where each server's rows begin."""
+
+    @property
+    def distinct(self) -> np.ndarray:
+        """float32 (distinct rows or more, dim): the values of ``rows``."""
+
+    @property
+    def values(self) -> np.ndarray:
+        """float32 (batch, features, dim)."""
+
+    @property
+    def found(self) -> int:
+        """How many distinct rows there are."""
+
+
+class RowTransport(Protocol):
+    """How a worker thread reaches embedding rows. ``thread`` tells its messages from those of the others."""
+
+    def ask(self, lookup: RowLookup, thread: int) -> None:
+        """Start fetching ``lookup.distinct`` for ``lookup.rows``."""
+
+    def collect(self, lookup: RowLookup) -> None:
+        """Wait until ``lookup.distinct`` has arrived."""
+
+    def update(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
+        """Apply gradients (distinct rows, dim) at ``factor`` times the learning rate; may return before it is done."""
+
+
+class RowTables(RowTransport, Protocol):
+    """A trainer's own transport."""
+
+    def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
+        """As above; any set of rows will do."""
+
+    def drain(self) -> None:
+        """Wait until every update of this trainer has been applied. Call when its threads are at rest."""

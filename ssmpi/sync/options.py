@@ -1,0 +1,29 @@
+"""The settings of ``[sync]`` that all algorithms share. Those of one algorithm lie beside it, in a section of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """What ``ssmpi.sync`` composes with the algorithms' own sections; it says there what each means."""
+
+    algorithm: str = "ma"
+    pace: str = "shadow"
+    alpha: float = 0.5
+    merge: str = "difference"
+    cpu_share: float = 0.0
+    every_iterations: int = 0
+    every_seconds: float = 0.0
+    by: str = "thread"
+    fragments: int = 1
+    warmup_steps: int = 0
+    transport: str = "auto"
+
+    def own(self, section: type[T]) -> T:
+        """The section of one algorithm."""
+        return next(value for value in vars(self).values() if isinstance(value, section))
