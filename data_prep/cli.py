@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from data_prep.shards.ranks import BadRowError, Ranks, describe, join
+from data_prep.ranks import BadRowError, Ranks, describe, join
 from ssmpi.core.errors import UserError
 
 GIB = 1 << 30
 MOST_GIB = 1 << 20
 LATE = {  # module and help; imported when named, because nobody else needs their compiled code or scikit-learn
-    "synthesize": ("synthetic.synthetic", "make synthetic raw logs to try things with"),
+    "synthesize": ("synthetic.synthesize", "make synthetic raw logs to try things with"),
     "baseline": ("check.baseline", "score the constant and a logistic regression on a prepared data set"),
 }
 

@@ -16,11 +16,12 @@ import numpy as np
 from data_prep.files import file_checksum, whole
 from data_prep.options import ORDERING_BYTES, Job, Options
 from data_prep.progress import Progress, say
+from data_prep.ranks import Ranks, RawDataError
 from data_prep.raw.parser import logarithms
 from data_prep.raw.pieces import OpenPiece, Piece, deal, have_labels, open_pieces
-from data_prep.raw.scan import ScanResult, every_row, scan
 from data_prep.raw.sources import TextDigest, TextStream, open_sources, whole_digest
-from data_prep.shards.folder import (
+from data_prep.shards.gather import write_shards
+from data_prep.shards.output_folder import (
     GUESSED_VOCABULARY_BYTES_PER_ROW,
     WHOLE,
     Folder,
@@ -29,15 +30,14 @@ from data_prep.shards.folder import (
     estimated_rows,
     gigabytes,
 )
-from data_prep.shards.ranks import Ranks, RawDataError
-from data_prep.shards.record import data_set_id, make_manifest, summary
+from data_prep.shards.packing import GUESSED_ROW_BYTES, row_bytes, widths
+from data_prep.shards.provenance import data_set_id, make_manifest, summary
 from data_prep.shards.scatter import place, scatter
-from data_prep.shards.shards import write_shards
 from data_prep.shards.splits import Layout, Ranges, split_rows
 from data_prep.vocabulary.encoding import in_memory, shared
 from data_prep.vocabulary.fit import fit_vocabulary
-from data_prep.vocabulary.packing import GUESSED_ROW_BYTES, row_bytes, widths
-from data_prep.vocabulary.vocabulary import Vocabulary, read_vocabulary, size_table
+from data_prep.vocabulary.scan import ScanResult, every_row, scan
+from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary, size_table
 from ssmpi.core.errors import DataError
 from ssmpi.data.schema import VOCABULARY_NAME, Manifest, read_manifest, write_manifest
 

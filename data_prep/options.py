@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from data_prep.ranks import Ranks
 from data_prep.raw.parser import FIELDS
 from data_prep.raw.sources import DAY_NAME, Source
-from data_prep.shards.ranks import Ranks
+from data_prep.shards.packing import MOST_ROW_BYTES
 from data_prep.shards.splits import parse_fractions
-from data_prep.vocabulary.packing import MOST_ROW_BYTES
 from ssmpi.core.errors import UserError
 from ssmpi.data.schema import ROW_BYTES, SPLITS
 

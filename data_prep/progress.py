@@ -12,7 +12,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from data_prep.shards.ranks import Ranks
+from data_prep.ranks import Ranks
 
 SECONDS_BETWEEN_LINES = 60.0
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from data_prep.options import Job
+from data_prep.ranks import BadRowError
 from data_prep.raw.parser import FIELDS, Integer, Rows, count_rows, diagnose, parse, room_for, row_end, shorten
 from data_prep.raw.sources import Source, TextDigest, TextStream, line_of
-from data_prep.shards.ranks import BadRowError
 from ssmpi.core.errors import DataError
 
 Piece = tuple[int, int]  # source, number of the piece in it

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from data_prep.shards.ranks import RawDataError
+from data_prep.ranks import RawDataError
 from ssmpi.core.errors import DataError
 
 BLOCK_BYTES = 2 << 20

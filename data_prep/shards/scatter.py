@@ -16,13 +16,13 @@ import numpy as np
 from data_prep.files import save_array
 from data_prep.options import Job
 from data_prep.progress import Progress
+from data_prep.ranks import RawDataError
 from data_prep.raw.pieces import OpenPiece, Piece, deal, open_pieces
-from data_prep.raw.scan import PieceRecord
 from data_prep.scratch import Scratch
-from data_prep.shards.ranks import RawDataError
+from data_prep.shards.packing import pack, row_bytes
 from data_prep.shards.splits import Layout
 from data_prep.vocabulary.encoding import Encoder
-from data_prep.vocabulary.packing import pack, row_bytes
+from data_prep.vocabulary.scan import PieceRecord
 
 READ_BYTES = 1 << 20
 CHANGED = "{}: changed since the job began; start again"

@@ -9,11 +9,11 @@ import numpy as np
 
 from data_prep.files import save_array
 from data_prep.options import Job
+from data_prep.ranks import RawDataError
 from data_prep.raw.parser import Rows
-from data_prep.raw.scan import reduce_tokens
-from data_prep.shards.ranks import RawDataError
+from data_prep.vocabulary.scan import reduce_tokens
 from data_prep.vocabulary.tables import look_up
-from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.vocabulary.vocabulary_file import Vocabulary
 from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from data_prep.files import load_json, save_array, save_json
 from data_prep.options import Job
 from data_prep.progress import Progress
+from data_prep.ranks import RawDataError
 from data_prep.raw.pieces import Piece
-from data_prep.raw.scan import ScanResult, Window, scan
-from data_prep.shards.ranks import RawDataError
 from data_prep.shards.splits import Ranges
-from data_prep.vocabulary.vocabulary import (
+from data_prep.vocabulary.scan import ScanResult, Window, scan
+from data_prep.vocabulary.vocabulary_file import (
     RESERVED_IDS,
     Merged,
     Vocabulary,

@@ -108,15 +108,15 @@ def test_wrong_usage_is_said_once(tmp_path):
 STALLED = """
 import sys, time
 from pathlib import Path
-from data_prep import cli, files, ranks
+from data_prep import cli, ranks
 pattern, marker = sys.argv[1:3]
-rank, real = ranks.join().rank, files.publish
-def publish(beside, path):
-    if rank == 1 and path.match(pattern):
+rank, real = ranks.join().rank, Path.replace
+def replace(beside, path):
+    if rank == 1 and Path(path).match(pattern):
         Path(marker).touch()
         time.sleep(600)
-    real(beside, path)
-files.publish = publish
+    return real(beside, path)
+Path.replace = replace
 raise SystemExit(cli.main(sys.argv[3:]))
 """
 
@@ -146,7 +146,8 @@ def test_killed_at_work_and_started_again_with_another_number_of_ranks(raw, alon
 
 FAULTY = """
 import sys
-from data_prep import cli, ranks, scatter
+from data_prep import cli, ranks
+from data_prep.shards import scatter
 def broken(*arguments):
     raise ZeroDivisionError("planted")
 if ranks.join().rank == 1:

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from data_prep.raw.rawtext import token_masks, token_of
-from data_prep.synthetic import synthetic
-from data_prep.synthetic.synthetic import Plan, synthesize
+from data_prep.synthetic import synthesize as module
+from data_prep.synthetic.synthesize import Plan, synthesize
 from data_prep.synthetic.teacher import (
     KAGGLE_CARDINALITIES,
     LABEL_RATE,
@@ -18,6 +17,7 @@ from data_prep.synthetic.teacher import (
     TeacherSettings,
     scaled_cardinalities,
 )
+from data_prep.synthetic.text_writer import token_masks, token_of
 from ssmpi.core.errors import UserError
 from ssmpi.data.schema import DENSE_NAMES, SPARSE_NAMES
 
@@ -36,8 +36,8 @@ def settings(rows=ROWS, **others):
 
 def command(*words):
     parser = argparse.ArgumentParser()
-    synthetic.add_arguments(parser)
-    return synthetic.run(parser.parse_args([str(word) for word in words]))
+    module.add_arguments(parser)
+    return module.run(parser.parse_args([str(word) for word in words]))
 
 
 def columns(path):

@@ -19,7 +19,7 @@ import numpy as np
 
 from data_prep.files import whole
 from data_prep.options import DLRM, FREQUENCY, MERGE_ENTRIES
-from data_prep.raw.scan import Part
+from data_prep.vocabulary.scan import Part
 from data_prep.vocabulary.tables import lookup_table
 from ssmpi.core.errors import DataError
 from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES

@@ -18,9 +18,9 @@ from data_prep.files import Publisher
 from data_prep.options import TRANSFORM, Job
 from data_prep.progress import Progress
 from data_prep.scratch import Scratch
+from data_prep.shards.packing import SLACK, row_bytes, unpack
 from data_prep.shards.scatter import Placed
 from data_prep.shards.splits import Layout, Target, permutation
-from data_prep.vocabulary.packing import SLACK, row_bytes, unpack
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Frame, ShardEntry, frame_of, lay_out_shard
 
 

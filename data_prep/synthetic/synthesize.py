@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from data_prep.progress import Progress
-from data_prep.raw.rawtext import TextWriter
-from data_prep.shards.ranks import Ranks
+from data_prep.ranks import Ranks
 from data_prep.shards.splits import split_rows
 from data_prep.synthetic.ceiling import Ceiling
 from data_prep.synthetic.teacher import Teacher, TeacherSettings, scaled_cardinalities
+from data_prep.synthetic.text_writer import TextWriter
 from ssmpi.core.errors import UserError
 from ssmpi.data.schema import SPARSE_FEATURES
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from data_prep.files import file_checksum
 from data_prep.options import DLRM, TRANSFORM, Job
-from data_prep.raw.scan import PieceRecord
 from data_prep.raw.sources import line_of, whole_digest
-from data_prep.shards.shards import Written
+from data_prep.shards.gather import Written
 from data_prep.shards.splits import Ranges
-from data_prep.vocabulary.vocabulary import STATED_MIN_COUNTS, Vocabulary
+from data_prep.vocabulary.scan import PieceRecord
+from data_prep.vocabulary.vocabulary_file import STATED_MIN_COUNTS, Vocabulary
 from ssmpi.data.schema import DENSE_NAMES, SPARSE_NAMES, VOCABULARY_NAME, Manifest, Split
 
 
