@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.options import DLRM, FREQUENCY, MERGING_BYTES, ORDERING_BYTES
-from data_prep.shards.packing import MOST_ROW_BYTES, SLACK, pack, row_bytes, unpack, widths
-from data_prep.vocabulary.scan import Part
+from data_prep.options import DLRM, FREQUENCY, MERGING_BYTES, MOST_ROW_BYTES, ORDERING_BYTES
+from data_prep.shards.packing import SLACK, pack, row_bytes, unpack, widths
+from data_prep.vocabulary.scan import Spill
 from data_prep.vocabulary.vocabulary_file import merge_feature
 
 largest_values = st.sampled_from([0, 1, 255, 256, 65_535, 65_536, 2**24 - 1, 2**24, 2**31, 2**32, 2**56, 2**63 - 1])
@@ -62,7 +62,7 @@ def test_ordering_a_vocabulary_takes_the_stated_memory(tmp_path, monkeypatch):
     bounds = [0] + [tokens] * 26
     for order, parts in ((FREQUENCY, 1), (DLRM, 1), (FREQUENCY, 2), (DLRM, 2)):
         tracemalloc.start()
-        merged = merge_feature(tmp_path, [Part(name, bounds) for name in "ab"[:parts]], 0, order, 1)
+        merged = merge_feature(tmp_path, [Spill(name, bounds) for name in "ab"[:parts]], 0, order, 1)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert len(merged.tokens) > 0.99 * parts * tokens
