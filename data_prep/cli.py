@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from data_prep.shards.ranks import BadRowError, Ranks, describe, join
+from data_prep.ranks import BadRowError, Ranks, describe, join
 from ssmpi.core.errors import UserError
 
 GIB = 1 << 30
 MOST_GIB = 1 << 20
 LATE = {  # module and help; imported when named, because nobody else needs their compiled code or scikit-learn
-    "synthesize": ("synthetic.synthetic", "make synthetic raw logs to try things with"),
+    "synthesize": ("synthetic.command", "make synthetic raw logs to try things with"),
     "baseline": ("check.baseline", "score the constant and a logistic regression on a prepared data set"),
 }
 
@@ -175,11 +175,11 @@ def gibibytes(text: str) -> float:
 
 
 def _options(parsed: argparse.Namespace):  # type: ignore[no-untyped-def]  # noqa: ANN202 - imported late
-    from data_prep.options import Options
+    from data_prep.options import PrepareOptions
 
     names = ("output", "overwrite", "vocabulary", "min_count", "max_ind_range", "fit_on", "id_order", "split")
     same = {name: getattr(parsed, name) for name in (*names, "split_name", "seed", "shard_rows", "piece_bytes")}
-    return Options(
+    return PrepareOptions(
         **same,
         shuffle=not parsed.no_shuffle,
         skip_bad_rows=parsed.on_bad_row == "skip",

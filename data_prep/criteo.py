@@ -14,44 +14,46 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.files import file_checksum, whole
-from data_prep.options import ORDERING_BYTES, Job, Options
-from data_prep.progress import Progress, say
+from data_prep.options import ORDERING_BYTES, PrepareOptions
+from data_prep.preparation import Preparation, are_days
+from data_prep.progress import ProgressBar, say
+from data_prep.ranks import Ranks, RawDataError
 from data_prep.raw.parser import logarithms
 from data_prep.raw.pieces import OpenPiece, Piece, deal, have_labels, open_pieces
-from data_prep.raw.scan import ScanResult, every_row, scan
 from data_prep.raw.sources import TextDigest, TextStream, open_sources, whole_digest
-from data_prep.shards.folder import (
+from data_prep.shards.gather import write_shards
+from data_prep.shards.output_folder import (
     GUESSED_VOCABULARY_BYTES_PER_ROW,
     WHOLE,
-    Folder,
+    OutputFolder,
     check_space,
     disk_need,
     estimated_rows,
     gigabytes,
 )
-from data_prep.shards.ranks import Ranks, RawDataError
-from data_prep.shards.record import data_set_id, make_manifest, summary
+from data_prep.shards.packing import GUESSED_ROW_BYTES, row_bytes, widths
+from data_prep.shards.provenance import data_set_id, make_manifest, summary
 from data_prep.shards.scatter import place, scatter
-from data_prep.shards.shards import write_shards
-from data_prep.shards.splits import Layout, Ranges, split_rows
+from data_prep.shards.shard_layout import ShardLayout
+from data_prep.splits import Ranges, split_rows
 from data_prep.vocabulary.encoding import in_memory, shared
 from data_prep.vocabulary.fit import fit_vocabulary
-from data_prep.vocabulary.packing import GUESSED_ROW_BYTES, row_bytes, widths
-from data_prep.vocabulary.vocabulary import Vocabulary, read_vocabulary, size_table
+from data_prep.vocabulary.scan import ScanResult, every_row, scan
+from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary, size_table
 from ssmpi.core.errors import DataError
 from ssmpi.data.schema import VOCABULARY_NAME, Manifest, read_manifest, write_manifest
 
 MOST_FILES = 100_000
 
 
-def prepare(raw: Sequence[Path], options: Options, ranks: Ranks) -> Manifest:
+def prepare(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Manifest:
     """Prepare raw files into ``options.output``; goes on with an interrupted run of the same arguments and files.
 
     Every rank of the job calls it. Raises DataError, on all ranks, for input that cannot be taken.
     """
     began = time.monotonic()
     job = _open_job(raw, options, ranks)
-    folder = Folder(options)
+    folder = OutputFolder(options)
     ranks.first(lambda: announce(job))
     if ranks.first(lambda: folder.begin(job)) == WHOLE:
         return _already_whole(job, folder)
@@ -65,7 +67,7 @@ def prepare(raw: Sequence[Path], options: Options, ranks: Ranks) -> Manifest:
     return manifest
 
 
-def _make(job: Job) -> Manifest:
+def _make(job: Preparation) -> Manifest:
     """The two passes, from raw text to the manifest."""
     options, ranks = job.options, job.ranks
     counting = every_row if job.fitting and options.fit_on == "all" else None
@@ -76,7 +78,7 @@ def _make(job: Job) -> Manifest:
     wide = widths(vocabulary.cardinalities, np.max([record.largest for record in found.records], axis=0).tolist())
     ranks.first(lambda: _check_space_again(job, found, vocabulary, row_bytes(wide)))
 
-    layout = Layout(ranges, options.shard_rows, options.seed, options.shuffle)
+    layout = ShardLayout(ranges, options.shard_rows, options.seed, options.shuffle)
     data_set = ranks.first(lambda: data_set_id(job, found.records, file_checksum(vocabulary.path)))
     placed = place(found.records)
     scatter(job, placed, shared(job, vocabulary), layout, wide)
@@ -108,23 +110,23 @@ def encode(
                 yield ids, logarithms(rows.integers), rows.label.copy() if labelled else None
 
 
-def _open_job(raw: Sequence[Path], options: Options, ranks: Ranks) -> Job:
+def _open_job(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Preparation:
     if not raw:
         raise DataError("no raw file given; name train.txt or day_0 ... day_23, also .gz")
     sources = ranks.together(lambda: open_sources(raw))
     labelled = ranks.first(lambda: have_labels(sources, options.skip_bad_rows))
-    kind, name = options.chosen_split(sources, labelled)
+    kind, name = options.chosen_split(labelled=labelled, days=are_days(sources))
     given = options.vocabulary
     checksum = ranks.first(lambda: file_checksum(read_vocabulary(given).path)) if given is not None else None
     identity = options.identity() | {"split": kind, "split_name": name, "labelled": labelled, "vocabulary": checksum}
     if not labelled and kind != "none":
         say(ranks, f"note: the files have no labels; split {kind!r} is made all the same")
-    job = Job(options, ranks, sources, labelled, identity)
+    job = Preparation(options, ranks, sources, labelled, identity)
     _require_training_rows(job, [source.size for source in sources])  # nearly always told before a row is read
     return job
 
 
-def announce(job: Job) -> None:
+def announce(job: Preparation) -> None:
     """Print what is about to happen, what memory and disk it takes, and stop if the disk is too small."""
     options = job.options
     rows = estimated_rows(job.sources)
@@ -154,7 +156,7 @@ def announce(job: Job) -> None:
     )
 
 
-def _refuse_crumbs(job: Job, rows: int) -> None:
+def _refuse_crumbs(job: Preparation, rows: int) -> None:
     """DataError for shards or pieces so small that a file system would hold more of them than it bears."""
     size = sum(source.size for source in job.sources)
     for name, each, whole_size in (
@@ -167,7 +169,7 @@ def _refuse_crumbs(job: Job, rows: int) -> None:
             )
 
 
-def _check_space_again(job: Job, found: ScanResult, vocabulary: Vocabulary, packed_bytes: int) -> None:
+def _check_space_again(job: Preparation, found: ScanResult, vocabulary: Vocabulary, packed_bytes: int) -> None:
     rows = sum(record.rows for record in found.records)
     tokens = sum(vocabulary.cardinalities)
     output, temporary = disk_need(rows, 27 * tokens, packed_bytes)
@@ -178,14 +180,14 @@ def _check_space_again(job: Job, found: ScanResult, vocabulary: Vocabulary, pack
     )
 
 
-def _already_whole(job: Job, folder: Folder) -> Manifest:
+def _already_whole(job: Preparation, folder: OutputFolder) -> Manifest:
     """Compare the raw files with those that the folder was made from; nothing is written again."""
     manifest = read_manifest(job.options.output)
 
     def body() -> list[tuple[Piece, str]]:
         mine = deal(job)
         digests = []
-        with Progress(job.ranks, "compare raw files", sum(unit.bytes for unit in mine), "B") as progress:
+        with ProgressBar(job.ranks, "compare raw files", sum(unit.bytes for unit in mine), "B") as progress:
             for unit in mine:
                 for opened in open_pieces(job, unit, ()):
                     digest = TextDigest()
@@ -207,7 +209,7 @@ def _already_whole(job: Job, folder: Folder) -> Manifest:
     return manifest
 
 
-def _split(job: Job, found: ScanResult) -> Ranges:
+def _split(job: Preparation, found: ScanResult) -> Ranges:
     rows = [sum(r.rows for r in found.records if r.source == source.index) for source in job.sources]
     if sum(rows) == 0:
         raise RawDataError("not one good row in the raw files; see --on-bad-row")
@@ -220,7 +222,7 @@ def _split(job: Job, found: ScanResult) -> Ranges:
     return ranges
 
 
-def _require_training_rows(job: Job, sizes: Sequence[int]) -> None:
+def _require_training_rows(job: Preparation, sizes: Sequence[int]) -> None:
     """RawDataError where a split of labelled files, of ``sizes`` in rows or bytes, leaves nothing to train on."""
     kind = job.identity["split"]
     if not job.labelled or kind == "none" or "train" in split_rows(kind, sizes):
@@ -232,7 +234,7 @@ def _require_training_rows(job: Job, sizes: Sequence[int]) -> None:
     )
 
 
-def _given_vocabulary(job: Job) -> Vocabulary:
+def _given_vocabulary(job: Preparation) -> Vocabulary:
     given = job.options.vocabulary
     assert given is not None
     path = job.options.output / VOCABULARY_NAME
@@ -246,7 +248,7 @@ def _given_vocabulary(job: Job) -> Vocabulary:
     return job.ranks.together(lambda: read_vocabulary(path))
 
 
-def _report(job: Job, rows: int, seconds: float) -> None:
+def _report(job: Preparation, rows: int, seconds: float) -> None:
     peaks = job.ranks.allgather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     rate = rows / seconds / job.ranks.size
     say(

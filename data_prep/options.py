@@ -1,22 +1,19 @@
-"""What a person asked ``ssmpi-prepare criteo`` to do, and the job that carries it through the steps."""
+"""What a person asks of ``ssmpi-prepare criteo``, checked, and what memory that takes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.raw.parser import FIELDS
-from data_prep.raw.sources import DAY_NAME, Source
-from data_prep.shards.ranks import Ranks
-from data_prep.shards.splits import parse_fractions
-from data_prep.vocabulary.packing import MOST_ROW_BYTES
+from data_prep.splits import parse_fractions
 from ssmpi.core.errors import UserError
-from ssmpi.data.schema import ROW_BYTES, SPLITS
+from ssmpi.data.schema import DENSE_FEATURES, ROW_BYTES, SPARSE_FEATURES, SPLITS
 
 FREQUENCY, DLRM = "frequency", "dlrm"
 TRANSFORM = "ln(1 + max(x, 0)), missing 0"
 WORK_NAME = ".prepare"
+MOST_ROW_BYTES = 4 * SPARSE_FEATURES + 8 * DENSE_FEATURES + 1  # of a packed row
 BASE_BYTES = 256 << 20  # interpreter, compiled code and text blocks
 ORDERING_BYTES = 40  # per token of a feature: token, count, their order, and the same once more in that order
 MERGE_ENTRIES = 4 << 20  # counts of several parts that are merged at once
@@ -26,7 +23,7 @@ RECIPE = 2  # raised whenever the same arguments and files come to give other by
 
 
 @dataclass(frozen=True)
-class Options:
+class PrepareOptions:
     """The arguments of one preparation. ``max_ind_range`` 0 is none; ``split`` None is chosen from the input."""
 
     output: Path
@@ -80,7 +77,7 @@ class Options:
         """Private bytes that a rank needs at most in either pass, from the shortest rows that there can be; putting a
         vocabulary in order has a bound of its own.
         """
-        piece = self.piece_bytes // FIELDS[False] * (MOST_ROW_BYTES + 16)
+        piece = self.piece_bytes // (DENSE_FEATURES + SPARSE_FEATURES) * (MOST_ROW_BYTES + 16)
         shard = min(self.shard_rows, rows) * (MOST_ROW_BYTES + ROW_BYTES + 8)
         return BASE_BYTES + max(3 * self.table_bytes, piece, shard)
 
@@ -88,14 +85,13 @@ class Options:
         """Private bytes at most for putting the vocabulary of one feature of ``rows`` rows in order."""
         return BASE_BYTES + MERGING_BYTES * MERGE_ENTRIES + ORDERING_BYTES * min(rows, self.max_ind_range or 2**32)
 
-    def chosen_split(self, sources: list[Source], labelled: bool) -> tuple[str, str]:
-        """The kind of split and the split name for ``none``: asked for, or by what the files look like."""
+    def chosen_split(self, *, labelled: bool, days: bool) -> tuple[str, str]:
+        """The kind of split and the split name for ``none``: as asked for, or by whether there are labels and day files."""
         kind = self.split
         if kind is None:
             if not labelled or self.vocabulary is not None:
                 kind = "none"
             else:
-                days = len(sources) > 1 and all(DAY_NAME.search(s.name) for s in sources)
                 kind = "days" if days else "kaggle"
         new = not labelled or (self.split is None and self.vocabulary is not None)
         return kind, self.split_name or ("test" if new else "train")
@@ -107,24 +103,3 @@ class Options:
             "vocabulary": self.vocabulary is not None,
             "recipe": RECIPE,
         }
-
-
-@dataclass
-class Job:
-    """One preparation under way: the options, the ranks, the raw files and whether they have labels."""
-
-    options: Options
-    ranks: Ranks
-    sources: list[Source]
-    labelled: bool
-    identity: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def work(self) -> Path:
-        """Where everything temporary lives; removed at the end."""
-        return self.options.output / WORK_NAME
-
-    @property
-    def fitting(self) -> bool:
-        """Whether the vocabulary is made from these files rather than given."""
-        return self.options.vocabulary is None

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from data_prep.shards.ranks import Ranks
+from data_prep.ranks import Ranks
 
 SECONDS_BETWEEN_LINES = 60.0
 
@@ -23,7 +23,7 @@ def say(ranks: Ranks, text: str) -> None:
         print(text, flush=True)
 
 
-class Progress:
+class ProgressBar:
     """Progress of one step over ``total`` bytes or rows of this rank's share."""
 
     def __init__(self, ranks: Ranks, title: str, total: int, unit: str) -> None:
@@ -36,7 +36,7 @@ class Progress:
         style = {"unit": unit, "unit_scale": True, "leave": False, "ncols": width}
         self._bar = tqdm(total=total, desc=share, **style) if terminal else None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(

@@ -1,18 +1,19 @@
 """Whole training runs, over real ranks or over threads, and what they leave behind."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
 import numpy as np
-from ranks import PATIENCE, over_threads, ssmpi
+from ranks import PATIENCE, TESTS, full_environment, over_threads, ssmpi
 
 from ssmpi.checkpoint import model_files
 from ssmpi.checkpoint.store import Store
 from ssmpi.config import load
 from ssmpi.core.settings import dump
-from ssmpi.run import run_folder as run_folder
+from ssmpi.run import run_folder
 from ssmpi.train import PARTS
 
 SMALL_MODEL = ("model.bottom=[32,8]", "model.top=[32,1]", "embedding.dim=8")
@@ -73,11 +74,17 @@ def write_run_file(folder, data, *overrides):
     return load(path, (*base, *overrides))
 
 
+def without_plot():
+    """An environment in which matplotlib cannot be imported."""
+    path = full_environment()["PYTHONPATH"]
+    return {"PYTHONPATH": os.pathsep.join((str(TESTS / "no_matplotlib"), path))}
+
+
 def train(folder, data, *overrides, timeout=PATIENCE):
-    """``mpirun ... -m ssmpi train`` to its end."""
+    """``mpirun ... -m ssmpi train`` to its end, without the plot, which takes as long as a small run."""
     config = write_run_file(folder, data, *overrides)
     (folder / "given.toml").write_text(dump(config))
-    ssmpi("train", folder / "given.toml", ranks=config.topology.size, timeout=timeout).check()
+    ssmpi("train", folder / "given.toml", ranks=config.topology.size, timeout=timeout, environ=without_plot()).check()
     return Run(Path(config.run.folder))
 
 

@@ -29,7 +29,7 @@ MOST_PASSES = 5
 METRICS = {"log_loss": "log-loss", "ne": "NE", "auc": "AUC", "accuracy": "accuracy"}
 
 
-class Rows(NamedTuple):
+class PreparedRows(NamedTuple):
     """ids int32 (rows, 26), dense float32 (rows, 13), label uint8 (rows,)."""
 
     ids: np.ndarray
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
     label: np.ndarray
 
 
-class Fit(NamedTuple):
+class FittedModel(NamedTuple):
     """A fitted scikit-learn classifier and the settings that were chosen for it."""
 
     model: Any
@@ -139,20 +139,20 @@ class Design:
         deviation = np.sqrt(np.maximum(squares / rows - (total / rows) ** 2, 0))
         self.mean, self.deviation = total / rows, np.where(deviation > 0, deviation, 1.0)
 
-    def shards(self, split: str) -> Iterator[Rows]:
+    def shards(self, split: str) -> Iterator[PreparedRows]:
         """The rows of a split, shard by shard."""
         for entry in self.manifest.split(split).shards:
             if entry.rows:
                 with open_shard(self.folder, entry, self.manifest) as shard:
-                    yield Rows(shard["ids"][:], shard["dense"][:], shard["label"][:])
+                    yield PreparedRows(shard["ids"][:], shard["dense"][:], shard["label"][:])
 
-    def head(self, split: str, rows: int) -> Rows:
+    def head(self, split: str, rows: int) -> PreparedRows:
         """About ``rows`` rows of a split, the same share of every shard."""
         share = min(1.0, rows / self.manifest.split(split).rows)
         parts = [[c[: int(np.ceil(share * len(c)))] for c in shard] for shard in self.shards(split)]
-        return Rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        return PreparedRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def matrix(self, rows: Rows) -> Any:
+    def matrix(self, rows: PreparedRows) -> Any:
         """One-hot ids and standardised integers, float32 in compressed rows."""
         from scipy.sparse import csr_matrix
 
@@ -167,7 +167,7 @@ class Design:
         return csr_matrix((values.ravel(), columns.ravel(), ends), shape=(len(columns), offset[-1] + DENSE_FEATURES))
 
 
-def _solve(data: Design) -> Fit:
+def _solve(data: Design) -> FittedModel:
     """Exactly, by L-BFGS: walk the strength of regularisation from a middle value to where validation is best."""
     sample, held = data.head("train", SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
     matrix, held_matrix = data.matrix(sample), data.matrix(held)
@@ -183,14 +183,14 @@ def _solve(data: Design) -> Fit:
     strength = round(FIRST_STRENGTH * STRENGTH_STEP**best, 8)
     whole = data.head("train", data.manifest.split("train").rows)
     model = _regression(strength).fit(data.matrix(whole), whole.label)
-    return Fit(model, {"solver": "lbfgs", "C": strength, "iterations": int(model.n_iter_[0])})
+    return FittedModel(model, {"solver": "lbfgs", "C": strength, "iterations": int(model.n_iter_[0])})
 
 
 def _regression(strength: float) -> Any:
     return _scikit("linear_model").LogisticRegression(C=strength, max_iter=300, tol=1e-3)
 
 
-def _descend(data: Design) -> Fit:
+def _descend(data: Design) -> FittedModel:
     """By gradient descent, shard by shard: penalty and step size on a sample, then passes while validation improves."""
     sample, held = data.head("train", 5 * SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
     matrix, held_matrix = data.matrix(sample), data.matrix(held)
@@ -211,7 +211,9 @@ def _descend(data: Design) -> Fit:
         kept = (model.coef_.copy(), model.intercept_.copy())
     assert kept is not None
     model.coef_, model.intercept_ = kept
-    return Fit(model, {"solver": "sgd", "alpha": best[0], "eta0": best[1], "passes": int(np.argmin(losses)) + 1})
+    return FittedModel(
+        model, {"solver": "sgd", "alpha": best[0], "eta0": best[1], "passes": int(np.argmin(losses)) + 1}
+    )
 
 
 def _descent(penalty: float, size: float) -> Any:

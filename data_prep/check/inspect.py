@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.vocabulary.vocabulary import read_vocabulary
+from data_prep.vocabulary.vocabulary_file import read_vocabulary
 from ssmpi.data.schema import (
     DENSE_FEATURES,
     DENSE_NAMES,

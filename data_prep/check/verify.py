@@ -10,8 +10,8 @@ import h5py
 import numpy as np
 
 from data_prep.files import file_checksum
-from data_prep.shards.record import manifest_checksum
-from data_prep.vocabulary.vocabulary import read_vocabulary
+from data_prep.shards.provenance import manifest_checksum
+from data_prep.vocabulary.vocabulary_file import read_vocabulary
 from ssmpi.core.errors import DataError
 from ssmpi.data.schema import (
     MANIFEST_NAME,

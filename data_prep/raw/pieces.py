@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data_prep.options import Job
-from data_prep.raw.parser import FIELDS, Integer, Rows, count_rows, diagnose, parse, room_for, row_end, shorten
-from data_prep.raw.sources import Source, TextDigest, TextStream, line_of
-from data_prep.shards.ranks import BadRowError
+from data_prep.preparation import Preparation, RawSource
+from data_prep.ranks import BadRowError
+from data_prep.raw.diagnosis import FIELDS, diagnose, shorten
+from data_prep.raw.fields import Integer
+from data_prep.raw.parser import ParsedRows, count_rows, parse, room_for, row_end
+from data_prep.raw.sources import TextDigest, TextStream, line_of
 from ssmpi.core.errors import DataError
 
 Piece = tuple[int, int]  # source, number of the piece in it
 
 
 @dataclass
-class Skipped:
+class SkippedRows:
     """Bad rows left out of one piece: per reason how many, and the byte of the first."""
 
     reasons: dict[str, list[int]] = field(default_factory=dict)
@@ -34,12 +36,12 @@ class Skipped:
 class Unit:
     """What one rank reads at a stretch: one piece of a plain file, or all pieces of a gzip file (``piece`` None)."""
 
-    source: Source
+    source: RawSource
     piece: int | None
     bytes: int
 
 
-def units(job: Job) -> list[Unit]:
+def units(job: Preparation) -> list[Unit]:
     """All units of the job, in input order."""
     size = job.options.piece_bytes
     found = []
@@ -52,7 +54,7 @@ def units(job: Job) -> list[Unit]:
     return found
 
 
-def deal(job: Job) -> list[Unit]:
+def deal(job: Preparation) -> list[Unit]:
     """This rank's units: each goes, largest first, to the rank with least to read."""
     loads = [0] * job.ranks.size
     mine = []
@@ -73,12 +75,12 @@ class OpenPiece:
     start: int
     stop: int
     stream: TextStream
-    source: Source
+    source: RawSource
     labelled: bool
-    skipped: Skipped | None
-    room: Rows = field(default_factory=lambda: room_for(0))
+    skipped: SkippedRows | None
+    room: ParsedRows = field(default_factory=lambda: room_for(0))
 
-    def blocks(self, digest: TextDigest | None = None) -> Iterator[Rows]:
+    def blocks(self, digest: TextDigest | None = None) -> Iterator[ParsedRows]:
         """Parsed rows that start in this piece, block by block; BadRowError at the first bad one unless skipped.
 
         The columns are views of one room: they hold until the next block is asked for. ``digest`` is fed the text.
@@ -94,7 +96,7 @@ class OpenPiece:
         return self.stream.exhausted or (self.stop >= self.source.size and not self.source.gzipped)
 
 
-def open_pieces(job: Job, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
+def open_pieces(job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
     """Open the pieces of a unit one after the other, passing over those in ``done``."""
     size = job.options.piece_bytes
     first = unit.piece or 0
@@ -104,7 +106,7 @@ def open_pieces(job: Job, unit: Unit, done: Container[Piece]) -> Iterator[OpenPi
         number = first
         while number == first or (unit.piece is None and not stream.exhausted):
             piece = (unit.source.index, number)
-            skipped = Skipped() if job.options.skip_bad_rows else None
+            skipped = SkippedRows() if job.options.skip_bad_rows else None
             opened = OpenPiece(piece, number * size, (number + 1) * size, stream, unit.source, job.labelled, skipped)
             if piece in done:
                 for _ in stream.blocks(opened.stop):
@@ -114,7 +116,7 @@ def open_pieces(job: Job, unit: Unit, done: Container[Piece]) -> Iterator[OpenPi
             number += 1
 
 
-def parse_block(text: np.ndarray, offset: int, opened: OpenPiece) -> Rows:
+def parse_block(text: np.ndarray, offset: int, opened: OpenPiece) -> ParsedRows:
     """Parse whole rows: ``text`` uint8, from byte ``offset`` of the source."""
     needed = count_rows(text)
     if opened.room.rows < needed:
@@ -137,7 +139,7 @@ def parse_block(text: np.ndarray, offset: int, opened: OpenPiece) -> Rows:
     return out.head(row)
 
 
-def have_labels(sources: list[Source], skip_bad_rows: bool) -> bool:
+def have_labels(sources: list[RawSource], skip_bad_rows: bool) -> bool:
     """Whether the files are labelled (40 fields) or not (39), by their first rows; they must agree."""
     found = [_first_fields(source, skip_bad_rows) == FIELDS[True] for source in sources]
     if len(set(found)) > 1:
@@ -149,7 +151,7 @@ def have_labels(sources: list[Source], skip_bad_rows: bool) -> bool:
     return found[0]
 
 
-def _first_fields(source: Source, skip_bad_rows: bool) -> int:
+def _first_fields(source: RawSource, skip_bad_rows: bool) -> int:
     with TextStream(source) as stream:
         line = 0
         for text, _ in stream.blocks(1 << 62):

@@ -9,16 +9,15 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
-import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from data_prep.shards.ranks import RawDataError
+from data_prep.preparation import DAY_NAME, RawSource
+from data_prep.ranks import RawDataError
 from ssmpi.core.errors import DataError
 
 BLOCK_BYTES = 2 << 20
@@ -27,26 +26,9 @@ STEP_BYTES = 1 << 16
 NEWLINE = 10
 GZIP_MAGIC = b"\x1f\x8b"
 REMOVE_MARK = "remove it, for example with sed '1s/^\\xef\\xbb\\xbf//'"
-DAY_NAME = re.compile(r"day_(\d+)(\.gz)?$")
 
 
-@dataclass(frozen=True)
-class Source:
-    """One raw file. ``size`` and ``modified`` are the file's own (compressed) bytes and nanoseconds."""
-
-    path: Path
-    index: int
-    size: int
-    modified: int
-    gzipped: bool
-
-    @property
-    def name(self) -> str:
-        """The file name, the only part of the path that goes into outputs."""
-        return self.path.name
-
-
-def open_sources(paths: Sequence[Path]) -> list[Source]:
+def open_sources(paths: Sequence[Path]) -> list[RawSource]:
     """Check the raw files and put day files in day order; DataError names a path that cannot be taken."""
     if len({p.resolve() for p in paths}) != len(paths):
         raise DataError(f"a raw file is given twice in {', '.join(map(str, paths))}; give each file once")
@@ -56,7 +38,7 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
     return [_open(path, index) for index, path in enumerate(paths)]
 
 
-def _open(path: Path, index: int) -> Source:
+def _open(path: Path, index: int) -> RawSource:
     if path.is_dir():
         raise DataError(f"{path}: is a directory, expected a raw file; give the files in it, e.g. {path}/day_*")
     if not path.exists():
@@ -69,7 +51,7 @@ def _open(path: Path, index: int) -> Source:
     with path.open("rb") as file:
         gzipped = file.read(2) == GZIP_MAGIC
     _refuse_mark(path, gzipped)
-    return Source(path, index, facts.st_size, facts.st_mtime_ns, gzipped)
+    return RawSource(path, index, facts.st_size, facts.st_mtime_ns, gzipped)
 
 
 def _refuse_mark(path: Path, gzipped: bool) -> None:
@@ -89,7 +71,7 @@ class TextStream:
     (decompressed) text. DataError for a damaged gzip file, or for a "row" of more than 1 MiB.
     """
 
-    def __init__(self, source: Source, start: int = 0) -> None:
+    def __init__(self, source: RawSource, start: int = 0) -> None:
         self._source = source
         self._raw: BinaryIO = source.path.open("rb")
         self._file: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=self._raw) if source.gzipped else self._raw
@@ -201,7 +183,7 @@ def _read_some(file: BinaryIO | gzip.GzipFile, wanted: int) -> tuple[bytes, Exce
     return b"".join(parts), None
 
 
-def line_of(source: Source, offset: int) -> int:
+def line_of(source: RawSource, offset: int) -> int:
     """The 1-based line that holds the byte at ``offset`` of the text, by counting, as far as a file can be read."""
     lines, left = 1, offset
     with gzip.open(source.path) if source.gzipped else source.path.open("rb") as file:

@@ -14,22 +14,22 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.files import save_array
-from data_prep.options import Job
-from data_prep.progress import Progress
+from data_prep.preparation import Preparation
+from data_prep.progress import ProgressBar
+from data_prep.ranks import RawDataError
 from data_prep.raw.pieces import OpenPiece, Piece, deal, open_pieces
-from data_prep.raw.scan import PieceRecord
 from data_prep.scratch import Scratch
-from data_prep.shards.ranks import RawDataError
-from data_prep.shards.splits import Layout
+from data_prep.shards.packing import pack, row_bytes
+from data_prep.shards.shard_layout import ShardLayout
 from data_prep.vocabulary.encoding import Encoder
-from data_prep.vocabulary.packing import pack, row_bytes
+from data_prep.vocabulary.scan import PieceRecord
 
 READ_BYTES = 1 << 20
 CHANGED = "{}: changed since the job began; start again"
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedPiece:
     """A piece of the input and the number of its first row over all sources."""
 
     record: PieceRecord
@@ -67,10 +67,10 @@ class Placed:
         return checksum == int(np.load(index)[0])
 
 
-def place(records: list[PieceRecord]) -> list[Placed]:
+def place(records: list[PieceRecord]) -> list[PlacedPiece]:
     """Number the rows of all pieces, in input order."""
     starts = np.cumsum([0, *(record.rows for record in records)])
-    return [Placed(record, int(start)) for record, start in zip(records, starts, strict=False)]
+    return [PlacedPiece(record, int(start)) for record, start in zip(records, starts, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Done:
     """The pieces that need not be read; whoever owns one looks, once, whether it is."""
 
     work: Path
-    placed: Mapping[Piece, Placed]
+    placed: Mapping[Piece, PlacedPiece]
 
     def __contains__(self, piece: object) -> bool:
         one = self.placed.get(piece)  # type: ignore[call-overload]
@@ -86,24 +86,26 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Destination:
     """Where rows go and who is told. ``wide``: the widths of packed columns."""
 
     work: Path
-    layout: Layout
+    layout: ShardLayout
     wide: np.ndarray
-    progress: Progress
+    progress: ProgressBar
     scratch: Scratch
 
 
-def scatter(job: Job, placed: list[Placed], encoder: Encoder, layout: Layout, wide: np.ndarray) -> None:
+def scatter(
+    job: Preparation, placed: list[PlacedPiece], encoder: Encoder, layout: ShardLayout, wide: np.ndarray
+) -> None:
     """Write the grouped pieces that are not there yet, their columns packed ``wide`` bytes wide."""
     by_key = {p.record.key: p for p in placed}
 
     def body() -> None:
         mine = deal(job)
-        with Progress(job.ranks, "pass 2: encode", sum(unit.bytes for unit in mine), "B") as progress:
-            placement = Placement(job.work, layout, wide, progress, Scratch())
+        with ProgressBar(job.ranks, "pass 2: encode", sum(unit.bytes for unit in mine), "B") as progress:
+            placement = Destination(job.work, layout, wide, progress, Scratch())
             for unit in mine:
                 for opened in open_pieces(job, unit, Done(job.work, by_key)):
                     if opened.piece not in by_key:
@@ -113,7 +115,7 @@ def scatter(job: Job, placed: list[Placed], encoder: Encoder, layout: Layout, wi
     job.ranks.together(body)
 
 
-def _scatter_piece(opened: OpenPiece, placed: Placed, encoder: Encoder, placement: Placement) -> None:
+def _scatter_piece(opened: OpenPiece, placed: PlacedPiece, encoder: Encoder, placement: Destination) -> None:
     rows = placed.record.rows
     shards = placement.layout.shard_of(placed.first_row, placed.first_row + rows)
     counts = np.bincount(shards, minlength=len(placement.layout.targets()))

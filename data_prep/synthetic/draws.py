@@ -1,6 +1,7 @@
 """The compiled loops behind ``teacher``: random rows from a counter, and the click logit of each.
 
-Every number is a hash of (key, row, number of the draw): nothing depends on which rows were drawn before.
+Every number is a hash of (key, row, number of the draw), so that nothing depends on which rows were drawn before.
+Which draw of a row is what is part of the data set: another order gives other files for the same seed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ DRIFT_OF_BASE = 0.5  # logit, from the first row to the last
 _LABEL_DRAW, _NEGATIVE_DRAW, _INTEGER_DRAW, _TOKEN_DRAW = 30, 31, 32, 64
 
 
-class Tables(NamedTuple):
+class TeacherTables(NamedTuple):
     """What the compiled loop reads. Slot 0 of a token table is "missing", slot 1 + i the i-th most frequent token."""
 
     row_key: np.uint64
@@ -79,7 +80,7 @@ def fill_gaussians(key: np.uint64, out: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _draw_integers(tables: Tables, state: np.uint64, missing: np.ndarray, out: np.ndarray) -> None:
+def _draw_integers(tables: TeacherTables, state: np.uint64, missing: np.ndarray, out: np.ndarray) -> None:
     """Lognormal counts, rounded down; I2 goes below zero."""
     for j in range(out.size):
         if tables.group[j] >= 0 and missing[tables.group[j]]:
@@ -93,7 +94,7 @@ def _draw_integers(tables: Tables, state: np.uint64, missing: np.ndarray, out: n
 
 
 @njit(cache=True, nogil=True)
-def _draw_tokens(tables: Tables, state: np.uint64, missing: np.ndarray, out: np.ndarray) -> None:
+def _draw_tokens(tables: TeacherTables, state: np.uint64, missing: np.ndarray, out: np.ndarray) -> None:
     """Ranks from a power law, by inverting its continuous distribution function: no table, any cardinality."""
     power = 1.0 - tables.skew
     for f in range(out.size):
@@ -108,7 +109,7 @@ def _draw_tokens(tables: Tables, state: np.uint64, missing: np.ndarray, out: np.
 
 
 @njit(cache=True, nogil=True)
-def _logit(tables: Tables, angle: float, token: np.ndarray, integer: np.ndarray) -> float:
+def _logit(tables: TeacherTables, angle: float, token: np.ndarray, integer: np.ndarray) -> float:
     """The teacher: linear effects, and a factorization machine by (sum of vectors)^2 - sum of squares."""
     stay, turn = np.cos(angle), np.sin(angle)
     tokens = integers = squares = 0.0
@@ -138,9 +139,9 @@ def _logit(tables: Tables, angle: float, token: np.ndarray, integer: np.ndarray)
 
 @njit(cache=True, nogil=True)
 def draw(
-    tables: Tables, first: int, token: np.ndarray, integer: np.ndarray, logit: np.ndarray, label: np.ndarray
+    tables: TeacherTables, first: int, token: np.ndarray, integer: np.ndarray, logit: np.ndarray, label: np.ndarray
 ) -> None:
-    """Draw rows ``first`` on into arrays of the shapes of ``teacher.Block``."""
+    """Draw rows ``first`` on into arrays of the shapes of ``teacher.DrawnRows``."""
     missing = np.zeros(tables.group_rate.size, np.bool_)
     for r in range(logit.size):
         state = _bits(tables.row_key, first + r)

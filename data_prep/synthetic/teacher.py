@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.synthetic.draws import HEAD, RANK, Tables, draw, fill_gaussians, mix
+from data_prep.synthetic.draws import HEAD, RANK, TeacherTables, draw, fill_gaussians, mix
 from ssmpi.data.schema import DENSE_FEATURES, DENSE_NAMES, SPARSE_FEATURES, SPARSE_NAMES
 
 KAGGLE_CARDINALITIES = (
@@ -52,7 +52,7 @@ class TeacherSettings:
     drift: float = 0.0
 
 
-class Block(NamedTuple):
+class DrawnRows(NamedTuple):
     """Consecutive rows.
 
     token int32 (rows, 26), the rank of the token within its feature by frequency, -1 missing; integer int32 (rows, 13),
@@ -77,7 +77,7 @@ class Teacher:
         self.settings = settings
         self._tables = _calibrated(_raw_tables(settings))
 
-    def block(self, first: int, rows: int) -> Block:
+    def block(self, first: int, rows: int) -> DrawnRows:
         """Rows ``first`` to ``first + rows - 1``: the same whatever blocks they are asked in."""
         return _drawn(self._tables, first, rows)
 
@@ -86,8 +86,8 @@ class Teacher:
         return int(_hashed(self.settings.seed + 0x746F6B656E73)) & 0xFFFFFFFF
 
 
-def _drawn(tables: Tables, first: int, rows: int) -> Block:
-    block = Block(
+def _drawn(tables: TeacherTables, first: int, rows: int) -> DrawnRows:
+    block = DrawnRows(
         np.empty((rows, SPARSE_FEATURES), np.int32),
         np.empty((rows, DENSE_FEATURES), np.int32),
         np.empty(rows, np.float64),
@@ -132,7 +132,7 @@ def _effects(key: int, share: np.ndarray, width: int, reliable: float) -> np.nda
     return effects - share @ effects
 
 
-def _raw_tables(settings: TeacherSettings) -> Tables:
+def _raw_tables(settings: TeacherSettings) -> TeacherTables:
     """Everything but the standardisation and the weights, which are measured."""
     group, rates = _missing_groups()
     key = int(_hashed(settings.seed)) >> 1
@@ -147,7 +147,7 @@ def _raw_tables(settings: TeacherSettings) -> Tables:
             factor[factor_of[f], : len(share)] = _effects(key + 10 * f + 1, share, RANK, PAIR_RELIABLE_COUNT)
     integer_factor = _gaussians(key + 1001, (DENSE_FEATURES, RANK))
     integer_factor[[name not in PAIRED_INTEGERS for name in DENSE_NAMES]] = 0.0
-    return Tables(
+    return TeacherTables(
         row_key=_hashed(key + 1002),
         rows=settings.rows,
         drift=settings.drift,
@@ -168,7 +168,7 @@ def _raw_tables(settings: TeacherSettings) -> Tables:
     )
 
 
-def _calibrated(raw: Tables) -> Tables:
+def _calibrated(raw: TeacherTables) -> TeacherTables:
     """Measure on rows of another stream: standardise the integers, give the parts their spread, meet LABEL_RATE."""
     sample = raw._replace(row_key=_hashed(int(raw.row_key) >> 1), rows=CALIBRATION_ROWS)
     logs = np.log1p(np.maximum(_drawn(sample, 0, CALIBRATION_ROWS).integer, 0))

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_prep.files import save_array
-from data_prep.options import Job
-from data_prep.raw.parser import Rows
-from data_prep.raw.scan import reduce_tokens
-from data_prep.shards.ranks import RawDataError
+from data_prep.preparation import Preparation
+from data_prep.ranks import RawDataError
+from data_prep.raw.parser import ParsedRows
+from data_prep.vocabulary.scan import reduce_tokens
 from data_prep.vocabulary.tables import look_up
-from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.vocabulary.vocabulary_file import Vocabulary
 from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
 
 
@@ -24,7 +24,7 @@ class Encoder:
     vocabulary: Vocabulary
     tables: Sequence[np.ndarray]
 
-    def ids(self, rows: Rows) -> np.ndarray:
+    def ids(self, rows: ParsedRows) -> np.ndarray:
         """Ids int32 (26, rows); DataError for an unseen token where the vocabulary has no id for it (dlrm order)."""
         tokens = reduce_tokens(rows.tokens, self.vocabulary.max_ind_range)
         ids = look_up(tokens, rows.missing, self.tables, reserved=self.vocabulary.reserved)
@@ -42,7 +42,7 @@ def in_memory(vocabulary: Vocabulary) -> Encoder:
     return Encoder(vocabulary, [vocabulary.lookup(f) for f in range(SPARSE_FEATURES)])
 
 
-def shared(job: Job, vocabulary: Vocabulary) -> Encoder:
+def shared(job: Preparation, vocabulary: Vocabulary) -> Encoder:
     """An encoder whose tables are files in the work folder, made by the ranks together and mapped read-only."""
     paths = [job.work / "lookup" / f"{name}.npy" for name in SPARSE_NAMES]
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.files import load_json, save_array, save_json
-from data_prep.options import Job
-from data_prep.progress import Progress
+from data_prep.preparation import Preparation
+from data_prep.progress import ProgressBar
+from data_prep.ranks import RawDataError
 from data_prep.raw.pieces import Piece
-from data_prep.raw.scan import ScanResult, Window, scan
-from data_prep.shards.ranks import RawDataError
-from data_prep.shards.splits import Ranges
-from data_prep.vocabulary.vocabulary import (
+from data_prep.splits import Ranges
+from data_prep.vocabulary.scan import ScanResult, Window, scan
+from data_prep.vocabulary.vocabulary_file import (
     RESERVED_IDS,
-    Merged,
+    MergedFeature,
     Vocabulary,
     merge_feature,
     read_vocabulary,
@@ -28,7 +28,7 @@ from data_prep.vocabulary.vocabulary import (
 from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES, VOCABULARY_NAME
 
 
-def fit_vocabulary(job: Job, found: ScanResult, ranges: Ranges) -> Vocabulary:
+def fit_vocabulary(job: Preparation, found: ScanResult, ranges: Ranges) -> Vocabulary:
     """The vocabulary of all rows, or of the training rows; one finished by an interrupted run is taken as it is."""
     path = job.options.output / VOCABULARY_NAME
     rows = sum(record.rows for record in found.records)
@@ -59,11 +59,11 @@ def _training_rows(found: ScanResult, train: tuple[int, int]) -> Window:
     return lambda piece: windows[piece]
 
 
-def _merge(job: Job, counts: Path, found: ScanResult) -> None:
+def _merge(job: Preparation, counts: Path, found: ScanResult) -> None:
     def body() -> None:
         options = job.options
         mine = range(job.ranks.rank, SPARSE_FEATURES, job.ranks.size)
-        with Progress(job.ranks, "vocabulary", len(mine), " features") as progress:
+        with ProgressBar(job.ranks, "vocabulary", len(mine), " features") as progress:
             for f in mine:
                 place = job.work / "merged" / SPARSE_NAMES[f]
                 if not place.with_suffix(".json").is_file():
@@ -76,13 +76,13 @@ def _merge(job: Job, counts: Path, found: ScanResult) -> None:
     job.ranks.together(body)
 
 
-def _assemble(job: Job, path: Path, rows: int) -> None:
-    def features() -> Iterator[Merged]:
+def _assemble(job: Preparation, path: Path, rows: int) -> None:
+    def features() -> Iterator[MergedFeature]:
         for name in SPARSE_NAMES:
             place = job.work / "merged" / name
             tokens = np.load(place.with_suffix(".tokens.npy"), mmap_mode="r")
             counts = np.load(place.with_suffix(".counts.npy"), mmap_mode="r")
-            yield Merged(tokens, counts, load_json(place.with_suffix(".json")))
+            yield MergedFeature(tokens, counts, load_json(place.with_suffix(".json")))
 
     options = job.options
     about = {

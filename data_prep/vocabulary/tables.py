@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numba import njit
 
-from data_prep.raw.parser import Integer, Rows
+from data_prep.raw.fields import Integer
+from data_prep.raw.parser import ParsedRows
 from ssmpi.data.schema import DENSE_FEATURES, MISSING_ID, RARE_ID
 
 FIRST_BITS = 10
@@ -125,7 +126,7 @@ class TokenTable(ABC):
         """Double the table."""
 
     @abstractmethod
-    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
+    def _take(self, rows: ParsedRows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
         """What fills the table as it is now, given the state that ``_count`` describes."""
 
     @abstractmethod
@@ -141,7 +142,7 @@ class TokenTable(ABC):
             slots *= 2
         return self.slot_bytes * (slots + slots // 2)
 
-    def take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> None:
+    def take(self, rows: ParsedRows, feature: int, tokens: np.ndarray, position: int) -> None:
         """Take in ``tokens`` uint32 (rows,), feature ``feature`` of ``rows``; the first row is at ``position``."""
         state = np.array([0, self.entries, 0, 0], dtype=np.int64)
         while True:
@@ -174,7 +175,7 @@ class CountTable(TokenTable):
         self._allocate()
         _rehash(old, self._table)
 
-    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
+    def _take(self, rows: ParsedRows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
         return lambda state: _count(tokens, rows.missing, DENSE_FEATURES + feature, self._table, state)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
@@ -196,7 +197,7 @@ class FirstTable(TokenTable):
         self._allocate()
         _refill(keys, values, self._keys, self._values)
 
-    def _take(self, rows: Rows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
+    def _take(self, rows: ParsedRows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
         return lambda state: _note_first(tokens, position, self._keys, self._values, state)
 
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:

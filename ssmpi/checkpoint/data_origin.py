@@ -72,7 +72,7 @@ class Origin:
     def check_vocabulary(self, path: Path) -> Path:
         """Raise DataError if a vocabulary file, or that of a data folder, gives other ids than this model's; its path."""
         from data_prep.files import file_checksum
-        from data_prep.vocabulary.vocabulary import read_vocabulary
+        from data_prep.vocabulary.vocabulary_file import read_vocabulary
 
         vocabulary = read_vocabulary(path)
         self._compare(vocabulary.path, tuple(vocabulary.cardinalities), file_checksum(vocabulary.path))

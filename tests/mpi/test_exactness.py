@@ -99,9 +99,12 @@ def plain_training(config):
 
 
 @pytest.mark.parametrize("settings", [ADAGRAD, SGD], ids=["adagrad", "sgd"])
-def test_equals_plain_pytorch(trained, settings):
+def test_equals_plain_pytorch(trained, tmp_path, small_data, settings):
     """Within float32 rounding over 94 iterations: sums run in another order, nothing else differs."""
-    run = trained(*settings, "topology.embedding_ps=2", *(["data.handout=static"] if settings is ADAGRAD else []))
+    if settings is ADAGRAD:
+        run = trained(*settings, "topology.embedding_ps=2", "data.handout=static")
+    else:
+        run = train_over_threads(tmp_path, small_data, *settings, "topology.embedding_ps=2")
     model, losses = plain_training(load(run.folder / "run.toml"))
     np.testing.assert_allclose(run.losses(), losses, rtol=2e-5, atol=0)
     for name, value in model.dense_parameters_by_name().items():
@@ -134,7 +137,7 @@ def test_evaluating_alone_or_together_or_by_hand_is_the_same(trained, tmp_path, 
     run = trained(*MANY)
     of_the_run = run.quality("test")
     alone = ssmpi("evaluate", run.folder).check().out
-    together = ssmpi("evaluate", run.folder, ranks=4).check().out
+    together = ssmpi("evaluate", run.folder, ranks=2).check().out
     assert alone == together
     ne, loss, auc = (float(re.search(rf"{name} ([\d.]+)", alone)[1]) for name in ("NE", "log-loss", "AUC"))
     assert (ne, loss, auc) == pytest.approx([of_the_run[k] for k in ("ne", "log_loss", "auc")], abs=6e-6)

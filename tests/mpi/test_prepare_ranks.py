@@ -146,7 +146,8 @@ def test_killed_at_work_and_started_again_with_another_number_of_ranks(raw, alon
 
 FAULTY = """
 import sys
-from data_prep import cli, ranks, scatter
+from data_prep import cli, ranks
+from data_prep.shards import scatter
 def broken(*arguments):
     raise ZeroDivisionError("planted")
 if ranks.join().rank == 1:

@@ -68,7 +68,7 @@ def wait_for(condition, seconds=120):
 
 
 def test_a_killed_study_goes_on_without_repeating_finished_cells(tmp_path, data):
-    study = write_study(tmp_path, data, "run.seed = [1, 2, 3]")
+    study = write_study(tmp_path, data, "run.seed = [1, 2]")
     cells = tmp_path / "study" / "cells"
     with running(study) as job:
         wait_for(lambda: (cells / "seed-2" / "run.toml").is_file())
@@ -76,13 +76,12 @@ def test_a_killed_study_goes_on_without_repeating_finished_cells(tmp_path, data)
         job.process.wait(10)
         before = marker(tmp_path, "seed-1")
         started = (cells / "seed-2" / "run.toml").stat().st_ino
-        assert not (cells / "seed-3").exists()
         again = ssmpi("bench", "study", study, timeout=200).check()
-    assert "1 of them finished" in again.err or "2 of them finished" in again.err
+    assert "1 of them finished" in again.err or "2 of them finished" in again.err  # the second may have ended meanwhile
     assert marker(tmp_path, "seed-1") == before
     assert (cells / "seed-2" / "run.toml").stat().st_ino == started  # the job left behind was waited for
     results = json.loads((tmp_path / "study" / "results.json").read_text())
-    assert [row["runs"] for row in results["rows"]] == [3]
+    assert [row["runs"] for row in results["rows"]] == [2]
     assert not results["missing"]
     assert not list(cells.glob("*/model"))
 

@@ -18,7 +18,7 @@ import pytest
 
 from data_prep.cli import main
 from data_prep.criteo import encode
-from data_prep.shards.splits import split_rows
+from data_prep.splits import split_rows
 from ssmpi.data.schema import read_manifest
 
 

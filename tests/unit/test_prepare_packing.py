@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.options import DLRM, FREQUENCY, MERGING_BYTES, ORDERING_BYTES
-from data_prep.raw.scan import Part
-from data_prep.vocabulary.packing import MOST_ROW_BYTES, SLACK, pack, row_bytes, unpack, widths
-from data_prep.vocabulary.vocabulary import merge_feature
+from data_prep.options import DLRM, FREQUENCY, MERGING_BYTES, MOST_ROW_BYTES, ORDERING_BYTES
+from data_prep.shards.packing import SLACK, pack, row_bytes, unpack, widths
+from data_prep.vocabulary.scan import Spill
+from data_prep.vocabulary.vocabulary_file import merge_feature
 
 largest_values = st.sampled_from([0, 1, 255, 256, 65_535, 65_536, 2**24 - 1, 2**24, 2**31, 2**32, 2**56, 2**63 - 1])
 cardinalities = st.sampled_from([1, 2, 255, 256, 257, 65_536, 65_537, 2**24, 2**24 + 1, 2**31 - 1])
@@ -54,7 +54,7 @@ def test_columns_take_no_more_bytes_than_they_need():
 
 def test_ordering_a_vocabulary_takes_the_stated_memory(tmp_path, monkeypatch):
     tokens, at_once, generator = 400_000, 50_000, np.random.default_rng(1)
-    monkeypatch.setattr("data_prep.vocabulary.vocabulary.MERGE_ENTRIES", at_once)
+    monkeypatch.setattr("data_prep.vocabulary.vocabulary_file.MERGE_ENTRIES", at_once)
     for name in ("a", "b"):
         drawn = np.sort(generator.choice(2**32, tokens, replace=False).astype(np.uint32))
         np.save(tmp_path / f"{name}.tokens.npy", drawn)
@@ -62,7 +62,7 @@ def test_ordering_a_vocabulary_takes_the_stated_memory(tmp_path, monkeypatch):
     bounds = [0] + [tokens] * 26
     for order, parts in ((FREQUENCY, 1), (DLRM, 1), (FREQUENCY, 2), (DLRM, 2)):
         tracemalloc.start()
-        merged = merge_feature(tmp_path, [Part(name, bounds) for name in "ab"[:parts]], 0, order, 1)
+        merged = merge_feature(tmp_path, [Spill(name, bounds) for name in "ab"[:parts]], 0, order, 1)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert len(merged.tokens) > 0.99 * parts * tokens

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.raw.parser import FIELDS, count_rows, diagnose, logarithms, parse, room_for
+from data_prep.raw.diagnosis import FIELDS, diagnose
+from data_prep.raw.parser import count_rows, logarithms, parse, room_for
 
 
 def oracle(row, labelled):

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.shards.splits import Layout, draw_shards, parse_fractions, permutation, split_rows
+from data_prep.shards.shard_layout import ShardLayout, draw_shards, permutation
+from data_prep.splits import parse_fractions, split_rows
 from ssmpi.core.errors import UserError
 
 
@@ -56,7 +57,7 @@ def test_wrong_fractions_are_refused(text):
 
 
 def layout(rows=10_000, shard_rows=1000, seed=3, shuffle=True):
-    return Layout({"train": (0, rows), "test": (rows, rows + 2500)}, shard_rows, seed, shuffle)
+    return ShardLayout({"train": (0, rows), "test": (rows, rows + 2500)}, shard_rows, seed, shuffle)
 
 
 def test_every_row_goes_to_one_shard_whoever_asks():

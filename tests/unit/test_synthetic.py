@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from data_prep.raw.rawtext import token_masks, token_of
-from data_prep.synthetic import synthetic
-from data_prep.synthetic.synthetic import Plan, synthesize
+from data_prep.synthetic import command as module
+from data_prep.synthetic.synthesize import SynthesisPlan, synthesize
 from data_prep.synthetic.teacher import (
     KAGGLE_CARDINALITIES,
     LABEL_RATE,
@@ -18,6 +17,7 @@ from data_prep.synthetic.teacher import (
     TeacherSettings,
     scaled_cardinalities,
 )
+from data_prep.synthetic.text_writer import token_masks, token_of
 from ssmpi.core.errors import UserError
 from ssmpi.data.schema import DENSE_NAMES, SPARSE_NAMES
 
@@ -36,8 +36,8 @@ def settings(rows=ROWS, **others):
 
 def command(*words):
     parser = argparse.ArgumentParser()
-    synthetic.add_arguments(parser)
-    return synthetic.run(parser.parse_args([str(word) for word in words]))
+    module.add_arguments(parser)
+    return module.run(parser.parse_args([str(word) for word in words]))
 
 
 def columns(path):
@@ -47,7 +47,7 @@ def columns(path):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("synthetic")
-    record = synthesize(Plan(folder, settings(), unlabelled_rows=500))
+    record = synthesize(SynthesisPlan(folder, settings(), unlabelled_rows=500))
     return folder, record, columns(folder / "train.txt")
 
 
@@ -133,11 +133,11 @@ def test_rows_do_not_depend_on_blocks():
 def test_bytes_do_not_depend_on_blocks_files_or_compression(tmp_path):
     few = settings(2_000, drift=0.5)
     records = [
-        synthesize(Plan(tmp_path / "a", few)),
-        synthesize(Plan(tmp_path / "b", few), block_rows=97),
-        synthesize(Plan(tmp_path / "c", few, days=3)),
-        synthesize(Plan(tmp_path / "d", few, gzipped=True)),
-        synthesize(Plan(tmp_path / "e", few, gzipped=True)),
+        synthesize(SynthesisPlan(tmp_path / "a", few)),
+        synthesize(SynthesisPlan(tmp_path / "b", few), block_rows=97),
+        synthesize(SynthesisPlan(tmp_path / "c", few, days=3)),
+        synthesize(SynthesisPlan(tmp_path / "d", few, gzipped=True)),
+        synthesize(SynthesisPlan(tmp_path / "e", few, gzipped=True)),
     ]
     text = (tmp_path / "a" / "train.txt").read_bytes()
     assert text == (tmp_path / "b" / "train.txt").read_bytes()
@@ -151,14 +151,14 @@ def test_bytes_do_not_depend_on_blocks_files_or_compression(tmp_path):
 
 
 def test_another_seed_is_another_world(tmp_path):
-    synthesize(Plan(tmp_path / "a", settings(200)))
-    synthesize(Plan(tmp_path / "b", settings(200, seed=1)))
+    synthesize(SynthesisPlan(tmp_path / "a", settings(200)))
+    synthesize(SynthesisPlan(tmp_path / "b", settings(200, seed=1)))
     first, second = columns(tmp_path / "a" / "train.txt"), columns(tmp_path / "b" / "train.txt")
     assert not set(first[14]) & set(second[14])
 
 
 def test_unlabelled_rows_follow(written, tmp_path):
-    more = synthesize(Plan(tmp_path, settings(ROWS + 500)))
+    more = synthesize(SynthesisPlan(tmp_path, settings(ROWS + 500)))
     tail = (tmp_path / "train.txt").read_bytes().split(b"\n")[ROWS:-1]
     assert (written[0] / "test.txt").read_bytes().split(b"\n")[:-1] == [line[2:] for line in tail]
     assert written[1]["files"][1] | {"bytes": 0} == {"file": "test.txt", "rows": 500, "bytes": 0, "labelled": False}
@@ -186,16 +186,16 @@ def test_ceiling_is_worth_reaching_for(written):
 
 
 def test_ranges_are_the_kaggle_split():
-    ranges = Plan("unused", settings(45_840_617)).ranges()
+    ranges = SynthesisPlan("unused", settings(45_840_617)).ranges()
     assert ranges["train"] == (0, 45_840_617 - 6_548_659)
     assert ranges["test"] == (39_291_958, 39_291_958 + 3_274_330)
     assert ranges["validation"] == (39_291_958 + 3_274_330, 45_840_617)
-    days = Plan("unused", settings(23), days=3).ranges()
+    days = SynthesisPlan("unused", settings(23), days=3).ranges()
     assert days == {"train": (0, 16), "test": (16, 20), "validation": (20, 23)}
 
 
 def test_tiny_sets(tmp_path):
-    record = synthesize(Plan(tmp_path, settings(1)))
+    record = synthesize(SynthesisPlan(tmp_path, settings(1)))
     assert record["overall"]["auc"] is None
     assert (tmp_path / "train.txt").read_bytes().count(b"\n") == 1
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
-from data_prep.raw.parser import logarithm, word
+from data_prep.raw.fields import word
+from data_prep.raw.parser import logarithm
 from ssmpi.data.schema import DENSE_FEATURES, ROW_BYTES, SPARSE_FEATURES
 
-MOST_ROW_BYTES = 4 * SPARSE_FEATURES + 8 * DENSE_FEATURES + 1
 GUESSED_ROW_BYTES = ROW_BYTES  # before the raw text has been read: four bytes are enough for all but wild integers
 
 TOGETHER = 64

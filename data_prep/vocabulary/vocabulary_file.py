@@ -19,7 +19,7 @@ import numpy as np
 
 from data_prep.files import whole
 from data_prep.options import DLRM, FREQUENCY, MERGE_ENTRIES
-from data_prep.raw.scan import Part
+from data_prep.vocabulary.scan import Spill
 from data_prep.vocabulary.tables import lookup_table
 from ssmpi.core.errors import DataError
 from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
@@ -30,7 +30,7 @@ RESERVED_IDS = 2
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedFeature:
     """One feature's vocabulary: tokens in id order, their counts, and how many tokens reach each stated min-count."""
 
     tokens: np.ndarray
@@ -38,7 +38,7 @@ class Merged:
     sizes: list[int]
 
 
-def _spans(folder: Path, parts: Sequence[Part], feature: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def _spans(folder: Path, parts: Sequence[Spill], feature: int) -> list[tuple[np.ndarray, np.ndarray]]:
     spans = []
     for part in parts:
         cut = slice(part.bounds[feature], part.bounds[feature + 1])
@@ -75,12 +75,12 @@ def _upper(tokens: np.ndarray, high: int) -> int:
     return len(tokens) if high >= 2**32 else int(np.searchsorted(tokens, np.uint32(high)))
 
 
-def merge_feature(folder: Path, parts: Sequence[Part], feature: int, order: str, min_count: int) -> Merged:
+def merge_feature(folder: Path, parts: Sequence[Spill], feature: int, order: str, min_count: int) -> MergedFeature:
     """Merge the sorted parts of one feature and put its tokens in id order, in ``ORDERING_BYTES`` per token."""
     sizes = np.zeros(len(STATED_MIN_COUNTS), dtype=np.int64)
     tokens, values = _kept(_merged_ranges(_spans(folder, parts, feature), order), order, min_count, sizes)
     by_id = np.argsort(values if order == DLRM else -values, kind="stable")
-    return Merged(tokens[by_id], values[by_id], sizes.tolist())
+    return MergedFeature(tokens[by_id], values[by_id], sizes.tolist())
 
 
 def _kept(
@@ -98,7 +98,7 @@ def _kept(
     return np.concatenate(tokens), np.concatenate(values)
 
 
-def write_vocabulary(path: Path, features: Iterator[Merged], attributes: Mapping[str, Any]) -> None:
+def write_vocabulary(path: Path, features: Iterator[MergedFeature], attributes: Mapping[str, Any]) -> None:
     """Write ``vocabulary.h5`` whole. ``attributes``: id_order, min_count, max_ind_range, fit_on, fitted_rows."""
     with whole(path) as beside, h5py.File(beside, "w") as out:
         cardinalities, sizes = [], []

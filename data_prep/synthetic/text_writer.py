@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from data_prep.raw.parser import MINUS, NEWLINE, TAB, ZERO
+from data_prep.raw.fields import MINUS, NEWLINE, TAB, ZERO
 from data_prep.synthetic.draws import MISSING_INTEGER
-from data_prep.synthetic.teacher import Block
+from data_prep.synthetic.teacher import DrawnRows
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 
 MOST_ROW_BYTES = 2 + 12 * DENSE_FEATURES + 9 * SPARSE_FEATURES
@@ -21,7 +21,7 @@ class TextWriter:
         self._buffer = np.empty(rows * MOST_ROW_BYTES, np.uint8)
         self._masks = token_masks(key)
 
-    def text(self, block: Block, labelled: bool) -> memoryview:
+    def text(self, block: DrawnRows, labelled: bool) -> memoryview:
         """The rows as text, with their label column or without; valid until the next call."""
         size = _write(
             block.label if labelled else block.label[:0], block.integer, block.token, self._masks, self._buffer

@@ -15,17 +15,18 @@ import h5py
 import numpy as np
 
 from data_prep.files import Publisher
-from data_prep.options import TRANSFORM, Job
-from data_prep.progress import Progress
+from data_prep.options import TRANSFORM
+from data_prep.preparation import Preparation
+from data_prep.progress import ProgressBar
 from data_prep.scratch import Scratch
-from data_prep.shards.scatter import Placed
-from data_prep.shards.splits import Layout, Target, permutation
-from data_prep.vocabulary.packing import SLACK, row_bytes, unpack
+from data_prep.shards.packing import SLACK, row_bytes, unpack
+from data_prep.shards.scatter import PlacedPiece
+from data_prep.shards.shard_layout import PlannedShard, ShardLayout, permutation
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Frame, ShardEntry, frame_of, lay_out_shard
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenShard:
     """A finished shard: its split, its manifest entry and what tells whether the file's frame is as it was written."""
 
     split: str
@@ -38,7 +39,7 @@ class Collector:
     """Reads the rows of one shard out of all grouped pieces; ``starts`` uint32 (pieces, shards + 1)."""
 
     work: Path
-    placed: Sequence[Placed]
+    placed: Sequence[PlacedPiece]
     starts: np.ndarray
     wide: np.ndarray
     publisher: Publisher
@@ -65,7 +66,7 @@ class Collector:
             at += stop - start
         return packed
 
-    def columns(self, target: Target, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def columns(self, target: PlannedShard, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(ids int32 (rows, 26), dense float32 (rows, 13), label uint8 (rows,)) of a shard, in their final order."""
         rows = self.rows_of(target.index)
         order = permutation(seed, target.index, rows) if target.shuffled else np.arange(rows, dtype=np.uint32)
@@ -77,8 +78,8 @@ class Collector:
 
 
 def write_shards(
-    job: Job, placed: Sequence[Placed], layout: Layout, wide: np.ndarray, common: dict[str, Any]
-) -> list[Written]:
+    job: Preparation, placed: Sequence[PlacedPiece], layout: ShardLayout, wide: np.ndarray, common: dict[str, Any]
+) -> list[WrittenShard]:
     """Write the shards that are not there yet; all of them are returned, in order, on every rank.
 
     ``wide``: widths of the packed columns; ``common``: attributes that all shards have, ``data_set`` among them.
@@ -86,7 +87,7 @@ def write_shards(
     targets = layout.targets()
     placed = [one for one in placed if one.record.rows]
 
-    def body() -> list[tuple[int, Written]]:
+    def body() -> list[tuple[int, WrittenShard]]:
         starts = np.empty((len(placed), len(targets) + 1), dtype=np.uint32)
         for i, one in enumerate(placed):
             starts[i] = one.offsets(job.work)
@@ -94,7 +95,7 @@ def write_shards(
         with Publisher() as publisher:
             collector = Collector(job.work, placed, starts, wide, publisher)
             mine = _named(targets, collector)[job.ranks.rank :: job.ranks.size]
-            with Progress(job.ranks, "pass 2: shards", len(mine), " shards") as progress:
+            with ProgressBar(job.ranks, "pass 2: shards", len(mine), " shards") as progress:
                 for target, file in mine:
                     attributes = common | _attributes(target, layout)
                     written.append((target.index, _finish(job, collector, target, file, attributes)))
@@ -106,7 +107,7 @@ def write_shards(
     return [one for _, one in sorted((pair for some in gathered for pair in some), key=lambda pair: pair[0])]
 
 
-def _named(targets: Sequence[Target], collector: Collector) -> list[tuple[Target, str]]:
+def _named(targets: Sequence[PlannedShard], collector: Collector) -> list[tuple[PlannedShard, str]]:
     """File names, numbered within each split over the shards that have rows."""
     named, numbers = [], dict[str, int]()
     for target in targets:
@@ -117,7 +118,7 @@ def _named(targets: Sequence[Target], collector: Collector) -> list[tuple[Target
     return named
 
 
-def _attributes(target: Target, layout: Layout) -> dict[str, Any]:
+def _attributes(target: PlannedShard, layout: ShardLayout) -> dict[str, Any]:
     return {
         "split": target.split,
         "source_rows": list(target.rows),
@@ -127,11 +128,13 @@ def _attributes(target: Target, layout: Layout) -> dict[str, Any]:
     }
 
 
-def _finish(job: Job, collector: Collector, target: Target, file: str, attributes: dict[str, Any]) -> Written:
+def _finish(
+    job: Preparation, collector: Collector, target: PlannedShard, file: str, attributes: dict[str, Any]
+) -> WrittenShard:
     path = job.options.output / file
     entry = _found(path, file, attributes["data_set"])
     if entry is not None:
-        return Written(target.split, entry, frame_of(path))
+        return WrittenShard(target.split, entry, frame_of(path))
     ids, dense, label = collector.columns(target, attributes["seed"])
     positives = int(np.count_nonzero(label))
     attributes = attributes | {"rows": len(label), "positives": positives}
@@ -140,7 +143,7 @@ def _finish(job: Job, collector: Collector, target: Target, file: str, attribute
     entry = ShardEntry(file, len(label), positives, beside.stat().st_size, total)
     frame = frame_of(beside)
     collector.publisher.publish(beside, path)
-    return Written(target.split, entry, frame)
+    return WrittenShard(target.split, entry, frame)
 
 
 def _found(path: Path, file: str, data_set: str) -> ShardEntry | None:

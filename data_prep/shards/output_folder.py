@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from data_prep.files import load_json, save_json
-from data_prep.options import WORK_NAME, Job, Options
-from data_prep.raw.sources import Source
+from data_prep.options import WORK_NAME, PrepareOptions
+from data_prep.preparation import Preparation, RawSource
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.schema import MANIFEST_NAME, ROW_BYTES, SPLITS, VOCABULARY_NAME, Manifest, read_manifest
 
@@ -35,10 +35,10 @@ FRESH, RESUMED, WHOLE = "fresh", "resumed", "whole"
 REMEDY = "give another --output, or --overwrite to make it anew"
 
 
-class Folder:
+class OutputFolder:
     """The output folder, held by this job alone while it is open (rank 0 only)."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PrepareOptions) -> None:
         self.output = options.output
         self.work = options.output / WORK_NAME
         self._overwrite = options.overwrite
@@ -48,7 +48,7 @@ class Folder:
         if vocabulary is not None and self.output.resolve() in vocabulary.resolve().parents and options.overwrite:
             raise UserError(f"--overwrite would remove {vocabulary}, which this run needs; give another --output")
 
-    def begin(self, job: Job) -> str:
+    def begin(self, job: Preparation) -> str:
         """Decide whether the folder is fresh, to be gone on with, or whole; DataError if it is something else's."""
         if self.output.exists() and not self.output.is_dir():
             raise DataError(f"{self.output}: is a file, not a folder; give another --output")
@@ -64,7 +64,7 @@ class Folder:
             return WHOLE
         return self._begin_work(job)
 
-    def _begin_work(self, job: Job) -> str:
+    def _begin_work(self, job: Preparation) -> str:
         plan = {"identity": job.identity, "sources": [[s.name, s.size, s.modified] for s in job.sources]}
         path = self.work / "plan.json"
         if path.is_file():
@@ -80,7 +80,7 @@ class Folder:
         save_json(path, plan)
         return FRESH
 
-    def _compare_whole(self, job: Job, manifest: Manifest) -> None:
+    def _compare_whole(self, job: Preparation, manifest: Manifest) -> None:
         sources = manifest.provenance.get("sources", [])
         found = {
             "identity": manifest.provenance.get("arguments"),
@@ -147,12 +147,12 @@ def _difference(found: dict[str, Any], asked: dict[str, Any]) -> str:
     return "other raw files (name, size or time of change differ)"
 
 
-def estimated_rows(sources: list[Source]) -> int:
+def estimated_rows(sources: list[RawSource]) -> int:
     """About how many rows the raw files have, from the first MiB of each."""
     return sum(_estimate(source) for source in sources)
 
 
-def _estimate(source: Source) -> int:
+def _estimate(source: RawSource) -> int:
     with source.path.open("rb") as file:
         if not source.gzipped:
             text = file.read(SAMPLE_BYTES)

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.files import load_json, save_array, save_json
-from data_prep.options import DLRM, Job
-from data_prep.progress import Progress
-from data_prep.raw.parser import Rows, tally
+from data_prep.options import DLRM
+from data_prep.preparation import Preparation
+from data_prep.progress import ProgressBar
+from data_prep.raw.parser import ParsedRows, tally
 from data_prep.raw.pieces import OpenPiece, Piece, deal, open_pieces
 from data_prep.raw.sources import TextDigest
 from data_prep.vocabulary.tables import CountTable, FirstTable, TokenTable
@@ -48,7 +49,7 @@ class PieceRecord:
 
 
 @dataclass
-class Part:
+class Spill:
     """Sorted tokens and values of all features, as written by one spill; ``bounds`` (27,) cuts them into features."""
 
     name: str
@@ -60,10 +61,10 @@ class ScanResult:
     """All records in input order, and the parts with the token counts."""
 
     records: list[PieceRecord]
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Spill] = field(default_factory=list)
 
 
-class Run:
+class ScanRun:
     """The pieces a rank has read since its last commit, and their token tables."""
 
     def __init__(self, folder: Path, table_bytes: int, first_appearance: bool, max_ind_range: int) -> None:
@@ -72,7 +73,7 @@ class Run:
         kind = FirstTable if first_appearance else CountTable
         self._tables: list[TokenTable] = [kind() for _ in range(SPARSE_FEATURES)]
         self._records: list[PieceRecord] = []
-        self._parts: list[Part] = []
+        self._parts: list[Spill] = []
         self._name = ""
 
     def begin(self, piece: Piece) -> None:
@@ -80,7 +81,7 @@ class Run:
         if not self._name:
             self._name = f"{piece[0]:04d}-{piece[1]:06d}"
 
-    def count(self, rows: Rows, position: int) -> None:
+    def count(self, rows: ParsedRows, position: int) -> None:
         """Count the tokens of ``rows``, the first at ``position``; spill before the tables outgrow their bound."""
         if sum(table.bytes_with(rows.rows) for table in self._tables) > self._budget:
             self._spill()
@@ -107,7 +108,7 @@ class Run:
         bounds = [0, *np.cumsum([table.entries for table in self._tables]).tolist()]
         if bounds[-1] == 0:
             return
-        part = Part(f"part-{self._name}-{len(self._parts):03d}", bounds)
+        part = Spill(f"part-{self._name}-{len(self._parts):03d}", bounds)
         tokens = np.empty(bounds[-1], dtype=np.uint32)
         values = np.empty(bounds[-1], dtype=np.int64)
         for f, table in enumerate(self._tables):
@@ -122,16 +123,16 @@ def reduce_tokens(tokens: np.ndarray, max_ind_range: int) -> np.ndarray:
     return tokens % np.uint32(max_ind_range) if max_ind_range else tokens
 
 
-def scan(job: Job, name: str, title: str, window: Window | None) -> ScanResult:
+def scan(job: Preparation, name: str, title: str, window: Window | None) -> ScanResult:
     """Read all raw rows. Tokens are counted for the rows of each piece that ``window`` gives, or not at all (None)."""
     folder = job.work / name
     done = {record.key for record in job.ranks.first(lambda: read_runs(folder)).records}
 
     def body() -> None:
         options = job.options
-        run = Run(folder, options.table_bytes, options.id_order == DLRM, options.max_ind_range)
+        run = ScanRun(folder, options.table_bytes, options.id_order == DLRM, options.max_ind_range)
         mine = deal(job)
-        with Progress(job.ranks, title, sum(unit.bytes for unit in mine), "B") as progress:
+        with ProgressBar(job.ranks, title, sum(unit.bytes for unit in mine), "B") as progress:
             for unit in mine:
                 for opened in open_pieces(job, unit, done):
                     run.begin(opened.piece)
@@ -142,7 +143,7 @@ def scan(job: Job, name: str, title: str, window: Window | None) -> ScanResult:
     return job.ranks.first(lambda: read_runs(folder))
 
 
-def _scan_piece(opened: OpenPiece, run: Run, window: Window | None, progress: Progress) -> PieceRecord:
+def _scan_piece(opened: OpenPiece, run: ScanRun, window: Window | None, progress: ProgressBar) -> PieceRecord:
     rows = positives = 0
     largest = np.zeros(DENSE_FEATURES, dtype=np.int64)
     missing = np.zeros(DENSE_FEATURES + SPARSE_FEATURES, dtype=np.int64)
@@ -173,11 +174,11 @@ def _scan_piece(opened: OpenPiece, run: Run, window: Window | None, progress: Pr
 def read_runs(folder: Path) -> ScanResult:
     """All committed runs of a scan."""
     records: list[PieceRecord] = []
-    parts: list[Part] = []
+    parts: list[Spill] = []
     for path in sorted(folder.glob("run-*.json")):
         body = load_json(path)
         records += [PieceRecord(**record) for record in body["records"]]
-        parts += [Part(part["name"], part["bounds"]) for part in body["parts"]]
+        parts += [Spill(part["name"], part["bounds"]) for part in body["parts"]]
     return ScanResult(sorted(records, key=lambda record: record.key), parts)
 
 

@@ -12,12 +12,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from data_prep.files import file_checksum
-from data_prep.options import DLRM, TRANSFORM, Job
-from data_prep.raw.scan import PieceRecord
+from data_prep.options import DLRM, TRANSFORM
+from data_prep.preparation import Preparation
 from data_prep.raw.sources import line_of, whole_digest
-from data_prep.shards.shards import Written
-from data_prep.shards.splits import Ranges
-from data_prep.vocabulary.vocabulary import STATED_MIN_COUNTS, Vocabulary
+from data_prep.shards.gather import WrittenShard
+from data_prep.splits import Ranges
+from data_prep.vocabulary.scan import PieceRecord
+from data_prep.vocabulary.vocabulary_file import STATED_MIN_COUNTS, Vocabulary
 from ssmpi.data.schema import DENSE_NAMES, SPARSE_NAMES, VOCABULARY_NAME, Manifest, Split
 
 
@@ -32,14 +33,18 @@ def skipped_rows(records: Sequence[PieceRecord]) -> dict[str, int]:
     return {reason: sum(r.skipped.get(reason, [0])[0] for r in records) for reason in reasons}
 
 
-def data_set_id(job: Job, records: Sequence[PieceRecord], vocabulary_checksum: str) -> str:
+def data_set_id(job: Preparation, records: Sequence[PieceRecord], vocabulary_checksum: str) -> str:
     """A fingerprint of arguments, sources and vocabulary; on every shard, so that two sets' shards cannot be mixed."""
     body = [job.identity, source_checksums(records, len(job.sources)), vocabulary_checksum]
     return hashlib.sha256(json.dumps(body).encode()).hexdigest()[:32]
 
 
 def make_manifest(
-    job: Job, records: Sequence[PieceRecord], ranges: Ranges, vocabulary: Vocabulary, written: Sequence[Written]
+    job: Preparation,
+    records: Sequence[PieceRecord],
+    ranges: Ranges,
+    vocabulary: Vocabulary,
+    written: Sequence[WrittenShard],
 ) -> Manifest:
     """The manifest of a finished folder."""
     splits = {name: Split(tuple(w.entry for w in written if w.split == name), (rows,)) for name, rows in ranges.items()}
@@ -86,7 +91,7 @@ def manifest_checksum(manifest: Manifest) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def summary(job: Job, records: Sequence[PieceRecord], manifest: Manifest) -> str:
+def summary(job: Preparation, records: Sequence[PieceRecord], manifest: Manifest) -> str:
     """What was made, for a person."""
     lines = []
     for name, split in manifest.splits.items():

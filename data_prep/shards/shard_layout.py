@@ -1,71 +1,24 @@
-"""Pure arithmetic: which rows belong to which split, and into which shard each row goes.
+"""Pure arithmetic: into which shard each row of a split goes, and in which order.
 
-Everything is a function of row numbers and the seed, so that it cannot depend on the number of ranks. Rows are
-numbered over all sources in their order; ranges are half-open.
+Everything is a function of row numbers and the seed, so that it cannot depend on the number of ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
 
-from data_prep.raw.parser import Integer
-from ssmpi.core.errors import UserError
-from ssmpi.data.schema import SPLITS
+from data_prep.raw.fields import Integer
+from data_prep.splits import Ranges
 
-Ranges = dict[str, tuple[int, int]]
-
-KAGGLE_DAYS = 7
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 SHARD_STREAM, ORDER_STREAM = 1, 2
 
 
-def parse_fractions(text: str) -> tuple[float, ...]:
-    """``0.8,0.1,0.1`` as numbers for train, validation, test; UserError unless they are 1 to 3 and add up to 1."""
-    try:
-        fractions = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(
-            f"--split {text!r}: not kaggle, days, none or fractions; write for example --split 0.8,0.1,0.1"
-        ) from None
-    if not 1 <= len(fractions) <= len(SPLITS) or not all(0 <= x <= 1 for x in fractions):
-        raise UserError(f"--split {text}: give one to three fractions between 0 and 1 (train,validation,test)")
-    if abs(sum(fractions) - 1) > 1e-9:
-        raise UserError(f"--split {text}: the fractions add up to {sum(fractions):g}, not 1")
-    return fractions
-
-
-def split_rows(kind: str, rows_per_source: Sequence[int], name: str = "train") -> Ranges:
-    """The row ranges of the splits, empty ones left out.
-
-    ``kaggle``: seven equal ranges, the first ones taking the remainder; six train, the first half of the last is test,
-    the second validation (the arithmetic of facebookresearch/dlrm). ``days``: the same halves of the last file.
-    ``none``: all rows in split ``name``. Otherwise fractions, in the order train, validation, test.
-    """
-    total = sum(rows_per_source)
-    if kind == "none":
-        ranges = {name: (0, total)}
-    elif kind == "kaggle":
-        ranges = _halve_last(total - total // KAGGLE_DAYS, total)
-    elif kind == "days":
-        ranges = _halve_last(total - rows_per_source[-1], total)
-    else:
-        fractions = parse_fractions(kind)
-        cuts = [round(total * sum(fractions[:i])) for i in range(len(fractions))] + [total]
-        ranges = {split: (cuts[i], cuts[i + 1]) for i, split in enumerate(SPLITS[: len(fractions)])}
-    return {split: ranges[split] for split in SPLITS if split in ranges and ranges[split][0] < ranges[split][1]}
-
-
-def _halve_last(start: int, total: int) -> Ranges:
-    middle = start + (total - start + 1) // 2
-    return {"train": (0, start), "test": (start, middle), "validation": (middle, total)}
-
-
 @dataclass(frozen=True)
-class Target:
+class PlannedShard:
     """One shard to be written: ``index`` counts over all splits, ``rows`` is the source row range it draws from."""
 
     index: int
@@ -75,7 +28,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """Into which shard every row goes: at random for shuffled splits, in order for the others."""
 
     ranges: Ranges
@@ -83,14 +36,14 @@ class Layout:
     seed: int
     shuffle: bool
 
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[PlannedShard]:
         """All shards, split by split. A shuffled one may turn out empty when rows are few."""
-        targets: list[Target] = []
+        targets: list[PlannedShard] = []
         for split, (start, stop) in self.ranges.items():
             shuffled = self.shuffle and split == "train"
             for at in range(start, stop, self.shard_rows):
                 rows = (start, stop) if shuffled else (at, min(at + self.shard_rows, stop))
-                targets.append(Target(len(targets), split, shuffled, rows))
+                targets.append(PlannedShard(len(targets), split, shuffled, rows))
         return targets
 
     def shard_of(self, start: int, stop: int) -> np.ndarray:

@@ -1,0 +1,45 @@
+"""Runs a little of everything once, so that compiled kernels are on disk before several processes want the same ones.
+
+``jobs/test.sh`` starts it beside the linters. Else both test workers, and the ranks of the jobs they start, compile the
+same kernels at the same time.
+"""
+
+import mpi4py
+
+mpi4py.rc.initialize = False  # as in conftest.py
+mpi4py.rc.finalize = False
+
+import tempfile  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from datasets import make_dataset  # noqa: E402
+from runs import train_over_threads  # noqa: E402
+
+from data_prep.cli import main as prepare  # noqa: E402
+
+SGD = ("embedding.optimizer=sgd", "dense.optimizer=sgd")
+SERVED = ("topology.embedding_ps=2", "embedding.transport=messages")
+RUNS = (
+    ("topology.embedding_ps=0",),
+    ("topology.embedding_ps=0", "embedding.prefetch=false", *SGD),
+    SERVED,
+    (*SERVED, *SGD),
+    *(("topology.trainers=2", f"sync.algorithm={name}") for name in ("ma", "bmuf", "slowmo", "gossip")),
+    *(("topology.trainers=2", "topology.sync_ps=1", f"sync.algorithm={name}") for name in ("easgd", "async_ps")),
+    ("topology.trainers=2", "sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every_iterations=1"),
+)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_dataset(folder / "data", rows=1_000)
+        for number, settings in enumerate(RUNS):
+            train_over_threads(folder / str(number), folder / "data", *settings)
+        prepare(["synthesize", str(folder / "raw"), "--rows", "2000", "--scale", "0.0001"])
+        for order in ("frequency", "dlrm"):
+            prepare(["criteo", str(folder / "raw" / "train.txt"), "-o", str(folder / order), "--id-order", order])
+
+
+if __name__ == "__main__":
+    main()
