@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ssmpi.checkpoint import store
 from ssmpi.core import result_marker
@@ -56,7 +55,7 @@ def damage_in(path: Path, *, checksums: bool) -> str:
 def contents(path: Path) -> str:
     """One line about an undamaged checkpoint or model."""
     manifest = store.read_manifest(path)
-    state: dict[str, Any] = manifest.state
+    state = manifest.state
     size = f"{len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB"
     if "topology" not in state:
         return f"after {state['examples']:,} examples, {size}"
