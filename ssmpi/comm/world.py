@@ -100,7 +100,7 @@ class Job:
     def leave(self, stopped: bool = False) -> bool:
         """Wait for all ranks before this process exits, as it then must soon: no rank is mistaken for a lost one.
 
-        Whether any rank ``stopped`` early, so that all exit with the same code: servers learn here what trainers agreed on.
+        Whether any rank ``stopped`` early, so that all exit with one code: servers learn here what trainers agreed on.
         """
         any_stopped = np.array([stopped], np.int32)
         request, pause = self.comm.Iallreduce(MPI.IN_PLACE, any_stopped), Pause(SUPERVISOR)
