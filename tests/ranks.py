@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.cluster.launch import session_folder
-from ssmpi.comm.stop import Stop
 from ssmpi.core.mpi_environment import environment
 from ssmpi.core.topology import CONVERSATIONS, Directory
 
@@ -242,7 +241,6 @@ class PretendedWorld:
         self.host, self.who = "here", job.topology.name_of(rank)
         self.role, self.index = job.topology.role_of(rank)
         self._job = job
-        self.stop = Stop()
         for name, exchange in job.exchanges.items():
             alone = Exchange(job, Directory(((self.role, self.index),)))
             setattr(self, name, PretendedConversation(exchange if rank in exchange.members else alone, rank))

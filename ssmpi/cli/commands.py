@@ -40,9 +40,8 @@ def train(arguments: argparse.Namespace) -> int:
         finished = story.run(job, start.config, path, resume.choose(job, start))
         if job.rank == 0 and finished:  # a stop must be quick
             plot(path)
-        job.stop.agreed = not finished
-        job.leave()  # last: a launcher ends the others when a rank exits with a code
-    return STOPPED if job.stop.agreed else 0
+        stopped = job.leave(stopped=not finished)  # last: a launcher ends the others when a rank exits with a code
+    return STOPPED if stopped else 0
 
 
 def requested(arguments: argparse.Namespace) -> Request:

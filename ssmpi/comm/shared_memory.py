@@ -1,5 +1,5 @@
-"""Memory that other processes of a host can map, so that they read and update the rows of an embedding PS and the
-replicas of trainers in place; or memory of this process only.
+"""Memory that other processes of a host can map: the rows of an embedding PS and the replicas of trainers are then read
+and updated in place. Or memory of this process alone.
 
 What is shared is an anonymous file (``memfd``) reached through ``/proc``: ``/dev/shm`` sets no limit, and nothing is
 left behind however the processes end. A random key in it proves that two ranks share a host: a host name does not.

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 as a request to stop. The handler only notes it; see ``stop`` for what follows.
+"""Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 as a request to stop. The handler only notes it; trainers pass it on.
 
 ``listen`` is called before anything slow is imported, so that a signal before, during or after training does the same.
 """

@@ -37,7 +37,6 @@ except (ImportError, RuntimeError) as error:
 
 from ssmpi.comm.heartbeat import Heartbeat  # noqa: E402 - these two import MPI
 from ssmpi.comm.messages import Conversation  # noqa: E402
-from ssmpi.comm.stop import Stop  # noqa: E402
 from ssmpi.core.topology import CONVERSATIONS, Role, Topology  # noqa: E402
 
 T = TypeVar("T")
@@ -53,9 +52,7 @@ THREAD_LEVELS = {
 
 
 class Job:
-    """All ranks, before any knows its role: enough to agree on the run file and to fail together. ``stop`` is how far a
-    request to stop has come.
-    """
+    """All ranks, before any knows its role: enough to agree on the run file and to fail together."""
 
     def __init__(self) -> None:
         self.comm = MPI.COMM_WORLD
@@ -64,7 +61,6 @@ class Job:
         self.who = f"rank {self.rank}"
         self._watch = Watch(self.comm, self)
         self.heartbeat: Heartbeat | None = None
-        self.stop = Stop()
 
     def set_names(self, names: Sequence[str]) -> None:
         """From now on messages call the ranks by these names."""
@@ -101,19 +97,19 @@ class Job:
         flags.leaving(self.rank)
         self.comm.Abort(code)
 
-    def leave(self) -> None:
+    def leave(self, stopped: bool = False) -> bool:
         """Wait for all ranks before this process exits, as it then must soon: no rank is mistaken for a lost one.
 
-        Servers learn here what the trainers agreed on: ``stop.agreed`` is then the same on all ranks.
+        Whether any rank ``stopped`` early, so that all exit with one code: servers learn here what trainers agreed on.
         """
-        stopped = np.array([self.stop.agreed], np.int32)
-        request, pause = self.comm.Iallreduce(MPI.IN_PLACE, stopped), Pause(SUPERVISOR)
+        any_stopped = np.array([stopped], np.int32)
+        request, pause = self.comm.Iallreduce(MPI.IN_PLACE, any_stopped), Pause(SUPERVISOR)
         while not request.Test():  # without a limit: a rank that dies ends the job, and others may still write
             pause.nap()
-        self.stop.agreed = bool(stopped[0])
         if self.heartbeat:
             self.heartbeat.stop()
         signal.alarm(ENDING_SECONDS)
+        return bool(any_stopped[0])
 
 
 def join() -> Job:
@@ -146,7 +142,6 @@ class World:
         self.role, self.index = topology.role_of(job.rank)
         self.who = topology.name_of(job.rank)
         self._job = job
-        self.stop = job.stop
         job.set_names([topology.name_of(r) for r in range(job.size)])
         self.embedding, self.center, self.trainers, self.control = map(self._conversation, CONVERSATIONS)
         self.alike, self.shadow_share, self.crowded = self._share_host()

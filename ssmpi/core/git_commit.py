@@ -1,4 +1,4 @@
-"""Which code runs: the commit of the git checkout that contains this package, if one does."""
+"""Which code runs: the commit of the git checkout that this package lies in, where it lies in one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-LIMIT_SECONDS = 10.0  # for git on a slow disk
+LIMIT_SECONDS = 10.0  # for git, which may look at a slow disk
 DIGITS = 12
 
 
@@ -17,13 +17,13 @@ def commit(package: Path = Path(__file__).parents[1]) -> str:
     package is installed elsewhere, or git cannot say: it is missing, or the checkout belongs to another user.
     """
     if not _git(package, "ls-files", "--", "__init__.py"):
-        return ""  # no checkout, or one of another project
+        return ""  # no checkout, or one of something else that this package was only put into
     found = _git(package, "rev-parse", f"--short={DIGITS}", "HEAD")
     return f"{found}, modified" if found and _git(package, "status", "--porcelain", "--", ".") else found
 
 
 def _git(folder: Path, *words: str) -> str:
-    """Git's output, empty if it fails. Variables that point it to another repository are removed."""
+    """What git says, empty if it cannot. Variables that point it to another repository are not passed on."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     line = ["git", "-C", str(folder), *words]
     try:

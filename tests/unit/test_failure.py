@@ -14,7 +14,6 @@ import pytest
 
 from ssmpi.comm import failure, signals
 from ssmpi.comm.failure import HostFlags, Watch, guard, message, start
-from ssmpi.comm.stop import Stop
 from ssmpi.core.errors import DataError
 
 
@@ -242,16 +241,6 @@ def test_a_signal_is_a_wish_to_stop(signum, monkeypatch):
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-def test_a_stop_is_requested_by_a_signal_here_or_by_another_trainers(monkeypatch):
-    monkeypatch.setattr(signals, "_first", {})
-    here, told = Stop(), Stop()
-    told.tell()
-    assert (here.requested, told.requested) == (False, True)
-    monkeypatch.setattr(signals, "_first", {signal.SIGUSR1: time.monotonic()})
-    assert here.requested
-    assert not here.agreed  # all trainers decide that together
 
 
 def test_each_rank_of_a_host_is_watched_by_a_few_others_however_many_there_are():
