@@ -192,21 +192,12 @@ def over_threads(topology, body, *arguments, timeout=PATIENCE):
         thread.start()
     for thread in threads:
         thread.join(max(0.1, job.deadline + 2 - time.monotonic()))
-    forget_shared_memory()
     if job.error:
         raise job.error
     stuck = [topology.name_of(rank) for rank, thread in enumerate(threads) if thread.is_alive()]
     if stuck:
         raise TimeLimitError(f"not done after {timeout} s: {', '.join(stuck)}")
     return results
-
-
-def forget_shared_memory():
-    """Close what ranks that were threads of this process have shared, which ends with real ones."""
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if str(link.readlink()).startswith("/memfd:ssmpi"):
-                os.close(int(link.name))
 
 
 class PretendedJob:

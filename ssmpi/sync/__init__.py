@@ -14,7 +14,7 @@ from ssmpi.core.errors import TopologyError
 from ssmpi.core.settings import EXAMPLES, SECONDS, require, within
 from ssmpi.core.topology import Topology
 from ssmpi.sync.async_ps import AsyncPS
-from ssmpi.sync.base import SYNC_PS, LocalTrainer, Peers, ReplicaMemory, RowAccess, Synchronizer
+from ssmpi.sync.base import SYNC_PS, Synchronizer
 from ssmpi.sync.bmuf import BMUF
 from ssmpi.sync.center import Centered
 from ssmpi.sync.easgd import EASGD
@@ -24,6 +24,7 @@ from ssmpi.sync.ma import MA
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.pace import PACES, Pace, StartThread, make_pace
+from ssmpi.sync.peers import LocalTrainer, Peers, ReplicaMemory, RowAccess
 from ssmpi.sync.slowmo import SlowMo
 from ssmpi.sync.synchronous import Synchronous
 from ssmpi.sync.warmup import WarmUp

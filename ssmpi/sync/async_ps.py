@@ -21,9 +21,10 @@ import numpy as np
 
 from ssmpi.comm.service import Service
 from ssmpi.core.protocols import DenseStep, DenseTwin
-from ssmpi.sync.base import Peers
-from ssmpi.sync.center import EXCHANGE, STATE, Center, Centered, MakeStep, Step
+from ssmpi.sync.center import Centered
+from ssmpi.sync.center_shard import EXCHANGE, STATE, Center, MakeStep, Step
 from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.peers import Peers
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ import numpy as np
 
 from ssmpi.core.log import log
 from ssmpi.core.settings import require
-from ssmpi.sync.base import Peers
 from ssmpi.sync.ma import MA
 from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.peers import Peers
 
 
 @dataclass(frozen=True)

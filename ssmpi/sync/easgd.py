@@ -21,9 +21,10 @@ from numba import njit
 
 from ssmpi.comm.service import Service
 from ssmpi.core.settings import require
-from ssmpi.sync.base import Peers
-from ssmpi.sync.center import COUPLE, EXCHANGE, Center, Centered, MakeStep
+from ssmpi.sync.center import Centered
+from ssmpi.sync.center_shard import COUPLE, EXCHANGE, Center, MakeStep
 from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.peers import Peers
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ import numpy as np
 from ssmpi.comm.service import Service
 from ssmpi.comm.waiting import Pause, wait_all, wait_until
 from ssmpi.core.settings import COUNT, within
-from ssmpi.sync.base import Peers
 from ssmpi.sync.ma import MA
 from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.peers import Peers
 
 DONE = 0  # tag of an asking trainer's last word in a part of the run
 ANSWER = 1  # tag of a snapshot that comes back

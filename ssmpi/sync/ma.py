@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ssmpi.sync.average import Average
-from ssmpi.sync.base import Peers, Synchronizer, divergence
+from ssmpi.sync.base import Synchronizer, divergence
 from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.peers import Peers
 
 
 @dataclass(frozen=True)

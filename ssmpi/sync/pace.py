@@ -10,6 +10,7 @@ from typing import Protocol
 from ssmpi.core.protocols import DenseStep
 from ssmpi.sync.base import Synchronizer
 from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.thread_barrier import Meeting
 
 StartThread = Callable[..., threading.Thread]  # (name, body, *arguments): begins a guarded thread of this rank
 
@@ -202,47 +203,6 @@ class Due:
             return False
         self._last = time.monotonic()
         return True
-
-
-class Meeting:
-    """Worker threads stop at their next step, the last to arrive does the work, all go on."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._called = False
-        self._present = self._expected = 0
-        self._held = 0
-
-    def open(self, threads: int) -> None:
-        """Expect this many threads."""
-        self._expected = threads
-
-    def pause_if(self, due: Callable[[], bool], work: Callable[[], None]) -> None:
-        """Call the others if ``due``; if anybody called, wait here until the work is done."""
-        with self._condition:
-            self._called = due() or self._called
-            if not self._called:
-                return
-            self._present += 1
-            held = self._held
-            self._hold(work)
-            while held == self._held:
-                self._condition.wait()
-
-    def leave(self, work: Callable[[], None]) -> None:
-        """One thread fewer to expect; if all others are waiting, do the work for them."""
-        with self._condition:
-            self._expected -= 1
-            if self._present:
-                self._hold(work)
-
-    def _hold(self, work: Callable[[], None]) -> None:
-        if self._present < self._expected:
-            return
-        work()
-        self._held += 1
-        self._present, self._called = 0, False
-        self._condition.notify_all()
 
 
 PACES = ("shadow", "fixed_rate")

@@ -13,7 +13,7 @@ import numpy as np
 
 from ssmpi.comm.waiting import wait_all
 from ssmpi.core.protocols import RowLookup
-from ssmpi.sync.base import Peers
+from ssmpi.sync.peers import Peers
 
 KEYS, GRADIENTS = range(2)  # tags
 SERVER = 1 << 32  # a row's key is its PS times this plus its number there

@@ -19,9 +19,9 @@ import numpy as np
 
 from ssmpi.core.settings import require
 from ssmpi.sync.average import Average
-from ssmpi.sync.base import Peers
 from ssmpi.sync.bmuf import Filtered
 from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.peers import Peers
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from ssmpi.comm.waiting import wait
 from ssmpi.core.protocols import DenseStep, DenseTwin, RowTransport
 from ssmpi.core.topology import Topology
 from ssmpi.sync.average import Average
-from ssmpi.sync.base import Peers
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.peers import Peers
 from ssmpi.sync.rows import WholeRows
 
 

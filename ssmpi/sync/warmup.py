@@ -13,8 +13,10 @@ import numpy as np
 
 from ssmpi.core.protocols import DenseStep, DenseTwin
 from ssmpi.sync.average import Average
-from ssmpi.sync.base import NoDenseModel, Synchronizer
-from ssmpi.sync.pace import Meeting, Pace
+from ssmpi.sync.base import Synchronizer
+from ssmpi.sync.pace import Pace
+from ssmpi.sync.peers import NoDenseModel
+from ssmpi.sync.thread_barrier import Meeting
 
 
 class WarmUp(Pace):

@@ -1,0 +1,80 @@
+"""What a synchronization algorithm may use of its own trainer, and whom it talks to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmpi.comm.shared_memory import Memory, Own
+from ssmpi.comm.waiting import Patience
+from ssmpi.core.protocols import DenseOptimizer, DenseTwin, RowTables
+from ssmpi.sync.host_group import HostGroup
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
+
+
+class NoDenseModel:
+    """A twin and an optimizer of no parameters, for trainers that only exchange their replicas."""
+
+    def __init__(self) -> None:
+        self.arrays = np.empty(0, np.float32), np.empty(0, np.float32)
+
+    def step(self, twin: DenseTwin, factor: float) -> None:
+        """Nothing to step."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Nothing."""
+        return {}
+
+
+@dataclass
+class RowAccess:
+    """The embedding rows as this trainer reaches them: ``dim`` floats each, on that many ``servers``."""
+
+    transport: RowTables | None = None
+    servers: int = 1
+    dim: int = 1
+
+
+@dataclass
+class ReplicaMemory:
+    """Where the live replica lies: in ``memory`` of ``host``."""
+
+    host: str = ""
+    memory: Memory = field(default_factory=Own)
+
+
+@dataclass
+class LocalTrainer:
+    """What an algorithm may use of its own trainer; most need nothing but ``iterations``, for their figures.
+
+    ``iterations`` int64 (threads,) done so far; ``factor`` of the learning rates now; ``optimizer`` steps what a ``twin``
+    holds.
+    """
+
+    iterations: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
+    factor: Callable[[], float] = lambda: 1.0
+    optimizer: DenseOptimizer = field(default_factory=NoDenseModel)
+    twin: Callable[[], DenseTwin] = lambda: NoDenseModel()
+    rows: RowAccess = field(default_factory=RowAccess)
+    replica: ReplicaMemory = field(default_factory=ReplicaMemory)
+
+
+@dataclass
+class Peers:
+    """Whom a synchronizer talks to: the trainers, and the sync PSs from rank ``first_ps`` of ``center`` on."""
+
+    trainers: Conversation
+    center: Conversation
+    patience: Patience
+    local: LocalTrainer = field(default_factory=LocalTrainer)
+    group: HostGroup | None = None
+
+    @property
+    def first_ps(self) -> int:
+        """Rank of sync PS 0 in ``center``."""
+        return self.trainers.size
