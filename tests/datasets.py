@@ -34,7 +34,7 @@ def make_dataset(folder, rows, seed=0, shard=6_000, cardinalities=CARDINALITIES,
 
 
 def make_halves(folder, rows, run_of, seed=0):
-    """Rows of two kinds in turn, ``run_of`` of either: in each kind one count decides, and that of the other kind is 0."""
+    """Rows of two kinds, ``run_of`` of each in turn: one count decides the label in either kind, and the other's is 0."""
     folder, generator = Path(folder), np.random.default_rng(seed)
     effects = [generator.normal(size=c) * 0.3 for c in CARDINALITIES]
     splits = {}
@@ -68,7 +68,7 @@ def draw(generator, effects, rows):
 
 
 def flip_a_value(shard):
-    """Damage a shard where only a checksum over its contents can tell: one bit of a count, its file otherwise as it was."""
+    """Flip one bit of one count, so that only a checksum over the shard's contents can tell."""
     with h5py.File(shard) as file:
         offset = file["dense"].id.get_offset()
     content = bytearray(shard.read_bytes())

@@ -1,4 +1,4 @@
-"""The same computations again, written plainly and apart from ssmpi: what its results are compared with."""
+"""The same computations written plainly, without any code of ssmpi, to compare its results with."""
 
 from itertools import pairwise
 
@@ -34,7 +34,7 @@ def initial_tables(seed, cardinalities, dim):
 
 
 class RowwiseAdagrad:
-    """Adagrad with one accumulator a row: the mean of the squares of its gradient's components."""
+    """Adagrad with one accumulator per row, to which the mean square of the row's gradient is added."""
 
     def __init__(self, tables, rate, epsilon, initial=0.0):
         self.tables, self.rate, self.epsilon = tables, rate, epsilon

@@ -1,7 +1,7 @@
-"""Ranks for tests: real ones under ``mpirun``, and pretended ones, a thread each in this process.
+"""Ranks for tests: real ones under ``mpirun``, and pretended ones, which are threads of this process.
 
 A body is a function ``body(world, *arguments) -> result``, run by every rank; ``over_threads`` and ``over_mpi`` return
-all results, by rank, and the test asserts over them, so that no assertion fails on one rank and hangs the others.
+all results by rank, and the test asserts over those: an assertion that failed on one rank would hang the others.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from ssmpi.core.mpi_environment import environment
 from ssmpi.core.topology import CONVERSATIONS, Directory
 
 TESTS = Path(__file__).parent
-PATIENCE = 120  # seconds until something counts as hanging: twenty times what it takes on a quiet machine
+PATIENCE = 120  # seconds until something counts as hung: twenty times what it takes on an idle machine
 
 
 # Real ranks
@@ -41,17 +41,17 @@ class Finished:
     err: str
 
     def check(self):
-        """This, if the command succeeded; else its output is the failure's message."""
+        """Return self if the command succeeded; else fail with its output."""
         assert self.code == 0, f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
         return self
 
 
 class TimeLimitError(AssertionError):
-    """A command or a body that should have ended by now."""
+    """A command or a body has not ended in time."""
 
 
 class Running:
-    """A command started in a session of its own, so that all its processes can be found and ended."""
+    """A command in a session of its own, so that all its processes can be found and killed."""
 
     def __init__(self, command, environ):
         self._out, self._err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115 - see close
@@ -62,7 +62,7 @@ class Running:
         )
 
     def wait(self, timeout):
-        """Finished, or TimeLimitError with what was said so far."""
+        """Wait for the end; TimeLimitError, with standard error so far, if it does not come."""
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -90,7 +90,7 @@ class Running:
         return found
 
     def close(self):
-        """Leave no process behind."""
+        """Kill every process that is left."""
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -201,7 +201,7 @@ def over_threads(topology, body, *arguments, timeout=PATIENCE):
 
 
 class PretendedJob:
-    """What all pretended ranks share: a lock, a deadline, the first error, and one exchange a conversation."""
+    """What all pretended ranks share: a lock, a deadline, the first error, and an exchange per conversation."""
 
     def __init__(self, topology, deadline):
         self.topology, self.deadline = topology, deadline
@@ -224,7 +224,7 @@ class PretendedJob:
 
 
 class PretendedWorld:
-    """The face of ``ssmpi.comm.world.World`` over threads."""
+    """The interface of ``ssmpi.comm.world.World`` over threads."""
 
     def __init__(self, job, rank):
         self.topology, self.rank, self.size = job.topology, rank, job.topology.size
@@ -258,7 +258,7 @@ class Exchange:
 
 
 class PretendedRequest:
-    """The face of an MPI request."""
+    """The interface of an MPI request."""
 
     def __init__(self, job):
         self.job, self.done = job, False
@@ -281,7 +281,7 @@ class Envelope:
 
 
 class PretendedConversation:
-    """The face of ``ssmpi.comm.messages.Conversation`` over threads, as unhelpful as MPI may be.
+    """The interface of ``ssmpi.comm.messages.Conversation`` over threads, as unhelpful as MPI may be.
 
     A send is complete only when its message was received, and is copied only then, so that a buffer which is reused
     too early shows. Messages of one thread stay in order, those of different ranks or threads are taken in any order.
@@ -300,7 +300,7 @@ class PretendedConversation:
         return self._meet(array, (self.rank, source, tag), self._exchange.sent, self._exchange.awaited)
 
     def _meet(self, array, address, others, ours):
-        """Meet the first counterpart of the same source and tag at the destination, or wait for one."""
+        """Match the first counterpart of the same source and tag at the destination, or queue up for one."""
         self._job.check()
         dest, source, tag = address
         mine = Envelope(

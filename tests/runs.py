@@ -94,7 +94,7 @@ def play(world, config, checkpoint=None):
 
 
 def train_over_threads(folder, data, *overrides, resume=False, timeout=PATIENCE):
-    """The same run with a thread for each rank, in this process. ``resume``: go on from the newest checkpoint."""
+    """The same run with a thread for each rank, in this process. ``resume`` from the newest checkpoint."""
     config = write_run_file(folder, data, *overrides)
     path = Path(config.run.folder)
     if not resume:

@@ -319,7 +319,10 @@ def test_an_exception_anywhere_ends_the_job_with_its_traceback(start, what, rank
     assert "Traceback (most recent call last)" in job.output
 
 
-@pytest.mark.parametrize(("rank", "command"), [(0, "train"), (1, "launch"), (2, "train"), (3, "launch")])
+@pytest.mark.parametrize(
+    ("rank", "command"),
+    [(0, "train"), (1, "launch"), pytest.param(2, "train", marks=pytest.mark.soak), (3, "launch")],
+)
 def test_a_killed_rank_is_named_once(start, rank, command):
     job = start(*ALL_ROLES, ranks=4 * (command == "train"), program=("-m", "ssmpi", command)).until_it_trains()
     job.send(signal.SIGKILL, rank)
