@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ssmpi.checkpoint import disk, trainer_state
+from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.pending_save import FullDiskError
 from ssmpi.checkpoint.store import Store
 from ssmpi.core.log import log
 from ssmpi.core.run_files import MODEL
 
-if TYPE_CHECKING:
-    from ssmpi.roles.trainer import Trainer
-
 SPARE = 1 << 20  # bytes: manifests, results and logs need some room, too
-
-
-def model_bytes(trainer: Trainer) -> int:
-    """What a model takes on disk: all rows with their optimizer state, and one replica."""
-    rows = sum(trainer.tables.placement.cardinalities)
-    return rows * trainer.config.embedding.row_bytes + trainer.replica.vector.nbytes
-
-
-def checkpoint_bytes(trainer: Trainer) -> int:
-    """What a checkpoint takes: the model, and each trainer's file, about as large as this one's."""
-    mine = sum(values.nbytes for values in trainer_state.arrays(trainer).values())
-    return model_bytes(trainer) + mine * trainer.config.topology.trainers
 
 
 def make_room(store: Store, needed: int, path: Path) -> None:

@@ -18,7 +18,7 @@ from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Manifest, open_sh
 
 
 @dataclass(frozen=True)
-class Options:
+class DataOptions:
     """The ``[data]`` section.
 
     ``folder`` is what ``ssmpi-prepare criteo`` made. ``handout`` deals row blocks of at most ``block_rows`` rows:
@@ -128,7 +128,7 @@ def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Bat
         yield Batch(block.ids.take(rows, axis=0), block.dense.take(rows, axis=0), labels)
 
 
-def suit_block_rows(options: Options, rows: int, threads: int) -> int:
+def suit_block_rows(options: DataOptions, rows: int, threads: int) -> int:
     """Rows per block so that each of ``threads`` threads gets some 8 of them: whole batches, at most ``block_rows``."""
     fair = max(1, rows // (8 * threads))
     return max(1, min(options.block_rows, fair) // options.batch_size) * options.batch_size

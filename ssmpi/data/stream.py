@@ -10,7 +10,7 @@ import numpy as np
 
 from ssmpi.data.batch import Batch
 from ssmpi.data.position import Piece
-from ssmpi.data.reader import Options, SplitReader, batches_in, shuffled
+from ssmpi.data.reader import DataOptions, SplitReader, batches_in, shuffled
 
 
 class Stream:
@@ -18,7 +18,7 @@ class Stream:
     given out still to train on when it asks for the next.
     """
 
-    def __init__(self, options: Options, seed: int, *, ahead: bool) -> None:
+    def __init__(self, options: DataOptions, seed: int, *, ahead: bool) -> None:
         self._options, self._seed, self._ahead = options, seed, ahead
         self.begun: list[Piece] = []
         self._was_cut = False

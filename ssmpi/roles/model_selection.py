@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,15 +18,17 @@ import numpy as np
 from ssmpi.checkpoint import store
 from ssmpi.checkpoint.model_files import put
 from ssmpi.comm.failure import cause
-from ssmpi.comm.waiting import wait
+from ssmpi.core.clock import Clock
 from ssmpi.core.errors import DataError
 from ssmpi.core.log import log
 from ssmpi.core.run_files import BEST, MODEL
-from ssmpi.roles.progress import Clock
 
 if TYPE_CHECKING:
-    from ssmpi.roles.evaluate import Options, Scored
-    from ssmpi.roles.trainer import Trainer
+    from ssmpi.checkpoint.manager import Keeper
+    from ssmpi.checkpoint.trainer_state import ModelState
+    from ssmpi.config import EvaluateOptions
+    from ssmpi.report.results import Scored
+    from ssmpi.roles.evaluate import Evaluations
 
 PATIENCE, STOP_AT_AUC = "patience", "stop_at_auc"  # why a run ended early, as ``result.json`` says it
 
@@ -58,7 +61,7 @@ class Standing:
         """Whether a model of this NE is better than the one that was saved."""
         return not math.isnan(ne) and (self.kept_ne is None or ne < self.kept_ne)
 
-    def ended_by(self, options: Options) -> str:
+    def ended_by(self, options: EvaluateOptions) -> str:
         """Which rule ends training now; empty if none does."""
         if options.stop_at_auc and self.auc is not None and self.auc >= options.stop_at_auc:
             return STOP_AT_AUC
@@ -66,14 +69,24 @@ class Standing:
 
 
 class Choice:
-    """One trainer's part. All trainers decide alike: by the first one's numbers."""
+    """One trainer's part. All trainers decide alike: by the first one's numbers. ``model(vector)`` is the model that ``keeper``
+    saves, ``state`` the standing in the checkpoint that this job resumes from.
+    """
 
-    def __init__(self, trainer: Trainer, state: dict[str, Any] | None) -> None:
-        self._trainer, self._options = trainer, trainer.config.evaluate
+    def __init__(
+        self,
+        run: Path,
+        evaluations: Evaluations,
+        keeper: Keeper,
+        model: Callable[[np.ndarray], ModelState],
+        state: dict[str, Any] | None,
+    ) -> None:
+        self._run, self._evaluations, self._keeper, self._model_state = run, evaluations, keeper, model
+        self._options = evaluations.options
         self.standing = Standing(**state) if state else Standing(self._options.split)
         if self.standing.split != self._options.split:  # figures of another split say nothing about this one's
             self.standing = Standing(self._options.split)
-        self._folder = trainer.folder / BEST
+        self._folder = run / BEST
         self.scored_finally = False  # the final split, with the model as it is now
         self.model = "last"  # which one is the run's
 
@@ -82,26 +95,26 @@ class Choice:
         """The rule that ends training here; empty while none does."""
         return self.standing.ended_by(self._options)
 
-    def weigh(self, scored: Scored) -> None:
+    def consider(self, scored: Scored) -> None:
         """Every trainer calls, at rest, after an evaluation of ``evaluate.split``. Told to stop meanwhile, it changes nothing."""
-        trainer, results = self._trainer, self._trainer.results
+        evaluations, results = self._evaluations, self._evaluations.results
         examples = results.logbook.totals()["examples"] if results else 0.0
         numbers = np.array([scored.metrics["ne"], scored.metrics["auc"], examples])
-        wait(trainer.world.trainers.ibcast(numbers), trainer.config.waiting, "trainer 0 (to evaluate)")
+        evaluations.share(numbers, "trainer 0 (to evaluate)")
         ne, auc, at = float(numbers[0]), float(numbers[1]), int(numbers[2])
         best = self._options.keep == "best" and self.standing.is_best(ne)
-        also = best and self._options.final != self._options.split and trainer.has(self._options.final)
-        final = trainer.score(self._options.final, scored.vector) if also else None
-        if trainer.stopped:
+        also = best and self._options.final != self._options.split and evaluations.has(self._options.final)
+        final = evaluations.score(self._options.final, scored.vector) if also else None
+        if evaluations.stopped:
             return
         meanwhile = final.seconds if final else 0.0  # neither score is training time
-        trainer.note(self._options.split, scored._replace(seconds=scored.seconds + meanwhile))
+        evaluations.record(self._options.split, scored._replace(seconds=scored.seconds + meanwhile))
         self.scored_finally = also
         self.standing = self.standing.after(ne, auc, self._options.min_gain)
         if best and self._save(scored.vector, at, ne):
             self.standing = replace(self.standing, kept_ne=ne, kept=at)
         if final:
-            trainer.note(self._options.final, final._replace(seconds=0.0), best=self.standing.kept == at)
+            evaluations.record(self._options.final, final._replace(seconds=0.0), best=self.standing.kept == at)
         if results and self.ended_by:
             results.logbook.say(f"training ends after {at:,} examples: {self._why(auc)}")
 
@@ -109,7 +122,7 @@ class Choice:
         """On the first trainer: make the best model the run's; False if there is none to make it, after a word about that."""
         if self._options.keep != "best":
             return False
-        kept, place = self.standing.kept, self._trainer.folder / MODEL
+        kept, place = self.standing.kept, self._run / MODEL
         if kept is not None and is_model_after(self._place(kept), kept):
             put(self._place(kept), place)
         elif kept is None or not is_model_after(place, kept):  # there it is where a final evaluation was cut short
@@ -130,30 +143,26 @@ class Choice:
 
     def _save(self, vector: np.ndarray, at: int, ne: float) -> bool:
         """Save the model as it is now; whether that went well. A failure costs this model, not the run."""
-        trainer, saved = self._trainer, np.zeros(1)
-        if trainer.results:
+        results, saved = self._evaluations.results, np.zeros(1)
+        if results:
             clock = Clock()
             try:
-                trainer.keeper.save_best(vector, self._place(at))
+                self._keeper.save_best(self._model_state(vector), self._place(at))
             except (OSError, DataError) as error:
                 log.error(f"error: the best model so far could not be saved, training goes on: {cause(error)}")
             else:
                 saved[0] = 1.0
-                trainer.results.logbook.say(
-                    f"best so far: {self._options.split} NE {ne:.5f}, saved in {clock.wall:.2f} s"
-                )
+                results.logbook.say(f"best so far: {self._options.split} NE {ne:.5f}, saved in {clock.wall:.2f} s")
                 self._retire(at)
-            trainer.results.logbook.pause(clock.wall)
-        wait(
-            trainer.world.trainers.ibcast(saved), trainer.keeper.patience, "the first trainer (to save the best model)"
-        )
+            results.logbook.pause(clock.wall)
+        self._evaluations.share(saved, "the first trainer (to save the best model)", self._keeper.patience)
         return bool(saved[0])
 
     def _retire(self, newest: int) -> None:
         """Remove all saved models but the newest and those that a run resumed from a checkpoint may need."""
         needed = {self._place(newest)}
         try:
-            for checkpoint in store.Store(self._trainer.folder).committed():
+            for checkpoint in store.Store(self._run).committed():
                 kept = store.read_manifest(checkpoint).state.get("choice", {}).get("kept")
                 needed |= {self._place(kept)} if kept is not None else set()
         except DataError as error:

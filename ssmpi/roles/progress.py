@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from typing import NamedTuple
 
 import numpy as np
@@ -112,15 +111,3 @@ class Progress:
         news = sums - self._reported_sums, histogram - self._reported_histogram
         self._reported_sums, self._reported_histogram = sums, histogram
         return news
-
-
-class Clock:
-    """Wall seconds since it was made."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    @property
-    def wall(self) -> float:
-        """Wall seconds."""
-        return time.monotonic() - self._began

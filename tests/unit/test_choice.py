@@ -12,10 +12,10 @@ from runs import train_over_threads, write_run_file
 
 from ssmpi.checkpoint import disk, model_files
 from ssmpi.checkpoint.store import Store, read_manifest
-from ssmpi.config import load
+from ssmpi.config import EvaluateOptions, load
 from ssmpi.core.errors import SettingsError
-from ssmpi.roles import control
-from ssmpi.roles.evaluate import Evaluator, Options
+from ssmpi.roles import trainer
+from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.model_selection import PATIENCE, STOP_AT_AUC, Choice, Standing
 from ssmpi.roles.scorer import Scorer
 from ssmpi.run import run_folder as run_folder
@@ -71,17 +71,17 @@ def test_evaluations_without_gain_are_counted(figures, min_gain, without):
     found = standing(*[(ne, 0.7) for ne in figures], min_gain=min_gain)
     assert found.without_gain == without
     for patience in (1, 2, 3):
-        ended = found.ended_by(Options(patience=patience, min_gain=min_gain))
+        ended = found.ended_by(EvaluateOptions(patience=patience, min_gain=min_gain))
         assert ended == (PATIENCE if without >= patience else "")
-    assert not found.ended_by(Options())
+    assert not found.ended_by(EvaluateOptions())
 
 
 def test_training_ends_where_the_auc_is_reached():
-    options = Options(stop_at_auc=0.8)
+    options = EvaluateOptions(stop_at_auc=0.8)
     assert [standing((0.8, auc)).ended_by(options) for auc in (0.7999, 0.8, 0.9)] == ["", STOP_AT_AUC, STOP_AT_AUC]
     assert not standing((0.8, math.nan)).ended_by(options)
     assert not standing().ended_by(options)
-    assert not standing((0.8, 0.99)).ended_by(Options())
+    assert not standing((0.8, 0.99)).ended_by(EvaluateOptions())
 
 
 def test_a_standing_survives_json():
@@ -94,7 +94,7 @@ def test_a_standing_survives_json():
     ("override", "said"),
     [
         ("evaluate.keep=first", "not one of last, best"),
-        ("evaluate.patience=-1", "evaluate.patience must not be negative"),
+        ("evaluate.patience=-1", "evaluate.patience must be at least 0"),
         ("evaluate.min_gain=nan", "evaluate.min_gain must be in"),
         ("evaluate.min_gain=0.1", "set patience too"),
         ("evaluate.stop_at_auc=1", "evaluate.stop_at_auc must be in"),
@@ -147,7 +147,7 @@ def test_the_model_left_scores_as_the_result_says(overfitted):
         scorer.goodbye()
         return found
 
-    config = open_run(overfitted.folder, 1)
+    config = open_run(overfitted.folder, 1).config
     (found,) = over_threads(config.topology, scores)
     for split, metrics in found.items():
         assert metrics["ne"] == overfitted.result["evaluations"][split]["best"]["ne"]
@@ -198,7 +198,7 @@ def stops(monkeypatch):
         state.update(left=number, now=False)
 
     monkeypatch.setattr(Evaluator, "run", running)
-    monkeypatch.setattr(control, "stop_asked", lambda: state["now"])
+    monkeypatch.setattr(trainer, "stop_asked", lambda: state["now"])
     return stop_in
 
 
