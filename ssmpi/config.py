@@ -48,12 +48,14 @@ class Run:
 class EvaluateOptions:
     """The ``[evaluate]`` section.
 
-    ``split`` is scored ``per_pass`` times in each pass, ``final`` once at the end; ``none`` is none. The default ones are
-    left out where the data set does not have them. ``replica`` also scores the first trainer's own replica at the end.
+    ``split`` is scored ``per_pass`` times in each pass, ``final`` once at the end; ``none`` is none. The default ones
+    are left out where the data set does not have them. ``replica`` also scores the first trainer's own replica at the
+    end.
 
-    ``keep`` is which model the run leaves: the ``last``, or the ``best``, of the evaluation of ``split`` with the lowest NE.
-    Training ends early after ``patience`` evaluations of ``split`` in a row without gain, which is an NE that is more than
-    ``min_gain`` lower than at the last gain, and as soon as the AUC of ``split`` is ``stop_at_auc``; 0 means never.
+    ``keep`` is which model the run leaves: the ``last``, or the ``best``, of the evaluation of ``split`` with the
+    lowest NE. Training ends early after ``patience`` evaluations of ``split`` in a row without gain, which is an NE
+    that is more than ``min_gain`` lower than at the last gain, and as soon as the AUC of ``split`` is ``stop_at_auc``;
+    0 means never.
     """
 
     split: str = "validation"
@@ -93,10 +95,10 @@ class EvaluateOptions:
 class CheckpointOptions:
     """The ``[checkpoint]`` section.
 
-    A checkpoint is due ``every_minutes`` after the last one, or ``every_examples`` over all trainers after it, whichever
-    comes first; 0 means never. The newest ``keep`` stay. With ``background`` an embedding PS copies its rows and
-    writes the copy while training goes on; without, or where memory has no room for the copy, training waits.
-    A run asked to stop saves within ``stop_budget_seconds`` or gives up; any other save has ``limit_seconds``.
+    A checkpoint is due ``every_minutes`` after the last one, or ``every_examples`` over all trainers after it,
+    whichever comes first; 0 means never. The newest ``keep`` stay. With ``background`` an embedding PS copies its rows
+    and writes the copy while training continues; without, or where memory has no room for the copy, training waits. A
+    run asked to stop saves within ``stop_budget_seconds`` or gives up; any other save has ``limit_seconds``.
     """
 
     every_minutes: float = 30.0

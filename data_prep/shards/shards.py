@@ -21,7 +21,8 @@ from data_prep.scratch import Scratch
 from data_prep.shards.scatter import Placed
 from data_prep.shards.splits import Layout, Target, permutation
 from data_prep.vocabulary.packing import SLACK, row_bytes, unpack
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Frame, ShardEntry, frame_of, lay_out_shard
+from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, ShardEntry, lay_out_shard
+from ssmpi.data.shard_frame import Frame, frame_of
 
 
 @dataclass(frozen=True)

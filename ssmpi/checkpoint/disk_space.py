@@ -29,8 +29,9 @@ def make_room(store: Store, needed: int, path: Path) -> None:
 
 
 def expect_room(run: Path, rows_bytes: int, keep: int, *, overwrite: bool) -> None:
-    """Before training: FullDiskError if its model, of which all rows take so many bytes, finds no room whatever checkpoints are
-    removed for it; a word where they will have to be. ``overwrite``: what is in the folder goes first.
+    """Before training: FullDiskError if its model, of which all rows take so many bytes, finds no room whatever
+    checkpoints are removed for it; a warning where they will have to be. ``overwrite``: what is in the folder goes
+    first.
     """
     there = Store(run).committed()
     saved = [sum(path.stat().st_size for path in folder.iterdir()) for folder in there]

@@ -1,5 +1,6 @@
-"""Saves a run at rest: every trainer and every embedding PS writes a file of its own, the first trainer commits them. What goes
-to the disk goes on threads of its own, so that neither training nor the end of the job waits for one that hangs.
+"""Saves a run at rest: every trainer and every embedding PS writes a file of its own, the first trainer commits them.
+What is written is written on threads of its own, so that neither training nor the end of the job waits for one that
+hangs.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ REMOVAL_SECONDS = 30.0  # that a run which ends waits for the removal of old che
 
 
 class Keeper:
-    """One trainer's part in saving. Every trainer calls ``save`` and ``save_and_stop``, at rest, with a function that gives its
-    state; only the first knows ``due`` and has a ``log``. ``examples`` of all trainers were trained on before this job.
+    """One trainer's part in saving. Every trainer calls ``save`` and ``save_and_stop``, at rest, with a function that
+    gives its state; only the first knows ``due`` and has a ``log``. ``examples`` of all trainers were trained on before
+    this job.
     """
 
     def __init__(self, context: SaveContext, log: SaveLog | None, examples: int) -> None:
@@ -63,8 +65,8 @@ class Keeper:
         self._removing: Future[None] | None = None  # older checkpoints
 
     def due(self, examples: int) -> bool:
-        """Whether the next checkpoint is due after so many examples of all trainers; looks after the one being written, and
-        never waits for the disk.
+        """Whether the next checkpoint is due after so many examples of all trainers; attends to the one being written,
+        and never waits for the disk.
         """
         if self._world.index:
             return False
@@ -110,18 +112,15 @@ class Keeper:
         self._model_saver().save(model, self._context.run / MODEL)
 
     def save_best(self, model: ModelState, place: Path) -> None:
-        """Write the model as it is now; where it cannot be written, DataError or OSError at once. On the first trainer only."""
+        """Write the model as it is now; where it cannot be written, DataError or OSError at once. On the first trainer
+        only.
+        """
         self.finish()
         self._model_saver().attempt(model, place)
 
     def _model_saver(self) -> ModelSaver:
-        context, limit = self._context, self._options.limit_seconds
-        return ModelSaver(self._store, self._tables, limit, context.stop, self._what_there_is())
-
-    @property
-    def patience(self) -> Patience:
-        """How long to wait for the first trainer, which may be writing for long; it knows its own limits."""
-        return self._patience(STEPS)
+        limit, stop = self._options.limit_seconds, self._context.stop
+        return ModelSaver(self._store, self._tables, limit, stop, self._what_there_is())
 
     def wait_for_the_first(self) -> None:
         """Wait until the first trainer has come here."""
@@ -129,14 +128,14 @@ class Keeper:
             concurrent.futures.wait([self._mine], self._options.limit_seconds)
         self._meet(STEPS)
 
-    def _patience(self, steps: int) -> Patience:
-        waiting = self._context.waiting
-        limit = steps * self._options.limit_seconds + waiting.time_limit_seconds
-        return replace(waiting, time_limit_seconds=limit)
+    def patience(self, steps: int = STEPS) -> Patience:
+        """How long to wait for the first trainer, which may be writing for long; it knows its own limits."""
+        waiting, limit = self._context.waiting, steps * self._options.limit_seconds
+        return replace(waiting, time_limit_seconds=limit + waiting.time_limit_seconds)
 
     def _meet(self, steps: int = 1) -> None:
         whom = f"the first trainer (to save into {self._store.folder.parent})"
-        wait(self._world.trainers.ibarrier(), self._patience(steps), whom, "checkpoint.limit_seconds")
+        wait(self._world.trainers.ibarrier(), self.patience(steps), whom, "checkpoint.limit_seconds")
 
     def _begin(self, take: Callable[[], TrainerState], came_to_rest: float, *, background: bool) -> None:
         """Start the trainers and the embedding PSs on their files."""
@@ -159,8 +158,8 @@ class Keeper:
             self._log.pause(came_to_rest + clock.wall)
 
     def _make_folder(self, needed: int) -> int:
-        """On the first trainer: the number of the next checkpoint, whose folder is there and whose disk has room for ``needed``
-        bytes; 0 if there cannot be one.
+        """On the first trainer: the number of the next checkpoint, whose folder is there and whose disk has room for
+        ``needed`` bytes; 0 if there cannot be one.
         """
 
         def make() -> int:
@@ -211,7 +210,7 @@ class Keeper:
 
     def _commit(self, writing: Writing, outcomes: list[Outcome]) -> None:
         writing.step, writing.stood_still = Clock(), writing.stood_still or writing.clock.wall
-        writing.state["logbook"]["checkpoints"] += 1  # this one counts too, for who goes on from it
+        writing.state["logbook"]["checkpoints"] += 1  # this one counts too, for the job that resumes from it
         writing.state["logbook"]["O_save"] += writing.stood_still
         writing.committing = aside("commit", commit_or_remove, writing.folder, outcomes, writing.state)
 

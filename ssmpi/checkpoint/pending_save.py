@@ -1,5 +1,5 @@
-"""A checkpoint that is being written: every trainer's file and every embedding PS's on threads of their own, so that a disk that
-is slow or hangs holds up neither training nor a message.
+"""A checkpoint that is being written: every trainer's file and every embedding PS's on threads of their own, so that a
+disk that is slow or hangs holds up neither training nor a message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from ssmpi.checkpoint import files, store
-from ssmpi.checkpoint.model_files import put
+from ssmpi.checkpoint.model_files import move_into_place
 from ssmpi.checkpoint.store import FileManifest
 from ssmpi.comm.failure import NO_ROOM, cause
 from ssmpi.comm.waiting import Patience, wait
@@ -119,8 +119,8 @@ class Told:
 
 @dataclass
 class Writing:
-    """On the first trainer: a checkpoint that is not committed yet. ``step`` is what the time limit counts from: its files are
-    being written, then it is committed.
+    """On the first trainer: a checkpoint that is not committed yet. ``step`` is what the time limit counts from: its
+    files are being written, then it is committed.
     """
 
     folder: Path
@@ -170,4 +170,4 @@ def make_anew(folder: Path) -> None:
 def put_in_place(beside: Path, place: Path, manifest: FileManifest) -> None:
     """Commit what lies beside its place and put it there; what was there goes."""
     store.commit(beside, manifest)
-    put(beside, place)
+    move_into_place(beside, place)

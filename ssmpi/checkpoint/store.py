@@ -144,8 +144,8 @@ class Store:
 
 
 def _try_to_remove(folder: Path) -> None:
-    """By its manifest first: a half removed one does not count. That it cannot be removed, as on NFS while somebody has a file
-    of it open, does no harm to newer ones.
+    """By its manifest first: a half removed one does not count. That it cannot be removed, as on NFS while somebody has
+    a file of it open, does no harm to newer ones.
     """
     try:
         disk.remove_file(folder / MANIFEST_NAME)

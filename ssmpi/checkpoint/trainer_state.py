@@ -1,5 +1,5 @@
-"""What a trainer puts into a checkpoint and takes out of it. As one of as many trainers as saved it, it resumes exactly;
-else from the common model, with the mean of the dense optimizers' states.
+"""What a trainer puts into a checkpoint and takes out of it. As one of as many trainers as saved it, it resumes
+exactly; else from the common model, with the mean of the dense optimizers' states.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class ModelState:
-    """A model at rest, as it is to be written: ``dense`` are its weights, ``nbytes`` what it takes on disk with all rows of the
-    tables, ``state`` what its manifest says.
+    """A model at rest, as it is to be written: ``dense`` are its weights, ``nbytes`` what it takes on disk with all
+    rows of the tables, ``state`` what its manifest says.
     """
 
     dense: Sequence[Dataset]
@@ -104,8 +104,8 @@ class ModelState:
 
 @dataclass(frozen=True)
 class TrainerState:
-    """One trainer at rest, as a checkpoint is to hold it: its own ``arrays``, and ``examples`` of all trainers, as far as it
-    has heard. ``model`` is the common model with, on the first trainer, the state of the whole run.
+    """One trainer at rest, as a checkpoint is to hold it: its own ``arrays``, and ``examples`` of all trainers, as far
+    as it has heard. ``model`` is the common model with, on the first trainer, the state of the whole run.
     """
 
     arrays: dict[str, np.ndarray]

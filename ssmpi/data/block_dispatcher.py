@@ -17,10 +17,11 @@ NOT_YET = -3  # the next block waits for the check of its shard: ask again
 
 @dataclass
 class Handout:
-    """The blocks (or other pieces, by number) of one part of a pass, in dealing order, for ``threads`` askers in the job.
+    """The blocks (or other pieces, by number) of one part of a pass, in dealing order, for ``threads`` askers in the
+    job.
 
-    ``dynamic`` gives the next block to whoever asks; ``static`` gives asker ``k`` the blocks ``k``, ``k + threads``... Neither
-    gives one that is not ``ready``, nor another in its place: the order stays.
+    ``dynamic`` gives the next block to whoever asks; ``static`` gives asker ``k`` the blocks ``k``, ``k + threads``...
+    Neither gives one that is not ``ready``, nor another in its place: the order stays.
     """
 
     options: DataOptions

@@ -119,8 +119,8 @@ def batches(block: Batch, batch_size: int) -> Iterator[Batch]:
 
 
 def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Batch]:
-    """Cut a block into batches: of the rows in ``order``, in that order. They are copies: the block may be overwritten after
-    the last.
+    """Cut a block into batches: of the rows in ``order``, in that order. They are copies: the block may be overwritten
+    after the last.
     """
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]

@@ -1,4 +1,4 @@
-"""What the first trainer tells the outside while the job runs: ``metrics.jsonl``, TensorBoard events, a progress bar on
+"""What the first trainer writes and prints while the job runs: ``metrics.jsonl``, TensorBoard events, a progress bar on
 a terminal or one plain line a minute in a batch log.
 """
 

@@ -104,7 +104,7 @@ def plain(value: Any) -> Any:
 
 
 def tensorboard_writer(folder: Path, examples: int) -> Any:
-    """A TensorBoard writer, or None with a word about it where TensorBoard is not installed."""
+    """A TensorBoard writer, or None, with a message, where TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

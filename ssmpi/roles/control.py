@@ -1,5 +1,6 @@
-"""The control conversation: the first trainer's main thread deals row blocks, gathers reports, passes on a stop, and says
-when training pauses. Who asks or reports also tells how many examples its trainer has done, and hears those of the others.
+"""The control conversation: the first trainer's main thread deals row blocks, gathers reports, passes on a stop, and
+says when training pauses. Each request and report also carries how many examples its trainer has done; each answer, how
+many the others have.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ REPORT_SECONDS = 1.0
 
 
 class Control:
-    """One trainer's end. ``gathered(trainer, report)`` is called on the first trainer for every report, ``due()`` there to
-    ask whether a checkpoint is due.
+    """One trainer's end. ``gathered(trainer, report)`` is called on the first trainer for every report, ``due()`` there
+    to ask whether a checkpoint is due.
 
-    Worker threads call ``next_block``; the main thread calls ``tick`` while they train. ``checked`` are the shards whose
-    contents are known to be sound: on the first trainer all of them, for its dealing.
+    Worker threads call ``next_block``; the main thread calls ``tick`` while they train. ``checked`` are the shards
+    whose contents are known to be sound: on the first trainer all of them, for its dealing.
     """
 
     def __init__(

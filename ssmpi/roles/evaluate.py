@@ -43,8 +43,8 @@ class Evaluator:
     _checked: set[str] = field(default_factory=set, init=False)
 
     def run(self, split: str, vector: np.ndarray, patience: Patience) -> dict[str, float] | None:
-        """Metrics of ``vector`` on one split, the same on every trainer; None if one was told to stop meanwhile. The first time
-        the contents of the split are checked beside it: no figures of damaged rows.
+        """Metrics of ``vector`` on one split, the same on every trainer; None if one was told to stop meanwhile. The
+        first time the contents of the split are checked beside it: no figures of damaged rows.
 
         All trainers must call, at rest.
         """

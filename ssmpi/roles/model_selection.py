@@ -1,7 +1,8 @@
 """What evaluations decide: which model is kept, and whether training ends early. ``[evaluate]`` has the rules.
 
-With ``keep = "best"`` the model of the best evaluation so far lies in ``best/after-EXAMPLES`` of the run folder, and takes the
-place of ``model`` at the end. It is scored on the final split as soon as it is found: its rows never have to be loaded again.
+With ``keep = "best"`` the model of the best evaluation so far lies in ``best/after-EXAMPLES`` of the run folder, and
+takes the place of ``model`` at the end. It is scored on the final split as soon as it is found: its rows never have to
+be loaded again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmpi.checkpoint import store
-from ssmpi.checkpoint.model_files import put
+from ssmpi.checkpoint.model_files import move_into_place
 from ssmpi.comm.failure import cause
 from ssmpi.core.clock import Clock
 from ssmpi.core.errors import DataError
@@ -35,7 +36,8 @@ PATIENCE, STOP_AT_AUC = "patience", "stop_at_auc"  # why a run ended early, as `
 
 @dataclass(frozen=True)
 class Standing:
-    """What the evaluations of ``split`` have shown so far; a part of a checkpoint's state, and the same on all trainers.
+    """What the evaluations of ``split`` have shown so far; a part of a checkpoint's state, and the same on all
+    trainers.
 
     ``reference`` is the NE of the last gain, ``kept_ne`` that of the best model saved, after ``kept`` examples.
     """
@@ -69,8 +71,8 @@ class Standing:
 
 
 class Choice:
-    """One trainer's part. All trainers decide alike: by the first one's numbers. ``model(vector)`` is the model that ``keeper``
-    saves, ``state`` the standing in the checkpoint that this job resumes from.
+    """One trainer's part. All trainers decide alike: by the first one's numbers. ``model(vector)`` is the model that
+    ``keeper`` saves, ``state`` the standing in the checkpoint that this job resumes from.
     """
 
     def __init__(
@@ -96,7 +98,9 @@ class Choice:
         return self.standing.ended_by(self._options)
 
     def consider(self, scored: Scored) -> None:
-        """Every trainer calls, at rest, after an evaluation of ``evaluate.split``. Told to stop meanwhile, it changes nothing."""
+        """Every trainer calls, at rest, after an evaluation of ``evaluate.split``. Told to stop meanwhile, it changes
+        nothing.
+        """
         evaluations, results = self._evaluations, self._evaluations.results
         examples = results.logbook.totals()["examples"] if results else 0.0
         numbers = np.array([scored.metrics["ne"], scored.metrics["auc"], examples])
@@ -119,12 +123,12 @@ class Choice:
             results.logbook.say(f"training ends after {at:,} examples: {self._why(auc)}")
 
     def put_in_place(self) -> bool:
-        """On the first trainer: make the best model the run's; False if there is none to make it, after a word about that."""
+        """On the first trainer: make the best model the run's; False, with a message, if there is none."""
         if self._options.keep != "best":
             return False
         kept, place = self.standing.kept, self._run / MODEL
         if kept is not None and is_model_after(self._place(kept), kept):
-            put(self._place(kept), place)
+            move_into_place(self._place(kept), place)
         elif kept is None or not is_model_after(place, kept):  # there it is where a final evaluation was cut short
             found = "no evaluation had an NE" if kept is None else f"{self._place(kept)} is gone or damaged"
             log.error(f'error: the last model is kept, not the best (evaluate.keep = "best"): {found}')
@@ -133,7 +137,9 @@ class Choice:
         return True
 
     def best_on(self, split: str) -> bool | None:
-        """Of the last model on ``split``: False where that split's best is the model that ``evaluate.split`` found best."""
+        """Of the last model on ``split``: False where that split's best is the model that ``evaluate.split`` found
+        best.
+        """
         chosen = self._options.keep == "best" and self.standing.kept is not None
         return False if chosen and split != self._options.split else None
 
@@ -155,7 +161,7 @@ class Choice:
                 results.logbook.say(f"best so far: {self._options.split} NE {ne:.5f}, saved in {clock.wall:.2f} s")
                 self._retire(at)
             results.logbook.pause(clock.wall)
-        self._evaluations.share(saved, "the first trainer (to save the best model)", self._keeper.patience)
+        self._evaluations.share(saved, "the first trainer (to save the best model)", self._keeper.patience())
         return bool(saved[0])
 
     def _retire(self, newest: int) -> None:

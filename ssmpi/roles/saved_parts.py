@@ -37,7 +37,9 @@ class SavedParts:
     results: Results | None
 
     def trainer(self, vector: np.ndarray, position: Position, standing: Standing) -> TrainerState:
-        """This trainer's share of a checkpoint from which the run resumes at ``position``; ``vector`` is the common model."""
+        """This trainer's share of a checkpoint from which the run resumes at ``position``; ``vector`` is the common
+        model.
+        """
         arrays, run = self.live.arrays(), {}
         if self.results:
             numbers, quality = self.results.logbook.state()

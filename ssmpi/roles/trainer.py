@@ -96,8 +96,9 @@ class Trainer:
         return self._stop.stopped
 
     def parts(self) -> Iterator[int]:
-        """The run in parts: each pass is cut into ``evaluate.per_pass`` parts. A part comes again until all of it has been
-        trained on, because a checkpoint may interrupt it. Ends early when stopping, and when ``[evaluate]`` says so.
+        """The run in parts: each pass is cut into ``evaluate.per_pass`` parts. A part comes again until all of it has
+        been trained on, because a checkpoint may interrupt it. Ends early when stopping, and when ``[evaluate]`` says
+        so.
         """
         if self._choice.ended_by:
             return
@@ -123,8 +124,8 @@ class Trainer:
         return own
 
     def train_part(self, hogwild: Callable[[int, Trainer], None]) -> None:
-        """Run the worker threads while the main thread supervises, until this part is done or training pauses; returns when
-        all trainers have come to that.
+        """Run the worker threads while the main thread supervises, until this part is done or training pauses; returns
+        when all trainers have come to that.
         """
         if not self._started:
             unchecked = share(self._course.shards(), self._control.checked, self.world.index, self.world.trainers.size)
@@ -162,8 +163,8 @@ class Trainer:
             self._choice.consider(scored)
 
     def evaluate_finally(self, split: str) -> None:
-        """Score the last model, and on request the first trainer's own replica as a second figure. A run that is asked to stop
-        meanwhile leaves a checkpoint too, to do this again.
+        """Score the last model, and on request the first trainer's own replica as a second figure. A run that is asked
+        to stop meanwhile leaves a checkpoint too, to do this again.
         """
         if self.stopped:
             return
@@ -196,8 +197,8 @@ class Trainer:
             self._save_agreed = False
 
     def save(self) -> None:
-        """Write the model into the run folder: the dense weights that are evaluated, and every PS's tables. A run that was
-        asked to stop leaves a checkpoint to resume from instead.
+        """Write the model into the run folder: the dense weights that are evaluated, and every PS's tables. A run that
+        was asked to stop leaves a checkpoint to resume from instead.
         """
         self._rest()
         if self.stopped:

@@ -95,10 +95,10 @@ def test_a_standing_survives_json():
     [
         ("evaluate.keep=first", "not one of last, best"),
         ("evaluate.patience=-1", "evaluate.patience must be at least 0"),
-        ("evaluate.min_gain=nan", "evaluate.min_gain must be in"),
+        ("evaluate.min_gain=nan", "evaluate.min_gain = nan is not a finite number"),
         ("evaluate.min_gain=0.1", "set patience too"),
         ("evaluate.stop_at_auc=1", "evaluate.stop_at_auc must be in"),
-        ("evaluate.stop_at_auc=inf", "evaluate.stop_at_auc must be in"),
+        ("evaluate.stop_at_auc=inf", "evaluate.stop_at_auc = inf is not a finite number"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(tmp_path, override, said):
