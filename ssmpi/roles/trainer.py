@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Thread
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -151,7 +152,7 @@ class Trainer:
         self._course.take_stock(self.world.trainers)
         self._came_to_rest = clock.wall
 
-    def start(self, name: str, body: Callable[..., Any], *arguments: Any) -> Any:
+    def start(self, name: str, body: Callable[..., object], *arguments: object) -> Thread:
         """A guarded thread of this rank."""
         return failure.start(self.world, name, body, *arguments)
 
