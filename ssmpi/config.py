@@ -8,19 +8,20 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 from ssmpi import sync
-from ssmpi.checkpoint import policy
 from ssmpi.comm.waiting import Patience
 from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import SECONDS, positive, require
+from ssmpi.core.settings import COUNT, EXAMPLES, SECONDS, positive, require, within
 from ssmpi.core.topology import Topology
-from ssmpi.data import reader
+from ssmpi.data.reader import DataOptions
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.embedding import table
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
-from ssmpi.roles import evaluate
+
+NO_SPLIT = "none"  # as the name of a split in ``[evaluate]``
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,82 @@ class Run:
 
 
 @dataclass(frozen=True)
+class EvaluateOptions:
+    """The ``[evaluate]`` section.
+
+    ``split`` is scored ``per_pass`` times in each pass, ``final`` once at the end; ``none`` is none. The default ones
+    are left out where the data set does not have them. ``replica`` also scores the first trainer's own replica at the
+    end.
+
+    ``keep`` is which model the run leaves: the ``last``, or the ``best``, of the evaluation of ``split`` with the
+    lowest NE. Training ends early after ``patience`` evaluations of ``split`` in a row without gain, which is an NE
+    that is more than ``min_gain`` lower than at the last gain, and as soon as the AUC of ``split`` is ``stop_at_auc``;
+    0 means never.
+    """
+
+    split: str = "validation"
+    final: str = "test"
+    per_pass: int = 1
+    batch_size: int = 2048
+    replica: bool = False
+    keep: Literal["last", "best"] = "last"
+    patience: int = 0
+    min_gain: float = 0.0
+    stop_at_auc: float = 0.0
+
+    def __post_init__(self) -> None:
+        within("per_pass", self.per_pass, 1, 100_000)
+        within("batch_size", self.batch_size, 1, COUNT)
+        within("patience", self.patience, 0, COUNT)
+        require(0 <= self.min_gain < 1, f"min_gain must be in [0, 1), got {self.min_gain}")
+        require(0 <= self.stop_at_auc < 1, f"stop_at_auc must be in [0, 1), got {self.stop_at_auc}")
+        require(self.patience > 0 or not self.min_gain, "min_gain says what a gain is for patience: set patience too")
+        if self.rule:
+            require(
+                self.split not in ("", NO_SPLIT),
+                f"{self.rule} needs evaluations while training: set evaluate.split to a split of the data",
+            )
+
+    @property
+    def rule(self) -> str:
+        """A setting that decides by evaluations of ``split``; empty where none does."""
+        if self.keep == "best":
+            return 'keep = "best"'
+        if self.patience:
+            return f"patience = {self.patience}"
+        return f"stop_at_auc = {self.stop_at_auc:g}" if self.stop_at_auc else ""
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """The ``[checkpoint]`` section.
+
+    A checkpoint is due ``every_minutes`` after the last one, or ``every_examples`` over all trainers after it,
+    whichever comes first; 0 means never. The newest ``keep`` stay. With ``background`` an embedding PS copies its rows
+    and writes the copy while training continues; without, or where memory has no room for the copy, training waits. A
+    run asked to stop saves within ``stop_budget_seconds`` or gives up; any other save has ``limit_seconds``.
+    """
+
+    every_minutes: float = 30.0
+    every_examples: int = 0
+    keep: int = 2
+    background: bool = True
+    stop_budget_seconds: float = 60.0
+    limit_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        within("every_minutes", self.every_minutes, 0.0, SECONDS)
+        within("every_examples", self.every_examples, 0, EXAMPLES)
+        within("keep", self.keep, 1, COUNT)
+        positive("stop_budget_seconds", self.stop_budget_seconds, SECONDS)
+        positive("limit_seconds", self.limit_seconds, SECONDS)
+
+
+@dataclass(frozen=True)
 class Config:
     """All sections of a run file."""
 
-    data: reader.Options
+    data: DataOptions
     run: Run = field(default_factory=Run)
     topology: Topology = field(default_factory=Topology)
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -55,8 +128,8 @@ class Config:
     dense: DenseOptions = field(default_factory=DenseOptions)
     schedule: Schedule = field(default_factory=Schedule)
     sync: sync.Options = field(default_factory=sync.Options)
-    evaluate: evaluate.Options = field(default_factory=evaluate.Options)
-    checkpoint: policy.Options = field(default_factory=policy.Options)
+    evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     waiting: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
@@ -75,10 +148,14 @@ class Config:
         except ValueError as error:
             raise SettingsError(str(error)) from None
 
+    def flat(self) -> dict[str, Any]:
+        """All settings by their names, ``section.key``."""
+        return settings.flat(dataclasses.asdict(self))
+
 
 def differences(before: Config, now: Config) -> list[str]:
     """What of the settings is another, in words, wherever the run folder is and however the way to the data is written."""
-    was, are = (settings.flat(dataclasses.asdict(config)) for config in (before, now))
+    was, are = (config.flat() for config in (before, now))
     for values in (was, are):
         values["run.folder"], values["data.folder"] = "", str(Path(values["data.folder"]).resolve())
     return [f"{name} was {was.get(name)!r}, now {are[name]!r}" for name in are if was.get(name) != are[name]]

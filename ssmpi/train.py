@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def run(job: Job, config: Config, folder: Path, checkpoint: Path | None = None) -> bool:
-    """One rank's whole life in a training job. ``folder`` is the run folder, ``checkpoint`` what to go on from. True unless
-    stopped early.
+    """One rank's whole life in a training job. ``folder`` is the run folder, ``checkpoint`` what to resume from. True
+    unless stopped early.
     """
     world = World(job, config.topology)
     log.configure(world.who, talkative=job.rank == 0)

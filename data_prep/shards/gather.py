@@ -22,7 +22,8 @@ from data_prep.scratch import Scratch
 from data_prep.shards.packing import SLACK, row_bytes, unpack
 from data_prep.shards.scatter import PlacedPiece
 from data_prep.shards.shard_layout import PlannedShard, ShardLayout, permutation
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Frame, ShardEntry, frame_of, lay_out_shard
+from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, ShardEntry, lay_out_shard
+from ssmpi.data.shard_frame import Frame, frame_of
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,4 @@
-"""What survives the end of a job: when to save (``policy``), files with checksums (``files``), the folder of committed
-checkpoints (``store``), and how often a job was started in vain (``attempts``).
+"""Everything that saves and loads: the checkpoint ``manager``, what a trainer puts into a checkpoint
+(``trainer_state``), finished models (``model_saver``, ``model_files``), the rows of a PS (``shard_writer``), the folder
+of committed checkpoints (``store``), files with checksums (``files``), and every operation on the disk (``disk``).
 """

@@ -1,5 +1,5 @@
-"""Which data a model belongs to. It is saved with the model, so that a run folder can be moved and scored without the data
-that it was trained on, and ids of another vocabulary are refused.
+"""Which data a model belongs to. It is saved with the model, so that a run folder can be moved and scored without the
+data that it was trained on, and ids of another vocabulary are refused.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ KEY = "data"  # in the state of a model's or checkpoint's manifest
 
 @dataclass(frozen=True)
 class Origin:
-    """``folder`` is where the data was, absolute: a hint. ``vocabulary`` is the SHA-256 of its ``vocabulary.h5``, None where its
-    manifest does not say.
+    """``folder`` is where the data was, absolute: a hint. ``vocabulary`` is the SHA-256 of its ``vocabulary.h5``, None
+    where its manifest does not say.
     """
 
     folder: str
@@ -35,8 +35,8 @@ class Origin:
 
     @classmethod
     def of_model(cls, model: Path, setting: str) -> Origin:
-        """Of a saved model or checkpoint; of the data in ``setting``, its run's ``data.folder``, where an older version saved it
-        without.
+        """Of a saved model or checkpoint; of the data in ``setting``, its run's ``data.folder``, where an older version
+        saved it without.
         """
         saved = store.read_manifest(model).state.get(KEY)
         if saved is None:

@@ -21,8 +21,8 @@ def free(path: Path) -> int:
 
 @contextlib.contextmanager
 def needing(path: Path, size: int) -> Iterator[None]:
-    """Errors in the block name the file that is written there, and those of a full disk how many bytes it needs and how many
-    are free: the system names neither.
+    """Errors in the block name the file that is written there, and those of a full disk how many bytes it needs and how
+    many are free: the system names neither.
     """
     try:
         yield

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ssmpi.checkpoint import disk, trainer_state
+from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.pending_save import FullDiskError
 from ssmpi.checkpoint.store import Store
 from ssmpi.core.log import log
 from ssmpi.core.run_files import MODEL
 
-if TYPE_CHECKING:
-    from ssmpi.roles.trainer import Trainer
-
 SPARE = 1 << 20  # bytes: manifests, results and logs need some room, too
-
-
-def model_bytes(trainer: Trainer) -> int:
-    """What a model takes on disk: all rows with their optimizer state, and one replica."""
-    rows = sum(trainer.tables.placement.cardinalities)
-    return rows * trainer.config.embedding.row_bytes + trainer.replica.vector.nbytes
-
-
-def checkpoint_bytes(trainer: Trainer) -> int:
-    """What a checkpoint takes: the model, and each trainer's file, about as large as this one's."""
-    mine = sum(values.nbytes for values in trainer_state.arrays(trainer).values())
-    return model_bytes(trainer) + mine * trainer.config.topology.trainers
 
 
 def make_room(store: Store, needed: int, path: Path) -> None:
@@ -45,8 +29,9 @@ def make_room(store: Store, needed: int, path: Path) -> None:
 
 
 def expect_room(run: Path, rows_bytes: int, keep: int, *, overwrite: bool) -> None:
-    """Before training: FullDiskError if its model, of which all rows take so many bytes, finds no room whatever checkpoints are
-    removed for it; a word where they will have to be. ``overwrite``: what is in the folder goes first.
+    """Before training: FullDiskError if its model, of which all rows take so many bytes, finds no room whatever
+    checkpoints are removed for it; a warning where they will have to be. ``overwrite``: what is in the folder goes
+    first.
     """
     there = Store(run).committed()
     saved = [sum(path.stat().st_size for path in folder.iterdir()) for folder in there]

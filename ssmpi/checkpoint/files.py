@@ -1,7 +1,8 @@
 """HDF5 files with a checksum over all of their bytes: written in one pass from memory, without the interpreter lock,
 flushed to disk, and checked before HDF5 is let near them, because a damaged header can make its library do anything.
 
-HDF5 itself never writes to the disk: it holds the interpreter lock meanwhile, and a disk that hangs would stop all threads.
+HDF5 itself never writes to the disk: it holds the interpreter lock meanwhile, and a disk that hangs would stop all
+threads.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Entry:
 
 
 def write(path: Path, datasets: Iterable[Dataset]) -> Entry:
-    """Write arrays under their names, each contiguous and uncompressed; OSError names the file if the disk will not take it.
+    """Write arrays under their names, each contiguous and uncompressed; OSError names the file if the disk will not
+    take it.
 
     The values must not change meanwhile. First the layout is made, then the values go to their places in the file and
     through the hash together: they are read once.
@@ -91,8 +93,8 @@ def _in_memory() -> IO[bytes]:
 
 
 def _pieces(layout: IO[bytes], datasets: Iterable[Dataset]) -> Iterator[tuple[int, memoryview]]:
-    """Lay out the arrays in the file ``layout``, without their values; then all bytes of the whole, piece by piece, with the
-    offset of each.
+    """Lay out the arrays in the file ``layout``, without their values; then all bytes of the whole, piece by piece,
+    with the offset of each.
     """
     extents: list[tuple[int, np.ndarray]] = []
     with h5py.File(layout, "w") as out:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ssmpi.core.errors import SettingsError
 
 if TYPE_CHECKING:
-    from ssmpi.config import Config
     from ssmpi.data.schema import Manifest
 
 SAME = (
@@ -18,20 +18,16 @@ SAME = (
 DATA = "data.folder (its contents)"
 
 
-def identity(config: Config, manifest: Manifest) -> dict[str, Any]:
-    """Settings by name, and a digest of the training data, as JSON has them."""
-    found: dict[str, Any] = {}
-    for name in SAME:
-        section, key = name.split(".")
-        value = getattr(getattr(config, section), key)
-        found[name] = list(value) if isinstance(value, tuple) else value
-    shards = [(shard.rows, shard.checksum) for shard in manifest.split(config.data.train_split).shards]
+def fingerprint(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
+    """Some of a run's ``settings`` by name, and a digest of its training data, as JSON has them."""
+    found = {name: list(value) if isinstance(value := settings[name], tuple) else value for name in SAME}
+    shards = [(shard.rows, shard.checksum) for shard in manifest.split(settings["data.train_split"]).shards]
     found[DATA] = hashlib.sha256(repr((manifest.cardinalities, shards)).encode()).hexdigest()[:16]
     return found
 
 
-def check_identity(name: str, saved: dict[str, Any], found: dict[str, Any]) -> None:
-    """Raise SettingsError if a job with ``found`` cannot go on from the checkpoint ``name``."""
+def check_fingerprint(name: str, saved: dict[str, Any], found: dict[str, Any]) -> None:
+    """Raise SettingsError if a job with ``found`` cannot resume from the checkpoint ``name``."""
     for key, value in saved.items():
         if found.get(key) != value:
             raise SettingsError(

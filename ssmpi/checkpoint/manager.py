@@ -1,5 +1,6 @@
-"""Saves a run at rest: every trainer and every embedding PS writes a file of its own, the first trainer commits them. What goes
-to the disk goes on threads of its own, so that neither training nor the end of the job waits for one that hangs.
+"""Saves a run at rest: every trainer and every embedding PS writes a file of its own, the first trainer commits them.
+What is written is written on threads of its own, so that neither training nor the end of the job waits for one that
+hangs.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.checkpoint import store, trainer_state
-from ssmpi.checkpoint.disk_space import checkpoint_bytes, make_room
-from ssmpi.checkpoint.files import Dataset
+from ssmpi.checkpoint import store
+from ssmpi.checkpoint.disk_space import make_room
 from ssmpi.checkpoint.model_saver import STEPS, ModelSaver
 from ssmpi.checkpoint.pending_save import (
     Outcome,
@@ -28,64 +29,69 @@ from ssmpi.checkpoint.pending_save import (
     tell,
     written_beside_training,
 )
-from ssmpi.checkpoint.policy import Due
+from ssmpi.checkpoint.policy import CheckpointTimer
 from ssmpi.comm.background import aside
 from ssmpi.comm.failure import LAST_WORDS_SECONDS, cause
 from ssmpi.comm.waiting import SUPERVISOR, Patience, Pause, wait
+from ssmpi.core.clock import Clock
 from ssmpi.core.errors import STOPPED, DataError
 from ssmpi.core.log import log
 from ssmpi.core.run_files import MODEL
-from ssmpi.roles.progress import Clock
 
 if TYPE_CHECKING:
-    from ssmpi.data.position import Position
-    from ssmpi.roles.trainer import Trainer
+    from ssmpi.checkpoint.context import SaveContext, SaveLog
+    from ssmpi.checkpoint.files import Dataset
+    from ssmpi.checkpoint.trainer_state import ModelState, TrainerState
 
 POLL_SECONDS = 0.2  # between two questions whether the embedding PSs have written their files
 REMOVAL_SECONDS = 30.0  # that a run which ends waits for the removal of old checkpoints
 
 
 class Keeper:
-    """One trainer's part in saving. Every trainer calls ``save`` and ``save_model``, at rest; only the first knows ``due``."""
+    """One trainer's part in saving. Every trainer calls ``save`` and ``save_and_stop``, at rest, with a function that
+    gives its state; only the first knows ``due`` and has a ``log``. ``examples`` of all trainers were trained on before
+    this job.
+    """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer, self._options = trainer, trainer.config.checkpoint
-        self._store = store.Store(trainer.folder)
+    def __init__(self, context: SaveContext, log: SaveLog | None, examples: int) -> None:
+        self._context, self._options, self._world = context, context.options, context.world
+        self._tables, self._log = context.tables, log
+        self._store = store.Store(context.run)
         self._newest = next(reversed(self._store.committed()), None)  # in memory: who ends a job must not ask a disk
-        self._due = Due(self._options, trainer.progress.of_all)
+        self._timer = CheckpointTimer(self._options, examples)
         self._writing: Writing | None = None
-        self._mine: Future[None] | None = None  # this trainer's files, and its word about them
+        self._mine: Future[None] | None = None  # this trainer's files, and what it tells about them
         self._making: Future[int] | None = None  # a folder
         self._removing: Future[None] | None = None  # older checkpoints
 
-    def due(self) -> bool:
-        """Whether the next checkpoint is due; looks after the one being written, and never waits for the disk."""
-        if self._trainer.world.index:
+    def due(self, examples: int) -> bool:
+        """Whether the next checkpoint is due after so many examples of all trainers; attends to the one being written,
+        and never waits for the disk.
+        """
+        if self._world.index:
             return False
         writing = self._writing
         if writing and time.monotonic() - writing.asked >= POLL_SECONDS:
             self._look_after(writing)
         at_the_disk = any(future and not future.done() for future in (self._making, self._removing))
-        return not self._writing and not at_the_disk and self._due.now(self._trainer.progress.of_all)
+        return not self._writing and not at_the_disk and self._timer.now(examples)
 
-    def save(self, position: Position, came_to_rest: float) -> None:
-        """A checkpoint while the run goes on; it has cost ``came_to_rest`` seconds already.
+    def save(self, take: Callable[[], TrainerState], came_to_rest: float) -> None:
+        """A checkpoint, after which training continues; coming to rest for it took ``came_to_rest`` seconds.
 
         One that fails is reported, and the next one due is another chance.
         """
-        self._begin(position, came_to_rest, background=self._options.background)
+        self._begin(take, came_to_rest, background=self._options.background)
 
-    def save_and_stop(self, position: Position) -> None:
+    def save_and_stop(self, take: Callable[[], TrainerState]) -> None:
         """A last checkpoint, within the budget for it; DataError if it cannot be written."""
-        last_to_speak = (
-            LAST_WORDS_SECONDS if self._trainer.world.index else 0.0
-        )  # the first trainer knows what there is
+        last_to_speak = LAST_WORDS_SECONDS if self._world.index else 0.0  # the first trainer knows what there is
         timer = threading.Timer(self._options.stop_budget_seconds + last_to_speak, self._out_of_budget)
         timer.daemon = True
         timer.start()
         try:
             self.finish()
-            self._begin(position, 0.0, background=False)
+            self._begin(take, 0.0, background=False)
         finally:
             timer.cancel()
 
@@ -100,23 +106,21 @@ class Keeper:
         if self._removing and not concurrent.futures.wait([self._removing], REMOVAL_SECONDS).done:
             log.warning(f"older checkpoints in {self._store.folder} are not removed yet, and nobody waits for it")
 
-    def save_model(self, vector: np.ndarray) -> None:
+    def save_model(self, model: ModelState) -> None:
         """Write the finished model into its place. On the first trainer only."""
         self.finish()
-        self._model_saver().save(vector, self._trainer.folder / MODEL)
+        self._model_saver().save(model, self._context.run / MODEL)
 
-    def save_best(self, vector: np.ndarray, place: Path) -> None:
-        """Write the model as it is now; where it cannot be written, DataError or OSError at once. On the first trainer only."""
+    def save_best(self, model: ModelState, place: Path) -> None:
+        """Write the model as it is now; where it cannot be written, DataError or OSError at once. On the first trainer
+        only.
+        """
         self.finish()
-        self._model_saver().attempt(vector, place)
+        self._model_saver().attempt(model, place)
 
     def _model_saver(self) -> ModelSaver:
-        return ModelSaver(self._trainer, self._store, self._what_there_is())
-
-    @property
-    def patience(self) -> Patience:
-        """How long to wait for the first trainer, which may be writing for long; it knows its own limits."""
-        return self._patience(STEPS)
+        limit, stop = self._options.limit_seconds, self._context.stop
+        return ModelSaver(self._store, self._tables, limit, stop, self._what_there_is())
 
     def wait_for_the_first(self) -> None:
         """Wait until the first trainer has come here."""
@@ -124,38 +128,39 @@ class Keeper:
             concurrent.futures.wait([self._mine], self._options.limit_seconds)
         self._meet(STEPS)
 
-    def _patience(self, steps: int) -> Patience:
-        limit = steps * self._options.limit_seconds + self._trainer.config.waiting.time_limit_seconds
-        return replace(self._trainer.config.waiting, time_limit_seconds=limit)
+    def patience(self, steps: int = STEPS) -> Patience:
+        """How long to wait for the first trainer, which may be writing for long; it knows its own limits."""
+        waiting, limit = self._context.waiting, steps * self._options.limit_seconds
+        return replace(waiting, time_limit_seconds=limit + waiting.time_limit_seconds)
 
     def _meet(self, steps: int = 1) -> None:
         whom = f"the first trainer (to save into {self._store.folder.parent})"
-        wait(self._trainer.world.trainers.ibarrier(), self._patience(steps), whom, "checkpoint.limit_seconds")
+        wait(self._world.trainers.ibarrier(), self.patience(steps), whom, "checkpoint.limit_seconds")
 
-    def _begin(self, position: Position, came_to_rest: float, *, background: bool) -> None:
+    def _begin(self, take: Callable[[], TrainerState], came_to_rest: float, *, background: bool) -> None:
         """Start the trainers and the embedding PSs on their files."""
-        trainer, clock = self._trainer, Clock()
-        vector = trainer.synchronizer.model()
-        number = 0 if trainer.world.index else self._make_folder()
-        told = Told(trainer.world.control) if number else None  # before a trainer can say anything
+        clock, mine = Clock(), take()
+        number = 0 if self._world.index else self._make_folder(mine.nbytes(self._world.trainers.size))
+        told = Told(self._world.control) if number else None  # before a trainer can say anything
         folder = self._agree_on_folder(number)
         if folder:
-            self._write_mine(folder, vector)
+            self._write_mine(folder, mine)
         if folder and told:
-            self._writing = Writing(folder, told, trainer_state.state(trainer, position), clock)
-            trainer.tables.transport.begin_save(folder, self._options.limit_seconds, background=background)
+            self._writing = Writing(folder, told, mine.model.state, clock)
+            self._tables.begin_save(folder, self._options.limit_seconds, background=background)
             if not background:
                 self.finish()
         self._meet()
-        if trainer.results:
-            self._due.saved(trainer.progress.of_all)
+        if self._log:
+            self._timer.saved(mine.examples)
             if self._writing:
                 self._writing.stood_still = came_to_rest + clock.wall
-            trainer.results.logbook.pause(came_to_rest + clock.wall)
+            self._log.pause(came_to_rest + clock.wall)
 
-    def _make_folder(self) -> int:
-        """On the first trainer: the number of the next checkpoint, whose folder is there; 0 if there cannot be one."""
-        needed = checkpoint_bytes(self._trainer)
+    def _make_folder(self, needed: int) -> int:
+        """On the first trainer: the number of the next checkpoint, whose folder is there and whose disk has room for
+        ``needed`` bytes; 0 if there cannot be one.
+        """
 
         def make() -> int:
             self._store.clear()
@@ -170,33 +175,31 @@ class Keeper:
             return 0
 
     def _agree_on_folder(self, number: int) -> Path | None:
-        word, waiting = np.array([number], np.int64), self._trainer.config.waiting
+        agreed, waiting = np.array([number], np.int64), self._context.waiting
         patience = replace(waiting, time_limit_seconds=self._options.limit_seconds + waiting.time_limit_seconds)
         whom = f"trainer 0 (to make a folder in {self._store.folder})"
-        wait(self._trainer.world.trainers.ibcast(word), patience, whom, "checkpoint.limit_seconds")
-        return self._store.path(int(word[0])) if word[0] else None
+        wait(self._world.trainers.ibcast(agreed), patience, whom, "checkpoint.limit_seconds")
+        return self._store.path(int(agreed[0])) if agreed[0] else None
 
-    def _write_mine(self, folder: Path, vector: np.ndarray) -> None:
+    def _write_mine(self, folder: Path, mine: TrainerState) -> None:
         """Start writing a copy of what this trainer has to save, and tell the first one how that went."""
-        trainer = self._trainer
-        arrays: list[Dataset] = [(name, values.copy(), {}) for name, values in trainer_state.arrays(trainer).items()]
-        own = [(folder / f"trainer-{trainer.world.index:04}.h5", arrays)]
-        if trainer.results:
+        arrays: list[Dataset] = [(name, values.copy(), {}) for name, values in mine.arrays.items()]
+        own = [(folder / f"trainer-{self._world.index:04}.h5", arrays)]
+        if self._log:
             own.append(
-                (folder / "dense.h5", [(n, v.copy(), place) for n, v, place in trainer.replica.datasets(vector)])
+                (folder / "dense.h5", [(name, values.copy(), place) for name, values, place in mine.model.dense])
             )
 
         def write() -> None:
             outcomes = [written_beside_training(path, datasets) for path, datasets in own]
-            tell(trainer.world.control, outcomes, trainer.config.waiting)
+            tell(self._world.control, outcomes, self._context.waiting)
 
         self._mine = aside("save", write)
 
     def _look_after(self, writing: Writing) -> None:
         """Commit a checkpoint, on a thread of its own, once all its files are written."""
         writing.asked = time.monotonic()
-        tables = self._trainer.tables.transport
-        if not writing.committing and (outcomes := writing.outcomes(tables)) is not None:
+        if not writing.committing and (outcomes := writing.outcomes(self._tables)) is not None:
             self._commit(writing, outcomes)
         if writing.committing and writing.committing.done():
             self._writing = None
@@ -207,11 +210,11 @@ class Keeper:
 
     def _commit(self, writing: Writing, outcomes: list[Outcome]) -> None:
         writing.step, writing.stood_still = Clock(), writing.stood_still or writing.clock.wall
-        writing.state["logbook"]["checkpoints"] += 1  # this one counts too, for who goes on from it
+        writing.state["logbook"]["checkpoints"] += 1  # this one counts too, for the job that resumes from it
         writing.state["logbook"]["O_save"] += writing.stood_still
         writing.committing = aside("commit", commit_or_remove, writing.folder, outcomes, writing.state)
 
-    def _end(self, writing: Writing, committing: Future[store.Manifest]) -> None:
+    def _end(self, writing: Writing, committing: Future[store.FileManifest]) -> None:
         try:
             manifest = committing.result()
         except (OSError, DataError) as error:
@@ -221,28 +224,26 @@ class Keeper:
         self._committed(writing, manifest)
         self._removing = aside("retire", self._store.retire, self._options.keep)
 
-    def _committed(self, writing: Writing, manifest: store.Manifest) -> None:
-        results = self._trainer.results
-        assert results
+    def _committed(self, writing: Writing, manifest: store.FileManifest) -> None:
+        assert self._log
         seconds, cost = writing.clock.wall, writing.stood_still
-        results.logbook.saved({
+        self._log.saved({
             "name": writing.folder.name, "O_save": cost, "write_seconds": seconds, "bytes": manifest.bytes,
             "position": manifest.state["examples"],
         })  # fmt: skip
-        results.logbook.say(
+        self._log.say(
             f"{writing.folder.name} committed at {manifest.state['examples']:,} examples: {manifest.bytes / 1e6:,.1f} MB in "
             f"{seconds:.2f} s, training stood still for {cost:.2f} s (O_save)"
         )
 
     def _failed(self, text: str, clock: Clock) -> None:
-        """On the first trainer: a checkpoint that could not be written ends a job that stops, and only that."""
+        """On the first trainer: a checkpoint could not be written. That ends the job only if it is stopping."""
         there = self._what_there_is()
-        if self._trainer.stopped:
+        if self._context.stop.stopped:
             raise DataError(f"no checkpoint could be saved, and the job was asked to stop: {text}. {there}")
         log.error(f"error: no checkpoint could be saved, training goes on: {text}. {there}")
-        results = self._trainer.results
-        assert results
-        results.logbook.saved({"error": text, "O_save": clock.wall})
+        assert self._log
+        self._log.saved({"error": text, "O_save": clock.wall})
 
     def _out_of_budget(self) -> None:
         budget = self._options.stop_budget_seconds
@@ -250,10 +251,10 @@ class Keeper:
             f"error: no checkpoint within checkpoint.stop_budget_seconds = {budget:g}: the job ends without it. "
             f"{self._what_there_is()}; raise the budget, or look at the disk of {self._store.folder}"
         )
-        self._trainer.world.abort(text, STOPPED)
+        self._world.abort(text, STOPPED)
 
     def _lateness(self, writing: Writing) -> str:
-        return f"{writing.awaited(self._trainer.tables.transport)} after {over(self._options.limit_seconds)}"
+        return f"{writing.awaited(self._tables)} after {over(self._options.limit_seconds)}"
 
     def _what_there_is(self) -> str:
         return f"{self._newest} is the newest committed one" if self._newest else "There is no earlier one"

@@ -1,4 +1,6 @@
-"""Finds and loads a model: ``dense.h5``, one ``embedding-NNNN.h5`` a PS, and their manifest. A checkpoint holds one too."""
+"""Finds and loads a model: ``dense.h5``, one ``embedding-NNNN.h5`` a PS, and their manifest. A checkpoint holds one
+too.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def find(run: Path) -> Path:
 
 
 def check(job: Job, folder: Path) -> None:
-    """Compare the files of a model with its manifest, a share on every rank; if one is damaged all ranks end with one message."""
+    """Compare the files of a model with its manifest, a share on every rank; if one is damaged all ranks end with one
+    message.
+    """
     errors = [error for error in job.gather(store.find_error(folder, job.rank, job.size)) if error]
 
     def refuse() -> None:
@@ -48,7 +52,7 @@ def tables(folder: Path) -> list[Path]:
     return [folder / name for name in names if name.startswith("embedding-")]
 
 
-def put(new: Path, place: Path) -> None:
+def move_into_place(new: Path, place: Path) -> None:
     """Move a whole model to its place; the one that was there goes when the new one is there."""
     old = place.with_name(f".{place.name}.old")
     shutil.rmtree(old, ignore_errors=True)

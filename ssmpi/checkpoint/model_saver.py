@@ -8,11 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from ssmpi.checkpoint import store
-from ssmpi.checkpoint.data_origin import KEY, Origin
-from ssmpi.checkpoint.disk_space import make_room, model_bytes
+from ssmpi.checkpoint.disk_space import make_room
 from ssmpi.checkpoint.pending_save import (
     FullDiskError,
     Outcome,
@@ -26,14 +23,16 @@ from ssmpi.checkpoint.pending_save import (
 from ssmpi.comm.background import aside
 from ssmpi.comm.failure import NO_ROOM, cause
 from ssmpi.comm.waiting import SUPERVISOR, Pause
+from ssmpi.core.clock import Clock
 from ssmpi.core.errors import DataError
 from ssmpi.core.log import log
-from ssmpi.roles.progress import Clock
 
 if TYPE_CHECKING:
-    from ssmpi.roles.trainer import Trainer
+    from ssmpi.checkpoint.pending_save import Tables
+    from ssmpi.checkpoint.trainer_state import ModelState
+    from ssmpi.core.stop import Stop
 
-POLL_SECONDS = 0.2  # between two looks whether somebody asks the job to stop
+POLL_SECONDS = 0.2  # between two checks whether somebody asks the job to stop
 ROOM_SECONDS = 10.0  # between two attempts to save a model for which there was no room
 STEPS = 6  # of saving it, each with a time limit of its own
 
@@ -43,11 +42,11 @@ T = TypeVar("T")
 class ModelSaver:
     """On the first trainer. ``there`` says which checkpoint is left if the model cannot be saved."""
 
-    def __init__(self, trainer: Trainer, checkpoints: store.Store, there: str) -> None:
-        self._trainer, self._store, self._there = trainer, checkpoints, there
-        self._limit, self._said = trainer.config.checkpoint.limit_seconds, False
+    def __init__(self, checkpoints: store.Store, tables: Tables, limit_seconds: float, stop: Stop, there: str) -> None:
+        self._store, self._tables, self._limit = checkpoints, tables, limit_seconds
+        self._stop, self._there, self._said = stop, there, False
 
-    def save(self, vector: np.ndarray, place: Path) -> None:
+    def save(self, model: ModelState, place: Path) -> None:
         """Write the finished model beside its place and put it there when it is whole.
 
         Where the disk is full older checkpoints make room for it, or somebody else does, within the limit of a save.
@@ -56,46 +55,42 @@ class ModelSaver:
         self._in_time(beside, shutil.rmtree, beside, True)  # what an earlier job left
         while True:
             try:
-                self.attempt(vector, place)
+                self.attempt(model, place)
                 return
             except (FullDiskError, OSError) as error:
                 if isinstance(error, OSError) and error.errno not in NO_ROOM:
                     raise
                 self._wait_for_room(cause(error), clock)
 
-    def attempt(self, vector: np.ndarray, place: Path) -> None:
+    def attempt(self, model: ModelState, place: Path) -> None:
         """Make room and write the model; DataError, or OSError of a full disk, where that cannot be done now."""
-        self._in_time(place, make_room, self._store, model_bytes(self._trainer), place)
-        self._write(vector, place)
+        self._in_time(place, make_room, self._store, model.nbytes, place)
+        self._write(model, place)
 
-    def _write(self, vector: np.ndarray, place: Path) -> None:
-        trainer = self._trainer
-        beside, tables = self._beside(place), trainer.tables.transport
+    def _write(self, model: ModelState, place: Path) -> None:
+        beside = self._beside(place)
         self._in_time(beside, make_anew, beside)
         try:
-            dense = self._in_time(beside / "dense.h5", written, beside / "dense.h5", trainer.replica.datasets(vector))
-            tables.begin_save(beside, self._limit, background=False)
+            dense = self._in_time(beside / "dense.h5", written, beside / "dense.h5", model.dense)
+            self._tables.begin_save(beside, self._limit, background=False)
             entries = checked([dense, *self._saved()])
-            assert trainer.results
-            origin = Origin.of_data(trainer.reader.folder, trainer.reader.manifest)
-            state = {"examples": int(trainer.results.logbook.totals()["examples"]), KEY: origin.state()}
-            self._in_time(place, put_in_place, beside, place, store.Manifest(entries, state))
+            self._in_time(place, put_in_place, beside, place, store.FileManifest(entries, model.state))
         finally:
             self._in_time(beside, shutil.rmtree, beside, True)  # what there is of it may be what fills the disk
 
     def _saved(self) -> list[Outcome]:
         """What became of the tables' files, once all are written; DataError when that takes longer than it may."""
-        tables, clock, pause = self._trainer.tables.transport, Clock(), Pause(SUPERVISOR)
-        while (saved := tables.saved()) is None:
+        clock, pause = Clock(), Pause(SUPERVISOR)
+        while (saved := self._tables.saved()) is None:
             if clock.wall > self._limit:
-                raise DataError(f"{tables.awaited()} after {over(self._limit)}")
+                raise DataError(f"{self._tables.awaited()} after {over(self._limit)}")
             pause.nap()
         return saved
 
     def _wait_for_room(self, why: str, clock: Clock) -> None:
         """Wait a while; DataError once that was tried for as long as a save may take, or the job is asked to stop."""
         limit = self._limit
-        if self._trainer.stopping or clock.wall > limit:
+        if self._stop.stopping or clock.wall > limit:
             raise DataError(f"the model is not saved: {why}. {self._there}; --resume trains the rest again")
         if not self._said:
             self._said = True
@@ -104,7 +99,7 @@ class ModelSaver:
                 f"again every {ROOM_SECONDS:g} s for checkpoint.limit_seconds = {limit:g}"
             )
         until = time.monotonic() + ROOM_SECONDS
-        while time.monotonic() < until and not self._trainer.stopping:
+        while time.monotonic() < until and not self._stop.stopping:
             time.sleep(POLL_SECONDS)
 
     @staticmethod

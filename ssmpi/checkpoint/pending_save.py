@@ -1,5 +1,5 @@
-"""A checkpoint that is being written: every trainer's file and every embedding PS's on threads of their own, so that a disk that
-is slow or hangs holds up neither training nor a message.
+"""A checkpoint that is being written: every trainer's file and every embedding PS's on threads of their own, so that a
+disk that is slow or hangs holds up neither training nor a message.
 """
 
 from __future__ import annotations
@@ -14,29 +14,41 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from ssmpi.checkpoint import files, store
-from ssmpi.checkpoint.model_files import put
-from ssmpi.checkpoint.store import Manifest
+from ssmpi.checkpoint.model_files import move_into_place
+from ssmpi.checkpoint.store import FileManifest
 from ssmpi.comm.failure import NO_ROOM, cause
 from ssmpi.comm.waiting import Patience, wait
+from ssmpi.core.clock import Clock
 from ssmpi.core.errors import DataError
 from ssmpi.embedding import wire
-from ssmpi.roles.control import SAVED
-from ssmpi.roles.progress import Clock
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
-    from ssmpi.embedding.transport import LocalTables, RemoteTables
 
+SAVED = 1002  # tag of what became of a trainer's files; the control conversation has tags of its own
 NICENESS = 10  # of a writing thread: on a full node it must not take a core from training
 LONGEST_ERROR = 1200
 
 T = TypeVar("T")
 Outcome = dict[str, Any]  # of writing a file: an ``Entry``, or ``error`` and whether the disk is ``full``
+
+
+class Tables(Protocol):
+    """All embedding tables, wherever their rows are, as far as saving needs them."""
+
+    def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
+        """Start writing every PS's rows into ``folder``."""
+
+    def saved(self) -> list[Outcome] | None:
+        """What became of the files; None while one is being written."""
+
+    def awaited(self) -> str:
+        """Who has not written what."""
 
 
 class FullDiskError(DataError):
@@ -107,8 +119,8 @@ class Told:
 
 @dataclass
 class Writing:
-    """On the first trainer: a checkpoint that is not committed yet. ``step`` is what the time limit counts from: its files are
-    being written, then it is committed.
+    """On the first trainer: a checkpoint that is not committed yet. ``step`` is what the time limit counts from: its
+    files are being written, then it is committed.
     """
 
     folder: Path
@@ -119,16 +131,16 @@ class Writing:
     stood_still: float = 0.0
     asked: float = 0.0
     late: bool = False
-    committing: Future[Manifest] | None = None
+    committing: Future[FileManifest] | None = None
 
-    def outcomes(self, tables: LocalTables | RemoteTables) -> list[Outcome] | None:
+    def outcomes(self, tables: Tables) -> list[Outcome] | None:
         """Of all files; None while one is being written."""
         if self.told.missing():
             return None
         saved = tables.saved()
         return None if saved is None else [*self.told.outcomes(), *saved]
 
-    def awaited(self, tables: LocalTables | RemoteTables) -> str:
+    def awaited(self, tables: Tables) -> str:
         """Who has not written what."""
         for trainer in self.told.missing():
             return f"trainer {trainer} has not written {self.folder / f'trainer-{trainer:04}.h5'}"
@@ -137,10 +149,10 @@ class Writing:
         return f"trainer 0 has not written {self.folder / 'manifest.json'}"
 
 
-def commit_or_remove(folder: Path, outcomes: list[Outcome], state: dict[str, Any]) -> Manifest:
+def commit_or_remove(folder: Path, outcomes: list[Outcome], state: dict[str, Any]) -> FileManifest:
     """Commit a checkpoint whose files could all be written, remove another."""
     try:
-        manifest = Manifest(checked(outcomes), state)
+        manifest = FileManifest(checked(outcomes), state)
         store.commit(folder, manifest)
     except (OSError, DataError):
         with contextlib.suppress(OSError):
@@ -155,7 +167,7 @@ def make_anew(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def put_in_place(beside: Path, place: Path, manifest: Manifest) -> None:
+def put_in_place(beside: Path, place: Path, manifest: FileManifest) -> None:
     """Commit what lies beside its place and put it there; what was there goes."""
     store.commit(beside, manifest)
-    put(beside, place)
+    move_into_place(beside, place)

@@ -1,42 +1,18 @@
-"""When to save, and how long it may take."""
+"""When the next checkpoint is due."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ssmpi.core.settings import COUNT, EXAMPLES, SECONDS, positive, within
-
-
-@dataclass(frozen=True)
-class Options:
-    """The ``[checkpoint]`` section.
-
-    A checkpoint is due ``every_minutes`` after the last one, or ``every_examples`` over all trainers after it, whichever
-    comes first; 0 means never. The newest ``keep`` stay. With ``background`` an embedding PS copies its rows and
-    writes the copy while training goes on; without, or where memory has no room for the copy, training waits.
-    A run asked to stop saves within ``stop_budget_seconds`` or gives up; any other save has ``limit_seconds``.
-    """
-
-    every_minutes: float = 30.0
-    every_examples: int = 0
-    keep: int = 2
-    background: bool = True
-    stop_budget_seconds: float = 60.0
-    limit_seconds: float = 3600.0
-
-    def __post_init__(self) -> None:
-        within("every_minutes", self.every_minutes, 0.0, SECONDS)
-        within("every_examples", self.every_examples, 0, EXAMPLES)
-        within("keep", self.keep, 1, COUNT)
-        positive("stop_budget_seconds", self.stop_budget_seconds, SECONDS)
-        positive("limit_seconds", self.limit_seconds, SECONDS)
+if TYPE_CHECKING:
+    from ssmpi.config import CheckpointOptions
 
 
-class Due:
+class CheckpointTimer:
     """Says when the next checkpoint is due."""
 
-    def __init__(self, options: Options, examples: int) -> None:
+    def __init__(self, options: CheckpointOptions, examples: int) -> None:
         self._options = options
         self.saved(examples)
 

@@ -1,5 +1,5 @@
-"""Writes an arena into its file of a checkpoint: a copy in the background, so that training goes on, or the live rows at
-once where memory has no room for a copy.
+"""Writes an arena into its file of a checkpoint: a copy in the background, so that training continues, or the live rows
+at once where memory has no room for a copy.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def given_up(path: Path, limit_seconds: float) -> Future[Outcome]:
 
 
 def free_memory(root: Path = Path("/")) -> float:
-    """Bytes that this process may still take, of the machine and of each control group it is in, where a batch system sets
-    the limit of a job; infinite where nobody says. What files have in memory can be had, as long as nobody uses it.
+    """Bytes that this process may still take, of the machine and of each control group it is in, where a batch system
+    sets the limit of a job; infinite where nobody says. What files have in memory can be had, as long as nobody uses
+    it.
     """
     found = []
     with contextlib.suppress(OSError):
@@ -81,7 +82,9 @@ def free_memory(root: Path = Path("/")) -> float:
 
 
 def control_groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """This process's control group and all above it, with what its limit, its use and its idle file pages are called there."""
+    """This process's control group and all above it, with what its limit, its use and its idle file pages are called
+    there.
+    """
     mounted = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()

@@ -22,7 +22,7 @@ FORMAT, VERSION = "ssmpi-checkpoint", 1
 
 
 @dataclass(frozen=True)
-class Manifest:
+class FileManifest:
     """What a folder holds: its files, and ``state``, all that is not arrays."""
 
     files: tuple[Entry, ...]
@@ -34,7 +34,7 @@ class Manifest:
         return sum(entry.bytes for entry in self.files)
 
 
-def commit(folder: Path, manifest: Manifest) -> None:
+def commit(folder: Path, manifest: FileManifest) -> None:
     """From now on what lies in ``folder`` counts. Its files have been synced by those who wrote them."""
     disk.sync_folder(folder)
     beside = folder / f".{MANIFEST_NAME}.tmp"
@@ -45,7 +45,7 @@ def commit(folder: Path, manifest: Manifest) -> None:
     disk.sync_folder(folder.parent)
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> FileManifest:
     """Read and check a manifest; DataError says what is wrong with the folder."""
     path = folder / MANIFEST_NAME
     try:
@@ -53,7 +53,7 @@ def read_manifest(folder: Path) -> Manifest:
         found = body["format"], body["version"]
         if found != (FORMAT, VERSION):
             raise DataError(f"{path}: format {found[0]!r} version {found[1]}, this program reads {FORMAT!r} {VERSION}")
-        return Manifest(tuple(Entry(**entry) for entry in body["files"]), dict(body["state"]))
+        return FileManifest(tuple(Entry(**entry) for entry in body["files"]), dict(body["state"]))
     except FileNotFoundError:
         raise DataError(f"{path}: missing, so what is here was not saved to the end") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -144,8 +144,8 @@ class Store:
 
 
 def _try_to_remove(folder: Path) -> None:
-    """By its manifest first: a half removed one does not count. That it cannot be removed, as on NFS while somebody has a file
-    of it open, does no harm to newer ones.
+    """By its manifest first: a half removed one does not count. That it cannot be removed, as on NFS while somebody has
+    a file of it open, does no harm to newer ones.
     """
     try:
         disk.remove_file(folder / MANIFEST_NAME)

@@ -1,27 +1,45 @@
-"""What a trainer puts into a checkpoint and takes out of it. It goes on exactly, if it is one of as many trainers as saved
-it; else from the common model, with the mean of what the dense optimizers remember.
+"""What a trainer puts into a checkpoint and takes out of it. As one of as many trainers as saved it, it resumes
+exactly; else from the common model, with the mean of the dense optimizers' states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ssmpi.checkpoint import files, store
 from ssmpi.checkpoint.data_origin import KEY, Origin
-from ssmpi.checkpoint.fingerprint import identity
 from ssmpi.comm.waiting import wait
 from ssmpi.core.errors import DataError
 from ssmpi.data.position import Position
-from ssmpi.report.results import Earlier, plain
 
 if TYPE_CHECKING:
+    from ssmpi.checkpoint.files import Dataset
+    from ssmpi.comm.waiting import Patience
+    from ssmpi.comm.world import World
     from ssmpi.core.topology import Topology
-    from ssmpi.roles.trainer import Trainer
+
+LOG = "logbook/"  # before the names of the metric logger's arrays
+
+
+class Resumable(Protocol):
+    """A synchronizer, as far as checkpoints need it."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Its arrays, by name."""
+
+    def resume(self, saved: Mapping[str, np.ndarray]) -> None:
+        """Take them back."""
+
+
+class HeldRows(Protocol):
+    """Embedding rows that a paused thread has pulled already, or None."""
+
+    values: np.ndarray | None
 
 
 class Arrays(dict[str, np.ndarray]):
@@ -33,8 +51,8 @@ class Arrays(dict[str, np.ndarray]):
 
     def __missing__(self, name: str) -> np.ndarray:
         raise DataError(
-            f"{self._path} has no array '{name}', which this run needs to go on: another version of ssmpi wrote it. Go on with "
-            "that version, or start anew"
+            f"{self._path} has no array '{name}', which this run needs to resume: another version of ssmpi wrote it. Resume "
+            "with that version, or start anew"
         )
 
     def below(self, prefix: str) -> Arrays:
@@ -45,7 +63,7 @@ class Arrays(dict[str, np.ndarray]):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that is to be gone on from. ``state`` is what the function ``state`` gave."""
+    """One to resume from. ``state`` is what ``RunState.as_json`` gave."""
 
     folder: Path
     state: dict[str, Any]
@@ -56,7 +74,7 @@ class Checkpoint:
         return cls(folder, store.read_manifest(folder).state)
 
     def position(self, topology: Topology, batch_size: int) -> Position:
-        """Where to go on; other numbers of trainers or threads share what nobody has trained on yet."""
+        """Where to resume; other numbers of trainers or threads share what nobody has trained on yet."""
         position, saved = Position.of_state(self.state["position"]), self.state["topology"]
         if (saved["trainers"], saved["threads"]) == (topology.trainers, topology.threads):
             return position
@@ -67,67 +85,116 @@ class Checkpoint:
         path = self.folder / f"trainer-{trainer:04}.h5"
         return Arrays(files.read(path), path)
 
-    def earlier(self) -> Earlier:
-        """What the earlier job had found."""
+    def log(self) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+        """The state of the metric logger: numbers, and arrays."""
         first = self.arrays(0)
-        arrays = {name: first[f"logbook/{name}"] for name in ("histogram", "sums")}
-        return Earlier((self.state["logbook"], arrays), self.state["evaluations"])
+        return self.state["logbook"], {name: first[f"{LOG}{name}"] for name in ("histogram", "sums")}
 
 
-def state(trainer: Trainer, position: Position) -> dict[str, Any]:
-    """On the first trainer all that a checkpoint holds besides arrays, as JSON has it."""
-    assert trainer.results
-    config, reader, (numbers, _) = trainer.config, trainer.reader, trainer.results.logbook.state()
-    return {
-        "examples": int(numbers["examples"]),
-        "expected_examples": reader.rows * config.data.passes,
-        "topology": asdict(config.topology),
-        "algorithm": config.sync.algorithm,
-        "identity": identity(config, reader.manifest),
-        "position": position.state(),
-        "logbook": numbers,
-        "evaluations": plain(trainer.results.evaluations),
-        "checked": sorted(trainer.control.checked),
-        KEY: Origin.of_data(reader.folder, reader.manifest).state(),
-        "choice": asdict(trainer.choice.standing),
-    }
+@dataclass(frozen=True)
+class ModelState:
+    """A model at rest, as it is to be written: ``dense`` are its weights, ``nbytes`` what it takes on disk with all
+    rows of the tables, ``state`` what its manifest says.
+    """
+
+    dense: Sequence[Dataset]
+    nbytes: int
+    state: dict[str, Any]
 
 
-def arrays(trainer: Trainer) -> dict[str, np.ndarray]:
-    """A trainer's share of a checkpoint, by name."""
-    found = {"replica": trainer.replica.vector}
-    found |= {f"dense/{name}": values for name, values in trainer.optimizer.state().items()}
-    found |= {f"sync/{name}": values for name, values in trainer.synchronizer.state().items()}
-    found |= {f"held/{k}": held.values for k, held in enumerate(trainer.held) if held.values is not None}
-    if trainer.progress.losses is not None:
-        found["losses"] = np.array(trainer.progress.losses)
-    if trainer.results:
-        found |= {f"logbook/{name}": values for name, values in trainer.results.logbook.state()[1].items()}
-    return found
+@dataclass(frozen=True)
+class TrainerState:
+    """One trainer at rest, as a checkpoint is to hold it: its own ``arrays``, and ``examples`` of all trainers, as far
+    as it has heard. ``model`` is the common model with, on the first trainer, the state of the whole run.
+    """
+
+    arrays: dict[str, np.ndarray]
+    examples: int
+    model: ModelState
+
+    def nbytes(self, trainers: int) -> int:
+        """What a checkpoint takes on disk: the model, and each trainer's file, about as large as this one's."""
+        return self.model.nbytes + trainers * sum(values.nbytes for values in self.arrays.values())
 
 
-def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """All that a checkpoint holds besides arrays; the first trainer knows it."""
+
+    position: Position
+    expected_examples: int
+    topology: Topology
+    algorithm: str
+    fingerprint: dict[str, Any]
+    origin: Origin
+    log: dict[str, float]
+    evaluations: dict[str, Any]
+    checked: Iterable[int]
+    selection: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """As the manifest has it."""
+        return {
+            "examples": int(self.log["examples"]),
+            "expected_examples": self.expected_examples,
+            "topology": asdict(self.topology),
+            "algorithm": self.algorithm,
+            "identity": self.fingerprint,
+            "position": self.position.state(),
+            "logbook": self.log,
+            "evaluations": self.evaluations,
+            "checked": sorted(self.checked),
+            KEY: self.origin.state(),
+            "choice": self.selection,
+        }
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """What training changes in a trainer, as the live objects: a checkpoint copies it, a resumed job fills it.
+
+    ``optimizer`` are the arrays of the dense optimizer, ``held`` the rows that a paused thread has pulled already.
+    """
+
+    replica: np.ndarray
+    optimizer: Mapping[str, np.ndarray]
+    synchronizer: Resumable
+    held: Sequence[HeldRows]
+    losses: list[float] | None
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """A trainer's share of a checkpoint, by name."""
+        found = {"replica": self.replica}
+        found |= {f"dense/{name}": values for name, values in self.optimizer.items()}
+        found |= {f"sync/{name}": values for name, values in self.synchronizer.state().items()}
+        found |= {f"held/{k}": held.values for k, held in enumerate(self.held) if held.values is not None}
+        if self.losses is not None:
+            found["losses"] = np.array(self.losses)
+        return found
+
+
+def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: str, patience: Patience) -> None:
     """Fill replica, optimizer, algorithm and pulled rows. The replica is at the common model, the tables are loaded."""
-    saved, topology = checkpoint.state["topology"], trainer.config.topology
+    saved, topology = checkpoint.state["topology"], world.topology
     if saved["trainers"] == topology.trainers:
-        own = checkpoint.arrays(trainer.world.index)
-        for name, values in trainer.optimizer.state().items():
+        own = checkpoint.arrays(world.index)
+        for name, values in live.optimizer.items():
             values[:] = own[f"dense/{name}"]
     else:
         own = checkpoint.arrays(0)
-        for name, values in trainer.optimizer.state().items():
-            if trainer.world.index == 0:
+        for name, values in live.optimizer.items():
+            if world.index == 0:
                 values[:] = mean(checkpoint, f"dense/{name}")
-            wait(trainer.world.trainers.ibcast(values), trainer.config.waiting, "trainer 0 (to read a checkpoint)")
-    if checkpoint.state["algorithm"] == trainer.config.sync.algorithm:
-        trainer.synchronizer.resume(own.below("sync/"))
+            wait(world.trainers.ibcast(values), patience, "trainer 0 (to read a checkpoint)")
+    if checkpoint.state["algorithm"] == algorithm:
+        live.synchronizer.resume(own.below("sync/"))
     if saved["trainers"] == topology.trainers:
-        trainer.replica.vector[:] = own["replica"]
+        live.replica[:] = own["replica"]
     if (saved["trainers"], saved["threads"]) == (topology.trainers, topology.threads):
-        for thread, held in enumerate(trainer.held):
+        for thread, held in enumerate(live.held):
             held.values = own.get(f"held/{thread}")
-        if trainer.progress.losses is not None and "losses" in own:
-            trainer.progress.losses += own["losses"].tolist()
+        if live.losses is not None and "losses" in own:
+            live.losses.extend(own["losses"].tolist())
 
 
 def mean(checkpoint: Checkpoint, name: str) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""Prepared data: the shard format (``schema``), its reader and the hand-out of row blocks to trainers."""
+"""Prepared data: the shard format (``schema``), its reader, and the dispatcher of row blocks to trainers."""

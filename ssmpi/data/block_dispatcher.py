@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ssmpi.data.reader import Options, shuffled
+from ssmpi.data.reader import DataOptions, shuffled
 
 NOTHING_LEFT = -1
 CUT = -2  # training pauses: there may be something left
@@ -17,13 +17,14 @@ NOT_YET = -3  # the next block waits for the check of its shard: ask again
 
 @dataclass
 class Handout:
-    """The blocks (or other pieces, by number) of one part of a pass, in dealing order, for ``threads`` askers in the job.
+    """The blocks (or other pieces, by number) of one part of a pass, in dealing order, for ``threads`` askers in the
+    job.
 
-    ``dynamic`` gives the next block to whoever asks; ``static`` gives asker ``k`` the blocks ``k``, ``k + threads``... Neither
-    gives one that is not ``ready``, nor another in its place: the order stays.
+    ``dynamic`` gives the next block to whoever asks; ``static`` gives asker ``k`` the blocks ``k``, ``k + threads``...
+    Neither gives one that is not ``ready``, nor another in its place: the order stays.
     """
 
-    options: Options
+    options: DataOptions
     order: list[int]
     threads: int
     ready: Callable[[int], bool] = lambda block: True
@@ -52,7 +53,7 @@ class Handout:
         return [block for block in self.order if block not in gone]
 
 
-def block_order(options: Options, seed: int, pass_index: int, blocks: int) -> list[int]:
+def block_order(options: DataOptions, seed: int, pass_index: int, blocks: int) -> list[int]:
     """The order in which a pass deals its blocks: a permutation of its own in every pass, or file order."""
     if not options.shuffle:
         return list(range(blocks))

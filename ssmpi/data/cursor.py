@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ssmpi.data.batch import Batch
 from ssmpi.data.block_dispatcher import Handout, block_order
 from ssmpi.data.position import Begun, Piece, Position
-from ssmpi.data.reader import SplitReader, suit_block_rows
+from ssmpi.data.reader import DataOptions, SplitReader, suit_block_rows
 from ssmpi.data.stream import Stream
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
-    from ssmpi.config import Config
+    from ssmpi.core.topology import Topology
+
+
+@dataclass(frozen=True)
+class CursorOptions:
+    """How a run goes through its data: by whom, in how many parts a pass, and whether a thread takes a batch ``ahead``."""
+
+    data: DataOptions
+    topology: Topology
+    seed: int
+    per_pass: int
+    ahead: bool
 
 
 class Course:
@@ -24,20 +35,20 @@ class Course:
     """
 
     def __init__(
-        self, config: Config, trainer: int, reader: SplitReader, position: Position, checked: Set[int]
+        self, options: CursorOptions, trainer: int, reader: SplitReader, position: Position, checked: Set[int]
     ) -> None:
-        self._config, self._trainer, self.reader, self.position = config, trainer, reader, position
+        self._options, self._trainer, self.reader, self.position = options, trainer, reader, position
         self._checked = checked
-        ahead, threads = config.embedding.prefetch, config.topology.threads
-        self.streams = [Stream(config.data, config.run.seed, ahead=ahead) for _ in range(threads)]
-        self._askers = config.topology.trainers * threads
+        threads = options.topology.threads
+        self.streams = [Stream(options.data, options.seed, ahead=options.ahead) for _ in range(threads)]
+        self._askers = options.topology.trainers * threads
         self._pass, self._pieces = 0, position.waiting
         self.handout: Handout | None = None
 
     def parts(self) -> Iterator[int]:
         """The parts of the run, each again and again until all of it has been trained on; never ends by itself in one."""
-        per_pass = self._config.evaluate.per_pass
-        while self.position.part < self._config.data.passes * per_pass:
+        per_pass = self._options.per_pass
+        while self.position.part < self._options.data.passes * per_pass:
             if not self.handout or not self.position.dealt:
                 self.handout = self._deal()
             yield self.position.part
@@ -46,7 +57,7 @@ class Course:
     @property
     def coming(self) -> Position:
         """Where the run stands once this part has been evaluated, if it is done."""
-        return self.position.next(self._config.evaluate.per_pass) if self.position.done else self.position
+        return self.position.next(self._options.per_pass) if self.position.done else self.position
 
     def batches(self, thread: int, next_number: Callable[[], int], cut: Callable[[], bool]) -> Iterator[Batch]:
         """The batches of one worker thread: of what it had begun, then of the pieces that ``next_number`` gives."""
@@ -61,7 +72,7 @@ class Course:
         """All shards in the order in which this part and the rest of its pass need them, some more than once."""
         begun = [begun.piece for begun in self.position.begun]
         yield from (self._shard(piece.block) for piece in [*begun, *self._pieces])
-        blocks = block_order(self._config.data, self._config.run.seed, self._pass, len(self.reader.blocks))
+        blocks = block_order(self._options.data, self._options.seed, self._pass, len(self.reader.blocks))
         yield from map(self._shard, blocks)
 
     def _shard(self, block: int) -> int:
@@ -78,13 +89,13 @@ class Course:
 
     def _deal(self) -> Handout:
         """Cut this part of the pass into pieces, or take those that a checkpoint left, and have them ready to hand out."""
-        data, position, per_pass = self._config.data, self.position, self._config.evaluate.per_pass
+        data, position, per_pass = self._options.data, self.position, self._options.per_pass
         self._pass, place = divmod(position.part, per_pass)
         rows = position.block_rows or suit_block_rows(data, self.reader.rows, self._askers)
         self.reader = SplitReader(self.reader.folder, data.train_split, rows)
         if not position.dealt:
             blocks = self.reader.blocks
-            order = block_order(data, self._config.run.seed, self._pass, len(blocks))
+            order = block_order(data, self._options.seed, self._pass, len(blocks))
             order = order[len(order) * place // per_pass : len(order) * (place + 1) // per_pass]
             waiting = tuple(Piece(number, 0, blocks[number].rows) for number in order)
             position = Position(position.part, rows, True, (), waiting)

@@ -1,5 +1,5 @@
-"""Where in a pass a run stands: which rows of which blocks are left. Arithmetic only; a saved position serves any number
-of trainers and threads.
+"""Where in a pass a run stands: which rows of which blocks are left. Arithmetic only; a saved position serves any
+number of trainers and threads.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Manifest, open_sh
 
 
 @dataclass(frozen=True)
-class Options:
+class DataOptions:
     """The ``[data]`` section.
 
     ``folder`` is what ``ssmpi-prepare criteo`` made. ``handout`` deals row blocks of at most ``block_rows`` rows:
@@ -119,8 +119,8 @@ def batches(block: Batch, batch_size: int) -> Iterator[Batch]:
 
 
 def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Batch]:
-    """Cut a block into batches: of the rows in ``order``, in that order. They are copies: the block may be overwritten after
-    the last.
+    """Cut a block into batches: of the rows in ``order``, in that order. They are copies: the block may be overwritten
+    after the last.
     """
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
@@ -128,7 +128,7 @@ def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Bat
         yield Batch(block.ids.take(rows, axis=0), block.dense.take(rows, axis=0), labels)
 
 
-def suit_block_rows(options: Options, rows: int, threads: int) -> int:
+def suit_block_rows(options: DataOptions, rows: int, threads: int) -> int:
     """Rows per block so that each of ``threads`` threads gets some 8 of them: whole batches, at most ``block_rows``."""
     fair = max(1, rows // (8 * threads))
     return max(1, min(options.block_rows, fair) // options.batch_size) * options.batch_size

@@ -1,4 +1,5 @@
-"""The prepared data set: HDF5 shards and a manifest. Written by ``data_prep``, read by ``ssmpi.data``, defined only here.
+"""The prepared data set: HDF5 shards and a manifest. Written by ``data_prep``, read by ``ssmpi.data``, defined only
+here.
 
 A data set is a folder::
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ import numpy as np
 
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import DataError
+from ssmpi.data.shard_frame import frame_checksum
 
 SCHEMA_VERSION = 1
 SHARD_FORMAT = "ssmpi-shard"
@@ -38,7 +40,6 @@ DENSE_FEATURES = 13
 SPARSE_FEATURES = 26
 DENSE_NAMES = tuple(f"I{i}" for i in range(1, DENSE_FEATURES + 1))
 SPARSE_NAMES = tuple(f"C{i}" for i in range(1, SPARSE_FEATURES + 1))
-Frame = dict[str, Any]  # "columns": (offset, bytes) of each in the file; "frame": checksum of the bytes around them
 
 ROW_BYTES = 4 * SPARSE_FEATURES + 4 * DENSE_FEATURES + 1
 
@@ -193,26 +194,6 @@ def lay_out_shard(
         if label is not None:
             out.create_dataset("label", data=label, dtype="u1")
     return total
-
-
-def frame_of(path: Path) -> Frame:
-    """The record of a sound shard file that ``open_shard`` compares it with, for the manifest."""
-    with h5py.File(path, "r", locking=False) as shard:
-        columns = sorted([c.id.get_offset(), c.id.get_storage_size()] for c in shard.values() if c.size)
-    return {"columns": columns, "frame": frame_checksum(path, columns)}
-
-
-def frame_checksum(path: Path, columns: Sequence[Sequence[int]]) -> str:
-    """SHA-256 of what lies around the columns, (offset, bytes) extents in file order: all that HDF5 goes by."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for offset, size in columns:
-            if offset < file.tell():
-                raise ValueError(f"a column at {offset}, but the one before ends at {file.tell()}")
-            digest.update(file.read(offset - file.tell()))
-            file.seek(offset + size)
-        digest.update(file.read())
-    return digest.hexdigest()
 
 
 def _check_frame(folder: Path, entry: ShardEntry, manifest: Manifest) -> None:

@@ -1,5 +1,5 @@
-"""The batches of one worker thread, which may be cut between any two of them and gone on with later, by this process or
-by another one.
+"""The batches of one worker thread, which may be cut between any two of them and resumed later, by this process or
+another one.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import numpy as np
 
 from ssmpi.data.batch import Batch
 from ssmpi.data.position import Piece
-from ssmpi.data.reader import Options, SplitReader, batches_in, shuffled
+from ssmpi.data.reader import DataOptions, SplitReader, batches_in, shuffled
 
 
 class Stream:
-    """``begun`` is what was begun and is not trained on yet. Whoever takes batches ``ahead`` of training has the last one
-    given out still to train on when it asks for the next.
+    """``begun`` is what was begun and is not trained on yet. Whoever takes batches ``ahead`` of training has the last
+    one given out still to train on when it asks for the next.
     """
 
-    def __init__(self, options: Options, seed: int, *, ahead: bool) -> None:
+    def __init__(self, options: DataOptions, seed: int, *, ahead: bool) -> None:
         self._options, self._seed, self._ahead = options, seed, ahead
         self.begun: list[Piece] = []
         self._was_cut = False

@@ -170,8 +170,8 @@ def _draw(axes: Axes, record: Record, key: str, x: str, colour: Any) -> None:
 
 
 def _whole(windows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without windows that an evaluation or the end cut short: of few examples, so mostly noise, or so brief that examples
-    which were reported late make them many times too fast.
+    """Without windows that an evaluation or the end cut short: of few examples, so mostly noise, or so brief that
+    examples which were reported late make them many times too fast.
     """
     sizes, seconds = (np.diff([0.0, *(float(w.get(name) or 0) for w in windows)]) for name in ("examples", "seconds"))
     whole = (sizes >= SHORT * np.median(sizes)) & (seconds >= BRIEF * np.median(seconds)) if windows else []

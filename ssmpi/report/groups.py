@@ -122,8 +122,8 @@ def row(group: Group, reference: Group | None) -> Row:
 
 
 def by_settings(records: Sequence[Record]) -> list[Group]:
-    """Group runs by their settings, in order of appearance, under the names of their folders. Runs without settings stay
-    alone.
+    """Group runs by their settings, in order of appearance, under the names of their folders. Runs without settings
+    stay alone.
     """
     found: dict[Any, list[Record]] = {}
     for record in records:

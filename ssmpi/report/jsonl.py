@@ -1,4 +1,6 @@
-"""A text file that grows by whole lines, also on a disk that is full for a while: a record must not end what it records."""
+"""A text file that grows by whole lines, also on a disk that is full for a while: a record must not end what it
+records.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first trainer tells the outside while the job runs: ``metrics.jsonl``, TensorBoard events, a progress bar on
+"""What the first trainer writes and prints while the job runs: ``metrics.jsonl``, TensorBoard events, a progress bar on
 a terminal or one plain line a minute in a batch log.
 """
 
@@ -19,7 +19,7 @@ from ssmpi.core.metrics import SUMS, Quality
 from ssmpi.core.run_files import METRICS
 from ssmpi.core.topology import Topology
 from ssmpi.report.jsonl import Lines
-from ssmpi.roles import control
+from ssmpi.report.trainer_report import TrainerReport
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -34,7 +34,7 @@ State = tuple[dict[str, float], dict[str, np.ndarray]]
 class Logbook:
     """Gathers every trainer's reports into windows. ``rows`` is how many examples the whole run has.
 
-    ``earlier`` is the ``state`` of the log book of the job that this one goes on from.
+    ``earlier`` is the ``state`` of the metric logger of the job that this one continues.
     """
 
     def __init__(
@@ -57,16 +57,15 @@ class Logbook:
         self._paused = 0.0
         self._warned = False
 
-    def gathered(self, trainer: int, words: np.ndarray) -> None:
+    def gathered(self, trainer: int, report: TrainerReport) -> None:
         """Take one trainer's report."""
-        header, sums, histogram = control.unpack(words)
-        news = Quality(histogram, sums)
+        news = Quality(report.histogram, report.sums)
         self._window.merge(news)
         self._total.merge(news)
         for name, counts in self._counts.items():
-            counts[trainer] = header[name]
-        self._divergence[trainer] = header["divergence"]
-        self._bar.update(int(sums[0]))
+            counts[trainer] = getattr(report, name)
+        self._divergence[trainer] = report.divergence
+        self._bar.update(int(report.sums[0]))
         if time.monotonic() - self._window_began >= self._every:
             self.window()
 
@@ -103,7 +102,7 @@ class Logbook:
         self._window_began += seconds
 
     def state(self) -> State:
-        """What a log book that goes on from here needs: numbers for JSON, and arrays."""
+        """What a metric logger that resumes from here needs: numbers for JSON, and arrays."""
         self.window()
         totals = self.totals()
         numbers = {name: totals[name] for name in ("examples", *self._earlier, *SAVING)}
@@ -115,7 +114,7 @@ class Logbook:
 
         The sync gap is iterations between two rounds, of a trainer and of one of its threads; ``round_seconds`` what a
         round takes; ``staleness`` the iterations of a trainer meanwhile; ``divergence`` the distance of a replica from
-        the reference of its round (mean, center or partner's mean), relative to that one's length, when last looked at.
+        the reference of its round (mean, center or partner's mean), relative to that one's length, when last measured.
         """
         iterations, rounds, seconds, stale = (
             float((self._counts[name] - (since[name] if since else 0.0)).sum()) for name in COUNTS

@@ -46,7 +46,9 @@ class Record:
 
     @property
     def duration(self) -> float:
-        """Seconds from the start of its first job to the end of its last, waiting in a queue included; NaN if not known."""
+        """Seconds from the start of its first job to the end of its last, waiting in a queue included; NaN if not
+        known.
+        """
         try:
             ends = (str(times[key]) for times, key in ((self.circumstances, "started"), (self.result, "ended")))
             began, ended = map(datetime.fromisoformat, ends)

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from ssmpi.core import atomic_file
 from ssmpi.core.log import log
 from ssmpi.core.result_marker import COMPLETE, INCOMPLETE, STOPPED
@@ -15,26 +17,38 @@ from ssmpi.core.run_files import RESULT_NAME
 from ssmpi.report.metric_logger import Logbook, State
 
 if TYPE_CHECKING:
-    from ssmpi.config import Config
-    from ssmpi.roles.evaluate import Scored
+    from ssmpi.config import Run
+    from ssmpi.core.topology import Topology
+
+
+class Scored(NamedTuple):
+    """One evaluation: of which weights, what was found, and how long it took."""
+
+    vector: np.ndarray
+    metrics: dict[str, float]
+    seconds: float
 
 
 class Earlier(NamedTuple):
-    """What the job that this one goes on from had found: the state of its log book, and its evaluations."""
+    """What the job that this one continues had found: the state of its metric logger, and its evaluations."""
 
     logbook: State
     evaluations: dict[str, dict[str, Any]]
 
 
 class Results:
-    """Kept by the first trainer. A run is finished when ``result.json`` says ``"status": "complete"``, never before."""
+    """Kept by the first trainer. A run is finished when ``result.json`` says ``"status": "complete"``, never before.
 
-    def __init__(self, config: Config, folder: Path, rows: int, earlier: Earlier | None = None) -> None:
-        self._config, self._folder = config, folder
-        self._expected = rows * config.data.passes
+    ``expected`` is how many examples the whole run has.
+    """
+
+    def __init__(
+        self, folder: Path, options: Run, topology: Topology, expected: int, earlier: Earlier | None = None
+    ) -> None:
+        self._folder, self._expected = folder, expected
         logbook, self.evaluations = (earlier.logbook, earlier.evaluations) if earlier else (None, {})
-        self.logbook = Logbook(folder, config.topology, self._expected, config.run.log_seconds, logbook)
-        if config.run.tensorboard:
+        self.logbook = Logbook(folder, topology, expected, options.log_seconds, logbook)
+        if options.tensorboard:
             self.logbook.writer = tensorboard_writer(folder, int(self.logbook.totals()["examples"]))
 
     def evaluated(self, split: str, scored: Scored, what: str = "model", best: bool | None = None) -> None:
@@ -48,7 +62,7 @@ class Results:
             kept["best"] = found
 
     def finish(self, *, stopped: bool, ended_by: str = "", kept: str = "last") -> None:
-        """Write ``result.json`` and close the log book. Says so if rows of a complete run are missing.
+        """Write ``result.json`` and close the log. Says so if rows of a complete run are missing.
 
         ``ended_by`` is the rule that ended training early, ``kept`` which model is the run's.
         """
@@ -83,7 +97,7 @@ def plain(value: Any) -> Any:
 
 
 def tensorboard_writer(folder: Path, examples: int) -> Any:
-    """A TensorBoard writer, or None with a word about it where TensorBoard is not installed."""
+    """A TensorBoard writer, or None, with a message, where TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -1,90 +1,70 @@
-"""The control conversation: the first trainer's main thread deals row blocks, gathers reports, passes on a stop, and says
-when training pauses. Who asks or reports also tells how many examples its trainer has done, and hears those of the others.
+"""The control conversation: the first trainer's main thread deals row blocks, gathers reports, passes on a stop, and
+says when training pauses. Each request and report also carries how many examples its trainer has done; each answer, how
+many the others have.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ssmpi.comm.service import Service
-from ssmpi.comm.signals import stop_asked
-from ssmpi.comm.waiting import Patience, wait_all, wait_until
-from ssmpi.core.metrics import BINS, SUMS
+from ssmpi.comm.waiting import MPIRequest, Patience, wait_all, wait_until
+from ssmpi.core.stop import Stop
 from ssmpi.data.block_dispatcher import CUT, NOT_YET, Handout
+from ssmpi.report.trainer_report import TrainerReport
 from ssmpi.roles.progress import Progress, Tally
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
 REPORT = 1000  # tag of a report and of its answer
-WORD = 1001  # tag of the one word in each part: whether all pause now, or the part is done
-SAVED = 1002  # tag of what became of a trainer's files of a checkpoint; see ``writing``
+PART_ENDS = 1001  # tag of the first trainer's one message in each part: 1, all pause now; or 0, the part is done
+# 1002 is ``checkpoint.pending_save.SAVED``
 CHECKED = 1003  # tag of the number of a shard whose contents are sound; no answer
-WANT = 2000  # plus the thread's number: tag of a request for a block; the answer has the thread's number alone
-HEADER = ("stop", "finished", "examples", "iterations", "rounds", "round_seconds", "staleness", "divergence")
+BLOCK_REQUEST = 2000  # plus the thread's number: tag of a request for a block; the answer has the thread's number alone
 REPORT_SECONDS = 1.0
-
-Report = dict[str, float]
-
-
-def pack(header: Report, sums: np.ndarray, histogram: np.ndarray) -> np.ndarray:
-    """A report as float64 words: header, sums (5,), histogram (2, BINS). Counts stay exact below 2^53."""
-    return np.concatenate([[header[name] for name in HEADER], sums, histogram.reshape(-1)]).astype(np.float64)
-
-
-def unpack(words: np.ndarray) -> tuple[Report, np.ndarray, np.ndarray]:
-    """Header, sums and histogram of a report."""
-    edge = len(HEADER) + len(SUMS)
-    header = dict(zip(HEADER, words.tolist(), strict=False))
-    return header, words[len(HEADER) : edge], words[edge:].reshape(2, BINS).astype(np.int64)
 
 
 class Control:
-    """One trainer's end. ``gathered(trainer, words)`` is called on the first trainer for every report.
+    """One trainer's end. ``gathered(trainer, report)`` is called on the first trainer for every report, ``due()`` there
+    to ask whether a checkpoint is due.
 
-    Worker threads call ``next_block``; the main thread calls ``tick`` while they train. ``checked`` are the shards whose
-    contents are known to be sound: on the first trainer all of them, for its dealing.
+    Worker threads call ``next_block``; the main thread calls ``tick`` while they train. ``checked`` are the shards
+    whose contents are known to be sound: on the first trainer all of them, for its dealing.
     """
 
-    def __init__(self, conversation: Conversation, threads: int, patience: Patience, progress: Progress) -> None:
-        self._conversation, self._threads, self._patience = conversation, threads, patience
+    def __init__(
+        self, conversation: Conversation, threads: int, patience: Patience, progress: Progress, stop: Stop
+    ) -> None:
+        self._conversation, self._threads, self._patience, self._stop = conversation, threads, patience, stop
         self._progress, self._tally = progress, Tally(conversation.size)
         self._service = Service(conversation, patience) if conversation.rank == 0 else None
         self._answer = np.zeros(2, np.int64)
-        self._pending: list[Any] = []
+        self._pending: list[MPIRequest] = []
         self._outgoing: np.ndarray | None = None
         self._last = 0.0
         self._unfinished: set[int] = set()
         self.handout: Handout | None = None
-        self.gathered: Callable[[int, np.ndarray], None] = lambda trainer, words: None
+        self.gathered: Callable[[int, TrainerReport], None] = lambda trainer, report: None
         self.due: Callable[[], bool] = lambda: False
         self.checked: set[int] = set()
-        self._tellings: list[tuple[Any, np.ndarray]] = []
-        self._told = self._cut = self._said = False
-        self._word = np.zeros(1, np.int64)
-        self._words: list[Any] = []
-
-    @property
-    def stopping(self) -> bool:
-        """Whether somebody asked this trainer to stop, or any trainer and the word has come here."""
-        return self._told or stop_asked()
-
-    @property
-    def pausing(self) -> bool:
-        """Whether this trainer's threads are to come to rest between two batches: for a checkpoint, or to stop."""
-        return self._cut or self.stopping
+        self._checked_sends: list[tuple[MPIRequest, np.ndarray]] = []
+        self._announced = False  # on the first trainer: how this part ends
+        self._pause = np.zeros(1, np.int64)  # the message of PART_ENDS
+        self._part_ends: list[MPIRequest] = []  # its requests
 
     def begin(self, handout: Handout) -> None:
-        """Training starts, or goes on after a pause: deal from ``handout`` (only the first trainer's counts)."""
+        """Training starts, or continues after a pause: deal from ``handout`` (only the first trainer's counts)."""
         self.handout = handout
         self._unfinished = set(range(self._conversation.size))
-        self._cut = self._said = False
+        self._stop.resume()
+        self._announced = False
         if not self._service:
-            self._words = [self._conversation.irecv(self._word, 0, WORD)]
+            self._part_ends = [self._conversation.irecv(self._pause, 0, PART_ENDS)]
         self._last = time.monotonic()
 
     def next_block(self, thread: int) -> int:
@@ -95,7 +75,7 @@ class Control:
         def ask() -> bool:
             requests = [
                 self._conversation.irecv(answer, 0, thread),
-                self._conversation.isend(asker, 0, WANT + thread),
+                self._conversation.isend(asker, 0, BLOCK_REQUEST + thread),
             ]
             wait_all(requests, self._patience, "trainer 0 (to deal a row block)")
             return bool(answer[0] != NOT_YET)
@@ -103,27 +83,27 @@ class Control:
         wait_until(ask, self._patience, "the trainer that checks the next shard of the data")
         block, others = map(int, answer)
         self._progress.hear(others)
-        if block == CUT:  # the word for all may still be on its way
-            self._cut = True
+        if block == CUT:  # the message to all may still be on its way
+            self._stop.pause()
         return block
 
     def tell_checked(self, shard: int) -> None:
         """Tell the dealer that the contents of a shard are sound. Called on the thread that checks."""
-        word = np.array([shard], np.int64)
-        self._tellings = [telling for telling in self._tellings if not telling[0].Test()]
-        self._tellings.append((self._conversation.isend(word, 0, CHECKED), word))
+        message = np.array([shard], np.int64)
+        self._checked_sends = [send for send in self._checked_sends if not send[0].Test()]
+        self._checked_sends.append((self._conversation.isend(message, 0, CHECKED), message))
 
-    def tick(self, report: Callable[[bool], np.ndarray], *, finished: bool = False) -> bool:
+    def tick(self, report: Callable[[bool], TrainerReport], *, finished: bool = False) -> bool:
         """Answer and report where it is time; True once this trainer need not stay for the others.
 
         ``report(finished)`` makes this trainer's report and starts the next one from zero.
         """
         if self._service:
             self._service.answer_waiting(self._handle)
-            if self.stopping or self.due():
-                self._tell_all(pause=True)
-        elif self._words and self._heard():
-            self._cut = self._cut or bool(self._word[0])
+            if self._stop.stopping or self.due():
+                self._announce(pause=True)
+        elif self._part_ends and self._heard() and self._pause[0]:
+            self._stop.pause()
         mine = self._conversation.rank in self._unfinished
         if not self._report_under_way() and mine and (finished or time.monotonic() - self._last > REPORT_SECONDS):
             self._last = time.monotonic()
@@ -132,32 +112,34 @@ class Control:
                 self._unfinished.discard(self._conversation.rank)
         if self._service:
             if not self._unfinished:
-                self._tell_all(pause=False)
+                self._announce(pause=False)
             return not self._unfinished and self._heard()
         free = finished and self._conversation.rank not in self._unfinished and not self._report_under_way()
         return free and self._heard()
 
-    def _tell_all(self, *, pause: bool) -> None:
-        """On the first trainer, once in a part: the threads of all trainers come to rest now, or need not."""
-        if self._said:
+    def _announce(self, *, pause: bool) -> None:
+        """On the first trainer, once in a part: the threads of all trainers come to rest now, or the part is done."""
+        if self._announced:
             return
-        self._said, self._cut, self._word[0] = True, pause, pause
+        self._announced, self._pause[0] = True, pause
+        if pause:
+            self._stop.pause()
         others = range(1, self._conversation.size)
-        self._words = [self._conversation.isend(self._word, trainer, WORD) for trainer in others]
+        self._part_ends = [self._conversation.isend(self._pause, trainer, PART_ENDS) for trainer in others]
 
     def _heard(self) -> bool:
-        """Whether the word of this part has arrived, here or, from the first trainer, everywhere."""
-        self._words = [request for request in self._words if not request.Test()]
-        return not self._words
+        """Whether the end of this part is known here or, on the first trainer, everywhere."""
+        self._part_ends = [request for request in self._part_ends if not request.Test()]
+        return not self._part_ends
 
-    def _send(self, words: np.ndarray) -> None:
+    def _send(self, report: TrainerReport) -> None:
         if self._service:
-            self._progress.hear(self._take_report(0, words))
+            self._progress.hear(self._take_report(0, report))
             return
-        self._outgoing = words
+        self._outgoing = report.pack()
         self._pending = [
             self._conversation.irecv(self._answer, 0, REPORT),
-            self._conversation.isend(words, 0, REPORT),
+            self._conversation.isend(self._outgoing, 0, REPORT),
         ]
 
     def _report_under_way(self) -> bool:
@@ -166,7 +148,7 @@ class Control:
             self._outgoing = None
             self._progress.hear(int(self._answer[1]))
             if self._answer[0]:
-                self._told = True
+                self._stop.tell()
         return bool(self._pending)
 
     def _handle(self, source: int, tag: int, payload: np.ndarray) -> None:
@@ -177,20 +159,20 @@ class Control:
             return
         buffer = self._service.buffer(16)
         if tag == REPORT:
-            others = self._take_report(source, payload.view(np.float64).copy())
-            buffer.view(np.int64)[:] = self.stopping, others
+            others = self._take_report(source, TrainerReport.unpack(payload.view(np.float64).copy()))
+            buffer.view(np.int64)[:] = self._stop.stopping, others
         else:
             assert self.handout
             asker, examples = map(int, payload.view(np.int64))
-            block = CUT if self.pausing else self.handout.next_block(asker)
+            block = CUT if self._stop.pausing else self.handout.next_block(asker)
             buffer.view(np.int64)[:] = block, self._tally.others(source, examples)
-        self._service.reply(source, tag if tag == REPORT else tag - WANT, buffer)
+        self._service.reply(source, tag if tag == REPORT else tag - BLOCK_REQUEST, buffer)
 
-    def _take_report(self, trainer: int, words: np.ndarray) -> int:
+    def _take_report(self, trainer: int, report: TrainerReport) -> int:
         """Take one trainer's report; how many examples the others have done."""
-        if words[0]:
-            self._told = True
-        if words[1] and trainer:
+        if report.stop:
+            self._stop.tell()
+        if report.finished and trainer:
             self._unfinished.discard(trainer)
-        self.gathered(trainer, words)
-        return self._tally.others(trainer, int(words[HEADER.index("examples")]))
+        self.gathered(trainer, report)
+        return self._tally.others(trainer, int(report.examples))

@@ -1,13 +1,15 @@
 """What evaluations decide: which model is kept, and whether training ends early. ``[evaluate]`` has the rules.
 
-With ``keep = "best"`` the model of the best evaluation so far lies in ``best/after-EXAMPLES`` of the run folder, and takes the
-place of ``model`` at the end. It is scored on the final split as soon as it is found: its rows never have to be loaded again.
+With ``keep = "best"`` the model of the best evaluation so far lies in ``best/after-EXAMPLES`` of the run folder, and
+takes the place of ``model`` at the end. It is scored on the final split as soon as it is found: its rows never have to
+be loaded again.
 """
 
 from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,24 +17,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmpi.checkpoint import store
-from ssmpi.checkpoint.model_files import put
+from ssmpi.checkpoint.model_files import move_into_place
 from ssmpi.comm.failure import cause
-from ssmpi.comm.waiting import wait
+from ssmpi.core.clock import Clock
 from ssmpi.core.errors import DataError
 from ssmpi.core.log import log
 from ssmpi.core.run_files import BEST, MODEL
-from ssmpi.roles.progress import Clock
 
 if TYPE_CHECKING:
-    from ssmpi.roles.evaluate import Options, Scored
-    from ssmpi.roles.trainer import Trainer
+    from ssmpi.checkpoint.manager import Keeper
+    from ssmpi.checkpoint.trainer_state import ModelState
+    from ssmpi.config import EvaluateOptions
+    from ssmpi.report.results import Scored
+    from ssmpi.roles.evaluate import Evaluations
 
 PATIENCE, STOP_AT_AUC = "patience", "stop_at_auc"  # why a run ended early, as ``result.json`` says it
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What the evaluations of ``split`` have shown so far; a part of a checkpoint's state, and the same on all trainers.
+    """What the evaluations of ``split`` have shown so far; a part of a checkpoint's state, and the same on all
+    trainers.
 
     ``reference`` is the NE of the last gain, ``kept_ne`` that of the best model saved, after ``kept`` examples.
     """
@@ -58,7 +63,7 @@ class Standing:
         """Whether a model of this NE is better than the one that was saved."""
         return not math.isnan(ne) and (self.kept_ne is None or ne < self.kept_ne)
 
-    def ended_by(self, options: Options) -> str:
+    def ended_by(self, options: EvaluateOptions) -> str:
         """Which rule ends training now; empty if none does."""
         if options.stop_at_auc and self.auc is not None and self.auc >= options.stop_at_auc:
             return STOP_AT_AUC
@@ -66,14 +71,24 @@ class Standing:
 
 
 class Choice:
-    """One trainer's part. All trainers decide alike: by the first one's numbers."""
+    """One trainer's part. All trainers decide alike: by the first one's numbers. ``model(vector)`` is the model that
+    ``keeper`` saves, ``state`` the standing in the checkpoint that this job resumes from.
+    """
 
-    def __init__(self, trainer: Trainer, state: dict[str, Any] | None) -> None:
-        self._trainer, self._options = trainer, trainer.config.evaluate
+    def __init__(
+        self,
+        run: Path,
+        evaluations: Evaluations,
+        keeper: Keeper,
+        model: Callable[[np.ndarray], ModelState],
+        state: dict[str, Any] | None,
+    ) -> None:
+        self._run, self._evaluations, self._keeper, self._model_state = run, evaluations, keeper, model
+        self._options = evaluations.options
         self.standing = Standing(**state) if state else Standing(self._options.split)
         if self.standing.split != self._options.split:  # figures of another split say nothing about this one's
             self.standing = Standing(self._options.split)
-        self._folder = trainer.folder / BEST
+        self._folder = run / BEST
         self.scored_finally = False  # the final split, with the model as it is now
         self.model = "last"  # which one is the run's
 
@@ -82,36 +97,38 @@ class Choice:
         """The rule that ends training here; empty while none does."""
         return self.standing.ended_by(self._options)
 
-    def weigh(self, scored: Scored) -> None:
-        """Every trainer calls, at rest, after an evaluation of ``evaluate.split``. Told to stop meanwhile, it changes nothing."""
-        trainer, results = self._trainer, self._trainer.results
+    def consider(self, scored: Scored) -> None:
+        """Every trainer calls, at rest, after an evaluation of ``evaluate.split``. Told to stop meanwhile, it changes
+        nothing.
+        """
+        evaluations, results = self._evaluations, self._evaluations.results
         examples = results.logbook.totals()["examples"] if results else 0.0
         numbers = np.array([scored.metrics["ne"], scored.metrics["auc"], examples])
-        wait(trainer.world.trainers.ibcast(numbers), trainer.config.waiting, "trainer 0 (to evaluate)")
+        evaluations.share(numbers, "trainer 0 (to evaluate)")
         ne, auc, at = float(numbers[0]), float(numbers[1]), int(numbers[2])
         best = self._options.keep == "best" and self.standing.is_best(ne)
-        also = best and self._options.final != self._options.split and trainer.has(self._options.final)
-        final = trainer.score(self._options.final, scored.vector) if also else None
-        if trainer.stopped:
+        also = best and self._options.final != self._options.split and evaluations.has(self._options.final)
+        final = evaluations.score(self._options.final, scored.vector) if also else None
+        if evaluations.stopped:
             return
         meanwhile = final.seconds if final else 0.0  # neither score is training time
-        trainer.note(self._options.split, scored._replace(seconds=scored.seconds + meanwhile))
+        evaluations.record(self._options.split, scored._replace(seconds=scored.seconds + meanwhile))
         self.scored_finally = also
         self.standing = self.standing.after(ne, auc, self._options.min_gain)
         if best and self._save(scored.vector, at, ne):
             self.standing = replace(self.standing, kept_ne=ne, kept=at)
         if final:
-            trainer.note(self._options.final, final._replace(seconds=0.0), best=self.standing.kept == at)
+            evaluations.record(self._options.final, final._replace(seconds=0.0), best=self.standing.kept == at)
         if results and self.ended_by:
             results.logbook.say(f"training ends after {at:,} examples: {self._why(auc)}")
 
     def put_in_place(self) -> bool:
-        """On the first trainer: make the best model the run's; False if there is none to make it, after a word about that."""
+        """On the first trainer: make the best model the run's; False, with a message, if there is none."""
         if self._options.keep != "best":
             return False
-        kept, place = self.standing.kept, self._trainer.folder / MODEL
+        kept, place = self.standing.kept, self._run / MODEL
         if kept is not None and is_model_after(self._place(kept), kept):
-            put(self._place(kept), place)
+            move_into_place(self._place(kept), place)
         elif kept is None or not is_model_after(place, kept):  # there it is where a final evaluation was cut short
             found = "no evaluation had an NE" if kept is None else f"{self._place(kept)} is gone or damaged"
             log.error(f'error: the last model is kept, not the best (evaluate.keep = "best"): {found}')
@@ -120,7 +137,9 @@ class Choice:
         return True
 
     def best_on(self, split: str) -> bool | None:
-        """Of the last model on ``split``: False where that split's best is the model that ``evaluate.split`` found best."""
+        """Of the last model on ``split``: False where that split's best is the model that ``evaluate.split`` found
+        best.
+        """
         chosen = self._options.keep == "best" and self.standing.kept is not None
         return False if chosen and split != self._options.split else None
 
@@ -130,30 +149,26 @@ class Choice:
 
     def _save(self, vector: np.ndarray, at: int, ne: float) -> bool:
         """Save the model as it is now; whether that went well. A failure costs this model, not the run."""
-        trainer, saved = self._trainer, np.zeros(1)
-        if trainer.results:
+        results, saved = self._evaluations.results, np.zeros(1)
+        if results:
             clock = Clock()
             try:
-                trainer.keeper.save_best(vector, self._place(at))
+                self._keeper.save_best(self._model_state(vector), self._place(at))
             except (OSError, DataError) as error:
                 log.error(f"error: the best model so far could not be saved, training goes on: {cause(error)}")
             else:
                 saved[0] = 1.0
-                trainer.results.logbook.say(
-                    f"best so far: {self._options.split} NE {ne:.5f}, saved in {clock.wall:.2f} s"
-                )
+                results.logbook.say(f"best so far: {self._options.split} NE {ne:.5f}, saved in {clock.wall:.2f} s")
                 self._retire(at)
-            trainer.results.logbook.pause(clock.wall)
-        wait(
-            trainer.world.trainers.ibcast(saved), trainer.keeper.patience, "the first trainer (to save the best model)"
-        )
+            results.logbook.pause(clock.wall)
+        self._evaluations.share(saved, "the first trainer (to save the best model)", self._keeper.patience())
         return bool(saved[0])
 
     def _retire(self, newest: int) -> None:
         """Remove all saved models but the newest and those that a run resumed from a checkpoint may need."""
         needed = {self._place(newest)}
         try:
-            for checkpoint in store.Store(self._trainer.folder).committed():
+            for checkpoint in store.Store(self._run).committed():
                 kept = store.read_manifest(checkpoint).state.get("choice", {}).get("kept")
                 needed |= {self._place(kept)} if kept is not None else set()
         except DataError as error:

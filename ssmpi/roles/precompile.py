@@ -1,4 +1,6 @@
-"""Loads or compiles every kernel of a training step before the clock starts: the first call of each takes up to seconds."""
+"""Loads or compiles every kernel of a training step before the clock starts: the first call of each takes up to
+seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""What a trainer's worker threads have done so far, each in slots of its own, so that counting needs no lock; and what all
-trainers have, as far as this one has heard.
+"""What a trainer's worker threads have done so far, each in slots of its own, so that counting needs no lock; and what
+all trainers have, as far as this one has heard.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-import time
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +16,8 @@ from ssmpi.model.options import Schedule
 
 
 class Others(NamedTuple):
-    """The other trainers have done ``examples``, as they told when this one had done ``own``, and do ``pace`` more for each
-    of its own. What was believed before, ``least``, is not taken back: they catch up with it.
+    """The other trainers have done ``examples``, as they told when this one had done ``own``, and do ``pace`` more for
+    each of its own. What was believed before, ``least``, is not taken back: they catch up with it.
     """
 
     own: int
@@ -38,17 +37,18 @@ class Tally:
         self._told = np.zeros(trainers, np.int64)
 
     def others(self, trainer: int, examples: int) -> int:
-        """A trainer tells its count; what all others have told."""
+        """Take one trainer's count; the sum of what all others have reported."""
         self._told[trainer] = max(self._told[trainer], examples)  # its threads and its report may overtake each other
         return int(self._told.sum() - self._told[trainer])
 
 
 class Progress:
-    """Progressive quality (scores before the update) and counters of one trainer. ``earlier`` examples, of all trainers,
-    were trained on by the jobs that this one goes on from; ``expected`` is all that there will be.
+    """Progressive quality (scores before the update) and counters of one trainer. ``earlier`` examples, of all
+    trainers, were trained on by the jobs that this one resumes; ``expected`` is all that there will be.
 
-    What the other trainers have done comes with every answer of the dealer (``hear``); in between they are taken to keep
-    the pace that they have had on the whole, relative to this trainer's; before the first answer to be as fast as it is.
+    What the other trainers have done comes with every answer of the dealer (``hear``); in between they are taken to
+    keep the pace that they have had on the whole, relative to this trainer's; before the first answer to be as fast as
+    it is.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Progress:
         return self._schedule.factor(self._all_when(self.examples - len(labels)))
 
     def hear(self, others: int) -> None:
-        """The dealer says what the other trainers had done, as far as they have told it. What was believed is never less
-        than before. Called by any thread, once a block or a report: the lock is not part of a step.
+        """The dealer says what the other trainers had done, as far as they have told it. What was believed is never
+        less than before. Called by any thread, once a block or a report: the lock is not part of a step.
         """
         with self._hearing:
             own = self.examples
@@ -95,7 +95,9 @@ class Progress:
 
     @property
     def of_all(self) -> int:
-        """Examples of all trainers and earlier jobs: those of other trainers are estimated, so exact where there are none."""
+        """Examples of all trainers and earlier jobs: those of other trainers are estimated, so exact where there are
+        none.
+        """
         return self._all_when(self.examples)
 
     def _all_when(self, own: int) -> int:
@@ -112,15 +114,3 @@ class Progress:
         news = sums - self._reported_sums, histogram - self._reported_histogram
         self._reported_sums, self._reported_histogram = sums, histogram
         return news
-
-
-class Clock:
-    """Wall seconds since it was made."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    @property
-    def wall(self) -> float:
-        """Wall seconds."""
-        return time.monotonic() - self._began

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ssmpi.checkpoint.data_origin import Origin
-from ssmpi.comm import failure
 from ssmpi.comm.world import World
+from ssmpi.core.stop import Stop
 from ssmpi.data.batch import Batch
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.model.replica import Replica
@@ -38,10 +38,10 @@ class Scorer:
 
     def evaluate(self, split: str) -> dict[str, float]:
         """Metrics on one split of the data folder; every trainer takes part and gets the same."""
+        folder = Path(self._config.data.folder)
         evaluator = Evaluator(
-            Path(self._config.data.folder), self._config.evaluate, self._config.topology.threads, self._world.trainers,
-            self._tables.lookups, self._replica.twin, self._start, lambda: False,
-        )  # fmt: skip
+            self._config.evaluate, folder, self._world, self._tables.lookups, self._replica.twin, Stop()
+        )
         metrics = evaluator.run(split, self._replica.vector, self._config.waiting)
         assert metrics is not None
         return metrics
@@ -55,6 +55,3 @@ class Scorer:
     def goodbye(self) -> None:
         """Take leave of the embedding PSs."""
         self._tables.transport.goodbye()
-
-    def _start(self, name: str, body: Callable[..., object], *arguments: object) -> object:
-        return failure.start(self._world, name, body, *arguments)

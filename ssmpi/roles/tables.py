@@ -49,7 +49,7 @@ class Tables:
         self.transport = LocalTables(arena, ArenaSaver(world.alike))
 
     def lookups(self, thread: int, held: Held | None = None, through: RowTransport | None = None) -> Lookups:
-        """Pull and push for one thread, ``through`` another transport than the plain one if given; ``held`` keeps what it had
-        pulled when it is cut.
+        """Pull and push for one thread, ``through`` another transport than the plain one if given; ``held`` keeps what
+        it had pulled when it is cut.
         """
         return Lookups(through or self.transport, self.placement, self._options, thread, held)

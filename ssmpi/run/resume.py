@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ssmpi.checkpoint import disk, store
 from ssmpi.checkpoint.disk_space import expect_room
-from ssmpi.checkpoint.fingerprint import check_identity, identity
+from ssmpi.checkpoint.fingerprint import check_fingerprint, fingerprint
 from ssmpi.comm.world import Job
 from ssmpi.config import Config, differences, load
 from ssmpi.core import settings
@@ -54,7 +54,8 @@ def prepare(request: Request, ranks: int, held: ExitStack) -> Start:
         return found_finished(request, config)
     found = candidates(run, request.checkpoint)
     for path in found:
-        check_identity(path.name, store.read_manifest(path).state["identity"], identity(config, reader.manifest))
+        found_settings = fingerprint(config.flat(), reader.manifest)
+        check_fingerprint(path.name, store.read_manifest(path).state["identity"], found_settings)
     disk.remove_file(run / RESULT_NAME)  # the run has not ended any more
     write_settings(run, config)
     return Start(config, tuple(found))

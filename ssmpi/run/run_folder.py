@@ -13,7 +13,7 @@ from typing import IO
 
 from ssmpi import __version__
 from ssmpi.comm.world import versions as mpi_versions
-from ssmpi.config import Config
+from ssmpi.config import NO_SPLIT, Config, EvaluateOptions
 from ssmpi.core import git_commit, run_files, settings
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
@@ -23,7 +23,6 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
 from ssmpi.model import processor
 from ssmpi.report.results import now
-from ssmpi.roles import evaluate
 from ssmpi.run import lockfile
 
 SHOWN = 5  # unexpected files, in a message
@@ -61,24 +60,24 @@ def splits_to_score(config: Config, reader: SplitReader, overridden: Collection[
     """The splits to evaluate that have rows; SettingsError if the user has named an empty one. A run file may name the
     defaults, as a resolved one does: an empty default is skipped with a log message.
     """
-    defaults, found = evaluate.Options(), set()
+    defaults, found = EvaluateOptions(), set()
     there = [name for name in reader.manifest.splits if reader.manifest.has_rows(name)]
     for key in ("split", "final"):
         split, setting = getattr(config.evaluate, key), f"evaluate.{key}"
-        if split == evaluate.NONE:
+        if split == NO_SPLIT:
             continue
         if split in there:
             found.add(split)
         elif split != getattr(defaults, key) or setting in overridden:
-            close = difflib.get_close_matches(split.lower(), [*there, evaluate.NONE], n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"name one of {', '.join(there)}, or {evaluate.NONE}"
+            close = difflib.get_close_matches(split.lower(), [*there, NO_SPLIT], n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"name one of {', '.join(there)}, or {NO_SPLIT}"
             raise SettingsError(f"{setting} = '{split}': {reader.folder} has no rows of that split; {hint}")
         else:
             log.info(f"no rows in split '{split}' of this data: it is not evaluated ({setting})")
     return found
 
 
-def check_rule(options: evaluate.Options, reader: SplitReader) -> None:
+def check_rule(options: EvaluateOptions, reader: SplitReader) -> None:
     """Raise SettingsError if a stopping rule needs evaluations that the data does not allow."""
     split = reader.manifest.splits.get(options.split)
     if options.rule and not (split and split.rows):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from runs import train_over_threads
 
-from ssmpi.roles import trainer
+from ssmpi.roles import assembly
 from ssmpi.roles.progress import Progress
 from ssmpi.sync.average import Average
 from ssmpi.sync.easgd import ElasticCenter
@@ -129,7 +129,7 @@ def stalled(tmp_path, small_data, monkeypatch):
             stall.trainers.append(Progress(*arguments))
             return stall.trainers[-1]
 
-        monkeypatch.setattr(trainer, "Progress", watched)
+        monkeypatch.setattr(assembly, "Progress", watched)
         hold(stall, monkeypatch)
         finished = train_over_threads(tmp_path, small_data, *TWO_BY_TWO, *settings, *overrides)
         assert finished.result["examples"] == 6_000  # a round that was late harms nobody

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from ssmpi.checkpoint import disk, files, store
-from ssmpi.checkpoint.policy import Due, Options
-from ssmpi.checkpoint.store import Manifest, Store
+from ssmpi.checkpoint.policy import CheckpointTimer
+from ssmpi.checkpoint.store import FileManifest, Store
+from ssmpi.config import CheckpointOptions
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.run import restart_guard
 
@@ -52,7 +53,7 @@ def save(run, number, keep=2):
         files.write(folder / "embedding-0000.h5", datasets),
         files.write(folder / "trainer-0000.h5", [("replica", values(1000 + number), {})]),
     )
-    store.commit(folder, Manifest(entries, {"number": number}))
+    store.commit(folder, FileManifest(entries, {"number": number}))
     the_store.retire(keep)
 
 
@@ -285,9 +286,9 @@ def test_a_run_that_gets_nowhere_twice_is_given_up(tmp_path):
 
 
 def test_due_by_examples_or_by_time():
-    due = Due(Options(every_minutes=0, every_examples=100), examples=40)
+    due = CheckpointTimer(CheckpointOptions(every_minutes=0, every_examples=100), examples=40)
     assert [due.now(examples) for examples in (40, 139, 140)] == [False, False, True]
     due.saved(150)
     assert [due.now(examples) for examples in (249, 250)] == [False, True]
-    assert not Due(Options(every_minutes=60), 0).now(10**9)
-    assert Due(Options(every_minutes=1e-9), 0).now(0)
+    assert not CheckpointTimer(CheckpointOptions(every_minutes=60), 0).now(10**9)
+    assert CheckpointTimer(CheckpointOptions(every_minutes=1e-9), 0).now(0)

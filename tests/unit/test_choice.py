@@ -14,10 +14,10 @@ from runs import train_over_threads, write_run_file
 from ssmpi.checkpoint import disk, model_files
 from ssmpi.checkpoint.manager import Keeper
 from ssmpi.checkpoint.store import Store, read_manifest
-from ssmpi.config import load
+from ssmpi.config import EvaluateOptions, load
 from ssmpi.core.errors import SettingsError
-from ssmpi.roles import control
-from ssmpi.roles.evaluate import Evaluator, Options
+from ssmpi.roles import trainer
+from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.model_selection import PATIENCE, STOP_AT_AUC, Choice, Standing
 from ssmpi.roles.scorer import Scorer
 from ssmpi.run import run_folder as run_folder
@@ -84,17 +84,17 @@ def test_evaluations_without_gain_are_counted(figures, min_gain, without):
     found = standing(*[(ne, 0.7) for ne in figures], min_gain=min_gain)
     assert found.without_gain == without
     for patience in (1, 2, 3):
-        ended = found.ended_by(Options(patience=patience, min_gain=min_gain))
+        ended = found.ended_by(EvaluateOptions(patience=patience, min_gain=min_gain))
         assert ended == (PATIENCE if without >= patience else "")
-    assert not found.ended_by(Options())
+    assert not found.ended_by(EvaluateOptions())
 
 
 def test_training_ends_where_the_auc_is_reached():
-    options = Options(stop_at_auc=0.8)
+    options = EvaluateOptions(stop_at_auc=0.8)
     assert [standing((0.8, auc)).ended_by(options) for auc in (0.7999, 0.8, 0.9)] == ["", STOP_AT_AUC, STOP_AT_AUC]
     assert not standing((0.8, math.nan)).ended_by(options)
     assert not standing().ended_by(options)
-    assert not standing((0.8, 0.99)).ended_by(Options())
+    assert not standing((0.8, 0.99)).ended_by(EvaluateOptions())
 
 
 def test_a_standing_survives_json():
@@ -211,7 +211,7 @@ def stops(monkeypatch):
         state.update(left=number, now=False)
 
     monkeypatch.setattr(Evaluator, "run", running)
-    monkeypatch.setattr(control, "stop_asked", lambda: state["now"])
+    monkeypatch.setattr(trainer, "stop_asked", lambda: state["now"])
     return stop_in
 
 

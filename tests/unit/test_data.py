@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from ssmpi import config
 from ssmpi.core.errors import DataError
 from ssmpi.data.block_dispatcher import NOT_YET, NOTHING_LEFT, Handout, block_order
-from ssmpi.data.reader import Options, SplitReader, batches, batches_in, shuffled, suit_block_rows
+from ssmpi.data.reader import DataOptions, SplitReader, batches, batches_in, shuffled, suit_block_rows
 from ssmpi.roles.shard_check import share
 from ssmpi.run import run_folder
 
-STATIC, DYNAMIC = Options("d", handout="static"), Options("d", handout="dynamic")
+STATIC, DYNAMIC = DataOptions("d", handout="static"), DataOptions("d", handout="dynamic")
 
 
 def key(batch):
@@ -72,7 +72,7 @@ def small_data_block(small_data):
 
 @given(st.integers(1, 10**9), st.integers(1, 512), st.integers(1, 4096))
 def test_blocks_are_whole_batches_and_enough_for_all_threads(rows, threads, batch_size):
-    options = Options("d", batch_size=batch_size, block_rows=max(65_536, batch_size))
+    options = DataOptions("d", batch_size=batch_size, block_rows=max(65_536, batch_size))
     size = suit_block_rows(options, rows, threads)
     assert size % batch_size == 0
     assert batch_size <= size <= options.block_rows
@@ -160,7 +160,7 @@ def test_shuffling_depends_on_seed_pass_and_block_alone():
     assert shuffling == orders(STATIC)
     assert len({tuple(order) for order in shuffling}) == 4
     assert all(sorted(order) == list(range(30)) for order in shuffling)
-    assert orders(Options("d", shuffle=False)) == [list(range(30))] * 4
+    assert orders(DataOptions("d", shuffle=False)) == [list(range(30))] * 4
 
 
 def test_the_shuffle_is_the_same_in_every_version():

@@ -12,7 +12,8 @@ from data_prep.check.verify import verify
 from data_prep.cli import main
 from ssmpi.core.errors import DataError
 from ssmpi.data.reader import SplitReader
-from ssmpi.data.schema import frame_of, read_manifest, write_shard
+from ssmpi.data.schema import read_manifest, write_shard
+from ssmpi.data.shard_frame import frame_of
 
 
 def rows(count):

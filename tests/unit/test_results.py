@@ -5,15 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from ssmpi.config import load
+from ssmpi.config import Run
+from ssmpi.core.topology import Topology
 from ssmpi.report import metric_logger
 from ssmpi.report.results import Results
 
 
 @pytest.fixture
 def results(tmp_path):
-    (tmp_path / "run.toml").touch()
-    return Results(load(tmp_path / "run.toml", ("data.folder=x", "run.tensorboard=false")), tmp_path, rows=10)
+    return Results(tmp_path, Run(tensorboard=False), Topology(), expected=10)
 
 
 def test_a_run_that_lost_rows_is_not_complete(results, tmp_path):

@@ -23,7 +23,7 @@ from ssmpi.data import columns
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.transport import LocalTables
 from ssmpi.model.replica import Twin
-from ssmpi.roles import control, trainer
+from ssmpi.roles import assembly, trainer
 from ssmpi.run import resume
 from ssmpi.sync.warmup import WarmUp
 from ssmpi.tools import inspect
@@ -54,8 +54,8 @@ def watched(monkeypatch):
         return forward_backward(twin, dense, rows, labels)
 
     monkeypatch.setattr(Twin, "forward_backward", watching)
-    monkeypatch.setattr(control, "stop_asked", lambda: watched.stopping)
-    monkeypatch.setattr(trainer, "warm_up", lambda *_: None)  # its made-up batch is no part of the data
+    monkeypatch.setattr(trainer, "stop_asked", lambda: watched.stopping)
+    monkeypatch.setattr(assembly, "warm_up", lambda *_: None)  # its made-up batch is no part of the data
     return watched
 
 

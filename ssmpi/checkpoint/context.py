@@ -1,0 +1,40 @@
+"""What the checkpoint manager is told once, when a trainer makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ssmpi.checkpoint.pending_save import Tables
+    from ssmpi.comm.waiting import Patience
+    from ssmpi.comm.world import World
+    from ssmpi.config import CheckpointOptions
+    from ssmpi.core.stop import Stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveContext:
+    """Where, with whom and by which rules a trainer saves. ``stop`` tells whether the run is to end."""
+
+    run: Path
+    options: CheckpointOptions
+    waiting: Patience
+    world: World
+    tables: Tables
+    stop: Stop
+
+
+class SaveLog(Protocol):
+    """The metric logger, as far as saving needs it; the first trainer has one."""
+
+    def saved(self, line: dict[str, Any]) -> None:
+        """Write what saving a checkpoint cost, or that it failed."""
+
+    def pause(self, seconds: float) -> None:
+        """Training stood still for this long."""
+
+    def say(self, text: str) -> None:
+        """A line for a person."""

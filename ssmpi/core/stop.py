@@ -1,0 +1,69 @@
+"""How a trainer comes to rest. A stop travels through one object, which all parts of a trainer share::
+
+RUNNING --pause--> PAUSING --resume--> RUNNING          for a checkpoint; the next part of a pass begins
+RUNNING, PAUSING --tell, or a signal--> STOPPING        somebody asked this trainer, or any other, to stop
+RUNNING, PAUSING, STOPPING --agree--> STOPPED           all trainers know it, at the same place of the run
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import IntEnum
+
+
+class Phase(IntEnum):
+    """The phases of a trainer, in the order in which it may pass them; only ``PAUSING`` goes back to ``RUNNING``."""
+
+    RUNNING = 0
+    PAUSING = 1
+    STOPPING = 2
+    STOPPED = 3
+
+
+class Stop:
+    """The phase of one trainer. ``asked()`` tells whether its process got a signal to stop.
+
+    Any thread may read it or raise the phase; only the main thread calls ``resume``.
+    """
+
+    def __init__(self, asked: Callable[[], bool] = lambda: False) -> None:
+        self._asked = asked
+        self._phase, self._changing = Phase.RUNNING, threading.Lock()
+
+    @property
+    def pausing(self) -> bool:
+        """Whether worker threads are to come to rest between two batches, to pause or to stop."""
+        return self._phase is not Phase.RUNNING or self._asked()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody asked this trainer to stop, or any other one and the news has come here."""
+        return self._phase >= Phase.STOPPING or self._asked()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether all trainers have agreed to stop."""
+        return self._phase is Phase.STOPPED
+
+    def pause(self) -> None:
+        """All trainers are to come to rest."""
+        self._raise(Phase.PAUSING)
+
+    def resume(self) -> None:
+        """Training starts, or continues after a pause."""
+        with self._changing:
+            if self._phase is Phase.PAUSING:
+                self._phase = Phase.RUNNING
+
+    def tell(self) -> None:
+        """Some trainer was asked to stop."""
+        self._raise(Phase.STOPPING)
+
+    def agree(self) -> None:
+        """All trainers know that they stop."""
+        self._raise(Phase.STOPPED)
+
+    def _raise(self, phase: Phase) -> None:
+        with self._changing:
+            self._phase = max(self._phase, phase)

@@ -1,0 +1,42 @@
+"""What each trainer reports to the first one, about once a second."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ssmpi.core.metrics import BINS, SUMS
+
+
+class TrainerReport(NamedTuple):
+    """Counters of one trainer so far, and the quality of what it has scored since its last report.
+
+    ``sums`` float64 (5,) and ``histogram`` int64 (2, BINS) are those of ``core.metrics``. ``stop`` says whether it was
+    asked to stop, ``finished`` whether its threads have ended their part of a pass.
+    """
+
+    stop: float
+    finished: float
+    examples: float
+    iterations: float
+    rounds: float
+    round_seconds: float
+    staleness: float
+    divergence: float
+    sums: np.ndarray
+    histogram: np.ndarray
+
+    def pack(self) -> np.ndarray:
+        """As float64 words: counters, sums, histogram. Counts stay exact below 2^53."""
+        return np.concatenate([self[:COUNTERS], self.sums, self.histogram.reshape(-1)]).astype(np.float64)
+
+    @classmethod
+    def unpack(cls, words: np.ndarray) -> TrainerReport:
+        """The report that ``pack`` made ``words`` of."""
+        edge = COUNTERS + len(SUMS)
+        histogram = words[edge:].reshape(2, BINS).astype(np.int64)
+        return cls._make([*words[:COUNTERS].tolist(), words[COUNTERS:edge], histogram])
+
+
+COUNTERS = len(TrainerReport._fields) - 2

@@ -1,0 +1,72 @@
+"""Reads out of a trainer's parts what is to be saved, as the values that ``checkpoint`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmpi.checkpoint.data_origin import KEY, Origin
+from ssmpi.checkpoint.fingerprint import fingerprint
+from ssmpi.checkpoint.trainer_state import LOG, LiveState, ModelState, RunState, TrainerState
+from ssmpi.report.results import Results, plain
+
+if TYPE_CHECKING:
+    from ssmpi.config import Config
+    from ssmpi.data.position import Position
+    from ssmpi.data.reader import SplitReader
+    from ssmpi.embedding.placement import Placement
+    from ssmpi.model.replica import Replica
+    from ssmpi.roles.model_selection import Standing
+    from ssmpi.roles.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedParts:
+    """The parts of a trainer that a checkpoint is made of; ``results`` only on the first one. Read at rest."""
+
+    config: Config
+    reader: SplitReader
+    placement: Placement
+    replica: Replica
+    live: LiveState
+    progress: Progress
+    checked: Set[int]
+    results: Results | None
+
+    def trainer(self, vector: np.ndarray, position: Position, standing: Standing) -> TrainerState:
+        """This trainer's share of a checkpoint from which the run resumes at ``position``; ``vector`` is the common
+        model.
+        """
+        arrays, run = self.live.arrays(), {}
+        if self.results:
+            numbers, quality = self.results.logbook.state()
+            arrays |= {f"{LOG}{name}": values for name, values in quality.items()}
+            run = RunState(
+                position=position,
+                expected_examples=self.reader.rows * self.config.data.passes,
+                topology=self.config.topology,
+                algorithm=self.config.sync.algorithm,
+                fingerprint=fingerprint(self.config.flat(), self.reader.manifest),
+                origin=self._origin(),
+                log=numbers,
+                evaluations=plain(self.results.evaluations),
+                checked=self.checked,
+                selection=asdict(standing),
+            ).as_json()
+        return TrainerState(arrays, self.progress.of_all, self._model(vector, run))
+
+    def model(self, vector: np.ndarray) -> ModelState:
+        """On the first trainer: the model with these dense weights, as it is now."""
+        assert self.results
+        examples = int(self.results.logbook.totals()["examples"])
+        return self._model(vector, {"examples": examples, KEY: self._origin().state()})
+
+    def _model(self, vector: np.ndarray, state: dict[str, Any]) -> ModelState:
+        rows = sum(self.placement.cardinalities) * self.config.embedding.row_bytes
+        return ModelState(self.replica.datasets(vector), rows + vector.nbytes, state)
+
+    def _origin(self) -> Origin:
+        return Origin.of_data(self.reader.folder, self.reader.manifest)
