@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from ssmpi.bench import data
+from ssmpi.bench.harness import data
 from ssmpi.cluster.launch import launch
 from ssmpi.core import atomic_file, log
 from ssmpi.core.errors import DataError

@@ -171,7 +171,7 @@ def bench_scale(arguments: argparse.Namespace) -> int:
 
 def bench_throughput(arguments: argparse.Namespace) -> int:
     """``ssmpi bench throughput``."""
-    from ssmpi.bench import throughput
+    from ssmpi.bench.throughput import throughput
 
     words = arguments.overrides
     run_file = Path(words.pop(0)) if words and "=" not in words[0] else None

@@ -5,8 +5,8 @@ import math
 
 from ranks import ssmpi
 
-from ssmpi.bench.contenders import grid
-from ssmpi.bench.machine import cores
+from ssmpi.bench.harness.machine import cores
+from ssmpi.bench.throughput.contenders import grid
 
 PNG = b"\x89PNG"
 

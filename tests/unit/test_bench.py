@@ -11,23 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssmpi.bench import (
-    contenders,
-    data,
-    gil,
-    local,
-    picture,
-    probes,
-    process_usage,
-    render,
-    sections,
-    stages,
-    targets,
-    throughput,
-    windows,
-)
-from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
-from ssmpi.bench.windows import Ticking, Ticks, Timing
+from ssmpi.bench.harness import data, gil, probes, process_usage, stages, windows
+from ssmpi.bench.harness.windows import Ticking, Ticks, Timing
+from ssmpi.bench.throughput import contenders, local_contenders, picture, render, sections, targets, throughput
+from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.topology import Role
 from ssmpi.embedding import wire
@@ -351,10 +338,12 @@ def test_a_fresh_process_returns_its_result_and_its_exception(tmp_path, monkeypa
     (tmp_path / "torch.py").write_text("raise ImportError('shadowed')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONSAFEPATH", "")
-    assert local.in_fresh_process(divmod, 7, 2) == (3, 1)
-    assert local.in_fresh_process(eval, "'torch' in __import__('sys').modules")  # by the process that it is forked from
+    assert local_contenders.in_fresh_process(divmod, 7, 2) == (3, 1)
+    assert local_contenders.in_fresh_process(
+        eval, "'torch' in __import__('sys').modules"
+    )  # by the process that it is forked from
     with pytest.raises(ZeroDivisionError):
-        local.in_fresh_process(divmod, 7, 0)
+        local_contenders.in_fresh_process(divmod, 7, 0)
 
 
 def test_steps_repeat_until_the_windows_are_over():
@@ -367,14 +356,16 @@ def test_steps_repeat_until_the_windows_are_over():
 
         return step
 
-    edges, ticks, readings = local.run([step_of(0), step_of(1)], Timing(0.01, 0.02, 3))
+    edges, ticks, readings = local_contenders.run([step_of(0), step_of(1)], Timing(0.01, 0.02, 3))
     assert len(edges) == len(readings) == 4
     assert [len(times) + 1 for times in ticks.times] == calls  # one call before the threads start
     assert all(times[-1] >= edges[-1] for times in ticks.times)
 
 
 def test_the_benchmark_itself_needs_neither_mpi_nor_torch():
-    code = "import sys, ssmpi.bench.throughput; sys.exit('mpi4py.MPI' in sys.modules or 'torch' in sys.modules)"
+    code = (
+        "import sys, ssmpi.bench.throughput.throughput; sys.exit('mpi4py.MPI' in sys.modules or 'torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -11,10 +11,10 @@ import pytest
 from ssmpi import cli
 from ssmpi.bench.cluster import cluster, limited_links, scenarios, virtual_hosts
 from ssmpi.bench.cluster.scenarios import Shape
-from ssmpi.bench.emulate import Emulation, Step
-from ssmpi.bench.jobs import Task
-from ssmpi.bench.links import Bucket, Link, limit
-from ssmpi.bench.windows import Timing
+from ssmpi.bench.harness.emulation import Emulation, Step
+from ssmpi.bench.harness.jobs import Task
+from ssmpi.bench.harness.links import Bucket, Link, limit
+from ssmpi.bench.harness.windows import Timing
 from ssmpi.comm.messages import Inbox
 from ssmpi.comm.service import GOODBYE, Service
 from ssmpi.comm.waiting import Patience

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ssmpi.bench import data, jobs
+from ssmpi.bench.harness import data, jobs
 from ssmpi.bench.study import cell
 from ssmpi.cluster import launch
 from ssmpi.core.errors import DataError

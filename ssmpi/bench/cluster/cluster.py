@@ -1,7 +1,7 @@
 """``ssmpi bench cluster``: how each algorithm scales with trainers, on this host, beside what ``ssmpi.tools.forecast`` predicts.
 
-Twenty trainers do not fit on two cores, but their communication does: see ``emulate`` for what is real and what is not. A visit is
-an MPI job of its own: start, warm-up, a few windows.
+Twenty trainers do not fit on two cores, but their communication does: ``harness.emulation`` says what is real and what is not. A
+visit is an MPI job of its own: start, warm-up, a few windows.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench import data, machine
 from ssmpi.bench.cluster import scenario_picture
 from ssmpi.bench.cluster.limited_links import shaped_hosts
 from ssmpi.bench.cluster.scenarios import SHAPES, Shape, ordered
-from ssmpi.bench.contenders import chosen
-from ssmpi.bench.emulate import Emulation
-from ssmpi.bench.jobs import Jobs, Start
-from ssmpi.bench.throughput import plain, say
-from ssmpi.bench.windows import Timing
+from ssmpi.bench.harness import data, machine
+from ssmpi.bench.harness.emulation import Emulation
+from ssmpi.bench.harness.jobs import Jobs, Start
+from ssmpi.bench.harness.windows import Timing
+from ssmpi.bench.throughput.contenders import chosen
+from ssmpi.bench.throughput.throughput import plain, say
 from ssmpi.config import load
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import SettingsError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ssmpi.bench.cluster import virtual_hosts
 from ssmpi.bench.cluster.virtual_hosts import NETWORK, HostError, VirtualHosts
-from ssmpi.bench.jobs import Start
+from ssmpi.bench.harness.jobs import Start
 from ssmpi.cluster import launch
 from ssmpi.cluster.site import Launcher
 from ssmpi.core.mpi_environment import ON_ONE_HOST, environment

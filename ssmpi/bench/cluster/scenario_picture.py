@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench.picture import pyplot
+from ssmpi.bench.throughput.picture import pyplot
 from ssmpi.core import atomic_file
 
 

@@ -10,7 +10,7 @@ from itertools import cycle
 import torch
 from torch import nn
 
-from ssmpi.bench.rows import Source
+from ssmpi.bench.harness.rows import Source
 from ssmpi.config import Config
 from ssmpi.data.batch import Batch
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, Contender
-from ssmpi.bench.process_usage import host_busy, own_memory
-from ssmpi.bench.rows import Source
-from ssmpi.bench.windows import Readings, Ticks, Timing, clock, spent, watch
+from ssmpi.bench.harness.process_usage import host_busy, own_memory
+from ssmpi.bench.harness.rows import Source
+from ssmpi.bench.harness.windows import Readings, Ticks, Timing, clock, spent, watch
+from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, Contender
 from ssmpi.config import Config, load
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def in_fresh_process(body: Callable[..., T], *arguments: Any) -> T:
     """Run a function of a module in a new process; its exception is raised here."""
     os.environ["PYTHONSAFEPATH"] = "1"  # as PYTHON's -P, for the process that is forked
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ssmpi.bench.dense"])
+    context.set_forkserver_preload(["ssmpi.bench.harness.dense"])
     with context.Pool(1) as pool:
         return pool.apply_async(body, arguments).get(TIME_LIMIT_SECONDS)
 
@@ -53,13 +53,14 @@ def visit(contender: Contender, run_file: Path, timing: Timing) -> dict[str, Any
 
 def steps_of(config: Config, contender: Contender) -> list[Callable[[], object]]:
     """A step for each thread of a contender."""
-    from ssmpi.bench import dense, plain
+    from ssmpi.bench.harness import dense
+    from ssmpi.bench.throughput import plain_pytorch
 
     if contender.kind == BARE:
         return dense.bare_steps(config, Source(config))
     if contender.kind == GEMM:
         return dense.gemm_steps(config)
-    return [plain.plain_step(config, Source(config))]
+    return [plain_pytorch.plain_step(config, Source(config))]
 
 
 def run(

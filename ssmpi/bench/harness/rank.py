@@ -1,6 +1,6 @@
 """What a rank of a measured job does: its ordinary part in training, for a few seconds, with counters read beside it.
 
-``python -m ssmpi.bench.rank TASK.json``, under mpirun, as ``jobs`` starts it.
+``python -m ssmpi.bench.harness.rank TASK.json``, under mpirun, as ``jobs`` starts it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssmpi.bench import process_usage, stages
-from ssmpi.bench.jobs import Task
-from ssmpi.bench.probes import LOOKS
-from ssmpi.bench.windows import Readings, Ticking, Ticks, clock, spent, watch
+from ssmpi.bench.harness import process_usage, stages
+from ssmpi.bench.harness.jobs import Task
+from ssmpi.bench.harness.probes import LOOKS
+from ssmpi.bench.harness.windows import Readings, Ticking, Ticks, clock, spent, watch
 from ssmpi.comm import failure, signals
 from ssmpi.config import Config, load
 from ssmpi.core import log

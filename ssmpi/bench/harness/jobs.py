@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench.emulate import Emulation
-from ssmpi.bench.windows import Timing
+from ssmpi.bench.harness.emulation import Emulation
+from ssmpi.bench.harness.windows import Timing
 from ssmpi.cluster import child_process, launch
 from ssmpi.core.errors import PeerError
 from ssmpi.core.mpi_environment import PYTHON
@@ -33,7 +33,7 @@ QUIET = (
 
 @dataclass(frozen=True)
 class Task:
-    """What all ranks of a job are told. ``look`` is one of ``looks.LOOKS``; ``emulation`` says what is not to be real."""
+    """What all ranks of a job are told. ``look`` is one of ``probes.LOOKS``; ``emulation`` says what is not to be real."""
 
     run_file: str
     overrides: tuple[str, ...]
@@ -84,7 +84,7 @@ class Jobs:
         run_folder, task_file = self.folder / "run", self.folder / "task.json"
         settings = (*QUIET, *overrides, f"run.folder={run_folder}")
         Task(str(self.run_file), settings, timing, look, self.emulation).write(task_file)
-        line = self.start.line(ranks, "-m", "ssmpi.bench.rank", str(task_file))
+        line = self.start.line(ranks, "-m", "ssmpi.bench.harness.rank", str(task_file))
         said = finish(line, self.folder / "said.txt", TIME_LIMIT_SECONDS + timing.total, self.start.variables)
         found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(run_folder.glob("trainer-*.json"))]
         servers = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in run_folder.glob("*_ps-*.json")}

@@ -7,7 +7,7 @@ from itertools import cycle
 
 import torch
 
-from ssmpi.bench.rows import Source
+from ssmpi.bench.harness.rows import Source
 from ssmpi.config import Config
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.model.optim import dense_optimizer

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench import gil, microbench
-from ssmpi.bench.contenders import SHADOWS, SSMPI, Contender
-from ssmpi.bench.jobs import Jobs
-from ssmpi.bench.local import in_fresh_process
-from ssmpi.bench.windows import Timing, median
+from ssmpi.bench.harness import gil
+from ssmpi.bench.harness.jobs import Jobs
+from ssmpi.bench.harness.windows import Timing, median
+from ssmpi.bench.throughput import microbench
+from ssmpi.bench.throughput.contenders import SHADOWS, SSMPI, Contender
+from ssmpi.bench.throughput.local_contenders import in_fresh_process
 from ssmpi.config import load
 from ssmpi.data.schema import read_manifest
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from ssmpi.bench.rows import Source
+from ssmpi.bench.harness.rows import Source
 from ssmpi.config import load
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding import wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ssmpi.bench.contenders import SSMPI
+from ssmpi.bench.throughput.contenders import SSMPI
 
 
 def table(report: Mapping[str, Any]) -> str:

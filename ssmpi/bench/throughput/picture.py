@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, SSMPI
+from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI
 from ssmpi.core import atomic_file
 from ssmpi.core.log import log
 

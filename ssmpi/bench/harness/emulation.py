@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.bench import links
-from ssmpi.bench.windows import clock
+from ssmpi.bench.harness import links
+from ssmpi.bench.harness.windows import clock
 from ssmpi.core.topology import Role
 
 if TYPE_CHECKING:

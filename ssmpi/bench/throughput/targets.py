@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ssmpi.bench.contenders import EXTRA_THREADS, GEMM, PYTORCH, SSMPI, Contender
+from ssmpi.bench.throughput.contenders import EXTRA_THREADS, GEMM, PYTORCH, SSMPI, Contender
 from ssmpi.model import processor
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.bench import dense, gil, stages
-from ssmpi.bench.rows import Source
-from ssmpi.bench.windows import Readings, Ticking, Timing, clock
+from ssmpi.bench.harness import dense, gil, stages
+from ssmpi.bench.harness.rows import Source
+from ssmpi.bench.harness.windows import Readings, Ticking, Timing, clock
 from ssmpi.train import hogwild
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import os
 import threading
 from pathlib import Path
 
-from ssmpi.bench.windows import Readings
+from ssmpi.bench.harness.windows import Readings
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench import data, local, machine, picture, render, targets
-from ssmpi.bench.contenders import SSMPI, Contender, chosen, grid
-from ssmpi.bench.jobs import Jobs
-from ssmpi.bench.sections import NOT_SHORT, SECTIONS, Bench
-from ssmpi.bench.windows import Timing, summary
+from ssmpi.bench.harness import data, machine
+from ssmpi.bench.harness.jobs import Jobs
+from ssmpi.bench.harness.windows import Timing, summary
+from ssmpi.bench.throughput import local_contenders, picture, render, targets
+from ssmpi.bench.throughput.contenders import SSMPI, Contender, chosen, grid
+from ssmpi.bench.throughput.sections import NOT_SHORT, SECTIONS, Bench
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import SECONDS, positive, require
@@ -82,7 +83,7 @@ def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -
     report["header"] |= {
         "took_seconds": round(time.monotonic() - began),
         **jobs.mpi(),
-        **local.in_fresh_process(machine.torch_facts),
+        **local_contenders.in_fresh_process(machine.torch_facts),
     }
     judged = targets.judge(report["contenders"], report["sections"], list(options.batches), cores)
     report["targets"] = [{**dataclasses.asdict(t), "met": None if options.short else t.met} for t in judged]
@@ -109,7 +110,7 @@ def visit(contender: Contender, jobs: Jobs, timing: Timing) -> dict[str, Any]:
     """One visit: examples per second by window, and what was used for it."""
     if contender.kind == SSMPI:
         return jobs.run(contender.ranks, contender.overrides, timing)
-    return local.in_fresh_process(local.visit, contender, jobs.run_file, timing)
+    return local_contenders.in_fresh_process(local_contenders.visit, contender, jobs.run_file, timing)
 
 
 def figures(contender: Contender, visits: list[dict[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.bench.windows import clock
+from ssmpi.bench.harness.windows import clock
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation, Inbox
