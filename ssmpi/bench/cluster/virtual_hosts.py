@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ssmpi.core.errors import UserError
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 NETWORK = "10.99.0"
 HEAD_ADDRESS = f"{NETWORK}.254"
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
