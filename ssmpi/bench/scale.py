@@ -54,10 +54,10 @@ def topology(ranks: int) -> Topology:
     return Topology(trainers, 1, ranks - trainers - sync_ps, sync_ps)
 
 
-def job(shape: Topology, shards: Path, run: Path) -> Cost:
+def job(roles: Topology, shards: Path, run: Path) -> Cost:
     """Train once; DataError if that fails."""
     shutil.rmtree(run, ignore_errors=True)
-    counts = (f"topology.{name}={value}" for name, value in asdict(shape).items())
+    counts = (f"topology.{name}={value}" for name, value in asdict(roles).items())
     run_file = run.with_suffix(".toml")
     run_file.write_text("", encoding="utf-8")
     overrides = (f"data.folder={shards}", f"run.folder={run}", *counts, *TINY, *QUIET)
@@ -65,11 +65,11 @@ def job(shape: Topology, shards: Path, run: Path) -> Cost:
     code = launch(Request(run_file, overrides), None, dry_run=False)
     ended = time.time()
     if code:
-        raise DataError(f"the job of {shape.size} ranks ended with {code}; see {run / log.LOGS}")
+        raise DataError(f"the job of {roles.size} ranks ended with {code}; see {run / log.LOGS}")
     joined = max(moment(path, "") for path in (run / log.LOGS).glob("*.log"))
     first = run / log.LOGS / "trainer-0.log"
     training, done = moment(first, "training starts"), moment(first, "complete:")
-    return Cost(shape.size, joined - began, training - joined, done - training, ended - done)
+    return Cost(roles.size, joined - began, training - joined, done - training, ended - done)
 
 
 def moment(path: Path, words: str) -> float:

@@ -116,6 +116,6 @@ def test_ctrl_c_stops_the_cell_and_the_study(tmp_path, data):
         job.process.send_signal(signal.SIGINT)
         found = job.wait(60)
     assert found.code == 85, found.err
-    assert "goes on with cell 0" in found.err
+    assert "resumes with cell 0" in found.err
     assert json.loads((metrics.parent / "result.json").read_text())["status"] == "stopped"
     assert not (tmp_path / "study" / "cells" / "passes-6000").exists()

@@ -38,11 +38,11 @@ def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_
     server = report["sections"]["server"]
     assert min(server["by_messages"], server["handlers"], server["bare_loop"]) > 0
     assert report["sections"]["reader"]["rows"] > 0
-    lock = report["sections"]["lock"]
-    if "missing" in lock:  # a machine may forbid looking at other processes, but then the report must say so
-        assert f"!!! {lock['missing']}" in finished.out
+    gil = report["sections"]["gil"]
+    if "missing" in gil:  # a machine may forbid looking at other processes, but then the report must say so
+        assert f"!!! {gil['missing']}" in finished.out
     else:
-        assert 0 <= lock["holding"] <= 2 * lock["samples"], lock
+        assert 0 <= gil["holding"] <= 2 * gil["samples"], gil
     assert "mpi_library" in report["header"]
     assert any(target["what"].startswith("whole loop / bare dense step") for target in report["targets"])
     assert all(target["met"] is None for target in report["targets"])  # one window each judges nothing

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssmpi.bench.harness import data, gil, probes, process_usage, stages, windows
-from ssmpi.bench.harness.windows import Ticking, Ticks, Timing
+from ssmpi.bench.harness import data, gil, probes, process_usage, reporting, stages, windows
+from ssmpi.bench.harness.windows import TickingPace, Ticks, Timing
 from ssmpi.bench.throughput import contenders, local_contenders, picture, render, sections, targets, throughput
 from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
 from ssmpi.core.errors import DataError, SettingsError
@@ -102,7 +102,9 @@ def test_the_grid_has_every_kind_batch_algorithm_and_thread_count():
     found = contenders.grid([128, 2048], CORES, short=False)
     assert len({contender.name for contender in found}) == len(found)
     for batch in (128, 2048):
-        names = {contender.shape for contender in found if contender.batch == batch and contender.precision == "fp32"}
+        names = {
+            contender.short_name for contender in found if contender.batch == batch and contender.precision == "fp32"
+        }
         assert names >= {
             "bare step 1t",
             "bare step 2t",
@@ -129,8 +131,8 @@ def test_bf16_is_a_setting_of_the_same_run():
 
 @pytest.mark.parametrize("pattern", ["", "2x1", "ssmpi*2048", "2x1 easgd, 2048"])
 def test_a_pattern_may_stand_anywhere_in_a_name(pattern):
-    assert contenders.chosen("ssmpi 2x1 easgd, 2048, fp32", pattern)
-    assert not contenders.chosen("ssmpi 2x1 easgd, 2048, fp32", pattern + "x y")
+    assert reporting.chosen("ssmpi 2x1 easgd, 2048, fp32", pattern)
+    assert not reporting.chosen("ssmpi 2x1 easgd, 2048, fp32", pattern + "x y")
 
 
 def figures(eps, **more):
@@ -149,8 +151,8 @@ def test_the_other_way_has_its_turn_in_the_second_and_third_of_four_windows_and_
 def test_all_threads_but_the_first_rest_in_the_other_windows_and_no_batch_is_counted_for_that(monkeypatch):
     ticks, asked = Ticks(2), iter([0.5, 0.6, 1.9, 2.1])  # the other way's windows are those from 0 to 2
     monkeypatch.setattr(probes, "clock", lambda: next(asked))
-    trainer = SimpleNamespace(pace=Ticking(NoPace(), ticks))
-    probes.LookAtOneThread(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
+    trainer = SimpleNamespace(pace=TickingPace(NoPace(), ticks))
+    probes.OneThreadProbe(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
     trainer.pace.after_step(0)
     trainer.pace.after_step(1)
     assert ticks.done == [[1], [1, 1]]
@@ -178,10 +180,10 @@ def test_windows_in_which_a_pass_ended_do_not_count_unless_all_are_like_that(end
 
 def test_a_thread_without_data_is_not_kept_waiting_by_those_that_rest(monkeypatch):
     ticks = Ticks(2)
-    trainer = SimpleNamespace(pace=Ticking(NoPace(), ticks))
+    trainer = SimpleNamespace(pace=TickingPace(NoPace(), ticks))
     monkeypatch.setattr(probes, "clock", lambda: 0.5)
     monkeypatch.setattr(windows, "clock", lambda: 0.5)
-    probes.LookAtOneThread(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
+    probes.OneThreadProbe(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
     trainer.pace.begin()
     resting = threading.Thread(target=trainer.pace.after_step, args=(1,), daemon=True)
     resting.start()
@@ -237,13 +239,13 @@ def test_the_short_benchmark_is_planned_for_a_minute():
 
 
 def test_a_share_of_nothing_is_met_and_one_above_the_limit_is_not():
-    assert targets.of_parts({"lock": {"share": 0.0}}, CORES)[0].met is True
-    assert targets.of_parts({"lock": {"share": 0.031}}, CORES)[0].met is False
-    assert targets.of_parts({"lock": {"missing": "no py-spy"}}, CORES) == []
+    assert targets.of_parts({"gil": {"share": 0.0}}, CORES)[0].met is True
+    assert targets.of_parts({"gil": {"share": 0.031}}, CORES)[0].met is False
+    assert targets.of_parts({"gil": {"missing": "no py-spy"}}, CORES) == []
 
 
 def test_what_is_missing_is_said_loudly():
-    assert render.lock({"missing": "not measured"}).startswith("!!! not measured")
+    assert render.gil({"missing": "not measured"}).startswith("!!! not measured")
 
 
 def test_cores_by_part_and_those_that_others_took():
@@ -271,7 +273,7 @@ def test_shares_leave_other_threads_stages_out_and_account_for_the_rest():
 
 def test_stopwatches_keep_results_and_order_and_count_each_thread(monkeypatch):
     seconds = iter(range(1_000))
-    monkeypatch.setattr(stages, "now", lambda: float(next(seconds)))  # every look at the clock is a second later
+    monkeypatch.setattr(stages, "now", lambda: float(next(seconds)))  # every reading of the clock is a second later
     watch, thing = stages.Stages(), SimpleNamespace(square=lambda x: x * x)
     watch.around(thing, "square", "squares")
     factory = SimpleNamespace(make=lambda: SimpleNamespace(half=lambda x, *, up=0: x / 2 + up))
@@ -320,7 +322,7 @@ def test_a_servers_time_is_charged_to_what_the_message_asked_for(monkeypatch):
     assert spent() == {"gather and reply": 10.0, "idle": 1.0 + 20.0 + 1.0, "update": 3.0, "other": 0.0, "receive": 3.0}
 
 
-def test_samples_of_the_lock_are_those_of_the_workers_loop():
+def test_samples_of_the_gil_are_those_of_the_workers_loop():
     stacks = [
         "run (threading.py:975);hogwild (train.py:44);step (optim.py:49) 12",
         "hogwild (ssmpi/train.py:45) 3",
@@ -373,7 +375,7 @@ def test_options_that_measure_nothing_are_refused(tmp_path):
     with pytest.raises(SettingsError, match="--rounds must be at least 1"):
         throughput.Options(rounds=0)
     options = throughput.short(throughput.Options(tmp_path, only="no such thing"))
-    with pytest.raises(SettingsError, match=r"there are: .*ssmpi 1x.*; lock"):
+    with pytest.raises(SettingsError, match=r"there are: .*ssmpi 1x.*; gil"):
         throughput.measure(options, None, [])
     assert list(tmp_path.iterdir()) == []  # nothing was made
 

@@ -7,7 +7,6 @@ visit is an MPI job of its own: start, warm-up, a few windows.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -16,16 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ssmpi.bench.cluster import scenario_picture
-from ssmpi.bench.cluster.limited_links import shaped_hosts
-from ssmpi.bench.cluster.scenarios import SHAPES, Shape, ordered
+from ssmpi.bench.cluster.limited_links import limited_hosts
+from ssmpi.bench.cluster.scenarios import SCENARIOS, Scenario, ordered
 from ssmpi.bench.harness import data, machine
 from ssmpi.bench.harness.emulation import Emulation
 from ssmpi.bench.harness.jobs import Jobs, Start
+from ssmpi.bench.harness.reporting import chosen, plain, publish, say
 from ssmpi.bench.harness.windows import Timing
-from ssmpi.bench.throughput.contenders import chosen
-from ssmpi.bench.throughput.throughput import plain, say
 from ssmpi.config import load
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import SECONDS, positive, require
 from ssmpi.tools.forecast import Forecast, Links, Outcome, forecast
@@ -71,45 +68,45 @@ class Options:
         """Of one visit: long enough to begin with that queues have filled."""
         return Timing(2 * self.seconds, self.seconds, 3)
 
-    def links(self, shape: Shape) -> Links:
+    def links(self, scenario: Scenario) -> Links:
         """Those that are limited: trainers' own are not."""
-        return Links(1e6 * self.link_mb, self._narrow(shape) or math.inf)
+        return Links(1e6 * self.link_mb, self._narrow(scenario) or math.inf)
 
-    def rates(self, shape: Shape) -> list[float | None]:
+    def rates(self, scenario: Scenario) -> list[float | None]:
         """The same for each server in rank order; None for a link that is not limited."""
-        return [self._narrow(shape)] * shape.embedding_ps + [1e6 * self.link_mb] * shape.sync_ps
+        return [self._narrow(scenario)] * scenario.embedding_ps + [1e6 * self.link_mb] * scenario.sync_ps
 
-    def emulation(self, shape: Shape) -> Emulation:
+    def emulation(self, scenario: Scenario) -> Emulation:
         """What the ranks emulate: links only where the kernel does not limit them."""
-        links = () if self.virtual_hosts else (1e6 * self.link_mb, self._narrow(shape))
+        links = () if self.virtual_hosts else (1e6 * self.link_mb, self._narrow(scenario))
         return Emulation(self.step_ms / 1e3, *links)
 
-    def _narrow(self, shape: Shape) -> float | None:
-        return 1e6 * self.embedding_link_mb if shape.narrow else None
+    def _narrow(self, scenario: Scenario) -> float | None:
+        return 1e6 * self.embedding_link_mb if scenario.narrow else None
 
 
 def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -> Path:
     """The whole benchmark; prints the table and returns the JSON file, beside which table and plot are."""
-    visits = ordered([shape for shape in SHAPES if chosen(shape.name, options.only)], options.trainers)
+    visits = ordered([scenario for scenario in SCENARIOS if chosen(scenario.name, options.only)], options.trainers)
     if not visits:
         raise SettingsError(
-            f"--only '{options.only}' lets nothing through; there are: {'; '.join(s.name for s in SHAPES)}"
+            f"--only '{options.only}' lets nothing through; there are: {'; '.join(s.name for s in SCENARIOS)}"
         )
     options.folder.mkdir(parents=True, exist_ok=True)
     base = run_file_for(options, run_file, overrides)
     say(
-        f"{len(visits)} jobs of up to {max(shape.ranks(n) for shape, n in visits)} ranks, {options.timing.total:g} s each"
+        f"{len(visits)} jobs of up to {max(scenario.ranks(n) for scenario, n in visits)} ranks, {options.timing.total:g} s each"
     )
     header, rows = machine.describe(), []
-    models = {shape: expected(options, shape, base) for shape, _ in visits}
+    models = {scenario: expected(options, scenario, base) for scenario, _ in visits}
     with starter(options, visits, base) as start:
-        for number, (shape, trainers) in enumerate(visits):
-            rows.append(visit(options, shape, base, models[shape].of(trainers), start(shape, trainers)))
+        for number, (scenario, trainers) in enumerate(visits):
+            rows.append(visit(options, scenario, base, models[scenario].of(trainers), start(scenario, trainers)))
             say(f"{number + 1:>3}/{len(visits)} {line(rows[-1])}")
     counts = range(1, max(options.trainers) + 1)
-    curves = {shape.name: [asdict(model.of(n)) for n in counts] for shape, model in models.items()}
+    curves = {scenario.name: [asdict(model.of(n)) for n in counts] for scenario, model in models.items()}
     report = {"header": header, "options": plain(options), "run_file": str(base), "rows": rows, "curves": curves}
-    return leave(options.folder, report)
+    return publish(options.folder / RESULT, report, table(report), scenario_picture.draw)
 
 
 def run_file_for(options: Options, given: Path | None, overrides: Sequence[str]) -> Path:
@@ -125,40 +122,40 @@ def run_file_for(options: Options, given: Path | None, overrides: Sequence[str])
     return data.base_run_file(target, tuple(filter(None, (*SMALL, rows, *overrides))), options.folder, short=False)
 
 
-def expected(options: Options, shape: Shape, base: Path) -> Forecast:
+def expected(options: Options, scenario: Scenario, base: Path) -> Forecast:
     """What is predicted, for any number of trainers."""
-    return forecast(load(base, shape.overrides(2)), options.step_ms / 1e3, options.links(shape))
+    return forecast(load(base, scenario.overrides(2)), options.step_ms / 1e3, options.links(scenario))
 
 
 @contextlib.contextmanager
 def starter(
-    options: Options, visits: Sequence[tuple[Shape, int]], base: Path
-) -> Iterator[Callable[[Shape, int], Start]]:
+    options: Options, visits: Sequence[tuple[Scenario, int]], base: Path
+) -> Iterator[Callable[[Scenario, int], Start]]:
     """How a visit's ranks are started. Virtual hosts are there until the block ends."""
     if not options.virtual_hosts:
-        yield lambda shape, trainers: Start()
+        yield lambda scenario, trainers: Start()
         return
-    servers = max(shape.servers for shape, _ in visits)
-    with shaped_hosts(servers, options.folder, Path(load(base, ()).data.folder)) as hosts:
-        yield lambda shape, trainers: hosts.start(trainers, options.rates(shape))
+    servers = max(scenario.servers for scenario, _ in visits)
+    with limited_hosts(servers, options.folder, Path(load(base, ()).data.folder)) as hosts:
+        yield lambda scenario, trainers: hosts.start(trainers, options.rates(scenario))
 
 
-def visit(options: Options, shape: Shape, base: Path, predicted: Outcome, start: Start) -> dict[str, Any]:
+def visit(options: Options, scenario: Scenario, base: Path, predicted: Outcome, start: Start) -> dict[str, Any]:
     """One job of as many trainers as were predicted for."""
-    settings = shape.overrides(predicted.trainers)
-    jobs = Jobs(base, options.folder / "jobs", options.emulation(shape), start)
-    found = jobs.run(shape.ranks(predicted.trainers), settings, options.timing)
-    return figures(shape, predicted, found, load(base, settings).data.batch_size)
+    settings = scenario.overrides(predicted.trainers)
+    jobs = Jobs(base, options.folder / "jobs", options.emulation(scenario), start)
+    found = jobs.run(scenario.ranks(predicted.trainers), settings, options.timing)
+    return figures(scenario, predicted, found, load(base, settings).data.batch_size)
 
 
-def figures(shape: Shape, predicted: Outcome, found: dict[str, Any], batch: int) -> dict[str, Any]:
+def figures(scenario: Scenario, predicted: Outcome, found: dict[str, Any], batch: int) -> dict[str, Any]:
     """One row of the table; ``gap`` in iterations; ``cores`` that the job used; ``host``, the share of all cores busy."""
     eps = statistics.fmean(found["eps"])  # not the median: steps come in bursts between rounds
     iterations = eps * found["seconds"] / batch / predicted.trainers
     gap = iterations / found["rounds"] if found["rounds"] else None
     host = found["host"]["busy"] / found["seconds"] / (machine.cores() or 1)
     return {
-        "shape": shape.name,
+        "shape": scenario.name,
         "trainers": predicted.trainers,
         "eps": eps,
         "windows": found["eps"],
@@ -171,18 +168,6 @@ def figures(shape: Shape, predicted: Outcome, found: dict[str, Any], batch: int)
         "host": host,
         "host_full": host > FULL_HOST,
     }
-
-
-def leave(folder: Path, report: dict[str, Any]) -> Path:
-    """Write JSON, table and plot; print the table."""
-    target = folder / RESULT
-    atomic_file.write(target, json.dumps(report, indent=1) + "\n")
-    text = table(report)
-    atomic_file.write(target.with_suffix(".txt"), text + "\n")
-    print(text)
-    files = [target, target.with_suffix(".txt"), scenario_picture.draw(report, target.with_suffix(".png"))]
-    say(f"in {folder}: {', '.join(file.name for file in files if file)}")
-    return target
 
 
 HEADS = (
@@ -201,9 +186,9 @@ VIRTUAL_HOSTS = (
 def table(report: dict[str, Any]) -> str:
     """What is emulated, a line for each job, and how many are as predicted."""
     options, header = report["options"], report["header"]
-    rows = sorted(report["rows"], key=lambda row: [shape.name for shape in SHAPES].index(row["shape"]))
+    rows = sorted(report["rows"], key=lambda row: [scenario.name for scenario in SCENARIOS].index(row["shape"]))
     near = sum(abs(row["deviation"]) <= WITHIN for row in rows)
-    crowded = sum(row["host_full"] for row in rows)
+    full_hosts = sum(row["host_full"] for row in rows)
     lines = [
         f"Emulated on one host ({header['cores']} cores, load {header['load_before']:.1f} before): dense computation is a wait of "
         f"{options['step_ms']:g} ms a step,",
@@ -217,9 +202,9 @@ def table(report: dict[str, Any]) -> str:
         "",
         f"EPS within {WITHIN:.0%} of the prediction: {near} of {len(rows)} jobs. Gap: iterations between two rounds of a trainer.",
     ]
-    if crowded:
+    if full_hosts:
         lines.append(
-            f"* over {FULL_HOST:.0%} of this host's cores were busy ({crowded} of {len(rows)} jobs; cores is their own part): "
+            f"* over {FULL_HOST:.0%} of this host's cores were busy ({full_hosts} of {len(rows)} jobs; cores is their own part): "
             "such a figure is the host's as much as the emulated cluster's. A longer step with slower links has the same shape."
         )
     return "\n".join(lines)
@@ -230,6 +215,6 @@ def line(row: dict[str, Any]) -> str:
     gap, expected = ("-" if value is None else f"{value:,.1f}" for value in (row["gap"], row["predicted_gap"]))
     mark = "*" if row["host_full"] else " "
     return (
-        f"{row['shape']:28} {row['trainers']:8} {row['eps']:9,.0f} {row['predicted_eps']:9,.0f} {row['deviation']:+6.0%} "
+        f"{row['scenario']:28} {row['trainers']:8} {row['eps']:9,.0f} {row['predicted_eps']:9,.0f} {row['deviation']:+6.0%} "
         f"{gap:>7} {expected:>9} {row['cores']:5.2f} {row['host']:5.0%}{mark} {row['full']}"
     )

@@ -18,8 +18,8 @@ from ssmpi.core.mpi_environment import ON_ONE_HOST, environment
 NOT_THERE = (*ON_ONE_HOST, launch.SESSION)  # variables that suit the real host only
 
 
-class ShapedHosts:
-    """One host for trainers and one for each of ``servers``, until the block that ``shaped_hosts`` opens is left."""
+class LimitedHosts:
+    """One host for trainers and one for each of ``servers``, until the block that ``limited_hosts`` opens is left."""
 
     def __init__(self, hosts: VirtualHosts) -> None:
         self._hosts = hosts
@@ -40,7 +40,7 @@ class ShapedHosts:
 
 
 @contextlib.contextmanager
-def shaped_hosts(servers: int, *folders: Path) -> Iterator[ShapedHosts]:
+def limited_hosts(servers: int, *folders: Path) -> Iterator[LimitedHosts]:
     """Build them, which takes about a second; ``folders`` are those that all must see. HostError where it cannot be done."""
     if why := virtual_hosts.missing():
         raise HostError(f"{why}; without --virtual-hosts links are emulated inside the servers")
@@ -50,6 +50,6 @@ def shaped_hosts(servers: int, *folders: Path) -> Iterator[ShapedHosts]:
     shared = virtual_hosts.shared_folders(here, *folders)
     hosts = VirtualHosts(1 + servers, folders[0].resolve() / "hosts", shared)
     try:
-        yield ShapedHosts(hosts)
+        yield LimitedHosts(hosts)
     finally:
         hosts.close()

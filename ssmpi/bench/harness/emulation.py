@@ -41,7 +41,7 @@ class Emulation:
         """On a trainer with one worker thread, before it trains: the worker's twin waits, and a round in the foreground adds
         to the step.
         """
-        made, step, pace = trainer.replica.twin, Step(self.step), trainer.pace
+        made, step, pace = trainer.replica.twin, EmulatedStep(self.step), trainer.pace
         inner = pace.after_step
 
         def after_step(thread: int) -> None:
@@ -49,11 +49,11 @@ class Emulation:
             inner(thread)
             step.prolong(clock() - began)
 
-        trainer.replica.twin = lambda *vector: Waiting(made(*vector), step, trainer.world.index)  # type: ignore
+        trainer.replica.twin = lambda *vector: WaitingTwin(made(*vector), step, trainer.world.index)  # type: ignore
         pace.after_step = after_step  # type: ignore[method-assign]
 
 
-class Step:
+class EmulatedStep:
     """When dense computation ends: ``seconds`` after the last one did, and later by what else held the thread up.
 
     What the host needs for the rest of a step (reading, routing, recording) falls into the wait. Being woken too late is made up
@@ -79,10 +79,10 @@ class Step:
             self._end += seconds
 
 
-class Waiting:
+class WaitingTwin:
     """A twin that waits instead of computing, and has the same small pseudo-gradients each time, other ones on each trainer."""
 
-    def __init__(self, twin: Any, step: Step, trainer: int) -> None:
+    def __init__(self, twin: Any, step: EmulatedStep, trainer: int) -> None:
         self.weights, self.gradients, self.arrays, self._step = twin.weights, twin.gradients, twin.arrays, step
         generator = np.random.default_rng(trainer)
         self._dense = generator.normal(scale=SIZE, size=self.arrays[1].shape).astype(np.float32)

@@ -33,12 +33,12 @@ QUIET = (
 
 @dataclass(frozen=True)
 class Task:
-    """What all ranks of a job are told. ``look`` is one of ``probes.LOOKS``; ``emulation`` says what is not to be real."""
+    """What all ranks of a job are told. ``probe`` is one of ``probes.PROBES``; ``emulation`` says what is not to be real."""
 
     run_file: str
     overrides: tuple[str, ...]
     timing: Timing
-    look: str = "nothing"
+    probe: str = "nothing"
     emulation: Emulation | None = None
 
     def write(self, path: Path) -> None:
@@ -50,7 +50,7 @@ class Task:
         """The task in a file."""
         body = json.loads(path.read_text(encoding="utf-8"))
         emulation = Emulation(**body["emulation"]) if body["emulation"] else None
-        return cls(body["run_file"], tuple(body["overrides"]), Timing(**body["timing"]), body["look"], emulation)
+        return cls(body["run_file"], tuple(body["overrides"]), Timing(**body["timing"]), body["probe"], emulation)
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class Jobs:
     emulation: Emulation | None = None
     start: Start = field(default_factory=Start)
 
-    def run(self, ranks: int, overrides: Sequence[str], timing: Timing, look: str = "nothing") -> dict[str, Any]:
+    def run(self, ranks: int, overrides: Sequence[str], timing: Timing, probe: str = "nothing") -> dict[str, Any]:
         """One job to its end: the trainers' findings together. PeerError with what it said if it fails."""
         self.folder.mkdir(parents=True, exist_ok=True)
         run_folder, task_file = self.folder / "run", self.folder / "task.json"
         settings = (*QUIET, *overrides, f"run.folder={run_folder}")
-        Task(str(self.run_file), settings, timing, look, self.emulation).write(task_file)
+        Task(str(self.run_file), settings, timing, probe, self.emulation).write(task_file)
         line = self.start.line(ranks, "-m", "ssmpi.bench.harness.rank", str(task_file))
         said = finish(line, self.folder / "said.txt", TIME_LIMIT_SECONDS + timing.total, self.start.variables)
         found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(run_folder.glob("trainer-*.json"))]

@@ -32,7 +32,7 @@ class Bucket:
         return self._free
 
 
-class Delayed:
+class DelayedReply:
     """The face of an MPI request for a reply that leaves when the link has let it through, at ``due``."""
 
     def __init__(self, due: float, send: Callable[[], Any], let_go: Callable[[], None]) -> None:
@@ -56,7 +56,7 @@ class Link:
         self._next_message, self._isend, self._now = conversation.next_message, conversation.isend, now
         self._inwards, self._outwards = Bucket(rate), Bucket(rate)
         self._coming: deque[tuple[float, int, int, np.ndarray]] = deque()
-        self._going: deque[Delayed] = deque()
+        self._going: deque[DelayedReply] = deque()
 
     def next_message(self, inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
         """The next message that has come through."""
@@ -68,10 +68,10 @@ class Link:
             return None
         return self._coming.popleft()[1:]
 
-    def isend(self, array: np.ndarray, dest: int, tag: int) -> Delayed:
+    def isend(self, array: np.ndarray, dest: int, tag: int) -> DelayedReply:
         """Send once it has gone through; the array must not change until the request is complete."""
         due = self._outwards.passed(array.nbytes, self._now())
-        reply = Delayed(due, lambda: self._isend(array, dest, tag), self._let_go)
+        reply = DelayedReply(due, lambda: self._isend(array, dest, tag), self._let_go)
         self._going.append(reply)
         return reply
 

@@ -1,4 +1,4 @@
-"""What is looked at in a measured job besides its examples per second, each look in a job of its own."""
+"""What else a measured job can read besides its examples per second; each probe has a job to itself."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from ssmpi.bench.harness import dense, gil, stages
 from ssmpi.bench.harness.rows import Source
-from ssmpi.bench.harness.windows import Readings, Ticking, Timing, clock
+from ssmpi.bench.harness.windows import Readings, TickingPace, Timing, clock
 from ssmpi.train import hogwild
 
 if TYPE_CHECKING:
     from ssmpi.roles.trainer import Trainer
 
 
-class Look:
-    """Looks at nothing besides: the untouched loop, of which all rates of examples come."""
+class Probe:
+    """Reads nothing more: the untouched loop, from which all rates of examples come."""
 
     def begin(self, edges: Sequence[float]) -> None:
         """The windows are known."""
@@ -30,11 +30,11 @@ class Look:
         return {}
 
     def at_end(self, timing: Timing) -> dict[str, Any]:
-        """What it looks at after the windows, while training goes on."""
+        """What it finds after the windows, while training continues."""
         return {}
 
 
-class LookAtStages(Look):
+class StageProbe(Probe):
     """Stopwatches around everything that the loop calls."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -45,17 +45,17 @@ class LookAtStages(Look):
         return {f"stage/{name}": seconds for name, seconds in self._stages.spent().items()}
 
 
-class LookAtLock(Look):
-    """Who holds the interpreter lock."""
+class GilProbe(Probe):
+    """Who holds the GIL."""
 
     def at_end(self, timing: Timing) -> dict[str, Any]:
         """Sample this process."""
         return gil.sample(os.getpid(), timing.seconds)
 
 
-class LookInTurns(Look):
-    """Two ways to work in the windows of one job, in turns: one, other, other, one. Jobs of one kind differ by more than what is
-    looked for, and so does a shared host from one minute to the next; the windows of one job do not.
+class AlternatingProbe(Probe):
+    """Two ways to work in the windows of one job, in turns: one, other, other, one. Jobs of one kind differ by more than the
+    effect sought, and so does a shared host from one minute to the next; the windows of one job do not.
     """
 
     LATE_SECONDS = 0.005
@@ -77,7 +77,7 @@ class LookInTurns(Look):
             time.sleep(self.LATE_SECONDS)
 
 
-class LookWithoutShadow(LookInTurns):
+class ShadowProbe(AlternatingProbe):
     """The shadow thread works or rests."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -93,13 +93,13 @@ class LookWithoutShadow(LookInTurns):
         return gated
 
 
-class LookAtOneThread(LookInTurns):
+class OneThreadProbe(AlternatingProbe):
     """All worker threads work, or the first alone, which at the end of a pass would wait for those that rest with rows in hand."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
         pace = trainer.pace
-        assert isinstance(pace, Ticking)
+        assert isinstance(pace, TickingPace)
         after_step = pace.after_step
 
         def gated(thread: int) -> None:
@@ -111,7 +111,7 @@ class LookAtOneThread(LookInTurns):
         pace.after_step = gated  # type: ignore[method-assign]
 
 
-class LookAtBareStep(LookInTurns):
+class BareStepProbe(AlternatingProbe):
     """The whole loop, or the dense step alone on rows that are there: the ceiling of this program."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -134,7 +134,7 @@ def others_window(edges: Sequence[float], now: float) -> bool:
     return 0 <= window < len(edges) - 1 and window % 4 in (1, 2)
 
 
-class Exchange(Look):
+class ExchangeProbe(Probe):
     """Pull and push without a model between them: as much work as embedding PSs can be given."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -159,18 +159,18 @@ class Exchange(Look):
 Body = Callable[[int, "Trainer"], None]
 
 
-def exchange(trainer: Trainer) -> tuple[Body, Look]:
+def exchange(trainer: Trainer) -> tuple[Body, Probe]:
     """The loop without a model."""
-    look = Exchange(trainer)
-    return look.hogwild, look
+    probe = ExchangeProbe(trainer)
+    return probe.hogwild, probe
 
 
-LOOKS: dict[str, Callable[[Any], tuple[Body, Look]]] = {
-    "nothing": lambda trainer: (hogwild, Look()),
-    "stages": lambda trainer: (hogwild, LookAtStages(trainer)),
-    "lock": lambda trainer: (hogwild, LookAtLock()),
-    "shadow": lambda trainer: (hogwild, LookWithoutShadow(trainer)),
-    "threads": lambda trainer: (hogwild, LookAtOneThread(trainer)),
-    "bare": lambda trainer: (hogwild, LookAtBareStep(trainer)),
+PROBES: dict[str, Callable[[Any], tuple[Body, Probe]]] = {
+    "nothing": lambda trainer: (hogwild, Probe()),
+    "stages": lambda trainer: (hogwild, StageProbe(trainer)),
+    "gil": lambda trainer: (hogwild, GilProbe()),
+    "shadow": lambda trainer: (hogwild, ShadowProbe(trainer)),
+    "threads": lambda trainer: (hogwild, OneThreadProbe(trainer)),
+    "bare": lambda trainer: (hogwild, BareStepProbe(trainer)),
     "exchange": exchange,
 }

@@ -17,7 +17,7 @@ def threads_cpu(pid: int) -> dict[int, float]:
     """CPU seconds, user and system, of every thread of a process, by the kernel's number. Resolution 10 ms."""
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it may end while we look
+        with contextlib.suppress(OSError):  # it may end meanwhile
             found[int(task.name)] = _cpu(task)
     return found
 

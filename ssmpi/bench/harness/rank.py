@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ssmpi.bench.harness import process_usage, stages
 from ssmpi.bench.harness.jobs import Task
-from ssmpi.bench.harness.probes import LOOKS
-from ssmpi.bench.harness.windows import Readings, Ticking, Ticks, clock, spent, watch
+from ssmpi.bench.harness.probes import PROBES
+from ssmpi.bench.harness.windows import Readings, TickingPace, Ticks, clock, spent, watch
 from ssmpi.comm import failure, signals
 from ssmpi.config import Config, load
 from ssmpi.core import log
@@ -58,7 +58,7 @@ def play(task: Task, config: Config, job: Job) -> None:
     else:
         if task.emulation:
             task.emulation.limit_links(world)
-        watching = stages.of_server(world) if task.look == "stages" else dict
+        watching = stages.of_server(world) if task.probe == "stages" else dict
         PARTS[world.role](config, world, Path(config.run.folder))
         found = {"stages": watching()}
     out.write_text(json.dumps(found), encoding="utf-8")
@@ -72,11 +72,11 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     if task.emulation:
         task.emulation.replace_dense(trainer)
     ticks = Ticks(config.topology.threads)
-    trainer.pace = Ticking(trainer.pace, ticks)
-    body, look = LOOKS[task.look](trainer)
+    trainer.pace = TickingPace(trainer.pace, ticks)
+    body, probe = PROBES[task.probe](trainer)
     world.trainers.gather(0)  # all are ready: the clock may start
     edges = task.timing.edges(world.trainers.share(clock()))
-    look.begin(edges)
+    probe.begin(edges)
     found: dict[str, Any] = {}
 
     def read() -> Readings:
@@ -85,11 +85,11 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
             "host/busy": process_usage.host_busy(),
         }
         own = {f"rss/{world.who}": float(process_usage.own_memory())}
-        return {**counted, **own, **process_usage.own_cpu(), **process_usage.of_servers(servers), **look.read()}
+        return {**counted, **own, **process_usage.own_cpu(), **process_usage.of_servers(servers), **probe.read()}
 
     def measure() -> None:
         found["readings"] = watch(edges, read)
-        found["seen"] = look.at_end(task.timing)
+        found["seen"] = probe.at_end(task.timing)
         signal.raise_signal(signal.SIGUSR1)  # the ordinary way to stop a run
 
     meter = trainer.start("meter", measure)
@@ -104,7 +104,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
 
 
 def outcome(found: dict[str, Any], edges: list[float], eps: list[float], interrupted: list[bool]) -> dict[str, Any]:
-    """What a trainer tells: examples per second by window, in which a pass ended, and what its counters grew by."""
+    """What a trainer reports: examples per second by window, in which a pass ended, and what its counters grew by."""
     readings: list[Readings] = found["readings"]
     memory = {name: value for name, value in readings[0].items() if name.startswith("rss/")}
     return {

@@ -64,7 +64,7 @@ class Ticks:
         return [any(a <= end < b for end in self.ends) for a, b in pairwise(edges)]
 
 
-class Ticking:
+class TickingPace:
     """A pace that ticks: the one thing that measuring adds to the loop of ``train.hogwild``, less than a microsecond a step."""
 
     def __init__(self, pace: Pace, ticks: Ticks) -> None:

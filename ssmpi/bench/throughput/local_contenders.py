@@ -82,7 +82,7 @@ def run(
     edges = timing.edges(clock())
     readings: list[Readings] = []
 
-    def look() -> None:
+    def watch_edges() -> None:
         try:
             readings.extend(watch(edges, read))
         finally:
@@ -93,7 +93,7 @@ def run(
         return {"cpu/process": time.process_time(), "host/busy": host_busy(), "rss": memory}
 
     threads = [threading.Thread(target=repeat, args=(k,), daemon=True) for k in range(1, len(steps))]
-    for thread in [*threads, watcher := threading.Thread(target=look)]:
+    for thread in [*threads, watcher := threading.Thread(target=watch_edges)]:
         thread.start()
     repeat(0)  # here: OpenMP has a team for each thread that ever used it, and two teams halve plain PyTorch's rate
     for thread in [*threads, watcher]:

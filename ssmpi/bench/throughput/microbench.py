@@ -1,4 +1,4 @@
-"""Parts of the program alone in one process: the embedding PS's kernels, a bare loop over the same memory, the reader."""
+"""Parts of the program in isolation, in one process: the embedding PS's kernels, a bare loop over the same memory, the reader."""
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ssmpi.bench.harness.reporting import pyplot, save
 from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI
-from ssmpi.core import atomic_file
-from ssmpi.core.log import log
 
 COLOURS = {SSMPI: "#1f6fb4", BARE: "#7fb37f", GEMM: "#b8b8b8", PYTORCH: "#e08a3c"}
 ORDER = (GEMM, BARE, SSMPI, PYTORCH)
@@ -18,19 +17,6 @@ MEANING = {
     SSMPI: "ssmpi, the whole job",
     PYTORCH: "plain PyTorch",
 }
-
-
-def pyplot() -> Any:
-    """Matplotlib's, for files only; says so and is None when it is not installed."""
-    try:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        log.info("no plot: pip install 'ssmpi[plots]' to have one")
-        return None
-    return plt
 
 
 def draw(report: Mapping[str, Any], target: Path) -> Path | None:
@@ -58,10 +44,7 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     title = f"examples per second on {header['cores']} cores ({header['processor']}): bar = median, ticks = windows"
     figure.suptitle(title, fontsize=11)
-    with atomic_file.whole(target) as beside:
-        figure.savefig(beside, dpi=110, format="png")
-    plt.close(figure)
-    return target
+    return save(figure, target)
 
 
 def ordered(found: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -119,7 +119,7 @@ def in_turns(what: str, found: Mapping[str, Any], more: Mapping[str, str] | None
 
 
 def server(found: Mapping[str, Any]) -> str:
-    """The embedding PS alone."""
+    """The embedding PS in isolation."""
     near = f"; in place, clients' work included {found['in_place'] / 1e6:.1f} M" if "in_place" in found else ""
     return "\n".join(
         [
@@ -132,17 +132,15 @@ def server(found: Mapping[str, Any]) -> str:
 
 
 def reader(found: Mapping[str, Any]) -> str:
-    """The reader alone."""
+    """The reader in isolation."""
     return f"reader, shuffled: {found['rows'] / 1e6:.2f} M rows per core-second"
 
 
-def lock(found: Mapping[str, Any]) -> str:
-    """The interpreter lock, or loudly that it was not measured."""
+def gil(found: Mapping[str, Any]) -> str:
+    """The GIL, or loudly that it was not measured."""
     if "missing" in found:
         return f"!!! {found['missing']}"
-    return (
-        f"interpreter lock: held {found['share']:.1%} of a worker's time at batch 200 ({found['samples']:.0f} samples)"
-    )
+    return f"GIL: held {found['share']:.1%} of a worker's time at batch 200 ({found['samples']:.0f} samples)"
 
 
 def memory(found: Mapping[str, Any]) -> str:
@@ -161,7 +159,7 @@ def mega(values: Iterable[float]) -> list[str]:
 
 
 SECTIONS = {
-    "stages": stages, "bare": bare, "threads": threads, "shadow": shadow, "server": server, "reader": reader, "lock": lock,
+    "stages": stages, "bare": bare, "threads": threads, "shadow": shadow, "server": server, "reader": reader, "gil": gil,
     "memory": memory,
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What is measured besides the contenders: where time goes, parts alone, the interpreter lock, memory."""
+"""What is measured besides the contenders: where time goes, parts in isolation, the GIL, memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TURNS = 24  # windows of a job that works in two ways, in turns
 
 
 @dataclass(frozen=True)
-class Bench:
+class Harness:
     """What every section needs: the run file, the jobs, batch sizes, cores, and how long a window is."""
 
     run_file: Path
@@ -34,16 +34,16 @@ class Bench:
     timing: Timing
     short: bool
 
-    def job(self, contender: Contender, look: str, timing: Timing) -> dict[str, Any]:
+    def job(self, contender: Contender, probe: str, timing: Timing) -> dict[str, Any]:
         """A measured job of a contender."""
-        return self.jobs.run(contender.ranks, contender.overrides, timing, look)
+        return self.jobs.run(contender.ranks, contender.overrides, timing, probe)
 
 
-def where_time_goes(bench: Bench) -> dict[str, Any]:
+def where_time_goes(harness: Harness) -> dict[str, Any]:
     """Shares of a worker's time by stage and of the servers', smallest and largest batch, with a shadow thread too."""
     found = {}
-    for contender in to_break_down(bench):
-        job = bench.job(contender, "stages", replace(bench.timing, windows=2 * bench.timing.windows))
+    for contender in to_break_down(harness):
+        job = harness.job(contender, "stages", replace(harness.timing, windows=2 * harness.timing.windows))
         threads = contender.threads * contender.trainers
         found[contender.name] = {
             "eps": median(job["eps"]),
@@ -58,14 +58,14 @@ def where_time_goes(bench: Bench) -> dict[str, Any]:
     return found
 
 
-def to_break_down(bench: Bench) -> list[Contender]:
+def to_break_down(harness: Harness) -> list[Contender]:
     """One trainer, by shared memory and by messages, and two with a shadow thread; ``short`` has all of it in one."""
-    half = max(1, bench.cores // 2)
-    if bench.short:
-        return [Contender(SSMPI, min(bench.batches), half, "fp32", 2, "ma", "messages")]
+    half = max(1, harness.cores // 2)
+    if harness.short:
+        return [Contender(SSMPI, min(harness.batches), half, "fp32", 2, "ma", "messages")]
     found = []
-    for batch in sorted({min(bench.batches), max(bench.batches)}):
-        found += [Contender(SSMPI, batch, bench.cores, transport=transport) for transport in ("auto", "messages")]
+    for batch in sorted({min(harness.batches), max(harness.batches)}):
+        found += [Contender(SSMPI, batch, harness.cores, transport=transport) for transport in ("auto", "messages")]
         found.append(Contender(SSMPI, batch, half, "fp32", 2, "ma"))
     return found
 
@@ -80,44 +80,44 @@ def shares(seconds: dict[str, float], whole: float | None = None, apart: tuple[s
     return found
 
 
-def shadow_cost(bench: Bench) -> dict[str, Any]:
+def shadow_cost(harness: Harness) -> dict[str, Any]:
     """Examples per second with rounds in the background over those without, by algorithm and batch size, within one job."""
-    half = max(1, bench.cores // 2)
-    if bench.short:
-        asked = [Contender(SSMPI, min(bench.batches), half, "fp32", 2, "easgd")]
+    half = max(1, harness.cores // 2)
+    if harness.short:
+        asked = [Contender(SSMPI, min(harness.batches), half, "fp32", 2, "easgd")]
     else:
-        sizes = sorted({min(bench.batches), max(bench.batches)})
+        sizes = sorted({min(harness.batches), max(harness.batches)})
         asked = [Contender(SSMPI, size, half, "fp32", 2, algorithm) for size in sizes for algorithm in SHADOWS]
-    return in_turns(bench, "shadow", asked)
+    return in_turns(harness, "shadow", asked)
 
 
-def bare_share(bench: Bench) -> dict[str, Any]:
+def bare_share(harness: Harness) -> dict[str, Any]:
     """Examples per second of the whole loop over those of the bare dense step, all threads, within one job."""
-    return in_turns(bench, "bare", of_all_threads(bench))
+    return in_turns(harness, "bare", of_all_threads(harness))
 
 
-def thread_gain(bench: Bench) -> dict[str, Any]:
+def thread_gain(harness: Harness) -> dict[str, Any]:
     """Examples per second of all threads over those of the first alone, within one job; nothing on a single core.
 
     A thread rests when its batch is done: windows are long enough for that to make less than a percent of them.
     """
     found: dict[str, Any] = {}
-    for contender in of_all_threads(bench) if bench.cores > 1 else ():
-        seconds = max(bench.timing.seconds, 0.0 if bench.short else LONG_STEPS * contender.batch / SLOW)
-        found |= in_turns(replace(bench, timing=replace(bench.timing, seconds=seconds)), "threads", [contender])
+    for contender in of_all_threads(harness) if harness.cores > 1 else ():
+        seconds = max(harness.timing.seconds, 0.0 if harness.short else LONG_STEPS * contender.batch / SLOW)
+        found |= in_turns(replace(harness, timing=replace(harness.timing, seconds=seconds)), "threads", [contender])
     return found
 
 
-def of_all_threads(bench: Bench) -> list[Contender]:
+def of_all_threads(harness: Harness) -> list[Contender]:
     """One trainer with a thread for each core, smallest and largest batch."""
-    sizes = {min(bench.batches)} if bench.short else {min(bench.batches), max(bench.batches)}
-    return [Contender(SSMPI, size, bench.cores) for size in sorted(sizes)]
+    sizes = {min(harness.batches)} if harness.short else {min(harness.batches), max(harness.batches)}
+    return [Contender(SSMPI, size, harness.cores) for size in sorted(sizes)]
 
 
-def in_turns(bench: Bench, look: str, asked: list[Contender]) -> dict[str, Any]:
-    """What a look in turns finds, by contender."""
-    timing = replace(bench.timing, windows=4 if bench.short else TURNS)
-    return {contender.name: on_over_off(bench.job(contender, look, timing)) for contender in asked}
+def in_turns(harness: Harness, probe: str, asked: list[Contender]) -> dict[str, Any]:
+    """What an alternating probe finds, by contender."""
+    timing = replace(harness.timing, windows=4 if harness.short else TURNS)
+    return {contender.name: on_over_off(harness.job(contender, probe, timing)) for contender in asked}
 
 
 def on_over_off(job: dict[str, Any]) -> dict[str, float]:
@@ -131,55 +131,57 @@ def on_over_off(job: dict[str, Any]) -> dict[str, float]:
     return {"ratio": statistics.fmean(turns), "error": error, "rounds_per_second": job["rounds"] / job["seconds"]}
 
 
-def server_rate(bench: Bench) -> dict[str, Any]:
+def server_rate(harness: Harness) -> dict[str, Any]:
     """Rows per core-second of an embedding PS, whose clients do nothing else, beside a bare loop over the same table.
 
     In place the clients do the PS's work: theirs is the time, with routing and summing of duplicates.
     """
-    far, near = (Contender(SSMPI, max(bench.batches), bench.cores, transport=kind) for kind in ("messages", "shared"))
-    job = bench.job(far, "exchange", bench.timing)
-    rates = in_fresh_process(microbench.table_rates, bench.run_file, far.overrides, bench.timing.seconds)
+    far, near = (
+        Contender(SSMPI, max(harness.batches), harness.cores, transport=kind) for kind in ("messages", "shared")
+    )
+    job = harness.job(far, "exchange", harness.timing)
+    rates = in_fresh_process(microbench.table_rates, harness.run_file, far.overrides, harness.timing.seconds)
     rates["by_messages"] = job["rows"] / job["cpu"]["embedding_ps"]
     rates["cores_used"] = job["cpu"]["embedding_ps"] / job["seconds"]
-    if not bench.short:
-        job = bench.job(near, "exchange", bench.timing)
+    if not harness.short:
+        job = harness.job(near, "exchange", harness.timing)
         rates["in_place"] = job["rows"] / job["cpu"]["workers"]
     return rates
 
 
-def reader_rate(bench: Bench) -> dict[str, Any]:
+def reader_rate(harness: Harness) -> dict[str, Any]:
     """Rows per core-second, shuffled and cut into the smallest batches."""
-    overrides = Contender(SSMPI, min(bench.batches)).overrides
-    return in_fresh_process(microbench.reader_rate, bench.run_file, overrides, bench.timing.seconds)
+    overrides = Contender(SSMPI, min(harness.batches)).overrides
+    return in_fresh_process(microbench.reader_rate, harness.run_file, overrides, harness.timing.seconds)
 
 
-def lock_share(bench: Bench) -> dict[str, Any]:
-    """Share of a single worker's time with the interpreter lock in its hands, batch 200 as in the paper's runs."""
-    seconds = 1.0 if bench.short else 20.0
+def gil_share(harness: Harness) -> dict[str, Any]:
+    """Share of a single worker's time in which it holds the GIL, batch 200 as in the paper's runs."""
+    seconds = 1.0 if harness.short else 20.0
     if gil.find() is None:
         missing = "py-spy is not installed: pip install 'ssmpi[test]'"
     else:
-        seen = bench.job(Contender(SSMPI, 200), "lock", Timing(bench.timing.warmup, seconds, 1))["seen"]
+        seen = harness.job(Contender(SSMPI, 200), "gil", Timing(harness.timing.warmup, seconds, 1))["seen"]
         if seen.get("samples"):
             return {**seen, "share": seen["holding"] / seen["samples"]}
         missing = seen.get("failed", "py-spy saw no worker thread")
-    return {"missing": f"the interpreter lock was NOT measured: {missing}"}
+    return {"missing": f"the GIL was NOT measured: {missing}"}
 
 
-def memory(bench: Bench) -> dict[str, Any]:
+def memory(harness: Harness) -> dict[str, Any]:
     """Resident memory of a trainer over a longer run, and what an embedding PS needs for a byte of rows and state.
 
     The latter is the slope between a small and a large table, so that neither Python nor the libraries count.
     """
-    contender = Contender(SSMPI, max(bench.batches), bench.cores)
-    config = load(bench.run_file, contender.overrides)
+    contender = Contender(SSMPI, max(harness.batches), harness.cores)
+    config = load(harness.run_file, contender.overrides)
     rows = sum(read_manifest(Path(config.data.folder)).cardinalities)
     dims = (config.embedding.dim, 4 * config.embedding.dim)
     servers, tables = [], []
     for dim in dims:
         sizes = [*config.model.bottom[:-1], dim]
         overrides = (*contender.overrides, f"embedding.dim={dim}", f"model.bottom={sizes}")
-        job = bench.jobs.run(contender.ranks, overrides, LONG if dim == dims[0] else replace(LONG, windows=1))
+        job = harness.jobs.run(contender.ranks, overrides, LONG if dim == dims[0] else replace(LONG, windows=1))
         if dim == dims[0]:
             seconds, (start, end) = job["seconds"], job["rss"]["trainer 0"]
         servers.append(job["rss"]["embedding_ps 0"][1])
@@ -190,14 +192,14 @@ def memory(bench: Bench) -> dict[str, Any]:
     }  # fmt: skip
 
 
-SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+SECTIONS: dict[str, Callable[[Harness], dict[str, Any]]] = {
     "stages": where_time_goes,
     "bare": bare_share,
     "threads": thread_gain,
     "shadow": shadow_cost,
     "server": server_rate,
     "reader": reader_rate,
-    "lock": lock_share,
+    "gil": gil_share,
     "memory": memory,
 }
 NOT_SHORT = ("threads", "memory")  # the first works as "bare" does, the second needs a minute for itself

@@ -103,9 +103,9 @@ def of_parts(sections: Mapping[str, Any], cores: int) -> list[Target]:
         )
         for name, turns in sections.get(section, {}).items()
     ]
-    if "share" in sections.get("lock", {}):
-        share = sections["lock"]["share"]
-        found.append(Target("interpreter lock held, share of a step, batch 200", share, 0.03, at_most=True))
+    if "share" in sections.get("gil", {}):
+        share = sections["gil"]["share"]
+        found.append(Target("GIL held, share of a step, batch 200", share, 0.03, at_most=True))
     if server := sections.get("server"):
         served = server["by_messages"]
         found += [

@@ -2,14 +2,12 @@
 
 A round visits every contender once, and each round starts with another one, so that a slow minute of the machine hits
 all alike. A visit is a process or an MPI job of its own: start, warm-up, a few windows. Sections follow: where the
-time goes, parts alone, the interpreter lock, memory. Last come the targets, met or not.
+time goes, parts in isolation, the GIL, memory. Last come the targets, met or not.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +16,11 @@ from typing import Any
 
 from ssmpi.bench.harness import data, machine
 from ssmpi.bench.harness.jobs import Jobs
+from ssmpi.bench.harness.reporting import chosen, plain, publish, say
 from ssmpi.bench.harness.windows import Timing, summary
 from ssmpi.bench.throughput import local_contenders, picture, render, targets
-from ssmpi.bench.throughput.contenders import SSMPI, Contender, chosen, grid
-from ssmpi.bench.throughput.sections import NOT_SHORT, SECTIONS, Bench
-from ssmpi.core import atomic_file
+from ssmpi.bench.throughput.contenders import SSMPI, Contender, grid
+from ssmpi.bench.throughput.sections import NOT_SHORT, SECTIONS, Harness
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import SECONDS, positive, require
 
@@ -78,8 +76,8 @@ def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -
     )
     began = time.monotonic()
     report["contenders"] = rounds(options, contenders, jobs)
-    bench = Bench(base, jobs, options.batches, cores, options.timing, options.short)
-    report["sections"] = {name: section(name, bench) for name in sections}
+    harness = Harness(base, jobs, options.batches, cores, options.timing, options.short)
+    report["sections"] = {name: section(name, harness) for name in sections}
     report["header"] |= {
         "took_seconds": round(time.monotonic() - began),
         **jobs.mpi(),
@@ -87,7 +85,7 @@ def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -
     }
     judged = targets.judge(report["contenders"], report["sections"], list(options.batches), cores)
     report["targets"] = [{**dataclasses.asdict(t), "met": None if options.short else t.met} for t in judged]
-    return leave(options.folder, report)
+    return publish(options.folder / RESULT, report, render.table(report), picture.draw)
 
 
 def rounds(options: Options, contenders: list[Contender], jobs: Jobs) -> dict[str, Any]:
@@ -132,10 +130,10 @@ def figures(contender: Contender, visits: list[dict[str, Any]]) -> dict[str, Any
     }
 
 
-def section(name: str, bench: Bench) -> dict[str, Any]:
+def section(name: str, harness: Harness) -> dict[str, Any]:
     """One section, announced."""
     say(f"section {name}")
-    return SECTIONS[name](bench)
+    return SECTIONS[name](harness)
 
 
 def estimate(options: Options, contenders: list[Contender]) -> float:
@@ -145,28 +143,6 @@ def estimate(options: Options, contenders: list[Contender]) -> float:
 
 def seconds_of_short_sections(options: Options, sections: Sequence[str]) -> float:
     """About how many seconds the sections take with ``--short``: one MPI job each, of at most four windows, or a process."""
-    jobs, alone = len([name for name in sections if name != "reader"]), len({"reader", "server"} & set(sections))
+    jobs, local = len([name for name in sections if name != "reader"]), len({"reader", "server"} & set(sections))
     timing = dataclasses.replace(options.timing, windows=4)
-    return jobs * (START_SECONDS[True] + timing.total) + alone * (START_SECONDS[False] + timing.total)
-
-
-def leave(folder: Path, report: dict[str, Any]) -> Path:
-    """Write JSON, table and plot; print the table."""
-    target = folder / RESULT
-    atomic_file.write(target, json.dumps(report, indent=1) + "\n")
-    table = render.table(report)
-    atomic_file.write(target.with_suffix(".txt"), table + "\n")
-    print(table)
-    files = [target, target.with_suffix(".txt"), picture.draw(report, target.with_suffix(".png"))]
-    say(f"in {folder}: {', '.join(file.name for file in files if file)}")
-    return target
-
-
-def plain(value: Any) -> dict[str, Any]:
-    """A settings class as JSON takes it."""
-    return {key: str(item) if isinstance(item, Path) else item for key, item in dataclasses.asdict(value).items()}
-
-
-def say(text: str) -> None:
-    """A word on progress."""
-    print(text, file=sys.stderr, flush=True)
+    return jobs * (START_SECONDS[True] + timing.total) + local * (START_SECONDS[False] + timing.total)
