@@ -1,6 +1,8 @@
-"""``ssmpi bench scale``: what it costs to start and to end a job of many ranks, which is all that their number may change.
+"""``ssmpi bench scale``: what it costs to start and to end a job of many ranks, which is all that their number may
+change.
 
-Real training jobs on a few rows, over-subscribed on this host. Times are those that the ranks themselves note in their logs.
+Real training jobs on a few rows, over-subscribed on this host. Times are those that the ranks themselves note in their
+logs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Studies over real jobs: killed half-way they go on without repeating anything, and one bad cell does not spoil the rest."""
+"""Studies over real jobs: killed half-way they go on without repeating anything, and one bad cell does not spoil the
+rest.
+"""
 
 import contextlib
 import json

@@ -32,9 +32,14 @@ def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_
     }  # fmt: skip
     assert {"receive", "gather and reply", "update", "idle"} <= set(stages["embedding_ps"])
     assert math.isclose(sum(stages["embedding_ps"].values()), 1.0)
-    for name in ("shadow", "bare"):
-        for turns in report["sections"][name].values():
-            assert turns["ratio"] > 0
+    for turns in report["sections"]["bare"].values():
+        assert turns["ratio"] > 0
+    (frontier,) = report["sections"]["shadow"].values()
+    as_shipped, hot = frontier["points"]
+    assert (as_shipped["cpu_share"], hot["cpu_share"]) == (0, 1)
+    assert hot["ratio"] > 0
+    assert 0 < hot["gap"] < math.inf
+    assert hot["wall_ms"] > 0
     server = report["sections"]["server"]
     assert min(server["by_messages"], server["handlers"], server["bare_loop"]) > 0
     assert report["sections"]["reader"]["rows"] > 0

@@ -11,9 +11,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssmpi.bench.harness import data, gil, probes, process_usage, reporting, stages, windows
+from ssmpi.bench.harness import data, gil, probes, process_usage, reporting, results, stages, windows
 from ssmpi.bench.harness.windows import TickingPace, Ticks, Timing
-from ssmpi.bench.throughput import contenders, local_contenders, picture, render, sections, targets, throughput
+from ssmpi.bench.throughput import (
+    alternation,
+    contenders,
+    frontier,
+    local_contenders,
+    picture,
+    render,
+    sections,
+    targets,
+    throughput,
+)
 from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.topology import Role
@@ -146,6 +156,28 @@ def test_the_other_way_has_its_turn_in_the_second_and_third_of_four_windows_and_
         False
     ] * 2
     assert not probes.others_window((), 1.0)
+    assert [probes.end_of_others_turn(edges, now) for now in asked] == [
+        9.9, 10.0, 10.9, 13.0, 13.0, 13.0, 14.5, 16.0, 16.0, 99.0,
+    ]  # fmt: skip
+
+
+def test_rounds_rest_in_the_other_windows_and_only_the_time_of_those_within_a_turn_counts(monkeypatch):
+    now = [0.25]
+    monkeypatch.setattr(probes, "clock", lambda: now[0])
+    monkeypatch.setattr(probes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    began = []
+
+    def act():
+        began.append(now[0])
+        now[0] += 0.5
+
+    synchronizer = SimpleNamespace(round=act)
+    probe = probes.ShadowProbe(SimpleNamespace(synchronizers=[synchronizer]))
+    probe.begin([0.0, 1.0, 2.0, 3.0, 4.0])
+    for _ in range(4):
+        synchronizer.round()
+    assert began == [0.25, 0.75, 3.0, 3.5]  # the second ends at 1.25, when a rest has begun
+    assert probe.read() == {"rounds/timed": 3.0, "rounds/timed_seconds": 1.5}
 
 
 def test_all_threads_but_the_first_rest_in_the_other_windows_and_no_batch_is_counted_for_that(monkeypatch):
@@ -161,7 +193,7 @@ def test_all_threads_but_the_first_rest_in_the_other_windows_and_no_batch_is_cou
 
 def test_what_rounds_cost_is_the_mean_ratio_of_windows_with_them_to_windows_without():
     rates = [9, 10, 10, 9, 11, 10, 10, 11, 8]
-    found = sections.on_over_off({"eps": rates, "interrupted": [False] * 9, "rounds": 6.0, "seconds": 3.0})
+    found = alternation.on_over_off({"eps": rates, "interrupted": [False] * 9, "rounds": 6.0, "seconds": 3.0})
     assert found["ratio"] == pytest.approx(1.0)
     assert found["error"] == pytest.approx(0.1)
     assert found["rounds_per_second"] == 2.0
@@ -175,7 +207,102 @@ def test_windows_in_which_a_pass_ended_do_not_count_unless_all_are_like_that(end
         "rounds": 0,
         "seconds": 1,
     }
-    assert sections.on_over_off(job)["ratio"] == pytest.approx(ratio)
+    assert alternation.on_over_off(job)["ratio"] == pytest.approx(ratio)
+
+
+# Two trainers at batch 10; windows of half a second: on, off, off, on. Rounds and processor seconds of both trainers together.
+FRONTIER_JOB = {
+    "eps": [90.0, 100.0, 100.0, 110.0],
+    "interrupted": [False] * 4,
+    "seconds": 2.0,
+    "rounds": 2.5,
+    "growth": {
+        "cpu/workers": [9.0] * 4,
+        "cpu/shadow": [0.010, 0.001, 0.001, 0.012],
+        "cpu/sync_ps": [0.006, 0.002, 0.003, 0.004],
+        "rounds/all": [2.0, 1.0, 0.0, 2.0],
+        "rounds/timed": [1.0, 0.0, 0.0, 2.0],
+        "rounds/timed_seconds": [0.002, 0.0, 0.0, 0.013],
+    },
+}
+
+
+def test_a_point_of_the_frontier_has_the_gap_and_cost_of_a_trainers_round():
+    found = frontier.point(FRONTIER_JOB, 10, 0.02)
+    assert found["cpu_share"] == 0.02
+    assert found["ratio"] == pytest.approx(1.0)
+    assert found["gap"] == pytest.approx((90 + 110) * 0.5 / 10 / 5)  # iterations of both trainers by their rounds
+    assert found["cpu_ms"] == pytest.approx(1e3 * (0.032 - 0.007) / 5)  # what resting costs too is taken off
+    assert found["wall_ms"] == pytest.approx(5.0)
+
+
+def test_a_point_without_rounds_has_neither_gap_nor_cost():
+    growth = {name: [0.0] * 4 for name in FRONTIER_JOB["growth"]}
+    found = frontier.point({**FRONTIER_JOB, "growth": growth}, 10, 0.0)
+    assert (found["gap"], found["cpu_ms"], found["wall_ms"]) == (None, None, None)
+    assert render.point("x", found)[2:] == ("-", "1.000", "nan", "-", "-")
+
+
+def test_a_point_leaves_out_fours_in_which_a_pass_ended():
+    growth = {name: [*values, 7.0, 7.0, -7.0, 7.0] for name, values in FRONTIER_JOB["growth"].items()}
+    longer = {
+        "eps": [90.0, 100.0, 100.0, 110.0, 1.0, 1.0, 1.0, 1.0],
+        "interrupted": [False] * 6 + [True, False],
+        "seconds": 4.0,
+    }
+    found = frontier.point({**FRONTIER_JOB, **longer, "growth": growth}, 10, 0.02)
+    expected = frontier.point(FRONTIER_JOB, 10, 0.02)
+    assert {**found, "error": 0, "wall_ms": 0} == {**expected, "error": 0, "wall_ms": 0}
+
+
+def points(*pairs):
+    return [
+        {"cpu_share": k / 10, "ratio": ratio, "error": 0.004, "gap": gap, "cpu_ms": 1.5, "wall_ms": 2.5}
+        for k, (gap, ratio) in enumerate(pairs)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "smallest"),
+    [([(60.0, 1.0), (5.0, 0.98), (0.6, 0.6)], 5.0), ([(60.0, 0.97), (None, 1.0)], math.inf), ([], math.inf)],
+)
+def test_the_smallest_gap_is_that_of_rounds_which_leave_98_percent(pairs, smallest):
+    assert frontier.smallest_gap(points(*pairs)) == smallest
+
+
+def test_the_frontier_is_a_table_and_two_targets():
+    found = {"ssmpi 2x1 ma, 128, fp32": {"algorithm": "ma", "batch": 128, "points": points((124.0, 0.99), (0.7, 0.65))}}
+    lines = [line.split() for line in render.shadow(found).splitlines()]
+    assert lines[1][5:] == ["as", "shipped", "124.00", "0.990", "0.004", "1.50", "2.50"]
+    assert lines[2] == ["0.1", "0.70", "0.650", "0.004", "1.50", "2.50"]
+    judged = {t.what: (t.measured, t.met) for t in targets.of_rounds(found)}
+    assert judged == {
+        "rounds in the background / none, ssmpi 2x1 ma, 128, fp32": (0.99, True),
+        "iterations between rounds that leave 98% of the rate, ssmpi 2x1 ma, 128, fp32": (124.0, False),
+    }
+    assert render.amount(math.inf) == "none"
+
+
+def test_growth_is_counted_by_window_under_whole_names():
+    readings = [
+        {"cpu/a": 1.0, "rss/a": 5.0},
+        {"cpu/a": 1.5, "rss/a": 6.0, "rounds/all": 2.0},
+        {"cpu/a": 3.5, "rounds/all": 5.0},
+    ]
+    assert windows.spent_by_window(readings, ("cpu", "rounds")) == {"cpu/a": [0.5, 2.0], "rounds/all": [2.0, 3.0]}
+
+
+def test_trainers_of_a_job_are_put_together():
+    reading = {"cpu/workers": 1.0, "rounds/all": 0.0, "host/busy": 4.0, "rss/trainer 0": 7.0}
+    later = {"cpu/workers": 3.0, "rounds/all": 5.0, "host/busy": 9.0, "rss/trainer 0": 8.0}
+    one = {**results.of_trainer([0.0, 2.0], [reading, later], {}), "eps": [10.0], "interrupted": [False]}
+    other = {**one, "eps": [20.0], "interrupted": [True], "rounds": 6.0, "rss": {"trainer 1": [1.0, 2.0]}}
+    found = results.together([one, other])
+    assert (found["eps"], found["interrupted"], found["seconds"], found["rounds"]) == ([30.0], [True], 2.0, 5.5)
+    assert found["cpu"] == {"workers": 4.0}
+    assert found["growth"] == {"cpu/workers": [4.0], "rounds/all": [10.0]}
+    assert found["rss"] == {"trainer 0": [7.0, 8.0], "trainer 1": [1.0, 2.0]}
+    assert found["host"] == {"busy": 5.0}
 
 
 def test_a_thread_without_data_is_not_kept_waiting_by_those_that_rest(monkeypatch):
@@ -206,7 +333,7 @@ def test_targets_are_ratios_of_medians_and_say_whether_they_are_met():
         Contender(GEMM, 512, 2, "bf16").name: figures(150_000.0, kind=GEMM, threads=2, precision="bf16"),
         Contender(GEMM, 2048, 1).name: figures(32_000.0, kind=GEMM, threads=1, precision="fp32"),
     }
-    turns = {"ssmpi 2x1 bmuf, 2048, fp32": {"ratio": 0.99, "error": 0.004, "rounds_per_second": 3.0}}
+    turns = {"ssmpi 2x1 bmuf, 2048, fp32": {"algorithm": "bmuf", "batch": 2048, "points": points((1.5, 0.99))}}
     scaled = {"ssmpi 1x2 none, 2048, fp32": {"ratio": 1.8, "error": 0.01}}
     bare = {"ssmpi 1x2 none, 2048, fp32": {"ratio": 0.9, "error": 0.01}}
     found = targets.judge(measured, {"shadow": turns, "threads": scaled, "bare": bare}, [2048], 2)
@@ -217,6 +344,7 @@ def test_targets_are_ratios_of_medians_and_say_whether_they_are_met():
         "whole loop / bare dense step, ssmpi 1x2 none, 2048, fp32": (0.9, True),
         "2 threads / 1 thread, ssmpi 1x2 none, 2048, fp32": (1.8, False),
         "rounds in the background / none, ssmpi 2x1 bmuf, 2048, fp32": (0.99, True),
+        "iterations between rounds that leave 98% of the rate, ssmpi 2x1 bmuf, 2048, fp32": (1.5, True),
     }
     assert "+- 0.004" in {t.note for t in found}
     assert "0.450 of it at its fastest batch size" in {t.note for t in found}
@@ -396,4 +524,15 @@ def test_a_given_run_file_is_the_base_with_its_overrides(tmp_path, small_data):
 
 def test_no_picture_of_nothing(tmp_path):
     assert picture.draw({"contenders": {}, "sections": {}, "header": {}}, tmp_path / "x.png") is None
+
+
+def test_the_frontier_alone_is_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    found = {"ssmpi 2x1 ma, 128, fp32": {"algorithm": "ma", "batch": 128, "points": points((124.0, 0.99), (None, 1.0))}}
+    report = {"contenders": {}, "sections": {"shadow": found}, "header": {"cores": 2, "processor": "any"}}
+    drawn = picture.draw(report, tmp_path / "x.png")
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_median_of_nothing_is_not_a_number():
     assert math.isnan(windows.median([]))

@@ -1,7 +1,8 @@
-"""``ssmpi bench cluster``: how each algorithm scales with trainers, on this host, beside what ``ssmpi.tools.forecast`` predicts.
+"""``ssmpi bench cluster``: how each algorithm scales with trainers, on this host, beside what ``ssmpi.tools.forecast``
+predicts.
 
-Twenty trainers do not fit on two cores, but their communication does: ``harness.emulation`` says what is real and what is not. A
-visit is an MPI job of its own: start, warm-up, a few windows.
+Twenty trainers do not fit on two cores, but their communication does: ``harness.emulation`` says what is real and what
+is not. A visit is an MPI job of its own: start, warm-up, a few windows.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ssmpi.bench.harness import data, machine
 from ssmpi.bench.harness.emulation import Emulation
 from ssmpi.bench.harness.jobs import Jobs, Start
 from ssmpi.bench.harness.reporting import chosen, plain, publish, say
+from ssmpi.bench.harness.results import JobResult
 from ssmpi.bench.harness.windows import Timing
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
@@ -40,10 +42,10 @@ SMALL = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    """``step_ms`` of dense computation; MB/s and direction of each sync PS and of each narrow embedding PS. ``virtual_hosts``: each
-    server is on one of its own, and the kernel limits its link.
+    """``step_ms`` of dense computation; MB/s and direction of each sync PS and of each narrow embedding PS.
+    ``virtual_hosts``: each server is on one of its own, and the kernel limits its link.
     """
 
     folder: Path = Path("runs/bench")
@@ -148,7 +150,7 @@ def visit(options: Options, scenario: Scenario, base: Path, predicted: Outcome, 
     return figures(scenario, predicted, found, load(base, settings).data.batch_size)
 
 
-def figures(scenario: Scenario, predicted: Outcome, found: dict[str, Any], batch: int) -> dict[str, Any]:
+def figures(scenario: Scenario, predicted: Outcome, found: JobResult, batch: int) -> dict[str, Any]:
     """One row of the table; ``gap`` in iterations; ``cores`` that the job used; ``host``, the share of all cores busy."""
     eps = statistics.fmean(found["eps"])  # not the median: steps come in bursts between rounds
     iterations = eps * found["seconds"] / batch / predicted.trainers
@@ -215,6 +217,6 @@ def line(row: dict[str, Any]) -> str:
     gap, expected = ("-" if value is None else f"{value:,.1f}" for value in (row["gap"], row["predicted_gap"]))
     mark = "*" if row["host_full"] else " "
     return (
-        f"{row['scenario']:28} {row['trainers']:8} {row['eps']:9,.0f} {row['predicted_eps']:9,.0f} {row['deviation']:+6.0%} "
+        f"{row['shape']:28} {row['trainers']:8} {row['eps']:9,.0f} {row['predicted_eps']:9,.0f} {row['deviation']:+6.0%} "
         f"{gap:>7} {expected:>9} {row['cores']:5.2f} {row['host']:5.0%}{mark} {row['full']}"
     )

@@ -1,5 +1,5 @@
-"""Measured jobs on virtual hosts, for ``ssmpi bench cluster --virtual-hosts``: all trainers on the first, each server on one
-of its own, whose link the kernel limits (Linux's token bucket filter).
+"""Measured jobs on virtual hosts, for ``ssmpi bench cluster --virtual-hosts``: all trainers on the first, each server
+on one of its own, whose link the kernel limits (Linux's token bucket filter).
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class LimitedHosts:
 
 @contextlib.contextmanager
 def limited_hosts(servers: int, *folders: Path) -> Iterator[LimitedHosts]:
-    """Build them, which takes about a second; ``folders`` are those that all must see. HostError where it cannot be done."""
+    """Build them, which takes about a second; ``folders`` are those that all must see. HostError where it cannot be
+    done.
+    """
     if why := virtual_hosts.missing():
         raise HostError(f"{why}; without --virtual-hosts links are emulated inside the servers")
     here = Path.cwd()

@@ -1,4 +1,6 @@
-"""The report of ``ssmpi bench cluster`` as a picture: EPS and sync gap by trainers, measured as marks, predicted as lines."""
+"""The report of ``ssmpi bench cluster`` as a picture: EPS and sync gap by trainers, measured as marks, predicted as
+lines.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Who takes part in ``ssmpi bench cluster``: numbers of trainers, each with the algorithms, paces and servers to be compared."""
+"""Who takes part in ``ssmpi bench cluster``: numbers of trainers, each with the algorithms, paces and servers to be
+compared.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scenario:
-    """``period`` in iterations of a round in the foreground, 0 for rounds in the background; ``narrow``: the embedding PSs'
-    links are limited too.
+    """``period`` in iterations of a round in the foreground, 0 for rounds in the background; ``narrow``: the embedding
+    PSs' links are limited too.
     """
 
     algorithm: str = "none"

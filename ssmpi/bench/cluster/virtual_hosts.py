@@ -79,7 +79,9 @@ def shared_folders(*folders: Path) -> list[str]:
 
 
 class VirtualHosts:
-    """``count`` hosts h1, h2, ... and a head; all see the ``shared`` folders and ``state``, and have a /tmp of their own."""
+    """``count`` hosts h1, h2, ... and a head; all see the ``shared`` folders and ``state``, and have a /tmp of their
+    own.
+    """
 
     def __init__(self, count: int, state: Path, shared: list[str]) -> None:
         self.names = [f"h{i + 1}" for i in range(count)]

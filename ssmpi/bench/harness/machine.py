@@ -7,7 +7,6 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from ssmpi import __version__
 
@@ -19,7 +18,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def describe() -> dict[str, Any]:
+def describe() -> dict[str, object]:
     """The header of a report."""
     return {
         "when": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -6,12 +6,11 @@ import bisect
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.bench.harness import dense, gil, stages
-from ssmpi.bench.harness.rows import Source
+from ssmpi.bench.harness import gil, stages
 from ssmpi.bench.harness.windows import Readings, TickingPace, Timing, clock
 from ssmpi.train import hogwild
 
@@ -29,7 +28,7 @@ class Probe:
         """Counters of its own."""
         return {}
 
-    def at_end(self, timing: Timing) -> dict[str, Any]:
+    def at_end(self, timing: Timing) -> gil.Sample:
         """What it finds after the windows, while training continues."""
         return {}
 
@@ -48,14 +47,14 @@ class StageProbe(Probe):
 class GilProbe(Probe):
     """Who holds the GIL."""
 
-    def at_end(self, timing: Timing) -> dict[str, Any]:
+    def at_end(self, timing: Timing) -> gil.Sample:
         """Sample this process."""
         return gil.sample(os.getpid(), timing.seconds)
 
 
 class AlternatingProbe(Probe):
-    """Two ways to work in the windows of one job, in turns: one, other, other, one. Jobs of one kind differ by more than the
-    effect sought, and so does a shared host from one minute to the next; the windows of one job do not.
+    """Two ways to work in the windows of one job, in turns: one, other, other, one. Jobs of one kind differ by more
+    than the effect sought, and so does a shared host from one minute to the next; the windows of one job do not.
     """
 
     LATE_SECONDS = 0.005
@@ -71,30 +70,45 @@ class AlternatingProbe(Probe):
         """Whether it is the other way's turn."""
         return others_window(self._edges, clock())
 
-    def rest(self, until: Callable[[], bool] = lambda: False) -> None:
+    def rest(self, until: Callable[[], bool]) -> None:
         """Do nothing in the other way's windows, but no longer than ``until`` something."""
         while self.others_turn() and not until():
             time.sleep(self.LATE_SECONDS)
 
 
 class ShadowProbe(AlternatingProbe):
-    """The shadow thread works or rests."""
+    """The shadow thread works or rests: where one trainer leads its host, that one's for all.
+
+    Wall time is that of rounds within the windows with rounds: in any other, this trainer may have waited for one at
+    rest.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
+        self._timed = {"rounds/timed": 0.0, "rounds/timed_seconds": 0.0}
         for synchronizer in trainer.synchronizers:
             synchronizer.round = self._in_turn(synchronizer.round)  # type: ignore[method-assign]
 
+    def read(self) -> Readings:
+        """Rounds whose wall time counts, and their seconds."""
+        return dict(self._timed)
+
     def _in_turn(self, act: Callable[[], None]) -> Callable[[], None]:
         def gated() -> None:
-            self.rest()
+            while (now := clock()) < (end := end_of_others_turn(self._edges, now)):
+                time.sleep(end - now)  # in one piece: what resting costs would be charged to rounds
             act()
+            if turn(self._edges, now) == turn(self._edges, clock()):
+                self._timed["rounds/timed"] += 1
+                self._timed["rounds/timed_seconds"] += clock() - now
 
         return gated
 
 
 class OneThreadProbe(AlternatingProbe):
-    """All worker threads work, or the first alone, which at the end of a pass would wait for those that rest with rows in hand."""
+    """All worker threads work, or the first alone, which at the end of a pass would wait for those that rest with rows
+    in hand.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
@@ -115,6 +129,9 @@ class BareStepProbe(AlternatingProbe):
     """The whole loop, or the dense step alone on rows that are there: the ceiling of this program."""
 
     def __init__(self, trainer: Trainer) -> None:
+        from ssmpi.bench.harness import dense  # here, because servers know all probes and load no torch
+        from ssmpi.bench.harness.rows import Source
+
         super().__init__()
         after_step = trainer.pace.after_step
         steps = dense.bare_steps(trainer.config, Source(trainer.config))
@@ -128,10 +145,21 @@ class BareStepProbe(AlternatingProbe):
         trainer.pace.after_step = gated  # type: ignore[method-assign]
 
 
+def turn(edges: Sequence[float], now: float) -> int:
+    """Turns that have begun by this time; odd ones, of each four windows the second and third, are the other way's."""
+    return bisect.bisect_right(edges, now) // 2
+
+
 def others_window(edges: Sequence[float], now: float) -> bool:
-    """Whether it is the other way's turn at this time: of each four windows in the second and third."""
-    window = bisect.bisect_right(edges, now) - 1
-    return 0 <= window < len(edges) - 1 and window % 4 in (1, 2)
+    """Whether it is the other way's turn at this time."""
+    return turn(edges, now) % 2 == 1 and now < edges[-1]
+
+
+def end_of_others_turn(edges: Sequence[float], now: float) -> float:
+    """When the other way's turn ends, if it is on at this time; else ``now``."""
+    if not others_window(edges, now):
+        return now
+    return edges[min(2 * turn(edges, now) + 1, len(edges) - 1)]
 
 
 class ExchangeProbe(Probe):
@@ -165,7 +193,7 @@ def exchange(trainer: Trainer) -> tuple[Body, Probe]:
     return probe.hogwild, probe
 
 
-PROBES: dict[str, Callable[[Any], tuple[Body, Probe]]] = {
+PROBES: dict[str, Callable[[Trainer], tuple[Body, Probe]]] = {
     "nothing": lambda trainer: (hogwild, Probe()),
     "stages": lambda trainer: (hogwild, StageProbe(trainer)),
     "gil": lambda trainer: (hogwild, GilProbe()),

@@ -24,7 +24,7 @@ def chosen(name: str, pattern: str) -> bool:
     return fnmatch.fnmatch(name, f"*{pattern}*")
 
 
-def plain(value: DataclassInstance) -> dict[str, Any]:
+def plain(value: DataclassInstance) -> dict[str, object]:
     """A settings class as JSON takes it."""
     return {key: str(item) if isinstance(item, Path) else item for key, item in dataclasses.asdict(value).items()}
 

@@ -1,7 +1,7 @@
 """Runs one cell of a study as a job of its own, through ``ssmpi launch``, unless it is finished.
 
-While the job lives its lock is held: by the study and by ``ssmpi launch``, which inherits it. So a study that was killed
-and is started again waits for the job that it left behind instead of starting a second one into the same folder.
+While the job lives its lock is held: by the study and by ``ssmpi launch``, which inherits it. So a study that was
+killed and is started again waits for the job that it left behind instead of starting a second one into the same folder.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def tidy(study: Study, cell: Cell) -> None:
 
 
 def _launched(where: CellFiles, limit: float, lock: IO[str], site: str) -> int:
-    """``ssmpi launch``, which gets every signal that this process gets meanwhile; its exit code, STOPPED if there were any."""
+    """``ssmpi launch``, which gets every signal that this process gets meanwhile; its exit code, STOPPED if there were
+    any.
+    """
     line = [*PYTHON, "-m", "ssmpi", "launch", str(where.run_file), "--overwrite"]
     line += ["--site", site] if site else []
     with where.log.open("w", encoding="utf-8") as log:

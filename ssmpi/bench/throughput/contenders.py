@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BARE, GEMM, PYTORCH, SSMPI = "bare step", "gemm", "pytorch", "ssmpi"
 
@@ -21,7 +21,7 @@ class Contender:
     precision: str = "fp32"
     trainers: int = 1
     algorithm: str = "none"
-    transport: str = "auto"
+    transport: str = field(default="auto", kw_only=True)
 
     @property
     def short_name(self) -> str:

@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ssmpi.bench.harness.process_usage import host_busy, own_memory
+from ssmpi.bench.harness.results import Visit
 from ssmpi.bench.harness.rows import Source
 from ssmpi.bench.harness.windows import Readings, Ticks, Timing, clock, spent, watch
 from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, Contender
@@ -21,7 +22,7 @@ T = TypeVar("T")
 TIME_LIMIT_SECONDS = 300.0  # for preparing and measuring one contender
 
 
-def in_fresh_process(body: Callable[..., T], *arguments: Any) -> T:
+def in_fresh_process(body: Callable[..., T], *arguments: object) -> T:
     """Run a function of a module in a new process; its exception is raised here."""
     os.environ["PYTHONSAFEPATH"] = "1"  # as PYTHON's -P, for the process that is forked
     context = multiprocessing.get_context("forkserver")
@@ -30,7 +31,7 @@ def in_fresh_process(body: Callable[..., T], *arguments: Any) -> T:
         return pool.apply_async(body, arguments).get(TIME_LIMIT_SECONDS)
 
 
-def visit(contender: Contender, run_file: Path, timing: Timing) -> dict[str, Any]:
+def visit(contender: Contender, run_file: Path, timing: Timing) -> Visit:
     """Measure a contender in this process: examples per second by window, CPU seconds and memory."""
     import torch  # here, because the process that starts all others has no use for it
 
@@ -47,6 +48,7 @@ def visit(contender: Contender, run_file: Path, timing: Timing) -> dict[str, Any
         "cpu": spent(readings, "cpu"),
         "host": spent(readings, "host"),
         "seconds": edges[-1] - edges[0],
+        "rounds": 0.0,
         "rss": {"process": [readings[0]["rss"], readings[-1]["rss"]]},
     }
 

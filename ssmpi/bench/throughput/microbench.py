@@ -1,4 +1,6 @@
-"""Parts of the program in isolation, in one process: the embedding PS's kernels, a bare loop over the same memory, the reader."""
+"""Parts of the program in isolation, in one process: the embedding PS's kernels, a bare loop over the same memory, the
+reader.
+"""
 
 from __future__ import annotations
 

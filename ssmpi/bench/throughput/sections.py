@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ssmpi.bench.harness import gil
-from ssmpi.bench.harness.jobs import Jobs
 from ssmpi.bench.harness.windows import Timing, median
-from ssmpi.bench.throughput import microbench
-from ssmpi.bench.throughput.contenders import SHADOWS, SSMPI, Contender
+from ssmpi.bench.throughput import frontier, microbench
+from ssmpi.bench.throughput.alternation import Harness, Ratio, in_turns
+from ssmpi.bench.throughput.contenders import SSMPI, Contender
 from ssmpi.bench.throughput.local_contenders import in_fresh_process
 from ssmpi.config import load
 from ssmpi.data.schema import read_manifest
 
 LONG = Timing(3.0, 3.0, 20)  # for memory, which must not grow
 LONG_STEPS, SLOW = 25, 25_000.0  # steps of a window, at so many examples per second of a thread
-TURNS = 24  # windows of a job that works in two ways, in turns
-
-
-@dataclass(frozen=True)
-class Harness:
-    """What every section needs: the run file, the jobs, batch sizes, cores, and how long a window is."""
-
-    run_file: Path
-    jobs: Jobs
-    batches: tuple[int, ...]
-    cores: int
-    timing: Timing
-    short: bool
-
-    def job(self, contender: Contender, probe: str, timing: Timing) -> dict[str, Any]:
-        """A measured job of a contender."""
-        return self.jobs.run(contender.ranks, contender.overrides, timing, probe)
 
 
 def where_time_goes(harness: Harness) -> dict[str, Any]:
@@ -48,10 +29,7 @@ def where_time_goes(harness: Harness) -> dict[str, Any]:
         found[contender.name] = {
             "eps": median(job["eps"]),
             "trainer": shares(job["stages"], threads * job["seconds"], apart=("shadow round",)),
-            "shadow round ms": 1e3
-            * job["stages"].get("shadow round", 0.0)
-            / contender.trainers
-            / max(job["rounds"], 1),
+            "shadow round ms": 1e3 * sum(job["growth"]["rounds/seconds"]) / max(sum(job["growth"]["rounds/all"]), 1),
             "rounds": job["rounds"],
             **{name.partition("-")[0]: shares(server["stages"]) for name, server in job["servers"].items()},
         }
@@ -62,7 +40,7 @@ def to_break_down(harness: Harness) -> list[Contender]:
     """One trainer, by shared memory and by messages, and two with a shadow thread; ``short`` has all of it in one."""
     half = max(1, harness.cores // 2)
     if harness.short:
-        return [Contender(SSMPI, min(harness.batches), half, "fp32", 2, "ma", "messages")]
+        return [Contender(SSMPI, min(harness.batches), half, "fp32", 2, "ma", transport="messages")]
     found = []
     for batch in sorted({min(harness.batches), max(harness.batches)}):
         found += [Contender(SSMPI, batch, harness.cores, transport=transport) for transport in ("auto", "messages")]
@@ -71,7 +49,9 @@ def to_break_down(harness: Harness) -> list[Contender]:
 
 
 def shares(seconds: dict[str, float], whole: float | None = None, apart: tuple[str, ...] = ()) -> dict[str, float]:
-    """Shares of ``whole`` (default: of the sum); what no stage accounts for is ``rest``; ``apart`` are other threads' stages."""
+    """Shares of ``whole`` (default: of the sum); what no stage accounts for is ``rest``; ``apart`` are other threads'
+    stages.
+    """
     counted = {name: value for name, value in seconds.items() if name not in apart}
     total = whole or sum(counted.values()) or 1.0
     found = {name: value / total for name, value in counted.items()}
@@ -80,28 +60,17 @@ def shares(seconds: dict[str, float], whole: float | None = None, apart: tuple[s
     return found
 
 
-def shadow_cost(harness: Harness) -> dict[str, Any]:
-    """Examples per second with rounds in the background over those without, by algorithm and batch size, within one job."""
-    half = max(1, harness.cores // 2)
-    if harness.short:
-        asked = [Contender(SSMPI, min(harness.batches), half, "fp32", 2, "easgd")]
-    else:
-        sizes = sorted({min(harness.batches), max(harness.batches)})
-        asked = [Contender(SSMPI, size, half, "fp32", 2, algorithm) for size in sizes for algorithm in SHADOWS]
-    return in_turns(harness, "shadow", asked)
-
-
-def bare_share(harness: Harness) -> dict[str, Any]:
+def bare_share(harness: Harness) -> dict[str, Ratio]:
     """Examples per second of the whole loop over those of the bare dense step, all threads, within one job."""
     return in_turns(harness, "bare", of_all_threads(harness))
 
 
-def thread_gain(harness: Harness) -> dict[str, Any]:
+def thread_gain(harness: Harness) -> dict[str, Ratio]:
     """Examples per second of all threads over those of the first alone, within one job; nothing on a single core.
 
     A thread rests when its batch is done: windows are long enough for that to make less than a percent of them.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, Ratio] = {}
     for contender in of_all_threads(harness) if harness.cores > 1 else ():
         seconds = max(harness.timing.seconds, 0.0 if harness.short else LONG_STEPS * contender.batch / SLOW)
         found |= in_turns(replace(harness, timing=replace(harness.timing, seconds=seconds)), "threads", [contender])
@@ -114,24 +83,7 @@ def of_all_threads(harness: Harness) -> list[Contender]:
     return [Contender(SSMPI, size, harness.cores) for size in sorted(sizes)]
 
 
-def in_turns(harness: Harness, probe: str, asked: list[Contender]) -> dict[str, Any]:
-    """What an alternating probe finds, by contender."""
-    timing = replace(harness.timing, windows=4 if harness.short else TURNS)
-    return {contender.name: on_over_off(harness.job(contender, probe, timing)) for contender in asked}
-
-
-def on_over_off(job: dict[str, Any]) -> dict[str, float]:
-    """From windows on, off, off, on, on, off, ...: the mean of each four's ratio, its standard error, rounds a second. Fours in
-    which a pass ended do not count, unless one ended in all of them: a pass over real data takes hours.
-    """
-    every = range(0, len(job["eps"]) - 3, 4)
-    fours = [k for k in every if not any(job["interrupted"][k : k + 4])] or every
-    turns = [(on + again) / (off + still) for on, off, still, again in (job["eps"][k : k + 4] for k in fours)]
-    error = statistics.stdev(turns) / len(turns) ** 0.5 if len(turns) > 1 else math.nan
-    return {"ratio": statistics.fmean(turns), "error": error, "rounds_per_second": job["rounds"] / job["seconds"]}
-
-
-def server_rate(harness: Harness) -> dict[str, Any]:
+def server_rate(harness: Harness) -> dict[str, float]:
     """Rows per core-second of an embedding PS, whose clients do nothing else, beside a bare loop over the same table.
 
     In place the clients do the PS's work: theirs is the time, with routing and summing of duplicates.
@@ -149,7 +101,7 @@ def server_rate(harness: Harness) -> dict[str, Any]:
     return rates
 
 
-def reader_rate(harness: Harness) -> dict[str, Any]:
+def reader_rate(harness: Harness) -> dict[str, float]:
     """Rows per core-second, shuffled and cut into the smallest batches."""
     overrides = Contender(SSMPI, min(harness.batches)).overrides
     return in_fresh_process(microbench.reader_rate, harness.run_file, overrides, harness.timing.seconds)
@@ -192,11 +144,11 @@ def memory(harness: Harness) -> dict[str, Any]:
     }  # fmt: skip
 
 
-SECTIONS: dict[str, Callable[[Harness], dict[str, Any]]] = {
+SECTIONS: dict[str, Callable[[Harness], Mapping[str, object]]] = {
     "stages": where_time_goes,
     "bare": bare_share,
     "threads": thread_gain,
-    "shadow": shadow_cost,
+    "shadow": frontier.measure,
     "server": server_rate,
     "reader": reader_rate,
     "gil": gil_share,
