@@ -29,7 +29,7 @@ ROWS = 10_000
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that a job of ``ranks`` ranks took: until all had joined, until training began, in training, to its end."""
+    """Seconds that a job of ``ranks`` ranks took: to join, until training began, in training, to its end."""
 
     ranks: int
     join: float

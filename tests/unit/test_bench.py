@@ -172,12 +172,17 @@ def test_rounds_rest_in_the_other_windows_and_only_the_time_of_those_within_a_tu
         now[0] += 0.5
 
     synchronizer = SimpleNamespace(round=act)
-    probe = probes.ShadowProbe(SimpleNamespace(synchronizers=[synchronizer]))
+    pace = TickingPace(NoPace(), Ticks(1))
+    probe = probes.ShadowProbe(SimpleNamespace(synchronizers=[synchronizer], pace=pace))
     probe.begin([0.0, 1.0, 2.0, 3.0, 4.0])
     for _ in range(4):
         synchronizer.round()
-    assert began == [0.25, 0.75, 3.0, 3.5]  # the second ends at 1.25, when a rest has begun
-    assert probe.read() == {"rounds/timed": 3.0, "rounds/timed_seconds": 1.5}
+    assert began == pytest.approx([0.25, 0.75, 3.0, 3.5])  # the second ends at 1.25, when a rest has begun
+    assert probe.read() == pytest.approx({"rounds/timed": 3.0, "rounds/timed_seconds": 1.5})
+    now[0] = 1.5
+    pace.thread_done(0)  # no more data: the other trainers must not wait until the rest is over
+    synchronizer.round()
+    assert began[-1] == 1.5
 
 
 def test_all_threads_but_the_first_rest_in_the_other_windows_and_no_batch_is_counted_for_that(monkeypatch):
@@ -210,7 +215,7 @@ def test_windows_in_which_a_pass_ended_do_not_count_unless_all_are_like_that(end
     assert alternation.on_over_off(job)["ratio"] == pytest.approx(ratio)
 
 
-# Two trainers at batch 10; windows of half a second: on, off, off, on. Rounds and processor seconds of both trainers together.
+# Two trainers at batch 10; windows of half a second: on, off, off, on. Growth of both trainers' counters together.
 FRONTIER_JOB = {
     "eps": [90.0, 100.0, 100.0, 110.0],
     "interrupted": [False] * 4,

@@ -34,7 +34,7 @@ WITHIN = 0.2  # of the prediction
 FULL_HOST = 0.9  # of its cores: what is measured beyond is this host, not what is emulated
 RESULT = "cluster.json"
 
-# Small, so that many trainers fit; much dense against few embedding bytes, so that each kind of link can be the first to be full.
+# Small, so that many trainers fit; much dense against few embedding bytes, so that each kind of link can fill first.
 SMALL = (
     "data.batch_size=32", "data.block_rows=2048", "model.bottom=[32,8]", "model.top=[128,64,1]", "embedding.dim=8",
     "dense.optimizer=sgd", "embedding.optimizer=sgd", "topology.threads=1", "embedding.transport=messages",
@@ -97,7 +97,8 @@ def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -
     options.folder.mkdir(parents=True, exist_ok=True)
     base = run_file_for(options, run_file, overrides)
     say(
-        f"{len(visits)} jobs of up to {max(scenario.ranks(n) for scenario, n in visits)} ranks, {options.timing.total:g} s each"
+        f"{len(visits)} jobs of up to {max(scenario.ranks(n) for scenario, n in visits)} ranks, "
+        f"{options.timing.total:g} s each"
     )
     header, rows = machine.describe(), []
     models = {scenario: expected(options, scenario, base) for scenario, _ in visits}
@@ -151,7 +152,7 @@ def visit(options: Options, scenario: Scenario, base: Path, predicted: Outcome, 
 
 
 def figures(scenario: Scenario, predicted: Outcome, found: JobResult, batch: int) -> dict[str, Any]:
-    """One row of the table; ``gap`` in iterations; ``cores`` that the job used; ``host``, the share of all cores busy."""
+    """One row of the table; ``gap`` in iterations; ``cores`` used by the job; ``host``: share of cores busy."""
     eps = statistics.fmean(found["eps"])  # not the median: steps come in bursts between rounds
     iterations = eps * found["seconds"] / batch / predicted.trainers
     gap = iterations / found["rounds"] if found["rounds"] else None
@@ -173,14 +174,16 @@ def figures(scenario: Scenario, predicted: Outcome, found: JobResult, batch: int
 
 
 HEADS = (
-    f"{'':28} {'trainers':>8} {'EPS':>9} {'predicted':>9} {'off':>6} {'gap':>7} {'predicted':>9} {'cores':>5} {'host':>5}  "
+    f"{'':28} {'trainers':>8} {'EPS':>9} {'predicted':>9} {'off':>6} {'gap':>7} {'predicted':>9} {'cores':>5} "
+    f"{'host':>5}  "
     "limited by"
 )
 
 
 BUCKETS = "What limits a link is a token bucket in its server's loop."
 VIRTUAL_HOSTS = (
-    "What limits a link is the kernel: each server is on a virtual host of its own (namespaces, tc's token bucket filter), all "
+    "What limits a link is the kernel: each server is on a virtual host of its own (namespaces, tc's token bucket "
+    "filter), all "
     "trainers on\none more. TCP gets less through than the link's rate; cores are those of the trainers' host."
 )
 
@@ -192,7 +195,8 @@ def table(report: dict[str, Any]) -> str:
     near = sum(abs(row["deviation"]) <= WITHIN for row in rows)
     full_hosts = sum(row["host_full"] for row in rows)
     lines = [
-        f"Emulated on one host ({header['cores']} cores, load {header['load_before']:.1f} before): dense computation is a wait of "
+        f"Emulated on one host ({header['cores']} cores, load {header['load_before']:.1f} before): dense computation "
+        "is a wait of "
         f"{options['step_ms']:g} ms a step,",
         f"sync PS links carry {options['link_mb']:g} MB/s and direction, narrow embedding PS links "
         f"{options['embedding_link_mb']:g} MB/s; links of trainers are not limited.",
@@ -202,12 +206,15 @@ def table(report: dict[str, Any]) -> str:
         HEADS,
         *map(line, rows),
         "",
-        f"EPS within {WITHIN:.0%} of the prediction: {near} of {len(rows)} jobs. Gap: iterations between two rounds of a trainer.",
+        f"EPS within {WITHIN:.0%} of the prediction: {near} of {len(rows)} jobs. Gap: iterations between two rounds of "
+        "a trainer.",
     ]
     if full_hosts:
         lines.append(
-            f"* over {FULL_HOST:.0%} of this host's cores were busy ({full_hosts} of {len(rows)} jobs; cores is their own part): "
-            "such a figure is the host's as much as the emulated cluster's. A longer step with slower links has the same shape."
+            f"* over {FULL_HOST:.0%} of this host's cores were busy ({full_hosts} of {len(rows)} jobs; cores is their "
+            "own part): "
+            "such a figure is the host's as much as the emulated cluster's. A longer step with slower links has the "
+            "same shape."
         )
     return "\n".join(lines)
 
@@ -217,6 +224,7 @@ def line(row: dict[str, Any]) -> str:
     gap, expected = ("-" if value is None else f"{value:,.1f}" for value in (row["gap"], row["predicted_gap"]))
     mark = "*" if row["host_full"] else " "
     return (
-        f"{row['shape']:28} {row['trainers']:8} {row['eps']:9,.0f} {row['predicted_eps']:9,.0f} {row['deviation']:+6.0%} "
+        f"{row['shape']:28} {row['trainers']:8} {row['eps']:9,.0f} {row['predicted_eps']:9,.0f} "
+        f"{row['deviation']:+6.0%} "
         f"{gap:>7} {expected:>9} {row['cores']:5.2f} {row['host']:5.0%}{mark} {row['full']}"
     )

@@ -26,7 +26,7 @@ class LimitedHosts:
         self._trainers, *self._servers = hosts.names
 
     def start(self, trainers: int, rates: Sequence[float | None]) -> Start:
-        """How to start a job whose servers, in rank order, have links of so many bytes a second; None is not limited."""
+        """How to start a job whose servers, in rank order, have links of so many bytes a second; None: no limit."""
         names = self._servers[: len(rates)]
         for name, rate in zip(names, rates, strict=True):
             self._hosts.slow(name, "" if rate is None else f"{8 * rate:.0f}bit")

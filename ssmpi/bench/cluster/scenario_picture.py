@@ -30,7 +30,8 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
         axis.grid(alpha=0.3)
     options = report["options"]
     figure.suptitle(
-        f"emulated on {report['header']['cores']} cores: a step is a wait of {options['step_ms']:g} ms, sync PS links are token "
+        f"emulated on {report['header']['cores']} cores: a step is a wait of {options['step_ms']:g} ms, sync PS links "
+        "are token "
         f"buckets of {options['link_mb']:g} MB/s; marks are measured (hollow: host full), lines predicted",
         fontsize=11,
     )

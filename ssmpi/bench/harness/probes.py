@@ -79,12 +79,16 @@ class AlternatingProbe(Probe):
 class ShadowProbe(AlternatingProbe):
     """The shadow thread works or rests: where one trainer leads its host, that one's for all.
 
-    Wall time is that of rounds within the windows with rounds: in any other, this trainer may have waited for one at
-    rest.
+    It rests no longer than its trainer has data: the others wait for it at the end of a pass. Wall time is that of
+    rounds within the windows with rounds: in any other, this trainer may have waited for one at rest.
     """
+
+    REST_SECONDS = 0.05  # long: what resting costs is taken off what rounds cost
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
+        assert isinstance(trainer.pace, TickingPace)
+        self._pace = trainer.pace
         self._timed = {"rounds/timed": 0.0, "rounds/timed_seconds": 0.0}
         for synchronizer in trainer.synchronizers:
             synchronizer.round = self._in_turn(synchronizer.round)  # type: ignore[method-assign]
@@ -95,8 +99,8 @@ class ShadowProbe(AlternatingProbe):
 
     def _in_turn(self, act: Callable[[], None]) -> Callable[[], None]:
         def gated() -> None:
-            while (now := clock()) < (end := end_of_others_turn(self._edges, now)):
-                time.sleep(end - now)  # in one piece: what resting costs would be charged to rounds
+            while (now := clock()) < (end := end_of_others_turn(self._edges, now)) and not self._pace.ending:
+                time.sleep(min(end - now, self.REST_SECONDS))
             act()
             if turn(self._edges, now) == turn(self._edges, clock()):
                 self._timed["rounds/timed"] += 1

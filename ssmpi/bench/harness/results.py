@@ -1,4 +1,4 @@
-"""What measured contenders report: of a visit in one process, of each rank of a job, and of a job's trainers together."""
+"""What measured contenders report: a visit in one process, a rank of a job, a job's trainers together."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Ticks:
         done.append(done[-1] + batches if done else batches)
 
     def rates(self, edges: Sequence[float]) -> list[float]:
-        """Batches per second in each window, all threads. A batch under way at an edge counts by the share of its time."""
+        """Batches per second in each window, all threads. A batch across an edge counts by the share of its time."""
         done = sum(
             (np.interp(edges, times, done) for times, done in zip(self.times, self.done, strict=True) if times),
             np.zeros(len(edges)),

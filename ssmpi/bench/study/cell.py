@@ -127,7 +127,8 @@ def _held(where: CellFiles, limit: float) -> IO[str]:
         return lockfile.take(where.lock, lambda _: limit)
     except lockfile.HeldError:
         raise CellError(
-            f"another process has been running it for {limit / 60:g} minutes; end that one (fuser {where.lock} names it)"
+            f"another process has been running it for {limit / 60:g} minutes; end that one "
+            f"(fuser {where.lock} names it)"
         ) from None
 
 
@@ -140,8 +141,8 @@ def _check_same(cell: Cell, run: Path) -> None:
         ) from None
     if other := differences(before, cell.config):
         raise SettingsError(
-            f"{run}: finished with other settings than this cell has ({'; '.join(other)}): remove that folder to run it "
-            "anew, or choose another study.folder"
+            f"{run}: finished with other settings than this cell has ({'; '.join(other)}): remove that folder "
+            "to run it anew, or choose another study.folder"
         )
 
 

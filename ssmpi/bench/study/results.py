@@ -99,7 +99,8 @@ def markdown(study: Study, rows: Sequence[Row], missing: Sequence[Cell], codes: 
         "",
         f"`ssmpi bench study {study.path}`, {about['date']}, {about['machine']}, {most}, data `{data}`.",
         f"Mean ± standard error over seeds. {compared(study)}".rstrip(),
-        "ELP: batch size x threads x trainers. Gap: iterations between two rounds, of a worker thread and of a whole trainer.",
+        "ELP: batch size x threads x trainers. Gap: iterations between two rounds, of a worker thread and of a whole "
+        "trainer.",
         "",
         columns.markdown(rows),
         "",

@@ -51,7 +51,7 @@ def in_turns(harness: Harness, probe: str, asked: list[Contender]) -> dict[str, 
 
 
 def on_over_off(job: JobResult) -> Ratio:
-    """From windows on, off, off, on, on, off, ...: the mean of each four's ratio, its standard error, rounds a second."""
+    """From windows on, off, off, on, on, off, ...: the mean of each four's ratio with its error, rounds a second."""
     turns = [(on + again) / (off + still) for on, off, still, again in (job["eps"][k : k + 4] for k in fours(job))]
     error = statistics.stdev(turns) / len(turns) ** 0.5 if len(turns) > 1 else math.nan
     return {"ratio": statistics.fmean(turns), "error": error, "rounds_per_second": job["rounds"] / job["seconds"]}

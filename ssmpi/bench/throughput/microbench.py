@@ -27,7 +27,7 @@ Rows = list[np.ndarray]
 
 @njit(cache=True, nogil=True)
 def touch(table: np.ndarray, rows: np.ndarray) -> float:
-    """The least that a pull and a push of ``rows`` int32 (n,) can be: read every row once, then change every row once."""
+    """The least that a pull and a push of ``rows`` int32 (n,) can be: read each row once, then change each once."""
     total = np.float32(0.0)
     for k in range(rows.shape[0]):
         for j in range(table.shape[1]):

@@ -73,6 +73,8 @@ def frontiers(figure: Any, found: Mapping[str, Frontier]) -> None:
             )
         axis.axhline(WORTH, color="black", linewidth=0.8, linestyle=":")
         axis.set_xscale("log")
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("{x:g}")
         axis.set(title=f"batch {batch}", xlabel="iterations between two rounds", ylabel="EPS with rounds / without")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)

@@ -55,8 +55,8 @@ def contenders(found: Mapping[str, Any]) -> str:
     ordered = sorted(found.items(), key=lambda item: (item[1]["batch"], item[1]["precision"] != "fp32"))
     rows += [(name, *contender(figures)) for name, figures in ordered]
     notes = (
-        "ssmpi AxB: A trainers of B threads, 1 embedding PS, 1 sync PS for easgd; it reads its rows from shards, the others have",
-        "theirs in memory and are not charged for that. cores: CPU seconds per second; others: programs that are not measured.",
+        "ssmpi AxB: A trainers of B threads, 1 embedding PS, 1 sync PS for easgd; it reads its rows from shards, the",
+        "others have theirs in memory and are not charged for that. cores: CPU seconds per second; others: other programs.",
     )
     return "\n".join([grid(rows), *notes])
 
@@ -103,8 +103,9 @@ def shadow(found: Mapping[str, Frontier]) -> str:
     for name, frontier in found.items():
         rows += [point(name if k == 0 else "", each) for k, each in enumerate(frontier["points"])]
     notes = (
-        "gap: iterations of a trainer between two of its rounds; EPS on / off: examples per second with rounds over without,",
-        "in turns within one job; processor ms: of a trainer's round, shadow threads and sync PS; wall ms: of a round.",
+        "gap: iterations of a trainer between two of its rounds; EPS on / off: examples per second with rounds over",
+        "without, in turns within one job; processor ms: of a trainer's round, shadow threads and sync PS;",
+        "wall ms: of a round.",
     )
     return "\n".join([grid(rows), *notes])
 
@@ -139,10 +140,11 @@ def server(found: Mapping[str, float]) -> str:
     near = f"; in place, clients' work included {found['in_place'] / 1e6:.1f} M" if "in_place" in found else ""
     return "\n".join(
         [
-            f"embedding PS, distinct rows pulled + pushed per core-second (batches of {found['rows_per_batch']:,.0f} rows, "
-            f"table of {found['table_bytes'] / 1e6:,.0f} MB)",
-            f"  by messages {found['by_messages'] / 1e6:.1f} M ({found['cores_used']:.2f} cores), its handlers in process "
-            f"{found['handlers'] / 1e6:.1f} M, bare loop over the same rows {found['bare_loop'] / 1e6:.1f} M{near}",
+            "embedding PS, distinct rows pulled + pushed per core-second "
+            f"(batches of {found['rows_per_batch']:,.0f} rows, table of {found['table_bytes'] / 1e6:,.0f} MB)",
+            f"  by messages {found['by_messages'] / 1e6:.1f} M ({found['cores_used']:.2f} cores), "
+            f"its handlers in process {found['handlers'] / 1e6:.1f} M, "
+            f"bare loop over the same rows {found['bare_loop'] / 1e6:.1f} M{near}",
         ]
     )
 
@@ -175,8 +177,8 @@ def mega(values: Iterable[float]) -> list[str]:
 
 
 SECTIONS = {
-    "stages": stages, "bare": bare, "threads": threads, "shadow": shadow, "server": server, "reader": reader, "gil": gil,
-    "memory": memory,
+    "stages": stages, "bare": bare, "threads": threads, "shadow": shadow, "server": server, "reader": reader,
+    "gil": gil, "memory": memory,
 }  # fmt: skip
 
 
