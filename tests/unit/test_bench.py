@@ -245,6 +245,11 @@ def test_a_point_without_rounds_has_neither_gap_nor_cost():
     growth = {name: [0.0] * 4 for name in FRONTIER_JOB["growth"]}
     found = frontier.point({**FRONTIER_JOB, "growth": growth}, 10, 0.0)
     assert (found["gap"], found["cpu_ms"], found["wall_ms"]) == (None, None, None)
+    ended = {
+        **FRONTIER_JOB["growth"],
+        "cpu/shadow": [0.01, 0.0, 0.0, -3.0],
+    }  # the shadow thread's own count is gone with it
+    assert frontier.point({**FRONTIER_JOB, "growth": ended}, 10, 0.0)["cpu_ms"] is None
     assert render.point("x", found)[2:] == ("-", "1.000", "nan", "-", "-")
 
 

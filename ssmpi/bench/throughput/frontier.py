@@ -70,12 +70,13 @@ def point(job: JobResult, batch: int, cpu_share: float) -> Point:
     rounds = sum(on_and_off(growth["rounds/all"], firsts))  # all trainers'; one may end when a rest has begun
     timed, seconds = sum(growth["rounds/timed"]), sum(growth["rounds/timed_seconds"])
     spent = [on_and_off(growth[part], firsts) for part in SYNC_PARTS if part in growth]
+    cost = sum(on - off for on, off in spent)  # below 0 where a shadow thread has ended with its pass: not known
     return {
         "cpu_share": cpu_share,
         "ratio": turns["ratio"],
         "error": turns["error"],
         "gap": iterations / rounds if rounds else None,
-        "cpu_ms": 1e3 * max(0.0, sum(on - off for on, off in spent)) / rounds if rounds else None,
+        "cpu_ms": 1e3 * cost / rounds if rounds and cost >= 0 else None,
         "wall_ms": 1e3 * seconds / timed if timed else None,
     }
 
