@@ -1,6 +1,8 @@
-"""``ssmpi bench scale``: what it costs to start and to end a job of many ranks, which is all that their number may change.
+"""``ssmpi bench scale``: what it costs to start and to end a job of many ranks, which is all that their number may
+change.
 
-Real training jobs on a few rows, over-subscribed on this host. Times are those that the ranks themselves note in their logs.
+Real training jobs on a few rows, over-subscribed on this host. Times are those that the ranks themselves note in their
+logs.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from ssmpi.bench import data
+from ssmpi.bench.harness import data
 from ssmpi.cluster.launch import launch
 from ssmpi.core import atomic_file, log
 from ssmpi.core.errors import DataError
@@ -27,7 +29,7 @@ ROWS = 10_000
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that a job of ``ranks`` ranks took: until all had joined, until training began, in training, to its end."""
+    """Seconds that a job of ``ranks`` ranks took: to join, until training began, in training, to its end."""
 
     ranks: int
     join: float
@@ -54,10 +56,10 @@ def topology(ranks: int) -> Topology:
     return Topology(trainers, 1, ranks - trainers - sync_ps, sync_ps)
 
 
-def job(shape: Topology, shards: Path, run: Path) -> Cost:
+def job(roles: Topology, shards: Path, run: Path) -> Cost:
     """Train once; DataError if that fails."""
     shutil.rmtree(run, ignore_errors=True)
-    counts = (f"topology.{name}={value}" for name, value in asdict(shape).items())
+    counts = (f"topology.{name}={value}" for name, value in asdict(roles).items())
     run_file = run.with_suffix(".toml")
     run_file.write_text("", encoding="utf-8")
     overrides = (f"data.folder={shards}", f"run.folder={run}", *counts, *TINY, *QUIET)
@@ -65,11 +67,11 @@ def job(shape: Topology, shards: Path, run: Path) -> Cost:
     code = launch(Request(run_file, overrides), None, dry_run=False)
     ended = time.time()
     if code:
-        raise DataError(f"the job of {shape.size} ranks ended with {code}; see {run / log.LOGS}")
+        raise DataError(f"the job of {roles.size} ranks ended with {code}; see {run / log.LOGS}")
     joined = max(moment(path, "") for path in (run / log.LOGS).glob("*.log"))
     first = run / log.LOGS / "trainer-0.log"
     training, done = moment(first, "training starts"), moment(first, "complete:")
-    return Cost(shape.size, joined - began, training - joined, done - training, ended - done)
+    return Cost(roles.size, joined - began, training - joined, done - training, ended - done)
 
 
 def moment(path: Path, words: str) -> float:

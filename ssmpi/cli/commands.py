@@ -171,7 +171,7 @@ def bench_scale(arguments: argparse.Namespace) -> int:
 
 def bench_throughput(arguments: argparse.Namespace) -> int:
     """``ssmpi bench throughput``."""
-    from ssmpi.bench import throughput
+    from ssmpi.bench.throughput import throughput
 
     words = arguments.overrides
     run_file = Path(words.pop(0)) if words and "=" not in words[0] else None
@@ -188,9 +188,15 @@ def bench_cluster(arguments: argparse.Namespace) -> int:
     words = arguments.overrides
     run_file = Path(words.pop(0)) if words and "=" not in words[0] else None
     options = cluster.Options(
-        arguments.folder, numbers("--trainers", arguments.trainers), arguments.step_ms, arguments.link_mb,
-        arguments.embedding_link_mb, arguments.seconds, arguments.only, arguments.virtual_hosts,
-    )  # fmt: skip
+        folder=arguments.folder,
+        trainers=numbers("--trainers", arguments.trainers),
+        step_ms=arguments.step_ms,
+        link_mb=arguments.link_mb,
+        embedding_link_mb=arguments.embedding_link_mb,
+        seconds=arguments.seconds,
+        only=arguments.only,
+        virtual_hosts=arguments.virtual_hosts,
+    )
     cluster.measure(options, run_file, words)
     return 0
 

@@ -1,4 +1,6 @@
-"""Studies over real jobs: killed half-way they go on without repeating anything, and one bad cell does not spoil the rest."""
+"""Studies over real jobs: killed half-way they go on without repeating anything, and one bad cell does not spoil the
+rest.
+"""
 
 import contextlib
 import json
@@ -115,6 +117,6 @@ def test_ctrl_c_stops_the_cell_and_the_study(tmp_path, data):
         job.process.send_signal(signal.SIGINT)
         found = job.wait(60)
     assert found.code == 85, found.err
-    assert "goes on with cell 0" in found.err
+    assert "resumes with cell 0" in found.err
     assert json.loads((metrics.parent / "result.json").read_text())["status"] == "stopped"
     assert not (tmp_path / "study" / "cells" / "passes-6000").exists()

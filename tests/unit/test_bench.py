@@ -11,23 +11,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssmpi.bench import (
+from ssmpi.bench.harness import data, gil, probes, process_usage, reporting, results, stages, windows
+from ssmpi.bench.harness.windows import TickingPace, Ticks, Timing
+from ssmpi.bench.throughput import (
+    alternation,
     contenders,
-    data,
-    gil,
-    local,
+    frontier,
+    local_contenders,
     picture,
-    probes,
-    process_usage,
     render,
     sections,
-    stages,
     targets,
     throughput,
-    windows,
 )
-from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
-from ssmpi.bench.windows import Ticking, Ticks, Timing
+from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.topology import Role
 from ssmpi.embedding import wire
@@ -115,7 +112,9 @@ def test_the_grid_has_every_kind_batch_algorithm_and_thread_count():
     found = contenders.grid([128, 2048], CORES, short=False)
     assert len({contender.name for contender in found}) == len(found)
     for batch in (128, 2048):
-        names = {contender.shape for contender in found if contender.batch == batch and contender.precision == "fp32"}
+        names = {
+            contender.short_name for contender in found if contender.batch == batch and contender.precision == "fp32"
+        }
         assert names >= {
             "bare step 1t",
             "bare step 2t",
@@ -142,8 +141,8 @@ def test_bf16_is_a_setting_of_the_same_run():
 
 @pytest.mark.parametrize("pattern", ["", "2x1", "ssmpi*2048", "2x1 easgd, 2048"])
 def test_a_pattern_may_stand_anywhere_in_a_name(pattern):
-    assert contenders.chosen("ssmpi 2x1 easgd, 2048, fp32", pattern)
-    assert not contenders.chosen("ssmpi 2x1 easgd, 2048, fp32", pattern + "x y")
+    assert reporting.chosen("ssmpi 2x1 easgd, 2048, fp32", pattern)
+    assert not reporting.chosen("ssmpi 2x1 easgd, 2048, fp32", pattern + "x y")
 
 
 def figures(eps, **more):
@@ -157,13 +156,40 @@ def test_the_other_way_has_its_turn_in_the_second_and_third_of_four_windows_and_
         False
     ] * 2
     assert not probes.others_window((), 1.0)
+    assert [probes.end_of_others_turn(edges, now) for now in asked] == [
+        9.9, 10.0, 10.9, 13.0, 13.0, 13.0, 14.5, 16.0, 16.0, 99.0,
+    ]  # fmt: skip
+
+
+def test_rounds_rest_in_the_other_windows_and_only_the_time_of_those_within_a_turn_counts(monkeypatch):
+    now = [0.25]
+    monkeypatch.setattr(probes, "clock", lambda: now[0])
+    monkeypatch.setattr(probes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    began = []
+
+    def act():
+        began.append(now[0])
+        now[0] += 0.5
+
+    synchronizer = SimpleNamespace(round=act)
+    pace = TickingPace(NoPace(), Ticks(1))
+    probe = probes.ShadowProbe(SimpleNamespace(synchronizers=[synchronizer], pace=pace))
+    probe.begin([0.0, 1.0, 2.0, 3.0, 4.0])
+    for _ in range(4):
+        synchronizer.round()
+    assert began == pytest.approx([0.25, 0.75, 3.0, 3.5])  # the second ends at 1.25, when a rest has begun
+    assert probe.read() == pytest.approx({"rounds/timed": 3.0, "rounds/timed_seconds": 1.5})
+    now[0] = 1.5
+    pace.thread_done(0)  # no more data: the other trainers must not wait until the rest is over
+    synchronizer.round()
+    assert began[-1] == 1.5
 
 
 def test_all_threads_but_the_first_rest_in_the_other_windows_and_no_batch_is_counted_for_that(monkeypatch):
     ticks, asked = Ticks(2), iter([0.5, 0.6, 1.9, 2.1])  # the other way's windows are those from 0 to 2
     monkeypatch.setattr(probes, "clock", lambda: next(asked))
-    trainer = SimpleNamespace(pace=Ticking(NoPace(), ticks))
-    probes.LookAtOneThread(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
+    trainer = SimpleNamespace(pace=TickingPace(NoPace(), ticks))
+    probes.OneThreadProbe(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
     trainer.pace.after_step(0)
     trainer.pace.after_step(1)
     assert ticks.done == [[1], [1, 1]]
@@ -172,7 +198,7 @@ def test_all_threads_but_the_first_rest_in_the_other_windows_and_no_batch_is_cou
 
 def test_what_rounds_cost_is_the_mean_ratio_of_windows_with_them_to_windows_without():
     rates = [9, 10, 10, 9, 11, 10, 10, 11, 8]
-    found = sections.on_over_off({"eps": rates, "interrupted": [False] * 9, "rounds": 6.0, "seconds": 3.0})
+    found = alternation.on_over_off({"eps": rates, "interrupted": [False] * 9, "rounds": 6.0, "seconds": 3.0})
     assert found["ratio"] == pytest.approx(1.0)
     assert found["error"] == pytest.approx(0.1)
     assert found["rounds_per_second"] == 2.0
@@ -186,15 +212,115 @@ def test_windows_in_which_a_pass_ended_do_not_count_unless_all_are_like_that(end
         "rounds": 0,
         "seconds": 1,
     }
-    assert sections.on_over_off(job)["ratio"] == pytest.approx(ratio)
+    assert alternation.on_over_off(job)["ratio"] == pytest.approx(ratio)
+
+
+# Two trainers at batch 10; windows of half a second: on, off, off, on. Growth of both trainers' counters together.
+FRONTIER_JOB = {
+    "eps": [90.0, 100.0, 100.0, 110.0],
+    "interrupted": [False] * 4,
+    "seconds": 2.0,
+    "rounds": 2.5,
+    "growth": {
+        "cpu/workers": [9.0] * 4,
+        "cpu/shadow": [0.010, 0.001, 0.001, 0.012],
+        "cpu/sync_ps": [0.006, 0.002, 0.003, 0.004],
+        "rounds/all": [2.0, 1.0, 0.0, 2.0],
+        "rounds/timed": [1.0, 0.0, 0.0, 2.0],
+        "rounds/timed_seconds": [0.002, 0.0, 0.0, 0.013],
+    },
+}
+
+
+def test_a_point_of_the_frontier_has_the_gap_and_cost_of_a_trainers_round():
+    found = frontier.point(FRONTIER_JOB, 10, 0.02)
+    assert found["cpu_share"] == 0.02
+    assert found["ratio"] == pytest.approx(1.0)
+    assert found["gap"] == pytest.approx((90 + 110) * 0.5 / 10 / 5)  # iterations of both trainers by their rounds
+    assert found["cpu_ms"] == pytest.approx(1e3 * (0.032 - 0.007) / 5)  # what resting costs too is taken off
+    assert found["wall_ms"] == pytest.approx(5.0)
+
+
+def test_a_point_without_rounds_has_neither_gap_nor_cost():
+    growth = {name: [0.0] * 4 for name in FRONTIER_JOB["growth"]}
+    found = frontier.point({**FRONTIER_JOB, "growth": growth}, 10, 0.0)
+    assert (found["gap"], found["cpu_ms"], found["wall_ms"]) == (None, None, None)
+    ended = {
+        **FRONTIER_JOB["growth"],
+        "cpu/shadow": [0.01, 0.0, 0.0, -3.0],
+    }  # the shadow thread's own count is gone with it
+    assert frontier.point({**FRONTIER_JOB, "growth": ended}, 10, 0.0)["cpu_ms"] is None
+    assert render.point("x", found)[2:] == ("-", "1.000", "nan", "-", "-")
+
+
+def test_a_point_leaves_out_fours_in_which_a_pass_ended():
+    growth = {name: [*values, 7.0, 7.0, -7.0, 7.0] for name, values in FRONTIER_JOB["growth"].items()}
+    longer = {
+        "eps": [90.0, 100.0, 100.0, 110.0, 1.0, 1.0, 1.0, 1.0],
+        "interrupted": [False] * 6 + [True, False],
+        "seconds": 4.0,
+    }
+    found = frontier.point({**FRONTIER_JOB, **longer, "growth": growth}, 10, 0.02)
+    expected = frontier.point(FRONTIER_JOB, 10, 0.02)
+    assert {**found, "error": 0, "wall_ms": 0} == {**expected, "error": 0, "wall_ms": 0}
+
+
+def points(*pairs):
+    return [
+        {"cpu_share": k / 10, "ratio": ratio, "error": 0.004, "gap": gap, "cpu_ms": 1.5, "wall_ms": 2.5}
+        for k, (gap, ratio) in enumerate(pairs)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "smallest"),
+    [([(60.0, 1.0), (5.0, 0.98), (0.6, 0.6)], 5.0), ([(60.0, 0.97), (None, 1.0)], math.inf), ([], math.inf)],
+)
+def test_the_smallest_gap_is_that_of_rounds_which_leave_98_percent(pairs, smallest):
+    assert frontier.smallest_gap(points(*pairs)) == smallest
+
+
+def test_the_frontier_is_a_table_and_two_targets():
+    found = {"ssmpi 2x1 ma, 128, fp32": {"algorithm": "ma", "batch": 128, "points": points((124.0, 0.99), (0.7, 0.65))}}
+    lines = [line.split() for line in render.shadow(found).splitlines()]
+    assert lines[1][5:] == ["as", "shipped", "124.00", "0.990", "0.004", "1.50", "2.50"]
+    assert lines[2] == ["0.1", "0.70", "0.650", "0.004", "1.50", "2.50"]
+    judged = {t.what: (t.measured, t.met) for t in targets.of_rounds(found)}
+    assert judged == {
+        "rounds in the background / none, ssmpi 2x1 ma, 128, fp32": (0.99, True),
+        "iterations between rounds that leave 98% of the rate, ssmpi 2x1 ma, 128, fp32": (124.0, False),
+    }
+    assert render.amount(math.inf) == "none"
+
+
+def test_growth_is_counted_by_window_under_whole_names():
+    readings = [
+        {"cpu/a": 1.0, "rss/a": 5.0},
+        {"cpu/a": 1.5, "rss/a": 6.0, "rounds/all": 2.0},
+        {"cpu/a": 3.5, "rounds/all": 5.0},
+    ]
+    assert windows.spent_by_window(readings, ("cpu", "rounds")) == {"cpu/a": [0.5, 2.0], "rounds/all": [2.0, 3.0]}
+
+
+def test_trainers_of_a_job_are_put_together():
+    reading = {"cpu/workers": 1.0, "rounds/all": 0.0, "host/busy": 4.0, "rss/trainer 0": 7.0}
+    later = {"cpu/workers": 3.0, "rounds/all": 5.0, "host/busy": 9.0, "rss/trainer 0": 8.0}
+    one = {**results.of_trainer([0.0, 2.0], [reading, later], {}), "eps": [10.0], "interrupted": [False]}
+    other = {**one, "eps": [20.0], "interrupted": [True], "rounds": 6.0, "rss": {"trainer 1": [1.0, 2.0]}}
+    found = results.together([one, other])
+    assert (found["eps"], found["interrupted"], found["seconds"], found["rounds"]) == ([30.0], [True], 2.0, 5.5)
+    assert found["cpu"] == {"workers": 4.0}
+    assert found["growth"] == {"cpu/workers": [4.0], "rounds/all": [10.0]}
+    assert found["rss"] == {"trainer 0": [7.0, 8.0], "trainer 1": [1.0, 2.0]}
+    assert found["host"] == {"busy": 5.0}
 
 
 def test_a_thread_without_data_is_not_kept_waiting_by_those_that_rest(monkeypatch):
     ticks = Ticks(2)
-    trainer = SimpleNamespace(pace=Ticking(NoPace(), ticks))
+    trainer = SimpleNamespace(pace=TickingPace(NoPace(), ticks))
     monkeypatch.setattr(probes, "clock", lambda: 0.5)
     monkeypatch.setattr(windows, "clock", lambda: 0.5)
-    probes.LookAtOneThread(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
+    probes.OneThreadProbe(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
     trainer.pace.begin()
     resting = threading.Thread(target=trainer.pace.after_step, args=(1,), daemon=True)
     resting.start()
@@ -217,7 +343,7 @@ def test_targets_are_ratios_of_medians_and_say_whether_they_are_met():
         Contender(GEMM, 512, 2, "bf16").name: figures(150_000.0, kind=GEMM, threads=2, precision="bf16"),
         Contender(GEMM, 2048, 1).name: figures(32_000.0, kind=GEMM, threads=1, precision="fp32"),
     }
-    turns = {"ssmpi 2x1 bmuf, 2048, fp32": {"ratio": 0.99, "error": 0.004, "rounds_per_second": 3.0}}
+    turns = {"ssmpi 2x1 bmuf, 2048, fp32": {"algorithm": "bmuf", "batch": 2048, "points": points((1.5, 0.99))}}
     scaled = {"ssmpi 1x2 none, 2048, fp32": {"ratio": 1.8, "error": 0.01}}
     bare = {"ssmpi 1x2 none, 2048, fp32": {"ratio": 0.9, "error": 0.01}}
     found = targets.judge(measured, {"shadow": turns, "threads": scaled, "bare": bare}, [2048], 2)
@@ -228,6 +354,7 @@ def test_targets_are_ratios_of_medians_and_say_whether_they_are_met():
         "whole loop / bare dense step, ssmpi 1x2 none, 2048, fp32": (0.9, True),
         "2 threads / 1 thread, ssmpi 1x2 none, 2048, fp32": (1.8, False),
         "rounds in the background / none, ssmpi 2x1 bmuf, 2048, fp32": (0.99, True),
+        "iterations between rounds that leave 98% of the rate, ssmpi 2x1 bmuf, 2048, fp32": (1.5, True),
     }
     assert "+- 0.004" in {t.note for t in found}
     assert "0.450 of it at its fastest batch size" in {t.note for t in found}
@@ -250,13 +377,13 @@ def test_the_short_benchmark_is_planned_for_a_minute():
 
 
 def test_a_share_of_nothing_is_met_and_one_above_the_limit_is_not():
-    assert targets.of_parts({"lock": {"share": 0.0}}, CORES)[0].met is True
-    assert targets.of_parts({"lock": {"share": 0.031}}, CORES)[0].met is False
-    assert targets.of_parts({"lock": {"missing": "no py-spy"}}, CORES) == []
+    assert targets.of_parts({"gil": {"share": 0.0}}, CORES)[0].met is True
+    assert targets.of_parts({"gil": {"share": 0.031}}, CORES)[0].met is False
+    assert targets.of_parts({"gil": {"missing": "no py-spy"}}, CORES) == []
 
 
 def test_what_is_missing_is_said_loudly():
-    assert render.lock({"missing": "not measured"}).startswith("!!! not measured")
+    assert render.gil({"missing": "not measured"}).startswith("!!! not measured")
 
 
 def test_cores_by_part_and_those_that_others_took():
@@ -284,7 +411,7 @@ def test_shares_leave_other_threads_stages_out_and_account_for_the_rest():
 
 def test_stopwatches_keep_results_and_order_and_count_each_thread(monkeypatch):
     seconds = iter(range(1_000))
-    monkeypatch.setattr(stages, "now", lambda: float(next(seconds)))  # every look at the clock is a second later
+    monkeypatch.setattr(stages, "now", lambda: float(next(seconds)))  # every reading of the clock is a second later
     watch, thing = stages.Stages(), SimpleNamespace(square=lambda x: x * x)
     watch.around(thing, "square", "squares")
     factory = SimpleNamespace(make=lambda: SimpleNamespace(half=lambda x, *, up=0: x / 2 + up))
@@ -333,7 +460,7 @@ def test_a_servers_time_is_charged_to_what_the_message_asked_for(monkeypatch):
     assert spent() == {"gather and reply": 10.0, "idle": 1.0 + 20.0 + 1.0, "update": 3.0, "other": 0.0, "receive": 3.0}
 
 
-def test_samples_of_the_lock_are_those_of_the_workers_loop():
+def test_samples_of_the_gil_are_those_of_the_workers_loop():
     stacks = [
         "run (threading.py:975);hogwild (train.py:44);step (optim.py:49) 12",
         "hogwild (ssmpi/train.py:45) 3",
@@ -351,10 +478,12 @@ def test_a_fresh_process_returns_its_result_and_its_exception(tmp_path, monkeypa
     (tmp_path / "torch.py").write_text("raise ImportError('shadowed')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONSAFEPATH", "")
-    assert local.in_fresh_process(divmod, 7, 2) == (3, 1)
-    assert local.in_fresh_process(eval, "'torch' in __import__('sys').modules")  # by the process that it is forked from
+    assert local_contenders.in_fresh_process(divmod, 7, 2) == (3, 1)
+    assert local_contenders.in_fresh_process(
+        eval, "'torch' in __import__('sys').modules"
+    )  # by the process that it is forked from
     with pytest.raises(ZeroDivisionError):
-        local.in_fresh_process(divmod, 7, 0)
+        local_contenders.in_fresh_process(divmod, 7, 0)
 
 
 def test_steps_repeat_until_the_windows_are_over():
@@ -367,14 +496,16 @@ def test_steps_repeat_until_the_windows_are_over():
 
         return step
 
-    edges, ticks, readings = local.run([step_of(0), step_of(1)], Timing(0.01, 0.02, 3))
+    edges, ticks, readings = local_contenders.run([step_of(0), step_of(1)], Timing(0.01, 0.02, 3))
     assert len(edges) == len(readings) == 4
     assert [len(times) + 1 for times in ticks.times] == calls  # one call before the threads start
     assert all(times[-1] >= edges[-1] for times in ticks.times)
 
 
 def test_the_benchmark_itself_needs_neither_mpi_nor_torch():
-    code = "import sys, ssmpi.bench.throughput; sys.exit('mpi4py.MPI' in sys.modules or 'torch' in sys.modules)"
+    code = (
+        "import sys, ssmpi.bench.throughput.throughput; sys.exit('mpi4py.MPI' in sys.modules or 'torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -382,7 +513,7 @@ def test_options_that_measure_nothing_are_refused(tmp_path):
     with pytest.raises(SettingsError, match="--rounds must be at least 1"):
         throughput.Options(rounds=0)
     options = throughput.short(throughput.Options(tmp_path, only="no such thing"))
-    with pytest.raises(SettingsError, match=r"there are: .*ssmpi 1x.*; lock"):
+    with pytest.raises(SettingsError, match=r"there are: .*ssmpi 1x.*; gil"):
         throughput.measure(options, None, [])
     assert list(tmp_path.iterdir()) == []  # nothing was made
 
@@ -403,4 +534,15 @@ def test_a_given_run_file_is_the_base_with_its_overrides(tmp_path, small_data):
 
 def test_no_picture_of_nothing(tmp_path):
     assert picture.draw({"contenders": {}, "sections": {}, "header": {}}, tmp_path / "x.png") is None
+
+
+def test_the_frontier_alone_is_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    found = {"ssmpi 2x1 ma, 128, fp32": {"algorithm": "ma", "batch": 128, "points": points((124.0, 0.99), (None, 1.0))}}
+    report = {"contenders": {}, "sections": {"shadow": found}, "header": {"cores": 2, "processor": "any"}}
+    drawn = picture.draw(report, tmp_path / "x.png")
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_median_of_nothing_is_not_a_number():
     assert math.isnan(windows.median([]))

@@ -10,11 +10,11 @@ import pytest
 
 from ssmpi import cli
 from ssmpi.bench.cluster import cluster, limited_links, scenarios, virtual_hosts
-from ssmpi.bench.cluster.scenarios import Shape
-from ssmpi.bench.emulate import Emulation, Step
-from ssmpi.bench.jobs import Task
-from ssmpi.bench.links import Bucket, Link, limit
-from ssmpi.bench.windows import Timing
+from ssmpi.bench.cluster.scenarios import Scenario
+from ssmpi.bench.harness.emulation import EmulatedStep, Emulation
+from ssmpi.bench.harness.jobs import Task
+from ssmpi.bench.harness.links import Bucket, Link, limit
+from ssmpi.bench.harness.windows import Timing
 from ssmpi.comm.messages import Inbox
 from ssmpi.comm.service import GOODBYE, Service
 from ssmpi.comm.waiting import Patience
@@ -126,7 +126,7 @@ def test_a_service_behind_a_link_ends_only_when_every_reply_has_left():
 
 def test_a_step_takes_its_time_and_no_more_whatever_the_host_adds():
     clock = Clock()
-    step = Step(0.020, clock, lambda seconds: clock.sleep(seconds + 0.0008))  # woken late
+    step = EmulatedStep(0.020, clock, lambda seconds: clock.sleep(seconds + 0.0008))  # woken late
     step.wait()
     began = clock.time
     for k in range(100):
@@ -137,7 +137,7 @@ def test_a_step_takes_its_time_and_no_more_whatever_the_host_adds():
 
 def test_rows_that_come_late_and_rounds_in_the_foreground_add_to_a_step():
     clock = Clock()
-    step = Step(0.020, clock, clock.sleep)
+    step = EmulatedStep(0.020, clock, clock.sleep)
     step.wait()
     began = clock.time
     for _ in range(10):
@@ -236,7 +236,7 @@ def test_distinct_rows_are_those_of_the_data(tmp_path, small_data):
 
 
 def test_a_run_file_is_taken_as_it_is(tmp_path, small_data):
-    config = read(tmp_path, small_data, *Shape("easgd", 5, 2).overrides(8))
+    config = read(tmp_path, small_data, *Scenario("easgd", 5, 2).overrides(8))
     found = forecast.forecast(config, 0.02, Links(10e6))
     assert (found.rounds.partner, found.rounds.period, found.rounds.together) == (SYNC_PS, 5, False)
     assert found.rounds.bytes == 4 * dense_parameters(config) / 2
@@ -250,7 +250,7 @@ SYNCHRONOUS = ("sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every
 
 
 def test_the_prediction_shows_its_sums_and_what_is_full_first(tmp_path, small_data):
-    config = read(tmp_path, small_data, *Shape("easgd", 5, 1).overrides(8))
+    config = read(tmp_path, small_data, *Scenario("easgd", 5, 1).overrides(8))
     text = forecast.describe(config, 0.02, Links(10e6, 10e6, 10e6), [1, 8, 256])
     assert f"{4 * dense_parameters(config) / 1e6:.3g} MB a round" in text
     assert "first to be full: sync PS link" in text
@@ -285,11 +285,11 @@ def test_links_that_carry_anything_are_never_full():
 
 
 def test_every_shape_is_a_valid_run(tmp_path, small_data):
-    for shape, trainers in scenarios.ordered(scenarios.SHAPES, [1, 20]):
-        config = read(tmp_path, small_data, *shape.overrides(trainers))
-        assert config.topology.size == shape.ranks(trainers)
+    for scenario, trainers in scenarios.ordered(scenarios.SCENARIOS, [1, 20]):
+        config = read(tmp_path, small_data, *scenario.overrides(trainers))
+        assert config.topology.size == scenario.ranks(trainers)
         assert math.isfinite(forecast.forecast(config, 0.02, Links(1e7, 5e6)).of(trainers).eps)
-    assert len({shape.name for shape in scenarios.SHAPES}) == len(scenarios.SHAPES)
+    assert len({scenario.name for scenario in scenarios.SCENARIOS}) == len(scenarios.SCENARIOS)
 
 
 def test_a_task_carries_its_emulation(tmp_path):
@@ -313,7 +313,7 @@ def test_a_table_says_what_is_emulated_and_marks_a_full_host():
         "cpu": {"workers": 1.5, "shadow": 0.3},
         "host": {"busy": 2.99 * cluster.machine.cores()},
     }
-    row = cluster.figures(Shape("easgd", 5, 1), FR.of(1), found, batch=100)
+    row = cluster.figures(Scenario("easgd", 5, 1), FR.of(1), found, batch=100)
     assert row["gap"] == pytest.approx(3.0)  # 30 iterations
     assert row["deviation"] == pytest.approx(1000 / (100 / 0.024) - 1)
     assert row["host_full"]
@@ -335,21 +335,21 @@ def test_a_table_says_what_is_emulated_and_marks_a_full_host():
 
 
 def test_either_the_server_or_the_kernel_limits_a_link():
-    shape = Shape("easgd", 5, 2, embedding_ps=1, narrow=True)
+    scenario = Scenario("easgd", 5, 2, embedding_ps=1, narrow=True)
     inside, kernel = (cluster.Options(virtual_hosts=there) for there in (False, True))
-    assert inside.emulation(shape) == Emulation(0.05, 4e6, 2e6)
-    assert kernel.emulation(shape) == Emulation(0.05, None, None)
-    assert kernel.rates(shape) == [2e6, 4e6, 4e6]  # in rank order: embedding PSs come before sync PSs
-    assert kernel.rates(Shape()) == [None]
+    assert inside.emulation(scenario) == Emulation(0.05, 4e6, 2e6)
+    assert kernel.emulation(scenario) == Emulation(0.05, None, None)
+    assert kernel.rates(scenario) == [2e6, 4e6, 4e6]  # in rank order: embedding PSs come before sync PSs
+    assert kernel.rates(Scenario()) == [None]
 
 
 def test_virtual_hosts_are_refused_with_a_reason_where_there_can_be_none(monkeypatch, tmp_path):
     monkeypatch.setattr(virtual_hosts, "missing", lambda: "virtual hosts need root")
-    with pytest.raises(UserError, match="need root; without --virtual-hosts"), limited_links.shaped_hosts(1, tmp_path):
+    with pytest.raises(UserError, match="need root; without --virtual-hosts"), limited_links.limited_hosts(1, tmp_path):
         pass
     monkeypatch.setattr(virtual_hosts, "missing", lambda: "")
     monkeypatch.chdir("/tmp")
-    with pytest.raises(UserError, match="folders of their own in /tmp"), limited_links.shaped_hosts(1, tmp_path):
+    with pytest.raises(UserError, match="folders of their own in /tmp"), limited_links.limited_hosts(1, tmp_path):
         pass
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ssmpi.bench import data, jobs
+from ssmpi.bench.harness import data, jobs
 from ssmpi.bench.study import cell
 from ssmpi.cluster import launch
 from ssmpi.core.errors import DataError
@@ -52,7 +52,7 @@ def test_helpers_are_the_installed_ones(here):
 
 def test_cells_of_a_study_are_started_with_the_installed_one(here):
     with (here / "lock").open("w") as lock:
-        where = cell.Place(here, Path("nowhere.toml"), here / "log", here / "lock")
+        where = cell.CellFiles(here, Path("nowhere.toml"), here / "log", here / "lock")
         assert cell._launched(where, 60, lock, "") == 2
     assert "nowhere.toml: no such run file" in (here / "log").read_text()
 

@@ -188,7 +188,7 @@ def test_a_finished_cell_with_other_settings_is_not_taken_for_this_one(study_fil
 
 def test_a_cell_that_another_process_runs_is_waited_for(study_file, monkeypatch):
     study = load(study_file())
-    cell, where = study.cells[0], cells.place(study, study.cells[0])
+    cell, where = study.cells[0], cells.files_of(study, study.cells[0])
     started = play(monkeypatch, complete)
     where.lock.parent.mkdir(parents=True)
     with cells._held(where, 1):  # the other process

@@ -1,13 +1,13 @@
-"""``ssmpi bench cluster``: how each algorithm scales with trainers, on this host, beside what ``ssmpi.tools.forecast`` predicts.
+"""``ssmpi bench cluster``: how each algorithm scales with trainers, on this host, beside what ``ssmpi.tools.forecast``
+predicts.
 
-Twenty trainers do not fit on two cores, but their communication does: see ``emulate`` for what is real and what is not. A visit is
-an MPI job of its own: start, warm-up, a few windows.
+Twenty trainers do not fit on two cores, but their communication does: ``harness.emulation`` says what is real and what
+is not. A visit is an MPI job of its own: start, warm-up, a few windows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -15,17 +15,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench import data, machine
 from ssmpi.bench.cluster import scenario_picture
-from ssmpi.bench.cluster.limited_links import shaped_hosts
-from ssmpi.bench.cluster.scenarios import SHAPES, Shape, ordered
-from ssmpi.bench.contenders import chosen
-from ssmpi.bench.emulate import Emulation
-from ssmpi.bench.jobs import Jobs, Start
-from ssmpi.bench.throughput import plain, say
-from ssmpi.bench.windows import Timing
+from ssmpi.bench.cluster.limited_links import limited_hosts
+from ssmpi.bench.cluster.scenarios import SCENARIOS, Scenario, ordered
+from ssmpi.bench.harness import data, machine
+from ssmpi.bench.harness.emulation import Emulation
+from ssmpi.bench.harness.jobs import Jobs, Start
+from ssmpi.bench.harness.reporting import chosen, plain, publish, say
+from ssmpi.bench.harness.results import JobResult
+from ssmpi.bench.harness.windows import Timing
 from ssmpi.config import load
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import SECONDS, positive, require
 from ssmpi.tools.forecast import Forecast, Links, Outcome, forecast
@@ -35,7 +34,7 @@ WITHIN = 0.2  # of the prediction
 FULL_HOST = 0.9  # of its cores: what is measured beyond is this host, not what is emulated
 RESULT = "cluster.json"
 
-# Small, so that many trainers fit; much dense against few embedding bytes, so that each kind of link can be the first to be full.
+# Small, so that many trainers fit; much dense against few embedding bytes, so that each kind of link can fill first.
 SMALL = (
     "data.batch_size=32", "data.block_rows=2048", "model.bottom=[32,8]", "model.top=[128,64,1]", "embedding.dim=8",
     "dense.optimizer=sgd", "embedding.optimizer=sgd", "topology.threads=1", "embedding.transport=messages",
@@ -43,10 +42,10 @@ SMALL = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    """``step_ms`` of dense computation; MB/s and direction of each sync PS and of each narrow embedding PS. ``virtual_hosts``: each
-    server is on one of its own, and the kernel limits its link.
+    """``step_ms`` of dense computation; MB/s and direction of each sync PS and of each narrow embedding PS.
+    ``virtual_hosts``: each server is on one of its own, and the kernel limits its link.
     """
 
     folder: Path = Path("runs/bench")
@@ -71,45 +70,46 @@ class Options:
         """Of one visit: long enough to begin with that queues have filled."""
         return Timing(2 * self.seconds, self.seconds, 3)
 
-    def links(self, shape: Shape) -> Links:
+    def links(self, scenario: Scenario) -> Links:
         """Those that are limited: trainers' own are not."""
-        return Links(1e6 * self.link_mb, self._narrow(shape) or math.inf)
+        return Links(1e6 * self.link_mb, self._narrow(scenario) or math.inf)
 
-    def rates(self, shape: Shape) -> list[float | None]:
+    def rates(self, scenario: Scenario) -> list[float | None]:
         """The same for each server in rank order; None for a link that is not limited."""
-        return [self._narrow(shape)] * shape.embedding_ps + [1e6 * self.link_mb] * shape.sync_ps
+        return [self._narrow(scenario)] * scenario.embedding_ps + [1e6 * self.link_mb] * scenario.sync_ps
 
-    def emulation(self, shape: Shape) -> Emulation:
+    def emulation(self, scenario: Scenario) -> Emulation:
         """What the ranks emulate: links only where the kernel does not limit them."""
-        links = () if self.virtual_hosts else (1e6 * self.link_mb, self._narrow(shape))
+        links = () if self.virtual_hosts else (1e6 * self.link_mb, self._narrow(scenario))
         return Emulation(self.step_ms / 1e3, *links)
 
-    def _narrow(self, shape: Shape) -> float | None:
-        return 1e6 * self.embedding_link_mb if shape.narrow else None
+    def _narrow(self, scenario: Scenario) -> float | None:
+        return 1e6 * self.embedding_link_mb if scenario.narrow else None
 
 
 def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -> Path:
     """The whole benchmark; prints the table and returns the JSON file, beside which table and plot are."""
-    visits = ordered([shape for shape in SHAPES if chosen(shape.name, options.only)], options.trainers)
+    visits = ordered([scenario for scenario in SCENARIOS if chosen(scenario.name, options.only)], options.trainers)
     if not visits:
         raise SettingsError(
-            f"--only '{options.only}' lets nothing through; there are: {'; '.join(s.name for s in SHAPES)}"
+            f"--only '{options.only}' lets nothing through; there are: {'; '.join(s.name for s in SCENARIOS)}"
         )
     options.folder.mkdir(parents=True, exist_ok=True)
     base = run_file_for(options, run_file, overrides)
     say(
-        f"{len(visits)} jobs of up to {max(shape.ranks(n) for shape, n in visits)} ranks, {options.timing.total:g} s each"
+        f"{len(visits)} jobs of up to {max(scenario.ranks(n) for scenario, n in visits)} ranks, "
+        f"{options.timing.total:g} s each"
     )
     header, rows = machine.describe(), []
-    models = {shape: expected(options, shape, base) for shape, _ in visits}
+    models = {scenario: expected(options, scenario, base) for scenario, _ in visits}
     with starter(options, visits, base) as start:
-        for number, (shape, trainers) in enumerate(visits):
-            rows.append(visit(options, shape, base, models[shape].of(trainers), start(shape, trainers)))
+        for number, (scenario, trainers) in enumerate(visits):
+            rows.append(visit(options, scenario, base, models[scenario].of(trainers), start(scenario, trainers)))
             say(f"{number + 1:>3}/{len(visits)} {line(rows[-1])}")
     counts = range(1, max(options.trainers) + 1)
-    curves = {shape.name: [asdict(model.of(n)) for n in counts] for shape, model in models.items()}
+    curves = {scenario.name: [asdict(model.of(n)) for n in counts] for scenario, model in models.items()}
     report = {"header": header, "options": plain(options), "run_file": str(base), "rows": rows, "curves": curves}
-    return leave(options.folder, report)
+    return publish(options.folder / RESULT, report, table(report), scenario_picture.draw)
 
 
 def run_file_for(options: Options, given: Path | None, overrides: Sequence[str]) -> Path:
@@ -125,40 +125,40 @@ def run_file_for(options: Options, given: Path | None, overrides: Sequence[str])
     return data.base_run_file(target, tuple(filter(None, (*SMALL, rows, *overrides))), options.folder, short=False)
 
 
-def expected(options: Options, shape: Shape, base: Path) -> Forecast:
+def expected(options: Options, scenario: Scenario, base: Path) -> Forecast:
     """What is predicted, for any number of trainers."""
-    return forecast(load(base, shape.overrides(2)), options.step_ms / 1e3, options.links(shape))
+    return forecast(load(base, scenario.overrides(2)), options.step_ms / 1e3, options.links(scenario))
 
 
 @contextlib.contextmanager
 def starter(
-    options: Options, visits: Sequence[tuple[Shape, int]], base: Path
-) -> Iterator[Callable[[Shape, int], Start]]:
+    options: Options, visits: Sequence[tuple[Scenario, int]], base: Path
+) -> Iterator[Callable[[Scenario, int], Start]]:
     """How a visit's ranks are started. Virtual hosts are there until the block ends."""
     if not options.virtual_hosts:
-        yield lambda shape, trainers: Start()
+        yield lambda scenario, trainers: Start()
         return
-    servers = max(shape.servers for shape, _ in visits)
-    with shaped_hosts(servers, options.folder, Path(load(base, ()).data.folder)) as hosts:
-        yield lambda shape, trainers: hosts.start(trainers, options.rates(shape))
+    servers = max(scenario.servers for scenario, _ in visits)
+    with limited_hosts(servers, options.folder, Path(load(base, ()).data.folder)) as hosts:
+        yield lambda scenario, trainers: hosts.start(trainers, options.rates(scenario))
 
 
-def visit(options: Options, shape: Shape, base: Path, predicted: Outcome, start: Start) -> dict[str, Any]:
+def visit(options: Options, scenario: Scenario, base: Path, predicted: Outcome, start: Start) -> dict[str, Any]:
     """One job of as many trainers as were predicted for."""
-    settings = shape.overrides(predicted.trainers)
-    jobs = Jobs(base, options.folder / "jobs", options.emulation(shape), start)
-    found = jobs.run(shape.ranks(predicted.trainers), settings, options.timing)
-    return figures(shape, predicted, found, load(base, settings).data.batch_size)
+    settings = scenario.overrides(predicted.trainers)
+    jobs = Jobs(base, options.folder / "jobs", options.emulation(scenario), start)
+    found = jobs.run(scenario.ranks(predicted.trainers), settings, options.timing)
+    return figures(scenario, predicted, found, load(base, settings).data.batch_size)
 
 
-def figures(shape: Shape, predicted: Outcome, found: dict[str, Any], batch: int) -> dict[str, Any]:
-    """One row of the table; ``gap`` in iterations; ``cores`` that the job used; ``host``, the share of all cores busy."""
+def figures(scenario: Scenario, predicted: Outcome, found: JobResult, batch: int) -> dict[str, Any]:
+    """One row of the table; ``gap`` in iterations; ``cores`` used by the job; ``host``: share of cores busy."""
     eps = statistics.fmean(found["eps"])  # not the median: steps come in bursts between rounds
     iterations = eps * found["seconds"] / batch / predicted.trainers
     gap = iterations / found["rounds"] if found["rounds"] else None
     host = found["host"]["busy"] / found["seconds"] / (machine.cores() or 1)
     return {
-        "shape": shape.name,
+        "shape": scenario.name,
         "trainers": predicted.trainers,
         "eps": eps,
         "windows": found["eps"],
@@ -173,27 +173,17 @@ def figures(shape: Shape, predicted: Outcome, found: dict[str, Any], batch: int)
     }
 
 
-def leave(folder: Path, report: dict[str, Any]) -> Path:
-    """Write JSON, table and plot; print the table."""
-    target = folder / RESULT
-    atomic_file.write(target, json.dumps(report, indent=1) + "\n")
-    text = table(report)
-    atomic_file.write(target.with_suffix(".txt"), text + "\n")
-    print(text)
-    files = [target, target.with_suffix(".txt"), scenario_picture.draw(report, target.with_suffix(".png"))]
-    say(f"in {folder}: {', '.join(file.name for file in files if file)}")
-    return target
-
-
 HEADS = (
-    f"{'':28} {'trainers':>8} {'EPS':>9} {'predicted':>9} {'off':>6} {'gap':>7} {'predicted':>9} {'cores':>5} {'host':>5}  "
+    f"{'':28} {'trainers':>8} {'EPS':>9} {'predicted':>9} {'off':>6} {'gap':>7} {'predicted':>9} {'cores':>5} "
+    f"{'host':>5}  "
     "limited by"
 )
 
 
 BUCKETS = "What limits a link is a token bucket in its server's loop."
 VIRTUAL_HOSTS = (
-    "What limits a link is the kernel: each server is on a virtual host of its own (namespaces, tc's token bucket filter), all "
+    "What limits a link is the kernel: each server is on a virtual host of its own (namespaces, tc's token bucket "
+    "filter), all "
     "trainers on\none more. TCP gets less through than the link's rate; cores are those of the trainers' host."
 )
 
@@ -201,11 +191,12 @@ VIRTUAL_HOSTS = (
 def table(report: dict[str, Any]) -> str:
     """What is emulated, a line for each job, and how many are as predicted."""
     options, header = report["options"], report["header"]
-    rows = sorted(report["rows"], key=lambda row: [shape.name for shape in SHAPES].index(row["shape"]))
+    rows = sorted(report["rows"], key=lambda row: [scenario.name for scenario in SCENARIOS].index(row["shape"]))
     near = sum(abs(row["deviation"]) <= WITHIN for row in rows)
-    crowded = sum(row["host_full"] for row in rows)
+    full_hosts = sum(row["host_full"] for row in rows)
     lines = [
-        f"Emulated on one host ({header['cores']} cores, load {header['load_before']:.1f} before): dense computation is a wait of "
+        f"Emulated on one host ({header['cores']} cores, load {header['load_before']:.1f} before): dense computation "
+        "is a wait of "
         f"{options['step_ms']:g} ms a step,",
         f"sync PS links carry {options['link_mb']:g} MB/s and direction, narrow embedding PS links "
         f"{options['embedding_link_mb']:g} MB/s; links of trainers are not limited.",
@@ -215,12 +206,15 @@ def table(report: dict[str, Any]) -> str:
         HEADS,
         *map(line, rows),
         "",
-        f"EPS within {WITHIN:.0%} of the prediction: {near} of {len(rows)} jobs. Gap: iterations between two rounds of a trainer.",
+        f"EPS within {WITHIN:.0%} of the prediction: {near} of {len(rows)} jobs. Gap: iterations between two rounds of "
+        "a trainer.",
     ]
-    if crowded:
+    if full_hosts:
         lines.append(
-            f"* over {FULL_HOST:.0%} of this host's cores were busy ({crowded} of {len(rows)} jobs; cores is their own part): "
-            "such a figure is the host's as much as the emulated cluster's. A longer step with slower links has the same shape."
+            f"* over {FULL_HOST:.0%} of this host's cores were busy ({full_hosts} of {len(rows)} jobs; cores is their "
+            "own part): "
+            "such a figure is the host's as much as the emulated cluster's. A longer step with slower links has the "
+            "same shape."
         )
     return "\n".join(lines)
 
@@ -230,6 +224,7 @@ def line(row: dict[str, Any]) -> str:
     gap, expected = ("-" if value is None else f"{value:,.1f}" for value in (row["gap"], row["predicted_gap"]))
     mark = "*" if row["host_full"] else " "
     return (
-        f"{row['shape']:28} {row['trainers']:8} {row['eps']:9,.0f} {row['predicted_eps']:9,.0f} {row['deviation']:+6.0%} "
+        f"{row['shape']:28} {row['trainers']:8} {row['eps']:9,.0f} {row['predicted_eps']:9,.0f} "
+        f"{row['deviation']:+6.0%} "
         f"{gap:>7} {expected:>9} {row['cores']:5.2f} {row['host']:5.0%}{mark} {row['full']}"
     )

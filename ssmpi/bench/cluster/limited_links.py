@@ -1,5 +1,5 @@
-"""Measured jobs on virtual hosts, for ``ssmpi bench cluster --virtual-hosts``: all trainers on the first, each server on one
-of its own, whose link the kernel limits (Linux's token bucket filter).
+"""Measured jobs on virtual hosts, for ``ssmpi bench cluster --virtual-hosts``: all trainers on the first, each server
+on one of its own, whose link the kernel limits (Linux's token bucket filter).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ssmpi.bench.cluster import virtual_hosts
 from ssmpi.bench.cluster.virtual_hosts import NETWORK, HostError, VirtualHosts
-from ssmpi.bench.jobs import Start
+from ssmpi.bench.harness.jobs import Start
 from ssmpi.cluster import launch
 from ssmpi.cluster.site import Launcher
 from ssmpi.core.mpi_environment import ON_ONE_HOST, environment
@@ -18,15 +18,15 @@ from ssmpi.core.mpi_environment import ON_ONE_HOST, environment
 NOT_THERE = (*ON_ONE_HOST, launch.SESSION)  # variables that suit the real host only
 
 
-class ShapedHosts:
-    """One host for trainers and one for each of ``servers``, until the block that ``shaped_hosts`` opens is left."""
+class LimitedHosts:
+    """One host for trainers and one for each of ``servers``, until the block that ``limited_hosts`` opens is left."""
 
     def __init__(self, hosts: VirtualHosts) -> None:
         self._hosts = hosts
         self._trainers, *self._servers = hosts.names
 
     def start(self, trainers: int, rates: Sequence[float | None]) -> Start:
-        """How to start a job whose servers, in rank order, have links of so many bytes a second; None is not limited."""
+        """How to start a job whose servers, in rank order, have links of so many bytes a second; None: no limit."""
         names = self._servers[: len(rates)]
         for name, rate in zip(names, rates, strict=True):
             self._hosts.slow(name, "" if rate is None else f"{8 * rate:.0f}bit")
@@ -40,8 +40,10 @@ class ShapedHosts:
 
 
 @contextlib.contextmanager
-def shaped_hosts(servers: int, *folders: Path) -> Iterator[ShapedHosts]:
-    """Build them, which takes about a second; ``folders`` are those that all must see. HostError where it cannot be done."""
+def limited_hosts(servers: int, *folders: Path) -> Iterator[LimitedHosts]:
+    """Build them, which takes about a second; ``folders`` are those that all must see. HostError where it cannot be
+    done.
+    """
     if why := virtual_hosts.missing():
         raise HostError(f"{why}; without --virtual-hosts links are emulated inside the servers")
     here = Path.cwd()
@@ -50,6 +52,6 @@ def shaped_hosts(servers: int, *folders: Path) -> Iterator[ShapedHosts]:
     shared = virtual_hosts.shared_folders(here, *folders)
     hosts = VirtualHosts(1 + servers, folders[0].resolve() / "hosts", shared)
     try:
-        yield ShapedHosts(hosts)
+        yield LimitedHosts(hosts)
     finally:
         hosts.close()

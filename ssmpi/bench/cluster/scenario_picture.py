@@ -1,4 +1,6 @@
-"""The report of ``ssmpi bench cluster`` as a picture: EPS and sync gap by trainers, measured as marks, predicted as lines."""
+"""The report of ``ssmpi bench cluster`` as a picture: EPS and sync gap by trainers, measured as marks, predicted as
+lines.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench.picture import pyplot
-from ssmpi.core import atomic_file
+from ssmpi.bench.harness.reporting import pyplot, save
 
 
 def draw(report: Mapping[str, Any], target: Path) -> Path | None:
@@ -16,29 +17,27 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
     if not plt:
         return None
     figure, (speed, gap) = plt.subplots(1, 2, figsize=(13, 5.5), constrained_layout=True)
-    shapes = list(dict.fromkeys(row["shape"] for row in report["rows"]))
-    for number, shape in enumerate(shapes):
-        rows = sorted((row for row in report["rows"] if row["shape"] == shape), key=lambda row: row["trainers"])
+    scenarios = list(dict.fromkeys(row["shape"] for row in report["rows"]))
+    for number, scenario in enumerate(scenarios):
+        rows = sorted((row for row in report["rows"] if row["shape"] == scenario), key=lambda row: row["trainers"])
         colour = plt.get_cmap("tab20")(number % 20)
-        curve(speed, rows, report["curves"][shape], "eps", colour)
-        curve(gap, rows, report["curves"][shape], "gap", colour)
-        speed.plot([], [], "o-", color=colour, label=shape)
+        curve(speed, rows, report["curves"][scenario], "eps", colour)
+        curve(gap, rows, report["curves"][scenario], "gap", colour)
+        speed.plot([], [], "o-", color=colour, label=scenario)
     speed.set(xlabel="trainers", ylabel="examples per second", ylim=(0, None))
     gap.set(xlabel="trainers", ylabel="iterations between two rounds", ylim=(0, None))
     for axis in (speed, gap):
         axis.grid(alpha=0.3)
     options = report["options"]
     figure.suptitle(
-        f"emulated on {report['header']['cores']} cores: a step is a wait of {options['step_ms']:g} ms, sync PS links are token "
+        f"emulated on {report['header']['cores']} cores: a step is a wait of {options['step_ms']:g} ms, sync PS links "
+        "are token "
         f"buckets of {options['link_mb']:g} MB/s; marks are measured (hollow: host full), lines predicted",
         fontsize=11,
     )
     handles, labels = speed.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    with atomic_file.whole(target) as beside:
-        figure.savefig(beside, dpi=110, format="png")
-    plt.close(figure)
-    return target
+    return save(figure, target)
 
 
 def curve(axis: Any, rows: list[dict[str, Any]], predicted: list[dict[str, Any]], what: str, colour: Any) -> None:

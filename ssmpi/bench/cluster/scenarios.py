@@ -1,4 +1,6 @@
-"""Who takes part in ``ssmpi bench cluster``: numbers of trainers, each with the algorithms, paces and servers to be compared."""
+"""Who takes part in ``ssmpi bench cluster``: numbers of trainers, each with the algorithms, paces and servers to be
+compared.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Shape:
-    """``period`` in iterations of a round in the foreground, 0 for rounds in the background; ``narrow``: the embedding PSs'
-    links are limited too.
+class Scenario:
+    """``period`` in iterations of a round in the foreground, 0 for rounds in the background; ``narrow``: the embedding
+    PSs' links are limited too.
     """
 
     algorithm: str = "none"
@@ -49,27 +51,27 @@ class Shape:
         return trainers + self.servers
 
 
-SHAPES = (
-    Shape(),
-    Shape("easgd", 5, 1),
-    Shape("easgd", 5, 2),
-    Shape("easgd", 5, 4),
-    Shape("easgd", 30, 1),
-    Shape("easgd", 0, 1),
-    Shape("easgd", 0, 2),
-    Shape("ma"),
-    Shape("ma", 30),
-    Shape("bmuf"),
-    Shape("bmuf", 30),
-    Shape(narrow=True),
-    Shape(embedding_ps=2, narrow=True),
+SCENARIOS = (
+    Scenario(),
+    Scenario("easgd", 5, 1),
+    Scenario("easgd", 5, 2),
+    Scenario("easgd", 5, 4),
+    Scenario("easgd", 30, 1),
+    Scenario("easgd", 0, 1),
+    Scenario("easgd", 0, 2),
+    Scenario("ma"),
+    Scenario("ma", 30),
+    Scenario("bmuf"),
+    Scenario("bmuf", 30),
+    Scenario(narrow=True),
+    Scenario(embedding_ps=2, narrow=True),
 )
 
 
-def ordered(shapes: Sequence[Shape], counts: Sequence[int]) -> list[tuple[Shape, int]]:
-    """All visits: every shape at a number of trainers before the next number. One trainer averages with nobody."""
-    alone = ("ma", "bmuf")
-    return [(shape, n) for n in counts for shape in shapes if n > 1 or shape.algorithm not in alone]
+def ordered(scenarios: Sequence[Scenario], counts: Sequence[int]) -> list[tuple[Scenario, int]]:
+    """All visits: every scenario at a number of trainers before the next number. One trainer averages with nobody."""
+    averaging = ("ma", "bmuf")
+    return [(scenario, n) for n in counts for scenario in scenarios if n > 1 or scenario.algorithm not in averaging]
 
 
 def _count(number: int, what: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ssmpi.core.errors import UserError
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 NETWORK = "10.99.0"
 HEAD_ADDRESS = f"{NETWORK}.254"
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
@@ -43,11 +43,11 @@ n=0; for place in {shared}; do mkdir /run/shared/$n && mount --bind "$place" /ru
 mount -t tmpfs tmp /tmp
 n=0; for place in {shared}; do mkdir -p "$place" && mount --bind /run/shared/$n "$place"; n=$((n + 1)); done
 mkdir -p /var/spool/slurmd && mount -t tmpfs spool /var/spool/slurmd
-"""  # process numbers of two hosts coincide, and so do the names that programs make of them: nothing but ``shared`` is shared
+"""  # two hosts' process numbers coincide, and so do names made of them: nothing but ``shared`` is shared
 HEAD = """
 mount --bind {state}/hosts /etc/hosts
 ip link add switch address 02:00:00:00:00:fe type bridge && ip addr add {head}/24 dev switch && ip link set switch up
-"""  # a bridge without an address of its own takes a host's, and when that host is gone, nobody finds the head for a minute
+"""  # a bridge without an address takes a host's, and when that host is gone, nobody finds the head for a minute
 LIVE = """
 set -e
 {commands}
@@ -79,7 +79,9 @@ def shared_folders(*folders: Path) -> list[str]:
 
 
 class VirtualHosts:
-    """``count`` hosts h1, h2, ... and a head; all see the ``shared`` folders and ``state``, and have a /tmp of their own."""
+    """``count`` hosts h1, h2, ... and a head; all see the ``shared`` folders and ``state``, and have a /tmp of their
+    own.
+    """
 
     def __init__(self, count: int, state: Path, shared: list[str]) -> None:
         self.names = [f"h{i + 1}" for i in range(count)]

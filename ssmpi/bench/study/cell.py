@@ -1,7 +1,7 @@
 """Runs one cell of a study as a job of its own, through ``ssmpi launch``, unless it is finished.
 
-While the job lives its lock is held: by the study and by ``ssmpi launch``, which inherits it. So a study that was killed
-and is started again waits for the job that it left behind instead of starting a second one into the same folder.
+While the job lives its lock is held: by the study and by ``ssmpi launch``, which inherits it. So a study that was
+killed and is started again waits for the job that it left behind instead of starting a second one into the same folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CellError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class CellFiles:
     """Where a cell's files are."""
 
     run: Path
@@ -44,11 +44,11 @@ class Place:
     lock: Path
 
 
-def place(study: Study, cell: Cell) -> Place:
+def files_of(study: Study, cell: Cell) -> CellFiles:
     """The run folder of a cell, and beside all run folders what started it."""
     run = Path(cell.config.run.folder)
     jobs = study.folder / "jobs"
-    return Place(run, jobs / f"{run.name}.toml", jobs / f"{run.name}.log", jobs / f"{run.name}.lock")
+    return CellFiles(run, jobs / f"{run.name}.toml", jobs / f"{run.name}.log", jobs / f"{run.name}.lock")
 
 
 def finished(cell: Cell) -> bool:
@@ -65,7 +65,7 @@ def run(study: Study, cell: Cell) -> int:
 
     Nothing is done if it is finished; if another process runs it, its end is waited for.
     """
-    where = place(study, cell)
+    where = files_of(study, cell)
     where.lock.parent.mkdir(parents=True, exist_ok=True)
     limit = 60 * study.options.limit_minutes
     with _held(where, limit) as lock:
@@ -86,8 +86,10 @@ def tidy(study: Study, cell: Cell) -> None:
         shutil.rmtree(Path(cell.config.run.folder) / MODEL, ignore_errors=True)
 
 
-def _launched(where: Place, limit: float, lock: IO[str], site: str) -> int:
-    """``ssmpi launch``, which gets every signal that this process gets meanwhile; its exit code, STOPPED if there were any."""
+def _launched(where: CellFiles, limit: float, lock: IO[str], site: str) -> int:
+    """``ssmpi launch``, which gets every signal that this process gets meanwhile; its exit code, STOPPED if there were
+    any.
+    """
     line = [*PYTHON, "-m", "ssmpi", "launch", str(where.run_file), "--overwrite"]
     line += ["--site", site] if site else []
     with where.log.open("w", encoding="utf-8") as log:
@@ -111,7 +113,7 @@ def _launched(where: Place, limit: float, lock: IO[str], site: str) -> int:
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
-    """First a wish to stop, then an order to end, as ``ssmpi launch`` understands them, then by force."""
+    """Ask to stop, then to end, as ``ssmpi launch`` understands them, then kill."""
     for end in (job.terminate, job.terminate, job.kill):
         end()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -119,13 +121,14 @@ def _end(job: subprocess.Popen[bytes]) -> None:
             return
 
 
-def _held(where: Place, limit: float) -> IO[str]:
+def _held(where: CellFiles, limit: float) -> IO[str]:
     """Hold the cell's lock; CellError if another process holds it for longer than a cell may take."""
     try:
         return lockfile.acquire(where.lock, lambda _: limit)
     except lockfile.HeldError:
         raise CellError(
-            f"another process has been running it for {limit / 60:g} minutes; end that one (fuser {where.lock} names it)"
+            f"another process has been running it for {limit / 60:g} minutes; end that one "
+            f"(fuser {where.lock} names it)"
         ) from None
 
 
@@ -138,8 +141,8 @@ def _check_same(cell: Cell, run: Path) -> None:
         ) from None
     if other := differences(before, cell.config):
         raise SettingsError(
-            f"{run}: finished with other settings than this cell has ({'; '.join(other)}): remove that folder to run it "
-            "anew, or choose another study.folder"
+            f"{run}: finished with other settings than this cell has ({'; '.join(other)}): remove that folder "
+            "to run it anew, or choose another study.folder"
         )
 
 

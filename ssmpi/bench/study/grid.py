@@ -27,8 +27,8 @@ class Options:
     """The ``[study]`` section.
 
     ``folder`` gets all cells and the results. ``run_file``, named as seen from the study file, is what the settings
-    start from. ``site`` is the site file that every cell is launched with; empty: on this host. A cell that takes longer than
-    ``limit_minutes`` is ended. The models of finished cells are deleted unless ``keep_models``.
+    start from. ``site`` is the site file that every cell is launched with; empty: on this host. A cell that takes
+    longer than ``limit_minutes`` is ended. The models of finished cells are deleted unless ``keep_models``.
     """
 
     folder: str

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ssmpi import __version__
 from ssmpi.bench.study import trend
@@ -81,7 +80,7 @@ def compared(study: Study) -> str:
     return f"Relative NE: against {which}; below 0 is better."
 
 
-def circumstances() -> dict[str, Any]:
+def circumstances() -> dict[str, object]:
     """Where and when, and with which version."""
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
@@ -100,7 +99,8 @@ def markdown(study: Study, rows: Sequence[Row], missing: Sequence[Cell], codes: 
         "",
         f"`ssmpi bench study {study.path}`, {about['date']}, {about['machine']}, {most}, data `{data}`.",
         f"Mean ± standard error over seeds. {compared(study)}".rstrip(),
-        "ELP: batch size x threads x trainers. Gap: iterations between two rounds, of a worker thread and of a whole trainer.",
+        "ELP: batch size x threads x trainers. Gap: iterations between two rounds, of a worker thread and of a whole "
+        "trainer.",
         "",
         columns.markdown(rows),
         "",

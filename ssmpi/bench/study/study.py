@@ -1,7 +1,7 @@
 """``ssmpi bench study``: every cell of a grid as an mpirun job of its own, then one table.
 
-A study can be killed at any moment and goes on where it was: finished cells are known by the marker that the run wrote.
-A cell that fails does not end the study; it is named at the end, and tried again next time.
+A study can be killed at any moment and resumes when it is started again: finished cells are known by the marker that
+the run wrote. A cell that fails does not end the study; it is named at the end, and tried again next time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run_all(study: Study) -> int:
         try:
             if cells.run(study, cell) == STOPPED:
                 progress.close()
-                log.info("stopped as asked; the same command goes on with cell %d", cell.number)
+                log.info("stopped as asked; the same command resumes with cell %d", cell.number)
                 return STOPPED
             progress.end(said(cell))
         except cells.CellError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def _estimate(row: Row, key: str) -> Estimate:
     return Estimate(100 * ratio.mean, 100 * ratio.error)
 
 
-def _describe(axes: Axes, key: str, along: str, values: Sequence[Any]) -> None:
+def _describe(axes: Axes, key: str, along: str, values: Sequence[object]) -> None:
     titles = {"relative_ne": "relative NE, %", "gap_thread": "sync gap (iterations of a thread)"}
     axes.set(title=titles.get(key) or figures.TITLES[key], xlabel=short(along))
     axes.set_xticks(range(len(values)), [str(value) for value in values], rotation=50 if along == CASE else 0)
@@ -76,5 +76,5 @@ def _describe(axes: Axes, key: str, along: str, values: Sequence[Any]) -> None:
         axes.set_ylim(bottom=0)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

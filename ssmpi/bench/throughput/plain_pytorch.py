@@ -10,7 +10,7 @@ from itertools import cycle
 import torch
 from torch import nn
 
-from ssmpi.bench.rows import Source
+from ssmpi.bench.harness.rows import Source
 from ssmpi.config import Config
 from ssmpi.data.batch import Batch
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
@@ -49,7 +49,9 @@ def layers(sizes: tuple[int, ...], last: nn.Module) -> nn.Sequential:
 def collated(batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor, torch.Tensor]:
     """A batch as the reference's data loader hands it over. Made before the window: its time is not charged."""
     ids = [torch.from_numpy(batch.ids[:, f].astype("int64")) for f in range(SPARSE_FEATURES)]
-    return torch.from_numpy(batch.dense.copy()), ids, torch.arange(len(batch)), torch.from_numpy(batch.labels.copy())  # type: ignore[union-attr]
+    assert batch.labels is not None
+    labels = torch.from_numpy(batch.labels.copy())
+    return torch.from_numpy(batch.dense.copy()), ids, torch.arange(len(batch)), labels
 
 
 def plain_step(config: Config, source: Source) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""The rows that everyone is measured on, where no run file names any: synthetic Criteo, skewed ids, made once and kept."""
+"""The rows that everyone is measured on, where no run file names any: synthetic Criteo, made once and kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ssmpi.core.mpi_environment import PYTHON
 ROWS, SHORT_ROWS = 1_500_000, 12_000
 SCALE = 0.05  # distinct tokens, as a share of Criteo Kaggle's 33.8 million
 
-# Where no run file says otherwise: model and optimizers of jobs/configs/kaggle.toml, plain SGD as the PyTorch contender.
+# Where no run file says otherwise: the model of jobs/configs/kaggle.toml, plain SGD as the PyTorch contender has.
 KAGGLE = ("embedding.optimizer=sgd", "embedding.rate=0.1", "dense.optimizer=sgd", "dense.rate=0.1")
 
 

@@ -1,4 +1,6 @@
-"""The report of a throughput benchmark as a picture: a panel a batch size, and below it where the time of a step goes."""
+"""The report of a throughput benchmark as a picture: a panel a batch size, below it where the time of a step goes, and
+what rounds cost at each gap.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, SSMPI
-from ssmpi.core import atomic_file
-from ssmpi.core.log import log
+from ssmpi.bench.harness.reporting import Report, pyplot, save
+from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI
+from ssmpi.bench.throughput.frontier import WORTH, Frontier
 
 COLOURS = {SSMPI: "#1f6fb4", BARE: "#7fb37f", GEMM: "#b8b8b8", PYTORCH: "#e08a3c"}
 ORDER = (GEMM, BARE, SSMPI, PYTORCH)
@@ -20,48 +22,62 @@ MEANING = {
 }
 
 
-def pyplot() -> Any:
-    """Matplotlib's, for files only; says so and is None when it is not installed."""
-    try:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        log.info("no plot: pip install 'ssmpi[plots]' to have one")
+def draw(report: Report, target: Path) -> Path | None:
+    """Write the picture, where there is matplotlib and something to draw: a row of panels for each of its parts."""
+    found, sections = report["contenders"], report["sections"]
+    parts = [
+        (rates_by_batch, found, 0.28 * len(labels_of(found)) + 0.6),
+        (shares, sections.get("stages"), 0.33 * len(sections.get("stages", ())) + 0.8),
+        (frontiers, sections.get("shadow"), 3.0),
+    ]
+    parts = [part for part in parts if part[1]]
+    plt = pyplot() if parts else None
+    if not plt:
         return None
-    return plt
-
-
-def draw(report: Mapping[str, Any], target: Path) -> Path | None:
-    """Write the picture, where there is matplotlib and something to draw."""
-    found, stages = report["contenders"], report["sections"].get("stages")
-    plt = pyplot()
-    if not found or not plt:
-        return None
-    batches = sorted({figures["batch"] for figures in found.values()})
-    labels = list(dict.fromkeys(label(figures) for figures in ordered(found)))
-    heights = [0.28 * len(labels) + 0.6, 0.33 * len(stages) + 0.8] if stages else [0.28 * len(labels) + 0.6]
+    heights = [height for *_, height in parts]
+    batches = {each["batch"] for each in (*found.values(), *sections.get("shadow", {}).values())}
     figure = plt.figure(figsize=(max(9.0, 3.0 + 3.4 * len(batches)), sum(heights) + 1.3), constrained_layout=True)
-    grid = figure.add_gridspec(len(heights), len(batches), height_ratios=heights)
-    first = None
-    for column, batch in enumerate(batches):
-        axis = figure.add_subplot(grid[0, column], sharey=first)
-        rates(axis, [figures for figures in found.values() if figures["batch"] == batch], labels, batch)
-        axis.tick_params(labelleft=first is None)
-        first = first or axis
-    if stages:
-        shares(figure.add_subplot(grid[1, :]), stages)
+    rows = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for row, (part, values, _) in zip(rows, parts, strict=True):
+        part(row, values)
     header = report["header"]
+    figure.suptitle(f"on {header['cores']} cores ({header['processor']})", fontsize=11)
     kinds = [kind for kind in ORDER if any(figures["kind"] == kind for figures in found.values())]
     handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[kind], label=MEANING[kind]) for kind in kinds]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
-    title = f"examples per second on {header['cores']} cores ({header['processor']}): bar = median, ticks = windows"
-    figure.suptitle(title, fontsize=11)
-    with atomic_file.whole(target) as beside:
-        figure.savefig(beside, dpi=110, format="png")
-    plt.close(figure)
-    return target
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    return save(figure, target)
+
+
+def rates_by_batch(figure: Any, found: Mapping[str, Any]) -> None:
+    """A panel for each batch size."""
+    batches, labels = sorted({figures["batch"] for figures in found.values()}), labels_of(found)
+    for axis, batch in zip(figure.subplots(1, len(batches), sharey=True, squeeze=False)[0], batches, strict=True):
+        rates(axis, [figures for figures in found.values() if figures["batch"] == batch], labels, batch)
+
+
+def labels_of(found: Mapping[str, Any]) -> list[str]:
+    """All contenders' labels from top to bottom."""
+    return list(dict.fromkeys(label(figures) for figures in ordered(found)))
+
+
+def frontiers(figure: Any, found: Mapping[str, Frontier]) -> None:
+    """A panel for each batch size: what is left of examples per second against the gap between rounds."""
+    batches = sorted({each["batch"] for each in found.values()})
+    for axis, batch in zip(figure.subplots(1, len(batches), sharey=True, squeeze=False)[0], batches, strict=True):
+        for each in (each for each in found.values() if each["batch"] == batch):
+            points = sorted((p["gap"], p["ratio"], p["error"]) for p in each["points"] if p["gap"] is not None)
+            gaps, ratios, errors = zip(*points, strict=True) if points else ((), (), ())
+            axis.errorbar(
+                gaps, ratios, errors, marker="o", markersize=4, capsize=2, label=f"S-{each['algorithm'].upper()}"
+            )
+        axis.axhline(WORTH, color="black", linewidth=0.8, linestyle=":")
+        axis.set_xscale("log")
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("{x:g}")
+        axis.set(title=f"batch {batch}", xlabel="iterations between two rounds", ylabel="EPS with rounds / without")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
 
 
 def ordered(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -93,14 +109,19 @@ def rates(axis: Any, found: list[dict[str, Any]], labels: list[str], batch: int)
             f"{figures['median'] / 1e3:,.1f}", (end, place), (5, 0), textcoords="offset points", va="center", fontsize=8
         )
     axis.set_yticks(range(len(labels)), labels, fontsize=8)
-    axis.set(title=f"batch {batch}", xlabel="thousand examples per second", ylim=(len(labels) - 0.4, -0.6))
+    axis.set(
+        title=f"batch {batch}",
+        xlabel="thousand examples per second (bar: median, ticks: windows)",
+        ylim=(len(labels) - 0.4, -0.6),
+    )
     axis.set_xlim(0, 1.15 * max(max(figures["windows"]) for figures in found) / 1e3)
     axis.grid(axis="x", alpha=0.3)
     axis.set_axisbelow(True)
 
 
-def shares(axis: Any, jobs: Mapping[str, Any]) -> None:
+def shares(figure: Any, jobs: Mapping[str, Any]) -> None:
     """A worker thread's time by stage, stacked."""
+    axis = figure.subplots()
     import matplotlib as mpl
 
     stages = list(dict.fromkeys(stage for job in jobs.values() for stage in job["trainer"]))

@@ -1,6 +1,8 @@
-"""What is not real in a measured job of ``ssmpi bench cluster``: dense computation is a wait, servers' links are token buckets.
+"""What is not real in a measured job of ``ssmpi bench cluster``: dense computation is a wait, servers' links are token
+buckets.
 
-All else is: ranks, messages, rows, rounds, ``train.hogwild``. As stopwatches are, both are put around the nouns of the story page.
+All else is: ranks, messages, rows, rounds, ``train.hogwild``. As stopwatches are, both are put around the nouns of the
+story page.
 """
 
 from __future__ import annotations
@@ -8,16 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.bench import links
-from ssmpi.bench.windows import clock
+from ssmpi.bench.harness import links
+from ssmpi.bench.harness.windows import clock
 from ssmpi.core.topology import Role
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import World
+    from ssmpi.model.replica import Twin
     from ssmpi.roles.trainer import Trainer
 
 SIZE = 1e-4  # of a pseudo-gradient's elements: the replica moves, slowly
@@ -38,10 +41,10 @@ class Emulation:
             links.limit(world.embedding if world.role is Role.EMBEDDING_PS else world.center, rate)
 
     def replace_dense(self, trainer: Trainer) -> None:
-        """On a trainer with one worker thread, before it trains: the worker's twin waits, and a round in the foreground adds
-        to the step.
+        """On a trainer with one worker thread, before it trains: the worker's twin waits, and a round in the foreground
+        adds to the step.
         """
-        made, step, pace = trainer.replica.twin, Step(self.step), trainer.pace
+        made, step, pace = trainer.replica.twin, EmulatedStep(self.step), trainer.pace
         inner = pace.after_step
 
         def after_step(thread: int) -> None:
@@ -49,15 +52,15 @@ class Emulation:
             inner(thread)
             step.prolong(clock() - began)
 
-        trainer.replica.twin = lambda *vector: Waiting(made(*vector), step, trainer.world.index)  # type: ignore
+        trainer.replica.twin = lambda *vector: WaitingTwin(made(*vector), step, trainer.world.index)  # type: ignore
         pace.after_step = after_step  # type: ignore[method-assign]
 
 
-class Step:
+class EmulatedStep:
     """When dense computation ends: ``seconds`` after the last one did, and later by what else held the thread up.
 
-    What the host needs for the rest of a step (reading, routing, recording) falls into the wait. Being woken too late is made up
-    for in the next step; rows or a round that came too late are not.
+    What the host needs for the rest of a step (reading, routing, recording) falls into the wait. Being woken too late
+    is made up for in the next step; rows or a round that came too late are not.
     """
 
     def __init__(
@@ -79,10 +82,12 @@ class Step:
             self._end += seconds
 
 
-class Waiting:
-    """A twin that waits instead of computing, and has the same small pseudo-gradients each time, other ones on each trainer."""
+class WaitingTwin:
+    """A twin that waits instead of computing, and has the same small pseudo-gradients each time, other ones on each
+    trainer.
+    """
 
-    def __init__(self, twin: Any, step: Step, trainer: int) -> None:
+    def __init__(self, twin: Twin, step: EmulatedStep, trainer: int) -> None:
         self.weights, self.gradients, self.arrays, self._step = twin.weights, twin.gradients, twin.arrays, step
         generator = np.random.default_rng(trainer)
         self._dense = generator.normal(scale=SIZE, size=self.arrays[1].shape).astype(np.float32)

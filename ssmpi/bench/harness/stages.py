@@ -9,14 +9,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from ssmpi.core.topology import Role
 from ssmpi.embedding import wire
 
 if TYPE_CHECKING:
+    from ssmpi.comm.messages import Inbox
     from ssmpi.comm.world import World
     from ssmpi.roles.trainer import Trainer
+
+T = TypeVar("T")
 
 now = time.perf_counter
 
@@ -45,7 +50,7 @@ class Stages:
                 total[stage] = total.get(stage, 0.0) + seconds
         return total
 
-    def around(self, owner: Any, method: str, stage: str) -> None:
+    def around(self, owner: object, method: str, stage: str) -> None:
         """Charge the calls of an object's method to a stage."""
         inner: Callable[..., Any] = getattr(owner, method)
 
@@ -58,7 +63,7 @@ class Stages:
 
         setattr(owner, method, timed)
 
-    def around_made(self, maker: Any, method: str, stages: dict[str, str]) -> None:
+    def around_made(self, maker: object, method: str, stages: dict[str, str]) -> None:
         """Charge the methods of whatever a factory method makes; ``stages`` has them by method."""
         inner: Callable[..., Any] = getattr(maker, method)
 
@@ -70,7 +75,7 @@ class Stages:
 
         setattr(maker, method, made)
 
-    def each(self, items: Iterable[Any], stage: str) -> Iterator[Any]:
+    def each(self, items: Iterable[T], stage: str) -> Iterator[T]:
         """The same items; the time they take to come is charged to a stage."""
         iterator = iter(items)
         while True:
@@ -101,7 +106,8 @@ KINDS = {wire.PULL: "gather and reply", wire.PUSH: "update"}
 
 
 def of_server(world: World) -> Callable[[], dict[str, float]]:
-    """Stopwatch around a server's only source of messages; call the result for seconds by stage since its first message.
+    """Stopwatch around a server's only source of messages; call the result for seconds by stage since its first
+    message.
 
     Taking a message is ``receive``; from there to the next call is what the message asked for; the rest is idle.
     """
@@ -110,7 +116,7 @@ def of_server(world: World) -> Callable[[], dict[str, float]]:
     spent = {"receive": 0.0, "idle": 0.0}
     doing, since = "", now()
 
-    def next_message(inbox: Any) -> Any:
+    def next_message(inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
         nonlocal doing, since
         began = now()
         if doing:

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from ssmpi.bench.emulate import Emulation
-from ssmpi.bench.windows import Timing
+from ssmpi.bench.harness.emulation import Emulation
+from ssmpi.bench.harness.results import JobResult, together
+from ssmpi.bench.harness.windows import Timing
 from ssmpi.cluster import child_process, launch
 from ssmpi.core.errors import PeerError
 from ssmpi.core.mpi_environment import PYTHON
@@ -33,12 +33,14 @@ QUIET = (
 
 @dataclass(frozen=True)
 class Task:
-    """What all ranks of a job are told. ``look`` is one of ``looks.LOOKS``; ``emulation`` says what is not to be real."""
+    """What all ranks of a job are told. ``probe`` is one of ``probes.PROBES``; ``emulation`` says what is not to be
+    real.
+    """
 
     run_file: str
     overrides: tuple[str, ...]
     timing: Timing
-    look: str = "nothing"
+    probe: str = "nothing"
     emulation: Emulation | None = None
 
     def write(self, path: Path) -> None:
@@ -50,7 +52,7 @@ class Task:
         """The task in a file."""
         body = json.loads(path.read_text(encoding="utf-8"))
         emulation = Emulation(**body["emulation"]) if body["emulation"] else None
-        return cls(body["run_file"], tuple(body["overrides"]), Timing(**body["timing"]), body["look"], emulation)
+        return cls(body["run_file"], tuple(body["overrides"]), Timing(**body["timing"]), body["probe"], emulation)
 
 
 @dataclass(frozen=True)
@@ -78,17 +80,18 @@ class Jobs:
     emulation: Emulation | None = None
     start: Start = field(default_factory=Start)
 
-    def run(self, ranks: int, overrides: Sequence[str], timing: Timing, look: str = "nothing") -> dict[str, Any]:
+    def run(self, ranks: int, overrides: Sequence[str], timing: Timing, probe: str = "nothing") -> JobResult:
         """One job to its end: the trainers' findings together. PeerError with what it said if it fails."""
         self.folder.mkdir(parents=True, exist_ok=True)
         run_folder, task_file = self.folder / "run", self.folder / "task.json"
         settings = (*QUIET, *overrides, f"run.folder={run_folder}")
-        Task(str(self.run_file), settings, timing, look, self.emulation).write(task_file)
-        line = self.start.line(ranks, "-m", "ssmpi.bench.rank", str(task_file))
+        Task(str(self.run_file), settings, timing, probe, self.emulation).write(task_file)
+        line = self.start.line(ranks, "-m", "ssmpi.bench.harness.rank", str(task_file))
         said = finish(line, self.folder / "said.txt", TIME_LIMIT_SECONDS + timing.total, self.start.variables)
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(run_folder.glob("trainer-*.json"))]
-        servers = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in run_folder.glob("*_ps-*.json")}
-        return {**together(found), "servers": servers, "warned": "over-subscribed" in said}
+        found = together([json.loads(path.read_text("utf-8")) for path in sorted(run_folder.glob("trainer-*.json"))])
+        found["servers"] = {path.stem: json.loads(path.read_text("utf-8")) for path in run_folder.glob("*_ps-*.json")}
+        found["warned"] = "over-subscribed" in said
+        return found
 
     def mpi(self) -> dict[str, str]:
         """The MPI that the last job ran on; asking it here would make this process a part of it."""
@@ -125,27 +128,3 @@ def ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def together(trainers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What all trainers of a job found: rates and seconds add up."""
-    first = trainers[0]
-    cpu, memory, stages = ({} for _ in range(3))  # type: dict[str, Any], dict[str, Any], dict[str, float]
-    for found in trainers:
-        for name, seconds in found["cpu"].items():
-            cpu[name] = cpu.get(name, 0.0) + seconds
-        for name, seconds in found["stages"].items():
-            stages[name] = stages.get(name, 0.0) + seconds
-        memory |= found["rss"]
-    return {
-        "eps": [sum(rates) for rates in zip(*(found["eps"] for found in trainers), strict=True)],
-        "interrupted": [any(flags) for flags in zip(*(found["interrupted"] for found in trainers), strict=True)],
-        "seconds": first["seconds"],
-        "cpu": cpu,
-        "host": first["host"],
-        "rss": memory,
-        "rounds": sum(found["rounds"] for found in trainers) / len(trainers),
-        "stages": stages,
-        "rows": sum(found["rows"].get("exchanged", 0.0) for found in trainers),
-        "seen": first["seen"],
-    }

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from ssmpi.bench.contenders import BARE, GEMM, PYTORCH, Contender
-from ssmpi.bench.process_usage import host_busy, own_memory
-from ssmpi.bench.rows import Source
-from ssmpi.bench.windows import Readings, Ticks, Timing, clock, spent, watch
+from ssmpi.bench.harness.process_usage import host_busy, own_memory
+from ssmpi.bench.harness.results import Visit
+from ssmpi.bench.harness.rows import Source
+from ssmpi.bench.harness.windows import Readings, Ticks, Timing, clock, spent, watch
+from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, Contender
 from ssmpi.config import Config, load
 
 T = TypeVar("T")
@@ -21,16 +22,16 @@ T = TypeVar("T")
 TIME_LIMIT_SECONDS = 300.0  # for preparing and measuring one contender
 
 
-def in_fresh_process(body: Callable[..., T], *arguments: Any) -> T:
+def in_fresh_process(body: Callable[..., T], *arguments: object) -> T:
     """Run a function of a module in a new process; its exception is raised here."""
     os.environ["PYTHONSAFEPATH"] = "1"  # as PYTHON's -P, for the process that is forked
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ssmpi.bench.dense"])
+    context.set_forkserver_preload(["ssmpi.bench.harness.dense"])
     with context.Pool(1) as pool:
         return pool.apply_async(body, arguments).get(TIME_LIMIT_SECONDS)
 
 
-def visit(contender: Contender, run_file: Path, timing: Timing) -> dict[str, Any]:
+def visit(contender: Contender, run_file: Path, timing: Timing) -> Visit:
     """Measure a contender in this process: examples per second by window, CPU seconds and memory."""
     import torch  # here, because the process that starts all others has no use for it
 
@@ -47,19 +48,21 @@ def visit(contender: Contender, run_file: Path, timing: Timing) -> dict[str, Any
         "cpu": spent(readings, "cpu"),
         "host": spent(readings, "host"),
         "seconds": edges[-1] - edges[0],
+        "rounds": 0.0,
         "rss": {"process": [readings[0]["rss"], readings[-1]["rss"]]},
     }
 
 
 def steps_of(config: Config, contender: Contender) -> list[Callable[[], object]]:
     """A step for each thread of a contender."""
-    from ssmpi.bench import dense, plain
+    from ssmpi.bench.harness import dense
+    from ssmpi.bench.throughput import plain_pytorch
 
     if contender.kind == BARE:
         return dense.bare_steps(config, Source(config))
     if contender.kind == GEMM:
         return dense.gemm_steps(config)
-    return [plain.plain_step(config, Source(config))]
+    return [plain_pytorch.plain_step(config, Source(config))]
 
 
 def run(
@@ -81,7 +84,7 @@ def run(
     edges = timing.edges(clock())
     readings: list[Readings] = []
 
-    def look() -> None:
+    def watch_edges() -> None:
         try:
             readings.extend(watch(edges, read))
         finally:
@@ -92,7 +95,7 @@ def run(
         return {"cpu/process": time.process_time(), "host/busy": host_busy(), "rss": memory}
 
     threads = [threading.Thread(target=repeat, args=(k,), daemon=True) for k in range(1, len(steps))]
-    for thread in [*threads, watcher := threading.Thread(target=look)]:
+    for thread in [*threads, watcher := threading.Thread(target=watch_edges)]:
         thread.start()
     repeat(0)  # here: OpenMP has a team for each thread that ever used it, and two teams halve plain PyTorch's rate
     for thread in [*threads, watcher]:

@@ -1,6 +1,6 @@
 """What a rank of a measured job does: its ordinary part in training, for a few seconds, with counters read beside it.
 
-``python -m ssmpi.bench.rank TASK.json``, under mpirun, as ``jobs`` starts it.
+``python -m ssmpi.bench.harness.rank TASK.json``, under mpirun, as ``jobs`` starts it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ssmpi.bench import process_usage, stages
-from ssmpi.bench.jobs import Task
-from ssmpi.bench.probes import LOOKS
-from ssmpi.bench.windows import Readings, Ticking, Ticks, clock, spent, watch
+from ssmpi.bench.harness import gil, process_usage, results, stages
+from ssmpi.bench.harness.jobs import Task
+from ssmpi.bench.harness.probes import PROBES
+from ssmpi.bench.harness.results import ServerResult, TrainerResult
+from ssmpi.bench.harness.windows import Readings, TickingPace, Ticks, clock, watch
 from ssmpi.comm import failure, signals
 from ssmpi.config import Config, load
 from ssmpi.core import log
@@ -54,17 +55,17 @@ def play(task: Task, config: Config, job: Job) -> None:
         servers = {
             name: pid for name, (host, pid) in pids.items() if host == job.host and not name.startswith(Role.TRAINER)
         }
-        found = train_in_windows(task, config, world, servers if world.index == 0 else {})
+        found: TrainerResult | ServerResult = train_in_windows(task, config, world, servers if world.index == 0 else {})
     else:
         if task.emulation:
             task.emulation.limit_links(world)
-        watching = stages.of_server(world) if task.look == "stages" else dict
+        watching = stages.of_server(world) if task.probe == "stages" else dict
         PARTS[world.role](config, world, Path(config.run.folder))
         found = {"stages": watching()}
     out.write_text(json.dumps(found), encoding="utf-8")
 
 
-def train_in_windows(task: Task, config: Config, world: World, servers: dict[str, int]) -> dict[str, Any]:
+def train_in_windows(task: Task, config: Config, world: World, servers: dict[str, int]) -> TrainerResult:
     """A trainer that stops, as if it had been asked to, when its windows are over."""
     from ssmpi.roles.trainer import Trainer
 
@@ -72,24 +73,26 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     if task.emulation:
         task.emulation.replace_dense(trainer)
     ticks = Ticks(config.topology.threads)
-    trainer.pace = Ticking(trainer.pace, ticks)
-    body, look = LOOKS[task.look](trainer)
+    trainer.pace = TickingPace(trainer.pace, ticks)
+    body, probe = PROBES[task.probe](trainer)
     world.trainers.gather(0)  # all are ready: the clock may start
     edges = task.timing.edges(world.trainers.share(clock()))
-    look.begin(edges)
-    found: dict[str, Any] = {}
+    probe.begin(edges)
+    readings: list[Readings] = []
+    seen: gil.Sample = {}
 
     def read() -> Readings:
         counted = {
-            "rounds": float(sum(s.rounds for s in trainer.synchronizers)),
+            "rounds/all": float(sum(s.tally[0] for s in trainer.synchronizers)),
+            "rounds/seconds": float(sum(s.tally[1] for s in trainer.synchronizers)),
             "host/busy": process_usage.host_busy(),
         }
         own = {f"rss/{world.who}": float(process_usage.own_memory())}
-        return {**counted, **own, **process_usage.own_cpu(), **process_usage.of_servers(servers), **look.read()}
+        return {**counted, **own, **process_usage.own_cpu(), **process_usage.of_servers(servers), **probe.read()}
 
     def measure() -> None:
-        found["readings"] = watch(edges, read)
-        found["seen"] = look.at_end(task.timing)
+        readings.extend(watch(edges, read))
+        seen.update(probe.at_end(task.timing))
         signal.raise_signal(signal.SIGUSR1)  # the ordinary way to stop a run
 
     meter = trainer.start("meter", measure)
@@ -100,25 +103,10 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     )  # another trainer's may have stopped the job a moment before ours is done
     batch = trainer.progress.examples / max(1, int(trainer.progress.iterations.sum())) or config.data.batch_size
     trainer.goodbye()
-    return outcome(found, edges, [rate * batch for rate in ticks.rates(edges)], ticks.interrupted(edges))
-
-
-def outcome(found: dict[str, Any], edges: list[float], eps: list[float], interrupted: list[bool]) -> dict[str, Any]:
-    """What a trainer tells: examples per second by window, in which a pass ended, and what its counters grew by."""
-    readings: list[Readings] = found["readings"]
-    memory = {name: value for name, value in readings[0].items() if name.startswith("rss/")}
-    return {
-        "eps": eps,
-        "interrupted": interrupted,
-        "seconds": edges[-1] - edges[0],
-        "cpu": spent(readings, "cpu"),
-        "host": spent(readings, "host"),
-        "rss": {name.removeprefix("rss/"): [value, readings[-1][name]] for name, value in memory.items()},
-        "rounds": readings[-1]["rounds"] - readings[0]["rounds"],
-        "stages": spent(readings, "stage"),
-        "rows": spent(readings, "rows"),
-        "seen": found["seen"],
-    }
+    found = results.of_trainer(edges, readings, seen)
+    found["eps"] = [rate * batch for rate in ticks.rates(edges)]
+    found["interrupted"] = ticks.interrupted(edges)
+    return found
 
 
 if __name__ == "__main__":

@@ -7,19 +7,28 @@ import os
 import threading
 from pathlib import Path
 
-from ssmpi.bench.windows import Readings
+from ssmpi.bench.harness.windows import Readings
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def threads_cpu(pid: int) -> dict[int, float]:
-    """CPU seconds, user and system, of every thread of a process, by the kernel's number. Resolution 10 ms."""
+    """CPU seconds, user and system, of every thread of a process, by the kernel's number. Resolution 10 ms where the
+    kernel keeps no scheduler statistics.
+    """
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it may end while we look
-            found[int(task.name)] = _cpu(task)
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            found[int(task.name)] = _cpu_of_thread(task)
     return found
+
+
+def _cpu_of_thread(place: Path) -> float:
+    try:
+        return int((place / "schedstat").read_text().split()[0]) / 1e9
+    except (OSError, IndexError):
+        return _cpu(place)
 
 
 def _cpu(place: Path) -> float:

@@ -1,26 +1,26 @@
 """A server's network link, emulated where its messages come and go: a token bucket for each direction.
 
-Only measured jobs of ``ssmpi bench cluster`` have them. A server's loop runs as it is: its conversation gives it a message
-once its last byte would have come, and begins a reply's real sending once its last byte would have left.
+Only measured jobs of ``ssmpi bench cluster`` have them. A server's loop runs as it is: its conversation gives it a
+message once its last byte would have come, and begins a reply's real sending once its last byte would have left.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ssmpi.bench.windows import clock
+from ssmpi.bench.harness.windows import clock
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation, Inbox
 
 
 class Bucket:
-    """Tokens come at ``rate`` bytes a second, a message takes as many as it has bytes, in order; none are saved up, as on a
-    link. Times are seconds of any one clock.
+    """Tokens come at ``rate`` bytes a second, a message takes as many as it has bytes, in order; none are saved up, as
+    on a link. Times are seconds of any one clock.
     """
 
     def __init__(self, rate: float) -> None:
@@ -32,12 +32,19 @@ class Bucket:
         return self._free
 
 
-class Delayed:
+class Sent(Protocol):
+    """What is used of an MPI request."""
+
+    def Test(self) -> bool:  # noqa: N802 - mpi4py's name
+        """Tell whether it is complete."""
+
+
+class DelayedReply:
     """The face of an MPI request for a reply that leaves when the link has let it through, at ``due``."""
 
-    def __init__(self, due: float, send: Callable[[], Any], let_go: Callable[[], None]) -> None:
+    def __init__(self, due: float, send: Callable[[], Sent], let_go: Callable[[], None]) -> None:
         self.due, self._send, self._let_go = due, send, let_go
-        self._request: Any = None
+        self._request: Sent | None = None
 
     def start(self) -> None:
         """It has gone through: hand it to MPI."""
@@ -56,7 +63,7 @@ class Link:
         self._next_message, self._isend, self._now = conversation.next_message, conversation.isend, now
         self._inwards, self._outwards = Bucket(rate), Bucket(rate)
         self._coming: deque[tuple[float, int, int, np.ndarray]] = deque()
-        self._going: deque[Delayed] = deque()
+        self._going: deque[DelayedReply] = deque()
 
     def next_message(self, inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
         """The next message that has come through."""
@@ -68,10 +75,10 @@ class Link:
             return None
         return self._coming.popleft()[1:]
 
-    def isend(self, array: np.ndarray, dest: int, tag: int) -> Delayed:
+    def isend(self, array: np.ndarray, dest: int, tag: int) -> DelayedReply:
         """Send once it has gone through; the array must not change until the request is complete."""
         due = self._outwards.passed(array.nbytes, self._now())
-        reply = Delayed(due, lambda: self._isend(array, dest, tag), self._let_go)
+        reply = DelayedReply(due, lambda: self._isend(array, dest, tag), self._let_go)
         self._going.append(reply)
         return reply
 

@@ -7,7 +7,7 @@ from itertools import cycle
 
 import torch
 
-from ssmpi.bench.rows import Source
+from ssmpi.bench.harness.rows import Source
 from ssmpi.config import Config
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.model.optim import dense_optimizer
@@ -39,7 +39,9 @@ def bare_steps(config: Config, source: Source) -> list[Step]:
 
 
 def gemm_steps(config: Config) -> list[Step]:
-    """For each thread the products of one DLRM step: forward, and the two backward ones of every layer and of the interaction."""
+    """For each thread the products of one DLRM step: forward, and the two backward ones of every layer and of the
+    interaction.
+    """
     batch = config.data.batch_size
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.model.precision]
     vectors = 1 + SPARSE_FEATURES

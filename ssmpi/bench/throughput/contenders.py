@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BARE, GEMM, PYTORCH, SSMPI = "bare step", "gemm", "pytorch", "ssmpi"
 
@@ -22,10 +21,10 @@ class Contender:
     precision: str = "fp32"
     trainers: int = 1
     algorithm: str = "none"
-    transport: str = "auto"
+    transport: str = field(default="auto", kw_only=True)
 
     @property
-    def shape(self) -> str:
+    def short_name(self) -> str:
         """The name without batch and precision: ``ssmpi 2x1 ma``."""
         if self.kind == SSMPI:
             far = "" if self.transport == "auto" else f" by {self.transport}"
@@ -35,7 +34,7 @@ class Contender:
     @property
     def name(self) -> str:
         """What results, ``--only`` and messages call it: ``ssmpi 2x1 ma, 128, fp32``."""
-        return f"{self.shape}, {self.batch}, {self.precision}"
+        return f"{self.short_name}, {self.batch}, {self.precision}"
 
     @property
     def ranks(self) -> int:
@@ -85,8 +84,3 @@ def essential(batch: int, cores: int) -> list[Contender]:
     one = Contender(SSMPI, batch, cores)
     two = Contender(SSMPI, batch, max(1, cores // 2), "fp32", 2, "easgd")
     return [Contender(BARE, batch, cores), Contender(GEMM, batch, cores), Contender(PYTORCH, batch, cores), one, two]
-
-
-def chosen(name: str, pattern: str) -> bool:
-    """Whether ``--only PATTERN`` (shell wildcards, anywhere in the name) lets a contender or a section through."""
-    return fnmatch.fnmatch(name, f"*{pattern}*")

@@ -1,4 +1,6 @@
-"""Parts of the program alone in one process: the embedding PS's kernels, a bare loop over the same memory, the reader."""
+"""Parts of the program in isolation, in one process: the embedding PS's kernels, a bare loop over the same memory, the
+reader.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from ssmpi.bench.rows import Source
+from ssmpi.bench.harness.rows import Source
 from ssmpi.config import load
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding import wire
@@ -25,7 +27,7 @@ Rows = list[np.ndarray]
 
 @njit(cache=True, nogil=True)
 def touch(table: np.ndarray, rows: np.ndarray) -> float:
-    """The least that a pull and a push of ``rows`` int32 (n,) can be: read every row once, then change every row once."""
+    """The least that a pull and a push of ``rows`` int32 (n,) can be: read each row once, then change each once."""
     total = np.float32(0.0)
     for k in range(rows.shape[0]):
         for j in range(table.shape[1]):

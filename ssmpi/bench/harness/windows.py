@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Ticks:
         done.append(done[-1] + batches if done else batches)
 
     def rates(self, edges: Sequence[float]) -> list[float]:
-        """Batches per second in each window, all threads. A batch under way at an edge counts by the share of its time."""
+        """Batches per second in each window, all threads. A batch across an edge counts by the share of its time."""
         done = sum(
             (np.interp(edges, times, done) for times, done in zip(self.times, self.done, strict=True) if times),
             np.zeros(len(edges)),
@@ -64,8 +64,10 @@ class Ticks:
         return [any(a <= end < b for end in self.ends) for a, b in pairwise(edges)]
 
 
-class Ticking:
-    """A pace that ticks: the one thing that measuring adds to the loop of ``train.hogwild``, less than a microsecond a step."""
+class TickingPace:
+    """A pace that ticks: the one thing that measuring adds to the loop of ``train.hogwild``, less than a microsecond a
+    step.
+    """
 
     def __init__(self, pace: Pace, ticks: Ticks) -> None:
         self._pace, self._ticks = pace, ticks
@@ -112,6 +114,20 @@ def spent(readings: Sequence[Readings], prefix: str) -> Readings:
     }
 
 
+def spent_by_window(readings: Sequence[Readings], prefixes: Sequence[str]) -> dict[str, list[float]]:
+    """What each counter under any of ``prefixes`` grew by in each window, by its whole name."""
+    names = dict.fromkeys(name for found in readings for name in found if name.partition("/")[0] in prefixes)
+    return {name: [b.get(name, 0.0) - a.get(name, 0.0) for a, b in pairwise(readings)] for name in names}
+
+
+class Summary(TypedDict):
+    """Windows with their median and best quarter."""
+
+    median: float
+    best_quarter: float
+    windows: list[float]
+
+
 def median(values: Sequence[float]) -> float:
     """The median; NaN of nothing."""
     return statistics.median(values) if values else math.nan
@@ -123,6 +139,6 @@ def best_quarter(values: Sequence[float]) -> float:
     return statistics.fmean(fastest) if fastest else math.nan
 
 
-def summary(values: Sequence[float]) -> dict[str, Any]:
+def summary(values: Sequence[float]) -> Summary:
     """Windows with their median and best quarter."""
     return {"median": median(values), "best_quarter": best_quarter(values), "windows": list(values)}

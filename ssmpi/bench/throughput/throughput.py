@@ -2,31 +2,34 @@
 
 A round visits every contender once, and each round starts with another one, so that a slow minute of the machine hits
 all alike. A visit is a process or an MPI job of its own: start, warm-up, a few windows. Sections follow: where the
-time goes, parts alone, the interpreter lock, memory. Last come the targets, met or not.
+time goes, parts in isolation, the GIL, memory. Last come the targets, met or not.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench import data, local, machine, picture, render, targets
-from ssmpi.bench.contenders import SSMPI, Contender, chosen, grid
-from ssmpi.bench.jobs import Jobs
-from ssmpi.bench.sections import NOT_SHORT, SECTIONS, Bench
-from ssmpi.bench.windows import Timing, summary
-from ssmpi.core import atomic_file
+from ssmpi.bench.harness import data, machine
+from ssmpi.bench.harness.jobs import Jobs
+from ssmpi.bench.harness.reporting import chosen, plain, publish, say
+from ssmpi.bench.harness.results import Visit
+from ssmpi.bench.harness.windows import Timing, summary
+from ssmpi.bench.throughput import local_contenders, picture, render, targets
+from ssmpi.bench.throughput.alternation import Harness
+from ssmpi.bench.throughput.contenders import SSMPI, Contender, grid
+from ssmpi.bench.throughput.frontier import SHORT_CPU_SHARES
+from ssmpi.bench.throughput.sections import NOT_SHORT, SECTIONS
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import SECONDS, positive, require
 
 START_SECONDS = {True: 4.0, False: 1.5}  # of an MPI job, of a local process: for the estimate
-SHORT_WINDOW = 0.5  # seconds
+SHORT_WINDOW = 0.3  # seconds
+SHORT_JOBS = {"reader": 0, "shadow": len(SHORT_CPU_SHARES)}  # of sections with --short; all others have one
 RESULT = "throughput.json"
 
 
@@ -77,21 +80,21 @@ def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -
     )
     began = time.monotonic()
     report["contenders"] = rounds(options, contenders, jobs)
-    bench = Bench(base, jobs, options.batches, cores, options.timing, options.short)
-    report["sections"] = {name: section(name, bench) for name in sections}
+    harness = Harness(base, jobs, options.batches, cores, options.timing, options.short)
+    report["sections"] = {name: section(name, harness) for name in sections}
     report["header"] |= {
         "took_seconds": round(time.monotonic() - began),
         **jobs.mpi(),
-        **local.in_fresh_process(machine.torch_facts),
+        **local_contenders.in_fresh_process(machine.torch_facts),
     }
     judged = targets.judge(report["contenders"], report["sections"], list(options.batches), cores)
     report["targets"] = [{**dataclasses.asdict(t), "met": None if options.short else t.met} for t in judged]
-    return leave(options.folder, report)
+    return publish(options.folder / RESULT, report, render.table(report), picture.draw)
 
 
 def rounds(options: Options, contenders: list[Contender], jobs: Jobs) -> dict[str, Any]:
     """All visits, interleaved; figures by contender."""
-    visits: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in contenders}
+    visits: dict[str, list[Visit]] = {contender.name: [] for contender in contenders}
     if not options.short and any(c.kind == SSMPI for c in contenders):
         say("one job first that does not count: it compiles what is not compiled yet")
         visit(next(c for c in contenders if c.kind == SSMPI), jobs, Timing(0.2, 0.2, 1))
@@ -105,15 +108,17 @@ def rounds(options: Options, contenders: list[Contender], jobs: Jobs) -> dict[st
     return {contender.name: figures(contender, visits[contender.name]) for contender in contenders}
 
 
-def visit(contender: Contender, jobs: Jobs, timing: Timing) -> dict[str, Any]:
+def visit(contender: Contender, jobs: Jobs, timing: Timing) -> Visit:
     """One visit: examples per second by window, and what was used for it."""
     if contender.kind == SSMPI:
         return jobs.run(contender.ranks, contender.overrides, timing)
-    return local.in_fresh_process(local.visit, contender, jobs.run_file, timing)
+    return local_contenders.in_fresh_process(local_contenders.visit, contender, jobs.run_file, timing)
 
 
-def figures(contender: Contender, visits: list[dict[str, Any]]) -> dict[str, Any]:
-    """All visits to one contender together; ``cores`` are CPU seconds per second, by part, ``others`` those of other programs."""
+def figures(contender: Contender, visits: Sequence[Visit]) -> dict[str, Any]:
+    """All visits to one contender together; ``cores`` are CPU seconds per second, by part, ``others`` those of other
+    programs.
+    """
     seconds = sum(found["seconds"] for found in visits)
     parts = dict.fromkeys(name for found in visits for name in found["cpu"])
     cores = {part: sum(found["cpu"].get(part, 0.0) for found in visits) / seconds for part in parts}
@@ -131,10 +136,10 @@ def figures(contender: Contender, visits: list[dict[str, Any]]) -> dict[str, Any
     }
 
 
-def section(name: str, bench: Bench) -> dict[str, Any]:
+def section(name: str, harness: Harness) -> Mapping[str, object]:
     """One section, announced."""
     say(f"section {name}")
-    return SECTIONS[name](bench)
+    return SECTIONS[name](harness)
 
 
 def estimate(options: Options, contenders: list[Contender]) -> float:
@@ -143,29 +148,8 @@ def estimate(options: Options, contenders: list[Contender]) -> float:
 
 
 def seconds_of_short_sections(options: Options, sections: Sequence[str]) -> float:
-    """About how many seconds the sections take with ``--short``: one MPI job each, of at most four windows, or a process."""
-    jobs, alone = len([name for name in sections if name != "reader"]), len({"reader", "server"} & set(sections))
+    """About how many seconds the sections take with ``--short``: MPI jobs of at most four windows, or processes."""
+    jobs = sum(SHORT_JOBS.get(name, 1) for name in sections)
+    local = len({"reader", "server"} & set(sections))
     timing = dataclasses.replace(options.timing, windows=4)
-    return jobs * (START_SECONDS[True] + timing.total) + alone * (START_SECONDS[False] + timing.total)
-
-
-def leave(folder: Path, report: dict[str, Any]) -> Path:
-    """Write JSON, table and plot; print the table."""
-    target = folder / RESULT
-    atomic_file.write(target, json.dumps(report, indent=1) + "\n")
-    table = render.table(report)
-    atomic_file.write(target.with_suffix(".txt"), table + "\n")
-    print(table)
-    files = [target, target.with_suffix(".txt"), picture.draw(report, target.with_suffix(".png"))]
-    say(f"in {folder}: {', '.join(file.name for file in files if file)}")
-    return target
-
-
-def plain(value: Any) -> dict[str, Any]:
-    """A settings class as JSON takes it."""
-    return {key: str(item) if isinstance(item, Path) else item for key, item in dataclasses.asdict(value).items()}
-
-
-def say(text: str) -> None:
-    """A word on progress."""
-    print(text, file=sys.stderr, flush=True)
+    return jobs * (START_SECONDS[True] + timing.total) + local * (START_SECONDS[False] + timing.total)

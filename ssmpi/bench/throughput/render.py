@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ssmpi.bench.contenders import SSMPI
+from ssmpi.bench.throughput.alternation import Ratio
+from ssmpi.bench.throughput.contenders import SSMPI
+from ssmpi.bench.throughput.frontier import AS_SHIPPED, Frontier, Point
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -52,8 +55,8 @@ def contenders(found: Mapping[str, Any]) -> str:
     ordered = sorted(found.items(), key=lambda item: (item[1]["batch"], item[1]["precision"] != "fp32"))
     rows += [(name, *contender(figures)) for name, figures in ordered]
     notes = (
-        "ssmpi AxB: A trainers of B threads, 1 embedding PS, 1 sync PS for easgd; it reads its rows from shards, the others have",
-        "theirs in memory and are not charged for that. cores: CPU seconds per second; others: programs that are not measured.",
+        "ssmpi AxB: A trainers of B threads, 1 embedding PS, 1 sync PS for easgd; it reads its rows from shards, the",
+        "others have theirs in memory and are not charged for that. cores: CPU seconds per second; others: other programs.",
     )
     return "\n".join([grid(rows), *notes])
 
@@ -93,56 +96,69 @@ def percentages(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {share:.1%}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def shadow(found: Mapping[str, Any]) -> str:
-    """What rounds in the background cost."""
-    rounds = {name: f" ({turns['rounds_per_second']:.1f} rounds a second)" for name, turns in found.items()}
-    return in_turns("examples per second with rounds in the background over those without", found, rounds)
+def shadow(found: Mapping[str, Frontier]) -> str:
+    """What rounds in the background cost at each pace."""
+    heads = "frontier of rounds in the background;cpu_share;gap;EPS on / off;+-;processor ms;wall ms"
+    rows = [tuple(heads.split(";"))]
+    for name, frontier in found.items():
+        rows += [point(name if k == 0 else "", each) for k, each in enumerate(frontier["points"])]
+    notes = (
+        "gap: iterations of a trainer between two of its rounds; EPS on / off: examples per second with rounds over",
+        "without, in turns within one job; processor ms: of a trainer's round, shadow threads and sync PS;",
+        "wall ms: of a round.",
+    )
+    return "\n".join([grid(rows), *notes])
 
 
-def bare(found: Mapping[str, Any]) -> str:
+def point(name: str, found: Point) -> tuple[str, ...]:
+    """One row of a frontier."""
+    share = "as shipped" if found["cpu_share"] == AS_SHIPPED else f"{found['cpu_share']:g}"
+    gap, cpu, wall = (
+        "-" if value is None else f"{value:,.2f}" for value in (found["gap"], found["cpu_ms"], found["wall_ms"])
+    )
+    return name, share, gap, f"{found['ratio']:.3f}", f"{found['error']:.3f}", cpu, wall
+
+
+def bare(found: Mapping[str, Ratio]) -> str:
     """How near the whole loop is to its ceiling."""
     return in_turns("examples per second of the whole loop over those of the bare dense step", found)
 
 
-def threads(found: Mapping[str, Any]) -> str:
+def threads(found: Mapping[str, Ratio]) -> str:
     """What threads gain."""
     return in_turns("examples per second of all threads over those of one", found)
 
 
-def in_turns(what: str, found: Mapping[str, Any], more: Mapping[str, str] | None = None) -> str:
+def in_turns(what: str, found: Mapping[str, Ratio]) -> str:
     """Ratios of two ways to work with their standard errors."""
-    lines = [
-        f"  {name}: {turns['ratio']:.3f} +- {turns['error']:.3f}{(more or {}).get(name, '')}"
-        for name, turns in found.items()
-    ]
+    lines = [f"  {name}: {turns['ratio']:.3f} +- {turns['error']:.3f}" for name, turns in found.items()]
     return "\n".join([f"{what}, in turns within one job", *lines])
 
 
-def server(found: Mapping[str, Any]) -> str:
-    """The embedding PS alone."""
+def server(found: Mapping[str, float]) -> str:
+    """The embedding PS in isolation."""
     near = f"; in place, clients' work included {found['in_place'] / 1e6:.1f} M" if "in_place" in found else ""
     return "\n".join(
         [
-            f"embedding PS, distinct rows pulled + pushed per core-second (batches of {found['rows_per_batch']:,.0f} rows, "
-            f"table of {found['table_bytes'] / 1e6:,.0f} MB)",
-            f"  by messages {found['by_messages'] / 1e6:.1f} M ({found['cores_used']:.2f} cores), its handlers in process "
-            f"{found['handlers'] / 1e6:.1f} M, bare loop over the same rows {found['bare_loop'] / 1e6:.1f} M{near}",
+            "embedding PS, distinct rows pulled + pushed per core-second "
+            f"(batches of {found['rows_per_batch']:,.0f} rows, table of {found['table_bytes'] / 1e6:,.0f} MB)",
+            f"  by messages {found['by_messages'] / 1e6:.1f} M ({found['cores_used']:.2f} cores), "
+            f"its handlers in process {found['handlers'] / 1e6:.1f} M, "
+            f"bare loop over the same rows {found['bare_loop'] / 1e6:.1f} M{near}",
         ]
     )
 
 
-def reader(found: Mapping[str, Any]) -> str:
-    """The reader alone."""
+def reader(found: Mapping[str, float]) -> str:
+    """The reader in isolation."""
     return f"reader, shuffled: {found['rows'] / 1e6:.2f} M rows per core-second"
 
 
-def lock(found: Mapping[str, Any]) -> str:
-    """The interpreter lock, or loudly that it was not measured."""
+def gil(found: Mapping[str, Any]) -> str:
+    """The GIL, or loudly that it was not measured."""
     if "missing" in found:
         return f"!!! {found['missing']}"
-    return (
-        f"interpreter lock: held {found['share']:.1%} of a worker's time at batch 200 ({found['samples']:.0f} samples)"
-    )
+    return f"GIL: held {found['share']:.1%} of a worker's time at batch 200 ({found['samples']:.0f} samples)"
 
 
 def memory(found: Mapping[str, Any]) -> str:
@@ -161,8 +177,8 @@ def mega(values: Iterable[float]) -> list[str]:
 
 
 SECTIONS = {
-    "stages": stages, "bare": bare, "threads": threads, "shadow": shadow, "server": server, "reader": reader, "lock": lock,
-    "memory": memory,
+    "stages": stages, "bare": bare, "threads": threads, "shadow": shadow, "server": server, "reader": reader,
+    "gil": gil, "memory": memory,
 }  # fmt: skip
 
 
@@ -191,6 +207,6 @@ def targets(found: Iterable[Mapping[str, Any]]) -> str:
 
 def amount(value: float) -> str:
     """Ratios and shares with three decimals, rates in millions."""
-    if value != value:
-        return "-"
+    if not math.isfinite(value):
+        return "-" if math.isnan(value) else "none"
     return f"{value / 1e6:.1f} M" if value > 1e4 else f"{value:.3f}"

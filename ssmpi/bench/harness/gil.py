@@ -1,4 +1,4 @@
-"""How long a worker thread holds the interpreter lock, by py-spy: what it holds, other threads of its process cannot have."""
+"""How long a worker thread holds the GIL, by py-spy: what it holds, other threads of its process cannot have."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 LOOP = "hogwild ("  # the frame that every sample of a worker's loop has
-RATE = 500  # samples a second, while the process runs: one that is stopped wakes threads, which then take the lock
+RATE = 500  # samples a second, while the process runs: one that is stopped wakes threads, which then take the GIL
 ANYBODY, SET_PTRACER = ctypes.c_ulong(-1), 0x59616D61  # linux/prctl.h
+
+
+class Sample(TypedDict, total=False):
+    """Samples of a worker's loop: all, and those that hold the GIL; or why there are none."""
+
+    samples: int
+    holding: int
+    failed: str
 
 
 def find() -> str | None:
@@ -21,9 +29,9 @@ def find() -> str | None:
     return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
 
 
-def sample(pid: int, seconds: float) -> dict[str, Any]:
-    """Samples of the worker loops of this process: all, and those that hold the lock; or why it ``failed``."""
-    ctypes.CDLL(None).prctl(SET_PTRACER, ANYBODY, 0, 0, 0)  # where the kernel lets only parents look
+def sample(pid: int, seconds: float) -> Sample:
+    """Samples of the worker loops of this process: all, and those that hold the GIL; or why it ``failed``."""
+    ctypes.CDLL(None).prctl(SET_PTRACER, ANYBODY, 0, 0, 0)  # where the kernel lets only parents trace
     try:
         return {"samples": count(record(pid, seconds, "--idle")), "holding": count(record(pid, seconds, "--gil"))}
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:

@@ -6,7 +6,6 @@ import datetime
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 from ssmpi import __version__
 from ssmpi.core.packages import package_versions
@@ -17,7 +16,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def describe() -> dict[str, Any]:
+def describe() -> dict[str, object]:
     """The header of a report."""
     return {
         "when": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""What is looked at in a measured job besides its examples per second, each look in a job of its own."""
+"""What else a measured job can read besides its examples per second; each probe has a job to itself."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import bisect
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.bench import dense, gil, stages
-from ssmpi.bench.rows import Source
-from ssmpi.bench.windows import Readings, Ticking, Timing, clock
+from ssmpi.bench.harness import gil, stages
+from ssmpi.bench.harness.windows import Readings, TickingPace, Timing, clock
 from ssmpi.train import hogwild
 
 if TYPE_CHECKING:
     from ssmpi.roles.trainer import Trainer
 
 
-class Look:
-    """Looks at nothing besides: the untouched loop, of which all rates of examples come."""
+class Probe:
+    """Reads nothing more: the untouched loop, from which all rates of examples come."""
 
     def begin(self, edges: Sequence[float]) -> None:
         """The windows are known."""
@@ -29,12 +28,12 @@ class Look:
         """Counters of its own."""
         return {}
 
-    def at_end(self, timing: Timing) -> dict[str, Any]:
-        """What it looks at after the windows, while training goes on."""
+    def at_end(self, timing: Timing) -> gil.Sample:
+        """What it finds after the windows, while training continues."""
         return {}
 
 
-class LookAtStages(Look):
+class StageProbe(Probe):
     """Stopwatches around everything that the loop calls."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -45,17 +44,17 @@ class LookAtStages(Look):
         return {f"stage/{name}": seconds for name, seconds in self._stages.spent().items()}
 
 
-class LookAtLock(Look):
-    """Who holds the interpreter lock."""
+class GilProbe(Probe):
+    """Who holds the GIL."""
 
-    def at_end(self, timing: Timing) -> dict[str, Any]:
+    def at_end(self, timing: Timing) -> gil.Sample:
         """Sample this process."""
         return gil.sample(os.getpid(), timing.seconds)
 
 
-class LookInTurns(Look):
-    """Two ways to work in the windows of one job, in turns: one, other, other, one. Jobs of one kind differ by more than what is
-    looked for, and so does a shared host from one minute to the next; the windows of one job do not.
+class AlternatingProbe(Probe):
+    """Two ways to work in the windows of one job, in turns: one, other, other, one. Jobs of one kind differ by more
+    than the effect sought, and so does a shared host from one minute to the next; the windows of one job do not.
     """
 
     LATE_SECONDS = 0.005
@@ -71,35 +70,54 @@ class LookInTurns(Look):
         """Whether it is the other way's turn."""
         return others_window(self._edges, clock())
 
-    def rest(self, until: Callable[[], bool] = lambda: False) -> None:
+    def rest(self, until: Callable[[], bool]) -> None:
         """Do nothing in the other way's windows, but no longer than ``until`` something."""
         while self.others_turn() and not until():
             time.sleep(self.LATE_SECONDS)
 
 
-class LookWithoutShadow(LookInTurns):
-    """The shadow thread works or rests."""
+class ShadowProbe(AlternatingProbe):
+    """The shadow thread works or rests: where one trainer leads its host, that one's for all.
+
+    It rests no longer than its trainer has data: the others wait for it at the end of a pass. Wall time is that of
+    rounds within the windows with rounds: in any other, this trainer may have waited for one at rest.
+    """
+
+    REST_SECONDS = 0.05  # long: what resting costs is taken off what rounds cost
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
+        assert isinstance(trainer.pace, TickingPace)
+        self._pace = trainer.pace
+        self._timed = {"rounds/timed": 0.0, "rounds/timed_seconds": 0.0}
         for synchronizer in trainer.synchronizers:
             synchronizer.round = self._in_turn(synchronizer.round)  # type: ignore[method-assign]
 
+    def read(self) -> Readings:
+        """Rounds whose wall time counts, and their seconds."""
+        return dict(self._timed)
+
     def _in_turn(self, act: Callable[[], None]) -> Callable[[], None]:
         def gated() -> None:
-            self.rest()
+            while (now := clock()) < (end := end_of_others_turn(self._edges, now)) and not self._pace.ending:
+                time.sleep(min(end - now, self.REST_SECONDS))
             act()
+            if turn(self._edges, now) == turn(self._edges, clock()):
+                self._timed["rounds/timed"] += 1
+                self._timed["rounds/timed_seconds"] += clock() - now
 
         return gated
 
 
-class LookAtOneThread(LookInTurns):
-    """All worker threads work, or the first alone, which at the end of a pass would wait for those that rest with rows in hand."""
+class OneThreadProbe(AlternatingProbe):
+    """All worker threads work, or the first alone, which at the end of a pass would wait for those that rest with rows
+    in hand.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
         pace = trainer.pace
-        assert isinstance(pace, Ticking)
+        assert isinstance(pace, TickingPace)
         after_step = pace.after_step
 
         def gated(thread: int) -> None:
@@ -111,10 +129,13 @@ class LookAtOneThread(LookInTurns):
         pace.after_step = gated  # type: ignore[method-assign]
 
 
-class LookAtBareStep(LookInTurns):
+class BareStepProbe(AlternatingProbe):
     """The whole loop, or the dense step alone on rows that are there: the ceiling of this program."""
 
     def __init__(self, trainer: Trainer) -> None:
+        from ssmpi.bench.harness import dense  # here, because servers know all probes and load no torch
+        from ssmpi.bench.harness.rows import Source
+
         super().__init__()
         after_step = trainer.pace.after_step
         steps = dense.bare_steps(trainer.config, Source(trainer.config))
@@ -128,13 +149,24 @@ class LookAtBareStep(LookInTurns):
         trainer.pace.after_step = gated  # type: ignore[method-assign]
 
 
+def turn(edges: Sequence[float], now: float) -> int:
+    """Turns that have begun by this time; odd ones, of each four windows the second and third, are the other way's."""
+    return bisect.bisect_right(edges, now) // 2
+
+
 def others_window(edges: Sequence[float], now: float) -> bool:
-    """Whether it is the other way's turn at this time: of each four windows in the second and third."""
-    window = bisect.bisect_right(edges, now) - 1
-    return 0 <= window < len(edges) - 1 and window % 4 in (1, 2)
+    """Whether it is the other way's turn at this time."""
+    return turn(edges, now) % 2 == 1 and now < edges[-1]
 
 
-class Exchange(Look):
+def end_of_others_turn(edges: Sequence[float], now: float) -> float:
+    """When the other way's turn ends, if it is on at this time; else ``now``."""
+    if not others_window(edges, now):
+        return now
+    return edges[min(2 * turn(edges, now) + 1, len(edges) - 1)]
+
+
+class ExchangeProbe(Probe):
     """Pull and push without a model between them: as much work as embedding PSs can be given."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -159,18 +191,18 @@ class Exchange(Look):
 Body = Callable[[int, "Trainer"], None]
 
 
-def exchange(trainer: Trainer) -> tuple[Body, Look]:
+def exchange(trainer: Trainer) -> tuple[Body, Probe]:
     """The loop without a model."""
-    look = Exchange(trainer)
-    return look.hogwild, look
+    probe = ExchangeProbe(trainer)
+    return probe.hogwild, probe
 
 
-LOOKS: dict[str, Callable[[Any], tuple[Body, Look]]] = {
-    "nothing": lambda trainer: (hogwild, Look()),
-    "stages": lambda trainer: (hogwild, LookAtStages(trainer)),
-    "lock": lambda trainer: (hogwild, LookAtLock()),
-    "shadow": lambda trainer: (hogwild, LookWithoutShadow(trainer)),
-    "threads": lambda trainer: (hogwild, LookAtOneThread(trainer)),
-    "bare": lambda trainer: (hogwild, LookAtBareStep(trainer)),
+PROBES: dict[str, Callable[[Trainer], tuple[Body, Probe]]] = {
+    "nothing": lambda trainer: (hogwild, Probe()),
+    "stages": lambda trainer: (hogwild, StageProbe(trainer)),
+    "gil": lambda trainer: (hogwild, GilProbe()),
+    "shadow": lambda trainer: (hogwild, ShadowProbe(trainer)),
+    "threads": lambda trainer: (hogwild, OneThreadProbe(trainer)),
+    "bare": lambda trainer: (hogwild, BareStepProbe(trainer)),
     "exchange": exchange,
 }

@@ -1,0 +1,1 @@
+"""How a measured job runs: its ranks, windows, probes, counters and the rows it reads."""

@@ -1,0 +1,65 @@
+"""What all benchmarks choose, print, write and draw with."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssmpi.core import atomic_file
+from ssmpi.core.log import log
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Report = Mapping[str, Any]  # what goes into the JSON file
+
+
+def chosen(name: str, pattern: str) -> bool:
+    """Whether ``--only PATTERN`` (shell wildcards, anywhere in the name) lets a contender or a section through."""
+    return fnmatch.fnmatch(name, f"*{pattern}*")
+
+
+def plain(value: DataclassInstance) -> dict[str, object]:
+    """A settings class as JSON takes it."""
+    return {key: str(item) if isinstance(item, Path) else item for key, item in dataclasses.asdict(value).items()}
+
+
+def say(text: str) -> None:
+    """Report progress on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def publish(target: Path, report: Report, text: str, draw: Callable[[Report, Path], Path | None]) -> Path:
+    """Write JSON to ``target``, text and picture beside it; print the text."""
+    atomic_file.write(target, json.dumps(report, indent=1) + "\n")
+    atomic_file.write(target.with_suffix(".txt"), text + "\n")
+    print(text)
+    files = [target, target.with_suffix(".txt"), draw(report, target.with_suffix(".png"))]
+    say(f"in {target.parent}: {', '.join(file.name for file in files if file)}")
+    return target
+
+
+def pyplot() -> Any:
+    """Matplotlib's, for files only; None, with a message, when it is not installed."""
+    try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        log.info("no plot: pip install 'ssmpi[plots]' to have one")
+        return None
+    return plt
+
+
+def save(figure: Any, target: Path) -> Path:
+    """Write a figure and close it."""
+    with atomic_file.whole(target) as beside:
+        figure.savefig(beside, dpi=110, format="png")
+    pyplot().close(figure)
+    return target

@@ -1,0 +1,86 @@
+"""What synchronization in the background costs at each pace: the gap between two rounds of a trainer against examples
+per second, for several shares of a core (``sync.cpu_share``). Rounds run and rest in turns within each job.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypedDict
+
+from ssmpi.bench.harness.reporting import say
+from ssmpi.bench.harness.results import JobResult
+from ssmpi.bench.throughput.alternation import Harness, fours, on_and_off, on_over_off
+from ssmpi.bench.throughput.contenders import SHADOWS, SSMPI, Contender
+
+AS_SHIPPED = 0.0  # sync.cpu_share: the share that the topology gives
+CPU_SHARES, SHORT_CPU_SHARES = (AS_SHIPPED, 0.005, 0.02, 0.1, 1.0), (AS_SHIPPED, 1.0)
+WORTH = 0.98  # of the examples per second without rounds
+SYNC_PARTS = ("cpu/shadow", "cpu/sync_ps")
+
+
+class Point(TypedDict):
+    """``gap`` in iterations of a trainer between two of its rounds, ``ratio`` of examples per second with rounds to
+    without, with its standard ``error``; milliseconds of a trainer's round by the processors and by the clock. None
+    without rounds.
+    """
+
+    cpu_share: float
+    ratio: float
+    error: float
+    gap: float | None
+    cpu_ms: float | None
+    wall_ms: float | None
+
+
+class Frontier(TypedDict):
+    """The points of one algorithm at one batch size."""
+
+    algorithm: str
+    batch: int
+    points: list[Point]
+
+
+def measure(harness: Harness) -> dict[str, Frontier]:
+    """By contender: two trainers, each algorithm, smallest and largest batch; ``short`` has one algorithm at two
+    shares.
+    """
+    found: dict[str, Frontier] = {}
+    for contender in asked(harness):
+        points = []
+        for share in SHORT_CPU_SHARES if harness.short else CPU_SHARES:
+            job = harness.alternating_job(contender, "shadow", (f"sync.cpu_share={share}",))
+            points.append(point(job, contender.batch, share))
+            say(f"{contender.name}, sync.cpu_share {share:g}: EPS with rounds / without {points[-1]['ratio']:.3f}")
+        found[contender.name] = {"algorithm": contender.algorithm, "batch": contender.batch, "points": points}
+    return found
+
+
+def asked(harness: Harness) -> list[Contender]:
+    """Whose rounds are measured."""
+    half, sizes = max(1, harness.cores // 2), sorted({min(harness.batches), max(harness.batches)})
+    if harness.short:
+        return [Contender(SSMPI, sizes[0], half, "fp32", 2, "easgd")]
+    return [Contender(SSMPI, size, half, "fp32", 2, algorithm) for size in sizes for algorithm in SHADOWS]
+
+
+def point(job: JobResult, batch: int, cpu_share: float) -> Point:
+    """The figures of one job. Processor time is what the windows with rounds took more than those without."""
+    firsts, turns, growth = fours(job), on_over_off(job), job["growth"]
+    iterations = on_and_off(job["eps"], firsts)[0] * job["seconds"] / len(job["eps"]) / batch  # all trainers'
+    rounds = sum(on_and_off(growth["rounds/all"], firsts))  # all trainers'; one may end when a rest has begun
+    timed, seconds = sum(growth["rounds/timed"]), sum(growth["rounds/timed_seconds"])
+    spent = [on_and_off(growth[part], firsts) for part in SYNC_PARTS if part in growth]
+    cost = sum(on - off for on, off in spent)  # below 0 where a shadow thread has ended with its pass: not known
+    return {
+        "cpu_share": cpu_share,
+        "ratio": turns["ratio"],
+        "error": turns["error"],
+        "gap": iterations / rounds if rounds else None,
+        "cpu_ms": 1e3 * cost / rounds if rounds and cost >= 0 else None,
+        "wall_ms": 1e3 * seconds / timed if timed else None,
+    }
+
+
+def smallest_gap(points: list[Point]) -> float:
+    """The smallest gap that leaves ``WORTH`` of the examples per second; infinite if no point does."""
+    return min((p["gap"] for p in points if p["gap"] is not None and p["ratio"] >= WORTH), default=math.inf)

@@ -1,0 +1,157 @@
+"""What is measured besides the contenders: where time goes, parts in isolation, the GIL, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ssmpi.bench.harness import gil
+from ssmpi.bench.harness.windows import Timing, median
+from ssmpi.bench.throughput import frontier, microbench
+from ssmpi.bench.throughput.alternation import Harness, Ratio, in_turns
+from ssmpi.bench.throughput.contenders import SSMPI, Contender
+from ssmpi.bench.throughput.local_contenders import in_fresh_process
+from ssmpi.config import load
+from ssmpi.data.schema import read_manifest
+
+LONG = Timing(3.0, 3.0, 20)  # for memory, which must not grow
+LONG_STEPS, SLOW = 25, 25_000.0  # steps of a window, at so many examples per second of a thread
+
+
+def where_time_goes(harness: Harness) -> dict[str, Any]:
+    """Shares of a worker's time by stage and of the servers', smallest and largest batch, with a shadow thread too."""
+    found = {}
+    for contender in to_break_down(harness):
+        job = harness.job(contender, "stages", replace(harness.timing, windows=2 * harness.timing.windows))
+        threads = contender.threads * contender.trainers
+        found[contender.name] = {
+            "eps": median(job["eps"]),
+            "trainer": shares(job["stages"], threads * job["seconds"], apart=("shadow round",)),
+            "shadow round ms": 1e3 * sum(job["growth"]["rounds/seconds"]) / max(sum(job["growth"]["rounds/all"]), 1),
+            "rounds": job["rounds"],
+            **{name.partition("-")[0]: shares(server["stages"]) for name, server in job["servers"].items()},
+        }
+    return found
+
+
+def to_break_down(harness: Harness) -> list[Contender]:
+    """One trainer, by shared memory and by messages, and two with a shadow thread; ``short`` has all of it in one."""
+    half = max(1, harness.cores // 2)
+    if harness.short:
+        return [Contender(SSMPI, min(harness.batches), half, "fp32", 2, "ma", transport="messages")]
+    found = []
+    for batch in sorted({min(harness.batches), max(harness.batches)}):
+        found += [Contender(SSMPI, batch, harness.cores, transport=transport) for transport in ("auto", "messages")]
+        found.append(Contender(SSMPI, batch, half, "fp32", 2, "ma"))
+    return found
+
+
+def shares(seconds: dict[str, float], whole: float | None = None, apart: tuple[str, ...] = ()) -> dict[str, float]:
+    """Shares of ``whole`` (default: of the sum); what no stage accounts for is ``rest``; ``apart`` are other threads'
+    stages.
+    """
+    counted = {name: value for name, value in seconds.items() if name not in apart}
+    total = whole or sum(counted.values()) or 1.0
+    found = {name: value / total for name, value in counted.items()}
+    if whole:
+        found["rest"] = max(0.0, 1.0 - sum(found.values()))
+    return found
+
+
+def bare_share(harness: Harness) -> dict[str, Ratio]:
+    """Examples per second of the whole loop over those of the bare dense step, all threads, within one job."""
+    return in_turns(harness, "bare", of_all_threads(harness))
+
+
+def thread_gain(harness: Harness) -> dict[str, Ratio]:
+    """Examples per second of all threads over those of the first alone, within one job; nothing on a single core.
+
+    A thread rests when its batch is done: windows are long enough for that to make less than a percent of them.
+    """
+    found: dict[str, Ratio] = {}
+    for contender in of_all_threads(harness) if harness.cores > 1 else ():
+        seconds = max(harness.timing.seconds, 0.0 if harness.short else LONG_STEPS * contender.batch / SLOW)
+        found |= in_turns(replace(harness, timing=replace(harness.timing, seconds=seconds)), "threads", [contender])
+    return found
+
+
+def of_all_threads(harness: Harness) -> list[Contender]:
+    """One trainer with a thread for each core, smallest and largest batch."""
+    sizes = {min(harness.batches)} if harness.short else {min(harness.batches), max(harness.batches)}
+    return [Contender(SSMPI, size, harness.cores) for size in sorted(sizes)]
+
+
+def server_rate(harness: Harness) -> dict[str, float]:
+    """Rows per core-second of an embedding PS, whose clients do nothing else, beside a bare loop over the same table.
+
+    In place the clients do the PS's work: theirs is the time, with routing and summing of duplicates.
+    """
+    far, near = (
+        Contender(SSMPI, max(harness.batches), harness.cores, transport=kind) for kind in ("messages", "shared")
+    )
+    job = harness.job(far, "exchange", harness.timing)
+    rates = in_fresh_process(microbench.table_rates, harness.run_file, far.overrides, harness.timing.seconds)
+    rates["by_messages"] = job["rows"] / job["cpu"]["embedding_ps"]
+    rates["cores_used"] = job["cpu"]["embedding_ps"] / job["seconds"]
+    if not harness.short:
+        job = harness.job(near, "exchange", harness.timing)
+        rates["in_place"] = job["rows"] / job["cpu"]["workers"]
+    return rates
+
+
+def reader_rate(harness: Harness) -> dict[str, float]:
+    """Rows per core-second, shuffled and cut into the smallest batches."""
+    overrides = Contender(SSMPI, min(harness.batches)).overrides
+    return in_fresh_process(microbench.reader_rate, harness.run_file, overrides, harness.timing.seconds)
+
+
+def gil_share(harness: Harness) -> dict[str, Any]:
+    """Share of a single worker's time in which it holds the GIL, batch 200 as in the paper's runs."""
+    seconds = 1.0 if harness.short else 20.0
+    if gil.find() is None:
+        missing = "py-spy is not installed: pip install 'ssmpi[test]'"
+    else:
+        seen = harness.job(Contender(SSMPI, 200), "gil", Timing(harness.timing.warmup, seconds, 1))["seen"]
+        if seen.get("samples"):
+            return {**seen, "share": seen["holding"] / seen["samples"]}
+        missing = seen.get("failed", "py-spy saw no worker thread")
+    return {"missing": f"the GIL was NOT measured: {missing}"}
+
+
+def memory(harness: Harness) -> dict[str, Any]:
+    """Resident memory of a trainer over a longer run, and what an embedding PS needs for a byte of rows and state.
+
+    The latter is the slope between a small and a large table, so that neither Python nor the libraries count.
+    """
+    contender = Contender(SSMPI, max(harness.batches), harness.cores)
+    config = load(harness.run_file, contender.overrides)
+    rows = sum(read_manifest(Path(config.data.folder)).cardinalities)
+    dims = (config.embedding.dim, 4 * config.embedding.dim)
+    servers, tables = [], []
+    for dim in dims:
+        sizes = [*config.model.bottom[:-1], dim]
+        overrides = (*contender.overrides, f"embedding.dim={dim}", f"model.bottom={sizes}")
+        job = harness.jobs.run(contender.ranks, overrides, LONG if dim == dims[0] else replace(LONG, windows=1))
+        if dim == dims[0]:
+            seconds, (start, end) = job["seconds"], job["rss"]["trainer 0"]
+        servers.append(job["rss"]["embedding_ps 0"][1])
+        tables.append(rows * replace(config.embedding, dim=dim).row_bytes)
+    return {
+        "seconds": seconds, "trainer_start": start, "trainer_end": end, "trainer_growth": end / start,
+        "ps": servers, "ps_tables": tables, "ps_ratio": (servers[1] - servers[0]) / (tables[1] - tables[0]),
+    }  # fmt: skip
+
+
+SECTIONS: dict[str, Callable[[Harness], Mapping[str, object]]] = {
+    "stages": where_time_goes,
+    "bare": bare_share,
+    "threads": thread_gain,
+    "shadow": frontier.measure,
+    "server": server_rate,
+    "reader": reader_rate,
+    "gil": gil_share,
+    "memory": memory,
+}
+NOT_SHORT = ("threads", "memory")  # the first works as "bare" does, the second needs a minute for itself
