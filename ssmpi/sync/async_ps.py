@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from ssmpi.sync.peers import Peers
 
 
 @dataclass(frozen=True)
-class Options:
+class AsyncPSOptions:
     """``[sync.async_ps]`` has no settings of its own."""
 
 
@@ -66,7 +67,7 @@ class Accounting:
 class AsyncPS(Centered):
     """Pushes what its worker threads' gradients add up to and follows the weights of the sync PSs."""
 
-    Options = Options
+    Options: ClassVar[type] = AsyncPSOptions
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
         super().__init__(options, weights, peers, thread)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from ssmpi.sync.peers import Peers
 
 
 @dataclass(frozen=True)
-class Options:
+class BMUFOptions:
     """``[sync.bmuf]``: ``eta`` the block learning rate, ``momentum`` the block momentum."""
 
     eta: float = 1.0
@@ -76,11 +77,11 @@ class Filtered(MA):
 class BMUF(Filtered):  # the same exchange and the same way to leave as model averaging, another use of the mean
     """Filters the mean by a step and block momentum."""
 
-    Options = Options  # type: ignore[assignment]
+    Options: ClassVar[type] = BMUFOptions
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
-        self._own = options.own(Options)
+        self._own = options.own(BMUFOptions)
         self._reference = self.kept(weights.copy())
 
     def refer(self, mean: np.ndarray, fragment: int) -> np.ndarray:

@@ -15,6 +15,7 @@ iterations since this client exchanged this fragment (for a shadow thread, of al
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numba import njit
@@ -28,7 +29,7 @@ from ssmpi.sync.peers import Peers
 
 
 @dataclass(frozen=True)
-class Options:
+class EASGDOptions:
     """``[sync.easgd]``: ``coupling`` in an iteration, which then decides instead of ``alpha``; 0 means ``alpha`` does."""
 
     coupling: float = 0.0
@@ -59,12 +60,12 @@ def pull_together(center: np.ndarray, replica: np.ndarray, alpha: float) -> None
 class EASGD(Centered):
     """Pulls replica and center towards each other."""
 
-    Options = Options
+    Options: ClassVar[type] = EASGDOptions
     in_place = True
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
         super().__init__(options, weights, peers, thread)
-        self._coupling = options.own(Options).coupling
+        self._coupling = options.own(EASGDOptions).coupling
         self._exchanged = [0] * len(self.fragments)
 
     @staticmethod

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,7 +32,7 @@ NAPS = 10  # after that long without a question a round ends, to look whether tr
 
 
 @dataclass(frozen=True)
-class Options:
+class GossipOptions:
     """``[sync.gossip]``: ``seed`` of the drawing of partners."""
 
     seed: int = 1
@@ -43,7 +44,7 @@ class Options:
 class Gossip(MA):  # the model is the mean of the replicas, too
     """Moves towards the mean of itself and one other trainer."""
 
-    Options = Options  # type: ignore[assignment]
+    Options: ClassVar[type] = GossipOptions
     partner = "another trainer"
     in_groups = False
 
@@ -52,7 +53,7 @@ class Gossip(MA):  # the model is the mean of the replicas, too
         trainers = peers.trainers
         self._asks = trainers.rank % 2 == 0
         self._others = range(1 if self._asks else 0, trainers.size, 2)
-        self._chance = np.random.default_rng([options.own(Options).seed, trainers.rank])
+        self._chance = np.random.default_rng([options.own(GossipOptions).seed, trainers.rank])
         self._reply = np.empty_like(weights)
         self._service = Service(trainers, peers.patience)
         self._pause = Pause(peers.patience)

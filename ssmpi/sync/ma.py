@@ -11,6 +11,7 @@ n is those that still train. When it reaches 0, all of them leave in the same ro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,14 +22,14 @@ from ssmpi.sync.peers import Peers
 
 
 @dataclass(frozen=True)
-class Options:
+class MAOptions:
     """``[sync.ma]`` has no settings of its own."""
 
 
 class MA(Synchronizer):
     """Moves towards the mean of the trainers that still train."""
 
-    Options = Options
+    Options: ClassVar[type] = MAOptions
     in_groups = True
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:

@@ -5,6 +5,7 @@ one trainer the exact anchor.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,14 +14,14 @@ from ssmpi.sync.base import Synchronizer
 
 
 @dataclass(frozen=True)
-class Options:
+class NoSyncOptions:
     """``[sync.none]`` has no settings."""
 
 
 class NoSync(Synchronizer):
     """Rounds do nothing; the model is the first trainer's replica."""
 
-    Options = Options
+    Options: ClassVar[type] = NoSyncOptions
     partner = ""
     idle = True
 

@@ -14,6 +14,7 @@ Optimizer state stays with its trainer (the paper's "maintain").
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from ssmpi.sync.peers import Peers
 
 
 @dataclass(frozen=True)
-class Options:
+class SlowMoOptions:
     """``[sync.slowmo]``: ``momentum`` is beta, ``rate`` the slow learning rate (alpha in the paper)."""
 
     momentum: float = 0.5
@@ -39,12 +40,12 @@ class Options:
 class SlowMo(Filtered):
     """Moves towards slow weights, which take steps with momentum along what the mean has moved."""
 
-    Options = Options  # type: ignore[assignment]
+    Options: ClassVar[type] = SlowMoOptions
     in_groups = False  # the learning-rate factor of every trainer travels along
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
-        self._own = options.own(Options)
+        self._own = options.own(SlowMoOptions)
         self.average = Average(peers.trainers, peers.patience, weights.size + 1)
         self._mine = np.empty(weights.size + 1, np.float32)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,14 +32,14 @@ from ssmpi.sync.rows import WholeRows
 
 
 @dataclass(frozen=True)
-class Options:
+class SynchronousOptions:
     """``[sync.synchronous]`` has no settings of its own."""
 
 
 class Synchronous(NoSync):
     """Every replica takes the step of the whole batch. There is nothing to do between steps."""
 
-    Options = Options  # type: ignore[assignment]
+    Options: ClassVar[type] = SynchronousOptions
     partner, in_the_step = "all trainers", True
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:

@@ -105,7 +105,7 @@ def slow_blocks(world, options, factors):
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_slowmo_without_momentum_is_model_averaging(alpha):
     factors = (1.0, 0.5, 0.25, 0.3, 0.01)
-    slow = options("slowmo", alpha=alpha, slowmo=sync.slowmo.Options(momentum=0.0, rate=1.0))
+    slow = options("slowmo", alpha=alpha, slowmo=sync.slowmo.SlowMoOptions(momentum=0.0, rate=1.0))
     for ours, theirs in zip(
         over_threads(TWO, slow_blocks, slow, factors)[:2],
         over_threads(TWO, slow_blocks, options("ma", alpha=alpha), factors)[:2],
@@ -119,7 +119,7 @@ def test_slowmo_without_momentum_is_model_averaging(alpha):
 def test_slowmo_takes_the_steps_of_its_paper(rate):
     """Algorithm 1 in float64, with the mean of the trainers' rates; ``close`` makes one block more."""
     factors, beta = (1.0, 0.5, 0.25, 0.3), 0.6
-    chosen = options("slowmo", alpha=1.0, slowmo=sync.slowmo.Options(momentum=beta, rate=rate))
+    chosen = options("slowmo", alpha=1.0, slowmo=sync.slowmo.SlowMoOptions(momentum=beta, rate=rate))
     x, u = replica(0).astype(float), np.zeros(PARAMETERS)
     for block in range(len(factors) + 1):
         learned = [0.1 * replica(10 * block + rank) if block < len(factors) else 0.0 for rank in range(2)]
@@ -502,7 +502,7 @@ class Case:
         )
 
 
-COUPLED = sync.easgd.Options(coupling=0.1)
+COUPLED = sync.easgd.EASGDOptions(coupling=0.1)
 PAIRS = [(a, pace) for a in ALL for pace in ("shadow", "fixed_rate") if (a, pace) not in REFUSED and a != "synchronous"]
 ASYNC = [
     options("async_ps"),

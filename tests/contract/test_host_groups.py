@@ -20,7 +20,7 @@ from ssmpi.comm import shared_memory
 from ssmpi.core.topology import Topology
 from ssmpi.sync import host_group
 
-MOMENTUM = sync.bmuf.Options(eta=0.7, momentum=0.5, nesterov=True)
+MOMENTUM = sync.bmuf.BMUFOptions(eta=0.7, momentum=0.5, nesterov=True)
 AVERAGES = [
     options("ma"),
     options("ma", alpha=1.0),
@@ -126,7 +126,7 @@ def turns_with_a_center(world, options):
         {"alpha": 0.3},
         {"fragments": 3},
         {"merge": "interpolate"},
-        {"easgd": sync.easgd.Options(coupling=0.05), "fragments": 2},
+        {"easgd": sync.easgd.EASGDOptions(coupling=0.05), "fragments": 2},
     ],
     ids=str,
 )

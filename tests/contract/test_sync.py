@@ -266,7 +266,7 @@ class Case:
 
 
 def bmuf(**settings):
-    return sync.bmuf.Options(**settings)
+    return sync.bmuf.BMUFOptions(**settings)
 
 
 def by_message(*arguments, **settings):
