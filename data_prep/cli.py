@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ranks.barrier()
         return 2
     except KeyboardInterrupt:
-        print("interrupted; start again with the same arguments to go on", file=sys.stderr, flush=True)
+        print("interrupted; start again with the same arguments to resume", file=sys.stderr, flush=True)
         if ranks.size > 1:
             ranks.abort(130)
         return 130
@@ -110,7 +110,7 @@ def _parse(arguments: Sequence[str] | None, ranks: Ranks) -> argparse.Namespace:
 
 
 CRITEO_EPILOG = (
-    "Killed and started again with the same arguments it goes on where it was. Any number of ranks (mpirun -n 4 "
+    "Killed and started again with the same arguments it resumes. Any number of ranks (mpirun -n 4 "
     "ssmpi-prepare criteo ...) gives the same bytes."
 )
 

@@ -47,7 +47,7 @@ MOST_FILES = 100_000
 
 
 def prepare(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Manifest:
-    """Prepare raw files into ``options.output``; goes on with an interrupted run of the same arguments and files.
+    """Prepare raw files into ``options.output``; resumes an interrupted run of the same arguments and files.
 
     Every rank of the job calls it. Raises DataError, on all ranks, for input that cannot be taken.
     """
@@ -165,7 +165,8 @@ def _refuse_crumbs(job: Preparation, rows: int) -> None:
     ):
         if whole_size > each * MOST_FILES:
             raise DataError(
-                f"--{name} {each:,} would make about {whole_size // each:,} files; give at least {-(-whole_size // MOST_FILES):,}"
+                f"--{name} {each:,} would make about {whole_size // each:,} files; "
+                f"give at least {-(-whole_size // MOST_FILES):,}"
             )
 
 
@@ -229,8 +230,8 @@ def _require_training_rows(job: Preparation, sizes: Sequence[int]) -> None:
         return
     why = "trains on all files but the last, and those have no rows" if kind == "days" else "leaves no rows to train on"
     raise RawDataError(
-        f"--split {kind} {why}: give more files, or --split kaggle, or fractions such as 0.8,0.1,0.1; for rows that are "
-        "only scored --split none --split-name test"
+        f"--split {kind} {why}: give more files, or --split kaggle, or fractions such as 0.8,0.1,0.1; for rows "
+        "that are only scored --split none --split-name test"
     )
 
 

@@ -86,7 +86,7 @@ class PrepareOptions:
         return BASE_BYTES + MERGING_BYTES * MERGE_ENTRIES + ORDERING_BYTES * min(rows, self.max_ind_range or 2**32)
 
     def chosen_split(self, *, labelled: bool, days: bool) -> tuple[str, str]:
-        """The kind of split and the split name for ``none``: as asked for, or by whether there are labels and day files."""
+        """The kind of split, and the split name for ``none``: as asked for, else by labels and day files."""
         kind = self.split
         if kind is None:
             if not labelled or self.vocabulary is not None:

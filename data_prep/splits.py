@@ -1,4 +1,7 @@
-"""Pure arithmetic: which rows belong to which split. Rows are numbered over all sources in order; ranges are half-open."""
+"""Pure arithmetic: which rows belong to which split.
+
+Rows are numbered over all sources in order; ranges are half-open.
+"""
 
 from __future__ import annotations
 

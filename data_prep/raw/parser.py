@@ -97,7 +97,7 @@ def row_end(text: np.ndarray, at: Integer) -> Integer:
 
 @njit(cache=True, nogil=True)
 def _integers(text: np.ndarray, at: Integer, out: np.ndarray) -> tuple[Integer, Integer, bool]:
-    """Read the integers of a row into ``out``: (bits of the missing ones, position after them, whether all are good)."""
+    """Read the integers of a row into ``out``: (bits of the missing, position after them, all good)."""
     absent: Integer = 0
     for f in range(DENSE_FEATURES):
         value, digits = short_integer(word(text, at)) if at + 8 <= text.size else (0, -1)

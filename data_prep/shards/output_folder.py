@@ -49,7 +49,7 @@ class OutputFolder:
             raise UserError(f"--overwrite would remove {vocabulary}, which this run needs; give another --output")
 
     def begin(self, job: Preparation) -> str:
-        """Decide whether the folder is fresh, to be gone on with, or whole; DataError if it is something else's."""
+        """Decide whether the folder is fresh, to be resumed, or whole; DataError if it holds anything else."""
         if self.output.exists() and not self.output.is_dir():
             raise DataError(f"{self.output}: is a file, not a folder; give another --output")
         strangers = _strangers(self.output) if self.output.is_dir() else []
@@ -74,7 +74,7 @@ class OutputFolder:
             self._take_lock()
             return RESUMED
         if any((self.output / name).exists() for name in (*SPLITS, VOCABULARY_NAME)):
-            raise DataError(f"{self.output}: has parts of a data set but no plan to go on by; {REMEDY}")
+            raise DataError(f"{self.output}: has parts of a data set but no plan to resume by; {REMEDY}")
         self.work.mkdir(parents=True, exist_ok=True)
         self._take_lock()
         save_json(path, plan)

@@ -1,7 +1,7 @@
 """Pass 2, first half: encode every piece and leave its packed rows grouped by the shard they go to.
 
 A grouped piece is written once and whole. It is not flushed to disk, which would take longer than making it again:
-after a crash its checksum tells whether it is still whole, and a restarted job goes on with the next piece.
+after a crash its checksum tells whether it is still whole, and a restarted job continues with the next piece.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def place(records: list[PieceRecord]) -> list[PlacedPiece]:
 
 @dataclass(frozen=True)
 class Done:
-    """The pieces that need not be read; whoever owns one looks, once, whether it is."""
+    """The pieces that need not be read; its owner checks once whether it is on disk."""
 
     work: Path
     placed: Mapping[Piece, PlacedPiece]

@@ -31,7 +31,7 @@ class Ceiling:
         self._log_loss += other._log_loss
 
     def compute(self) -> dict[str, float | None]:
-        """label_rate, auc, log_loss, ne, accuracy; None where the rows do not define them (no rows, or one label only)."""
+        """label_rate, auc, log_loss, ne, accuracy; None where undefined (no rows, or one label only)."""
         negatives, positives = (int(n) for n in self._histogram.sum(axis=1))
         rows = negatives + positives
         rate = positives / rows if rows else None
