@@ -11,23 +11,11 @@ from typing import TypeVar
 import numpy as np
 from mpi4py import MPI
 
+from ssmpi.comm.inbox import Inbox
 from ssmpi.comm.waiting import MPIRequest
 from ssmpi.core.topology import Directory
 
 T = TypeVar("T")
-
-
-class Inbox:
-    """A receive buffer that grows to the largest message seen."""
-
-    def __init__(self) -> None:
-        self._bytes = np.empty(1 << 16, np.uint8)
-
-    def room(self, size: int) -> np.ndarray:
-        """The first ``size`` bytes."""
-        if size > self._bytes.size:
-            self._bytes = np.empty(max(size, 2 * self._bytes.size), np.uint8)
-        return self._bytes[:size]
 
 
 class Conversation:

@@ -6,11 +6,15 @@ Servers never leave on their own, so a trainer that is late or has less data tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.comm.messages import Conversation, Inbox
+from ssmpi.comm.inbox import Inbox
 from ssmpi.comm.waiting import MPIRequest, Patience, Pause, wait
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
 
 GOODBYE = 30_000
 

@@ -15,7 +15,7 @@ from ssmpi.bench.harness.emulation import EmulatedStep, Emulation
 from ssmpi.bench.harness.jobs import Task
 from ssmpi.bench.harness.links import Bucket, Link, limit
 from ssmpi.bench.harness.windows import Timing
-from ssmpi.comm.messages import Inbox
+from ssmpi.comm.inbox import Inbox
 from ssmpi.comm.service import GOODBYE, Service
 from ssmpi.comm.waiting import Patience
 from ssmpi.config import load

@@ -7,7 +7,7 @@ import pytest
 from ranks import TimeLimitError, over_threads
 
 from ssmpi.comm import failure
-from ssmpi.comm.messages import Inbox
+from ssmpi.comm.inbox import Inbox
 from ssmpi.comm.waiting import Patience, wait
 from ssmpi.core.errors import PeerError
 from ssmpi.core.topology import Role, Topology

@@ -15,7 +15,8 @@ import numpy as np
 from ssmpi.bench.harness.windows import clock
 
 if TYPE_CHECKING:
-    from ssmpi.comm.messages import Conversation, Inbox
+    from ssmpi.comm.inbox import Inbox
+    from ssmpi.comm.messages import Conversation
 
 
 class Bucket:

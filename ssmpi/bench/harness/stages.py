@@ -17,7 +17,7 @@ from ssmpi.core.topology import Role
 from ssmpi.embedding import wire
 
 if TYPE_CHECKING:
-    from ssmpi.comm.messages import Inbox
+    from ssmpi.comm.inbox import Inbox
     from ssmpi.comm.world import World
     from ssmpi.roles.trainer import Trainer
 
