@@ -90,7 +90,7 @@ class MPIRanks(Ranks):
         from mpi4py import MPI
 
         launcher_env.check(MPI.COMM_WORLD.size, MPI.Get_library_version().split(",")[0])
-        launcher_env.let_all_arrive()
+        launcher_env.delay_first_message()
         self._comm: Any = MPI.COMM_WORLD
         self._pending: list[Any] = []
         self.rank, self.size = self._comm.rank, self._comm.size

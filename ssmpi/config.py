@@ -124,7 +124,7 @@ class Config:
     run: Run = field(default_factory=Run)
     topology: Topology = field(default_factory=Topology)
     model: ModelOptions = field(default_factory=ModelOptions)
-    embedding: table.Options = field(default_factory=table.Options)
+    embedding: table.EmbeddingOptions = field(default_factory=table.EmbeddingOptions)
     dense: DenseOptions = field(default_factory=DenseOptions)
     schedule: Schedule = field(default_factory=Schedule)
     sync: sync.Options = field(default_factory=sync.Options)

@@ -23,9 +23,9 @@ def run(job: Job, config: Config, folder: Path, checkpoint: Path | None = None) 
     unless stopped early.
     """
     world = World(job, config.topology)
-    log.configure(world.who, talkative=job.rank == 0)
-    log.keep_in(folder / log.LOGS / f"{world.who.replace(' ', '-')}.log", world.who)
-    log.log.info(world.whereabouts())
+    log.configure(world.who, verbose=job.rank == 0)
+    log.log_to_file(folder / log.LOGS / f"{world.who.replace(' ', '-')}.log", world.who)
+    log.log.info(world.describe_hosts())
     with cpu_usage.recorded(folder, world.role, world.index):
         return PARTS[world.role](config, world, folder, checkpoint)
 

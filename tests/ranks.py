@@ -228,7 +228,7 @@ class PretendedWorld:
 
     def __init__(self, job, rank):
         self.topology, self.rank, self.size = job.topology, rank, job.topology.size
-        self.alike, self.crowded, self.shadow_share = 1, "", 1.0
+        self.same_role_here, self.oversubscribed, self.shadow_share = 1, "", 1.0
         self.host, self.who = "here", job.topology.name_of(rank)
         self.role, self.index = job.topology.role_of(rank)
         self._job = job
@@ -236,7 +236,7 @@ class PretendedWorld:
             alone = Exchange(job, Directory(((self.role, self.index),)))
             setattr(self, name, PretendedConversation(exchange if rank in exchange.members else alone, rank))
 
-    def beat(self, patience):
+    def start_heartbeat(self, patience):
         """Threads of one process freeze together."""
 
     def abort(self, text, code=1):

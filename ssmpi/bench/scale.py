@@ -20,7 +20,7 @@ from ssmpi.cluster.launch import launch
 from ssmpi.core import atomic_file, log
 from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Topology
-from ssmpi.run.request import Request
+from ssmpi.run.request import RunRequest
 
 TINY = ("data.batch_size=64", "model.bottom=[32,16]", "model.top=[32,1]", "sync.algorithm=easgd")
 QUIET = ("evaluate.split=none", "evaluate.final=none", "run.tensorboard=false", "checkpoint.every_minutes=0")
@@ -64,7 +64,7 @@ def job(roles: Topology, shards: Path, run: Path) -> Cost:
     run_file.write_text("", encoding="utf-8")
     overrides = (f"data.folder={shards}", f"run.folder={run}", *counts, *TINY, *QUIET)
     began = time.time()
-    code = launch(Request(run_file, overrides), None, dry_run=False)
+    code = launch(RunRequest(run_file, overrides), None, dry_run=False)
     ended = time.time()
     if code:
         raise DataError(f"the job of {roles.size} ranks ended with {code}; see {run / log.LOGS}")

@@ -18,7 +18,7 @@ KEY = "data"  # in the state of a model's or checkpoint's manifest
 
 
 @dataclass(frozen=True)
-class Origin:
+class DataOrigin:
     """``folder`` is where the data was, absolute: a hint. ``vocabulary`` is the SHA-256 of its ``vocabulary.h5``, None
     where its manifest does not say.
     """
@@ -28,13 +28,13 @@ class Origin:
     vocabulary: str | None
 
     @classmethod
-    def of_data(cls, folder: Path, manifest: Manifest | None = None) -> Origin:
+    def of_data(cls, folder: Path, manifest: Manifest | None = None) -> DataOrigin:
         """Of a model that is trained on the data in ``folder``."""
         manifest = manifest or read_manifest(folder)
         return cls(str(folder.resolve()), manifest.cardinalities, vocabulary_checksum(manifest))
 
     @classmethod
-    def of_model(cls, model: Path, setting: str) -> Origin:
+    def of_model(cls, model: Path, setting: str) -> DataOrigin:
         """Of a saved model or checkpoint; of the data in ``setting``, its run's ``data.folder``, where an older version
         saved it without.
         """

@@ -21,8 +21,8 @@ from ssmpi.checkpoint.disk_space import make_room
 from ssmpi.checkpoint.model_saver import STEPS, ModelSaver
 from ssmpi.checkpoint.pending_save import (
     Outcome,
-    Told,
-    Writing,
+    PendingCheckpoint,
+    TrainerOutcomes,
     commit_or_remove,
     in_time,
     over,
@@ -30,9 +30,9 @@ from ssmpi.checkpoint.pending_save import (
     written_beside_training,
 )
 from ssmpi.checkpoint.policy import CheckpointTimer
-from ssmpi.comm.background import aside
-from ssmpi.comm.failure import LAST_WORDS_SECONDS, cause
-from ssmpi.comm.waiting import SUPERVISOR, Patience, Pause, wait
+from ssmpi.comm.background import start_background
+from ssmpi.comm.failure import FATAL_REPORT_SECONDS, cause
+from ssmpi.comm.waiting import SUPERVISOR, Backoff, Patience, wait
 from ssmpi.core.clock import Clock
 from ssmpi.core.errors import STOPPED, DataError
 from ssmpi.core.log import log
@@ -47,7 +47,7 @@ POLL_SECONDS = 0.2  # between two questions whether the embedding PSs have writt
 REMOVAL_SECONDS = 30.0  # that a run which ends waits for the removal of old checkpoints
 
 
-class Keeper:
+class CheckpointManager:
     """One trainer's part in saving. Every trainer calls ``save`` and ``save_and_stop``, at rest, with a function that
     gives its state; only the first knows ``due`` and has a ``log``. ``examples`` of all trainers were trained on before
     this job.
@@ -59,7 +59,7 @@ class Keeper:
         self._store = store.Store(context.run)
         self._newest = next(reversed(self._store.committed()), None)  # in memory: who ends a job must not ask a disk
         self._timer = CheckpointTimer(self._options, examples)
-        self._writing: Writing | None = None
+        self._writing: PendingCheckpoint | None = None
         self._mine: Future[None] | None = None  # this trainer's files, and what it tells about them
         self._making: Future[int] | None = None  # a folder
         self._removing: Future[None] | None = None  # older checkpoints
@@ -85,7 +85,7 @@ class Keeper:
 
     def save_and_stop(self, take: Callable[[], TrainerState]) -> None:
         """A last checkpoint, within the budget for it; DataError if it cannot be written."""
-        last_to_speak = LAST_WORDS_SECONDS if self._world.index else 0.0  # the first trainer knows what there is
+        last_to_speak = FATAL_REPORT_SECONDS if self._world.index else 0.0  # the first trainer knows what there is
         timer = threading.Timer(self._options.stop_budget_seconds + last_to_speak, self._out_of_budget)
         timer.daemon = True
         timer.start()
@@ -97,7 +97,7 @@ class Keeper:
 
     def finish(self) -> None:
         """Wait until the checkpoint being written is committed; DataError when that takes longer than it may."""
-        pause = Pause(SUPERVISOR)
+        pause = Backoff(SUPERVISOR)
         while writing := self._writing:
             self._look_after(writing)
             if self._writing and writing.late:
@@ -141,12 +141,12 @@ class Keeper:
         """Start the trainers and the embedding PSs on their files."""
         clock, mine = Clock(), take()
         number = 0 if self._world.index else self._make_folder(mine.nbytes(self._world.trainers.size))
-        told = Told(self._world.control) if number else None  # before a trainer can say anything
+        told = TrainerOutcomes(self._world.control) if number else None  # before a trainer can say anything
         folder = self._agree_on_folder(number)
         if folder:
             self._write_mine(folder, mine)
         if folder and told:
-            self._writing = Writing(folder, told, mine.model.state, clock)
+            self._writing = PendingCheckpoint(folder, told, mine.model.state, clock)
             self._tables.begin_save(folder, self._options.limit_seconds, background=background)
             if not background:
                 self.finish()
@@ -167,7 +167,7 @@ class Keeper:
             make_room(self._store, needed, self._store.folder)
             return store.number(self._store.begin())
 
-        self._making = making = aside("folder", make)
+        self._making = making = start_background("folder", make)
         try:
             return in_time(making, self._options.limit_seconds, f"made a folder in {self._store.folder}")
         except (OSError, DataError) as error:
@@ -194,9 +194,9 @@ class Keeper:
             outcomes = [written_beside_training(path, datasets) for path, datasets in own]
             tell(self._world.control, outcomes, self._context.waiting)
 
-        self._mine = aside("save", write)
+        self._mine = start_background("save", write)
 
-    def _look_after(self, writing: Writing) -> None:
+    def _look_after(self, writing: PendingCheckpoint) -> None:
         """Commit a checkpoint, on a thread of its own, once all its files are written."""
         writing.asked = time.monotonic()
         if not writing.committing and (outcomes := writing.outcomes(self._tables)) is not None:
@@ -208,13 +208,13 @@ class Keeper:
             writing.late = True
             log.error(f"error: {self._lateness(writing)}. Until it is, no other can be. {self._what_there_is()}")
 
-    def _commit(self, writing: Writing, outcomes: list[Outcome]) -> None:
+    def _commit(self, writing: PendingCheckpoint, outcomes: list[Outcome]) -> None:
         writing.step, writing.stood_still = Clock(), writing.stood_still or writing.clock.wall
         writing.state["logbook"]["checkpoints"] += 1  # this one counts too, for the job that resumes from it
         writing.state["logbook"]["O_save"] += writing.stood_still
-        writing.committing = aside("commit", commit_or_remove, writing.folder, outcomes, writing.state)
+        writing.committing = start_background("commit", commit_or_remove, writing.folder, outcomes, writing.state)
 
-    def _end(self, writing: Writing, committing: Future[store.FileManifest]) -> None:
+    def _end(self, writing: PendingCheckpoint, committing: Future[store.FileManifest]) -> None:
         try:
             manifest = committing.result()
         except (OSError, DataError) as error:
@@ -222,9 +222,9 @@ class Keeper:
             return
         self._newest = writing.folder
         self._committed(writing, manifest)
-        self._removing = aside("retire", self._store.retire, self._options.keep)
+        self._removing = start_background("retire", self._store.retire, self._options.keep)
 
-    def _committed(self, writing: Writing, manifest: store.FileManifest) -> None:
+    def _committed(self, writing: PendingCheckpoint, manifest: store.FileManifest) -> None:
         assert self._log
         seconds, cost = writing.clock.wall, writing.stood_still
         self._log.saved({
@@ -253,7 +253,7 @@ class Keeper:
         )
         self._world.abort(text, STOPPED)
 
-    def _lateness(self, writing: Writing) -> str:
+    def _lateness(self, writing: PendingCheckpoint) -> str:
         return f"{writing.awaited(self._tables)} after {over(self._options.limit_seconds)}"
 
     def _what_there_is(self) -> str:

@@ -20,9 +20,9 @@ from ssmpi.checkpoint.pending_save import (
     put_in_place,
     written,
 )
-from ssmpi.comm.background import aside
+from ssmpi.comm.background import start_background
 from ssmpi.comm.failure import NO_ROOM, cause
-from ssmpi.comm.waiting import SUPERVISOR, Pause
+from ssmpi.comm.waiting import SUPERVISOR, Backoff
 from ssmpi.core.clock import Clock
 from ssmpi.core.errors import DataError
 from ssmpi.core.log import log
@@ -80,7 +80,7 @@ class ModelSaver:
 
     def _saved(self) -> list[Outcome]:
         """What became of the tables' files, once all are written; DataError when that takes longer than it may."""
-        clock, pause = Clock(), Pause(SUPERVISOR)
+        clock, pause = Clock(), Backoff(SUPERVISOR)
         while (saved := self._tables.saved()) is None:
             if clock.wall > self._limit:
                 raise DataError(f"{self._tables.awaited()} after {over(self._limit)}")
@@ -107,4 +107,4 @@ class ModelSaver:
         return place.with_name(f".{place.name}.tmp")
 
     def _in_time(self, path: Path, body: Callable[..., T], *arguments: Any) -> T:
-        return in_time(aside("save", body, *arguments), self._limit, f"written {path}")
+        return in_time(start_background("save", body, *arguments), self._limit, f"written {path}")

@@ -100,7 +100,7 @@ def tell(control: Conversation, outcomes: list[Outcome], patience: Patience) -> 
     wait(control.isend(text, 0, SAVED), patience, "trainer 0 (to hear that a file is written)")
 
 
-class Told:
+class TrainerOutcomes:
     """On the first trainer: what each trainer says of its files. To be made before a trainer is asked to write them."""
 
     def __init__(self, control: Conversation) -> None:
@@ -118,13 +118,13 @@ class Told:
 
 
 @dataclass
-class Writing:
+class PendingCheckpoint:
     """On the first trainer: a checkpoint that is not committed yet. ``step`` is what the time limit counts from: its
     files are being written, then it is committed.
     """
 
     folder: Path
-    told: Told
+    told: TrainerOutcomes
     state: dict[str, Any]
     clock: Clock
     step: Clock = field(default_factory=Clock)

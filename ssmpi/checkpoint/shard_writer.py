@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.checkpoint.pending_save import Outcome, written, written_beside_training
-from ssmpi.comm.background import aside
+from ssmpi.comm.background import start_background
 from ssmpi.core.log import log
 from ssmpi.embedding.table import Arena
 
 MOST = 0.8  # of what is free, for copies
 
 
-class ArenaSaver:
+class ShardWriter:
     """One save at a time. The memory of the copy stays: memory that is new to a process costs more than what is copied.
 
     ``sharers`` processes of this host make such copies, at the same time.
@@ -41,7 +41,7 @@ class ArenaSaver:
             log.warning(f"no memory for a copy of {needed / 1e9:.1f} GB: training waits while the rows are written")
             background = False
         if not background:
-            writing = aside("save", written, path, arena.datasets())
+            writing = start_background("save", written, path, arena.datasets())
             self._writing = writing if wait([writing], limit_seconds).done else given_up(path, limit_seconds)
             return
         live = list(arena.datasets())
@@ -49,7 +49,7 @@ class ArenaSaver:
         for copy, (_, values, _) in zip(self._copies, live, strict=True):
             np.copyto(copy, values)
         copies = [(name, copy, place) for copy, (name, _, place) in zip(self._copies, live, strict=True)]
-        self._writing = aside("save", written_beside_training, path, copies)
+        self._writing = start_background("save", written_beside_training, path, copies)
 
     def outcome(self) -> Outcome | None:
         """``file``, ``bytes`` and ``checksum``, or ``error``; None while it is being written."""

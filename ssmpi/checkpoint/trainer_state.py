@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ssmpi.checkpoint import files, store
-from ssmpi.checkpoint.data_origin import KEY, Origin
+from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.comm.waiting import wait
 from ssmpi.core.errors import DataError
 from ssmpi.data.position import Position
@@ -126,7 +126,7 @@ class RunState:
     topology: Topology
     algorithm: str
     fingerprint: dict[str, Any]
-    origin: Origin
+    origin: DataOrigin
     log: dict[str, float]
     evaluations: dict[str, Any]
     checked: Iterable[int]

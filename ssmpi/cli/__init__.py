@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
-        code = failure.last_words(error)
+        code = failure.report_fatal_error(error)
     sys.exit(code)
 
 
@@ -39,7 +39,7 @@ def parse(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argp
         with contextlib.redirect_stderr(io.StringIO()) if launcher_env.rank() else contextlib.nullcontext():
             return parse_overrides(top, arguments)
     except SystemExit:
-        failure.let_the_first_speak()
+        failure.defer_to_rank_0()
         raise
 
 

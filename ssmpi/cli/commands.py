@@ -15,7 +15,7 @@ from ssmpi.core.errors import STOPPED, SettingsError
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
-    from ssmpi.run.request import Request
+    from ssmpi.run.request import RunRequest
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -23,13 +23,13 @@ def train(arguments: argparse.Namespace) -> int:
     signals.listen()
     from ssmpi.comm.world import joined
 
-    log.draw_on(arguments.terminal)
+    log.set_terminal(arguments.terminal)
     with joined() as job, contextlib.ExitStack() as held:
         from ssmpi import train as story
         from ssmpi.report import plot
         from ssmpi.run import resume  # in the job, so that an error here is printed once
 
-        log.configure(job.who, talkative=job.rank == 0)
+        log.configure(job.who, verbose=job.rank == 0)
         start = job.agree(lambda: resume.prepare(requested(arguments), job.size, held))
         path = Path(start.config.run.folder)
         if start.finished:
@@ -37,16 +37,16 @@ def train(arguments: argparse.Namespace) -> int:
                 print(f"{path}: this run is finished; 'ssmpi summary {path}' shows its result")
             job.leave()
             return 0
-        finished = story.run(job, start.config, path, resume.choose(job, start))
+        finished = story.run(job, start.config, path, resume.choose_checkpoint(job, start))
         if job.rank == 0 and finished:  # a stop must be quick
             plot(path)
         stopped = job.leave(stopped=not finished)  # last: a launcher ends the others when a rank exits with a code
     return STOPPED if stopped else 0
 
 
-def requested(arguments: argparse.Namespace) -> Request:
+def requested(arguments: argparse.Namespace) -> RunRequest:
     """The run that ``train`` or ``launch`` was asked for."""
-    from ssmpi.run.request import Request
+    from ssmpi.run.request import RunRequest
 
     run_file, overrides = arguments.run_file, list(arguments.overrides)
     if arguments.resume and run_file and "=" in str(run_file):  # with --resume the run file may be left out
@@ -55,7 +55,7 @@ def requested(arguments: argparse.Namespace) -> Request:
         raise SettingsError("name a run file, or --resume RUN")
     if arguments.checkpoint and not arguments.resume:
         raise SettingsError("--checkpoint names one of --resume RUN")
-    return Request(run_file, overrides, arguments.overwrite, arguments.resume, arguments.checkpoint)
+    return RunRequest(run_file, overrides, arguments.overwrite, arguments.resume, arguments.checkpoint)
 
 
 def launch(arguments: argparse.Namespace) -> int:
@@ -95,7 +95,7 @@ def predicted(config: Config, arguments: argparse.Namespace) -> str:
     if arguments.tables:
         raise SettingsError("--predict counts the rows of batches of the data: prepare it, and leave out --tables")
     speed = 1e6 * arguments.link_mb
-    links = forecast.Links(speed, speed, speed)
+    links = forecast.LinkSpeeds(speed, speed, speed)
     return forecast.describe(config, arguments.step_ms / 1e3, links, numbers("--trainers", arguments.trainers))
 
 
@@ -125,7 +125,7 @@ def predict(arguments: argparse.Namespace) -> int:
     """``ssmpi predict``."""
     from ssmpi.tools import score
 
-    source = score.Source(arguments.input, arguments.split, arguments.vocabulary)
+    source = score.ScoringInput(arguments.input, arguments.split, arguments.vocabulary)
     return score.predict(arguments.run, source, arguments.output)
 
 
@@ -206,7 +206,7 @@ def bench_study(arguments: argparse.Namespace) -> int:
     from ssmpi.bench.study import study as bench
     from ssmpi.bench.study.grid import load
 
-    log.configure("study", talkative=True)
+    log.configure("study", verbose=True)
     grid = load(arguments.study_file, arguments.overrides)
     if arguments.list:
         print(bench.describe(grid))

@@ -22,51 +22,53 @@ from pathlib import Path
 from types import FrameType
 
 from ssmpi.cluster import child_process, site
-from ssmpi.cluster.launcher_output import Passed
+from ssmpi.cluster.launcher_output import StderrRelay
 from ssmpi.cluster.node_layout import layout_of
-from ssmpi.cluster.requeue import Attempt
+from ssmpi.cluster.requeue import LaunchAttempt
 from ssmpi.cluster.site import Launcher, Site
 from ssmpi.config import Config
 from ssmpi.core.errors import STOPPED, UserError
 from ssmpi.core.mpi_environment import PASSED_ON, PYTHON, environment
-from ssmpi.run.request import Request
+from ssmpi.run.request import RunRequest
 
-WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-SESSION = "PRTE_MCA_prte_local_tmpdir_base"  # where Open MPI's mpirun keeps its session files
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+SESSION_VARIABLE = "PRTE_MCA_prte_local_tmpdir_base"  # where Open MPI's mpirun keeps its session files
 ANSWER_SECONDS = 10.0  # for a host to answer
-MISLEADING = (
+JOB_LEVEL_VARIABLES = (
     "SLURM_NTASKS_PER_NODE",
     "SLURM_CPUS_PER_TASK",
     "SLURM_DISTRIBUTION",
 )  # they describe the job, not its steps
 
 
-def rank_command(request: Request) -> list[str]:
+def rank_command(request: RunRequest) -> list[str]:
     """The command of one rank."""
     bar = ["--terminal", os.ttyname(sys.stderr.fileno())] if sys.stderr.isatty() else []
     return [*PYTHON, "-m", "ssmpi", "train", *request.words(), *bar]
 
 
-def launch(request: Request, site_file: Path | None, dry_run: bool) -> int:
+def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
     """Run ``ssmpi train`` under a launcher. 0 if the run is complete, 85 if it stopped and saved; see ``requeue``."""
     config = request.load()
     where = site.load(site_file) if site_file else None
     hosts = rank_hosts(config, where) if where else []
     line = [*command(config.topology.size, where, hosts), *rank_command(request)]
-    extra = environment(where.launcher if where else None, alone=not hosts)
+    extra = environment(where.launcher if where else None, one_host=not hosts)
     shown = " ".join([*(f"{name}={shlex.quote(value)}" for name, value in extra.items()), shlex.join(line)])
     print(f"+ {shown}", file=sys.stderr, flush=True)
     if dry_run:
         return 0
     requeue = bool(where and where.slurm and where.slurm.requeue)
-    attempt = Attempt(Path(config.run.folder), requeue=requeue, resumed=request.run is not None)
-    environ = {**{k: v for k, v in os.environ.items() if k not in MISLEADING}, **extra}
+    attempt = LaunchAttempt(Path(config.run.folder), requeue=requeue, resumed=request.run is not None)
+    environ = {**{k: v for k, v in os.environ.items() if k not in JOB_LEVEL_VARIABLES}, **extra}
     code, told = supervise(line, environ)
     asked = sorted(set(hosts)) if where and where.launcher.hosts else []  # SLURM names a lost node itself
     cancelled = signal.SIGTERM in told
-    code = attempt.conclude(code, cancelled=cancelled, silent=partial(silent_hosts, where, asked, environ))
+    code = attempt.conclude(code, cancelled=cancelled, silent=partial(unreachable_hosts, where, asked, environ))
     if code == STOPPED and (cancelled or not requeue):
-        print(f"to resume it: {request.to_resume(Path(config.run.folder), site_file)}", file=sys.stderr, flush=True)
+        print(
+            f"to resume it: {request.resume_command(Path(config.run.folder), site_file)}", file=sys.stderr, flush=True
+        )
     return code
 
 
@@ -128,7 +130,7 @@ def supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set
         return _supervise(line, {**environ, **session})
 
 
-def silent_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+def unreachable_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Hosts on which the launcher cannot start a process now; a launcher does not always name the host it has lost."""
     with contextlib.ExitStack() as sessions:
         asked = {}
@@ -154,21 +156,21 @@ def session_folder() -> Iterator[dict[str, str]]:
     server's listener thread failed to start".
     """
     with tempfile.TemporaryDirectory(prefix="ssmpi-", ignore_cleanup_errors=True) as folder:
-        yield {SESSION: folder}
+        yield {SESSION_VARIABLE: folder}
 
 
 def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:
     told: set[int] = set()
     job = child_process.start(line, environ, stderr=subprocess.PIPE)
     assert job.stderr
-    words = Passed(job.stderr)
+    words = StderrRelay(job.stderr)
 
     def forward(signum: int, frame: FrameType | None) -> None:
         if told and signum != signal.SIGUSR1:
             job.terminate()
             return
         told.add(signum)
-        words.banners.spoken = True  # ranks that stop exit with a code: no error
+        words.banners.error_shown = True  # ranks that stop exit with a code: no error
         print(
             f"stopping ({signal.Signals(signum).name}): the ranks finish their step and save",
             file=sys.stderr,
@@ -176,7 +178,7 @@ def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, se
         )
         job.send_signal(signal.SIGUSR1)
 
-    for name in WISHES:
+    for name in STOP_SIGNALS:
         signal.signal(name, forward)
     code = job.wait()
     words.end()

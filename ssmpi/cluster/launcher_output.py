@@ -14,14 +14,14 @@ import threading
 from collections.abc import Callable
 from typing import IO
 
-OURS = re.compile(rb"(?:ssmpi[a-z -]*: )?error: |\d\d:\d\d:\d\d \S+ trainer 0 \| stopped: ")
-LOGGED = re.compile(rb"\d\d:\d\d:\d\d \S+ \w+ \d+ \| ")
+OWN_ERROR = re.compile(rb"(?:ssmpi[a-z -]*: )?error: |\d\d:\d\d:\d\d \S+ trainer 0 \| stopped: ")
+LOG_LINE = re.compile(rb"\d\d:\d\d:\d\d \S+ \w+ \d+ \| ")
 RULE = re.compile(rb"-{60,}\s*$")  # before and after each of Open MPI's banners
 BANNER = re.compile(
     rb"(?:prterun|mpirun|mpiexec) (?:detected|noticed|has exited)|MPI_ABORT was invoked|"
     rb"Primary job +terminated normally"
 )
-REMARK = re.compile(
+LAUNCHER_REMARK = re.compile(
     rb"srun: error: \S+: tasks? .*: Exited with exit code|"
     rb"\[[^]]*\] \d+ more process\w* ha\w+ sent help message help-mpi-api"
 )
@@ -30,18 +30,18 @@ PART_SECONDS = 0.2  # launchers relay whole lines: the rest of a line comes at o
 ENDING_SECONDS = 3.0  # for output that arrives after the launcher has ended
 
 
-def aloud(text: bytes) -> None:
+def write_stderr(text: bytes) -> None:
     """Write to standard error, and ignore that nobody reads it: else the pipe would fill up and block the ranks."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.buffer.write(text)
         sys.stderr.buffer.flush()
 
 
-class Banners:
+class BannerFilter:
     """Writes all lines but the launcher's banners: those wait until ``release``, or go if ssmpi reports an error."""
 
-    def __init__(self, write: Callable[[bytes], None] = aloud) -> None:
-        self._write, self.spoken = write, False
+    def __init__(self, write: Callable[[bytes], None] = write_stderr) -> None:
+        self._write, self.error_shown = write, False
         self._block: list[bytes] = []  # a rule and the lines after it while they may be a banner
         self._held = b""
 
@@ -53,9 +53,9 @@ class Banners:
     def take(self, line: bytes) -> None:
         """Take a line, with its line end."""
         bare = line.lstrip(b"\0")  # Open MPI ends its message about an abort with one
-        if OURS.match(bare):
-            self.spoken = True
-        if OURS.match(bare) or LOGGED.match(bare):
+        if OWN_ERROR.match(bare):
+            self.error_shown = True
+        if OWN_ERROR.match(bare) or LOG_LINE.match(bare):
             if len(self._block) == 1:
                 self._write(self._block.pop())
             self._write(bare)
@@ -63,7 +63,7 @@ class Banners:
             self._after_rule(line, bare)
         elif RULE.match(bare):
             self._block = [line]
-        elif REMARK.match(bare):
+        elif LAUNCHER_REMARK.match(bare):
             self._held += line
         else:
             self._write(line)
@@ -83,15 +83,15 @@ class Banners:
         whole = self._held + (b"".join(self._block) if len(self._block) > 1 else b"")
         rule = b"".join(self._block) if len(self._block) == 1 else b""  # not of a banner
         self._held, self._block = b"", []
-        if text := (b"" if self.spoken else whole) + rule:
+        if text := (b"" if self.error_shown else whole) + rule:
             self._write(text)
 
 
-class Passed:
+class StderrRelay:
     """A thread that relays a launcher's standard error line by line."""
 
-    def __init__(self, source: IO[bytes], write: Callable[[bytes], None] = aloud) -> None:
-        self._source, self._write, self.banners = source, write, Banners(write)
+    def __init__(self, source: IO[bytes], write: Callable[[bytes], None] = write_stderr) -> None:
+        self._source, self._write, self.banners = source, write, BannerFilter(write)
         self._thread = threading.Thread(target=self._run, name="launcher's stderr", daemon=True)
         self._thread.start()
 

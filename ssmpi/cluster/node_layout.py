@@ -16,7 +16,7 @@ from ssmpi.run.requirements import checkpoint_copies, memory_of_ranks, placement
 
 
 @dataclass(frozen=True)
-class Need:
+class Resources:
     """What one rank of a role takes of its node. ``spare`` is memory that it uses if there is room: for a copy of its
     rows while a checkpoint is written.
     """
@@ -27,12 +27,12 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Layout:
+class NodeLayout:
     """``nodes[r]`` is the node of rank r, counted from 0; ``needs`` is what a rank of each role takes."""
 
     topology: Topology
     nodes: tuple[int, ...]
-    needs: Mapping[Role, Need]
+    needs: Mapping[Role, Resources]
 
     @property
     def count(self) -> int:
@@ -50,10 +50,10 @@ class Layout:
             ranks[node].append(rank)
         return ranks
 
-    def need_of(self, node: int) -> Need:
+    def need_of(self, node: int) -> Resources:
         """What all ranks of one node take together."""
         needs = [self.needs[self.topology.role_of(rank)[0]] for rank in self.ranks_on(node)]
-        return Need(*(sum(getattr(need, name) for need in needs) for name in ("cores", "bytes", "spare")))
+        return Resources(*(sum(getattr(need, name) for need in needs) for name in ("cores", "bytes", "spare")))
 
     @property
     def tasks_per_node(self) -> int:
@@ -97,7 +97,7 @@ class Layout:
         return [names[node] for node in self.nodes]
 
 
-def layout_of(config: Config, site: Site, placement: Placement | None = None) -> Layout:
+def layout_of(config: Config, site: Site, placement: Placement | None = None) -> NodeLayout:
     """The layout of a run; reads the data's manifest unless ``placement`` says where rows go."""
     placement = placement or placement_of(config)
     return lay_out(config.topology, site, memory_of_ranks(config, placement), checkpoint_copies(config, placement))
@@ -105,7 +105,7 @@ def layout_of(config: Config, site: Site, placement: Placement | None = None) ->
 
 def lay_out(
     topology: Topology, site: Site, memory: Mapping[Role, float], spare: Mapping[Role, float] | None = None
-) -> Layout:
+) -> NodeLayout:
     """Put every rank on a node as the site file says; ``memory`` and ``spare`` are bytes of one rank of each role.
 
     Raises TopologyError, with the arithmetic, if the ranks do not fit.
@@ -116,19 +116,19 @@ def lay_out(
         Role.EMBEDDING_PS: placement.server_cores,
         Role.SYNC_PS: placement.server_cores,
     }
-    needs = {role: Need(cores[role], memory[role], (spare or {}).get(role, 0.0)) for role in Role}
+    needs = {role: Resources(cores[role], memory[role], (spare or {}).get(role, 0.0)) for role in Role}
     trainers = math.ceil(topology.trainers / placement.trainers_per_node)
     nodes = [index // placement.trainers_per_node for index in range(topology.trainers)]
     if placement.servers == "spread":
         nodes += [index % trainers for index in range(topology.embedding_ps + topology.sync_ps)]
     else:
         nodes += _packed(topology, site, needs, first=trainers)
-    layout = Layout(topology, tuple(nodes), needs)
+    layout = NodeLayout(topology, tuple(nodes), needs)
     _check(layout, site)
     return layout
 
 
-def _packed(topology: Topology, site: Site, needs: Mapping[Role, Need], first: int) -> list[int]:
+def _packed(topology: Topology, site: Site, needs: Mapping[Role, Resources], first: int) -> list[int]:
     """Put PSs on nodes from ``first`` on; fill one node after the other."""
     nodes: list[int] = []
     node, cores, size = first, 0, 0.0
@@ -141,7 +141,7 @@ def _packed(topology: Topology, site: Site, needs: Mapping[Role, Need], first: i
     return nodes
 
 
-def _check(layout: Layout, site: Site) -> None:
+def _check(layout: NodeLayout, site: Site) -> None:
     """Raise TopologyError if the ranks do not fit."""
     available = site.nodes
     if available is not None and layout.count > available:

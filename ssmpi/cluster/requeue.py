@@ -16,11 +16,11 @@ from ssmpi.core.errors import LOST, STOPPED
 from ssmpi.core.run_files import RESULT_NAME
 
 REFUSED = 2  # exit code of ranks that did not start the run
-OURS = (1, REFUSED, 130)  # of ssmpi, after errors that another launch would repeat
-SRUNS = 1  # srun's too, after a rank was killed for its memory
+OWN_EXIT_CODES = (1, REFUSED, 130)  # of ssmpi, after errors that another launch would repeat
+SRUN_KILLED = 1  # srun's too, after a rank was killed for its memory
 
 
-class Attempt:
+class LaunchAttempt:
     """One launch of a run, in a batch job or by hand. With ``requeue`` its batch job is requeued if another launch may
     help. With ``resumed`` it succeeds if the run turns out to be finished already.
     """
@@ -49,7 +49,7 @@ class Attempt:
             )
         told = log.end_recorded(self._folder, self._logs)
         begun = log.lengths(self._folder) != self._logs  # once a rank has logged anything, it also logs why it fails
-        if code in OURS and (told or not (begun and code == SRUNS)):
+        if code in OWN_EXIT_CODES and (told or not (begun and code == SRUN_KILLED)):
             return code
         if code != LOST and not told:
             say(f"error: the launcher ended with {code}, but the run did not finish (see {self._folder})")

@@ -27,7 +27,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Placement:
+class SitePlacement:
     """The ``[placement]`` section: which ranks share a node.
 
     ``servers = "spread"`` puts PSs beside the trainers, evenly; ``"packed"`` gives them their own nodes, as few as
@@ -94,7 +94,7 @@ class Site:
     """
 
     node: Node
-    placement: Placement = field(default_factory=Placement)
+    placement: SitePlacement = field(default_factory=SitePlacement)
     launcher: Launcher = field(default_factory=Launcher)
     slurm: Slurm | None = None
     setup: tuple[str, ...] = ()

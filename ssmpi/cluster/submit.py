@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ssmpi import __version__
 from ssmpi.cluster import site
-from ssmpi.cluster.node_layout import Layout, layout_of
+from ssmpi.cluster.node_layout import NodeLayout, layout_of
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
 from ssmpi.core import settings
@@ -57,7 +57,7 @@ def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
     (folder / VERSIONS).write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
 
 
-def batch_file(config: Config, where: Site, layout: Layout) -> str:
+def batch_file(config: Config, where: Site, layout: NodeLayout) -> str:
     """A batch file that people can read and edit: what it requests, what it sets up, one command."""
     folder = Path(config.run.folder)
     launch = ["ssmpi", "launch", "--resume", str(folder), "--site", str(folder / SITE_FILE)]
@@ -74,7 +74,7 @@ def batch_file(config: Config, where: Site, layout: Layout) -> str:
     return "\n".join(lines) + "\n"
 
 
-def slurm_options(folder: Path, where: Site, layout: Layout) -> list[str]:
+def slurm_options(folder: Path, where: Site, layout: NodeLayout) -> list[str]:
     """What the job requests of SLURM: cores of whole tasks on each node. The launcher decides which rank runs where."""
     slurm = where.slurm
     assert slurm

@@ -12,7 +12,7 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 
-def aside(name: str, body: Callable[[*Arguments], T], *arguments: *Arguments) -> Future[T]:
+def start_background(name: str, body: Callable[[*Arguments], T], *arguments: *Arguments) -> Future[T]:
     """Start ``body`` on a daemon thread; the future holds its result or its exception. Process exit does not wait for
     it.
     """
@@ -32,4 +32,4 @@ def run_with_timeout(seconds: float, *bodies: Callable[[], object]) -> None:
     """Run all ``bodies`` at the same time and wait for them at most ``seconds``; what is late goes on in the
     background.
     """
-    concurrent.futures.wait([aside("aside", body) for body in bodies], seconds)
+    concurrent.futures.wait([start_background("start_background", body) for body in bodies], seconds)

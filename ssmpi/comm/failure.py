@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 Arguments = TypeVarTuple("Arguments")
 
-LAST_WORDS_SECONDS = 2.0  # for printing and logging why the job ends; a slower disk or reader goes without
-ENDING_SECONDS = 5.0  # for MPI to end the job after Abort; longer than LAST_WORDS_SECONDS
-ECHO_SECONDS = 1.0  # how long a rank that is probably not the first to fail lets others report
+FATAL_REPORT_SECONDS = 2.0  # for printing and logging why the job ends; a slower disk or reader goes without
+ENDING_SECONDS = 5.0  # for MPI to end the job after Abort; longer than FATAL_REPORT_SECONDS
+DEFER_SECONDS = 1.0  # how long a rank that is probably not the first to fail lets others report
 LAUNCHER = -1  # instead of a rank
 WATCHED = 3  # ranks that each rank watches
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -79,7 +79,7 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}\n{text}\nThis is not expected: please report it with this log"
 
 
-def code_of(error: BaseException) -> int:
+def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ``error`` ended: 2 for what the user can mend."""
     return LOST if isinstance(error, PeerError) else 2 if isinstance(error, UserError) else 1
 
@@ -95,7 +95,7 @@ def guard(member: JobMember, thread: str) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, SystemExit) and threading.current_thread() is threading.main_thread():
             raise
-        member.abort(message(member, thread, error), code_of(error))
+        member.abort(message(member, thread, error), exit_code_of(error))
 
 
 def start(
@@ -119,7 +119,7 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-def end_in_any_case(code: int) -> None:
+def start_exit_watchdog(code: int) -> None:
     """This process exits within ENDING_SECONDS, whatever its threads wait for, this one included."""
     timer = threading.Timer(ENDING_SECONDS, os._exit, (code,))
     timer.daemon = True
@@ -127,24 +127,24 @@ def end_in_any_case(code: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, ENDING_SECONDS + 1)  # if a thread does not release the GIL
 
 
-def let_the_first_speak() -> None:
+def defer_to_rank_0() -> None:
     """Before ranks have joined the job all meet the same error: rank 0 reports it, the others wait to be ended."""
     if launched_rank():
-        time.sleep(ECHO_SECONDS)
+        time.sleep(DEFER_SECONDS)
 
 
-def last_words(error: BaseException) -> int:
+def report_fatal_error(error: BaseException) -> int:
     """Print what ended this process outside any guard, an import for instance; returns its exit code.
 
     In an MPI job of several ranks it does not return: the others would wait for a rank that exits without Abort.
     """
     rank, code = launched_rank(), 2 if isinstance(error, UserError) else 1
-    let_the_first_speak()
+    defer_to_rank_0()
     where = "" if rank is None else f"rank {rank} (host {socket.gethostname()}): "
-    run_with_timeout(LAST_WORDS_SECONDS, lambda: say(f"error: {where}{cause(error)}"))
+    run_with_timeout(FATAL_REPORT_SECONDS, lambda: say(f"error: {where}{cause(error)}"))
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1:
-        end_in_any_case(code)
+        start_exit_watchdog(code)
         mpi.COMM_WORLD.Abort(code)
     return code
 
@@ -175,7 +175,7 @@ class HostFlags:
         """Whether a rank exits on purpose."""
         return bool(self._bytes[rank])
 
-    def speak_first(self, text: str) -> bool:
+    def report_once(self, text: str) -> bool:
         """Print ``text`` unless a rank of this host has reported; the others wait until it is printed."""
         with self._threads:
             fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -186,7 +186,7 @@ class HostFlags:
         return first
 
 
-def followers(local: list[int], rank: int) -> list[int]:
+def watched_ranks(local: list[int], rank: int) -> list[int]:
     """The ranks that ``rank`` watches: the next few in the ring, so that the cost does not grow with the ranks of a
     host.
     """
@@ -212,7 +212,7 @@ class Watch:
         self.flags = HostFlags(comm, local)
         self._fds: dict[int, int] = {}
         with contextlib.suppress(OSError, AttributeError):  # no pidfd here: see the class
-            self._fds = {os.pidfd_open(everyone[r][2]): r for r in followers(local, comm.rank)}
+            self._fds = {os.pidfd_open(everyone[r][2]): r for r in watched_ranks(local, comm.rank)}
         if launched_rank() is not None:
             with contextlib.suppress(
                 OSError, AttributeError
@@ -235,10 +235,10 @@ class Watch:
                 text = (
                     "the launcher's process on this host has ended, and this rank with it"  # trainer 0 alone prints it
                 )
-                run_with_timeout(LAST_WORDS_SECONDS, partial(log.info, text))
+                run_with_timeout(FATAL_REPORT_SECONDS, partial(log.info, text))
                 os._exit(LOST)
             killed = [r for r in gone if r != LAUNCHER and not self.flags.has_left(r)]
-            if killed and not self.flags.has_left(self._member.rank) and not signals.told_to_end(ECHO_SECONDS):
+            if killed and not self.flags.has_left(self._member.rank) and not signals.sigterm_received(DEFER_SECONDS):
                 self._member.abort(self._describe(killed), LOST)
 
     def _describe(self, killed: list[int]) -> str:

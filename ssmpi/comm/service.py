@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.comm.inbox import Inbox
-from ssmpi.comm.waiting import MPIRequest, Patience, Pause, wait
+from ssmpi.comm.waiting import Backoff, MPIRequest, Patience, wait
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -35,7 +35,7 @@ class Service:
 
     def serve(self, clients: int, handler: Handler) -> None:
         """Serve until ``clients`` clients have said goodbye and every reply has been sent."""
-        pause = Pause(self._patience)
+        pause = Backoff(self._patience)
         while clients:
             message = self._conversation.next_message(self._inbox)
             if message is None:
@@ -50,7 +50,7 @@ class Service:
             self._reclaim()
             pause.nap()
 
-    def answer_waiting(self, handler: Handler) -> bool:
+    def answer_pending(self, handler: Handler) -> bool:
         """Answer the messages that have arrived; whether there was any."""
         busy = False
         while (message := self._conversation.next_message(self._inbox)) is not None:

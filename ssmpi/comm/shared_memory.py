@@ -30,22 +30,22 @@ class Memory(Protocol):
         """uint8 (size,)."""
 
 
-class Own:
+class PrivateMemory:
     """Memory of this process only."""
 
     address = b""
 
     def allocate(self, size: int) -> np.ndarray:
         """uint8 (size,)."""
-        return own_memory(size)
+        return private_memory(size)
 
 
-def own_memory(size: int) -> np.ndarray:
+def private_memory(size: int) -> np.ndarray:
     """uint8 (size,), not initialized."""
     return np.empty(size, np.uint8)
 
 
-class Shared:
+class SharedMemory:
     """Memory that ``attach`` finds by ``address``, a JSON text."""
 
     address = b""
@@ -66,7 +66,7 @@ class Shared:
 
 def memory_for(transport: str) -> Memory:
     """The kind of memory that a ``transport`` setting asks for."""
-    return Shared() if transport != "messages" and hasattr(os, "memfd_create") else Own()
+    return SharedMemory() if transport != "messages" and hasattr(os, "memfd_create") else PrivateMemory()
 
 
 def attach(address: str | bytes, size: int) -> np.ndarray:

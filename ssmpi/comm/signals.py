@@ -10,7 +10,7 @@ import signal
 import time
 from types import FrameType
 
-WISHES = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 AGAIN_SECONDS = (
     1.0  # a Ctrl-C later than this ends the process at once; an earlier one is the same one, delivered twice
 )
@@ -20,16 +20,16 @@ _first: dict[int, float] = {}  # when each signal first came. No locks: a handle
 
 def listen() -> None:
     """Install the handlers. Main thread only."""
-    for signum in WISHES:
+    for signum in STOP_SIGNALS:
         signal.signal(signum, _note)
 
 
-def stop_asked() -> bool:
+def stop_requested() -> bool:
     """Whether this rank got one of the signals."""
     return bool(_first)
 
 
-def told_to_end(within_seconds: float) -> bool:
+def sigterm_received(within_seconds: float) -> bool:
     """Whether SIGTERM came this recently: a launcher sends it before it kills a job."""
     return time.monotonic() - _first.get(signal.SIGTERM, -1e9) < within_seconds
 

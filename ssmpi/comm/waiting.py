@@ -48,7 +48,7 @@ SETTING = "waiting.time_limit_seconds"  # where most limits come from
 TOLERANCE, LONGEST_SLEEP = 0.05, 10e-3  # after a second a wait may end 10 ms late: a test costs tens of microseconds
 
 
-class Pause:
+class Backoff:
     """One wait in progress: call ``nap`` between tests, ``reset`` after something happened."""
 
     def __init__(self, patience: Patience) -> None:
@@ -87,7 +87,7 @@ def wait_until(done: Callable[[], object], patience: Patience, whom: str, settin
     """Wait until ``done()`` is true; PeerError after the time limit, naming ``whom`` and the setting of the limit."""
     if done():
         return
-    pause = Pause(patience)
+    pause = Backoff(patience)
     deadline = time.monotonic() + patience.time_limit_seconds
     while not done():
         if time.monotonic() > deadline:

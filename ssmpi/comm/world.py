@@ -21,14 +21,14 @@ import numpy as np
 from ssmpi.comm import failure
 from ssmpi.comm.background import run_with_timeout
 from ssmpi.comm.failure import Watch, cause, guard, say
-from ssmpi.comm.waiting import SUPERVISOR, Patience, Pause
+from ssmpi.comm.waiting import SUPERVISOR, Backoff, Patience
 from ssmpi.core import launcher_env, log
 from ssmpi.core.errors import TopologyError
-from ssmpi.core.mpi_environment import without_shared_memory
+from ssmpi.core.mpi_environment import without_sm_transport
 
 mpi4py.rc.thread_level = "multiple"  # also the default; explicit because everything depends on it
 try:
-    with without_shared_memory():
+    with without_sm_transport():
         from mpi4py import MPI
 except (ImportError, RuntimeError) as error:
     raise TopologyError(
@@ -91,9 +91,9 @@ class Job:
 
         Neither a hung disk nor a full pipe keeps it from ending.
         """
-        failure.end_in_any_case(code)
+        failure.start_exit_watchdog(code)
         flags = self._watch.flags
-        run_with_timeout(failure.LAST_WORDS_SECONDS, partial(log.record, text), partial(flags.speak_first, text))
+        run_with_timeout(failure.FATAL_REPORT_SECONDS, partial(log.record, text), partial(flags.report_once, text))
         flags.leaving(self.rank)
         self.comm.Abort(code)
 
@@ -103,7 +103,7 @@ class Job:
         Whether any rank ``stopped`` early, so that all exit with one code: servers learn here what trainers agreed on.
         """
         any_stopped = np.array([stopped], np.int32)
-        request, pause = self.comm.Iallreduce(MPI.IN_PLACE, any_stopped), Pause(SUPERVISOR)
+        request, pause = self.comm.Iallreduce(MPI.IN_PLACE, any_stopped), Backoff(SUPERVISOR)
         while not request.Test():  # without a limit: a rank that dies ends the job, and others may still write
             pause.nap()
         if self.heartbeat:
@@ -121,7 +121,7 @@ def join() -> Job:
             f"thread support (pip install 'ssmpi[mpi]'); found {MPI.Get_library_version().splitlines()[0]}"
         )
     launcher_env.check(MPI.COMM_WORLD.size, versions()["mpi_library"])
-    launcher_env.let_all_arrive()
+    launcher_env.delay_first_message()
     return Job()
 
 
@@ -134,7 +134,7 @@ def joined() -> Iterator[Job]:
 
 
 class World:
-    """This rank's role and its communicators. ``alike`` ranks of this host play the same role, this one included."""
+    """This rank's role and its communicators. ``same_role_here`` ranks of this host play the same role, this one included."""
 
     def __init__(self, job: Job, topology: Topology) -> None:
         self.topology = topology
@@ -144,7 +144,7 @@ class World:
         self._job = job
         job.set_names([topology.name_of(r) for r in range(job.size)])
         self.embedding, self.center, self.trainers, self.control = map(self._conversation, CONVERSATIONS)
-        self.alike, self.shadow_share, self.crowded = self._share_host()
+        self.same_role_here, self.shadow_share, self.oversubscribed = self._share_host()
         self._hosts: list[str] | None = job.comm.gather(self.host)  # on the first rank
         self._ring = job.comm.Dup()
 
@@ -158,14 +158,14 @@ class World:
         """End the whole job at once; prints ``text`` unless another rank of this host has reported a failure."""
         self._job.abort(text, code)
 
-    def beat(self, patience: Patience) -> None:
+    def start_heartbeat(self, patience: Patience) -> None:
         """Start this rank's heartbeat, and the watch over the previous rank's.
 
         Call it after all that keeps every thread of a process from running for seconds, such as importing torch.
         """
         self._job.heartbeat = Heartbeat(self._ring, self, self.topology.name_of, patience.frozen_seconds)
 
-    def whereabouts(self) -> str:
+    def describe_hosts(self) -> str:
         """Which host this rank is on; on the first rank, which hosts all are on."""
         if self._hosts is None:
             return f"rank {self.rank} of {self.size} on host {self.host}, process {os.getpid()}"
@@ -182,16 +182,16 @@ class World:
         neighbours = self._job.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
         here = neighbours.allgather((self.role, frozenset(os.sched_getaffinity(0))))
         roles = [role for role, _ in here]
-        alike, workers = roles.count(self.role), sum(map(self.topology.worker_threads, roles))
+        same_role_here, workers = roles.count(self.role), sum(map(self.topology.worker_threads, roles))
         cores = len(frozenset().union(*(cores for _, cores in here)))
         share = shadow_share(roles, self.topology.threads, cores)
         if workers <= cores or neighbours.rank:
-            return alike, share, ""
+            return same_role_here, share, ""
         text = (
             f"over-subscribed: {workers} worker threads of {len(here)} ranks share {cores} cores of host {self.host}; "
             "fewer threads or trainers would do the same work with less switching"
         )
-        return alike, share, text
+        return same_role_here, share, text
 
     def _conversation(self, name: str) -> Conversation:
         """A communicator of the ranks that take part, in rank order; on other ranks one of this rank alone."""

@@ -28,7 +28,7 @@ def ranks() -> int | None:
     return next((int(text) for text in found if text.isdigit()), None)
 
 
-def by_srun() -> bool:
+def started_by_srun() -> bool:
     """Whether srun started this process, and not an mpirun within a SLURM job."""
     return "SLURM_STEP_ID" in os.environ and not any(
         name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "HYDI_CONTROL_FD")
@@ -37,7 +37,7 @@ def by_srun() -> bool:
 
 def is_single_process() -> bool:
     """Whether there are no other ranks: no launcher started this process, or srun started this one only."""
-    return not any(name in os.environ for name in LAUNCHER_VARIABLES) and not (by_srun() and ranks() != 1)
+    return not any(name in os.environ for name in LAUNCHER_VARIABLES) and not (started_by_srun() and ranks() != 1)
 
 
 def check(size: int, library: str) -> None:
@@ -47,12 +47,12 @@ def check(size: int, library: str) -> None:
         return
     if rank():  # each takes itself for the job, and fails here
         raise SystemExit(2)
-    launcher = "srun" if by_srun() else "the launcher"
+    launcher = "srun" if started_by_srun() else "the launcher"
     fitting = "pmix" if "Open MPI" in library else "pmi2"
     remedy = (
         f"use srun --mpi={fitting} (launcher.srun_mpi in the site file; 'srun --mpi=list' shows what SLURM has), "
         "or mpirun"
-        if by_srun()
+        if started_by_srun()
         else "start it with the mpirun of this MPI"
     )
     raise TopologyError(
@@ -61,10 +61,10 @@ def check(size: int, library: str) -> None:
     )
 
 
-def let_all_arrive() -> None:
+def delay_first_message() -> None:
     """Under srun, wait a moment before the first message: Open MPI 5 crashes in MPI_Init when one comes in too early.
 
     SLURM's PMIx lets the ranks out of MPI_Init one after the other (open-mpi/ompi issue 12495; 1 start in 50 here).
     """
-    if by_srun() and "PMIX_RANK" in os.environ:
+    if started_by_srun() and "PMIX_RANK" in os.environ:
         time.sleep(ARRIVAL_SECONDS)

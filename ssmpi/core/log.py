@@ -26,7 +26,7 @@ log = logging.getLogger("ssmpi")
 _terminal: TextIO | None = None
 
 
-def draw_on(path: Path | None) -> None:
+def set_terminal(path: Path | None) -> None:
     """Draw the progress bar on the terminal ``path``: mpirun forwards whole lines only, so a bar bypasses it."""
     global _terminal
     _terminal = None if path is None else path.open("w", encoding="utf-8")
@@ -77,17 +77,17 @@ def during(what: str) -> Iterator[None]:
         log.info(f"{what}: took {seconds:.1f} s")
 
 
-def configure(who: str, *, talkative: bool) -> None:
+def configure(who: str, *, verbose: bool) -> None:
     """Send this rank's messages to standard error under the name ``who`` (``trainer 0``) and its host's."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_format(who))
-    handler.setLevel(logging.INFO if talkative else logging.WARNING)
+    handler.setLevel(logging.INFO if verbose else logging.WARNING)
     log.handlers[:] = [handler]
     log.setLevel(logging.INFO)
     log.propagate = False
 
 
-def keep_in(path: Path, who: str) -> None:
+def log_to_file(path: Path, who: str) -> None:
     """Append all messages of this rank, also those that it does not print, to a file of its own."""
     path.parent.mkdir(exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")

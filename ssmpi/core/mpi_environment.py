@@ -50,7 +50,7 @@ def home() -> dict[str, str]:
         return {"HOME": tempfile.gettempdir()}
 
 
-class NetworkChoice(Protocol):
+class LauncherSettings(Protocol):
     """The part of ``[launcher]`` in a site file that decides on variables."""
 
     @property
@@ -62,26 +62,26 @@ class NetworkChoice(Protocol):
         """The network interface that MPI uses; None leaves it to MPI."""
 
 
-def recommended(launcher: NetworkChoice | None, *, alone: bool) -> dict[str, str]:
-    """All variables for ranks that ``launcher`` starts; ``alone`` if all run on this host."""
+def recommended(launcher: LauncherSettings | None, *, one_host: bool) -> dict[str, str]:
+    """All variables for ranks that ``launcher`` starts; ``one_host`` if all run on this host."""
     wanted = {name: value for name, (value, _) in {**THREADS, **OPEN_MPI}.items()} | OPEN_MPI_LAUNCHER
     if os.geteuid() == 0:
         wanted |= AS_ROOT
-    if alone:
+    if one_host:
         wanted |= ON_ONE_HOST
     if launcher and launcher.interface:
         wanted |= dict.fromkeys(INTERFACE[launcher.mpi], launcher.interface)
     return wanted
 
 
-def environment(launcher: NetworkChoice | None = None, *, alone: bool = True) -> dict[str, str]:
+def environment(launcher: LauncherSettings | None = None, *, one_host: bool = True) -> dict[str, str]:
     """What to add to the launcher's environment, by default mpirun's on this host; the user's own values win."""
-    wanted = recommended(launcher, alone=alone)
+    wanted = recommended(launcher, one_host=one_host)
     return {name: value for name, value in wanted.items() if name not in os.environ} | home()
 
 
 @contextlib.contextmanager
-def without_shared_memory() -> Iterator[None]:
+def without_sm_transport() -> Iterator[None]:
     """Let Open MPI start in this block without its shared-memory transport where there are no other ranks: a process
     without a launcher leaves 16 MB in /dev/shm each time. The user's own choice stays, and child processes see no
     change.
@@ -117,5 +117,5 @@ def missing(environ: Mapping[str, str], *, open_mpi: bool) -> dict[str, str]:
 
 def main() -> None:
     """Print shell exports, for ``settings=$(python -P -m ssmpi.environment [one-host]) && eval "$settings"``."""
-    ours = environment(alone="one-host" in sys.argv)
+    ours = environment(one_host="one-host" in sys.argv)
     print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(ours.items())))

@@ -50,16 +50,16 @@ def is_run_folder(folder: Path) -> bool:
     return (folder / RUN_FILE).is_file() and (folder / VERSIONS).is_file()
 
 
-def strangers(folder: Path) -> list[str]:
+def unknown_entries(folder: Path) -> list[str]:
     """Names of entries that neither a run nor its tools have written; an unknown folder appears once as a whole."""
-    return sorted(_strangers(folder, ""))
+    return sorted(_unknown_entries(folder, ""))
 
 
-def _strangers(folder: Path, inside: str) -> Iterator[str]:
+def _unknown_entries(folder: Path, inside: str) -> Iterator[str]:
     for entry in os.scandir(folder / inside):
         is_folder = entry.is_dir(follow_symlinks=False)
         name = f"{inside}{entry.name}{'/' * is_folder}"
         if not _KNOWN.fullmatch(name) and not (entry.is_symlink() and _KNOWN.fullmatch(f"{name}/")):
             yield name
         elif is_folder:
-            yield from _strangers(folder, name)
+            yield from _unknown_entries(folder, name)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.settings import require, within
 
-MOST_RANKS = 65_535  # of one role
+MAX_RANKS = 65_535  # of one role
 
 
 class Role(StrEnum):
@@ -85,10 +85,10 @@ class Topology:
     sync_ps: int = 0
 
     def __post_init__(self) -> None:
-        within("topology.trainers", self.trainers, 1, MOST_RANKS)
+        within("topology.trainers", self.trainers, 1, MAX_RANKS)
         require(1 <= self.threads < 500, f"topology.threads must be 1 to 499, got {self.threads}")
-        within("topology.embedding_ps", self.embedding_ps, 0, MOST_RANKS)
-        within("topology.sync_ps", self.sync_ps, 0, MOST_RANKS)
+        within("topology.embedding_ps", self.embedding_ps, 0, MAX_RANKS)
+        within("topology.sync_ps", self.sync_ps, 0, MAX_RANKS)
         require(
             self.embedding_ps > 0 or self.trainers == 1,
             f"topology.embedding_ps = 0 keeps the tables inside one trainer, but there are {self.trainers} trainers: "

@@ -1,6 +1,6 @@
 """Deals the row blocks of a pass to worker threads, every block exactly once, and remembers where it stands.
 
-The first trainer's main thread owns one ``Handout``; threads everywhere ask it over the control conversation.
+The first trainer's main thread owns one ``BlockDispatcher``; threads everywhere ask it over the control conversation.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from ssmpi.data.reader import DataOptions, shuffled
 
 NOTHING_LEFT = -1
-CUT = -2  # training pauses: there may be something left
+PAUSED = -2  # training pauses: there may be something left
 NOT_YET = -3  # the next block waits for the check of its shard: ask again
 
 
 @dataclass
-class Handout:
+class BlockDispatcher:
     """The blocks (or other pieces, by number) of one part of a pass, in dealing order, for ``threads`` askers in the
     job.
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ssmpi.data.batch import Batch
-from ssmpi.data.block_dispatcher import Handout, block_order
-from ssmpi.data.position import Begun, Piece, Position
+from ssmpi.data.block_dispatcher import BlockDispatcher, block_order
+from ssmpi.data.position import Piece, Position, StartedPiece
 from ssmpi.data.reader import DataOptions, SplitReader, suit_block_rows
 from ssmpi.data.stream import Stream
 
@@ -28,7 +28,7 @@ class CursorOptions:
     ahead: bool
 
 
-class Course:
+class DataCursor:
     """``position`` is the same on all trainers whenever they are at rest; ``reader`` cuts the blocks of this pass.
 
     Rows of shards that are not in ``checked`` wait for that.
@@ -43,7 +43,7 @@ class Course:
         self.streams = [Stream(options.data, options.seed, ahead=options.ahead) for _ in range(threads)]
         self._askers = options.topology.trainers * threads
         self._pass, self._pieces = 0, position.waiting
-        self.handout: Handout | None = None
+        self.handout: BlockDispatcher | None = None
 
     def parts(self) -> Iterator[int]:
         """The parts of the run, each again and again until all of it has been trained on; never ends by itself in one."""
@@ -78,16 +78,18 @@ class Course:
     def _shard(self, block: int) -> int:
         return self.reader.blocks[block].shard
 
-    def take_stock(self, trainers: Conversation) -> None:
+    def gather_remaining(self, trainers: Conversation) -> None:
         """Put together what is left of this part. Every trainer calls, at rest."""
         assert self.handout
-        mine = [Begun(self._trainer, k, piece) for k, stream in enumerate(self.streams) for piece in stream.begun]
+        mine = [
+            StartedPiece(self._trainer, k, piece) for k, stream in enumerate(self.streams) for piece in stream.begun
+        ]
         waiting = [self._pieces[number] for number in self.handout.waiting()] if self._trainer == 0 else []
         found = trainers.gather((mine, waiting))
         begun = tuple(one for each, _ in found for one in each)
         self.position = replace(self.position, begun=begun, waiting=tuple(found[0][1]))
 
-    def _deal(self) -> Handout:
+    def _deal(self) -> BlockDispatcher:
         """Cut this part of the pass into pieces, or take those that a checkpoint left, and have them ready to hand out."""
         data, position, per_pass = self._options.data, self.position, self._options.per_pass
         self._pass, place = divmod(position.part, per_pass)
@@ -103,4 +105,6 @@ class Course:
         for thread, stream in enumerate(self.streams):
             stream.begun = position.of(self._trainer, thread)
         pieces, order = self._pieces, list(range(len(self._pieces)))
-        return Handout(data, order, self._askers, lambda number: self._shard(pieces[number].block) in self._checked)
+        return BlockDispatcher(
+            data, order, self._askers, lambda number: self._shard(pieces[number].block) in self._checked
+        )

@@ -22,7 +22,7 @@ class Piece(NamedTuple):
         return self.stop - self.start
 
 
-class Begun(NamedTuple):
+class StartedPiece(NamedTuple):
     """What is left of a piece that one thread of one trainer had begun."""
 
     trainer: int
@@ -40,7 +40,7 @@ class Position:
     part: int
     block_rows: int = 0
     dealt: bool = False
-    begun: tuple[Begun, ...] = ()
+    begun: tuple[StartedPiece, ...] = ()
     waiting: tuple[Piece, ...] = ()
 
     @property
@@ -84,7 +84,7 @@ class Position:
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> Position:
         """What ``state`` gave."""
-        begun = tuple(Begun(trainer, thread, Piece(*piece)) for trainer, thread, *piece in state["begun"])
+        begun = tuple(StartedPiece(trainer, thread, Piece(*piece)) for trainer, thread, *piece in state["begun"])
         waiting = tuple(Piece(*piece) for piece in state["waiting"])
         return cls(state["part"], state["block_rows"], state["dealt"], begun, waiting)
 

@@ -14,12 +14,12 @@ from ssmpi.core.errors import TrainingError
 from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding import kernels
 from ssmpi.embedding.placement import Placement
-from ssmpi.embedding.table import Options
+from ssmpi.embedding.table import EmbeddingOptions
 from ssmpi.embedding.transport import Lookup
 
 
 @dataclass
-class Held:
+class HeldRows:
     """The rows of a batch that had been pulled when its thread was cut: what is learned does not depend on cuts.
 
     ``keep()`` tells, once there are no more batches, whether the last one is for later. ``values`` are its rows, float32
@@ -34,10 +34,15 @@ class Lookups:
     """Pull and push of one worker thread, for Criteo's one id per feature. Not for use by two threads."""
 
     def __init__(
-        self, transport: RowTransport, placement: Placement, options: Options, thread: int, held: Held | None = None
+        self,
+        transport: RowTransport,
+        placement: Placement,
+        options: EmbeddingOptions,
+        thread: int,
+        held: HeldRows | None = None,
     ) -> None:
         self._transport, self._placement, self._options, self._thread = transport, placement, options, thread
-        self._held = held or Held(lambda: False)
+        self._held = held or HeldRows(lambda: False)
         self._lookups: list[Lookup] = []
         self._turn = 0
         self._keys = np.full(16, kernels.EMPTY, np.int64)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import h5py
 import numpy as np
 
-from ssmpi.comm.shared_memory import own_memory
+from ssmpi.comm.shared_memory import private_memory
 from ssmpi.core.errors import DataError
 from ssmpi.core.settings import FLOAT32, require, within
 from ssmpi.embedding import kernels
@@ -21,7 +21,7 @@ ROWS_AT_A_TIME = 1 << 18  # when loading
 
 
 @dataclass(frozen=True)
-class Options:
+class EmbeddingOptions:
     """The ``[embedding]`` section.
 
     ``optimizer`` is ``sgd`` or ``rowwise_adagrad``; ``rate`` its learning rate (the schedule multiplies it). With
@@ -61,12 +61,12 @@ class Options:
         return 4 * self.dim + (4 if self.optimizer == "rowwise_adagrad" else 0)
 
 
-class Rows:
+class RowArray:
     """``weights`` float32 (rows, dim) and, for row-wise Adagrad, ``state`` float32 (rows,), one after the other in ``memory``,
     uint8 of ``count * options.row_bytes``.
     """
 
-    def __init__(self, options: Options, memory: np.ndarray, count: int) -> None:
+    def __init__(self, options: EmbeddingOptions, memory: np.ndarray, count: int) -> None:
         edge = 4 * count * options.dim
         self.options = options
         self.weights = memory[:edge].view(np.float32).reshape(count, options.dim)
@@ -82,7 +82,7 @@ class Rows:
         kernels.rowwise_adagrad(self.weights, self.state, rows, gradients, options.rate * factor, options.epsilon)
 
 
-class Arena(Rows):
+class Arena(RowArray):
     """The rows of one PS's parts, and how they are made, saved and loaded.
 
     Initial rows are U(-1/sqrt(n), 1/sqrt(n)) with n the table's rows (facebookresearch/dlrm), from a counter-based
@@ -91,11 +91,11 @@ class Arena(Rows):
 
     def __init__(
         self,
-        options: Options,
+        options: EmbeddingOptions,
         placement: Placement,
         server: int,
         seed: int,
-        allocate: Callable[[int], np.ndarray] = own_memory,
+        allocate: Callable[[int], np.ndarray] = private_memory,
     ) -> None:
         count = placement.rows_of(server)
         super().__init__(options, allocate(count * options.row_bytes), count)

@@ -18,7 +18,7 @@ from ssmpi.core.errors import PeerError
 from ssmpi.core.protocols import RowLookup, RowSet
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
-from ssmpi.embedding.table import Arena, Options, Rows, Saver
+from ssmpi.embedding.table import Arena, EmbeddingOptions, RowArray, Saver
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -107,7 +107,12 @@ class RemoteTables:
     """
 
     def __init__(
-        self, conversation: Conversation, first: int, placement: Placement, options: Options, patience: Patience
+        self,
+        conversation: Conversation,
+        first: int,
+        placement: Placement,
+        options: EmbeddingOptions,
+        patience: Patience,
     ) -> None:
         self._conversation, self._options, self._patience = conversation, options, patience
         self._servers = range(first, conversation.size)
@@ -125,12 +130,12 @@ class RemoteTables:
         """Of each PS, whether this process works on its rows in place."""
         return [rows is not None for rows in self._near]
 
-    def _attach(self, index: int, count: int) -> Rows | None:
+    def _attach(self, index: int, count: int) -> RowArray | None:
         """The rows of one PS in its own memory, if that can be mapped."""
         server = self._servers[index]
         address = wire.read_text(self._call(server, wire.ATTACH, np.empty(0, np.uint8), wire.TEXT))
         try:
-            return Rows(self._options, attach(address, count * self._options.row_bytes), count)
+            return RowArray(self._options, attach(address, count * self._options.row_bytes), count)
         except OSError as error:
             if self._options.transport == "auto":
                 return None
@@ -140,7 +145,7 @@ class RemoteTables:
             ) from error
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
-        """Rows at hand are fetched at once; else one request and one reply a PS, straight into ``lookup.distinct``."""
+        """RowArray at hand are fetched at once; else one request and one reply a PS, straight into ``lookup.distinct``."""
         lookup.requests = []
         for server, rows, near in zip(self._servers, lookup.parts, self._near, strict=True):
             if near:

@@ -25,7 +25,7 @@ from torch import nn
 
 from ssmpi.model import blas, kernels
 from ssmpi.model.compiled import CompiledStep
-from ssmpi.model.layers import HalfLayer, Hidden, Layer, Wide, linears, pieces, widths
+from ssmpi.model.layers import Float32View, HalfLayer, Hidden, Layer, linears, pieces, widths
 from ssmpi.model.options import ModelOptions
 
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -57,11 +57,11 @@ class DLRM(nn.Module):
         """What autograd computes, by hand, over flat parameters; see ``Twin.forward_backward``. A test compares the two."""
         sgemm = blas.sgemm() if self.precision == "fp32" else None
         if not sgemm:
-            return InPieces(self)
+            return PiecewiseStep(self)
         return CompiledStep(widths(self.bottom), widths(self.top), weights, gradients, sgemm)
 
 
-class InPieces:
+class PiecewiseStep:
     """The step by torch's operators: for bfloat16, and where torch's BLAS cannot be called without torch."""
 
     def __init__(self, model: DLRM) -> None:
@@ -97,13 +97,13 @@ class PieceStep:
     def __init__(self, model: DLRM, rows: int) -> None:
         kind = {"fp32": Layer, "bf16": HalfLayer}[model.precision]
         bottom, (*top, last) = linears(model.bottom), linears(model.top)
-        self._dense = Wide(torch.empty(rows, bottom[0].in_features, dtype=kind.dtype))
+        self._dense = Float32View(torch.empty(rows, bottom[0].in_features, dtype=kind.dtype))
         self._bottom = Hidden([kind(layer, rows) for layer in bottom], self._dense.narrow, None)
-        self._x, self._by_x = Wide(self._bottom.output), Wide(self._bottom.gradient)
+        self._x, self._by_x = Float32View(self._bottom.output), Float32View(self._bottom.gradient)
         width = linears(model.top)[0].in_features
-        self._pairs, self._by_pairs = (Wide(torch.empty(rows, width, dtype=kind.dtype)) for _ in range(2))
+        self._pairs, self._by_pairs = (Float32View(torch.empty(rows, width, dtype=kind.dtype)) for _ in range(2))
         self._top = Hidden([kind(layer, rows) for layer in top], self._pairs.narrow, self._by_pairs.narrow)
-        self._above, self._by_above = Wide(self._top.output), Wide(self._top.gradient)
+        self._above, self._by_above = Float32View(self._top.output), Float32View(self._top.gradient)
         self._last = Layer(last, rows, relu=False)
         self._logits, self._by_logits = self._last.output.numpy()[:, 0], self._last.gradient.numpy()[:, 0]
 

@@ -134,7 +134,7 @@ class Hidden:
             self._layers[depth].backward(self._values[depth], self._gradients[depth], fresh=fresh)
 
 
-class Wide:
+class Float32View:
     """A tensor ``narrow`` as a float32 tensor and array for what is not a hidden layer: its own memory, or a copy where
     it is of bfloat16.
     """

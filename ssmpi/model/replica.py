@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ssmpi.comm.shared_memory import Memory, Own
+from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.core.errors import DataError
 from ssmpi.model.dlrm import Step, initial_values
 
@@ -26,7 +26,7 @@ class Replica:
     """
 
     def __init__(self, make: Callable[[], nn.Module], seed: int, memory: Memory | None = None) -> None:
-        self._make, self.memory = make, memory or Own()
+        self._make, self.memory = make, memory or PrivateMemory()
         module = make()
         generator = np.random.default_rng([seed, 0])
         self.layout = [(name, tuple(p.shape)) for name, p in module.named_parameters()]

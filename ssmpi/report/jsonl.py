@@ -11,7 +11,7 @@ from ssmpi.comm.failure import cause
 from ssmpi.core.log import log
 
 
-class Lines:
+class JsonlFile:
     """Appends to ``path``, of which at most ``known`` bytes are kept. What the disk does not take waits in memory."""
 
     def __init__(self, path: Path, known: int) -> None:

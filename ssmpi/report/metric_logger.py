@@ -18,7 +18,7 @@ from ssmpi.core.log import above, log, shape, terminal
 from ssmpi.core.metrics import SUMS, Quality
 from ssmpi.core.run_files import METRICS
 from ssmpi.core.topology import Topology
-from ssmpi.report.jsonl import Lines
+from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.trainer_report import TrainerReport
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ SAVING = ("checkpoints", "O_save")  # how many, and how many seconds training st
 State = tuple[dict[str, float], dict[str, np.ndarray]]
 
 
-class Logbook:
+class MetricLogger:
     """Gathers every trainer's reports into windows. ``rows`` is how many examples the whole run has.
 
     ``earlier`` is the ``state`` of the metric logger of the job that this one continues.
@@ -43,7 +43,7 @@ class Logbook:
         self._topology, self._rows, self._every = topology, rows, every_seconds
         numbers, arrays = earlier or ({}, {})
         known = int(numbers.get("bytes", 0))
-        self._lines = Lines(folder / METRICS, known)  # what came after the checkpoint will come again
+        self._lines = JsonlFile(folder / METRICS, known)  # what came after the checkpoint will come again
         self.writer: SummaryWriter | None = None
         self._bar = bar(rows)
         self._window, self._total = Quality(), Quality(**arrays)

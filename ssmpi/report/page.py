@@ -86,7 +86,7 @@ def drawings(groups: Sequence[Group]) -> list[Drawing]:
     records = [record for group in groups for record in group.records]
     found = []
     if any(record.windows for record in records):
-        text = "Lines: training, each window scored before its update. Circles: validation; diamonds: test."
+        text = "JsonlFile: training, each window scored before its update. Circles: validation; diamonds: test."
         found.append(Drawing("curves", "Learning curves", text, lambda: figures.curves(groups, figures.CURVES)))
         text = "Examples per second are those of all trainers; the gap counts a worker thread's iterations between two rounds."
         speed = figures.recorded(groups, figures.SPEED)

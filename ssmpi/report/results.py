@@ -14,7 +14,7 @@ from ssmpi.core import atomic_file
 from ssmpi.core.log import log
 from ssmpi.core.result_marker import COMPLETE, INCOMPLETE, STOPPED
 from ssmpi.core.run_files import RESULT_NAME
-from ssmpi.report.metric_logger import Logbook, State
+from ssmpi.report.metric_logger import MetricLogger, State
 
 if TYPE_CHECKING:
     from ssmpi.config import Run
@@ -29,7 +29,7 @@ class Scored(NamedTuple):
     seconds: float
 
 
-class Earlier(NamedTuple):
+class EarlierResults(NamedTuple):
     """What the job that this one continues had found: the state of its metric logger, and its evaluations."""
 
     logbook: State
@@ -43,11 +43,11 @@ class Results:
     """
 
     def __init__(
-        self, folder: Path, options: Run, topology: Topology, expected: int, earlier: Earlier | None = None
+        self, folder: Path, options: Run, topology: Topology, expected: int, earlier: EarlierResults | None = None
     ) -> None:
         self._folder, self._expected = folder, expected
         logbook, self.evaluations = (earlier.logbook, earlier.evaluations) if earlier else (None, {})
-        self.logbook = Logbook(folder, topology, expected, options.log_seconds, logbook)
+        self.logbook = MetricLogger(folder, topology, expected, options.log_seconds, logbook)
         if options.tensorboard:
             self.logbook.writer = tensorboard_writer(folder, int(self.logbook.totals()["examples"]))
 

@@ -11,7 +11,7 @@ from ssmpi import sync
 from ssmpi.comm.failure import start
 from ssmpi.comm.shared_memory import memory_for
 from ssmpi.core.log import during, log
-from ssmpi.data.cursor import Course, CursorOptions
+from ssmpi.data.cursor import CursorOptions, DataCursor
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
@@ -19,8 +19,8 @@ from ssmpi.model import processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import MODELS
-from ssmpi.report.results import Earlier, Results
-from ssmpi.roles.precompile import warm_up
+from ssmpi.report.results import EarlierResults, Results
+from ssmpi.roles.precompile import compile_kernels
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.tables import Tables, placing
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 def check_host(config: Config, world: World) -> None:
     """Say, on one rank, what will make this host slow."""
-    if world.crowded:
-        log.warning(world.crowded)
+    if world.oversubscribed:
+        log.warning(world.oversubscribed)
     if config.model.precision == "bf16" and world.index == 0 and processor.without_bfloat16():
         log.warning(processor.SLOW_BFLOAT16)
 
@@ -55,7 +55,7 @@ def dense_model(config: Config, weights: Path | None) -> tuple[Replica, DenseOpt
         replica.vector[:] = replica.load(weights / "dense.h5")
     optimizer = dense_optimizer(config.dense, replica)
     with during("loading kernels, compiling those that are new here"):
-        warm_up(config, replica, optimizer)
+        compile_kernels(config, replica, optimizer)
     return replica, optimizer
 
 
@@ -80,7 +80,7 @@ def synchronization(
     return synchronizers, sync.pace_of(synchronizers, options, threads, partial(start, world), world.shadow_share)
 
 
-def cursor(config: Config, trainer: int, reader: SplitReader, control: Control, saved: Checkpoint | None) -> Course:
+def cursor(config: Config, trainer: int, reader: SplitReader, control: Control, saved: Checkpoint | None) -> DataCursor:
     """One trainer's way through the data, from the start or from a checkpoint."""
     position = Position(0)
     if saved:
@@ -89,10 +89,10 @@ def cursor(config: Config, trainer: int, reader: SplitReader, control: Control, 
     options = CursorOptions(
         config.data, config.topology, config.run.seed, config.evaluate.per_pass, config.embedding.prefetch
     )
-    return Course(options, trainer, reader, position, control.checked)
+    return DataCursor(options, trainer, reader, position, control.checked)
 
 
 def results(config: Config, folder: Path, rows: int, saved: Checkpoint | None) -> Results:
     """What the first trainer writes of a run over so many rows."""
-    earlier = Earlier(saved.log(), saved.state["evaluations"]) if saved else None
+    earlier = EarlierResults(saved.log(), saved.state["evaluations"]) if saved else None
     return Results(folder, config.run, config.topology, rows * config.data.passes, earlier)

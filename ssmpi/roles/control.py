@@ -14,9 +14,9 @@ import numpy as np
 from ssmpi.comm.service import Service
 from ssmpi.comm.waiting import MPIRequest, Patience, wait_all, wait_until
 from ssmpi.core.stop import Stop
-from ssmpi.data.block_dispatcher import CUT, NOT_YET, Handout
+from ssmpi.data.block_dispatcher import NOT_YET, PAUSED, BlockDispatcher
 from ssmpi.report.trainer_report import TrainerReport
-from ssmpi.roles.progress import Progress, Tally
+from ssmpi.roles.progress import ExampleTally, Progress
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -41,14 +41,14 @@ class Control:
         self, conversation: Conversation, threads: int, patience: Patience, progress: Progress, stop: Stop
     ) -> None:
         self._conversation, self._threads, self._patience, self._stop = conversation, threads, patience, stop
-        self._progress, self._tally = progress, Tally(conversation.size)
+        self._progress, self._tally = progress, ExampleTally(conversation.size)
         self._service = Service(conversation, patience) if conversation.rank == 0 else None
         self._answer = np.zeros(2, np.int64)
         self._pending: list[MPIRequest] = []
         self._outgoing: np.ndarray | None = None
         self._last = 0.0
         self._unfinished: set[int] = set()
-        self.handout: Handout | None = None
+        self.handout: BlockDispatcher | None = None
         self.gathered: Callable[[int, TrainerReport], None] = lambda trainer, report: None
         self.due: Callable[[], bool] = lambda: False
         self.checked: set[int] = set()
@@ -57,7 +57,7 @@ class Control:
         self._pause = np.zeros(1, np.int64)  # the message of PART_ENDS
         self._part_ends: list[MPIRequest] = []  # its requests
 
-    def begin(self, handout: Handout) -> None:
+    def begin(self, handout: BlockDispatcher) -> None:
         """Training starts, or continues after a pause: deal from ``handout`` (only the first trainer's counts)."""
         self.handout = handout
         self._unfinished = set(range(self._conversation.size))
@@ -68,7 +68,7 @@ class Control:
         self._last = time.monotonic()
 
     def next_block(self, thread: int) -> int:
-        """The next row block for one worker thread, or NOTHING_LEFT, or CUT. Called on that thread."""
+        """The next row block for one worker thread, or NOTHING_LEFT, or PAUSED. Called on that thread."""
         asker = np.array([self._conversation.rank * self._threads + thread, self._progress.examples], np.int64)
         answer = np.empty(2, np.int64)
 
@@ -83,7 +83,7 @@ class Control:
         wait_until(ask, self._patience, "the trainer that checks the next shard of the data")
         block, others = map(int, answer)
         self._progress.hear(others)
-        if block == CUT:  # the message to all may still be on its way
+        if block == PAUSED:  # the message to all may still be on its way
             self._stop.pause()
         return block
 
@@ -99,7 +99,7 @@ class Control:
         ``report(finished)`` makes this trainer's report and starts the next one from zero.
         """
         if self._service:
-            self._service.answer_waiting(self._handle)
+            self._service.answer_pending(self._handle)
             if self._stop.stopping or self.due():
                 self._announce(pause=True)
         elif self._part_ends and self._heard() and self._pause[0]:
@@ -164,7 +164,7 @@ class Control:
         else:
             assert self.handout
             asker, examples = map(int, payload.view(np.int64))
-            block = CUT if self._stop.pausing else self.handout.next_block(asker)
+            block = PAUSED if self._stop.pausing else self.handout.next_block(asker)
             buffer.view(np.int64)[:] = block, self._tally.others(source, examples)
         self._service.reply(source, tag if tag == REPORT else tag - BLOCK_REQUEST, buffer)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssmpi.checkpoint.data_origin import Origin
+from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.model_files import load_tables
-from ssmpi.checkpoint.shard_writer import ArenaSaver
+from ssmpi.checkpoint.shard_writer import ShardWriter
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_memory import memory_for
 from ssmpi.comm.world import World
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def serve_embeddings(config: Config, world: World, folder: Path, start_from: Path | None = None) -> bool:
     """The whole life of an embedding PS. ``start_from`` is the model to load, None for fresh rows."""
     setting = config.data.folder
-    origin = Origin.of_model(start_from, setting) if start_from else Origin.of_data(Path(setting))
+    origin = DataOrigin.of_model(start_from, setting) if start_from else DataOrigin.of_data(Path(setting))
     placement, memory = (
         place(origin.cardinalities, config.topology.embedding_ps),
         memory_for(config.embedding.transport),
@@ -31,9 +31,9 @@ def serve_embeddings(config: Config, world: World, folder: Path, start_from: Pat
     arena = Arena(config.embedding, placement, world.index, config.run.seed, memory.allocate)
     if start_from:
         load_tables(arena, start_from, world.index)
-    world.beat(config.waiting)
+    world.start_heartbeat(config.waiting)
     service = Service(world.embedding, config.waiting)
     cpu_usage.set_up()
-    saver = ArenaSaver(world.alike)
+    saver = ShardWriter(world.same_role_here)
     service.serve(config.topology.trainers, EmbeddingServer(arena, service, saver, memory.address).handle)
     return True

@@ -25,7 +25,7 @@ from ssmpi.core.log import log
 from ssmpi.core.run_files import BEST, MODEL
 
 if TYPE_CHECKING:
-    from ssmpi.checkpoint.manager import Keeper
+    from ssmpi.checkpoint.manager import CheckpointManager
     from ssmpi.checkpoint.trainer_state import ModelState
     from ssmpi.config import EvaluateOptions
     from ssmpi.report.results import Scored
@@ -35,7 +35,7 @@ PATIENCE, STOP_AT_AUC = "patience", "stop_at_auc"  # why a run ended early, as `
 
 
 @dataclass(frozen=True)
-class Standing:
+class SelectionState:
     """What the evaluations of ``split`` have shown so far; a part of a checkpoint's state, and the same on all
     trainers.
 
@@ -49,7 +49,7 @@ class Standing:
     kept_ne: float | None = None
     kept: int | None = None
 
-    def after(self, ne: float, auc: float, min_gain: float) -> Standing:
+    def after(self, ne: float, auc: float, min_gain: float) -> SelectionState:
         """The standing after one more evaluation."""
         gain = not math.isnan(ne) and (self.reference is None or ne < self.reference - min_gain)
         return replace(
@@ -70,7 +70,7 @@ class Standing:
         return PATIENCE if options.patience and self.without_gain >= options.patience else ""
 
 
-class Choice:
+class ModelSelection:
     """One trainer's part. All trainers decide alike: by the first one's numbers. ``model(vector)`` is the model that
     ``keeper`` saves, ``state`` the standing in the checkpoint that this job resumes from.
     """
@@ -79,15 +79,15 @@ class Choice:
         self,
         run: Path,
         evaluations: Evaluations,
-        keeper: Keeper,
+        keeper: CheckpointManager,
         model: Callable[[np.ndarray], ModelState],
         state: dict[str, Any] | None,
     ) -> None:
         self._run, self._evaluations, self._keeper, self._model_state = run, evaluations, keeper, model
         self._options = evaluations.options
-        self.standing = Standing(**state) if state else Standing(self._options.split)
+        self.standing = SelectionState(**state) if state else SelectionState(self._options.split)
         if self.standing.split != self._options.split:  # figures of another split say nothing about this one's
-            self.standing = Standing(self._options.split)
+            self.standing = SelectionState(self._options.split)
         self._folder = run / BEST
         self.scored_finally = False  # the final split, with the model as it is now
         self.model = "last"  # which one is the run's
@@ -98,7 +98,7 @@ class Choice:
         return self.standing.ended_by(self._options)
 
     def consider(self, scored: Scored) -> None:
-        """Every trainer calls, at rest, after an evaluation of ``evaluate.split``. Told to stop meanwhile, it changes
+        """Every trainer calls, at rest, after an evaluation of ``evaluate.split``. TrainerOutcomes to stop meanwhile, it changes
         nothing.
         """
         evaluations, results = self._evaluations, self._evaluations.results

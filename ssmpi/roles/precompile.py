@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
 
 
-def warm_up(config: Config, replica: Replica, optimizer: DenseOptimizer) -> None:
+def compile_kernels(config: Config, replica: Replica, optimizer: DenseOptimizer) -> None:
     """One step on made-up rows that leaves ``replica`` and ``optimizer`` as they were."""
     rows, placement = 2, place((1,) * SPARSE_FEATURES, 1)
     lookups = Lookups(LocalTables(Arena(config.embedding, placement, 0, seed=0)), placement, config.embedding, thread=0)

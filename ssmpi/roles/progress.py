@@ -15,7 +15,7 @@ from ssmpi.core.metrics import BINS, SUMS, accumulate
 from ssmpi.model.options import Schedule
 
 
-class Others(NamedTuple):
+class OtherTrainers(NamedTuple):
     """The other trainers have done ``examples``, as they told when this one had done ``own``, and do ``pace`` more for
     each of its own. What was believed before, ``least``, is not taken back: they catch up with it.
     """
@@ -30,7 +30,7 @@ class Others(NamedTuple):
         return max(self.least, self.examples + self.pace * max(0, own - self.own))
 
 
-class Tally:
+class ExampleTally:
     """On the dealer: examples of each trainer in this job, as it told last."""
 
     def __init__(self, trainers: int) -> None:
@@ -55,7 +55,7 @@ class Progress:
         self, threads: int, trainers: int, schedule: Schedule, earlier: int = 0, expected: float = math.inf
     ) -> None:
         self._schedule, self._earlier, self._expected = schedule, earlier, expected
-        self._others, self._hearing = Others(0, 0, trainers - 1.0, 0.0), threading.Lock()
+        self._others, self._hearing = OtherTrainers(0, 0, trainers - 1.0, 0.0), threading.Lock()
         self._sums = np.zeros((threads, len(SUMS)))
         self._histograms = np.zeros((threads, 2, BINS), np.int64)
         self._slots = list(zip(self._histograms, self._sums, strict=True))  # each thread's
@@ -86,7 +86,7 @@ class Progress:
         with self._hearing:
             own = self.examples
             pace = others / own if own else self._others.pace
-            self._others = Others(own, others, pace, self._others.when(own))
+            self._others = OtherTrainers(own, others, pace, self._others.when(own))
 
     @property
     def examples(self) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.checkpoint.data_origin import KEY, Origin
+from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.checkpoint.fingerprint import fingerprint
 from ssmpi.checkpoint.trainer_state import LOG, LiveState, ModelState, RunState, TrainerState
 from ssmpi.report.results import Results, plain
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ssmpi.data.reader import SplitReader
     from ssmpi.embedding.placement import Placement
     from ssmpi.model.replica import Replica
-    from ssmpi.roles.model_selection import Standing
+    from ssmpi.roles.model_selection import SelectionState
     from ssmpi.roles.progress import Progress
 
 
@@ -36,7 +36,7 @@ class SavedParts:
     checked: Set[int]
     results: Results | None
 
-    def trainer(self, vector: np.ndarray, position: Position, standing: Standing) -> TrainerState:
+    def trainer(self, vector: np.ndarray, position: Position, standing: SelectionState) -> TrainerState:
         """This trainer's share of a checkpoint from which the run resumes at ``position``; ``vector`` is the common
         model.
         """
@@ -68,5 +68,5 @@ class SavedParts:
         rows = sum(self.placement.cardinalities) * self.config.embedding.row_bytes
         return ModelState(self.replica.datasets(vector), rows + vector.nbytes, state)
 
-    def _origin(self) -> Origin:
-        return Origin.of_data(self.reader.folder, self.reader.manifest)
+    def _origin(self) -> DataOrigin:
+        return DataOrigin.of_data(self.reader.folder, self.reader.manifest)

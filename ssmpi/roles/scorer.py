@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ssmpi.checkpoint.data_origin import Origin
+from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.comm.world import World
 from ssmpi.core.stop import Stop
 from ssmpi.data.batch import Batch
@@ -29,8 +29,8 @@ class Scorer:
     def __init__(self, config: Config, world: World, model: Path) -> None:
         torch.set_num_threads(1)
         self._config, self._world = config, world
-        world.beat(config.waiting)
-        cardinalities = Origin.of_model(model, config.data.folder).cardinalities
+        world.start_heartbeat(config.waiting)
+        cardinalities = DataOrigin.of_model(model, config.data.folder).cardinalities
         self._tables = Tables(config, world, cardinalities, model)
         make = MODELS[config.model.name]
         self._replica = Replica(lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES), config.run.seed)

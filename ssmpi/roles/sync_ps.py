@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def serve_center(config: Config, world: World, folder: Path, start_from: Path | None = None) -> bool:
     """The whole life of a sync PS. The first trainer says where the center starts."""
-    world.beat(config.waiting)
+    world.start_heartbeat(config.waiting)
     service = Service(world.center, config.waiting)
     kind: Any = ALGORITHMS[config.sync.algorithm]
     center = kind.server(config.sync, optimizer(config.dense), service)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.checkpoint.model_files import load_tables
-from ssmpi.checkpoint.shard_writer import ArenaSaver
+from ssmpi.checkpoint.shard_writer import ShardWriter
 from ssmpi.comm.world import World
 from ssmpi.core.protocols import RowTransport
-from ssmpi.embedding.client import Held, Lookups
+from ssmpi.embedding.client import HeldRows, Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.transport import LocalTables, RemoteTables
@@ -46,9 +46,9 @@ class Tables:
         arena = Arena(config.embedding, self.placement, 0, config.run.seed)
         if weights:
             load_tables(arena, weights)
-        self.transport = LocalTables(arena, ArenaSaver(world.alike))
+        self.transport = LocalTables(arena, ShardWriter(world.same_role_here))
 
-    def lookups(self, thread: int, held: Held | None = None, through: RowTransport | None = None) -> Lookups:
+    def lookups(self, thread: int, held: HeldRows | None = None, through: RowTransport | None = None) -> Lookups:
         """Pull and push for one thread, ``through`` another transport than the plain one if given; ``held`` keeps what
         it had pulled when it is cut.
         """

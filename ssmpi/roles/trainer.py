@@ -13,11 +13,11 @@ import torch
 
 from ssmpi import sync
 from ssmpi.checkpoint.context import SaveContext
-from ssmpi.checkpoint.manager import Keeper
+from ssmpi.checkpoint.manager import CheckpointManager
 from ssmpi.checkpoint.trainer_state import Checkpoint, LiveState, TrainerState, restore
 from ssmpi.comm import failure
-from ssmpi.comm.signals import stop_asked
-from ssmpi.comm.waiting import SUPERVISOR, Pause, wait
+from ssmpi.comm.signals import stop_requested
+from ssmpi.comm.waiting import SUPERVISOR, Backoff, wait
 from ssmpi.comm.world import World
 from ssmpi.core import atomic_file, cpu_usage
 from ssmpi.core.clock import Clock
@@ -27,13 +27,13 @@ from ssmpi.core.stop import Stop
 from ssmpi.data.batch import Batch
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
-from ssmpi.embedding.client import Held, Lookups
+from ssmpi.embedding.client import HeldRows, Lookups
 from ssmpi.report.results import Scored
 from ssmpi.report.trainer_report import TrainerReport
 from ssmpi.roles import assembly
 from ssmpi.roles.control import Control
 from ssmpi.roles.evaluate import Evaluations, Evaluator
-from ssmpi.roles.model_selection import Choice
+from ssmpi.roles.model_selection import ModelSelection
 from ssmpi.roles.saved_parts import SavedParts
 from ssmpi.roles.shard_check import check, share
 
@@ -47,7 +47,7 @@ class Trainer:
     def __init__(self, config: Config, world: World, folder: Path, start_from: Path | None = None) -> None:
         torch.set_num_threads(1)  # threads inside an operator fight with the worker threads; see DESIGN
         self.config, self.world, self._folder = config, world, folder
-        world.beat(config.waiting)
+        world.start_heartbeat(config.waiting)
         assembly.check_host(config, world)
         saved = Checkpoint.at(start_from) if start_from else None
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
@@ -55,7 +55,7 @@ class Trainer:
         self.tables = assembly.tables(config, world, manifest.cardinalities, start_from)
         self.replica, self.optimizer = assembly.dense_model(config, start_from)
         self.progress = assembly.progress(config, rows, saved)
-        self._stop = Stop(stop_asked)
+        self._stop = Stop(stop_requested)
         self._control = Control(world.control, config.topology.threads, config.waiting, self.progress, self._stop)
         local = sync.LocalTrainer(
             self.progress.iterations, self.progress.factor, self.optimizer, self.replica.twin,
@@ -64,7 +64,7 @@ class Trainer:
         )  # fmt: skip
         self.synchronizers, self.pace = assembly.synchronization(config, world, self.replica, local, saved)
         self._course = assembly.cursor(config, world.index, self._reader, self._control, saved)
-        self._held = [Held(stream.was_cut) for stream in self._course.streams]
+        self._held = [HeldRows(stream.was_cut) for stream in self._course.streams]
         live = LiveState(
             self.replica.vector, self.optimizer.state(), self.synchronizers[0], self._held, self.progress.losses
         )
@@ -79,13 +79,15 @@ class Trainer:
             run=folder, options=config.checkpoint, waiting=config.waiting, world=world, tables=self.tables.transport,
             stop=self._stop,
         )  # fmt: skip
-        self._keeper = Keeper(context, self._results.logbook if self._results else None, self.progress.of_all)
+        self._keeper = CheckpointManager(
+            context, self._results.logbook if self._results else None, self.progress.of_all
+        )
         evaluator = Evaluator(
             config.evaluate, self._reader.folder, world, self.tables.lookups, self.replica.twin, self._stop
         )
         self._evaluations = Evaluations(evaluator, manifest, config.waiting, self._results)
         standing = saved.state.get("choice") if saved else None
-        self._choice = Choice(folder, self._evaluations, self._keeper, self._parts.model, standing)
+        self._choice = ModelSelection(folder, self._evaluations, self._keeper, self._parts.model, standing)
         if self._results:
             self._control.gathered, self._control.due = self._results.logbook.gathered, self._checkpoint_due
         self._save_agreed = self._started = False
@@ -146,7 +148,7 @@ class Trainer:
         if wishes[0]:
             self._stop.agree()
         self._save_agreed = bool(wishes[1])
-        self._course.take_stock(self.world.trainers)
+        self._course.gather_remaining(self.world.trainers)
         self._came_to_rest = clock.wall
 
     def start(self, name: str, body: Callable[..., object], *arguments: object) -> Thread:
@@ -244,7 +246,7 @@ class Trainer:
 
     def _supervise(self, done: Callable[[], bool], *, finished: bool) -> None:
         """Keep the control conversation going until ``done()`` and, at the end of a part, until nobody needs us."""
-        pause = Pause(SUPERVISOR)
+        pause = Backoff(SUPERVISOR)
         while True:
             ended = done()
             free = self._control.tick(self._report, finished=finished and ended)

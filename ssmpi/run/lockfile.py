@@ -24,7 +24,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @dataclasses.dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """The process that holds a lock, as it wrote it into the file; ``job`` is its SLURM job, if any."""
 
     host: str = ""
@@ -33,13 +33,13 @@ class Holder:
     since: str = ""
 
     @classmethod
-    def me(cls) -> Holder:
+    def me(cls) -> LockHolder:
         """This process."""
         job = os.environ.get("SLURM_JOB_ID", "")
         return cls(socket.gethostname(), os.getpid(), job, time.strftime("%Y-%m-%d %H:%M:%S"))
 
     @classmethod
-    def of(cls, file: IO[str]) -> Holder:
+    def of(cls, file: IO[str]) -> LockHolder:
         """What the file says; all fields are empty while its holder is still writing."""
         file.seek(0)
         try:
@@ -59,33 +59,33 @@ class Holder:
         return bool(self.host) and self.host != socket.gethostname()
 
 
-class HeldError(Exception):
+class LockHeldError(Exception):
     """Another process held the lock for too long."""
 
-    def __init__(self, holder: Holder) -> None:
+    def __init__(self, holder: LockHolder) -> None:
         super().__init__(str(holder))
         self.holder = holder
 
 
-def acquire(path: Path, patience: Callable[[Holder], float]) -> IO[str]:
+def acquire(path: Path, patience: Callable[[LockHolder], float]) -> IO[str]:
     """Return the open file that holds the lock until this process and all children that inherited it have closed it.
 
-    Waits for the present holder for ``patience(holder)`` seconds, then raises HeldError. On a file system without locks
+    Waits for the present holder for ``patience(holder)`` seconds, then raises LockHeldError. On a file system without locks
     it logs a warning and continues without one.
     """
     file = path.open("a+", encoding="utf-8")
     began, told = time.monotonic(), False
     try:
         while not _taken(file, path):
-            holder = Holder.of(file)
+            holder = LockHolder.of(file)
             if time.monotonic() - began >= patience(holder):
-                raise HeldError(holder)
+                raise LockHeldError(holder)
             if not told:
                 log.warning(f"{path}: held by {holder}: waiting up to {patience(holder):,.0f} s for it to end")
             told = True
             time.sleep(POLL_SECONDS)
         file.truncate(0)
-        file.write(json.dumps(dataclasses.asdict(Holder.me())) + "\n")
+        file.write(json.dumps(dataclasses.asdict(LockHolder.me())) + "\n")
         file.flush()
     except BaseException:
         file.close()

@@ -15,7 +15,7 @@ from ssmpi.core.run_files import BATCH_FILE, RUN_FILE
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """What the command line asks for: a run file with overrides, or a run folder to resume, or both."""
 
     run_file: Path | None
@@ -40,7 +40,7 @@ class Request:
         """Names of the settings given on the command line."""
         return {override.partition("=")[0].strip() for override in self.overrides}
 
-    def to_resume(self, folder: Path, site_file: Path | None) -> str:
+    def resume_command(self, folder: Path, site_file: Path | None) -> str:
         """The command that resumes this run, which stopped in ``folder``."""
         if "SLURM_JOB_ID" in os.environ and (folder / BATCH_FILE).is_file():
             return shlex.join(["sbatch", str(folder / BATCH_FILE)])

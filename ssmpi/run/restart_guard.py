@@ -9,7 +9,7 @@ from ssmpi.checkpoint import disk
 from ssmpi.core.errors import UserError
 from ssmpi.core.run_files import ATTEMPTS
 
-IN_VAIN = 2
+STARTS_WITHOUT_PROGRESS = 2
 
 
 def record_start(run: Path, examples: int) -> None:
@@ -19,9 +19,9 @@ def record_start(run: Path, examples: int) -> None:
         before = [int(place) for place in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
         before = []
-    if before[-IN_VAIN:] == [examples] * IN_VAIN:
+    if before[-STARTS_WITHOUT_PROGRESS:] == [examples] * STARTS_WITHOUT_PROGRESS:
         raise UserError(
-            f"{run}: the last {IN_VAIN} jobs of this run began after {examples:,} examples, as this one would, and "
+            f"{run}: the last {STARTS_WITHOUT_PROGRESS} jobs of this run began after {examples:,} examples, as this one would, and "
             "saved nothing later: their logs say why; if it was the time limit, raise it or lower "
             f"checkpoint.every_minutes. Remove {path} to try again"
         )

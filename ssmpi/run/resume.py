@@ -18,13 +18,13 @@ from ssmpi.core.log import log
 from ssmpi.core.result_marker import is_finished
 from ssmpi.core.run_files import RESULT_NAME, RUN_FILE, is_run_folder
 from ssmpi.run import restart_guard, run_folder
-from ssmpi.run.request import Request
+from ssmpi.run.request import RunRequest
 
 WHOLE = "whole"  # in place of a checkpoint's name: the newest one that is undamaged
 
 
 @dataclass(frozen=True)
-class Start:
+class ResumePlan:
     """How a job starts: its settings, the checkpoints to try (newest first), or that there is nothing to do."""
 
     config: Config
@@ -32,7 +32,7 @@ class Start:
     finished: bool = False
 
 
-def prepare(request: Request, ranks: int, held: ExitStack) -> Start:
+def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     """Check all that can be checked before training; make the run folder, or find out what is in it.
 
     ``held`` then holds the run's lock: no other job writes to the run before ``held`` is closed.
@@ -40,7 +40,7 @@ def prepare(request: Request, ranks: int, held: ExitStack) -> Start:
     config = request.load()
     run = Path(config.run.folder)
     if request.run and is_finished(run):
-        return found_finished(request, config)
+        return check_nothing_to_do(request, config)
     reader = run_folder.check(config, ranks, request.overridden())
     rows = sum(reader.manifest.cardinalities) * config.embedding.row_bytes
     expect_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
@@ -48,20 +48,20 @@ def prepare(request: Request, ranks: int, held: ExitStack) -> Start:
         run_folder.check_overwrite(run, request.overwrite, request.run_file)
         held.enter_context(run_folder.lock(run))
         run_folder.make(run, config, request.overwrite, request.run_file)
-        return Start(config)
+        return ResumePlan(config)
     held.enter_context(run_folder.lock(run))
     if is_finished(run):  # by the job that held the lock
-        return found_finished(request, config)
-    found = candidates(run, request.checkpoint)
+        return check_nothing_to_do(request, config)
+    found = usable_checkpoints(run, request.checkpoint)
     for path in found:
         found_settings = fingerprint(config.flat(), reader.manifest)
         check_fingerprint(path.name, store.read_manifest(path).state["identity"], found_settings)
     disk.remove_file(run / RESULT_NAME)  # the run has not ended any more
     write_settings(run, config)
-    return Start(config, tuple(found))
+    return ResumePlan(config, tuple(found))
 
 
-def found_finished(request: Request, config: Config) -> Start:
+def check_nothing_to_do(request: RunRequest, config: Config) -> ResumePlan:
     """Nothing is left to do; SettingsError if the request differs: by other settings, or by a certain checkpoint."""
     assert request.run
     try:
@@ -76,10 +76,10 @@ def found_finished(request: Request, config: Config) -> Start:
             f"{request.run}: this run is finished, and differs from the request: {'; '.join(other)}. Leave that out, "
             "or start a new run in another run.folder"
         )
-    return Start(config, finished=True)
+    return ResumePlan(config, finished=True)
 
 
-def candidates(run: Path, name: str | None) -> list[Path]:
+def usable_checkpoints(run: Path, name: str | None) -> list[Path]:
     """The checkpoints to resume from, best first; DataError if there are some, but none with a valid manifest."""
     there = store.Store(run).committed()
     found = there[::-1] if name == WHOLE else [store.Store(run).named(name)] if name else there[-1:]
@@ -92,13 +92,13 @@ def candidates(run: Path, name: str | None) -> list[Path]:
     return [path for path in found if path not in damaged]
 
 
-def choose(job: Job, start: Start) -> Path | None:
+def choose_checkpoint(job: Job, start: ResumePlan) -> Path | None:
     """The first undamaged checkpoint; each rank checks its share of the files. DataError if all are damaged."""
     run = Path(start.config.run.folder)
     for path in start.checkpoints:
         errors = [error for error in job.gather(store.find_error(path, job.rank, job.size)) if error]
         if not errors:
-            job.agree(partial(go_on_from, run, path))
+            job.agree(partial(resume_from, run, path))
             return path
         if job.rank == 0:
             log.warning(f"{path.name} cannot be used: {errors[0]}")
@@ -111,7 +111,7 @@ def choose(job: Job, start: Start) -> Path | None:
     return None
 
 
-def go_on_from(run: Path, path: Path) -> None:
+def resume_from(run: Path, path: Path) -> None:
     """Record the start and set newer checkpoints aside: the next job resumes from what this job saves."""
     restart_guard.record_start(run, store.read_manifest(path).state["examples"])
     log.info(f"resuming from {path}")

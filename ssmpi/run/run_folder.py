@@ -49,7 +49,7 @@ def check(config: Config, ranks: int, overridden: Collection[str] = ()) -> Split
     if not reader.rows:
         raise DataError(f"{config.data.folder}: split '{config.data.train_split}' has no rows to train on")
     reader.check()
-    check_rule(config.evaluate, reader)
+    check_stopping_rule(config.evaluate, reader)
     for split in splits_to_score(config, reader, overridden):
         SplitReader(reader.folder, split, config.data.block_rows).check()  # now rather than after training
     place(reader.manifest.cardinalities, max(1, config.topology.embedding_ps))
@@ -77,7 +77,7 @@ def splits_to_score(config: Config, reader: SplitReader, overridden: Collection[
     return found
 
 
-def check_rule(options: EvaluateOptions, reader: SplitReader) -> None:
+def check_stopping_rule(options: EvaluateOptions, reader: SplitReader) -> None:
     """Raise SettingsError if a stopping rule needs evaluations that the data does not allow."""
     split = reader.manifest.splits.get(options.split)
     if options.rule and not (split and split.rows):
@@ -95,7 +95,7 @@ def lock(folder: Path) -> IO[str]:
         return lockfile.acquire(
             folder / LOCK_NAME, lambda holder: LEASE_SECONDS if holder.elsewhere else ENDING_SECONDS
         )
-    except lockfile.HeldError as error:
+    except lockfile.LockHeldError as error:
         job = error.holder.job
         end = f"end it ('{f'scancel {job}' if job else f'kill {error.holder.process}'}')"
         raise SettingsError(
@@ -115,7 +115,7 @@ def check_overwrite(folder: Path, overwrite: bool, run_file: Path | None = None)
     remedy = "choose another run.folder"
     if run_file and folder.resolve() in run_file.resolve().parents:
         raise SettingsError(f"{folder}: holds the run file {run_file}, which a run here would replace: {remedy}")
-    others = run_files.strangers(folder)
+    others = run_files.unknown_entries(folder)
     if not run_files.is_run_folder(folder):
         found = others or [path.name for path in there]
         raise SettingsError(f"{folder}: not empty and not a run folder; {remedy} (it holds {shown(found)})")

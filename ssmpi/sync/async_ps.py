@@ -33,7 +33,7 @@ class AsyncPSOptions:
     """``[sync.async_ps]`` has no settings of its own."""
 
 
-class Account:
+class PendingGradients:
     """The gradients of one worker thread that are not pushed yet. The lock is free but for the moment of a push."""
 
     def __init__(self, size: int) -> None:
@@ -52,10 +52,10 @@ class Account:
             self._gradients[part] = 0.0
 
 
-class Accounting:
+class AccumulatingStep:
     """The trainer's own optimizer, which also keeps what is to be pushed."""
 
-    def __init__(self, optimizer: DenseStep, account: Account) -> None:
+    def __init__(self, optimizer: DenseStep, account: PendingGradients) -> None:
         self._optimizer, self._account = optimizer, account
 
     def step(self, twin: DenseTwin, factor: float) -> None:
@@ -72,7 +72,7 @@ class AsyncPS(Centered):
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
         super().__init__(options, weights, peers, thread)
         self.alpha = 1.0
-        self._accounts: dict[int, Account] = {}
+        self._accounts: dict[int, PendingGradients] = {}
         self._sum = np.empty(max(f.stop - f.start for f in self.fragments), np.float32)
 
     @staticmethod
@@ -80,10 +80,10 @@ class AsyncPS(Centered):
         """A center that takes steps."""
         return GradientCenter(optimizer, options.fragments, service)
 
-    def optimizer(self, thread: int) -> Accounting:
+    def optimizer(self, thread: int) -> AccumulatingStep:
         """Steps the replica and keeps the gradients for the next push."""
-        account = self._accounts.setdefault(thread, Account(self.weights.size))
-        return Accounting(self.peers.local.optimizer, account)
+        account = self._accounts.setdefault(thread, PendingGradients(self.weights.size))
+        return AccumulatingStep(self.peers.local.optimizer, account)
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center after the step by what is pushed; a push ends with the factor of the learning rate."""

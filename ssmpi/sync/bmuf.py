@@ -40,7 +40,7 @@ class BMUFOptions:
         require(0 <= self.momentum < 1, f"momentum must be in [0, 1), got {self.momentum}")
 
 
-class Filtered(MA):
+class BlockFiltered(MA):
     """Moves towards a global model that follows the mean of the replicas, one fragment at a time."""
 
     idle = False  # even one trainer alone is filtered
@@ -74,7 +74,7 @@ class Filtered(MA):
         return self._global.copy()
 
 
-class BMUF(Filtered):  # the same exchange and the same way to leave as model averaging, another use of the mean
+class BMUF(BlockFiltered):  # the same exchange and the same way to leave as model averaging, another use of the mean
     """Filters the mean by a step and block momentum."""
 
     Options: ClassVar[type] = BMUFOptions

@@ -88,7 +88,7 @@ class Centered(Synchronizer):
         self._call(kind, messages, [reply[s] for s in self._shards[fragment]])
         return reply
 
-    def tell(self, kind: int, messages: list[np.ndarray]) -> None:
+    def send_all(self, kind: int, messages: list[np.ndarray]) -> None:
         """Send each sync PS its message."""
         sends = [
             self.peers.center.isend(message, r, kind * THREADS + self._thread)
@@ -131,7 +131,7 @@ class Centered(Synchronizer):
         """Send each sync PS its message and wait for its answer."""
         center = self.peers.center
         replies = [center.irecv(answer, r, self._thread) for r, answer in zip(self._servers, answers, strict=True)]
-        self.tell(kind, messages)
+        self.send_all(kind, messages)
         wait_all(replies, self.peers.patience, "the sync PSs")
 
     def shards_of(self, vector: np.ndarray, fragment: int) -> list[np.ndarray]:
@@ -140,7 +140,7 @@ class Centered(Synchronizer):
 
     def _start(self) -> None:
         for fragment, part in enumerate(self.fragments):
-            self.tell(START, self.shards_of(self.weights[part], fragment))
+            self.send_all(START, self.shards_of(self.weights[part], fragment))
 
     def fetch(self, kind: int = FETCH) -> np.ndarray:
         """What the sync PSs hold, the center or the state of its optimizer, as one vector (parameters,)."""

@@ -65,7 +65,7 @@ class Center(ABC):
             return
         words = payload.view(np.float32)
         if kind == COUPLE:
-            self.couple((source, thread), words)
+            self.set_alpha((source, thread), words)
             return
         fragment = self._turns[source, tag] % self._fragments
         self._turns[source, tag] += 1
@@ -117,7 +117,7 @@ class Center(ABC):
         """What the center's optimizer remembers of its shard of a fragment: a live array as long as that."""
         raise AssertionError(f"{type(self).__name__} remembers nothing, of fragment {fragment} or any other")
 
-    def couple(self, client: tuple[int, int], words: np.ndarray) -> None:
+    def set_alpha(self, client: tuple[int, int], words: np.ndarray) -> None:
         """A client says how its next exchange is to be taken."""
         raise AssertionError(f"{client} couples with a center that knows no coupling")
 

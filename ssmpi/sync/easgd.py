@@ -77,7 +77,7 @@ class EASGD(Centered):
         """The center as it was; the sync PSs move it towards the snapshot by the same d."""
         if self._coupling:
             self.alpha = self.pull(fragment)
-            self.tell(COUPLE, [np.array([self.alpha], np.float32)] * len(self._servers))
+            self.send_all(COUPLE, [np.array([self.alpha], np.float32)] * len(self._servers))
         return self.ask(EXCHANGE, fragment, self.shards_of(snapshot, fragment))
 
     def pull(self, fragment: int) -> float:
@@ -108,6 +108,6 @@ class ElasticCenter(Center):
         """Pull both."""
         pull_together(center, replica, alpha)
 
-    def couple(self, client: tuple[int, int], words: np.ndarray) -> None:
+    def set_alpha(self, client: tuple[int, int], words: np.ndarray) -> None:
         """The alpha of this client's next exchange."""
         self._alphas[client] = float(words[0])

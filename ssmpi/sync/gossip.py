@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 
 from ssmpi.comm.service import Service
-from ssmpi.comm.waiting import Pause, wait_all, wait_until
+from ssmpi.comm.waiting import Backoff, wait_all, wait_until
 from ssmpi.core.settings import COUNT, within
 from ssmpi.sync.ma import MA
 from ssmpi.sync.options import RoundOptions
@@ -56,7 +56,7 @@ class Gossip(MA):  # the model is the mean of the replicas, too
         self._chance = np.random.default_rng([options.own(GossipOptions).seed, trainers.rank])
         self._reply = np.empty_like(weights)
         self._service = Service(trainers, peers.patience)
-        self._pause = Pause(peers.patience)
+        self._pause = Backoff(peers.patience)
         self._done = 0
 
     @classmethod
@@ -71,7 +71,7 @@ class Gossip(MA):  # the model is the mean of the replicas, too
         if self._asks:
             return super().step(active)
         for _ in range(NAPS):
-            if self._service.answer_waiting(self._answer):
+            if self._service.answer_pending(self._answer):
                 self._pause.reset()
                 break
             self._pause.nap()
@@ -95,7 +95,7 @@ class Gossip(MA):  # the model is the mean of the replicas, too
             wait_all(words, self.peers.patience, "the other trainers")
             return
         while self._done < len(self._others):
-            wait_until(lambda: self._service.answer_waiting(self._answer), self.peers.patience, "the trainers that ask")
+            wait_until(lambda: self._service.answer_pending(self._answer), self.peers.patience, "the trainers that ask")
         self._done = 0
 
     def _answer(self, source: int, tag: int, payload: np.ndarray) -> None:

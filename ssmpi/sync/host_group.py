@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from ssmpi.comm.shared_memory import Memory, Own, Shared, attach
-from ssmpi.comm.waiting import SUPERVISOR, Patience, Pause, wait_until
+from ssmpi.comm.shared_memory import Memory, PrivateMemory, SharedMemory, attach
+from ssmpi.comm.waiting import SUPERVISOR, Backoff, Patience, wait_until
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -95,7 +95,7 @@ class HostGroup:
 
     def wait_for_leader(self) -> None:
         """Wait until the leader has closed this part, however long the others train: a rank that dies ends the job."""
-        pause = Pause(SUPERVISOR)
+        pause = Backoff(SUPERVISOR)
         while self._board[CLOSED] < self._part:
             pause.nap()
 
@@ -116,7 +116,7 @@ class HostGroup:
 
     def share(self, values: np.ndarray) -> np.ndarray:
         """The leader's ``values`` in memory that its whole group sees. Every trainer calls."""
-        memory: Memory = Shared() if self.size > 1 else Own()
+        memory: Memory = SharedMemory() if self.size > 1 else PrivateMemory()
         mine = _copy(memory, values) if self.leads else None
         addresses = self._trainers.gather(memory.address)
         if mine is not None:
@@ -127,7 +127,7 @@ class HostGroup:
 def form(trainers: Conversation, weights: np.ndarray, host: str, memory: Memory) -> HostGroup | None:
     """The group of this trainer, whose replica lies in ``memory`` of ``host``; None if all would be alone in theirs.
 
-    Every trainer calls. One that is asked for messages (``Own`` memory) is alone; where the members of a host cannot map
+    Every trainer calls. One that is asked for messages (``PrivateMemory`` memory) is alone; where the members of a host cannot map
     each other's memory, all of that host are.
     """
     found = trainers.gather((host, memory.address))
@@ -136,7 +136,7 @@ def form(trainers: Conversation, weights: np.ndarray, host: str, memory: Memory)
         members = [trainers.rank]
     if all(size == 1 for size in trainers.gather(len(members))):
         return None
-    board_memory: Memory = Shared() if len(members) > 1 else Own()
+    board_memory: Memory = SharedMemory() if len(members) > 1 else PrivateMemory()
     board = _copy(board_memory, _empty_board(len(members))) if trainers.rank == members[0] else None
     boards, replicas = trainers.gather(board_memory.address), [weights]
     try:

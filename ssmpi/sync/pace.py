@@ -10,7 +10,7 @@ from typing import Protocol
 from ssmpi.core.protocols import DenseStep
 from ssmpi.sync.base import Synchronizer
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.thread_barrier import Meeting
+from ssmpi.sync.thread_barrier import ThreadBarrier
 
 StartThread = Callable[..., threading.Thread]  # (name, body, *arguments): begins a guarded thread of this rank
 
@@ -120,7 +120,7 @@ class Together(Pace):
     def __init__(self, synchronizers: list[Synchronizer], options: RoundOptions, threads: int) -> None:
         self._synchronizer, self._threads = synchronizers[0], threads
         self._due = Due(options)
-        self._meeting = Meeting()
+        self._meeting = ThreadBarrier()
 
     def begin(self) -> None:
         """Start counting."""

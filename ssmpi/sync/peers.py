@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.comm.shared_memory import Memory, Own
+from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.comm.waiting import Patience
 from ssmpi.core.protocols import DenseOptimizer, DenseTwin, RowTables
 from ssmpi.sync.host_group import HostGroup
@@ -45,7 +45,7 @@ class ReplicaMemory:
     """Where the live replica lies: in ``memory`` of ``host``."""
 
     host: str = ""
-    memory: Memory = field(default_factory=Own)
+    memory: Memory = field(default_factory=PrivateMemory)
 
 
 @dataclass

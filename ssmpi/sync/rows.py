@@ -19,14 +19,14 @@ KEYS, GRADIENTS = range(2)  # tags
 SERVER = 1 << 32  # a row's key is its PS times this plus its number there
 
 
-class Agreement(Protocol):
+class StepAgreement(Protocol):
     """See ``Synchronous``."""
 
     def agree(self, examples: int, factor: float, counts: np.ndarray) -> tuple[float, float, np.ndarray]:
         """Share of the examples, common factor, and how many rows go from whom to whom."""
 
 
-class Rows:
+class SummedRows:
     """Some rows of all PSs, in the order of the PSs: as much of a lookup as an update needs."""
 
     def __init__(self, keys: np.ndarray, servers: int) -> None:
@@ -35,10 +35,10 @@ class Rows:
         self.parts = [slice(start, stop) for start, stop in pairwise(starts)]  # which of them are those of each PS
 
 
-class WholeRows:
+class SynchronousRows:
     """The face of the way to the embedding rows, for the one worker thread of a trainer."""
 
-    def __init__(self, agreement: Agreement, peers: Peers) -> None:
+    def __init__(self, agreement: StepAgreement, peers: Peers) -> None:
         rows = peers.local.rows
         self._agreement, self._peers, self._tables = agreement, peers, rows.transport
         self._servers, self._dim = rows.servers, rows.dim
@@ -77,7 +77,7 @@ class WholeRows:
             summed = np.zeros((len(distinct), self._dim), np.float32)
             np.add.at(summed, places, parts)
             assert self._tables
-            self._tables.update(Rows(distinct, self._servers), summed, factor, thread)
+            self._tables.update(SummedRows(distinct, self._servers), summed, factor, thread)
             self._tables.drain()
 
     def _exchange(self, keys: np.ndarray, gradients: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from ssmpi.core.settings import require
 from ssmpi.sync.average import Average
-from ssmpi.sync.bmuf import Filtered
+from ssmpi.sync.bmuf import BlockFiltered
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.peers import Peers
 
@@ -37,7 +37,7 @@ class SlowMoOptions:
         require(0 < self.rate <= 2, f"rate must be in (0, 2], got {self.rate}")
 
 
-class SlowMo(Filtered):
+class SlowMo(BlockFiltered):
     """Moves towards slow weights, which take steps with momentum along what the mean has moved."""
 
     Options: ClassVar[type] = SlowMoOptions

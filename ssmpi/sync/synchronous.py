@@ -28,7 +28,7 @@ from ssmpi.sync.average import Average
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.peers import Peers
-from ssmpi.sync.rows import WholeRows
+from ssmpi.sync.rows import SynchronousRows
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Synchronous(NoSync):
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
         self._average = Average(peers.trainers, peers.patience, weights.size)
-        self._rows = WholeRows(self, peers)
+        self._rows = SynchronousRows(self, peers)
         self._examples, self._factor, self._began = 0.0, 1.0, 0.0
 
     @classmethod
@@ -76,7 +76,7 @@ class Synchronous(NoSync):
 
     def optimizer(self, thread: int) -> DenseStep:
         """Steps by the gradients of all trainers."""
-        return super().optimizer(thread) if self.idle else WholeStep(self)
+        return super().optimizer(thread) if self.idle else SynchronousStep(self)
 
     def transport(self) -> RowTransport | None:
         """Updates rows by the gradients of all trainers."""
@@ -121,7 +121,7 @@ class Synchronous(NoSync):
             taken = self.take(twin)
 
 
-class WholeStep:
+class SynchronousStep:
     """The face of a dense optimizer."""
 
     def __init__(self, synchronizer: Synchronous) -> None:

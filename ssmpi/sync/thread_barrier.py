@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 
-class Meeting:
+class ThreadBarrier:
     """Worker threads stop at their next step, the last to arrive does the work, all go on."""
 
     def __init__(self) -> None:

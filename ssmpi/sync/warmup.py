@@ -16,7 +16,7 @@ from ssmpi.sync.average import Average
 from ssmpi.sync.base import Synchronizer
 from ssmpi.sync.pace import Pace
 from ssmpi.sync.peers import NoDenseModel
-from ssmpi.sync.thread_barrier import Meeting
+from ssmpi.sync.thread_barrier import ThreadBarrier
 
 
 class WarmUp(Pace):
@@ -28,7 +28,7 @@ class WarmUp(Pace):
         size = synchronizer.weights.size + 1
         peers = synchronizer.peers
         self._average, self._sum = Average(peers.trainers, peers.patience, size), np.zeros(size, np.float32)
-        self._meeting, self._came = Meeting(), 0
+        self._meeting, self._came = ThreadBarrier(), 0
         self._gone: list[int] = []
         self._twin: DenseTwin = NoDenseModel()
 
@@ -66,7 +66,7 @@ class WarmUp(Pace):
 
     def optimizer(self, own: DenseStep) -> DenseStep:
         """Steps together, then by ``own``."""
-        return Warming(self, own)
+        return WarmUpStep(self, own)
 
     def step(self, twin: DenseTwin, factor: float) -> None:
         """One thread's gradients; returns when the common step is taken."""
@@ -93,7 +93,7 @@ class WarmUp(Pace):
                 self._pace.thread_done(thread)
 
 
-class Warming:
+class WarmUpStep:
     """The face of a dense optimizer."""
 
     def __init__(self, warm_up: WarmUp, own: DenseStep) -> None:

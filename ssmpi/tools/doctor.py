@@ -45,7 +45,7 @@ def examine() -> int:
             f"  over-subscribed: {len(here)} ranks on {cores} cores. They share; expect EPS of {cores} cores, no more"
         )
     if launcher_env.ranks():
-        print("\n".join(by_ranks(remarks)) or "  environment: as recommended on every rank")
+        print("\n".join(group_by_advice(remarks)) or "  environment: as recommended on every rank")
     for problem in problems:
         print(f"  problem: {problem}")
     well = "it works, but see above" if any(lines for _, lines in remarks) else "all is well"
@@ -53,7 +53,7 @@ def examine() -> int:
     return 1 if problems else 0
 
 
-def by_ranks(remarks: list[tuple[str, list[str]]]) -> list[str]:
+def group_by_advice(remarks: list[tuple[str, list[str]]]) -> list[str]:
     """Advice for the ranks: each piece once, with the ranks it is for unless it is for all of them."""
     ranks: dict[tuple[str, ...], list[int]] = {}
     for rank, (_, lines) in enumerate(remarks):
@@ -110,14 +110,14 @@ def advice(cores: int, *, open_mpi: bool) -> list[str]:
 def self_test(job: Job) -> list[str]:
     """About a second: compile and run the kernels, sum a vector over all ranks, time a matrix product."""
     from ssmpi.embedding.placement import place
-    from ssmpi.embedding.table import Arena, Options
+    from ssmpi.embedding.table import Arena, EmbeddingOptions
 
     problems = []
     vector = np.full(1 << 16, job.rank + 1, np.float32)
     job.comm.Allreduce(vector.copy(), vector)
     if vector[0] != job.size * (job.size + 1) / 2:
         problems.append(f"a sum over {job.size} ranks came out as {vector[0]}")
-    arena = Arena(Options(), place([1000], 1), 0, seed=1)
+    arena = Arena(EmbeddingOptions(), place([1000], 1), 0, seed=1)
     options, before = arena.options, arena.weights[7].copy()
     arena.update(np.array([7], np.int32), np.ones((1, options.dim), np.float32), 1.0)
     step = options.rate / (np.sqrt(options.initial_state + 1.0) + options.epsilon)

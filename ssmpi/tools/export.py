@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.checkpoint import files, model_files, store
-from ssmpi.checkpoint.data_origin import Origin
+from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.config import Config, load
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import DataError, UserError
@@ -42,7 +42,7 @@ def state_dict(config: Config, folder: Path) -> dict[str, np.ndarray]:
     for name, values in sorted(files.read(folder / "dense.h5").items()):
         mlp, _, rest = name.partition(".")
         found[f"{NAMES[mlp]}.{rest}"] = values
-    cardinalities = Origin.of_model(folder, config.data.folder).cardinalities
+    cardinalities = DataOrigin.of_model(folder, config.data.folder).cardinalities
     arena = Arena(config.embedding, place(cardinalities, 1), 0, config.run.seed)
     model_files.load_tables(arena, folder)
     for part in arena.parts:

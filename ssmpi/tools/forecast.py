@@ -27,7 +27,7 @@ SAMPLE = 20  # batches, to count the distinct rows of one
 
 
 @dataclass(frozen=True)
-class Links:
+class LinkSpeeds:
     """Bytes per second and direction of every sync PS, embedding PS and, for rounds without servers, trainer."""
 
     sync_ps: float = math.inf
@@ -40,7 +40,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Prediction:
     """``eps`` of all trainers; ``gap`` in iterations of a thread, None without rounds; ``full`` limits ``eps``."""
 
     trainers: int
@@ -78,7 +78,7 @@ class Forecast:
     """Predicts any number of trainers. ``iteration_bytes`` go over the link of the busiest embedding PS."""
 
     compute: Compute
-    links: Links
+    links: LinkSpeeds
     rounds: Rounds = field(default_factory=Rounds)
     iteration_bytes: float = 0.0
 
@@ -109,12 +109,12 @@ class Forecast:
         )
         return {SYNC: sync, EMBEDDING: self.compute.batch * _ratio(self.links.embedding_ps, self.iteration_bytes)}
 
-    def of(self, trainers: int) -> Outcome:
+    def of(self, trainers: int) -> Prediction:
         """The prediction for a number of trainers."""
         one = self.trainer_eps(trainers)
         rates = {STEP: trainers * one, **self.link_capacity}
         full = min(rates, key=lambda name: rates[name])
-        return Outcome(trainers, rates[full], trainers * one, self._gap(trainers, rates[full]), full)
+        return Prediction(trainers, rates[full], trainers * one, self._gap(trainers, rates[full]), full)
 
     def _gap(self, trainers: int, eps: float) -> float | None:
         if self.rounds.period:
@@ -126,7 +126,7 @@ class Forecast:
         return eps / (trainers * self.compute.threads * self.compute.batch) / rounds
 
 
-def forecast(config: Config, step: float, links: Links) -> Forecast:
+def forecast(config: Config, step: float, links: LinkSpeeds) -> Forecast:
     """The forecast for a run; reads a few batches of its data. SettingsError for algorithms that it does not cover."""
     positive("--step-ms", 1e3 * step, SECONDS)
     sync, kind = config.sync, ALGORITHMS[config.sync.algorithm]
@@ -181,7 +181,7 @@ def iteration_bytes(rows: Sequence[float], dim: int) -> float:
     return 4 * max(rows) + 4 + max(rows) * (4 + 4 * dim)
 
 
-def describe(config: Config, step: float, links: Links, counts: Sequence[int]) -> str:
+def describe(config: Config, step: float, links: LinkSpeeds, counts: Sequence[int]) -> str:
     """The arithmetic, the part that is full first, and a line for each number of trainers."""
     require(bool(counts) and min(counts) >= 1, f"--trainers must list positive numbers, got {list(counts)}")
     found = forecast(config, step, links)

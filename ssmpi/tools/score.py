@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.checkpoint import model_files
-from ssmpi.checkpoint.data_origin import Origin
+from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.comm.failure import say
 from ssmpi.comm.world import World, joined
 from ssmpi.config import Config, load
@@ -26,7 +26,7 @@ from ssmpi.roles.embedding_ps import serve_embeddings
 
 
 @dataclass(frozen=True)
-class Source:
+class ScoringInput:
     """What to score: a raw file with ``vocabulary`` (default: the training data's), or a split of a prepared folder."""
 
     path: Path
@@ -40,15 +40,15 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedModel:
     """A saved model: its folder, the settings to score it with, and the data it belongs to."""
 
     folder: Path
     config: Config
-    origin: Origin
+    origin: DataOrigin
 
 
-def open_run(run: Path, ranks: int, data: Path | None = None) -> Saved:
+def open_run(run: Path, ranks: int, data: Path | None = None) -> SavedModel:
     """The model of a run, to score on ``ranks`` ranks without sync PSs; a single rank holds all tables itself. ``data``
     replaces the run's data folder.
     """
@@ -68,7 +68,7 @@ def open_run(run: Path, ranks: int, data: Path | None = None) -> Saved:
             f"or with mpirun -n {topology.size}"
         )
     config = dataclasses.replace(config, topology=topology, sync=dataclasses.replace(config.sync, algorithm="none"))
-    return Saved(model, config, Origin.of_model(model, str(data or config.data.folder)))
+    return SavedModel(model, config, DataOrigin.of_model(model, str(data or config.data.folder)))
 
 
 def evaluate(run: Path, split: str, data: Path | None) -> int:
@@ -91,7 +91,7 @@ def evaluate(run: Path, split: str, data: Path | None) -> int:
     return 0
 
 
-def predict(run: Path, source: Source, file: Path) -> int:
+def predict(run: Path, source: ScoringInput, file: Path) -> int:
     """Write one click probability per line, in the order of the rows; the file appears once it is complete."""
     with joined() as job:
         saved, source = job.agree(lambda: open_input(run, job.size, source, file))
@@ -108,7 +108,7 @@ def predict(run: Path, source: Source, file: Path) -> int:
     return 0
 
 
-def open_split(saved: Saved, split: str, data: Path | None) -> Saved:
+def open_split(saved: SavedModel, split: str, data: Path | None) -> SavedModel:
     """The same, with the data folder to evaluate on; DataError for other ids than the model's or a missing split."""
     folder = data or saved.origin.find(saved.config.data.folder)
     reader = SplitReader(folder, split, 65536)
@@ -120,7 +120,7 @@ def open_split(saved: Saved, split: str, data: Path | None) -> Saved:
     return dataclasses.replace(saved, config=dataclasses.replace(saved.config, data=options))
 
 
-def open_input(run: Path, ranks: int, source: Source, file: Path) -> tuple[Saved, Source]:
+def open_input(run: Path, ranks: int, source: ScoringInput, file: Path) -> tuple[SavedModel, ScoringInput]:
     """The model and the input with its vocabulary, after all that can be checked beforehand has been."""
     if ranks != 1:
         raise DataError(f"'ssmpi predict' runs in one process, got {ranks} ranks: start it without mpirun")
@@ -135,7 +135,7 @@ def open_input(run: Path, ranks: int, source: Source, file: Path) -> tuple[Saved
     return saved, dataclasses.replace(source, vocabulary=saved.origin.check_vocabulary(vocabulary))
 
 
-def _batches(saved: Saved, source: Source) -> Iterator[Batch]:
+def _batches(saved: SavedModel, source: ScoringInput) -> Iterator[Batch]:
     """Batches of a raw file or of a prepared split, in order."""
     size = saved.config.evaluate.batch_size
     if source.prepared:

@@ -11,14 +11,14 @@ from ssmpi.embedding.bags import BagLookups
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
-from ssmpi.embedding.table import Arena, Options
+from ssmpi.embedding.table import Arena, EmbeddingOptions
 from ssmpi.embedding.transport import LocalTables, RemoteTables
 
 PATIENCE = Patience(time_limit_seconds=60)
 CARDINALITIES = (3, 700, 40, 1, 90)  # the second is split as soon as there are two PSs
 FEATURES, DIM, SEED, BATCH, STEPS = len(CARDINALITIES), 6, 11, 17, 4
-SGD = Options(dim=DIM, optimizer="sgd", rate=0.05, transport="messages")
-ADAGRAD = Options(dim=DIM, rate=0.3, transport="messages")
+SGD = EmbeddingOptions(dim=DIM, optimizer="sgd", rate=0.05, transport="messages")
+ADAGRAD = EmbeddingOptions(dim=DIM, rate=0.3, transport="messages")
 LOCAL = Topology(trainers=1, embedding_ps=0)
 REMOTE = Topology(trainers=2, threads=2, embedding_ps=2)
 

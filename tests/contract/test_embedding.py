@@ -217,8 +217,8 @@ def test_rows_at_hand_and_rows_by_message_are_the_same_bits(options):
 
 def test_rows_of_another_host_cannot_be_shared(monkeypatch):
     """``auto`` then sends messages; the test pretends that the PS's host has another name."""
-    monkeypatch.setattr("ssmpi.comm.shared_memory.Shared.address", b'{"host": "elsewhere"}', raising=False)
-    monkeypatch.setattr("ssmpi.comm.shared_memory.Shared.allocate", lambda self, size: np.empty(size, np.uint8))
+    monkeypatch.setattr("ssmpi.comm.shared_memory.SharedMemory.address", b'{"host": "elsewhere"}', raising=False)
+    monkeypatch.setattr("ssmpi.comm.shared_memory.SharedMemory.allocate", lambda self, size: np.empty(size, np.uint8))
     with pytest.raises(
         PeerError, match=r"rows of embedding_ps 0 cannot be shared: it runs on host elsewhere, this rank on"
     ):

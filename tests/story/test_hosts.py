@@ -85,7 +85,7 @@ class Launched:
         self.job = Running(hosts.on("head", sys.executable, "-m", "ssmpi", *words, folder=place), environ)
 
     def lines(self):
-        """Lines of metrics so far."""
+        """JsonlFile of metrics so far."""
         metrics = self.folder / "metrics.jsonl"
         return metrics.read_text().count("\n") if metrics.is_file() else 0
 

@@ -44,7 +44,7 @@ def job(end):
 
 def how_it_ends(body, monkeypatch):
     """Wait status of a process of its own that runs ``body``; fails if it does not end."""
-    monkeypatch.setattr(failure, "LAST_WORDS_SECONDS", 0.2)
+    monkeypatch.setattr(failure, "FATAL_REPORT_SECONDS", 0.2)
     monkeypatch.setattr(failure, "ENDING_SECONDS", 0.4)
     child = os.fork()
     if not child:
@@ -84,10 +84,10 @@ def test_neither_a_disk_that_hangs_nor_a_blocked_reader_keeps_a_job_from_ending(
     kept = [unread(tmp_path / name) for name in ("log", "stderr")]
 
     def body():
-        log.keep_in(tmp_path / "log", "trainer 0")
+        log.log_to_file(tmp_path / "log", "trainer 0")
         sys.stderr = (tmp_path / "stderr").open("w")
         ours = job(os._exit)
-        threading.Thread(target=ours._watch.flags.speak_first, args=("error: of another thread",), daemon=True).start()
+        threading.Thread(target=ours._watch.flags.report_once, args=("error: of another thread",), daemon=True).start()
         ours.abort("error: here", STOPPED)
 
     assert os.waitstatus_to_exitcode(how_it_ends(body, monkeypatch)) == STOPPED
@@ -97,7 +97,7 @@ def test_neither_a_disk_that_hangs_nor_a_blocked_reader_keeps_a_job_from_ending(
 
 def test_an_abort_is_said_and_noted_before_the_job_ends(tmp_path, monkeypatch, log_as_found):
     def body():
-        log.keep_in(tmp_path / "trainer-0.log", "trainer 0")
+        log.log_to_file(tmp_path / "trainer-0.log", "trainer 0")
         sys.stderr = (tmp_path / "stderr").open("w")
         job(os._exit).abort("error: here", 3)
 
@@ -123,7 +123,7 @@ def test_a_rank_without_its_launcher_ends_though_the_disk_hangs(tmp_path, monkey
     kept = unread(tmp_path / "log")
 
     def body():
-        log.keep_in(tmp_path / "log", "trainer 0")
+        log.log_to_file(tmp_path / "log", "trainer 0")
         log.log.setLevel("INFO")
         watch = failure.Watch.__new__(failure.Watch)
         ours = job(os._exit)

@@ -12,13 +12,13 @@ from ranks import over_threads
 from runs import train_over_threads, write_run_file
 
 from ssmpi.checkpoint import disk, model_files
-from ssmpi.checkpoint.manager import Keeper
+from ssmpi.checkpoint.manager import CheckpointManager
 from ssmpi.checkpoint.store import Store, read_manifest
 from ssmpi.config import EvaluateOptions, load
 from ssmpi.core.errors import SettingsError
 from ssmpi.roles import trainer
 from ssmpi.roles.evaluate import Evaluator
-from ssmpi.roles.model_selection import PATIENCE, STOP_AT_AUC, Choice, Standing
+from ssmpi.roles.model_selection import PATIENCE, STOP_AT_AUC, ModelSelection, SelectionState
 from ssmpi.roles.scorer import Scorer
 from ssmpi.run import run_folder as run_folder
 from ssmpi.tools.score import open_run
@@ -42,20 +42,20 @@ SAVING = 0.6
 @pytest.fixture(scope="module")
 def overfitted(tmp_path_factory, few):
     """A run of six passes that keeps its best model, each of which takes SAVING seconds to save."""
-    save_best = Keeper.save_best
+    save_best = CheckpointManager.save_best
 
     def slowly(*arguments):
         time.sleep(SAVING)
         save_best(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Keeper, "save_best", slowly)
+        patch.setattr(CheckpointManager, "save_best", slowly)
         return train_over_threads(tmp_path_factory.mktemp("overfitted"), few, *OVERFIT)
 
 
 def standing(*figures, min_gain=0.0):
     """After evaluations of (NE, AUC)."""
-    found = Standing("validation")
+    found = SelectionState("validation")
     for ne, auc in figures:
         found = found.after(ne, auc, min_gain)
     return found
@@ -100,7 +100,7 @@ def test_training_ends_where_the_auc_is_reached():
 def test_a_standing_survives_json():
     found = standing((0.8, 0.7), (0.9, math.nan))
     text = json.dumps(vars(found), allow_nan=False)
-    assert Standing(**json.loads(text)) == found
+    assert SelectionState(**json.loads(text)) == found
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def stops(monkeypatch):
         state.update(left=number, now=False)
 
     monkeypatch.setattr(Evaluator, "run", running)
-    monkeypatch.setattr(trainer, "stop_asked", lambda: state["now"])
+    monkeypatch.setattr(trainer, "stop_requested", lambda: state["now"])
     return stop_in
 
 
@@ -236,14 +236,14 @@ def test_what_an_older_checkpoint_holds_for_best_stays(tmp_path, few, overfitted
     stops(4)  # validation, test, validation, test
     run = train_over_threads(tmp_path, few, *OVERFIT)
     stops(None)
-    retire = Choice._retire
+    retire = ModelSelection._retire
 
     def retire_and_die(choice, newest):
         retire(choice, newest)
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Choice, "_retire", retire_and_die)
+        patch.setattr(ModelSelection, "_retire", retire_and_die)
         with pytest.raises(RuntimeError, match="killed"):
             train_over_threads(tmp_path, few, *OVERFIT, resume=True)
     assert {path.name for path in (run.folder / "best").iterdir()} == {"after-1000", "after-2000"}

@@ -25,7 +25,7 @@ from ssmpi.embedding import wire
 from ssmpi.run.requirements import dense_parameters
 from ssmpi.sync import SYNC_PS
 from ssmpi.tools import forecast
-from ssmpi.tools.forecast import EMBEDDING, STEP, SYNC, Compute, Forecast, Links, Rounds
+from ssmpi.tools.forecast import EMBEDDING, STEP, SYNC, Compute, Forecast, LinkSpeeds, Rounds
 
 
 class Clock:
@@ -154,7 +154,7 @@ def test_rows_that_come_late_and_rounds_in_the_foreground_add_to_a_step():
 
 # P = 25,000 floats are 100 kB; a link of 10 MB/s takes 10 ms a direction, 20 ms there and back.
 COMPUTE = Compute(0.020, 100, 1)
-FR = Forecast(COMPUTE, Links(sync_ps=10e6), Rounds(SYNC_PS, 100_000, period=5))
+FR = Forecast(COMPUTE, LinkSpeeds(sync_ps=10e6), Rounds(SYNC_PS, 100_000, period=5))
 
 
 def with_rounds(model, **changes):
@@ -198,17 +198,17 @@ def test_in_the_background_the_gap_grows_and_examples_do_not_wait():
 
 
 def test_rings_have_a_nearly_constant_gap():
-    ring = Forecast(COMPUTE, Links(trainer=10e6), Rounds("all trainers", 100_000))
+    ring = Forecast(COMPUTE, LinkSpeeds(trainer=10e6), Rounds("all trainers", 100_000))
     assert ring.of(1).gap is None
     assert ring.of(2).gap == pytest.approx(0.5)
     assert ring.of(256).gap == pytest.approx(2 * 255 / 256 * 0.5)
-    assert replace(ring, links=Links()).of(8).gap is None  # as fast as can be: nothing to say
+    assert replace(ring, links=LinkSpeeds()).of(8).gap is None  # as fast as can be: nothing to say
     pairs = with_rounds(ring, partner="another trainer")
     assert [pairs.of(n).gap for n in (1, 2, 64)] == [None, pytest.approx(1.0), pytest.approx(1.0)]
 
 
 def test_embedding_links_fill_and_slower_iterations_shrink_the_gap():
-    tables = Forecast(COMPUTE, Links(10e6, 5e6), Rounds(SYNC_PS, 100_000), iteration_bytes=25_000)
+    tables = Forecast(COMPUTE, LinkSpeeds(10e6, 5e6), Rounds(SYNC_PS, 100_000), iteration_bytes=25_000)
     assert tables.of(4).full == STEP
     assert tables.of(8).eps == pytest.approx(20_000)  # 200 iterations/s
     assert tables.of(8).full == EMBEDDING
@@ -237,13 +237,13 @@ def test_distinct_rows_are_those_of_the_data(tmp_path, small_data):
 
 def test_a_run_file_is_taken_as_it_is(tmp_path, small_data):
     config = read(tmp_path, small_data, *Scenario("easgd", 5, 2).overrides(8))
-    found = forecast.forecast(config, 0.02, Links(10e6))
+    found = forecast.forecast(config, 0.02, LinkSpeeds(10e6))
     assert (found.rounds.partner, found.rounds.period, found.rounds.together) == (SYNC_PS, 5, False)
     assert found.rounds.bytes == 4 * dense_parameters(config) / 2
     timed = read(tmp_path, small_data, "sync.algorithm=ma", "sync.pace=fixed_rate", "sync.every_seconds=2.0")
-    assert forecast.forecast(timed, 0.02, Links()).rounds.period == pytest.approx(100)
+    assert forecast.forecast(timed, 0.02, LinkSpeeds()).rounds.period == pytest.approx(100)
     with pytest.raises(SettingsError, match="no forecast for"):
-        forecast.forecast(read(tmp_path, small_data, *SYNCHRONOUS), 0.02, Links())
+        forecast.forecast(read(tmp_path, small_data, *SYNCHRONOUS), 0.02, LinkSpeeds())
 
 
 SYNCHRONOUS = ("sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every_iterations=1")
@@ -251,7 +251,7 @@ SYNCHRONOUS = ("sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every
 
 def test_the_prediction_shows_its_sums_and_what_is_full_first(tmp_path, small_data):
     config = read(tmp_path, small_data, *Scenario("easgd", 5, 1).overrides(8))
-    text = forecast.describe(config, 0.02, Links(10e6, 10e6, 10e6), [1, 8, 256])
+    text = forecast.describe(config, 0.02, LinkSpeeds(10e6, 10e6, 10e6), [1, 8, 256])
     assert f"{4 * dense_parameters(config) / 1e6:.3g} MB a round" in text
     assert "first to be full: sync PS link" in text
     assert [line.split()[0] for line in text.splitlines()[-3:]] == ["1", "8", "256"]
@@ -272,7 +272,7 @@ def test_the_prediction_shows_its_sums_and_what_is_full_first(tmp_path, small_da
 )
 def test_the_prediction_says_once_what_is_full_first_in_the_background(embedding, first, eps):
     """A full sync PS link costs gap there; the table below speaks of what limits EPS."""
-    found = Forecast(COMPUTE, Links(10e6, embedding), Rounds(SYNC_PS, 100_000), iteration_bytes=25_000)
+    found = Forecast(COMPUTE, LinkSpeeds(10e6, embedding), Rounds(SYNC_PS, 100_000), iteration_bytes=25_000)
     full, background = forecast.first_full(found)
     assert full.strip() == f"first to be full: {first}"
     assert "costs gap, not EPS" in background
@@ -280,7 +280,7 @@ def test_the_prediction_says_once_what_is_full_first_in_the_background(embedding
 
 
 def test_links_that_carry_anything_are_never_full():
-    (line,) = forecast.first_full(Forecast(COMPUTE, Links(), Rounds(SYNC_PS, 100_000)))
+    (line,) = forecast.first_full(Forecast(COMPUTE, LinkSpeeds(), Rounds(SYNC_PS, 100_000)))
     assert "none of the links" in line
 
 
@@ -288,7 +288,7 @@ def test_every_shape_is_a_valid_run(tmp_path, small_data):
     for scenario, trainers in scenarios.ordered(scenarios.SCENARIOS, [1, 20]):
         config = read(tmp_path, small_data, *scenario.overrides(trainers))
         assert config.topology.size == scenario.ranks(trainers)
-        assert math.isfinite(forecast.forecast(config, 0.02, Links(1e7, 5e6)).of(trainers).eps)
+        assert math.isfinite(forecast.forecast(config, 0.02, LinkSpeeds(1e7, 5e6)).of(trainers).eps)
     assert len({scenario.name for scenario in scenarios.SCENARIOS}) == len(scenarios.SCENARIOS)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ssmpi import config
 from ssmpi.core.errors import DataError
-from ssmpi.data.block_dispatcher import NOT_YET, NOTHING_LEFT, Handout, block_order
+from ssmpi.data.block_dispatcher import NOT_YET, NOTHING_LEFT, BlockDispatcher, block_order
 from ssmpi.data.reader import DataOptions, SplitReader, batches, batches_in, shuffled, suit_block_rows
 from ssmpi.roles.shard_check import share
 from ssmpi.run import run_folder
@@ -81,7 +81,7 @@ def test_blocks_are_whole_batches_and_enough_for_all_threads(rows, threads, batc
 
 def dealt(options, order, threads, generator):
     """All blocks as they are dealt when threads ask in some order, each until nothing is left."""
-    handout, asking, given_out = Handout(options, list(order), threads), set(range(threads)), []
+    handout, asking, given_out = BlockDispatcher(options, list(order), threads), set(range(threads)), []
     while asking:
         asker = generator.choice(sorted(asking))
         block = handout.next_block(int(asker))
@@ -108,9 +108,9 @@ def test_every_block_is_dealt_once_whoever_asks_when(options, blocks, threads, s
 
 @given(st.sampled_from([STATIC, DYNAMIC]), st.integers(0, 40), st.integers(0, 60), st.integers(1, 5), st.integers(1, 5))
 def test_after_a_restart_only_the_rest_is_dealt(options, blocks, asked, threads_before, threads_after):
-    before = Handout(options, list(range(blocks)), threads_before)
+    before = BlockDispatcher(options, list(range(blocks)), threads_before)
     first = [before.next_block(k % threads_before) for k in range(asked)]
-    after = Handout(options, before.waiting(), threads_after)
+    after = BlockDispatcher(options, before.waiting(), threads_after)
     rest = [after.next_block(k % threads_after) for k in range(threads_after * (blocks + 1))]
     assert sorted(b for b in first + rest if b != NOTHING_LEFT) == list(range(blocks))
     assert [b for _, b in after.log] == [b for b in rest if b != NOTHING_LEFT]
@@ -119,7 +119,7 @@ def test_after_a_restart_only_the_rest_is_dealt(options, blocks, asked, threads_
 @pytest.mark.parametrize("options", [STATIC, DYNAMIC], ids=["static", "dynamic"])
 def test_a_block_that_is_not_ready_is_waited_for_and_the_order_stays(options):
     ready, order = {4, 2}, [4, 0, 2]
-    handout = Handout(options, order, 1, ready.__contains__)
+    handout = BlockDispatcher(options, order, 1, ready.__contains__)
     assert [handout.next_block(0) for _ in range(3)] == [4, NOT_YET, NOT_YET]
     ready.add(0)
     assert [handout.next_block(0) for _ in range(3)] == [0, 2, NOTHING_LEFT]

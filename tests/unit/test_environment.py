@@ -10,7 +10,7 @@ import pytest
 from ssmpi.cluster.site import Launcher
 from ssmpi.core import mpi_environment as env
 from ssmpi.model import blas
-from ssmpi.tools.doctor import advice, by_ranks, dense_step, thread_plan
+from ssmpi.tools.doctor import advice, dense_step, group_by_advice, thread_plan
 
 CLONE = Path(__file__).parents[2]
 
@@ -42,13 +42,13 @@ def test_a_home_is_found_where_none_is_set(bare):
 def test_over_subscription_is_for_one_host_only(bare):
     """On several hosts the mapping ':oversubscribe' fills the first one with all ranks."""
     assert "PRTE_MCA_rmaps_default_mapping_policy" in env.environment()
-    assert "PRTE_MCA_rmaps_default_mapping_policy" not in env.environment(Launcher(), alone=False)
+    assert "PRTE_MCA_rmaps_default_mapping_policy" not in env.environment(Launcher(), one_host=False)
 
 
 @pytest.mark.parametrize(("mpi", "name"), [("openmpi", "OMPI_MCA_btl_tcp_if_include"), ("mpich", "FI_TCP_IFACE")])
 def test_the_interface_is_what_the_mpi_reads(bare, mpi, name):
-    assert env.environment(Launcher(mpi=mpi, interface="ib0"), alone=False)[name] == "ib0"
-    assert name not in env.environment(Launcher(mpi=mpi), alone=False)
+    assert env.environment(Launcher(mpi=mpi, interface="ib0"), one_host=False)[name] == "ib0"
+    assert name not in env.environment(Launcher(mpi=mpi), one_host=False)
 
 
 def test_shell_scripts_get_all_of_it(bare):
@@ -101,9 +101,9 @@ def test_doctor_tells_a_value_that_is_as_bad_as_none(bare):
 
 
 def test_doctor_says_which_ranks_get_which_advice():
-    assert by_ranks([("h1", []), ("h2", [])]) == []
-    assert by_ranks([("h1", ["a"]), ("h2", ["a"])]) == ["a"]
-    assert by_ranks([("h1", []), ("h2", ["a"]), ("h3", ["a"])]) == ["  2 of 3 ranks, on h2, h3:", "a"]
+    assert group_by_advice([("h1", []), ("h2", [])]) == []
+    assert group_by_advice([("h1", ["a"]), ("h2", ["a"])]) == ["a"]
+    assert group_by_advice([("h1", []), ("h2", ["a"]), ("h3", ["a"])]) == ["  2 of 3 ranks, on h2, h3:", "a"]
 
 
 def test_doctor_says_that_a_rank_is_bound(bare):
@@ -119,7 +119,7 @@ def test_shared_memory_is_for_several_ranks_and_for_who_asks_for_it(bare):
     name = "OMPI_MCA_btl"
 
     def given():
-        with env.without_shared_memory():
+        with env.without_sm_transport():
             return os.environ.get(name)
 
     assert given() == "self"

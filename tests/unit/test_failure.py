@@ -135,13 +135,13 @@ def test_nobody_to_hear_does_not_keep_the_job_from_ending(monkeypatch):
 
 def test_of_many_failures_on_a_host_one_is_told(capsys):
     flags = Neighbours([1, 2, 3]).each(lambda comm: HostFlags(comm, [0, 1, 2]))
-    assert [each.speak_first(f"error {k}") for k, each in enumerate(flags)] == [True, False, False]
+    assert [each.report_once(f"error {k}") for k, each in enumerate(flags)] == [True, False, False]
     assert capsys.readouterr().err.split() == ["error", "0"]
 
 
 def test_threads_of_one_rank_tell_one_failure(capsys):
     (flags,) = Neighbours([1]).each(lambda comm: HostFlags(comm, [0]))
-    threads = [threading.Thread(target=flags.speak_first, args=("error: told",)) for _ in range(8)]
+    threads = [threading.Thread(target=flags.report_once, args=("error: told",)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -225,19 +225,19 @@ def test_a_rank_does_not_outlive_its_launcher():
     assert ended
 
 
-@pytest.mark.parametrize("signum", signals.WISHES)
+@pytest.mark.parametrize("signum", signals.STOP_SIGNALS)
 def test_a_signal_is_a_wish_to_stop(signum, monkeypatch):
     monkeypatch.setattr(signals, "_first", {})
-    before = {each: signal.getsignal(each) for each in signals.WISHES}
+    before = {each: signal.getsignal(each) for each in signals.STOP_SIGNALS}
     try:
         signals.listen()
-        assert not signals.stop_asked()
+        assert not signals.stop_requested()
         signal.raise_signal(
             signum
         )  # on this thread: another one would hear of it later, under the handler that was there before
         signal.raise_signal(signum)  # the same one by two ways
-        assert signals.stop_asked()
-        assert signals.told_to_end(5) == (signum == signal.SIGTERM)
+        assert signals.stop_requested()
+        assert signals.sigterm_received(5) == (signum == signal.SIGTERM)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
@@ -246,5 +246,5 @@ def test_a_signal_is_a_wish_to_stop(signum, monkeypatch):
 def test_each_rank_of_a_host_is_watched_by_a_few_others_however_many_there_are():
     for count in range(1, 40):
         local = list(range(100, 100 + 2 * count, 2))
-        watchers = {rank: [w for w in local if rank in failure.followers(local, w)] for rank in local}
+        watchers = {rank: [w for w in local if rank in failure.watched_ranks(local, w)] for rank in local}
         assert all(len(found) == min(3, count - 1) and rank not in found for rank, found in watchers.items())

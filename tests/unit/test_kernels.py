@@ -8,7 +8,7 @@ from oracle import initial_row, initial_tables
 
 from ssmpi.embedding import kernels
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import Arena, Options
+from ssmpi.embedding.table import Arena, EmbeddingOptions
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_initial_rows_do_not_depend_on_placement(cardinalities, servers, seed):
     plan = place(cardinalities, servers)
     tables = initial_tables(seed, cardinalities, 4)
     for server in range(servers):
-        arena = Arena(Options(dim=4), plan, server, seed)
+        arena = Arena(EmbeddingOptions(dim=4), plan, server, seed)
         for p in arena.parts:
             np.testing.assert_array_equal(arena.weights[p.base : p.base + p.rows], tables[p.table][p.first :: p.stride])
 

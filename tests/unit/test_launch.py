@@ -15,7 +15,7 @@ from ssmpi.bench.harness import jobs
 from ssmpi.cluster import launch
 from ssmpi.cluster.site import Launcher, Node, Site
 from ssmpi.core.errors import LOST, UserError
-from ssmpi.run.request import Request
+from ssmpi.run.request import RunRequest
 
 TELL = """
 import os, pathlib, sys
@@ -28,7 +28,7 @@ pathlib.Path(sys.argv[1]).write_text(str(folder))
 @pytest.fixture(autouse=True)
 def _handlers():
     """``supervise`` listens to signals for the rest of a process that ends with it; this one does not."""
-    before = {name: signal.getsignal(name) for name in launch.WISHES}
+    before = {name: signal.getsignal(name) for name in launch.STOP_SIGNALS}
     yield
     for name, handler in before.items():
         signal.signal(name, handler)
@@ -150,7 +150,7 @@ def stand_in(tmp_path, monkeypatch):
 def test_a_stop_says_how_to_resume(stand_in, capfd, made, command):
     stand_in(f"mkdir 'a run'; touch 'a run/{made}'; exit 85")
     Path("site.toml").write_text("node.cores = 4\nnode.memory_gb = 8\n")
-    assert launch.launch(Request(Path("run.toml"), ["run.seed=2"]), Path("site.toml"), dry_run=False) == 85
+    assert launch.launch(RunRequest(Path("run.toml"), ["run.seed=2"]), Path("site.toml"), dry_run=False) == 85
     assert capfd.readouterr().err.endswith(f"to resume it: ssmpi launch {command}\n")
 
 
@@ -175,7 +175,7 @@ def test_hosts_that_fail_or_hang_are_silent(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "mpirun_path", lambda: str(stand_in))
     monkeypatch.setattr(launch, "ANSWER_SECONDS", 1.0)
     where = Site(Node(cores=4, memory_gb=4), launcher=Launcher(hosts=("up", "refuses", "hangs")))
-    assert launch.silent_hosts(where, where.launcher.hosts, os.environ) == ["refuses", "hangs"]
+    assert launch.unreachable_hosts(where, where.launcher.hosts, os.environ) == ["refuses", "hangs"]
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "number").read_text()), 0)
 
@@ -198,6 +198,6 @@ def test_a_run_that_was_finished_before_makes_no_success(tmp_path, monkeypatch, 
     run.mkdir()
     (run / "result.json").write_text('{"status": "complete"}')
     run_file.write_text(f'data.folder = "d"\nrun.folder = "{run}"\n')
-    asked = Request(run_file, (), overwrite=not resumed, run=run if resumed else None)
+    asked = RunRequest(run_file, (), overwrite=not resumed, run=run if resumed else None)
     assert launch.launch(asked, None, dry_run=False) == code
     assert capfd.readouterr().err.count("error: ") == errors

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from ssmpi.cluster import launcher_output
-from ssmpi.cluster.launcher_output import Banners, Passed
+from ssmpi.cluster.launcher_output import BannerFilter, StderrRelay
 
 RULE = "-" * 74
 EXITED = f"""{RULE}
@@ -39,7 +39,7 @@ STOPPED = "08:03:29 h1 trainer 0 | stopped: 12 examples\n"
 def passed(text):
     """What is written of a launcher's output, taken as a whole."""
     written = []
-    found = Banners(written.append)
+    found = BannerFilter(written.append)
     for line in text.splitlines(keepends=True):
         found.take(line.encode())
     found.release()
@@ -82,7 +82,7 @@ def test_words_are_passed_on_at_once_and_a_banner_after_a_while(monkeypatch):
             time.sleep(0.001)
 
     with open(source, "rb", buffering=0) as reader:  # noqa: PTH123 - no path
-        words = Passed(reader, written.append)
+        words = StderrRelay(reader, written.append)
         os.write(sink, LOG.encode())
         until(LOG.encode())
         os.write(sink, b"no end of a line")
@@ -100,7 +100,7 @@ def test_nobody_to_hear_stops_nothing(monkeypatch):
     os.close(source)
     with open(sink, "w") as deaf:  # noqa: PTH123 - no path
         monkeypatch.setattr("sys.stderr", deaf)
-        launcher_output.aloud(b"")
-        launcher_output.aloud(LOG.encode())
+        launcher_output.write_stderr(b"")
+        launcher_output.write_stderr(LOG.encode())
         monkeypatch.undo()
         os.dup2(os.open(os.devnull, os.O_WRONLY), sink)  # what is left in the buffer goes somewhere

@@ -63,7 +63,7 @@ def test_who_holds_a_run_is_named_and_when_it_is_killed_the_lock_is_free(tmp_pat
 def test_a_lock_outlives_its_holder_in_a_child_that_inherited_it(tmp_path):
     with lockfile.acquire(tmp_path / "lock", lambda _: 0) as lock:
         child = subprocess.Popen(["sleep", "60"], pass_fds=(lock.fileno(),))
-    with pytest.raises(lockfile.HeldError):
+    with pytest.raises(lockfile.LockHeldError):
         lockfile.acquire(tmp_path / "lock", lambda _: 0)
     child.kill()
     child.wait()

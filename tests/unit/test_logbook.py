@@ -18,8 +18,8 @@ from ssmpi.checkpoint import disk
 from ssmpi.core import log
 from ssmpi.core.topology import Topology
 from ssmpi.report.fields import FIELDS, KINDS, markdown
-from ssmpi.report.jsonl import Lines
-from ssmpi.report.metric_logger import Logbook
+from ssmpi.report.jsonl import JsonlFile
+from ssmpi.report.metric_logger import MetricLogger
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01")
 
@@ -105,7 +105,7 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
 
 def test_lines_that_the_disk_does_not_take_wait_until_it_does(tmp_path):
     """The kernel refuses what goes beyond a limit of the process, in the middle of a line, as it does on a full disk."""
-    lines, path = Lines(tmp_path / "lines", known=0), tmp_path / "lines"
+    lines, path = JsonlFile(tmp_path / "lines", known=0), tmp_path / "lines"
     lines.write("first")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
@@ -119,7 +119,7 @@ def test_lines_that_the_disk_does_not_take_wait_until_it_does(tmp_path):
     lines.write("fourth")
     lines.close()
     assert path.read_text() == "first\nsecond line\nthird\nfourth\n"
-    again = Lines(path, known=6)
+    again = JsonlFile(path, known=6)
     again.write("other")
     again.close()
     assert path.read_text() == "first\nother\n"
@@ -129,8 +129,8 @@ def test_lines_that_the_disk_does_not_take_wait_until_it_does(tmp_path):
 def messages(tmp_path):
     """This process as trainer 0, whose lines are in the file."""
     before = log.log.handlers[:], log.log.level, log.log.propagate
-    log.configure("trainer 0", talkative=True)
-    log.keep_in(tmp_path / "logs" / "trainer-0.log", "trainer 0")
+    log.configure("trainer 0", verbose=True)
+    log.log_to_file(tmp_path / "logs" / "trainer-0.log", "trainer 0")
     yield tmp_path / "logs" / "trainer-0.log"
     for handler in log.log.handlers:
         handler.close()
@@ -161,7 +161,7 @@ def terminal(monkeypatch):
 def test_the_bar_is_drawn_whatever_size_the_terminal_reports(tmp_path, messages, terminal, size):
     """As a terminal of docker, ssh -t or expect does, that nobody has told its size."""
     terminal(*size)
-    logbook = Logbook(tmp_path, Topology(), 1_000, 5.0)
+    logbook = MetricLogger(tmp_path, Topology(), 1_000, 5.0)
     quality = dict.fromkeys(("ne", "log_loss", "auc", "auc_error", "accuracy", "calibration", "rows"), 0.5)
     logbook.evaluated("validation", quality, 0.1)
     logbook.close()

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssmpi.data.position import Begun, Piece, Position
+from ssmpi.data.position import Piece, Position, StartedPiece
 from ssmpi.data.stream import joined
 
 PIECES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 300), st.integers(1, 200)), max_size=8).map(
@@ -21,7 +21,7 @@ def rows(pieces):
 @given(PIECES, PIECES, st.integers(1, 40), st.integers(1, 64))
 def test_others_get_the_same_rows_and_some_for_each(begun, waiting, threads, batch_size):
     position = Position(
-        3, 640, True, tuple(Begun(k % 2, k % 3, piece) for k, piece in enumerate(begun)), tuple(waiting)
+        3, 640, True, tuple(StartedPiece(k % 2, k % 3, piece) for k, piece in enumerate(begun)), tuple(waiting)
     )
     position = Position.of_state(json.loads(json.dumps(position.state())))
     others = position.for_others(threads, batch_size)

@@ -8,7 +8,7 @@ from runs import train_over_threads
 
 from ssmpi.model.options import Schedule
 from ssmpi.roles import assembly
-from ssmpi.roles.progress import Progress, Tally
+from ssmpi.roles.progress import ExampleTally, Progress
 
 BLOCK, BATCH = 20, 100  # batches of a block, examples of a batch
 
@@ -18,7 +18,7 @@ def uneven(speeds, batches, tell=BLOCK):
     after every ``tell`` batches. Yields after every batch the trainer, what it believes of all, and what is.
     """
     total = batches * BATCH
-    tally, waiting, left = Tally(len(speeds)), batches // BLOCK, [0] * len(speeds)
+    tally, waiting, left = ExampleTally(len(speeds)), batches // BLOCK, [0] * len(speeds)
     progress = [Progress(1, len(speeds), Schedule(), expected=total) for _ in speeds]
     logits, labels = np.zeros(BATCH, np.float32), np.zeros(BATCH, np.float32)
     turns, done = [1.0 / speed for speed in speeds], 0
@@ -80,7 +80,7 @@ def test_a_run_of_uneven_trainers_knows_how_far_it_is(tmp_path, small_data, monk
         return factor
 
     monkeypatch.setattr(Progress, "record", uneven)
-    monkeypatch.setattr(assembly, "warm_up", lambda *_: None)
+    monkeypatch.setattr(assembly, "compile_kernels", lambda *_: None)
     run = train_over_threads(
         tmp_path, small_data, "topology.trainers=2", "sync.algorithm=ma", f"data.batch_size={BATCH}"
     )

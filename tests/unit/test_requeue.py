@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ssmpi.cluster.requeue import Attempt
+from ssmpi.cluster.requeue import LaunchAttempt
 from ssmpi.core.errors import LOST, STOPPED
 
 
@@ -28,7 +28,7 @@ def conclude(folder, code, status=None, *, before=None, requeue=True, cancelled=
     if before:
         marker.write_text(json.dumps({"status": before}))
         os.utime(marker, (1, 1))
-    attempt = Attempt(run, requeue=requeue, resumed=resumed)
+    attempt = LaunchAttempt(run, requeue=requeue, resumed=resumed)
     if status:
         marker.write_text(json.dumps({"status": status}))
     return attempt.conclude(code, cancelled=cancelled)
@@ -112,7 +112,7 @@ def test_what_a_rank_has_said_is_not_said_again(tmp_path, requeued, capfd, code,
     file = tmp_path / "run" / "logs" / "trainer-0.log"
     file.parent.mkdir(parents=True)
     file.write_text(f"{before}\n")
-    attempt = Attempt(tmp_path / "run", requeue=True)
+    attempt = LaunchAttempt(tmp_path / "run", requeue=True)
     with file.open("a") as out:
         out.write(f"{now}\n")
     assert attempt.conclude(code, cancelled=False) == expected
@@ -128,5 +128,5 @@ def test_outside_slurm_nothing_is_put_back(tmp_path, requeued, monkeypatch):
 
 @pytest.mark.parametrize(("code", "asked"), [(0, True), (LOST, False)])
 def test_hosts_that_do_not_answer_are_named_where_nobody_has_said_what_was_lost(tmp_path, capsys, code, asked):
-    assert Attempt(tmp_path, requeue=False).conclude(code, cancelled=False, silent=lambda: ["h2", "h5"]) == LOST
+    assert LaunchAttempt(tmp_path, requeue=False).conclude(code, cancelled=False, silent=lambda: ["h2", "h5"]) == LOST
     assert ("error: no answer from h2, h5: " in capsys.readouterr().err) == asked

@@ -54,8 +54,8 @@ def watched(monkeypatch):
         return forward_backward(twin, dense, rows, labels)
 
     monkeypatch.setattr(Twin, "forward_backward", watching)
-    monkeypatch.setattr(trainer, "stop_asked", lambda: watched.stopping)
-    monkeypatch.setattr(assembly, "warm_up", lambda *_: None)  # its made-up batch is no part of the data
+    monkeypatch.setattr(trainer, "stop_requested", lambda: watched.stopping)
+    monkeypatch.setattr(assembly, "compile_kernels", lambda *_: None)  # its made-up batch is no part of the data
     return watched
 
 
@@ -183,11 +183,11 @@ def test_a_damaged_manifest_is_stepped_over_on_request_only(two_checkpoints):
     older, newest = Store(two_checkpoints).committed()
     (newest / "manifest.json").write_text("{")
     with pytest.raises(DataError, match=r"manifest.json: damaged.*newest whole one with --checkpoint whole"):
-        resume.candidates(two_checkpoints, None)
-    assert resume.candidates(two_checkpoints, "whole") == [older]
+        resume.usable_checkpoints(two_checkpoints, None)
+    assert resume.usable_checkpoints(two_checkpoints, "whole") == [older]
     (older / "manifest.json").write_text("{")
     with pytest.raises(DataError, match=r"damaged.*there is no older one"):
-        resume.candidates(two_checkpoints, "whole")
+        resume.usable_checkpoints(two_checkpoints, "whole")
 
 
 def test_inspect_says_what_there_is(two_checkpoints):
@@ -202,7 +202,7 @@ def test_inspect_says_what_there_is(two_checkpoints):
         == f"checkpoint-000001: after 1,000 examples (8.3%, pass 1), 3 files, N MB, by {ranks}, seed 1, checksums ok"
     )
     assert "validation NE 0." in lines[2]
-    resume.go_on_from(two_checkpoints, Store(two_checkpoints).committed()[0])
+    resume.resume_from(two_checkpoints, Store(two_checkpoints).committed()[0])
     text, well = inspect.describe(two_checkpoints, checksums=False)
     assert well
     assert "checksums not read" in text
@@ -216,7 +216,7 @@ def test_inspect_says_what_there_is(two_checkpoints):
 def test_what_is_newer_than_what_was_gone_on_from_does_not_count_any_more(two_checkpoints):
     """Else the next job goes on from it, and what is kept is what nobody wants."""
     older, newest = Store(two_checkpoints).committed()
-    resume.go_on_from(two_checkpoints, older)
+    resume.resume_from(two_checkpoints, older)
     assert Store(two_checkpoints).committed() == [older]
     assert (newest.parent / "set-aside-checkpoint-000002" / "manifest.json").is_file()
     assert json.loads((two_checkpoints / "attempts.json").read_text())[-1] == read_manifest(older).state["examples"]
@@ -226,7 +226,7 @@ def test_what_is_newer_than_what_was_gone_on_from_does_not_count_any_more(two_ch
     assert again.name == "checkpoint-000003"
     shutil.copytree(older, again, dirs_exist_ok=True)
     (two_checkpoints / "attempts.json").unlink()
-    resume.go_on_from(two_checkpoints, older)
+    resume.resume_from(two_checkpoints, older)
     assert len(Store(two_checkpoints).set_aside()) == 2
 
 

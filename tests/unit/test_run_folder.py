@@ -12,7 +12,7 @@ from ssmpi.checkpoint.store import Store
 from ssmpi.core import run_files
 from ssmpi.core.errors import SettingsError
 from ssmpi.run import resume, run_folder
-from ssmpi.run.request import Request
+from ssmpi.run.request import RunRequest
 from ssmpi.tools import export
 
 WHOLE_RUN = (
@@ -29,7 +29,7 @@ def finished(tmp_path_factory, small_data):
     """The folder of a run that is finished, with all that there can be in one."""
     run = train_over_threads(tmp_path_factory.mktemp("finished"), small_data, *WHOLE_RUN).folder
     first, *_ = Store(run).committed()
-    resume.go_on_from(run, first)
+    resume.resume_from(run, first)
     for kind in export.FORMATS:
         export.export(run, kind, None)
     (run / run_files.LOGS).mkdir()
@@ -50,7 +50,7 @@ def finished(tmp_path_factory, small_data):
 
 
 def request(run_file, *overrides, overwrite=False, run=None, checkpoint=None):
-    return Request(run_file, overrides, overwrite, run, checkpoint)
+    return RunRequest(run_file, overrides, overwrite, run, checkpoint)
 
 
 def prepare(request):
@@ -63,7 +63,7 @@ def contents(folder):
 
 
 def test_what_a_run_and_its_tools_write_is_known(finished):
-    assert run_files.strangers(finished) == []
+    assert run_files.unknown_entries(finished) == []
     there = {path.name for path in finished.rglob("*")}
     assert {"set-aside-checkpoint-000002", "trainer-0000.h5", "embedding-0001.h5", "losses-0.npy"} <= there
     assert {"model.pt", "model.safetensors"} <= there
@@ -82,7 +82,7 @@ def test_a_stranger_keeps_the_folder_from_being_replaced(finished, tmp_path, sma
     (run / stranger).parent.mkdir(exist_ok=True, parents=True)
     (run / stranger).write_text("mine")
     before = contents(run)
-    named = next(name for name in (stranger, f"{Path(stranger).parent}/") if name in run_files.strangers(run))
+    named = next(name for name in (stranger, f"{Path(stranger).parent}/") if name in run_files.unknown_entries(run))
     for overwrite in (False, True):
         with pytest.raises(SettingsError, match=re.escape(named)) as refused:
             run_folder.make(run, config, overwrite)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ssmpi.checkpoint import shard_writer
-from ssmpi.checkpoint.shard_writer import ArenaSaver, free_memory
+from ssmpi.checkpoint.shard_writer import ShardWriter, free_memory
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import Arena, Options
+from ssmpi.embedding.table import Arena, EmbeddingOptions
 
 GIB = 2**30
 
@@ -53,15 +53,15 @@ def test_the_limit_of_a_batch_job_counts_wherever_above_the_process_it_is(machin
 @pytest.mark.parametrize(("sharers", "copied"), [(1, True), (2, False)])
 def test_who_shares_a_host_shares_its_free_memory(tmp_path, monkeypatch, sharers, copied):
     """All copy at the same moment: each must leave room for the others."""
-    arena = Arena(Options(dim=4), place((1000,) * 26, 1), 0, seed=1)
+    arena = Arena(EmbeddingOptions(dim=4), place((1000,) * 26, 1), 0, seed=1)
     needed = arena.weights.nbytes + arena.state.nbytes
     monkeypatch.setattr(shard_writer, "free_memory", lambda: 1.5 * needed / shard_writer.MOST)
-    one = ArenaSaver(sharers)
+    one = ShardWriter(sharers)
     one.begin(arena, tmp_path / "embedding-0000.h5", 60, background=True)
     assert bool(one._copies) == copied
     while one.outcome() is None:
         pass
     assert "error" not in one.outcome()
-    again = Arena(Options(dim=4), place((1000,) * 26, 1), 0, seed=2)
+    again = Arena(EmbeddingOptions(dim=4), place((1000,) * 26, 1), 0, seed=2)
     again.load(tmp_path / "embedding-0000.h5")
     np.testing.assert_array_equal(again.weights, arena.weights)

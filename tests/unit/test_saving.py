@@ -19,7 +19,7 @@ from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.transport import LocalTables
 from ssmpi.model.replica import Twin
 from ssmpi.run import resume
-from ssmpi.run.request import Request
+from ssmpi.run.request import RunRequest
 
 SETTINGS = (
     "data.batch_size=50", "data.block_rows=100", "evaluate.split=none", "evaluate.final=none",
@@ -252,7 +252,7 @@ def test_a_disk_too_small_for_the_model_is_refused_before_training(tmp_path, sma
 
     def prepare(overwrite):
         with ExitStack() as held:
-            resume.prepare(Request(given, (), overwrite=overwrite), 2, held)
+            resume.prepare(RunRequest(given, (), overwrite=overwrite), 2, held)
 
     prepare(False)
     monkeypatch.setattr(disk, "free", lambda _: 10 * rows)

@@ -17,7 +17,7 @@ from ssmpi.checkpoint.store import read_manifest
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.tools import score
 from ssmpi.tools.export import export
-from ssmpi.tools.score import Source
+from ssmpi.tools.score import ScoringInput
 
 
 def rows(count, seed):
@@ -83,7 +83,7 @@ RUN = Path("trained/run")
 
 
 def predict(source, run=RUN, out=Path("scores"), vocabulary=None):
-    assert score.predict(run, Source(Path(source), "test", vocabulary), out) == 0
+    assert score.predict(run, ScoringInput(Path(source), "test", vocabulary), out) == 0
     return np.loadtxt(out)
 
 

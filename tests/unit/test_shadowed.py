@@ -11,7 +11,7 @@ from ssmpi.bench.harness import data, jobs
 from ssmpi.bench.study import cell
 from ssmpi.cluster import launch
 from ssmpi.core.errors import DataError
-from ssmpi.run.request import Request
+from ssmpi.run.request import RunRequest
 
 JOBS = Path(__file__).parents[2] / "jobs"
 PACKAGES = ("ssmpi", "data_prep", "mpi4py", "torch", "numpy")
@@ -34,7 +34,7 @@ def ended(command):
 
 
 def test_ranks_are_the_installed_ones(here):
-    request = Request(Path("nowhere.toml"), ())
+    request = RunRequest(Path("nowhere.toml"), ())
     assert "nowhere.toml: no such run file" in ended(launch.rank_command(request)).stderr
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssmpi.comm.shared_memory import Own, Shared, attach, memory_for
+from ssmpi.comm.shared_memory import PrivateMemory, SharedMemory, attach, memory_for
 
 OTHER = """
 import sys
@@ -24,7 +24,7 @@ def address(memory, **changes):
 
 
 def test_another_process_reads_and_writes_it():
-    memory = Shared()
+    memory = SharedMemory()
     room = memory.allocate(10_000)
     assert not room.any()
     room[7], room[9_999] = 40, 2
@@ -37,14 +37,14 @@ def test_another_process_reads_and_writes_it():
 
 def test_memory_outlives_nobody():
     """It goes with its processes: there is no file to be left behind."""
-    memory = Shared()
+    memory = SharedMemory()
     memory.allocate(10)
     place = json.loads(memory.address)
     assert str(Path(f"/proc/{place['pid']}/fd/{place['file']}").readlink()).endswith("(deleted)")
 
 
 def test_what_is_not_it_is_refused():
-    memory, other = Shared(), Shared()
+    memory, other = SharedMemory(), SharedMemory()
     memory.allocate(100)
     other.allocate(100)
     with pytest.raises(OSError, match="it runs on host far, this rank on"):
@@ -60,6 +60,6 @@ def test_what_is_not_it_is_refused():
 
 
 def test_messages_need_none():
-    assert isinstance(memory_for("messages"), Own)
-    assert isinstance(memory_for("auto"), Shared)
-    np.testing.assert_equal(len(Own().allocate(12)), 12)
+    assert isinstance(memory_for("messages"), PrivateMemory)
+    assert isinstance(memory_for("auto"), SharedMemory)
+    np.testing.assert_equal(len(PrivateMemory().allocate(12)), 12)

@@ -13,7 +13,7 @@ from ssmpi.core.log import log
 from ssmpi.core.settings import dump
 from ssmpi.data.schema import Split, read_manifest, write_manifest
 from ssmpi.run import resume
-from ssmpi.run.request import Request
+from ssmpi.run.request import RunRequest
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def prepare(tmp_path, data):
         config = write_run_file(tmp_path, data, *overrides)
         (tmp_path / "given.toml").write_text(dump(config))
         with ExitStack() as held:
-            return resume.prepare(Request(tmp_path / "given.toml", words), config.topology.size, held)
+            return resume.prepare(RunRequest(tmp_path / "given.toml", words), config.topology.size, held)
 
     return prepare
 

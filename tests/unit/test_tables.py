@@ -7,14 +7,14 @@ from ssmpi.checkpoint import files, store
 from ssmpi.checkpoint.model_files import find, load_tables
 from ssmpi.core.errors import DataError
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import Arena, Options
+from ssmpi.embedding.table import Arena, EmbeddingOptions
 
 CARDINALITIES = (3, 500, 40, 1, 77)
 
 
 def arenas(servers, seed, **options):
     plan = place(CARDINALITIES, servers)
-    return [Arena(Options(dim=4, **options), plan, server, seed) for server in range(servers)]
+    return [Arena(EmbeddingOptions(dim=4, **options), plan, server, seed) for server in range(servers)]
 
 
 def by_table(parts, what):
@@ -71,7 +71,7 @@ def test_rows_of_another_size_than_the_settings_say_are_refused(tmp_path, dim):
     save(arenas(1, seed=1), tmp_path)
     saved = rf"embedding-0000\.h5: rows of 4 floats, but embedding\.dim = {dim} in the settings: set it back"
     with pytest.raises(DataError, match=saved):
-        load_tables(Arena(Options(dim=dim), place(CARDINALITIES, 1), 0, seed=1), tmp_path)
+        load_tables(Arena(EmbeddingOptions(dim=dim), place(CARDINALITIES, 1), 0, seed=1), tmp_path)
 
 
 def test_a_model_that_was_not_saved_to_the_end_is_refused(tmp_path):

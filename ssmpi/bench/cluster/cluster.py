@@ -27,7 +27,7 @@ from ssmpi.bench.harness.windows import Timing
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import SECONDS, positive, require
-from ssmpi.tools.forecast import Forecast, Links, Outcome, forecast
+from ssmpi.tools.forecast import Forecast, LinkSpeeds, Prediction, forecast
 
 ROWS = 300_000
 WITHIN = 0.2  # of the prediction
@@ -70,9 +70,9 @@ class Options:
         """Of one visit: long enough to begin with that queues have filled."""
         return Timing(2 * self.seconds, self.seconds, 3)
 
-    def links(self, scenario: Scenario) -> Links:
+    def links(self, scenario: Scenario) -> LinkSpeeds:
         """Those that are limited: trainers' own are not."""
-        return Links(1e6 * self.link_mb, self._narrow(scenario) or math.inf)
+        return LinkSpeeds(1e6 * self.link_mb, self._narrow(scenario) or math.inf)
 
     def rates(self, scenario: Scenario) -> list[float | None]:
         """The same for each server in rank order; None for a link that is not limited."""
@@ -143,7 +143,7 @@ def starter(
         yield lambda scenario, trainers: hosts.start(trainers, options.rates(scenario))
 
 
-def visit(options: Options, scenario: Scenario, base: Path, predicted: Outcome, start: Start) -> dict[str, Any]:
+def visit(options: Options, scenario: Scenario, base: Path, predicted: Prediction, start: Start) -> dict[str, Any]:
     """One job of as many trainers as were predicted for."""
     settings = scenario.overrides(predicted.trainers)
     jobs = Jobs(base, options.folder / "jobs", options.emulation(scenario), start)
@@ -151,7 +151,7 @@ def visit(options: Options, scenario: Scenario, base: Path, predicted: Outcome, 
     return figures(scenario, predicted, found, load(base, settings).data.batch_size)
 
 
-def figures(scenario: Scenario, predicted: Outcome, found: JobResult, batch: int) -> dict[str, Any]:
+def figures(scenario: Scenario, predicted: Prediction, found: JobResult, batch: int) -> dict[str, Any]:
     """One row of the table; ``gap`` in iterations; ``cores`` used by the job; ``host``: share of cores busy."""
     eps = statistics.fmean(found["eps"])  # not the median: steps come in bursts between rounds
     iterations = eps * found["seconds"] / batch / predicted.trainers

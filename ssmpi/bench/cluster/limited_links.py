@@ -15,7 +15,7 @@ from ssmpi.cluster import launch
 from ssmpi.cluster.site import Launcher
 from ssmpi.core.mpi_environment import ON_ONE_HOST, environment
 
-NOT_THERE = (*ON_ONE_HOST, launch.SESSION)  # variables that suit the real host only
+NOT_THERE = (*ON_ONE_HOST, launch.SESSION_VARIABLE)  # variables that suit the real host only
 
 
 class LimitedHosts:
@@ -35,7 +35,7 @@ class LimitedHosts:
         return Start(
             tuple(self._hosts.on("head", "env", *unset, folder=Path.cwd())),
             tuple(launch.mpirun_options(launcher, [self._trainers] * trainers + names)),
-            {**environment(launcher, alone=False), "PRTE_MCA_plm_ssh_agent": str(self._hosts.remote_shell)},
+            {**environment(launcher, one_host=False), "PRTE_MCA_plm_ssh_agent": str(self._hosts.remote_shell)},
         )
 
 

@@ -41,7 +41,7 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
-def own_memory() -> int:
+def private_memory() -> int:
     """Bytes of memory in use by this process alone: the rows of a PS that it has mapped are the PS's."""
     _, all_pages, shared, *_ = Path("/proc/self/statm").read_text().split()
     return (int(all_pages) - int(shared)) * PAGE

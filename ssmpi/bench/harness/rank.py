@@ -47,7 +47,7 @@ def play(task: Task, config: Config, job: Job) -> None:
     from ssmpi.comm.world import World
 
     world = World(job, config.topology)
-    log.configure(world.who, talkative=False)
+    log.configure(world.who, verbose=False)
     names = [config.topology.name_of(rank) for rank in range(job.size)]
     pids = dict(zip(names, job.comm.allgather((job.host, os.getpid())), strict=True))
     out = Path(config.run.folder) / f"{world.who.replace(' ', '-')}.json"
@@ -87,7 +87,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
             "rounds/seconds": float(sum(s.tally[1] for s in trainer.synchronizers)),
             "host/busy": process_usage.host_busy(),
         }
-        own = {f"rss/{world.who}": float(process_usage.own_memory())}
+        own = {f"rss/{world.who}": float(process_usage.private_memory())}
         return {**counted, **own, **process_usage.own_cpu(), **process_usage.of_servers(servers), **probe.read()}
 
     def measure() -> None:
@@ -113,4 +113,4 @@ if __name__ == "__main__":
     try:
         main()
     except Exception as error:
-        sys.exit(failure.last_words(error))
+        sys.exit(failure.report_fatal_error(error))

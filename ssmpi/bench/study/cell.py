@@ -125,7 +125,7 @@ def _held(where: CellFiles, limit: float) -> IO[str]:
     """Hold the cell's lock; CellError if another process holds it for longer than a cell may take."""
     try:
         return lockfile.acquire(where.lock, lambda _: limit)
-    except lockfile.HeldError:
+    except lockfile.LockHeldError:
         raise CellError(
             f"another process has been running it for {limit / 60:g} minutes; end that one "
             f"(fuser {where.lock} names it)"

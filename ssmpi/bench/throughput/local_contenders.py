@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ssmpi.bench.harness.process_usage import host_busy, own_memory
+from ssmpi.bench.harness.process_usage import host_busy, private_memory
 from ssmpi.bench.harness.results import Visit
 from ssmpi.bench.harness.rows import Source
 from ssmpi.bench.harness.windows import Readings, Ticks, Timing, clock, spent, watch
@@ -91,7 +91,7 @@ def run(
             stop.set()
 
     def read() -> Readings:
-        memory = float(own_memory())
+        memory = float(private_memory())
         return {"cpu/process": time.process_time(), "host/busy": host_busy(), "rss": memory}
 
     threads = [threading.Thread(target=repeat, args=(k,), daemon=True) for k in range(1, len(steps))]
