@@ -302,7 +302,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(start):
     ("what", "rank", "who"),
     [
         ("break_worker", 1, "trainer 1 (rank 1, {host}, thread worker 0)"),
-        ("break_shadow", 1, "trainer 1 (rank 1, {host}, thread shadow)"),
+        ("break_shadow", 0, "trainer 0 (rank 0, {host}, thread shadow)"),
         ("break_embedding_ps", 2, "embedding_ps 0 (rank 2, {host}, thread main)"),
         ("break_sync_ps", 3, "sync_ps 0 (rank 3, {host}, thread main)"),
         ("break_start", 1, "trainer 1 (rank 1, {host}, thread main)"),
