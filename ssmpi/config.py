@@ -154,7 +154,9 @@ class Config:
 
 
 def differences(before: Config, now: Config) -> list[str]:
-    """What of the settings is another, in words, wherever the run folder is and however the way to the data is written."""
+    """What of the settings is another, in words, wherever the run folder is and however the way to the data is
+    written.
+    """
     was, are = (config.flat() for config in (before, now))
     for values in (was, are):
         values["run.folder"], values["data.folder"] = "", str(Path(values["data.folder"]).resolve())

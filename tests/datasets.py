@@ -34,7 +34,9 @@ def make_dataset(folder, rows, seed=0, shard=6_000, cardinalities=CARDINALITIES,
 
 
 def make_halves(folder, rows, run_of, seed=0):
-    """Rows of two kinds, ``run_of`` of each in turn: one count decides the label in either kind, and the other's is 0."""
+    """Rows of two kinds, ``run_of`` of each in turn: one count decides the label in either kind, and the
+    other's is 0.
+    """
     folder, generator = Path(folder), np.random.default_rng(seed)
     effects = [generator.normal(size=c) * 0.3 for c in CARDINALITIES]
     splits = {}

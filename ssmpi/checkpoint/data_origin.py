@@ -61,8 +61,8 @@ class DataOrigin:
             say(f"{setting}: no data folder here; taking {self.folder}")
             return Path(self.folder)
         raise DataError(
-            f"no data folder {setting} here, and none at {self.folder} any more, where this model was trained: name one "
-            "(evaluate --data, predict --vocabulary)"
+            f"no data folder {setting} here, and none at {self.folder} any more, where this model was trained: name one"
+            " (evaluate --data, predict --vocabulary)"
         )
 
     def check(self, folder: Path, manifest: Manifest) -> None:
@@ -70,7 +70,9 @@ class DataOrigin:
         self._compare(folder, manifest.cardinalities, vocabulary_checksum(manifest))
 
     def check_vocabulary(self, path: Path) -> Path:
-        """Raise DataError if a vocabulary file, or that of a data folder, gives other ids than this model's; its path."""
+        """Raise DataError if a vocabulary file, or that of a data folder, gives other ids than this model's;
+        its path.
+        """
         from data_prep.files import file_checksum
         from data_prep.vocabulary.vocabulary_file import read_vocabulary
 
@@ -86,9 +88,9 @@ class DataOrigin:
         else:
             return
         raise DataError(
-            f"{path}: another vocabulary than that of the data this model was trained on ({what}): its ids mean other tokens. "
-            f"Use the vocabulary.h5 of that data (it was in {self.folder}), or data prepared with it (ssmpi-prepare criteo "
-            "--vocabulary)"
+            f"{path}: another vocabulary than that of the data this model was trained on ({what}): its ids mean other"
+            f" tokens. Use the vocabulary.h5 of that data (it was in {self.folder}), or data prepared with it"
+            " (ssmpi-prepare criteo --vocabulary)"
         )
 
 

@@ -20,7 +20,8 @@ def make_room(store: Store, needed: int, path: Path) -> None:
         there = store.committed()
         if len(there) < 2:
             raise FullDiskError(
-                f"{path}: {needed:,} bytes needed, {free:,} free: make room there, or choose another run.folder, and start again"
+                f"{path}: {needed:,} bytes needed, {free:,} free: make room there, or choose another run.folder, and"
+                " start again"
             )
         log.warning(f"{there[0]} is removed to make room for {path}: {needed:,} bytes needed, {free:,} free")
         store.retire(len(there) - 1)
@@ -40,11 +41,11 @@ def expect_room(run: Path, rows_bytes: int, keep: int, *, overwrite: bool) -> No
     needed = rows_bytes + SPARE
     if free + gone < needed:
         raise FullDiskError(
-            f"{run / MODEL}: {needed:,} bytes needed when training is done, {free + gone:,} free: make room there, or choose "
-            "another run.folder"
+            f"{run / MODEL}: {needed:,} bytes needed when training is done, {free + gone:,} free: make room there, or"
+            " choose another run.folder"
         )
     if (has := free + (gone if overwrite else sum(saved))) < (keep + 1) * needed:
         log.warning(
-            f"{run}: {has:,} bytes free, {(keep + 1) * needed:,} needed for checkpoint.keep = {keep} and one that is being "
-            "written: older ones will be removed earlier, and saves may fail"
+            f"{run}: {has:,} bytes free, {(keep + 1) * needed:,} needed for checkpoint.keep = {keep} and one that is"
+            " being written: older ones will be removed earlier, and saves may fail"
         )

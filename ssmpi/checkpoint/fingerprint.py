@@ -31,6 +31,6 @@ def check_fingerprint(name: str, saved: dict[str, Any], found: dict[str, Any]) -
     for key, value in saved.items():
         if found.get(key) != value:
             raise SettingsError(
-                f"{key} is {found.get(key)}, checkpoint {name} was made with {value}: set it back, or start a new run in "
-                "another run.folder"
+                f"{key} is {found.get(key)}, checkpoint {name} was made with {value}: set it back, or start a new run"
+                " in another run.folder"
             )

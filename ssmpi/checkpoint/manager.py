@@ -232,8 +232,8 @@ class CheckpointManager:
             "position": manifest.state["examples"],
         })  # fmt: skip
         self._log.say(
-            f"{writing.folder.name} committed at {manifest.state['examples']:,} examples: {manifest.bytes / 1e6:,.1f} MB in "
-            f"{seconds:.2f} s, training stood still for {cost:.2f} s (O_save)"
+            f"{writing.folder.name} committed at {manifest.state['examples']:,} examples: {manifest.bytes / 1e6:,.1f}"
+            f" MB in {seconds:.2f} s, training stood still for {cost:.2f} s (O_save)"
         )
 
     def _failed(self, text: str, clock: Clock) -> None:

@@ -20,7 +20,9 @@ DENSE = "dense.h5"
 
 
 def find(run: Path) -> Path:
-    """The folder of a run's model: of the finished one, else of its newest checkpoint; DataError if there is neither."""
+    """The folder of a run's model: of the finished one, else of its newest checkpoint; DataError if there is
+    neither.
+    """
     if (run / MODEL / MANIFEST_NAME).is_file():
         return run / MODEL
     checkpoints = store.Store(run).committed()

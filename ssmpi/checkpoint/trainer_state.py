@@ -51,8 +51,8 @@ class Arrays(dict[str, np.ndarray]):
 
     def __missing__(self, name: str) -> np.ndarray:
         raise DataError(
-            f"{self._path} has no array '{name}', which this run needs to resume: another version of ssmpi wrote it. Resume "
-            "with that version, or start anew"
+            f"{self._path} has no array '{name}', which this run needs to resume: another version of ssmpi wrote it."
+            " Resume with that version, or start anew"
         )
 
     def below(self, prefix: str) -> Arrays:

@@ -154,9 +154,9 @@ def _check(layout: NodeLayout, site: Site) -> None:
         need, names = layout.need_of(node), layout.topology.names_of(layout.ranks_on(node))
         if need.bytes > site.node.memory_gb * 1e9:
             raise TopologyError(
-                f"does not fit: node {node} ({names}) needs {need.bytes / 1e9:,.1f} GB of memory, "
-                f"the site's nodes have {site.node.memory_gb:g}: raise topology.embedding_ps so that each "
-                'holds less and there are nodes for them (placement.servers = "packed"), or lower placement.trainers_per_node'
+                f"does not fit: node {node} ({names}) needs {need.bytes / 1e9:,.1f} GB of memory, the site's nodes"
+                f" have {site.node.memory_gb:g}: raise topology.embedding_ps so that each holds less and there are"
+                ' nodes for them (placement.servers = "packed"), or lower placement.trainers_per_node'
             )
         if need.cores > site.node.cores and site.slurm is not None:
             raise TopologyError(

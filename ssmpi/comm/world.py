@@ -134,7 +134,9 @@ def joined() -> Iterator[Job]:
 
 
 class World:
-    """This rank's role and its communicators. ``same_role_here`` ranks of this host play the same role, this one included."""
+    """This rank's role and its communicators. ``same_role_here`` ranks of this host play the same role, this one
+    included.
+    """
 
     def __init__(self, job: Job, topology: Topology) -> None:
         self.topology = topology

@@ -1,4 +1,6 @@
-"""Which packages a result depends on, and their installed versions: for run folders, benchmarks and ``ssmpi doctor``."""
+"""Which packages a result depends on, and their installed versions: for run folders, benchmarks and ``ssmpi
+doctor``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``result.json``, which a run writes last: its status says how the run ended. No other file and no exit code tells that."""
+"""``result.json``, which a run writes last: its status says how the run ended. No other file and no exit code tells
+that.
+"""
 
 from __future__ import annotations
 

@@ -75,7 +75,9 @@ def apply_override(values: dict[str, Any], override: str) -> None:
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Build the dataclass ``cls`` from nested mappings; SettingsError, with a remedy, for unknown keys and wrong types."""
+    """Build the dataclass ``cls`` from nested mappings; SettingsError, with a remedy, for unknown keys and
+    wrong types.
+    """
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:

@@ -1,4 +1,6 @@
-"""Compares the contents of a shard with the checksum in its data set's manifest, beside whatever else its process does."""
+"""Compares the contents of a shard with the checksum in its data set's manifest, beside whatever else its
+process does.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CursorOptions:
-    """How a run goes through its data: by whom, in how many parts a pass, and whether a thread takes a batch ``ahead``."""
+    """How a run goes through its data: by whom, in how many parts a pass, and whether a thread takes a batch
+    ``ahead``.
+    """
 
     data: DataOptions
     topology: Topology
@@ -46,7 +48,9 @@ class DataCursor:
         self.handout: BlockDispatcher | None = None
 
     def parts(self) -> Iterator[int]:
-        """The parts of the run, each again and again until all of it has been trained on; never ends by itself in one."""
+        """The parts of the run, each again and again until all of it has been trained on; never ends by itself
+        in one.
+        """
         per_pass = self._options.per_pass
         while self.position.part < self._options.data.passes * per_pass:
             if not self.handout or not self.position.dealt:
@@ -90,7 +94,9 @@ class DataCursor:
         self.position = replace(self.position, begun=begun, waiting=tuple(found[0][1]))
 
     def _deal(self) -> BlockDispatcher:
-        """Cut this part of the pass into pieces, or take those that a checkpoint left, and have them ready to hand out."""
+        """Cut this part of the pass into pieces, or take those that a checkpoint left, and have them ready to
+        hand out.
+        """
         data, position, per_pass = self._options.data, self.position, self._options.per_pass
         self._pass, place = divmod(position.part, per_pass)
         rows = position.block_rows or suit_block_rows(data, self.reader.rows, self._askers)

@@ -121,7 +121,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise DataError(f"{folder}: no such data folder; prepare one with 'ssmpi-prepare criteo'")
     if not path.is_file():
         raise DataError(
-            f"{path}: missing, so this folder is not a whole data set; run the same 'ssmpi-prepare criteo' again to finish it"
+            f"{path}: missing, so this folder is not a whole data set; run the same 'ssmpi-prepare criteo' again to"
+            " finish it"
         )
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
@@ -227,7 +228,7 @@ def open_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> h5py.File
     if path.stat().st_size != entry.bytes:
         raise DataError(
             f"{path}: {path.stat().st_size:,} bytes, the manifest says {entry.bytes:,}: truncated or not this data "
-            f"set's; delete it and prepare again"
+            "set's; delete it and prepare again"
         )
     _check_frame(folder, entry, manifest)
     try:

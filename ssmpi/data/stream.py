@@ -30,7 +30,9 @@ class Stream:
     def batches(
         self, reader: SplitReader, a_pass: int, next_piece: Callable[[], Piece | None], cut: Callable[[], bool]
     ) -> Iterator[Batch]:
-        """The batches of what was begun, then of the pieces that ``next_piece`` gives, until it has none or ``cut()``."""
+        """The batches of what was begun, then of the pieces that ``next_piece`` gives, until it has none or
+        ``cut()``.
+        """
         begun, last, room = self.begun, None, reader.room()
         self.begun, self._was_cut = [], False
         while not cut():

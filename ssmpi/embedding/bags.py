@@ -32,7 +32,9 @@ class BagLookups:
         self._in_flight: list[Any] = []
 
     def pull(self, values: np.ndarray, offsets: np.ndarray, pooling: Literal["sum", "mean"]) -> np.ndarray:
-        """Pooled rows float32 (bags, dim) for values int32 (ids,), offsets int64 (bags + 1,), bag k of feature k mod F."""
+        """Pooled rows float32 (bags, dim) for values int32 (ids,), offsets int64 (bags + 1,), bag k of feature
+        k mod F.
+        """
         pooled = np.zeros((offsets.size - 1, self._dim), np.float32)
         requests, arrived = [], []
         for server, bags, lengths, rows in self._route(values, offsets):

@@ -22,8 +22,8 @@ from ssmpi.embedding.transport import Lookup
 class HeldRows:
     """The rows of a batch that had been pulled when its thread was cut: what is learned does not depend on cuts.
 
-    ``keep()`` tells, once there are no more batches, whether the last one is for later. ``values`` are its rows, float32
-    (batch, features, dim).
+    ``keep()`` tells, once there are no more batches, whether the last one is for later. ``values`` are its rows,
+    float32 (batch, features, dim).
     """
 
     keep: Callable[[], bool]

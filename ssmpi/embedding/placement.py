@@ -92,7 +92,9 @@ class Placement:
 
 
 def place(cardinalities: Sequence[int], servers: int) -> Placement:
-    """Spread the tables over ``servers`` embedding PSs; TopologyError if one would hold more rows than it can number."""
+    """Spread the tables over ``servers`` embedding PSs; TopologyError if one would hold more rows than it can
+    number.
+    """
     total = sum(cardinalities)
     ideal_rows, ideal_lookups = total / servers, len(cardinalities) / servers
     pieces = []

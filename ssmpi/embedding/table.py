@@ -62,8 +62,8 @@ class EmbeddingOptions:
 
 
 class RowArray:
-    """``weights`` float32 (rows, dim) and, for row-wise Adagrad, ``state`` float32 (rows,), one after the other in ``memory``,
-    uint8 of ``count * options.row_bytes``.
+    """``weights`` float32 (rows, dim) and, for row-wise Adagrad, ``state`` float32 (rows,), one after the other in
+    ``memory``, uint8 of ``count * options.row_bytes``.
     """
 
     def __init__(self, options: EmbeddingOptions, memory: np.ndarray, count: int) -> None:
@@ -115,8 +115,8 @@ class Arena(RowArray):
             )
 
     def datasets(self) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
-        """What to save, views of the live rows: of every part ``table-TT-first-stride/weights`` (rows, dim) and, beside it,
-        optimizer ``state``.
+        """What to save, views of the live rows: of every part ``table-TT-first-stride/weights`` (rows, dim) and, beside
+        it, optimizer ``state``.
         """
         for part in self.parts:
             rows = slice(part.base, part.base + part.rows)
@@ -127,7 +127,9 @@ class Arena(RowArray):
                     yield f"table-{part.table:02}-{part.first}-{part.stride}/{name}", values[rows], whole
 
     def load(self, path: Path) -> int:
-        """Take over the rows of this arena's parts that a saved file holds, whatever placement saved it; counts them."""
+        """Take over the rows of this arena's parts that a saved file holds, whatever placement saved it; counts
+        them.
+        """
         taken = 0
         with h5py.File(path, "r", locking=False) as saved:
             for group in saved.values():
@@ -146,8 +148,8 @@ class Arena(RowArray):
             )
         if (saved := group["weights"].shape[1]) != (dim := self.weights.shape[1]):
             raise DataError(
-                f"{path}: rows of {saved} floats, but embedding.dim = {dim} in the settings: set it back, and the end of "
-                "model.bottom with it"
+                f"{path}: rows of {saved} floats, but embedding.dim = {dim} in the settings: set it back, and the end"
+                " of model.bottom with it"
             )
         taken = 0
         for start in range(0, part.rows, ROWS_AT_A_TIME):  # a part may be most of the memory of its PS

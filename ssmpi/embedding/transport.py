@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Lookup:
-    """One batch's rows on their way: ``values`` float32 (batch, features, dim) once they have arrived; ``flat`` are the same,
-    (batch * features, dim). ``parts`` says which of the distinct rows are those of each PS.
+    """One batch's rows on their way: ``values`` float32 (batch, features, dim) once they have arrived; ``flat`` are the
+    same, (batch * features, dim). ``parts`` says which of the distinct rows are those of each PS.
     """
 
     def __init__(self, batch: int, features: int, dim: int, servers: int) -> None:
@@ -102,8 +102,8 @@ class LocalTables:
 class RemoteTables:
     """Tables on embedding PSs: rows of one on this host are read and updated in place, others are reached by messages.
 
-    ``first`` is the rank of PS 0 in ``conversation``. ``near`` says of each PS whether its rows are at hand; PeerError if
-    ``embedding.transport`` demands that of all and one is not.
+    ``first`` is the rank of PS 0 in ``conversation``. ``near`` says of each PS whether its rows are at hand; PeerError
+    if ``embedding.transport`` demands that of all and one is not.
     """
 
     def __init__(
@@ -145,7 +145,9 @@ class RemoteTables:
             ) from error
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
-        """RowArray at hand are fetched at once; else one request and one reply a PS, straight into ``lookup.distinct``."""
+        """RowArray at hand are fetched at once; else one request and one reply a PS, straight into
+        ``lookup.distinct``.
+        """
         lookup.requests = []
         for server, rows, near in zip(self._servers, lookup.parts, self._near, strict=True):
             if near:

@@ -12,8 +12,9 @@ DRAIN      int64: how many PUSH messages this trainer has sent so far      one b
 SAVE       JSON: path, limit in seconds, whether in the background         one byte, once the rows may change again
 SAVED      nothing                                                         JSON: bytes and checksum, or what went wrong;
                                                                            empty while it is being written
-ATTACH     nothing                                                         how to map the rows; empty if they are not shared
-========== =============================================================== =============================================
+ATTACH     nothing                                                         how to map the rows; empty if they are not
+shared ========== ===============================================================
+=============================================
 """
 
 from __future__ import annotations

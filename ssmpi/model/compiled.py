@@ -19,8 +19,8 @@ from ssmpi.model.layers import PIECE
 class CompiledStep:
     """``step(dense, rows, labels)``: logits and gradients by rows, as ``Twin.forward_backward`` gives them.
 
-    To be made on the thread that calls it. ``bottom`` and ``top`` are the widths of the MLPs, input first. ``weights`` and
-    ``gradients`` are flat: for every linear layer, bottom to top, its weight (n, k) and its bias (n,).
+    To be made on the thread that calls it. ``bottom`` and ``top`` are the widths of the MLPs, input first. ``weights``
+    and ``gradients`` are flat: for every linear layer, bottom to top, its weight (n, k) and its bias (n,).
     """
 
     def __init__(
@@ -79,7 +79,8 @@ def _step(
 def _forward(
     sgemm: int, weights: np.ndarray, place: int, sizes: np.ndarray, n: int, values: np.ndarray, relu: bool
 ) -> int:
-    """From the layers' input, which stands first in ``values``, to the output of each behind it; ``relu``: of the last one too.
+    """From the layers' input, which stands first in ``values``, to the output of each behind it; ``relu``: of the last
+    one too.
 
     ``place`` is where the parameters begin; returns where they end.
     """
@@ -103,8 +104,9 @@ def _backward(
     sgemm: int, weights: np.ndarray, gradients: np.ndarray, place: int, sizes: np.ndarray,
     n: int, values: np.ndarray, by_values: np.ndarray, bottom: bool, fresh: bool,
 ) -> None:  # fmt: skip
-    """From the gradient by the last output, which stands last in ``by_values``, to those by parameters, added unless ``fresh``,
-    and by the input, except at the ``bottom``, whose last layer has a ReLU. ``place`` is where the parameters end.
+    """From the gradient by the last output, which stands last in ``by_values``, to those by parameters, added unless
+    ``fresh``, and by the input, except at the ``bottom``, whose last layer has a ReLU. ``place`` is where the
+    parameters end.
     """
     at, last = n * sizes.sum(), len(sizes) - 2
     for layer in range(last, -1, -1):

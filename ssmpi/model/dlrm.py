@@ -54,7 +54,9 @@ class DLRM(nn.Module):
         return logits
 
     def own_step(self, weights: np.ndarray, gradients: np.ndarray) -> Step:
-        """What autograd computes, by hand, over flat parameters; see ``Twin.forward_backward``. A test compares the two."""
+        """What autograd computes, by hand, over flat parameters; see ``Twin.forward_backward``. A test compares the
+        two.
+        """
         sgemm = blas.sgemm() if self.precision == "fp32" else None
         if not sgemm:
             return PiecewiseStep(self)
@@ -126,8 +128,8 @@ class PieceStep:
         return self._logits
 
     def backward(self, rows: np.ndarray, labels: np.ndarray, count: int, by_rows: np.ndarray, *, fresh: bool) -> None:
-        """Gradients of the mean log-loss over ``count`` examples: by ``rows`` into ``by_rows``, by each parameter into its
-        ``grad``, added unless ``fresh``.
+        """Gradients of the mean log-loss over ``count`` examples: by ``rows`` into ``by_rows``, by each parameter into
+        its ``grad``, added unless ``fresh``.
         """
         kernels.by_logits(self._logits, labels, count, self._by_logits)
         self._last.backward(self._above.tensor, self._by_above.tensor, fresh=fresh)

@@ -51,7 +51,9 @@ class Layer:
             torch.relu_(self.output)
 
     def backward(self, values: torch.Tensor, by_values: torch.Tensor | None, *, fresh: bool) -> None:
-        """From ``gradient`` to those by weight and bias, added to what is there unless ``fresh``, and to that by values."""
+        """From ``gradient`` to those by weight and bias, added to what is there unless ``fresh``, and to that by
+        values.
+        """
         self._through_relu(fresh)
         self._to_weight(values, fresh)
         if by_values is not None:

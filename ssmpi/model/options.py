@@ -14,8 +14,8 @@ class ModelOptions:
     """The ``[model]`` section; the defaults are the Kaggle sizes of facebookresearch/dlrm.
 
     ``bottom`` and ``top`` list the outputs of each layer. The bottom MLP ends in ``embedding.dim``, the top one in 1.
-    ``precision`` is that of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state and rows are
-    float32 in either case, and so are scores.
+    ``precision`` is that of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state and rows
+    are float32 in either case, and so are scores.
     """
 
     name: str = "dlrm"

@@ -19,7 +19,9 @@ def name(path: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def without_bfloat16(path: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor is known to have no products of bfloat16 numbers: each is then computed by several steps."""
+    """Whether the processor is known to have no products of bfloat16 numbers: each is then computed by several
+    steps.
+    """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

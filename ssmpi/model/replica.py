@@ -21,8 +21,8 @@ from ssmpi.model.dlrm import Step, initial_values
 
 
 class Replica:
-    """``vector`` float32 (parameters,), shared by all twins of a trainer and by its shadow thread, without locks; ``memory`` is
-    where it lies.
+    """``vector`` float32 (parameters,), shared by all twins of a trainer and by its shadow thread, without locks;
+    ``memory`` is where it lies.
     """
 
     def __init__(self, make: Callable[[], nn.Module], seed: int, memory: Memory | None = None) -> None:
@@ -39,7 +39,9 @@ class Replica:
         return Twin(self._make(), self.vector if vector is None else vector)
 
     def datasets(self, vector: np.ndarray) -> list[tuple[str, np.ndarray, dict[str, Any]]]:
-        """What to save of ``vector``: views of the parameters, named as in the module's state_dict, without attributes."""
+        """What to save of ``vector``: views of the parameters, named as in the module's state_dict, without
+        attributes.
+        """
         return [(name, values, {}) for name, values in self._by_name(vector)]
 
     def load(self, path: Path) -> np.ndarray:
@@ -89,7 +91,8 @@ class Twin:
     def forward_backward(
         self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Logits float32 (batch,) before the update and gradients (batch, features, dim) of the mean log-loss by ``rows``.
+        """Logits float32 (batch,) before the update and gradients (batch, features, dim) of the mean log-loss by
+        ``rows``.
 
         The dense gradients are left in ``gradients``. What is returned is valid until the next call.
         """

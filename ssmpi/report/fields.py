@@ -1,4 +1,6 @@
-"""Every field of ``metrics.jsonl``: in which kinds of lines it is, and what it means. The documentation has this table."""
+"""Every field of ``metrics.jsonl``: in which kinds of lines it is, and what it means. The documentation has
+this table.
+"""
 
 from __future__ import annotations
 

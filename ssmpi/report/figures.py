@@ -73,7 +73,8 @@ def style(name: str) -> Iterator[None]:
     except ImportError:
         raise UserError(f"matplotlib is not installed: {INSTALL}") from None
     details: dict[str, Any] = {
-        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "grid.color": "#808080",
+        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+        "grid.alpha": 0.25, "grid.color": "#808080",
         "axes.titlesize": 11, "axes.titleweight": "bold", "font.size": 9.5, "legend.frameon": False,
         "figure.constrained_layout.use": True, "svg.hashsalt": "ssmpi",
     }  # fmt: skip

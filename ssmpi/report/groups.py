@@ -46,7 +46,9 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs with the same settings but for the seed. ``labels`` tell groups apart, heading to value: ``trainers`` to 4."""
+    """Runs with the same settings but for the seed. ``labels`` tell groups apart, heading to value:
+    ``trainers`` to 4.
+    """
 
     labels: dict[str, Any]
     records: list[Record]

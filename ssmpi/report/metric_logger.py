@@ -227,7 +227,7 @@ def bar(rows: int) -> Any:
 def describe(metrics: dict[str, float]) -> str:
     """Metrics in one line."""
     return (
-        f"NE {metrics['ne']:.5f}, log-loss {metrics['log_loss']:.5f}, AUC {metrics['auc']:.5f} "
-        f"(+-{metrics['auc_error']:.1e}), accuracy {metrics['accuracy']:.4f}, calibration {metrics['calibration']:.4f}, "
-        f"{int(metrics['rows']):,} rows"
+        f"NE {metrics['ne']:.5f}, log-loss {metrics['log_loss']:.5f}, AUC {metrics['auc']:.5f}"
+        f" (+-{metrics['auc_error']:.1e}), accuracy {metrics['accuracy']:.4f}, calibration"
+        f" {metrics['calibration']:.4f}, {int(metrics['rows']):,} rows"
     )

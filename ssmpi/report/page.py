@@ -88,11 +88,17 @@ def drawings(groups: Sequence[Group]) -> list[Drawing]:
     if any(record.windows for record in records):
         text = "JsonlFile: training, each window scored before its update. Circles: validation; diamonds: test."
         found.append(Drawing("curves", "Learning curves", text, lambda: figures.curves(groups, figures.CURVES)))
-        text = "Examples per second are those of all trainers; the gap counts a worker thread's iterations between two rounds."
+        text = (
+            "Examples per second are those of all trainers; the gap counts a worker thread's iterations between two"
+            " rounds."
+        )
         speed = figures.recorded(groups, figures.SPEED)
         found.append(Drawing("speed", "Speed and synchronization", text, lambda: figures.curves(groups, speed)))
     if any(record.usage for record in records):
-        text = "Seconds on a processor, waiting left out. Set-up does not grow with the data. The main thread of a server serves."
+        text = (
+            "Seconds on a processor, waiting left out. Set-up does not grow with the data. The main thread of a server"
+            " serves."
+        )
         found.append(Drawing("time", "Where the time went", text, lambda: figures.times(groups)))
     return found
 
@@ -138,7 +144,9 @@ def _run(record: Record) -> list[str]:
 
 
 def _validations(record: Record) -> list[list[str]]:
-    """One line an evaluation of the model: where in the run it was made, what it found, and what is special about it."""
+    """One line an evaluation of the model: where in the run it was made, what it found, and what is special
+    about it.
+    """
     lines = []
     for line in record.evaluations:
         split, kept = str(line.get("split", "")), record.result.get("evaluations", {}).get(line.get("split"), {})

@@ -1,4 +1,6 @@
-"""What a run folder holds, read without trust: a run that was killed or is still going has half of it, and says which."""
+"""What a run folder holds, read without trust: a run that was killed or is still going has half of it, and says
+which.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,9 @@ class Results:
             self.logbook.writer = tensorboard_writer(folder, int(self.logbook.totals()["examples"]))
 
     def evaluated(self, split: str, scored: Scored, what: str = "model", best: bool | None = None) -> None:
-        """Keep one evaluation as the last one of its split, and as the best if its NE is lowest, or as ``best`` says."""
+        """Keep one evaluation as the last one of its split, and as the best if its NE is lowest, or as ``best``
+        says.
+        """
         self.logbook.evaluated(split, scored.metrics, scored.seconds, what)
         found = {**scored.metrics, "after_examples": self.logbook.totals()["examples"]}
         name = split if what == "model" else f"{split} ({what})"
@@ -79,8 +81,8 @@ class Results:
         assert stopped or complete, f"trained on {totals['examples']:,} examples of {self._expected:,}"
         early = "" if all_done or not complete else f" (evaluate.{ended_by})"
         log.info(
-            f"{status}{early}: {totals['examples']:,.0f} examples in {totals['seconds']:.1f} s ({totals['eps']:,.0f} EPS); "
-            f"results in {self._folder}"
+            f"{status}{early}: {totals['examples']:,.0f} examples in {totals['seconds']:.1f} s ({totals['eps']:,.0f}"
+            f" EPS); results in {self._folder}"
         )
 
 

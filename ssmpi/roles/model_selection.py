@@ -98,8 +98,8 @@ class ModelSelection:
         return self.standing.ended_by(self._options)
 
     def consider(self, scored: Scored) -> None:
-        """Every trainer calls, at rest, after an evaluation of ``evaluate.split``. TrainerOutcomes to stop meanwhile, it changes
-        nothing.
+        """Every trainer calls, at rest, after an evaluation of ``evaluate.split``. TrainerOutcomes to stop meanwhile,
+        it changes nothing.
         """
         evaluations, results = self._evaluations, self._evaluations.results
         examples = results.logbook.totals()["examples"] if results else 0.0

@@ -120,7 +120,9 @@ class Trainer:
         return self.tables.lookups(thread, self._held[thread], self.synchronizers[0].transport())
 
     def optimizer_of(self, thread: int) -> DenseStep:
-        """What a worker thread steps with: the trainer's dense optimizer, unless synchronization has a say in the step."""
+        """What a worker thread steps with: the trainer's dense optimizer, unless synchronization has a say in
+        the step.
+        """
         return self.pace.optimizer(self.synchronizers[thread % len(self.synchronizers)].optimizer(thread))
 
     def train_part(self, hogwild: Callable[[int, Trainer], None]) -> None:

@@ -70,8 +70,8 @@ class LockHeldError(Exception):
 def acquire(path: Path, patience: Callable[[LockHolder], float]) -> IO[str]:
     """Return the open file that holds the lock until this process and all children that inherited it have closed it.
 
-    Waits for the present holder for ``patience(holder)`` seconds, then raises LockHeldError. On a file system without locks
-    it logs a warning and continues without one.
+    Waits for the present holder for ``patience(holder)`` seconds, then raises LockHeldError. On a file system without
+    locks it logs a warning and continues without one.
     """
     file = path.open("a+", encoding="utf-8")
     began, told = time.monotonic(), False

@@ -21,9 +21,9 @@ def record_start(run: Path, examples: int) -> None:
         before = []
     if before[-STARTS_WITHOUT_PROGRESS:] == [examples] * STARTS_WITHOUT_PROGRESS:
         raise UserError(
-            f"{run}: the last {STARTS_WITHOUT_PROGRESS} jobs of this run began after {examples:,} examples, as this one would, and "
-            "saved nothing later: their logs say why; if it was the time limit, raise it or lower "
-            f"checkpoint.every_minutes. Remove {path} to try again"
+            f"{run}: the last {STARTS_WITHOUT_PROGRESS} jobs of this run began after {examples:,} examples, as this one"
+            " would, and saved nothing later: their logs say why; if it was the time limit, raise it or lower"
+            f" checkpoint.every_minutes. Remove {path} to try again"
         )
     beside = path.with_name(f".{ATTEMPTS}.tmp")
     disk.write(beside, (json.dumps([*before, examples]) + "\n").encode())

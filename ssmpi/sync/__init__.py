@@ -86,8 +86,8 @@ else:
     cores, sync PSs there included. ``fixed_rate`` runs them in the training loop, ``every_iterations`` or
     ``every_seconds``; for algorithms with a center ``by`` says whether every worker thread counts its own iterations
     (as in the paper) or one syncs for the trainer. A round exchanges one of ``fragments`` of the vector, in turn. The
-    first ``warmup_steps`` steps are synchronous, see ``warmup``. With ``transport = "auto"`` replicas and centers of one host
-    meet in memory that its ranks share, with ``"messages"`` they never do; what a round computes is the same.
+    first ``warmup_steps`` steps are synchronous, see ``warmup``. With ``transport = "auto"`` replicas and centers of
+    one host meet in memory that its ranks share, with ``"messages"`` they never do; what a round computes is the same.
     """
 
 
@@ -98,8 +98,8 @@ def check_topology(options: RoundOptions, topology: Topology) -> None:
         raise TopologyError(f"sync.algorithm = '{options.algorithm}' {misfit}")
     if topology.sync_ps and kind.partner != SYNC_PS:
         raise TopologyError(
-            f"topology.sync_ps = {topology.sync_ps}, but sync.algorithm = '{options.algorithm}' has no use for sync PSs: "
-            "set topology.sync_ps = 0"
+            f"topology.sync_ps = {topology.sync_ps}, but sync.algorithm = '{options.algorithm}' has no use for sync"
+            " PSs: set topology.sync_ps = 0"
         )
 
 

@@ -6,9 +6,9 @@
 
 At ``fixed_rate`` with ``every_iterations = 1`` it is plain asynchronous SGD, with k it is Downpour with n_push =
 n_fetch = k; in the shadow pace pushing and pulling run beside training, and each step takes the lock of its thread's
-account, which is free but while a push empties it. ``alpha`` has no say: the sync PSs hold the weights. Every gradient gets
-there, those of a trainer's end too; between a trainer's pull and its next push the center takes n - 1 pushes of others on
-average, which is the staleness of its gradients.
+account, which is free but while a push empties it. ``alpha`` has no say: the sync PSs hold the weights. Every gradient
+gets there, those of a trainer's end too; between a trainer's pull and its next push the center takes n - 1 pushes of
+others on average, which is the staleness of its gradients.
 """
 
 from __future__ import annotations

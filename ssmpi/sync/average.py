@@ -33,7 +33,9 @@ class Average:
         return self._buffer[:size]
 
     def of_sums(self, size: int, weight: float) -> np.ndarray | None:
-        """As ``of``; ``room(size)`` holds the sum of the vectors that this rank stands for, ``weight`` of all together."""
+        """As ``of``; ``room(size)`` holds the sum of the vectors that this rank stands for, ``weight`` of all
+        together.
+        """
         buffer = self._buffer[: size + 1]
         buffer[-1] = weight
         if self._trainers.size > 1:

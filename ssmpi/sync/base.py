@@ -56,7 +56,8 @@ class Synchronizer(ABC):
     """One algorithm on one trainer. ``weights`` is the live flat replica, float32 (parameters,).
 
     Every trainer calls ``round`` while it trains, then ``close`` once; ``model`` is then the same on all of them. A
-    round exchanges one of ``fragments``, in turn (Streaming DiLoCo, arXiv 2501.18512); with one that is the whole vector.
+    round exchanges one of ``fragments``, in turn (Streaming DiLoCo, arXiv 2501.18512); with one that is the whole
+    vector.
     """
 
     Options: ClassVar[type]
@@ -118,7 +119,9 @@ class Synchronizer(ABC):
         return fragment
 
     def merge(self, weights: np.ndarray, reference: np.ndarray, snapshot: np.ndarray) -> None:
-        """Move live weights towards the reference; now and then note how far from it they were, relative to its size."""
+        """Move live weights towards the reference; now and then note how far from it they were, relative to its
+        size.
+        """
         if self.measures_now():
             self.divergence = divergence(reference, snapshot)
         self._merge(weights, reference, snapshot, self.alpha)
@@ -195,7 +198,9 @@ class Synchronizer(ABC):
             values[:] = saved[name]
 
     def optimizer(self, thread: int) -> DenseStep:
-        """What a worker thread calls ``step(twin, factor)`` of: the trainer's own, unless the algorithm has a say in it."""
+        """What a worker thread calls ``step(twin, factor)`` of: the trainer's own, unless the algorithm has a say in
+        it.
+        """
         return self.peers.local.optimizer
 
     def transport(self) -> RowTransport | None:

@@ -6,10 +6,10 @@
     r   = g                        classical block momentum;  nesterov: r = g + momentum D, ahead of g
     w_i = w_i + alpha (r - snapshot_i)
 
-In the paper alpha is 1: every replica starts its block from r. What is learned once then moves g by eta / (1 - momentum) in
-the end, in either form; in general by 1 / (1 - alpha + alpha (1 - momentum) / eta), which with eta = 1 is
-1 / (1 - alpha momentum): at the default alpha of 0.5 a momentum of 0.9 gains 1.8, not 10. ShadowSync's form has momentum 0,
-the default.
+In the paper alpha is 1: every replica starts its block from r. What is learned once then moves g by eta / (1 -
+momentum) in the end, in either form; in general by 1 / (1 - alpha + alpha (1 - momentum) / eta), which with eta = 1 is
+1 / (1 - alpha momentum): at the default alpha of 0.5 a momentum of 0.9 gains 1.8, not 10. ShadowSync's form has
+momentum 0, the default.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class BlockFiltered(MA):
         self._global, self._delta = self.kept(weights.copy()), self.kept(np.zeros_like(weights))
 
     def kept(self, values: np.ndarray) -> np.ndarray:
-        """An array that is the same on every trainer: one for all members of a group, the leader's. All trainers call."""
+        """An array that is the same on every trainer: one for all members of a group, the leader's. All
+        trainers call.
+        """
         return self.group.share(values) if self.group else values
 
     def restart(self) -> None:
@@ -107,8 +109,8 @@ class BMUF(BlockFiltered):  # the same exchange and the same way to leave as mod
         """A replica that was constructed on the model begins at the reference, where all were told to be."""
         if "reference" not in saved:
             log.warning(
-                "the checkpoint has no array 'reference': ssmpi 0.1.0 wrote it. It is made from the global model and its last "
-                "step; replicas that have not come there lose or repeat a part of that step, once"
+                "the checkpoint has no array 'reference': ssmpi 0.1.0 wrote it. It is made from the global model and"
+                " its last step; replicas that have not come there lose or repeat a part of that step, once"
             )
             saved = {**saved, "reference": self._ahead(saved["global"], saved["delta"])}
         super().resume(saved)

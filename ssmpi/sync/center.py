@@ -1,7 +1,7 @@
 """A trainer's end of a conversation with sync PSs, which hold a center in shards: see ``center_shard``.
 
-A sync PS on a trainer's host maps its replica and moves it and the center in place: then a round is one short message and
-its answer. Each fragment of the vector is dealt to the sync PSs in shards, so that all of them share every round.
+A sync PS on a trainer's host maps its replica and moves it and the center in place: then a round is one short message
+and its answer. Each fragment of the vector is dealt to the sync PSs in shards, so that all of them share every round.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Centered(Synchronizer):
     @staticmethod
     @abstractmethod
     def server(options: RoundOptions, optimizer: MakeStep, service: Service) -> Center:
-        """The center of a sync PS, for the ``[sync]`` settings; ``optimizer`` is for one that takes steps of its own."""
+        """The center of a sync PS, for the ``[sync]`` settings; ``optimizer`` is for one that takes steps of
+        its own.
+        """
 
     def step(self, active: bool = True) -> bool:
         """As the base class; sync PSs that map the replica move it themselves."""
@@ -83,7 +85,9 @@ class Centered(Synchronizer):
         say_goodbye(self.peers.center, self._servers, self.peers.patience)
 
     def ask(self, kind: int, fragment: int, messages: list[np.ndarray]) -> np.ndarray:
-        """Send each sync PS its message about a fragment and receive its shard of it; the whole, until the next call."""
+        """Send each sync PS its message about a fragment and receive its shard of it; the whole, until the next
+        call.
+        """
         reply = self._reply[self.fragments[fragment]]
         self._call(kind, messages, [reply[s] for s in self._shards[fragment]])
         return reply

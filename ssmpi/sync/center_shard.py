@@ -1,5 +1,5 @@
-"""The center as a sync PS holds it: its shard of every fragment. A client goes through the fragments in turn, and so does the
-shard for each client: no message need say which it is about.
+"""The center as a sync PS holds it: its shard of every fragment. A client goes through the fragments in turn, and so
+does the shard for each client: no message need say which it is about.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ THREADS = 1000
 
 
 class Step(Protocol):
-    """An optimizer over some weights. ``state`` is what it remembers, as long as they are; empty if it remembers nothing."""
+    """An optimizer over some weights. ``state`` is what it remembers, as long as they are; empty if it remembers
+    nothing.
+    """
 
     state: np.ndarray
 
@@ -39,7 +41,9 @@ def distance(center: np.ndarray, replica: np.ndarray) -> np.ndarray:
 
 
 class Center(ABC):
-    """What a sync PS holds: its shard of every fragment, float32 each. ``handle`` is the handler of ``Service.serve``."""
+    """What a sync PS holds: its shard of every fragment, float32 each. ``handle`` is the handler of
+    ``Service.serve``.
+    """
 
     def __init__(self, fragments: int, service: Service) -> None:
         self._service = service

@@ -5,7 +5,8 @@
     c   = c + d                    on the sync PSs, shard by shard
 
 Centralised and asynchronous: a trainer exchanges with the center alone, and waits for no other trainer.
-What n trainers learn is shared by n + 1 vectors, so all move at n / (n + 1) of the speed of model averaging: half, with one.
+What n trainers learn is shared by n + 1 vectors, so all move at n / (n + 1) of the speed of model averaging: half, with
+one.
 
 In the background the gap between two rounds changes with the load, and with it the pull per iteration. With
 ``coupling`` = kappa above 0 the pull is the same whatever the gap: alpha = 1 - (1 - kappa)^gap, where the gap is the
@@ -30,7 +31,9 @@ from ssmpi.sync.peers import Peers
 
 @dataclass(frozen=True)
 class EASGDOptions:
-    """``[sync.easgd]``: ``coupling`` in an iteration, which then decides instead of ``alpha``; 0 means ``alpha`` does."""
+    """``[sync.easgd]``: ``coupling`` in an iteration, which then decides instead of ``alpha``; 0 means
+    ``alpha`` does.
+    """
 
     coupling: float = 0.0
 

@@ -34,8 +34,9 @@ def take_snapshot(weights: np.ndarray, snapshot: np.ndarray, total: np.ndarray, 
 
 
 class HostGroup:
-    """One member's view of its group. ``members`` are ranks of ``trainers``, the leader's first; ``replicas`` their live
-    vectors, float32 (parameters,), on a member that is led only its own. ``leaders`` are the leaders of all groups.
+    """One member's view of its group. ``members`` are ranks of ``trainers``, the leader's first; ``replicas`` their
+    live vectors, float32 (parameters,), on a member that is led only its own. ``leaders`` are the leaders of all
+    groups.
     """
 
     def __init__(
@@ -127,8 +128,8 @@ class HostGroup:
 def form(trainers: Conversation, weights: np.ndarray, host: str, memory: Memory) -> HostGroup | None:
     """The group of this trainer, whose replica lies in ``memory`` of ``host``; None if all would be alone in theirs.
 
-    Every trainer calls. One that is asked for messages (``PrivateMemory`` memory) is alone; where the members of a host cannot map
-    each other's memory, all of that host are.
+    Every trainer calls. One that is asked for messages (``PrivateMemory`` memory) is alone; where the members of a host
+    cannot map each other's memory, all of that host are.
     """
     found = trainers.gather((host, memory.address))
     members = [rank for rank, (other, address) in enumerate(found) if address and other == host]

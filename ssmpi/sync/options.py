@@ -1,4 +1,6 @@
-"""The settings of ``[sync]`` that all algorithms share. Those of one algorithm lie beside it, in a section of its own."""
+"""The settings of ``[sync]`` that all algorithms share. Those of one algorithm lie beside it, in a section of
+its own.
+"""
 
 from __future__ import annotations
 

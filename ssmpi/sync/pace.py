@@ -1,4 +1,6 @@
-"""When rounds run: on a shadow thread beside training, or at a fixed rate inside it. The algorithms know nothing of it."""
+"""When rounds run: on a shadow thread beside training, or at a fixed rate inside it. The algorithms know
+nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,9 @@ class Pace(Protocol):
 class Shadow(Pace):
     """Rounds back to back on a thread of its own (ShadowSync): training never waits for them.
 
-    After a round the thread rests until it, and servers that move the replica for it, have used at most ``cpu_share`` of a
-    core (but no longer than a second), so that on a full node it does not take what the workers need. ``start`` begins a
-    guarded thread.
+    After a round the thread rests until it, and servers that move the replica for it, have used at most ``cpu_share``
+    of a core (but no longer than a second), so that on a full node it does not take what the workers need. ``start``
+    begins a guarded thread.
     """
 
     LONGEST_REST = 1.0
@@ -211,7 +213,8 @@ PACES = ("shadow", "fixed_rate")
 def make_pace(
     synchronizers: list[Synchronizer], options: RoundOptions, threads: int, start: StartThread, share: float
 ) -> Pace:
-    """The pace that ``[sync]`` names. With a center each worker thread may have a synchronizer, all else has one a trainer.
+    """The pace that ``[sync]`` names. With a center each worker thread may have a synchronizer, all else has one a
+    trainer.
 
     ``share`` of a core is what this host has for the shadow thread; ``cpu_share`` overrides it.
     """

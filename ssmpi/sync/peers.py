@@ -52,8 +52,8 @@ class ReplicaMemory:
 class LocalTrainer:
     """What an algorithm may use of its own trainer; most need nothing but ``iterations``, for their figures.
 
-    ``iterations`` int64 (threads,) done so far; ``factor`` of the learning rates now; ``optimizer`` steps what a ``twin``
-    holds.
+    ``iterations`` int64 (threads,) done so far; ``factor`` of the learning rates now; ``optimizer`` steps what a
+    ``twin`` holds.
     """
 
     iterations: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))

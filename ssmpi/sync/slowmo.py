@@ -6,9 +6,9 @@
 
 gamma is the learning rate of the fast steps. Only its changes matter, so the schedule's factor stands for it: the mean
 over the trainers that still train, which travels in the reduced buffer, so that x stays the same everywhere. Under a
-constant rate this is classical BMUF with momentum beta and eta = rate: what is learned once counts 1 / (1 - beta) times, or
-1 / (1 - alpha beta) where rate is 1 and alpha is not; beta = 0 and rate = 1 is model averaging.
-Optimizer state stays with its trainer (the paper's "maintain").
+constant rate this is classical BMUF with momentum beta and eta = rate: what is learned once counts 1 / (1 - beta)
+times, or 1 / (1 - alpha beta) where rate is 1 and alpha is not; beta = 0 and rate = 1 is model averaging. Optimizer
+state stays with its trainer (the paper's "maintain").
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ that each row gets one update, the sum over all trainers (see ``rows``). With ``
 with batches of b compute what one process computes with batches of n b, up to rounding: the anchor of exactness for
 everything that is faster. With prefetch the rows are one step old, as they are in every other algorithm.
 
-Before that all agree on the step: one all-reduce of n^2 + 2 float64 words, with how many rows go from each trainer to each
-other. That is 0.5 KB for 8 trainers and 32 KB for 64, small beside the dense gradients, but it grows with the square.
+Before that all agree on the step: one all-reduce of n^2 + 2 float64 words, with how many rows go from each trainer to
+each other. That is 0.5 KB for 8 trainers and 32 KB for 64, small beside the dense gradients, but it grows with the
+square.
 
 A trainer that is out of data takes part with 0 examples, until all are.
 """

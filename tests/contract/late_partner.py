@@ -1,5 +1,5 @@
-"""A round that is late because a partner sleeps, seen from the worker threads: a property of ``test_algorithms``, also over real
-ranks, where MPI holds the request and not a pretended one. ``test_stalls`` has whole runs.
+"""A round that is late because a partner sleeps, seen from the worker threads: a property of ``test_algorithms``, also
+over real ranks, where MPI holds the request and not a pretended one. ``test_stalls`` has whole runs.
 """
 
 import threading

@@ -26,7 +26,9 @@ ALL = tuple(sync.ALGORITHMS)
 
 
 def whole_rounds(world, options):
-    """Blocks of learning, each followed by as many rounds as make a whole vector; with a center the trainers in turn."""
+    """Blocks of learning, each followed by as many rounds as make a whole vector; with a center the trainers in
+    turn.
+    """
     weights, alone = replica(0), options.algorithm == "easgd"
 
     def turn(rank, work):
@@ -137,7 +139,8 @@ LEARNED = 2.0  # by the first of the trainers, and nothing by the others
 
 
 def learned_once(world, options, rests, earlier=None):
-    """Trainer 0 learns something; then only rounds, with a rest after every so many. Model, replica and state at the end.
+    """Trainer 0 learns something; then only rounds, with a rest after every so many. Model, replica and state at the
+    end.
 
     ``earlier`` are these of a job that this one goes on from; then nobody learns.
     """
@@ -189,7 +192,9 @@ def with_momentum(algorithm, settings, alpha):
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
 @pytest.mark.parametrize(("algorithm", "settings"), MOMENTA)
 def test_what_is_learned_once_counts_as_often_as_momentum_says(algorithm, settings, alpha, rests):
-    """With alpha 1, as in the papers, 1 / (1 - momentum) times: classical and Nesterov, with rests in between or without."""
+    """With alpha 1, as in the papers, 1 / (1 - momentum) times: classical and Nesterov, with rests in between or
+    without.
+    """
     chosen, expected = with_momentum(algorithm, settings, alpha)
     for model, weights, _ in over_threads(trainers(2), learned_once, chosen, rests)[:2]:
         np.testing.assert_allclose(model, LEARNED / 2 * expected, rtol=1e-3)
@@ -327,7 +332,9 @@ def small_gradient(rank, thread, step):
 
 
 def check_pushes(results, options):
-    """The center is at the end of each part where all gradients of all threads lead: none is lost, none counts twice."""
+    """The center is at the end of each part where all gradients of all threads lead: none is lost, none counts
+    twice.
+    """
     done = [{(0, 0): 7, (0, 1): 0, (1, 0): 12, (1, 1): 3}, {(0, 0): 8, (0, 1): 23, (1, 0): 12, (1, 1): 3}]
     for models in results:
         for model, counts in zip(models, done, strict=True):
@@ -362,7 +369,9 @@ def sum_of(rank, threads):
 
 
 def expected_of(options):
-    """Where the schedule's factors lead; of those of several trainers the mean is taken, by examples where steps are."""
+    """Where the schedule's factors lead; of those of several trainers the mean is taken, by examples where
+    steps are.
+    """
     if options.algorithm == "async_ps":
         return -sum(FACTORS[rank] * sum_of(rank, 2) for rank in range(2))
     if options.algorithm == "synchronous":

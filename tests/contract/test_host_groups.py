@@ -1,5 +1,5 @@
-"""Trainers of one host that are averaged in place, and sync PSs that move replicas: the same as by messages, whoever begins
-late, ends early or cannot be mapped.
+"""Trainers of one host that are averaged in place, and sync PSs that move replicas: the same as by messages, whoever
+begins late, ends early or cannot be mapped.
 
 Pretended ranks share one process; which host each is on is pretended too.
 """
@@ -93,7 +93,9 @@ def test_rounds_are_those_by_message_to_the_bit(on_hosts, hosts, options):
 
 @pytest.mark.parametrize("options", AVERAGES, ids=name_of)
 def test_rounds_of_several_leaders_are_those_by_message(on_hosts, options):
-    """Up to the order of a sum; the global model and what is remembered of it are the same on all trainers, to the bit."""
+    """Up to the order of a sum; the global model and what is remembered of it are the same on all trainers, to
+    the bit.
+    """
     ours, theirs = (on_hosts(MIXED, blocks_at_rest, way) for way in (options, messages(options)))
     for mine, other in zip(ours, theirs, strict=True):
         for a, b in zip(mine, other, strict=True):

@@ -1,8 +1,8 @@
-"""The headline: while a round stalls, worker threads train on at full rate. Rounds in the foreground stand still with it: the
-control, without which counting iterations would show nothing.
+"""The headline: while a round stalls, worker threads train on at full rate. Rounds in the foreground stand still with
+it: the control, without which counting iterations would show nothing.
 
-Whole runs (``train.hogwild``, its trainers, servers and paces) over pretended ranks: a round that is held up goes on when
-every worker thread of every trainer has done its iterations, or when too much time has passed.
+Whole runs (``train.hogwild``, its trainers, servers and paces) over pretended ranks: a round that is held up goes on
+when every worker thread of every trainer has done its iterations, or when too much time has passed.
 """
 
 import threading
@@ -150,6 +150,8 @@ def test_a_round_that_stalls_in_the_background_leaves_workers_at_full_rate(stall
 
 @pytest.mark.parametrize(("algorithm", "most"), [("easgd", EVERY), ("ma", 2 * EVERY + 2), ("bmuf", 2 * EVERY + 2)])
 def test_a_round_that_stalls_in_the_foreground_stops_everybody(stalled, algorithm, most):
-    """No thread gets beyond its own next round; of threads that meet for it, one may have done the iterations of both."""
+    """No thread gets beyond its own next round; of threads that meet for it, one may have done the iterations
+    of both.
+    """
     stall = stalled(algorithm, STANDING, "sync.pace=fixed_rate", f"sync.every_iterations={EVERY}")
     assert stall.done.max() <= most < ENOUGH

@@ -141,8 +141,8 @@ def blocks(world, options):
 
 
 def check_bmuf(results, options):
-    """Block momentum in Chen and Huo's terms (2016), in float64: a block's gain is over the model broadcast at its start,
-    which with Nesterov is ahead of the aggregated one. ``close`` makes one block more.
+    """Block momentum in Chen and Huo's terms (2016), in float64: a block's gain is over the model broadcast at its
+    start, which with Nesterov is ahead of the aggregated one. ``close`` makes one block more.
     """
     zeta, eta, own = options.bmuf.eta, options.bmuf.momentum, options.bmuf
     replicas = [replica(0).astype(float) for _ in range(2)]
@@ -275,7 +275,9 @@ def by_message(*arguments, **settings):
 
 
 def moved_by_others(options):
-    """Whether other processes move a replica while its own steps; pretended ranks take turns, real ones may lose a step."""
+    """Whether other processes move a replica while its own steps; pretended ranks take turns, real ones may lose a
+    step.
+    """
     return options.transport == "auto" and options.algorithm in AVERAGING
 
 

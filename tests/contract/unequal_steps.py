@@ -1,5 +1,5 @@
-"""Trainers and threads with different numbers of steps, in two parts of a run: a property of ``test_sync``, with what is to come
-of it for every algorithm.
+"""Trainers and threads with different numbers of steps, in two parts of a run: a property of ``test_sync``, with what
+is to come of it for every algorithm.
 """
 
 import numpy as np
@@ -15,7 +15,9 @@ def lesson(trainer, thread):
 
 
 def unequal_steps(world, options):
-    """Threads step and merges happen one after the other here: elsewhere two at once may lose one of them, as is meant."""
+    """Threads step and merges happen one after the other here: elsewhere two at once may lose one of them, as
+    is meant.
+    """
     weights = live(world, options, 0)
 
     def gradients(thread):
@@ -41,8 +43,9 @@ def learned_by(trainer, parts):
 
 
 def check_unequal_steps(results, options):
-    """Threads and trainers with different numbers of iterations, two parts: all end, with the same model, and what was learned
-    is in it: to the last step where nothing may be lost, within its bounds where a trainer that is done follows the others.
+    """Threads and trainers with different numbers of iterations, two parts: all end, with the same model, and what was
+    learned is in it: to the last step where nothing may be lost, within its bounds where a trainer that is done follows
+    the others.
     """
     for part in (1, 2):
         np.testing.assert_array_equal(results[0][part], results[1][part])

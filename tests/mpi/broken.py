@@ -1,4 +1,5 @@
-"""``python broken.py WHAT RANK train RUN_FILE ...`` is ``ssmpi`` with something that happens to one rank, after a while.
+"""``python broken.py WHAT RANK train RUN_FILE ...`` is ``ssmpi`` with something that happens to one rank, after a
+while.
 
 The file that ``BROKEN_AT`` names appears when it happens.
 """

@@ -1,4 +1,6 @@
-"""A run killed, stopped, damaged and gone on with under mpirun, with other numbers of ranks each time, to its exact end."""
+"""A run killed, stopped, damaged and gone on with under mpirun, with other numbers of ranks each time, to its exact
+end.
+"""
 
 import json
 import os
@@ -17,7 +19,8 @@ from ssmpi.core.settings import dump
 
 BROKEN = Path(__file__).with_name("broken.py")
 SETTINGS = (
-    "data.batch_size=64", "data.passes=100_000", "evaluate.split=none", "evaluate.final=test", "run.record_losses=false",
+    "data.batch_size=64", "data.passes=100_000", "evaluate.split=none", "evaluate.final=test",
+    "run.record_losses=false",
     "checkpoint.every_examples=2000", "run.log_seconds=0.2",
 )  # fmt: skip
 
@@ -97,7 +100,9 @@ def test_a_stop_that_cannot_be_saved_in_its_budget_ends_the_job(tmp_path, data):
 
 
 def test_two_jobs_do_not_write_one_run(tmp_path, data):
-    """Neither a new one nor one that goes on, while the first lives; once that is killed the next one starts at once."""
+    """Neither a new one nor one that goes on, while the first lives; once that is killed the next one starts at
+    once.
+    """
     config = write_run_file(tmp_path, data, *SETTINGS, "data.passes=100000")
     (tmp_path / "given.toml").write_text(dump(config))
     run = Path(config.run.folder)

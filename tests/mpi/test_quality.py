@@ -1,12 +1,13 @@
 """Two trainers of two threads learn as well as one of one: asynchronous training can only be tested by its statistics.
 
-**As well as alone**, where all trainers see the same kind of rows. Four times the batch in flight costs a little at the start:
-over seeds 1, 2, 3 the algorithms end -0.04 to +0.29 % from the reference (mean 0.11 %, standard deviation 0.09 %). Half the rows
-double that, and without the decaying rate two seeds of the reference alone may differ by 0.5 %. It says nothing of
-synchronization: a replica that never meets another one ends as near, because half of such rows are as good as all.
+**As well as alone**, where all trainers see the same kind of rows. Four times the batch in flight costs a little at the
+start: over seeds 1, 2, 3 the algorithms end -0.04 to +0.29 % from the reference (mean 0.11 %, standard deviation 0.09
+%). Half the rows double that, and without the decaying rate two seeds of the reference alone may differ by 0.5 %. It
+says nothing of synchronization: a replica that never meets another one ends as near, because half of such rows are as
+good as all.
 
-**Together**, where each trainer sees rows of one kind and one input matters in each: only trainers that share what they learn
-know both. Seeds 1 to 4 of all algorithms end at NE 0.55 to 0.69, without synchronization at 1.26 to 1.35.
+**Together**, where each trainer sees rows of one kind and one input matters in each: only trainers that share what they
+learn know both. Seeds 1 to 4 of all algorithms end at NE 0.55 to 0.69, without synchronization at 1.26 to 1.35.
 """
 
 import pytest
@@ -79,7 +80,9 @@ KNOWS_BOTH, KNOWS_ONE = 0.8, 1.1  # NE below and above
 
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory):
-    """Blocks of either kind in turn, two and two: with a static hand-out each trainer's two threads get those of one kind."""
+    """Blocks of either kind in turn, two and two: with a static hand-out each trainer's two threads get those of one
+    kind.
+    """
     return make_halves(tmp_path_factory.mktemp("halves"), HALVES, run_of=2 * BLOCK)
 
 

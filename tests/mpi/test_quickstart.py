@@ -1,5 +1,5 @@
-"""README's first command, on few rows and in the environment that there is: what it prints and leaves, and that the second
-command's lint then sees what it saw before.
+"""README's first command, on few rows and in the environment that there is: what it prints and leaves, and that the
+second command's lint then sees what it saw before.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Training over several hosts with addresses, process numbers and /tmp of their own: slow, cut, frozen and crashed ones."""
+"""Training over several hosts with addresses, process numbers and /tmp of their own: slow, cut, frozen and crashed
+ones.
+"""
 
 import re
 import subprocess

@@ -1,4 +1,6 @@
-"""An abort ends the process in seconds, with its code, whatever the disk, the reader of its messages, MPI or its threads do."""
+"""An abort ends the process in seconds, with its code, whatever the disk, the reader of its messages, MPI or its
+threads do.
+"""
 
 import ctypes
 import os
@@ -19,7 +21,9 @@ LIMIT = 20  # seconds until a child counts as one that never ends
 
 
 class Alone:
-    """The face of the communicator of a rank without others; ``end`` is what MPI does when it is told to end the job."""
+    """The face of the communicator of a rank without others; ``end`` is what MPI does when it is told to end
+    the job.
+    """
 
     size = rank = 0
 

@@ -1,4 +1,6 @@
-"""What runs leave in a checkout does not matter to lint: README's two commands pass one after the other in one clone."""
+"""What runs leave in a checkout does not matter to lint: README's two commands pass one after the other in one
+clone.
+"""
 
 import shutil
 import subprocess

@@ -1,4 +1,6 @@
-"""Which model is kept and when training ends early: the rule by hand, and whole runs that overfit, stopped and gone on with."""
+"""Which model is kept and when training ends early: the rule by hand, and whole runs that overfit, stopped and gone on
+with.
+"""
 
 import json
 import math
@@ -253,7 +255,9 @@ def test_what_an_older_checkpoint_holds_for_best_stays(tmp_path, few, overfitted
 
 
 def test_a_best_model_that_cannot_be_saved_costs_no_run(tmp_path, few, monkeypatch):
-    """The disk is full whenever a model is to be renamed to its place in best/; the last one is kept, and that is said."""
+    """The disk is full whenever a model is to be renamed to its place in best/; the last one is kept, and that
+    is said.
+    """
     rename = disk.rename
 
     def full(old, new):

@@ -42,7 +42,9 @@ class Clock:
 
 
 class Wire:
-    """The face of a conversation: messages put into ``waiting`` come at once, what is sent is ``sent`` with its time."""
+    """The face of a conversation: messages put into ``waiting`` come at once, what is sent is ``sent`` with its
+    time.
+    """
 
     def __init__(self, clock):
         self.clock, self.waiting, self.sent = clock, deque(), []

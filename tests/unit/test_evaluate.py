@@ -10,7 +10,9 @@ from ssmpi.model.replica import Twin
 
 @pytest.mark.parametrize(("trainers", "threads"), [(1, 1), (3, 2)])
 def test_all_trainers_together_score_every_row_once(tmp_path, small_data, monkeypatch, trainers, threads):
-    """In blocks of 32 rows, of which there are more than threads: with a few large ones some threads would have none."""
+    """In blocks of 32 rows, of which there are more than threads: with a few large ones some threads would have
+    none.
+    """
     scored, score = Counter(), Twin.score
 
     def watching(twin, dense, rows):

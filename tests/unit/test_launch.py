@@ -169,7 +169,8 @@ def test_the_launchers_account_of_an_end_is_left_out_where_a_rank_has_told_it(st
 def test_hosts_that_fail_or_hang_are_silent(tmp_path, monkeypatch):
     stand_in = tmp_path / "mpirun"
     stand_in.write_text(
-        f"#!/bin/bash\ncase $4 in up) exit 0 ;; refuses) exit 255 ;; hangs) echo $$ > {tmp_path}/number; sleep 60 ;; esac\n"
+        f"#!/bin/bash\ncase $4 in up) exit 0 ;; refuses) exit 255 ;; hangs) echo $$ > {tmp_path}/number; sleep 60 ;;"
+        " esac\n"
     )
     stand_in.chmod(0o755)
     monkeypatch.setattr(launch, "mpirun_path", lambda: str(stand_in))

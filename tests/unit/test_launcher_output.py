@@ -1,4 +1,6 @@
-"""What a launcher says about the end of its ranks is left out only where ssmpi has said it, and nothing else ever is."""
+"""What a launcher says about the end of its ranks is left out only where ssmpi has said it, and nothing else
+ever is.
+"""
 
 import os
 import time
@@ -30,7 +32,10 @@ prterun has exited due to process rank 1 with PID 0 on node h1 calling
 {RULE}
 """
 SRUN = "srun: error: h1: tasks 0-2: Exited with exit code 2\n"
-LOST = f"{RULE}\nPRTE has lost communication with a remote daemon.\n\n  HNP daemon   : [prterun-h1-7@0,0] on node h1\n{RULE}\n"
+LOST = (
+    f"{RULE}\nPRTE has lost communication with a remote daemon.\n\n  HNP daemon   : [prterun-h1-7@0,0] on node"
+    f" h1\n{RULE}\n"
+)
 ERROR = "error: trainer 0 (rank 0, host h1): no such data folder\n"
 LOG = "08:03:28 h1 trainer 0 | training starts\n"
 STOPPED = "08:03:29 h1 trainer 0 | stopped: 12 examples\n"

@@ -104,7 +104,9 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
 
 
 def test_lines_that_the_disk_does_not_take_wait_until_it_does(tmp_path):
-    """The kernel refuses what goes beyond a limit of the process, in the middle of a line, as it does on a full disk."""
+    """The kernel refuses what goes beyond a limit of the process, in the middle of a line, as it does on a full
+    disk.
+    """
     lines, path = JsonlFile(tmp_path / "lines", known=0), tmp_path / "lines"
     lines.write("first")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -185,7 +185,9 @@ def test_an_mlp_may_have_no_hidden_layer():
 
 @pytest.mark.parametrize("size", [7, PIECE + 50])
 def test_bfloat16_is_as_near_as_autocasts(size):
-    """Eight bits of mantissa cost some percent of a gradient's length here; torch's own mixed precision is the measure."""
+    """Eight bits of mantissa cost some percent of a gradient's length here; torch's own mixed precision is the
+    measure.
+    """
     by_hand, expected, twin, arrays = gradients(size, "bf16", ModelOptions())
     with torch.autocast("cpu", torch.bfloat16):
         autocast = (*twin.by_autograd(*arrays), twin.gradients.numpy())

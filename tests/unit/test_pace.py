@@ -75,7 +75,9 @@ def test_where_every_thread_has_a_core_rounds_run_back_to_back(monkeypatch):
 
 
 def test_on_a_full_host_rounds_take_the_shipped_share_of_its_cores(monkeypatch):
-    """1 % of two cores for two shadow threads and what their rounds cost the sync PS: 0.5 % of one for each shadow thread."""
+    """1 % of two cores for two shadow threads and what their rounds cost the sync PS: 0.5 % of one for each shadow
+    thread.
+    """
     assert pytest.approx(0.005) == FULL
     clock = Clock(monkeypatch, [0.001, 0.004, 0.002, 0.005])
     assert shadow_runs(clock, FULL) == pytest.approx([0.199, 0.796, 0.398, 0.995])

@@ -14,8 +14,8 @@ BLOCK, BATCH = 20, 100  # batches of a block, examples of a batch
 
 
 def uneven(speeds, batches, tell=BLOCK):
-    """A pass shared out block by block: trainer k does ``speeds[k]`` batches while others do theirs; each tells how far it is
-    after every ``tell`` batches. Yields after every batch the trainer, what it believes of all, and what is.
+    """A pass shared out block by block: trainer k does ``speeds[k]`` batches while others do theirs; each tells how far
+    it is after every ``tell`` batches. Yields after every batch the trainer, what it believes of all, and what is.
     """
     total = batches * BATCH
     tally, waiting, left = ExampleTally(len(speeds)), batches // BLOCK, [0] * len(speeds)
@@ -37,8 +37,8 @@ def uneven(speeds, batches, tell=BLOCK):
 @pytest.mark.parametrize("speeds", [(1, 1), (3, 1), (1, 3), (10, 1), (4, 2, 1, 1), (1,) * 8], ids=str)
 @pytest.mark.parametrize("tell", [BLOCK, 2])
 def test_all_trainers_know_how_far_the_job_is(speeds, tell):
-    """Within what is done while the slowest of them tells once, whoever does most of the work: counting its own examples as
-    those of all, each would be wrong by half of the run with speeds of 3 and 1.
+    """Within what is done while the slowest of them tells once, whoever does most of the work: counting its own
+    examples as those of all, each would be wrong by half of the run with speeds of 3 and 1.
     """
     batches, while_it_tells = 100 * BLOCK, tell * BATCH * sum(speeds) / min(speeds)
     behind = [0] * len(speeds)
@@ -64,7 +64,9 @@ def test_nobody_counts_beyond_the_end_while_nothing_is_heard():
 
 
 def test_a_run_of_uneven_trainers_knows_how_far_it_is(tmp_path, small_data, monkeypatch):
-    """A trainer that does three quarters of a run believed at its end that half as much again was done, the other only half."""
+    """A trainer that does three quarters of a run believed at its end that half as much again was done, the other only
+    half.
+    """
     record, trainers, found = Progress.record, [], []
 
     def uneven(progress, thread, logits, labels):

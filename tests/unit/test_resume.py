@@ -60,7 +60,9 @@ def watched(monkeypatch):
 
 
 def in_pieces(folder, data, watched, stops, *overrides, other=()):
-    """A run stopped after so many batches, again and again, and at last finished, each job perhaps with other settings."""
+    """A run stopped after so many batches, again and again, and at last finished, each job perhaps with other
+    settings.
+    """
     run = None
     for number, batches in enumerate([*stops, None]):
         watched.stop_after(batches)

@@ -1,4 +1,6 @@
-"""A run folder is replaced only where nothing but a run and its tools have written into it, and no run file is taken for one."""
+"""A run folder is replaced only where nothing but a run and its tools have written into it, and no run file is taken
+for one.
+"""
 
 import re
 from contextlib import ExitStack

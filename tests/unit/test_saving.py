@@ -127,7 +127,9 @@ HANGS = {
         disk, "created", lambda path: path.name == "embedding-0001.h5",
         r"embedding_ps 1 has not written .*-000001/embedding-0001\.h5",
     ),
-    "the manifest": (disk, "rename", lambda old, new: new.name == MANIFEST_NAME, r"trainer 0 has not written .*manifest\.json"),
+    "the manifest": (
+        disk, "rename", lambda old, new: new.name == MANIFEST_NAME, r"trainer 0 has not written .*manifest\.json",
+    ),
 }  # fmt: skip
 
 
@@ -216,7 +218,9 @@ def test_a_save_without_room_says_what_it_needs(tmp_path, small_data, monkeypatc
 
 
 def test_a_model_without_room_waits_for_some(tmp_path, small_data, monkeypatch, said):
-    """Training is done: what was learned is in memory only. The disk is full in fact, whatever the system says is free."""
+    """Training is done: what was learned is in memory only. The disk is full in fact, whatever the system says
+    is free.
+    """
     write_at, calls = disk.write_at, itertools.count(1)
 
     def full_for_a_while(descriptor, content, offset):

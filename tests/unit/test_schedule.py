@@ -18,8 +18,8 @@ def reference(step):
 
 @pytest.mark.parametrize("batch", [1, 128])
 def test_follows_the_reference(batch):
-    """The reference counts steps from 1, we count the examples before the step: it is one step ahead, and in the warm-up so
-    much that the first step is not nothing. Where it ends at 0 we go on with next to nothing.
+    """The reference counts steps from 1, we count the examples before the step: it is one step ahead, and in the
+    warm-up so much that the first step is not nothing. Where it ends at 0 we go on with next to nothing.
     """
     schedule = Schedule(WARMUP * batch, START * batch, DECAY * batch)
     for step in range(1, 400):

@@ -29,7 +29,9 @@ def rows(count, seed):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with ``data``, ``others`` of another vocabulary, and ``run``, trained there by the relative name ``data``."""
+    """A folder with ``data``, ``others`` of another vocabulary, and ``run``, trained there by the relative name
+    ``data``.
+    """
     base = tmp_path_factory.mktemp("project")
     for name, seed in (("data", 1), ("others", 2)):
         (base / f"{name}.txt").write_text("".join(rows(500, seed)))

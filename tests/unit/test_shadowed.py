@@ -1,4 +1,6 @@
-"""The folder that a command is started in may hold anything, a clone of ssmpi or a torch.py: no rank and no helper imports it."""
+"""The folder that a command is started in may hold anything, a clone of ssmpi or a torch.py: no rank and no helper
+imports it.
+"""
 
 import re
 import subprocess

@@ -9,7 +9,8 @@ from ssmpi.core.errors import SettingsError, TopologyError
 from ssmpi.core.topology import CONVERSATIONS, ROLES, Role, Topology
 
 topologies = st.builds(
-    Topology, trainers=st.integers(1, 9), threads=st.integers(1, 9), embedding_ps=st.integers(1, 9), sync_ps=st.integers(0, 9)
+    Topology, trainers=st.integers(1, 9), threads=st.integers(1, 9), embedding_ps=st.integers(1, 9),
+    sync_ps=st.integers(0, 9)
 )  # fmt: skip
 
 

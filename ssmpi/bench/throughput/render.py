@@ -56,7 +56,10 @@ def contenders(found: Mapping[str, Any]) -> str:
     rows += [(name, *contender(figures)) for name, figures in ordered]
     notes = (
         "ssmpi AxB: A trainers of B threads, 1 embedding PS, 1 sync PS for easgd; it reads its rows from shards, the",
-        "others have theirs in memory and are not charged for that. cores: CPU seconds per second; others: other programs.",
+        (
+            "others have theirs in memory and are not charged for that. cores: CPU seconds per second; others: other"
+            " programs."
+        ),
     )
     return "\n".join([grid(rows), *notes])
 
@@ -140,11 +143,15 @@ def server(found: Mapping[str, float]) -> str:
     near = f"; in place, clients' work included {found['in_place'] / 1e6:.1f} M" if "in_place" in found else ""
     return "\n".join(
         [
-            "embedding PS, distinct rows pulled + pushed per core-second "
-            f"(batches of {found['rows_per_batch']:,.0f} rows, table of {found['table_bytes'] / 1e6:,.0f} MB)",
-            f"  by messages {found['by_messages'] / 1e6:.1f} M ({found['cores_used']:.2f} cores), "
-            f"its handlers in process {found['handlers'] / 1e6:.1f} M, "
-            f"bare loop over the same rows {found['bare_loop'] / 1e6:.1f} M{near}",
+            (
+                "embedding PS, distinct rows pulled + pushed per core-second "
+                f"(batches of {found['rows_per_batch']:,.0f} rows, table of {found['table_bytes'] / 1e6:,.0f} MB)"
+            ),
+            (
+                f"  by messages {found['by_messages'] / 1e6:.1f} M ({found['cores_used']:.2f} cores), "
+                f"its handlers in process {found['handlers'] / 1e6:.1f} M, "
+                f"bare loop over the same rows {found['bare_loop'] / 1e6:.1f} M{near}"
+            ),
         ]
     )
 

@@ -1,0 +1,87 @@
+"""The shape of the code: nobody imports in circles, and nothing grows beyond what reads well."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LONGEST_MODULE, LONGEST_FUNCTION, LONGEST_KERNEL, MOST_PARAMETERS = 260, 50, 60, 6
+
+
+def module_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for name in ("ssmpi", "data_prep") for path in (ROOT / name).rglob("*.py")}
+TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
+
+
+def imported(tree):
+    """Names of the project's modules that a file imports, for types and inside functions included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in MODULES else node.module
+
+
+def circles(edges):
+    """Pairs that reach each other."""
+    reach = {}
+    for start in edges:
+        seen, todo = set(), list(edges[start])
+        while todo:
+            at = todo.pop()
+            if at not in seen:
+                seen.add(at)
+                todo += edges.get(at, ())
+        reach[start] = seen
+    return sorted({tuple(sorted((a, b))) for a in reach for b in reach[a] if a != b and a in reach.get(b, ())})
+
+
+FILES = {
+    module: {name for name in imported(tree) if name in MODULES and name != module} for module, tree in TREES.items()
+}
+
+
+def test_no_files_import_each_other():
+    assert circles(FILES) == []
+
+
+def test_no_packages_import_each_other():
+    edges = defaultdict(set)
+    for module, names in FILES.items():
+        package = ".".join(module.split(".")[:2])
+        edges[package] |= {".".join(name.split(".")[:2]) for name in names} - {package, "ssmpi", "data_prep"}
+    assert circles(edges) == []
+
+
+def functions(tree):
+    """Each function with whether numba compiles it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield node, any("njit" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def parameters(function):
+    found = function.args
+    names = [a.arg for a in (*found.posonlyargs, *found.args, *found.kwonlyargs)]
+    return len([name for name in names if name not in ("self", "cls")])
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_nothing_is_too_long_to_read(module):
+    lines = len(MODULES[module].read_text(encoding="utf-8").splitlines())
+    assert lines <= LONGEST_MODULE
+    for function, compiled in functions(TREES[module]):
+        lines = function.end_lineno - function.lineno + 1
+        assert lines <= (LONGEST_KERNEL if compiled else LONGEST_FUNCTION), function.name
+        assert compiled or parameters(function) <= MOST_PARAMETERS, function.name
+
+
+def test_the_story_stays_a_page():
+    assert len(MODULES["ssmpi.train"].read_text(encoding="utf-8").splitlines()) <= 80
