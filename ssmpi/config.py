@@ -154,9 +154,7 @@ class Config:
 
 
 def differences(before: Config, now: Config) -> list[str]:
-    """What of the settings is another, in words, wherever the run folder is and however the way to the data is
-    written.
-    """
+    """Settings that differ, as text; the run folder and the spelling of the data path are ignored."""
     was, are = (config.flat() for config in (before, now))
     for values in (was, are):
         values["run.folder"], values["data.folder"] = "", str(Path(values["data.folder"]).resolve())

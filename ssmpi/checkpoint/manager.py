@@ -1,6 +1,5 @@
 """Saves a run at rest: every trainer and every embedding PS writes a file of its own, the first trainer commits them.
-What is written is written on threads of its own, so that neither training nor the end of the job waits for one that
-hangs.
+Threads of their own do the writing, so that neither training nor the end of the job waits for a disk that hangs.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from ssmpi.checkpoint.pending_save import (
     tell,
     written_beside_training,
 )
-from ssmpi.checkpoint.policy import CheckpointTimer
+from ssmpi.checkpoint.timer import CheckpointTimer
 from ssmpi.comm.background import start_background
 from ssmpi.comm.failure import FATAL_REPORT_SECONDS, cause
 from ssmpi.comm.waiting import SUPERVISOR, Backoff, Patience, wait
@@ -206,7 +205,8 @@ class CheckpointManager:
             self._end(writing, writing.committing)
         elif writing.step.wall > self._options.limit_seconds and not writing.late:
             writing.late = True
-            log.error(f"error: {self._lateness(writing)}. Until it is, no other can be. {self._what_there_is()}")
+            until = "No other checkpoint can be written until it finishes"
+            log.error(f"error: {self._lateness(writing)}. {until}. {self._what_there_is()}")
 
     def _commit(self, writing: PendingCheckpoint, outcomes: list[Outcome]) -> None:
         writing.step, writing.stood_still = Clock(), writing.stood_still or writing.clock.wall

@@ -16,8 +16,8 @@ from ssmpi.core.mpi_environment import home
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its code: 0 done, 1 failed, 2 an error that the user can mend, 85 stopped on
-    request.
+    """Run one command and exit with its code: 0 done, 1 failed, 2 an error that the user can fix, 85 stopped on
+    request, 86 a rank or a host was lost.
     """
     os.environ |= home()
     parsed = parse(parser(), arguments)

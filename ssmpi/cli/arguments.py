@@ -62,7 +62,9 @@ def add_run(sub: argparse.ArgumentParser) -> None:
     add_run_file(sub, optional=True)
     sub.add_argument("--overwrite", action="store_true", help="replace an earlier run in the same run folder")
     sub.add_argument("--resume", type=Path, metavar="RUN", help="resume the run in this folder, or start it there")
-    sub.add_argument("--checkpoint", metavar="NAME", help="resume from this one, or from the newest that is 'whole'")
+    sub.add_argument(
+        "--checkpoint", metavar="NAME", help="checkpoint to resume from; 'whole' picks the newest undamaged one"
+    )
 
 
 def add_plans(among: Any) -> None:
@@ -81,7 +83,7 @@ def add_plans(among: Any) -> None:
         "--step-ms", type=float, metavar="MS", help="measured time of a thread's dense step, to predict from"
     )
     sub.add_argument(
-        "--link-mb", type=float, metavar="MB", help="MB/s and direction of every rank's link, to predict from"
+        "--link-mb", type=float, metavar="MB", help="bandwidth of every rank's link, per direction, to predict from"
     )
     add(
         among,
@@ -212,7 +214,11 @@ def add_cluster_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--trainers", default="1,2,4,8,16", metavar="NUMBERS", help="of the jobs (default: 1,2,4,8,16)")
     sub.add_argument("--step-ms", type=float, default=50.0, metavar="MS", help="a dense step (default: 50)")
     sub.add_argument(
-        "--link-mb", type=float, default=4.0, metavar="MB", help="MB/s and direction of a sync PS's link (default: 4)"
+        "--link-mb",
+        type=float,
+        default=4.0,
+        metavar="MB",
+        help="a sync PS's link, per direction (default: 4)",
     )
     sub.add_argument(
         "--embedding-link-mb",

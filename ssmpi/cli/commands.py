@@ -54,7 +54,7 @@ def requested(arguments: argparse.Namespace) -> RunRequest:
     if not run_file and not arguments.resume:
         raise SettingsError("name a run file, or --resume RUN")
     if arguments.checkpoint and not arguments.resume:
-        raise SettingsError("--checkpoint names one of --resume RUN")
+        raise SettingsError("--checkpoint requires --resume RUN")
     return RunRequest(run_file, overrides, arguments.overwrite, arguments.resume, arguments.checkpoint)
 
 
@@ -93,7 +93,7 @@ def predicted(config: Config, arguments: argparse.Namespace) -> str:
     if arguments.step_ms is None or arguments.link_mb is None:
         raise SettingsError("--predict needs --step-ms ('ssmpi bench throughput' measures it) and --link-mb")
     if arguments.tables:
-        raise SettingsError("--predict counts the rows of batches of the data: prepare it, and leave out --tables")
+        raise SettingsError("--predict samples batches of the prepared data: prepare it, and leave out --tables")
     speed = 1e6 * arguments.link_mb
     links = forecast.LinkSpeeds(speed, speed, speed)
     return forecast.describe(config, arguments.step_ms / 1e3, links, numbers("--trainers", arguments.trainers))
@@ -104,7 +104,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(","))
     except ValueError:
-        raise SettingsError(f"{option} takes numbers with commas between them, got '{text}'") from None
+        raise SettingsError(f"{option} takes a comma-separated list of integers, got '{text}'") from None
 
 
 def doctor(arguments: argparse.Namespace) -> int:

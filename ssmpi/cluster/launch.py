@@ -31,7 +31,7 @@ from ssmpi.core.errors import STOPPED, UserError
 from ssmpi.core.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.run.request import RunRequest
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 SESSION_VARIABLE = "PRTE_MCA_prte_local_tmpdir_base"  # where Open MPI's mpirun keeps its session files
 ANSWER_SECONDS = 10.0  # for a host to answer
 JOB_LEVEL_VARIABLES = (

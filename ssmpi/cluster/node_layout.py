@@ -111,11 +111,8 @@ def lay_out(
     Raises TopologyError, with the arithmetic, if the ranks do not fit.
     """
     placement = site.placement
-    cores = {
-        Role.TRAINER: placement.trainer_cores or topology.threads + 1,
-        Role.EMBEDDING_PS: placement.server_cores,
-        Role.SYNC_PS: placement.server_cores,
-    }
+    trainer_cores = placement.trainer_cores or topology.threads + 1
+    cores = {role: placement.server_cores if role.traits.serves else trainer_cores for role in Role}
     needs = {role: Resources(cores[role], memory[role], (spare or {}).get(role, 0.0)) for role in Role}
     trainers = math.ceil(topology.trainers / placement.trainers_per_node)
     nodes = [index // placement.trainers_per_node for index in range(topology.trainers)]
@@ -132,7 +129,7 @@ def _packed(topology: Topology, site: Site, needs: Mapping[Role, Resources], fir
     """Put PSs on nodes from ``first`` on; fill one node after the other."""
     nodes: list[int] = []
     node, cores, size = first, 0, 0.0
-    for role in (Role.EMBEDDING_PS, Role.SYNC_PS):
+    for role in (role for role in Role if role.traits.serves):
         for _ in topology.ranks_of(role):
             cores, size = cores + needs[role].cores, size + needs[role].bytes
             if nodes and (cores > site.node.cores or size > site.node.memory_gb * 1e9):

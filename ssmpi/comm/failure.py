@@ -72,7 +72,7 @@ def cause(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return f"{error}: make room there, or choose another run.folder, and start again"
     if isinstance(error, OSError) and error.errno in NO_WAY:
-        return f"{error}: mend or permit that, or choose another folder, and start again"
+        return f"{error}: fix the path or its permissions, or choose another folder, and start again"
     text = "".join(traceback.format_exception(error)).rstrip()
     if isinstance(error, MemoryError):
         return f"out of memory\n{text}\nStart again with more embedding_ps, fewer threads or more memory per rank"

@@ -1,4 +1,4 @@
-"""Errors that the user can mend, with a remedy in the message; every module raises these, the command line prints them.
+"""Errors that the user can fix, with a remedy in the message; every module raises these, the command line prints them.
 
 An ``assert`` elsewhere means a bug in ssmpi.
 """

@@ -145,7 +145,7 @@ class RemoteTables:
             ) from error
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
-        """RowArray at hand are fetched at once; else one request and one reply a PS, straight into
+        """Gather the rows of PSs on this host; send every other PS one request, whose reply goes straight into
         ``lookup.distinct``.
         """
         lookup.requests = []

@@ -13,8 +13,8 @@ SAVE       JSON: path, limit in seconds, whether in the background         one b
 SAVED      nothing                                                         JSON: bytes and checksum, or what went wrong;
                                                                            empty while it is being written
 ATTACH     nothing                                                         how to map the rows; empty if they are not
-shared ========== ===============================================================
-=============================================
+                                                                           shared
+========== =============================================================== =============================================
 """
 
 from __future__ import annotations

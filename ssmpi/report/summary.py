@@ -15,7 +15,7 @@ COLUMNS = ("ne", "log_loss", "auc", "accuracy")
 def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
     """The result of a run on its test split, beside reference points where they are given."""
     if not (run / RESULT_NAME).is_file():
-        raise DataError(f"{run}: no {RESULT_NAME}, so no run that ended here; its log says why")
+        raise DataError(f"{run}: no {RESULT_NAME}, so this run has not ended; its logs say why")
     result = read_json(run / RESULT_NAME)
     evaluations = result["evaluations"]
     split = next((s for s in FINAL_SPLITS if s in evaluations), None)
@@ -69,7 +69,7 @@ def _reference(path: Path, *keys: str) -> dict[str, float]:
     found = read_json(path)
     for key in keys:
         if not isinstance(found, dict) or key not in found:
-            raise DataError(f"{path}: has no '{key}': not the file that this option wants")
+            raise DataError(f"{path}: has no '{key}': the wrong kind of file for this option")
         found = found[key]
     return found
 

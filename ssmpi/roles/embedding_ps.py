@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ssmpi.checkpoint.arena_writer import ArenaWriter
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.model_files import load_tables
-from ssmpi.checkpoint.shard_writer import ShardWriter
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_memory import memory_for
 from ssmpi.comm.world import World
@@ -34,6 +34,6 @@ def serve_embeddings(config: Config, world: World, folder: Path, start_from: Pat
     world.start_heartbeat(config.waiting)
     service = Service(world.embedding, config.waiting)
     cpu_usage.set_up()
-    saver = ShardWriter(world.same_role_here)
+    saver = ArenaWriter(world.same_role_here)
     service.serve(config.topology.trainers, EmbeddingServer(arena, service, saver, memory.address).handle)
     return True

@@ -72,18 +72,18 @@ class SelectionState:
 
 class ModelSelection:
     """One trainer's part. All trainers decide alike: by the first one's numbers. ``model(vector)`` is the model that
-    ``keeper`` saves, ``state`` the standing in the checkpoint that this job resumes from.
+    ``checkpoints`` saves, ``state`` the standing in the checkpoint that this job resumes from.
     """
 
     def __init__(
         self,
         run: Path,
         evaluations: Evaluations,
-        keeper: CheckpointManager,
+        checkpoints: CheckpointManager,
         model: Callable[[np.ndarray], ModelState],
         state: dict[str, Any] | None,
     ) -> None:
-        self._run, self._evaluations, self._keeper, self._model_state = run, evaluations, keeper, model
+        self._run, self._evaluations, self._checkpoints, self._model_state = run, evaluations, checkpoints, model
         self._options = evaluations.options
         self.standing = SelectionState(**state) if state else SelectionState(self._options.split)
         if self.standing.split != self._options.split:  # figures of another split say nothing about this one's
@@ -98,8 +98,8 @@ class ModelSelection:
         return self.standing.ended_by(self._options)
 
     def consider(self, scored: Scored) -> None:
-        """Every trainer calls, at rest, after an evaluation of ``evaluate.split``. TrainerOutcomes to stop meanwhile,
-        it changes nothing.
+        """Every trainer calls, at rest, after an evaluation of ``evaluate.split``. If a stop arrives
+        meanwhile, nothing changes.
         """
         evaluations, results = self._evaluations, self._evaluations.results
         examples = results.logbook.totals()["examples"] if results else 0.0
@@ -153,7 +153,7 @@ class ModelSelection:
         if results:
             clock = Clock()
             try:
-                self._keeper.save_best(self._model_state(vector), self._place(at))
+                self._checkpoints.save_best(self._model_state(vector), self._place(at))
             except (OSError, DataError) as error:
                 log.error(f"error: the best model so far could not be saved, training goes on: {cause(error)}")
             else:
@@ -161,7 +161,7 @@ class ModelSelection:
                 results.logbook.say(f"best so far: {self._options.split} NE {ne:.5f}, saved in {clock.wall:.2f} s")
                 self._retire(at)
             results.logbook.pause(clock.wall)
-        self._evaluations.share(saved, "the first trainer (to save the best model)", self._keeper.patience())
+        self._evaluations.share(saved, "the first trainer (to save the best model)", self._checkpoints.patience())
         return bool(saved[0])
 
     def _retire(self, newest: int) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ssmpi.checkpoint.arena_writer import ArenaWriter
 from ssmpi.checkpoint.model_files import load_tables
-from ssmpi.checkpoint.shard_writer import ShardWriter
 from ssmpi.comm.world import World
 from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding.client import HeldRows, Lookups
@@ -46,7 +46,7 @@ class Tables:
         arena = Arena(config.embedding, self.placement, 0, config.run.seed)
         if weights:
             load_tables(arena, weights)
-        self.transport = LocalTables(arena, ShardWriter(world.same_role_here))
+        self.transport = LocalTables(arena, ArenaWriter(world.same_role_here))
 
     def lookups(self, thread: int, held: HeldRows | None = None, through: RowTransport | None = None) -> Lookups:
         """Pull and push for one thread, ``through`` another transport than the plain one if given; ``held`` keeps what

@@ -63,8 +63,8 @@ class Trainer:
             sync.ReplicaMemory(world.host, self.replica.memory),
         )  # fmt: skip
         self.synchronizers, self.pace = assembly.synchronization(config, world, self.replica, local, saved)
-        self._course = assembly.cursor(config, world.index, self._reader, self._control, saved)
-        self._held = [HeldRows(stream.was_cut) for stream in self._course.streams]
+        self._cursor = assembly.cursor(config, world.index, self._reader, self._control, saved)
+        self._held = [HeldRows(stream.was_cut) for stream in self._cursor.streams]
         live = LiveState(
             self.replica.vector, self.optimizer.state(), self.synchronizers[0], self._held, self.progress.losses
         )
@@ -79,7 +79,7 @@ class Trainer:
             run=folder, options=config.checkpoint, waiting=config.waiting, world=world, tables=self.tables.transport,
             stop=self._stop,
         )  # fmt: skip
-        self._keeper = CheckpointManager(
+        self._checkpoints = CheckpointManager(
             context, self._results.logbook if self._results else None, self.progress.of_all
         )
         evaluator = Evaluator(
@@ -87,7 +87,7 @@ class Trainer:
         )
         self._evaluations = Evaluations(evaluator, manifest, config.waiting, self._results)
         standing = saved.state.get("choice") if saved else None
-        self._choice = ModelSelection(folder, self._evaluations, self._keeper, self._parts.model, standing)
+        self._selection = ModelSelection(folder, self._evaluations, self._checkpoints, self._parts.model, standing)
         if self._results:
             self._control.gathered, self._control.due = self._results.logbook.gathered, self._checkpoint_due
         self._save_agreed = self._started = False
@@ -103,17 +103,17 @@ class Trainer:
         been trained on, because a checkpoint may interrupt it. Ends early when stopping, and when ``[evaluate]`` says
         so.
         """
-        if self._choice.ended_by:
+        if self._selection.ended_by:
             return
-        for part in self._course.parts():
+        for part in self._cursor.parts():
             yield part
-            if self.stopped or self._choice.ended_by:
+            if self.stopped or self._selection.ended_by:
                 return
 
     def stream(self, thread: int) -> Iterator[Batch]:
         """The batches of the pieces dealt to one worker thread, until there are none or training pauses."""
         control, stop = self._control, self._stop
-        return self._course.batches(thread, lambda: control.next_block(thread), lambda: stop.pausing)
+        return self._cursor.batches(thread, lambda: control.next_block(thread), lambda: stop.pausing)
 
     def lookups(self, thread: int) -> Lookups:
         """A worker thread's way to the embedding rows."""
@@ -130,7 +130,7 @@ class Trainer:
         when all trainers have come to that.
         """
         if not self._started:
-            unchecked = share(self._course.shards(), self._control.checked, self.world.index, self.world.trainers.size)
+            unchecked = share(self._cursor.shards(), self._control.checked, self.world.index, self.world.trainers.size)
             self.start("check", check, self._reader, unchecked, self._control.tell_checked)
             with during("waiting for the other ranks"):
                 self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
@@ -138,8 +138,8 @@ class Trainer:
             if self._results:
                 self._results.logbook.start_clock()
             self._started = True
-        assert self._course.handout
-        self._control.begin(self._course.handout)
+        assert self._cursor.handout
+        self._control.begin(self._cursor.handout)
         self.pace.begin()
         workers = [self.start(f"worker {k}", hogwild, k, self) for k in range(self.config.topology.threads)]
         self._supervise(lambda: not any(w.is_alive() for w in workers), finished=False)
@@ -150,7 +150,7 @@ class Trainer:
         if wishes[0]:
             self._stop.agree()
         self._save_agreed = bool(wishes[1])
-        self._course.gather_remaining(self.world.trainers)
+        self._cursor.gather_remaining(self.world.trainers)
         self._came_to_rest = clock.wall
 
     def start(self, name: str, body: Callable[..., object], *arguments: object) -> Thread:
@@ -161,8 +161,8 @@ class Trainer:
         """Score the common model on one split, where a part is done, if the data set has it, and let that decide what
         ``[evaluate]`` says; every trainer takes part.
         """
-        if not self.stopped and not self._course.position.left and (scored := self._score_model(split)):
-            self._choice.consider(scored)
+        if not self.stopped and not self._cursor.position.left and (scored := self._score_model(split)):
+            self._selection.consider(scored)
 
     def evaluate_finally(self, split: str) -> None:
         """Score the last model, and on request the first trainer's own replica as a second figure. A run that is asked
@@ -170,7 +170,7 @@ class Trainer:
         """
         if self.stopped:
             return
-        evaluations, choice = self._evaluations, self._choice
+        evaluations, choice = self._evaluations, self._selection
         if not choice.scored_finally and (scored := self._score_model(split)):
             evaluations.record(split, scored, best=choice.best_on(split))
         if self.config.evaluate.replica and not self.stopped and evaluations.has(split):
@@ -194,8 +194,8 @@ class Trainer:
         """Save a checkpoint, if one is due."""
         if self._save_agreed and not self.stopped:
             self._rest()
-            came_to_rest = 0.0 if self._course.position.done else self._came_to_rest
-            self._keeper.save(partial(self._state, self._course.coming), came_to_rest)
+            came_to_rest = 0.0 if self._cursor.position.done else self._came_to_rest
+            self._checkpoints.save(partial(self._state, self._cursor.coming), came_to_rest)
             self._save_agreed = False
 
     def save(self) -> None:
@@ -204,12 +204,12 @@ class Trainer:
         """
         self._rest()
         if self.stopped:
-            self._keeper.save_and_stop(partial(self._state, self._course.position))
+            self._checkpoints.save_and_stop(partial(self._state, self._cursor.position))
             return
         vector = self.synchronizers[0].model()
-        if self._results and not self._choice.put_in_place():
-            self._keeper.save_model(self._parts.model(vector))
-        self._keeper.wait_for_the_first()
+        if self._results and not self._selection.put_in_place():
+            self._checkpoints.save_model(self._parts.model(vector))
+        self._checkpoints.wait_for_the_first()
 
     def goodbye(self) -> None:
         """Take leave of all servers and write the results."""
@@ -218,9 +218,9 @@ class Trainer:
             with atomic_file.whole(path) as beside, beside.open("wb") as out:
                 np.save(out, np.array(self.progress.losses))
         if self._results:
-            self._results.finish(stopped=self.stopped, ended_by=self._choice.ended_by, kept=self._choice.model)
+            self._results.finish(stopped=self.stopped, ended_by=self._selection.ended_by, kept=self._selection.model)
             if not self.stopped:
-                self._choice.close()
+                self._selection.close()
         self.tables.transport.goodbye()
         self.synchronizers[0].goodbye()
 
@@ -231,11 +231,11 @@ class Trainer:
 
     def _checkpoint_due(self) -> bool:
         """Whether this trainer knows that a checkpoint is due; only the first one does."""
-        return self._keeper.due(self.progress.of_all)
+        return self._checkpoints.due(self.progress.of_all)
 
     def _state(self, position: Position) -> TrainerState:
         """What this trainer puts into a checkpoint from which the run resumes at ``position``; at rest."""
-        return self._parts.trainer(self.synchronizers[0].model(), position, self._choice.standing)
+        return self._parts.trainer(self.synchronizers[0].model(), position, self._selection.standing)
 
     def _report(self, finished: bool) -> TrainerReport:
         """What the first trainer wants to know, since the last report."""

@@ -12,12 +12,6 @@ from ssmpi.core.topology import Role
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, read_manifest
 from ssmpi.embedding.placement import Placement, place
 
-PROCESS_BYTES = {
-    Role.TRAINER: 400e6,
-    Role.EMBEDDING_PS: 185e6,
-    Role.SYNC_PS: 187e6,
-}  # resident memory of ranks of the quickstart, less their data
-
 
 def placement_of(config: Config, tables_file: Path | None = None) -> Placement:
     """Which PS holds which rows. Table sizes come from the data's manifest or from ``tables_file``."""
@@ -58,7 +52,7 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     if not topology.embedding_ps:
         trainer += rows
     own = {Role.TRAINER: trainer, Role.EMBEDDING_PS: float(rows), Role.SYNC_PS: sync_ps}
-    return {role: size + PROCESS_BYTES[role] for role, size in own.items()}
+    return {role: own.get(role, 0.0) + role.traits.process_bytes for role in Role}
 
 
 def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]:

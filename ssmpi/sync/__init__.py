@@ -98,7 +98,7 @@ def check_topology(options: RoundOptions, topology: Topology) -> None:
         raise TopologyError(f"sync.algorithm = '{options.algorithm}' {misfit}")
     if topology.sync_ps and kind.partner != SYNC_PS:
         raise TopologyError(
-            f"topology.sync_ps = {topology.sync_ps}, but sync.algorithm = '{options.algorithm}' has no use for sync"
+            f"topology.sync_ps = {topology.sync_ps}, but sync.algorithm = '{options.algorithm}' does not use sync"
             " PSs: set topology.sync_ps = 0"
         )
 

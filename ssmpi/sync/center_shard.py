@@ -123,7 +123,7 @@ class Center(ABC):
 
     def set_alpha(self, client: tuple[int, int], words: np.ndarray) -> None:
         """A client says how its next exchange is to be taken."""
-        raise AssertionError(f"{client} couples with a center that knows no coupling")
+        raise AssertionError(f"{client} sent a coupling, but this center does not support it")
 
     def _start(self, fragment: int, values: np.ndarray) -> None:
         if fragment < len(self.shards):

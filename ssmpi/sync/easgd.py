@@ -31,9 +31,7 @@ from ssmpi.sync.peers import Peers
 
 @dataclass(frozen=True)
 class EASGDOptions:
-    """``[sync.easgd]``: ``coupling`` in an iteration, which then decides instead of ``alpha``; 0 means
-    ``alpha`` does.
-    """
+    """``[sync.easgd]``: ``coupling`` per iteration; above 0 it overrides ``alpha``."""
 
     coupling: float = 0.0
 

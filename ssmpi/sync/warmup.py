@@ -2,9 +2,10 @@
 
     g = mean of the dense gradients of all worker threads of all trainers; every replica takes the same step with g
 
-Replicas part while rates are high and nothing is learned yet; here they do not. Embedding rows are updated by every
-thread on its own, as afterwards. The warm-up ends after ``warmup_steps`` steps, or with the first part of the run; the
-algorithm then begins with the equal replicas. Optimizer state that it keeps elsewhere (``async_ps``) begins there.
+Replicas diverge early, while the learning rate is high; synchronous warm-up prevents that. Embedding rows are updated
+by every thread on its own, as afterwards. The warm-up ends after ``warmup_steps`` steps, or with the first part of the
+run; the algorithm then begins with the equal replicas. Optimizer state that it keeps elsewhere (``async_ps``) begins
+there.
 """
 
 from __future__ import annotations

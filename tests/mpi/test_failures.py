@@ -66,7 +66,7 @@ class Job:
         return self
 
     def told(self, kind):
-        """JsonlFile of one kind in the run's metrics so far."""
+        """Lines of one kind in the run's metrics so far."""
         with contextlib.suppress(OSError):
             return [line for line in (self.run / "metrics.jsonl").read_text().splitlines() if f'"{kind}"' in line]
         return []

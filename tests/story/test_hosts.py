@@ -87,7 +87,7 @@ class Launched:
         self.job = Running(hosts.on("head", sys.executable, "-m", "ssmpi", *words, folder=place), environ)
 
     def lines(self):
-        """JsonlFile of metrics so far."""
+        """Lines of metrics so far."""
         metrics = self.folder / "metrics.jsonl"
         return metrics.read_text().count("\n") if metrics.is_file() else 0
 

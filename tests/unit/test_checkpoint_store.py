@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ssmpi.checkpoint import disk, files, store
-from ssmpi.checkpoint.policy import CheckpointTimer
 from ssmpi.checkpoint.store import FileManifest, Store
+from ssmpi.checkpoint.timer import CheckpointTimer
 from ssmpi.config import CheckpointOptions
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.run import restart_guard

@@ -30,7 +30,7 @@ def test_the_shortest_run_file_will_do(tmp_path):
     [
         ("embedding.dim=8", "model.bottom ends in 16, but embedding.dim = 8"),
         ("sync.algorithm=easgd", "set topology.sync_ps = 1 or more"),
-        ("topology.sync_ps=2", "has no use for sync PSs"),
+        ("topology.sync_ps=2", "does not use sync PSs"),
         ("topology.trainers=0", "topology.trainers must be at least 1, got 0"),
         ("sync.alhpa=0.5", "did you mean 'alpha'?"),
         ("sync.alpha=0", "alpha must be in (0, 1], got 0.0"),
@@ -162,7 +162,7 @@ SYNCHRONOUS = ("sync.algorithm=synchronous", "sync.pace=fixed_rate", "sync.every
             (*SYNCHRONOUS, "topology.threads=4", "topology.trainers=3"),
             "set topology.threads = 1 and topology.trainers = 12",
         ),
-        ((*SYNCHRONOUS, "topology.sync_ps=1"), "has no use for sync PSs: set topology.sync_ps = 0"),
+        ((*SYNCHRONOUS, "topology.sync_ps=1"), "does not use sync PSs: set topology.sync_ps = 0"),
     ],
 )
 def test_algorithms_refuse_what_makes_no_sense_for_them(tmp_path, overrides, message):

@@ -3,7 +3,7 @@
 import pytest
 
 from ssmpi.checkpoint import model_files
-from ssmpi.checkpoint.data_origin import Origin
+from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.core.errors import TopologyError
 from ssmpi.tools.score import open_run
 
@@ -19,7 +19,7 @@ def run(tmp_path, monkeypatch):
     """A finished run, as far as its settings go."""
     (tmp_path / "run.toml").write_text(SETTINGS)
     monkeypatch.setattr(model_files, "find", lambda run: run / model_files.MODEL)
-    monkeypatch.setattr(Origin, "of_model", lambda folder, data: None)
+    monkeypatch.setattr(DataOrigin, "of_model", lambda folder, data: None)
     return tmp_path
 
 

@@ -30,7 +30,7 @@ def save(parts, folder):
     written = [files.write(folder / "dense.h5", [("weight", np.zeros(1, np.float32), {})])]
     for server, arena in enumerate(parts):
         written.append(files.write(folder / f"embedding-{server:04}.h5", arena.datasets()))
-    store.commit(folder, store.Manifest(tuple(written), {}))
+    store.commit(folder, store.FileManifest(tuple(written), {}))
 
 
 @pytest.mark.parametrize("before", [1, 2, 3, 7])

@@ -38,7 +38,7 @@ RESULT = "cluster.json"
 SMALL = (
     "data.batch_size=32", "data.block_rows=2048", "model.bottom=[32,8]", "model.top=[128,64,1]", "embedding.dim=8",
     "dense.optimizer=sgd", "embedding.optimizer=sgd", "topology.threads=1", "embedding.transport=messages",
-    "sync.cpu_share=1.0", "checkpoint.every_minutes=0",
+    "sync.transport=messages", "sync.cpu_share=1.0", "checkpoint.every_minutes=0",
 )  # fmt: skip
 
 

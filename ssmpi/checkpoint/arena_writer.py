@@ -19,7 +19,7 @@ from ssmpi.embedding.table import Arena
 MOST = 0.8  # of what is free, for copies
 
 
-class ShardWriter:
+class ArenaWriter:
     """One save at a time. The memory of the copy stays: memory that is new to a process costs more than what is copied.
 
     ``sharers`` processes of this host make such copies, at the same time.

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ssmpi.checkpoint import shard_writer
-from ssmpi.checkpoint.shard_writer import ShardWriter, free_memory
+from ssmpi.checkpoint import arena_writer
+from ssmpi.checkpoint.arena_writer import ArenaWriter, free_memory
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena, EmbeddingOptions
 
@@ -55,8 +55,8 @@ def test_who_shares_a_host_shares_its_free_memory(tmp_path, monkeypatch, sharers
     """All copy at the same moment: each must leave room for the others."""
     arena = Arena(EmbeddingOptions(dim=4), place((1000,) * 26, 1), 0, seed=1)
     needed = arena.weights.nbytes + arena.state.nbytes
-    monkeypatch.setattr(shard_writer, "free_memory", lambda: 1.5 * needed / shard_writer.MOST)
-    one = ShardWriter(sharers)
+    monkeypatch.setattr(arena_writer, "free_memory", lambda: 1.5 * needed / arena_writer.MOST)
+    one = ArenaWriter(sharers)
     one.begin(arena, tmp_path / "embedding-0000.h5", 60, background=True)
     assert bool(one._copies) == copied
     while one.outcome() is None:
