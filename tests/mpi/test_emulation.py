@@ -14,7 +14,7 @@ KERNEL = pytest.param(
 )
 
 
-@pytest.mark.parametrize("where", [(), KERNEL], ids=["buckets", "kernel"])
+@pytest.mark.parametrize("where", [(), pytest.param(KERNEL, marks=pytest.mark.soak)], ids=["buckets", "kernel"])
 def test_a_job_of_each_kind_is_measured_and_predicted(tmp_path, small_data, where):
     arguments = (
         *where,

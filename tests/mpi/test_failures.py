@@ -321,7 +321,12 @@ def test_an_exception_anywhere_ends_the_job_with_its_traceback(start, what, rank
 
 @pytest.mark.parametrize(
     ("rank", "command"),
-    [(0, "train"), (1, "launch"), pytest.param(2, "train", marks=pytest.mark.soak), (3, "launch")],
+    [
+        (0, "train"),
+        (1, "launch"),
+        pytest.param(2, "train", marks=pytest.mark.soak),
+        pytest.param(3, "launch", marks=pytest.mark.soak),
+    ],
 )
 def test_a_killed_rank_is_named_once(start, rank, command):
     job = start(*ALL_ROLES, ranks=4 * (command == "train"), program=("-m", "ssmpi", command)).until_it_trains()
@@ -418,7 +423,7 @@ def test_plain_mpirun_interrupted_says_nothing_wrong_and_leaves_nothing_half(sta
 # Frozen
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_frozen_rank_is_named_and_the_job_ends(start, rank):
     job = start(*ALL_ROLES, "waiting.frozen_seconds=4", ranks=4).until_it_trains()
     job.send(signal.SIGSTOP, rank)

@@ -47,9 +47,7 @@ def reference(tmp_path_factory, data):
     return run.quality()["ne"]
 
 
-@pytest.mark.parametrize(
-    "algorithm", [name if name == "easgd" else pytest.param(name, marks=pytest.mark.soak) for name in ALGORITHMS]
-)
+@pytest.mark.parametrize("algorithm", [pytest.param(name, marks=pytest.mark.soak) for name in ALGORITHMS])
 def test_in_the_background_it_learns_as_well_as_alone(tmp_path, data, reference, algorithm):
     run = train(tmp_path, data, *SETTINGS, *TWO_BY_TWO, *ALGORITHMS[algorithm])
     assert run.result["rounds"] > 10  # a busy machine made 47 where a quiet one makes 90

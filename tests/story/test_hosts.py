@@ -124,6 +124,7 @@ def launch(hosts, place, request):
         launched.job.close()
 
 
+@pytest.mark.soak
 def test_a_slow_link_and_one_cut_for_four_seconds_only_take_time(hosts, launch):
     hosts.slow("h3", "50mbit")
     run = launch().until_it_trains()
