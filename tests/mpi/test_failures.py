@@ -303,7 +303,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(start):
     [
         ("break_worker", 1, "trainer 1 (rank 1, {host}, thread worker 0)"),
         ("break_shadow", 0, "trainer 0 (rank 0, {host}, thread shadow)"),
-        ("break_embedding_ps", 2, "embedding_ps 0 (rank 2, {host}, thread main)"),
+        pytest.param("break_embedding_ps", 2, "embedding_ps 0 (rank 2, {host}, thread main)", marks=pytest.mark.soak),
         ("break_sync_ps", 3, "sync_ps 0 (rank 3, {host}, thread main)"),
         ("break_start", 1, "trainer 1 (rank 1, {host}, thread main)"),
         ("break_import", 1, "rank 1 (rank 1, {host}, thread main)"),
@@ -447,6 +447,7 @@ def test_a_rank_frozen_when_all_have_left_keeps_nobody_alive(tmp_path):
     assert mpirun(2, tmp_path / "ending.py").code != 0
 
 
+@pytest.mark.soak
 def test_a_job_that_is_suspended_as_a_whole_goes_on(start):
     job = start(*TWO_TRAINERS, "waiting.frozen_seconds=4", ranks=3).until_it_trains()
     pids = job.ranks().values()

@@ -88,6 +88,7 @@ def test_a_killed_study_goes_on_without_repeating_finished_cells(tmp_path, data)
     assert not list(cells.glob("*/model"))
 
 
+@pytest.mark.soak
 def test_a_bad_cell_is_named_and_the_others_are_in_the_table(tmp_path, data):
     study = write_study(tmp_path, data, "dense.rate = [0.01, 1e30]")
     one = ssmpi("bench", "study", study, "--cell", 0).check()
