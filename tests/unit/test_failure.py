@@ -98,7 +98,11 @@ def test_what_nobody_expects_comes_with_one():
 
 @pytest.mark.parametrize(
     ("number", "remedy"),
-    [(errno.ENOSPC, "make room there"), (errno.EACCES, "permit that"), (errno.EROFS, "another folder")],
+    [
+        (errno.ENOSPC, "make room there"),
+        (errno.EACCES, "fix the path or its permissions"),
+        (errno.EROFS, "another folder"),
+    ],
 )
 def test_what_the_system_refuses_comes_with_a_remedy(number, remedy):
     text = message(Here(), "main", OSError(number, os.strerror(number), "/data/run"))
