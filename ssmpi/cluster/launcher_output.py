@@ -23,6 +23,7 @@ BANNER = re.compile(
 )
 LAUNCHER_REMARK = re.compile(
     rb"srun: error: \S+: tasks? .*: Exited with exit code|"
+    rb"\[[^]]*\] PMIX ERROR: PMIX_ERR_UNREACH in file |"
     rb"\[[^]]*\] \d+ more process\w* ha\w+ sent help message help-mpi-api"
 )
 HELD_SECONDS = 2.0  # a banner may overtake a rank's message

@@ -7,10 +7,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from ssmpi.core.errors import UserError
+
+
+def check_replaceable(path: Path, earlier: re.Pattern[bytes]) -> None:
+    """Raise UserError if a file is at ``path`` that does not begin as an ``earlier`` output of the same command does: a
+    slip must not cost an input, a model or a run file.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        begin = file.read(64)
+    if begin and not earlier.match(begin):
+        raise UserError(f"{path}: is there, and not an earlier output of this command; name another file, or remove it")
 
 
 def check(path: Path) -> None:

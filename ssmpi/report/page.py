@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -64,6 +65,7 @@ def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path
         raise UserError(f"jinja2 is not installed: {figures.INSTALL}") from None
     out.parent.mkdir(parents=True, exist_ok=True)
     atomic_file.check(out)
+    atomic_file.check_replaceable(out, re.compile(rb"\s*<!DOCTYPE html>"))
     pictures = [_draw(drawing, out) for drawing in wanted]
     records = [record for group in subject.groups for record in group.records]
     settings = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)

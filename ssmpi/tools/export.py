@@ -5,6 +5,7 @@ emb_l.{feature}.weight   (rows, dim)      bot_l.{0,2,...}.weight, .bias      top
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def export(run: Path, kind: str, file: Path | None) -> int:
         raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
     folder = model_files.find(run)
     target = file or run / EXPORTS[kind]
+    atomic_file.check_replaceable(target, re.compile(rb"PK\x03\x04|.{8}\{", re.DOTALL))  # torch, safetensors
     with atomic_file.whole(target) as beside:
         store.check(folder)
         arrays = state_dict(load(run / RUN_FILE), folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +126,7 @@ def open_input(run: Path, ranks: int, source: ScoringInput, file: Path) -> tuple
     if ranks != 1:
         raise DataError(f"'ssmpi predict' runs in one process, got {ranks} ranks: start it without mpirun")
     atomic_file.check(file)
+    atomic_file.check_replaceable(file, re.compile(rb"[01]\.\d{8}\n"))
     saved = open_run(run, ranks)
     if source.prepared:
         reader = SplitReader(source.prepared, source.split, 65536)

@@ -1,6 +1,7 @@
 """A file appears whole or not at all, and what cannot be written is said before the work for it."""
 
 import contextlib
+import re
 import resource
 import shutil
 import signal
@@ -92,3 +93,25 @@ def test_an_export_or_a_report_to_a_folder_is_refused_at_once(run, tmp_path, mon
     monkeypatch.setattr("ssmpi.report.page._draw", lambda *_: pytest.fail("drew the pictures first"))
     with pytest.raises(UserError, match="is a folder"):
         report.write([run], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "earlier", "replaced"),
+    [
+        (b"0.12345678\n0.5", rb"[01]\.\d{8}\n", True),
+        (b"", rb"[01]\.\d{8}\n", True),
+        (b"1\t2\t\t4\n", rb"[01]\.\d{8}\n", False),  # raw rows: the command's own input
+        (b"[data]\nfolder = 'x'\n", rb"\s*<!DOCTYPE html>", False),
+        (b"\x89HDF\r\n\x1a\n\x00", rb"PK\x03\x04|.{8}\{", False),
+    ],
+)
+def test_only_an_earlier_output_is_replaced(tmp_path, content, earlier, replaced):
+    """predict, export and report wrote over whatever --output named: an input, a model, a run file."""
+    path = tmp_path / "there"
+    path.write_bytes(content)
+    if replaced:
+        atomic_file.check_replaceable(path, re.compile(earlier, re.DOTALL))
+        return
+    with pytest.raises(UserError, match="not an earlier output of this command"):
+        atomic_file.check_replaceable(path, re.compile(earlier, re.DOTALL))
+    assert path.read_bytes() == content
