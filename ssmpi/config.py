@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ssmpi import sync
-from ssmpi.comm.waiting import Patience
+from ssmpi.comm.waiting import WaitOptions
 from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import COUNT, EXAMPLES, SECONDS, positive, require, within
@@ -130,7 +130,7 @@ class Config:
     sync: sync.Options = field(default_factory=sync.Options)
     evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
-    waiting: Patience = field(default_factory=Patience)
+    waiting: WaitOptions = field(default_factory=WaitOptions)
 
     def __post_init__(self) -> None:
         require(

@@ -48,13 +48,13 @@ def train(config: Config, world: World, folder: Path, checkpoint: Path | None = 
 
 def hogwild(thread: int, trainer: Trainer) -> None:
     """One worker thread. No locks, on purpose."""
-    twin = trainer.replica.twin()  # same weights, gradients of its own
+    model = trainer.replica.thread_model()  # same weights, gradients of its own
     lookups, optimizer = trainer.lookups(thread), trainer.optimizer_of(thread)
     for batch, rows in lookups.prefetched(trainer.stream(thread)):
-        logits, row_gradients = twin.forward_backward(batch.dense, rows.values, batch.labels)
+        logits, row_gradients = model.forward_backward(batch.dense, rows.values, batch.labels)
         rate = trainer.progress.record(thread, logits, batch.labels)
         lookups.push(rows, row_gradients, rate)
-        optimizer.step(twin, rate)  # straight into the shared vector
+        optimizer.step(model, rate)  # straight into the shared vector
         trainer.pace.after_step(thread)  # fixed rate: maybe a round. Shadow: nothing
     trainer.pace.thread_done(thread)
 

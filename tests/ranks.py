@@ -236,7 +236,7 @@ class PretendedWorld:
             alone = Exchange(job, Directory(((self.role, self.index),)))
             setattr(self, name, PretendedConversation(exchange if rank in exchange.members else alone, rank))
 
-    def start_heartbeat(self, patience):
+    def start_heartbeat(self, waiting):
         """Threads of one process freeze together."""
 
     def abort(self, text, code=1):

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ssmpi.checkpoint.pending_save import Tables
-    from ssmpi.comm.waiting import Patience
+    from ssmpi.comm.waiting import WaitOptions
     from ssmpi.comm.world import World
     from ssmpi.config import CheckpointOptions
     from ssmpi.core.stop import Stop
@@ -21,7 +21,7 @@ class SaveContext:
 
     run: Path
     options: CheckpointOptions
-    waiting: Patience
+    waiting: WaitOptions
     world: World
     tables: Tables
     stop: Stop

@@ -31,7 +31,7 @@ from ssmpi.checkpoint.pending_save import (
 from ssmpi.checkpoint.timer import CheckpointTimer
 from ssmpi.comm.background import start_background
 from ssmpi.comm.failure import FATAL_REPORT_SECONDS, cause
-from ssmpi.comm.waiting import SUPERVISOR, Backoff, Patience, wait
+from ssmpi.comm.waiting import SUPERVISOR, Backoff, WaitOptions, wait
 from ssmpi.core.clock import Clock
 from ssmpi.core.errors import STOPPED, DataError
 from ssmpi.core.log import log
@@ -127,14 +127,14 @@ class CheckpointManager:
             concurrent.futures.wait([self._mine], self._options.limit_seconds)
         self._meet(STEPS)
 
-    def patience(self, steps: int = STEPS) -> Patience:
+    def wait_options(self, steps: int = STEPS) -> WaitOptions:
         """How long to wait for the first trainer, which may be writing for long; it knows its own limits."""
         waiting, limit = self._context.waiting, steps * self._options.limit_seconds
         return replace(waiting, time_limit_seconds=limit + waiting.time_limit_seconds)
 
     def _meet(self, steps: int = 1) -> None:
         whom = f"the first trainer (to save into {self._store.folder.parent})"
-        wait(self._world.trainers.ibarrier(), self.patience(steps), whom, "checkpoint.limit_seconds")
+        wait(self._world.trainers.ibarrier(), self.wait_options(steps), whom, "checkpoint.limit_seconds")
 
     def _begin(self, take: Callable[[], TrainerState], came_to_rest: float, *, background: bool) -> None:
         """Start the trainers and the embedding PSs on their files."""
@@ -175,9 +175,9 @@ class CheckpointManager:
 
     def _agree_on_folder(self, number: int) -> Path | None:
         agreed, waiting = np.array([number], np.int64), self._context.waiting
-        patience = replace(waiting, time_limit_seconds=self._options.limit_seconds + waiting.time_limit_seconds)
+        limited = replace(waiting, time_limit_seconds=self._options.limit_seconds + waiting.time_limit_seconds)
         whom = f"trainer 0 (to make a folder in {self._store.folder})"
-        wait(self._world.trainers.ibcast(agreed), patience, whom, "checkpoint.limit_seconds")
+        wait(self._world.trainers.ibcast(agreed), limited, whom, "checkpoint.limit_seconds")
         return self._store.path(int(agreed[0])) if agreed[0] else None
 
     def _write_mine(self, folder: Path, mine: TrainerState) -> None:

@@ -22,7 +22,7 @@ from ssmpi.checkpoint import files, store
 from ssmpi.checkpoint.model_files import move_into_place
 from ssmpi.checkpoint.store import FileManifest
 from ssmpi.comm.failure import NO_ROOM, cause
-from ssmpi.comm.waiting import Patience, wait
+from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.clock import Clock
 from ssmpi.core.errors import DataError
 from ssmpi.embedding import wire
@@ -93,11 +93,11 @@ def in_time(future: Future[T], limit_seconds: float, what: str) -> T:
     return future.result()
 
 
-def tell(control: Conversation, outcomes: list[Outcome], patience: Patience) -> None:
+def tell(control: Conversation, outcomes: list[Outcome], waiting: WaitOptions) -> None:
     """Tell the first trainer, itself too, what became of this trainer's files."""
     text = np.empty(wire.TEXT, np.uint8)
     wire.text(json.dumps(outcomes).encode(), text)
-    wait(control.isend(text, 0, SAVED), patience, "trainer 0 (to hear that a file is written)")
+    wait(control.isend(text, 0, SAVED), waiting, "trainer 0 (to hear that a file is written)")
 
 
 class TrainerOutcomes:

@@ -19,7 +19,7 @@ from ssmpi.data.position import Position
 
 if TYPE_CHECKING:
     from ssmpi.checkpoint.files import Dataset
-    from ssmpi.comm.waiting import Patience
+    from ssmpi.comm.waiting import WaitOptions
     from ssmpi.comm.world import World
     from ssmpi.core.topology import Topology
 
@@ -173,7 +173,7 @@ class LiveState:
         return found
 
 
-def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: str, patience: Patience) -> None:
+def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: str, waiting: WaitOptions) -> None:
     """Fill replica, optimizer, algorithm and pulled rows. The replica is at the common model, the tables are loaded."""
     saved, topology = checkpoint.state["topology"], world.topology
     if saved["trainers"] == topology.trainers:
@@ -185,7 +185,7 @@ def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: st
         for name, values in live.optimizer.items():
             if world.index == 0:
                 values[:] = mean(checkpoint, f"dense/{name}")
-            wait(world.trainers.ibcast(values), patience, "trainer 0 (to read a checkpoint)")
+            wait(world.trainers.ibcast(values), waiting, "trainer 0 (to read a checkpoint)")
     if checkpoint.state["algorithm"] == algorithm:
         live.synchronizer.resume(own.below("sync/"))
     if saved["trainers"] == topology.trainers:

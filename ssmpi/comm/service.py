@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.comm.inbox import Inbox
-from ssmpi.comm.waiting import Backoff, MPIRequest, Patience, wait
+from ssmpi.comm.waiting import Backoff, MPIRequest, WaitOptions, wait
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -27,15 +27,15 @@ class Service:
     A payload is valid until the handler returns. Replies go through ``reply``, which keeps their buffers alive.
     """
 
-    def __init__(self, conversation: Conversation, patience: Patience) -> None:
-        self._conversation, self._patience = conversation, patience
+    def __init__(self, conversation: Conversation, waiting: WaitOptions) -> None:
+        self._conversation, self._waiting = conversation, waiting
         self._inbox = Inbox()
         self._in_flight: list[tuple[MPIRequest, np.ndarray]] = []
         self._spare: list[np.ndarray] = []
 
     def serve(self, clients: int, handler: Handler) -> None:
         """Serve until ``clients`` clients have said goodbye and every reply has been sent."""
-        pause = Backoff(self._patience)
+        pause = Backoff(self._waiting)
         while clients:
             message = self._conversation.next_message(self._inbox)
             if message is None:
@@ -80,8 +80,8 @@ class Service:
         self._in_flight = still
 
 
-def say_goodbye(conversation: Conversation, servers: Sequence[int], patience: Patience) -> None:
+def say_goodbye(conversation: Conversation, servers: Sequence[int], waiting: WaitOptions) -> None:
     """Tell each server that this client sends no more requests."""
     for server in servers:
         request = conversation.isend(np.empty(0, np.uint8), server, GOODBYE)
-        wait(request, patience, conversation.names[server])
+        wait(request, waiting, conversation.names[server])

@@ -21,7 +21,7 @@ class MPIRequest(Protocol):
 
 
 @dataclass(frozen=True)
-class Patience:
+class WaitOptions:
     """The ``[waiting]`` section: ``spins`` tests without sleep, then sleeps growing to ``longest_sleep_us``, or to a
     twentieth of the wait so far (at most 10 ms) where that is longer: an idle server need not poll 2,000 times a
     second.
@@ -42,7 +42,7 @@ class Patience:
         positive("frozen_seconds", self.frozen_seconds, SECONDS)
 
 
-SUPERVISOR = Patience(longest_sleep_us=2000.0)  # for a main thread that supervises its worker threads
+SUPERVISOR = WaitOptions(longest_sleep_us=2000.0)  # for a main thread that supervises its worker threads
 
 SETTING = "waiting.time_limit_seconds"  # where most limits come from
 TOLERANCE, LONGEST_SLEEP = 0.05, 10e-3  # after a second a wait may end 10 ms late: a test costs tens of microseconds
@@ -51,8 +51,8 @@ TOLERANCE, LONGEST_SLEEP = 0.05, 10e-3  # after a second a wait may end 10 ms la
 class Backoff:
     """One wait in progress: call ``nap`` between tests, ``reset`` after something happened."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, waiting: WaitOptions) -> None:
+        self._waiting = waiting
         self.reset()
 
     def reset(self) -> None:
@@ -63,36 +63,36 @@ class Backoff:
     def nap(self) -> None:
         """Yield the core: at first without sleep, then a little longer each time."""
         self._naps += 1
-        if self._naps <= self._patience.spins:
+        if self._naps <= self._waiting.spins:
             time.sleep(0)
             return
         time.sleep(self._sleep)
         self._slept += self._sleep
-        longest = max(self._patience.longest_sleep_us * 1e-6, min(self._slept * TOLERANCE, LONGEST_SLEEP))
+        longest = max(self._waiting.longest_sleep_us * 1e-6, min(self._slept * TOLERANCE, LONGEST_SLEEP))
         self._sleep = min(self._sleep * 1.5, longest)
 
 
-def wait(request: MPIRequest, patience: Patience, whom: str, setting: str = SETTING) -> None:
+def wait(request: MPIRequest, waiting: WaitOptions, whom: str, setting: str = SETTING) -> None:
     """Wait until ``request`` is complete; PeerError after the time limit, naming ``whom``."""
-    wait_until(request.Test, patience, whom, setting)
+    wait_until(request.Test, waiting, whom, setting)
 
 
-def wait_all(requests: Sequence[MPIRequest], patience: Patience, whom: str, setting: str = SETTING) -> None:
+def wait_all(requests: Sequence[MPIRequest], waiting: WaitOptions, whom: str, setting: str = SETTING) -> None:
     """Wait until all ``requests`` are complete."""
     for request in requests:
-        wait_until(request.Test, patience, whom, setting)
+        wait_until(request.Test, waiting, whom, setting)
 
 
-def wait_until(done: Callable[[], object], patience: Patience, whom: str, setting: str = SETTING) -> None:
+def wait_until(done: Callable[[], object], waiting: WaitOptions, whom: str, setting: str = SETTING) -> None:
     """Wait until ``done()`` is true; PeerError after the time limit, naming ``whom`` and the setting of the limit."""
     if done():
         return
-    pause = Backoff(patience)
-    deadline = time.monotonic() + patience.time_limit_seconds
+    pause = Backoff(waiting)
+    deadline = time.monotonic() + waiting.time_limit_seconds
     while not done():
         if time.monotonic() > deadline:
             raise PeerError(
-                f"no answer from {whom} within {patience.time_limit_seconds:g} s; look at that rank's log, "
+                f"no answer from {whom} within {waiting.time_limit_seconds:g} s; look at that rank's log, "
                 f"or raise {setting} if it is only slow"
             )
         pause.nap()

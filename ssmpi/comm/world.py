@@ -21,7 +21,7 @@ import numpy as np
 from ssmpi.comm import failure
 from ssmpi.comm.background import run_with_timeout
 from ssmpi.comm.failure import Watch, cause, guard, say
-from ssmpi.comm.waiting import SUPERVISOR, Backoff, Patience
+from ssmpi.comm.waiting import SUPERVISOR, Backoff, WaitOptions
 from ssmpi.core import launcher_env, log
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.mpi_environment import without_sm_transport
@@ -160,12 +160,12 @@ class World:
         """End the whole job at once; prints ``text`` unless another rank of this host has reported a failure."""
         self._job.abort(text, code)
 
-    def start_heartbeat(self, patience: Patience) -> None:
+    def start_heartbeat(self, waiting: WaitOptions) -> None:
         """Start this rank's heartbeat, and the watch over the previous rank's.
 
         Call it after all that keeps every thread of a process from running for seconds, such as importing torch.
         """
-        self._job.heartbeat = Heartbeat(self._ring, self, self.topology.name_of, patience.frozen_seconds)
+        self._job.heartbeat = Heartbeat(self._ring, self, self.topology.name_of, waiting.frozen_seconds)
 
     def describe_hosts(self) -> str:
         """Which host this rank is on; on the first rank, which hosts all are on."""

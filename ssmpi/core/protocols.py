@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 
-class DenseTwin(Protocol):
+class DenseModel(Protocol):
     """One thread's gradients, and the weights they are for."""
 
     @property
@@ -18,8 +18,8 @@ class DenseTwin(Protocol):
 class DenseStep(Protocol):
     """What a worker thread steps with."""
 
-    def step(self, twin: DenseTwin, factor: float) -> None:
-        """Apply the twin's gradients to the shared weights, at ``factor`` times the learning rate."""
+    def step(self, model: DenseModel, factor: float) -> None:
+        """Apply the model's gradients to the shared weights, at ``factor`` times the learning rate."""
 
 
 class DenseOptimizer(DenseStep, Protocol):

@@ -45,7 +45,7 @@ class DataCursor:
         self.streams = [Stream(options.data, options.seed, ahead=options.ahead) for _ in range(threads)]
         self._askers = options.topology.trainers * threads
         self._pass, self._pieces = 0, position.waiting
-        self.handout: BlockDispatcher | None = None
+        self.dispatcher: BlockDispatcher | None = None
 
     def parts(self) -> Iterator[int]:
         """The parts of the run, each again and again until all of it has been trained on; never ends by itself
@@ -53,8 +53,8 @@ class DataCursor:
         """
         per_pass = self._options.per_pass
         while self.position.part < self._options.data.passes * per_pass:
-            if not self.handout or not self.position.dealt:
-                self.handout = self._deal()
+            if not self.dispatcher or not self.position.dealt:
+                self.dispatcher = self._deal()
             yield self.position.part
             self.position = self.coming
 
@@ -84,11 +84,11 @@ class DataCursor:
 
     def gather_remaining(self, trainers: Conversation) -> None:
         """Put together what is left of this part. Every trainer calls, at rest."""
-        assert self.handout
+        assert self.dispatcher
         mine = [
             StartedPiece(self._trainer, k, piece) for k, stream in enumerate(self.streams) for piece in stream.begun
         ]
-        waiting = [self._pieces[number] for number in self.handout.waiting()] if self._trainer == 0 else []
+        waiting = [self._pieces[number] for number in self.dispatcher.waiting()] if self._trainer == 0 else []
         found = trainers.gather((mine, waiting))
         begun = tuple(one for each, _ in found for one in each)
         self.position = replace(self.position, begun=begun, waiting=tuple(found[0][1]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ssmpi.comm.waiting import Patience, wait_all
+from ssmpi.comm.waiting import WaitOptions, wait_all
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import raise_bad_id
 from ssmpi.embedding.placement import Placement
@@ -28,7 +28,7 @@ class BagLookups:
     def __init__(self, conversation: Conversation, first: int, placement: Placement, dim: int, thread: int) -> None:
         self._conversation, self._first, self._placement = conversation, first, placement
         self._dim, self._thread = dim, thread
-        self._patience = Patience()
+        self._waiting = WaitOptions()
         self._in_flight: list[Any] = []
 
     def pull(self, values: np.ndarray, offsets: np.ndarray, pooling: Literal["sum", "mean"]) -> np.ndarray:
@@ -45,7 +45,7 @@ class BagLookups:
                 self._conversation.isend(message, server, wire.tag(wire.PULL_BAGS, self._thread)),
             ]
             arrived.append((bags, part, message))
-        wait_all(requests, self._patience, "the embedding PSs")
+        wait_all(requests, self._waiting, "the embedding PSs")
         for bags, part, _ in arrived:
             pooled[bags] += part
         return pooled * _weights(offsets, pooling)
@@ -58,7 +58,7 @@ class BagLookups:
         factor: float = 1.0,
     ) -> None:
         """Send gradients float32 (bags, dim) of the pooled rows of ``bags = (values, offsets)``."""
-        wait_all([request for request, _ in self._in_flight], self._patience, "the embedding PSs (to take a push)")
+        wait_all([request for request, _ in self._in_flight], self._waiting, "the embedding PSs (to take a push)")
         self._in_flight = []
         scaled = gradients * _weights(bags[1], pooling)
         for server, owned, lengths, rows in self._route(*bags):

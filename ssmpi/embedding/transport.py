@@ -13,7 +13,7 @@ import numpy as np
 
 from ssmpi.comm.service import say_goodbye
 from ssmpi.comm.shared_memory import attach
-from ssmpi.comm.waiting import Patience, wait_all
+from ssmpi.comm.waiting import WaitOptions, wait_all
 from ssmpi.core.errors import PeerError
 from ssmpi.core.protocols import RowLookup, RowSet
 from ssmpi.embedding import kernels, wire
@@ -112,9 +112,9 @@ class RemoteTables:
         first: int,
         placement: Placement,
         options: EmbeddingOptions,
-        patience: Patience,
+        waiting: WaitOptions,
     ) -> None:
-        self._conversation, self._options, self._patience = conversation, options, patience
+        self._conversation, self._options, self._waiting = conversation, options, waiting
         self._servers = range(first, conversation.size)
         self._in_flight: dict[int, deque[tuple[list[Any], list[np.ndarray]]]] = {}
         self._sent: dict[int, list[int]] = {}  # pushes, by thread and PS: no two threads count in one place
@@ -160,14 +160,14 @@ class RemoteTables:
 
     def collect(self, lookup: RowLookup) -> None:
         """Wait for all replies."""
-        wait_all(lookup.requests, self._patience, f"the embedding PSs ({len(self._servers)})")
+        wait_all(lookup.requests, self._waiting, f"the embedding PSs ({len(self._servers)})")
         lookup.requests = []
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """In place, or one message a PS, not waited for; at most ``pushes_in_flight`` batches are on their way."""
         queue = self._in_flight.setdefault(thread, deque())
         while len(queue) >= self._options.pushes_in_flight:
-            wait_all(queue.popleft()[0], self._patience, "the embedding PSs (to take a push)")
+            wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
         sent = self._sent.setdefault(thread, [0] * len(self._servers))
         requests, messages = [], []
         for index, (rows, near) in enumerate(zip(lookup.parts, self._near, strict=True)):
@@ -186,7 +186,7 @@ class RemoteTables:
         """Wait until every push of this trainer has been applied. Call when its threads are at rest."""
         for queue in self._in_flight.values():
             while queue:
-                wait_all(queue.popleft()[0], self._patience, "the embedding PSs (to take a push)")
+                wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
         for index, server in enumerate(self._servers):
             sent = sum(counts[index] for counts in self._sent.values())
             self._call(server, wire.DRAIN, np.array([sent], np.int64), 1)
@@ -198,10 +198,10 @@ class RemoteTables:
         texts = [json.dumps([str(path), limit_seconds, background]) for path in self._paths]
         payloads = [np.frombuffer(text.encode(), np.uint8) for text in texts]
         asked = [self._ask(s, wire.SAVE, payload, 1) for s, payload in zip(self._servers, payloads, strict=True)]
-        patience = replace(self._patience, time_limit_seconds=limit_seconds + self._patience.time_limit_seconds)
+        waiting = replace(self._waiting, time_limit_seconds=limit_seconds + self._waiting.time_limit_seconds)
         for server, path, (_, requests) in zip(self._servers, self._paths, asked, strict=True):
             whom = f"{self._conversation.names[server]} (to write {path})"
-            wait_all(requests, patience, whom, "checkpoint.limit_seconds")
+            wait_all(requests, waiting, whom, "checkpoint.limit_seconds")
 
     def saved(self) -> list[dict[str, Any]] | None:
         """What became of each PS's part; None while one is being written."""
@@ -220,12 +220,12 @@ class RemoteTables:
 
     def goodbye(self) -> None:
         """Tell every PS that this trainer will not ask again."""
-        say_goodbye(self._conversation, range(self._servers.start, self._servers.stop), self._patience)
+        say_goodbye(self._conversation, range(self._servers.start, self._servers.stop), self._waiting)
 
     def _call(self, server: int, kind: int, payload: np.ndarray, size: int) -> np.ndarray:
         """Send a request from the main thread and wait for its reply of ``size`` bytes."""
         answer, requests = self._ask(server, kind, payload, size)
-        wait_all(requests, self._patience, self._conversation.names[server])
+        wait_all(requests, self._waiting, self._conversation.names[server])
         return answer
 
     def _ask(self, server: int, kind: int, payload: np.ndarray, size: int) -> tuple[np.ndarray, list[Any]]:

@@ -17,7 +17,7 @@ from ssmpi.model.layers import PIECE
 
 
 class CompiledStep:
-    """``step(dense, rows, labels)``: logits and gradients by rows, as ``Twin.forward_backward`` gives them.
+    """``step(dense, rows, labels)``: logits and gradients by rows, as ``ThreadModel.forward_backward`` gives them.
 
     To be made on the thread that calls it. ``bottom`` and ``top`` are the widths of the MLPs, input first. ``weights``
     and ``gradients`` are flat: for every linear layer, bottom to top, its weight (n, k) and its bias (n,).

@@ -54,8 +54,8 @@ class DLRM(nn.Module):
         return logits
 
     def own_step(self, weights: np.ndarray, gradients: np.ndarray) -> Step:
-        """What autograd computes, by hand, over flat parameters; see ``Twin.forward_backward``. A test compares the
-        two.
+        """What autograd computes, by hand, over flat parameters; see ``ThreadModel.forward_backward``. A test compares
+        the two.
         """
         sgemm = blas.sgemm() if self.precision == "fp32" else None
         if not sgemm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.core.protocols import DenseOptimizer, DenseTwin
+from ssmpi.core.protocols import DenseModel, DenseOptimizer
 from ssmpi.model import kernels
 from ssmpi.model.options import DenseOptions
 from ssmpi.model.replica import Replica
@@ -18,9 +18,9 @@ class SGD:
     def __init__(self, options: DenseOptions, replica: Replica) -> None:
         self._rate = options.rate
 
-    def step(self, twin: DenseTwin, factor: float) -> None:
+    def step(self, model: DenseModel, factor: float) -> None:
         """One step."""
-        kernels.sgd(*twin.arrays, self._rate * factor)
+        kernels.sgd(*model.arrays, self._rate * factor)
 
     def state(self) -> dict[str, np.ndarray]:
         """Nothing."""
@@ -37,10 +37,10 @@ class Adagrad:
         self._options = options
         self._sums = np.full(replica.vector.size, options.initial_state, np.float32)
 
-    def step(self, twin: DenseTwin, factor: float) -> None:
+    def step(self, model: DenseModel, factor: float) -> None:
         """One step."""
         options = self._options
-        kernels.adagrad(*twin.arrays, self._sums, options.rate * factor, options.epsilon)
+        kernels.adagrad(*model.arrays, self._sums, options.rate * factor, options.epsilon)
 
     def state(self) -> dict[str, np.ndarray]:
         """The sums of squares, float32 (parameters,)."""

@@ -1,7 +1,7 @@
 """One trainer's dense parameters in one flat float32 vector that torch, numpy and MPI see without copies.
 
-Each worker thread has a ``Twin``: a module of its own over the same memory. Threads cannot share one module, because
-torch would find its parameters modified in place between forward and backward; here that is Hogwild, and meant.
+Each worker thread has a ``ThreadModel``: a module of its own over the same memory. Threads cannot share one module,
+because torch would find its parameters modified in place between forward and backward; here that is Hogwild, and meant.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ssmpi.model.dlrm import Step, initial_values
 
 
 class Replica:
-    """``vector`` float32 (parameters,), shared by all twins of a trainer and by its shadow thread, without locks;
+    """``vector`` float32 (parameters,), shared without locks by a trainer's worker threads and its shadow thread;
     ``memory`` is where it lies.
     """
 
@@ -34,9 +34,9 @@ class Replica:
         self.vector = self.memory.allocate(initial.nbytes).view(np.float32)
         self.vector[:] = initial
 
-    def twin(self, vector: np.ndarray | None = None) -> Twin:
+    def thread_model(self, vector: np.ndarray | None = None) -> ThreadModel:
         """A module over ``vector`` (default: the live one) with gradients of its own."""
-        return Twin(self._make(), self.vector if vector is None else vector)
+        return ThreadModel(self._make(), self.vector if vector is None else vector)
 
     def datasets(self, vector: np.ndarray) -> list[tuple[str, np.ndarray, dict[str, Any]]]:
         """What to save of ``vector``: views of the parameters, named as in the module's state_dict, without
@@ -68,7 +68,7 @@ class Replica:
         return views
 
 
-class Twin:
+class ThreadModel:
     """``module`` sees ``weights`` as its parameters and leaves their gradients in ``gradients``, both flat tensors.
 
     ``arrays`` are the same two for compiled kernels.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.comm.service import Service
-from ssmpi.comm.waiting import MPIRequest, Patience, wait_all, wait_until
+from ssmpi.comm.waiting import MPIRequest, WaitOptions, wait_all, wait_until
 from ssmpi.core.stop import Stop
 from ssmpi.data.block_dispatcher import NOT_YET, PAUSED, BlockDispatcher
 from ssmpi.report.trainer_report import TrainerReport
@@ -38,17 +38,17 @@ class Control:
     """
 
     def __init__(
-        self, conversation: Conversation, threads: int, patience: Patience, progress: Progress, stop: Stop
+        self, conversation: Conversation, threads: int, waiting: WaitOptions, progress: Progress, stop: Stop
     ) -> None:
-        self._conversation, self._threads, self._patience, self._stop = conversation, threads, patience, stop
+        self._conversation, self._threads, self._waiting, self._stop = conversation, threads, waiting, stop
         self._progress, self._tally = progress, ExampleTally(conversation.size)
-        self._service = Service(conversation, patience) if conversation.rank == 0 else None
+        self._service = Service(conversation, waiting) if conversation.rank == 0 else None
         self._answer = np.zeros(2, np.int64)
         self._pending: list[MPIRequest] = []
         self._outgoing: np.ndarray | None = None
         self._last = 0.0
         self._unfinished: set[int] = set()
-        self.handout: BlockDispatcher | None = None
+        self.dispatcher: BlockDispatcher | None = None
         self.gathered: Callable[[int, TrainerReport], None] = lambda trainer, report: None
         self.due: Callable[[], bool] = lambda: False
         self.checked: set[int] = set()
@@ -57,9 +57,9 @@ class Control:
         self._pause = np.zeros(1, np.int64)  # the message of PART_ENDS
         self._part_ends: list[MPIRequest] = []  # its requests
 
-    def begin(self, handout: BlockDispatcher) -> None:
-        """Training starts, or continues after a pause: deal from ``handout`` (only the first trainer's counts)."""
-        self.handout = handout
+    def begin(self, dispatcher: BlockDispatcher) -> None:
+        """Training starts, or continues after a pause: deal from ``dispatcher`` (only the first trainer's counts)."""
+        self.dispatcher = dispatcher
         self._unfinished = set(range(self._conversation.size))
         self._stop.resume()
         self._announced = False
@@ -77,10 +77,10 @@ class Control:
                 self._conversation.irecv(answer, 0, thread),
                 self._conversation.isend(asker, 0, BLOCK_REQUEST + thread),
             ]
-            wait_all(requests, self._patience, "trainer 0 (to deal a row block)")
+            wait_all(requests, self._waiting, "trainer 0 (to deal a row block)")
             return bool(answer[0] != NOT_YET)
 
-        wait_until(ask, self._patience, "the trainer that checks the next shard of the data")
+        wait_until(ask, self._waiting, "the trainer that checks the next shard of the data")
         block, others = map(int, answer)
         self._progress.hear(others)
         if block == PAUSED:  # the message to all may still be on its way
@@ -162,9 +162,9 @@ class Control:
             others = self._take_report(source, TrainerReport.unpack(payload.view(np.float64).copy()))
             buffer.view(np.int64)[:] = self._stop.stopping, others
         else:
-            assert self.handout
+            assert self.dispatcher
             asker, examples = map(int, payload.view(np.int64))
-            block = PAUSED if self._stop.pausing else self.handout.next_block(asker)
+            block = PAUSED if self._stop.pausing else self.dispatcher.next_block(asker)
             buffer.view(np.int64)[:] = block, self._tally.others(source, examples)
         self._service.reply(source, tag if tag == REPORT else tag - BLOCK_REQUEST, buffer)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.comm.failure import start
-from ssmpi.comm.waiting import Patience, wait
+from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.clock import Clock
 from ssmpi.core.metrics import BINS, Quality
 from ssmpi.data.batch import Batch
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from ssmpi.config import EvaluateOptions
     from ssmpi.core.stop import Stop
     from ssmpi.data.schema import Manifest
-    from ssmpi.model.replica import Twin
+    from ssmpi.model.replica import ThreadModel
 
 EVALUATION_THREADS = 500  # message tags of evaluating threads start here, clear of the worker threads'
 
 
 @dataclass
 class Evaluator:
-    """Scores splits of the data in ``folder``. ``lookups`` and ``twin`` make what a thread needs of its own."""
+    """Scores splits of the data in ``folder``. ``lookups`` and ``thread_model`` make what a thread needs of its own."""
 
     options: EvaluateOptions
     folder: Path
     world: World
     lookups: Callable[[int], Lookups]
-    twin: Callable[[np.ndarray], Twin]
+    thread_model: Callable[[np.ndarray], ThreadModel]
     stop: Stop
     _checked: set[str] = field(default_factory=set, init=False)
 
-    def run(self, split: str, vector: np.ndarray, patience: Patience) -> dict[str, float] | None:
+    def run(self, split: str, vector: np.ndarray, waiting: WaitOptions) -> dict[str, float] | None:
         """Metrics of ``vector`` on one split, the same on every trainer; None if one was told to stop meanwhile. The
         first time the contents of the split are checked beside it: no figures of damaged rows.
 
@@ -64,7 +64,7 @@ class Evaluator:
         for part in parts:
             mine.merge(part)
         words = np.concatenate([[float(self.stop.stopping)], mine.sums, mine.histogram.reshape(-1)])
-        wait(trainers.iallreduce(words), patience, "the other trainers (to evaluate)")
+        wait(trainers.iallreduce(words), waiting, "the other trainers (to evaluate)")
         if words[0]:
             return None
         edge = words.size - 2 * BINS
@@ -73,12 +73,12 @@ class Evaluator:
 
     def _score(self, reader: SplitReader, vector: np.ndarray, thread: int, quality: Quality) -> None:
         """One thread's share: every ``threads * trainers``-th block."""
-        twin, lookups = self.twin(vector), self.lookups(EVALUATION_THREADS + thread)
+        model, lookups = self.thread_model(vector), self.lookups(EVALUATION_THREADS + thread)
         trainers, threads = self.world.trainers, self.world.topology.threads
         first, step = trainers.rank * threads + thread, trainers.size * threads
         for batch, rows in lookups.prefetched(self._batches(reader, range(first, len(reader.blocks), step))):
             assert batch.labels is not None
-            quality.add(twin.score(batch.dense, rows.values), batch.labels)
+            quality.add(model.score(batch.dense, rows.values), batch.labels)
 
     def _batches(self, reader: SplitReader, numbers: range) -> Iterator[Batch]:
         """The batches of some blocks in file order, until told to stop."""
@@ -97,7 +97,7 @@ class Evaluations:
 
     evaluator: Evaluator
     data: Manifest
-    waiting: Patience
+    waiting: WaitOptions
     results: Results | None
 
     @property
@@ -128,6 +128,6 @@ class Evaluations:
         if self.results:
             self.results.evaluated(split, scored, what, best)
 
-    def share(self, values: np.ndarray, whom: str, patience: Patience | None = None) -> None:
+    def share(self, values: np.ndarray, whom: str, waiting: WaitOptions | None = None) -> None:
         """Give the first trainer's ``values`` to all."""
-        wait(self.evaluator.world.trainers.ibcast(values), patience or self.waiting, whom)
+        wait(self.evaluator.world.trainers.ibcast(values), waiting or self.waiting, whom)

@@ -161,7 +161,7 @@ class ModelSelection:
                 results.logbook.say(f"best so far: {self._options.split} NE {ne:.5f}, saved in {clock.wall:.2f} s")
                 self._retire(at)
             results.logbook.pause(clock.wall)
-        self._evaluations.share(saved, "the first trainer (to save the best model)", self._checkpoints.patience())
+        self._evaluations.share(saved, "the first trainer (to save the best model)", self._checkpoints.wait_options())
         return bool(saved[0])
 
     def _retire(self, newest: int) -> None:

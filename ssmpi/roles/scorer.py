@@ -40,7 +40,7 @@ class Scorer:
         """Metrics on one split of the data folder; every trainer takes part and gets the same."""
         folder = Path(self._config.data.folder)
         evaluator = Evaluator(
-            self._config.evaluate, folder, self._world, self._tables.lookups, self._replica.twin, Stop()
+            self._config.evaluate, folder, self._world, self._tables.lookups, self._replica.thread_model, Stop()
         )
         metrics = evaluator.run(split, self._replica.vector, self._config.waiting)
         assert metrics is not None
@@ -48,9 +48,9 @@ class Scorer:
 
     def scores(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, np.ndarray]]:
         """Each batch with its logits float32 (batch,), in order, on this thread."""
-        twin = self._replica.twin()
+        model = self._replica.thread_model()
         for batch, rows in self._tables.lookups(0).prefetched(batches):
-            yield batch, twin.score(batch.dense, rows.values)
+            yield batch, model.score(batch.dense, rows.values)
 
     def goodbye(self) -> None:
         """Take leave of the embedding PSs."""

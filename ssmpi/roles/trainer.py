@@ -58,7 +58,7 @@ class Trainer:
         self._stop = Stop(stop_requested)
         self._control = Control(world.control, config.topology.threads, config.waiting, self.progress, self._stop)
         local = sync.LocalTrainer(
-            self.progress.iterations, self.progress.factor, self.optimizer, self.replica.twin,
+            self.progress.iterations, self.progress.factor, self.optimizer, self.replica.thread_model,
             sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.embedding.dim),
             sync.ReplicaMemory(world.host, self.replica.memory),
         )  # fmt: skip
@@ -83,7 +83,7 @@ class Trainer:
             context, self._results.logbook if self._results else None, self.progress.of_all
         )
         evaluator = Evaluator(
-            config.evaluate, self._reader.folder, world, self.tables.lookups, self.replica.twin, self._stop
+            config.evaluate, self._reader.folder, world, self.tables.lookups, self.replica.thread_model, self._stop
         )
         self._evaluations = Evaluations(evaluator, manifest, config.waiting, self._results)
         standing = saved.state.get("choice") if saved else None
@@ -138,8 +138,8 @@ class Trainer:
             if self._results:
                 self._results.logbook.start_clock()
             self._started = True
-        assert self._cursor.handout
-        self._control.begin(self._cursor.handout)
+        assert self._cursor.dispatcher
+        self._control.begin(self._cursor.dispatcher)
         self.pace.begin()
         workers = [self.start(f"worker {k}", hogwild, k, self) for k in range(self.config.topology.threads)]
         self._supervise(lambda: not any(w.is_alive() for w in workers), finished=False)

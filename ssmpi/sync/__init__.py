@@ -56,8 +56,8 @@ def _check(options: RoundOptions) -> None:
     within("fragments", options.fragments, 1, 10_000)
     within("warmup_steps", options.warmup_steps, 0, EXAMPLES)
     require(options.transport in ("auto", "messages"), f"transport is auto or messages, got {options.transport!r}")
-    refusal = ALGORITHMS[options.algorithm].refusal(options)
-    require(not refusal, f"algorithm = '{options.algorithm}' {refusal}")
+    option_error = ALGORITHMS[options.algorithm].option_error(options)
+    require(not option_error, f"algorithm = '{options.algorithm}' {option_error}")
     if options.pace == "fixed_rate" and options.algorithm != "none":
         require(
             bool(options.every_iterations) != bool(options.every_seconds),
@@ -94,8 +94,8 @@ else:
 def check_topology(options: RoundOptions, topology: Topology) -> None:
     """Raise TopologyError if the algorithm and the number of sync PSs do not fit."""
     kind = ALGORITHMS[options.algorithm]
-    if misfit := kind.misfit(topology):
-        raise TopologyError(f"sync.algorithm = '{options.algorithm}' {misfit}")
+    if topology_error := kind.topology_error(topology):
+        raise TopologyError(f"sync.algorithm = '{options.algorithm}' {topology_error}")
     if topology.sync_ps and kind.partner != SYNC_PS:
         raise TopologyError(
             f"topology.sync_ps = {topology.sync_ps}, but sync.algorithm = '{options.algorithm}' does not use sync"

@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from ssmpi.comm.service import Service
-from ssmpi.core.protocols import DenseStep, DenseTwin
+from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import EXCHANGE, STATE, Center, MakeStep, Step
 from ssmpi.sync.options import RoundOptions
@@ -58,10 +58,10 @@ class AccumulatingStep:
     def __init__(self, optimizer: DenseStep, account: PendingGradients) -> None:
         self._optimizer, self._account = optimizer, account
 
-    def step(self, twin: DenseTwin, factor: float) -> None:
+    def step(self, model: DenseModel, factor: float) -> None:
         """One step."""
-        self._account.add(twin.arrays[1], factor)
-        self._optimizer.step(twin, factor)
+        self._account.add(model.arrays[1], factor)
+        self._optimizer.step(model, factor)
 
 
 class AsyncPS(Centered):

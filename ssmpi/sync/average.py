@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.comm.waiting import Patience, wait
+from ssmpi.comm.waiting import WaitOptions, wait
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Average:
     """Weighted means of vectors of at most ``size`` floats. The sum of the weights travels in the same buffer."""
 
-    def __init__(self, trainers: Conversation, patience: Patience, size: int) -> None:
-        self._trainers, self._patience = trainers, patience
+    def __init__(self, trainers: Conversation, waiting: WaitOptions, size: int) -> None:
+        self._trainers, self._waiting = trainers, waiting
         self._buffer = np.empty(size + 1, np.float32)
 
     def of(self, vector: np.ndarray, weight: float = 1.0) -> np.ndarray | None:
@@ -39,7 +39,7 @@ class Average:
         buffer = self._buffer[: size + 1]
         buffer[-1] = weight
         if self._trainers.size > 1:
-            wait(self._trainers.iallreduce(buffer), self._patience, "the other trainers' round")
+            wait(self._trainers.iallreduce(buffer), self._waiting, "the other trainers' round")
         total = buffer[-1]
         if total == 0:
             return None

@@ -81,12 +81,12 @@ class Synchronizer(ABC):
         self._merge(nothing, nothing, nothing, 0.0)  # compiles now, not in the first round
 
     @classmethod
-    def refusal(cls, options: RoundOptions) -> str:
+    def option_error(cls, options: RoundOptions) -> str:
         """Why these ``[sync]`` settings make no sense for this algorithm and what would; empty if they do."""
         return ""
 
     @classmethod
-    def misfit(cls, topology: Topology) -> str:
+    def topology_error(cls, topology: Topology) -> str:
         """Why this algorithm cannot run on this topology and what to set; empty if it can."""
         return ""
 
@@ -198,7 +198,7 @@ class Synchronizer(ABC):
             values[:] = saved[name]
 
     def optimizer(self, thread: int) -> DenseStep:
-        """What a worker thread calls ``step(twin, factor)`` of: the trainer's own, unless the algorithm has a say in
+        """What a worker thread calls ``step(model, factor)`` of: the trainer's own, unless the algorithm has a say in
         it.
         """
         return self.peers.local.optimizer

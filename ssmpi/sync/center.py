@@ -42,7 +42,7 @@ class Centered(Synchronizer):
             self._start()
 
     @classmethod
-    def misfit(cls, topology: Topology) -> str:
+    def topology_error(cls, topology: Topology) -> str:
         """A center needs sync PSs."""
         return "" if topology.sync_ps else "keeps its center on sync PSs: set topology.sync_ps = 1 or more"
 
@@ -68,9 +68,9 @@ class Centered(Synchronizer):
 
     def model(self) -> np.ndarray:
         """The center, after every trainer's last round and before anybody's next."""
-        wait(self.peers.trainers.ibarrier(), self.peers.patience, "the other trainers' last round")
+        wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers' last round")
         center = self.fetch()
-        wait(self.peers.trainers.ibarrier(), self.peers.patience, "the other trainers (to fetch the center)")
+        wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers (to fetch the center)")
         return center
 
     def restart(self) -> None:
@@ -78,11 +78,11 @@ class Centered(Synchronizer):
         if self.peers.center.rank == 0:
             self._start()
             self.fetch()
-        wait(self.peers.trainers.ibarrier(), self.peers.patience, "the other trainers (to end their warm-up)")
+        wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers (to end their warm-up)")
 
     def goodbye(self) -> None:
         """Tell the sync PSs that this trainer will not ask again."""
-        say_goodbye(self.peers.center, self._servers, self.peers.patience)
+        say_goodbye(self.peers.center, self._servers, self.peers.waiting)
 
     def ask(self, kind: int, fragment: int, messages: list[np.ndarray]) -> np.ndarray:
         """Send each sync PS its message about a fragment and receive its shard of it; the whole, until the next
@@ -98,7 +98,7 @@ class Centered(Synchronizer):
             self.peers.center.isend(message, r, kind * THREADS + self._thread)
             for r, message in zip(self._servers, messages, strict=True)
         ]
-        wait_all(sends, self.peers.patience, "the sync PSs")
+        wait_all(sends, self.peers.waiting, "the sync PSs")
 
     def _map(self) -> bool:
         """Ask every sync PS to map this replica; whether all of them do."""
@@ -136,7 +136,7 @@ class Centered(Synchronizer):
         center = self.peers.center
         replies = [center.irecv(answer, r, self._thread) for r, answer in zip(self._servers, answers, strict=True)]
         self.send_all(kind, messages)
-        wait_all(replies, self.peers.patience, "the sync PSs")
+        wait_all(replies, self.peers.waiting, "the sync PSs")
 
     def shards_of(self, vector: np.ndarray, fragment: int) -> list[np.ndarray]:
         """A fragment's vector by sync PS, without copies."""

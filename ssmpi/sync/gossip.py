@@ -55,12 +55,12 @@ class Gossip(MA):  # the model is the mean of the replicas, too
         self._others = range(1 if self._asks else 0, trainers.size, 2)
         self._chance = np.random.default_rng([options.own(GossipOptions).seed, trainers.rank])
         self._reply = np.empty_like(weights)
-        self._service = Service(trainers, peers.patience)
-        self._pause = Backoff(peers.patience)
+        self._service = Service(trainers, peers.waiting)
+        self._pause = Backoff(peers.waiting)
         self._done = 0
 
     @classmethod
-    def refusal(cls, options: RoundOptions) -> str:
+    def option_error(cls, options: RoundOptions) -> str:
         """A partner's question may come at any time."""
         if options.pace == "shadow":
             return ""
@@ -82,7 +82,7 @@ class Gossip(MA):  # the model is the mean of the replicas, too
         partner = int(self._chance.choice(self._others))
         trainers, theirs = self.peers.trainers, self._reply[: snapshot.size]
         requests = [trainers.irecv(theirs, partner, ANSWER), trainers.isend(snapshot, partner, ASK + fragment)]
-        wait_all(requests, self.peers.patience, trainers.names[partner])
+        wait_all(requests, self.peers.waiting, trainers.names[partner])
         theirs += snapshot
         theirs *= np.float32(0.5)
         return theirs
@@ -92,10 +92,10 @@ class Gossip(MA):  # the model is the mean of the replicas, too
         if self._asks:
             word = np.empty(0, np.float32)
             words = [self.peers.trainers.isend(word, other, DONE) for other in self._others]
-            wait_all(words, self.peers.patience, "the other trainers")
+            wait_all(words, self.peers.waiting, "the other trainers")
             return
         while self._done < len(self._others):
-            wait_until(lambda: self._service.answer_pending(self._answer), self.peers.patience, "the trainers that ask")
+            wait_until(lambda: self._service.answer_pending(self._answer), self.peers.waiting, "the trainers that ask")
         self._done = 0
 
     def _answer(self, source: int, tag: int, payload: np.ndarray) -> None:

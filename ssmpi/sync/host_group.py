@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory, SharedMemory, attach
-from ssmpi.comm.waiting import SUPERVISOR, Backoff, Patience, wait_until
+from ssmpi.comm.waiting import SUPERVISOR, Backoff, WaitOptions, wait_until
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -85,10 +85,10 @@ class HostGroup:
         """Whether any member has not ended this part."""
         return bool((self._ended < self._part).any())
 
-    def wait_for_members(self, patience: Patience) -> None:
+    def wait_for_members(self, waiting: WaitOptions) -> None:
         """Wait until every member has begun this part."""
         if (self._begun < self._part).any():
-            wait_until(lambda: (self._begun >= self._part).all(), patience, "the other trainers of this host")
+            wait_until(lambda: (self._begun >= self._part).all(), waiting, "the other trainers of this host")
 
     def close(self) -> None:
         """The leader has ended the part for all."""

@@ -34,9 +34,9 @@ class MA(Synchronizer):
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
-        self.average = Average(peers.trainers, peers.patience, weights.size)
+        self.average = Average(peers.trainers, peers.waiting, weights.size)
         if self.group:
-            self._of_leaders = Average(self.group.leaders, peers.patience, weights.size)
+            self._of_leaders = Average(self.group.leaders, peers.waiting, weights.size)
         self._all_ended = False  # on all hosts; every leader learns it in the same round
 
     @property
@@ -67,7 +67,7 @@ class MA(Synchronizer):
         assert self.group
         fragment = self.next_fragment()
         part = self.fragments[fragment]
-        self.group.wait_for_members(self.peers.patience)
+        self.group.wait_for_members(self.peers.waiting)
         total = self._of_leaders.room(part.stop - part.start)
         mean = self._of_leaders.of_sums(total.size, self.group.snapshot(part, total, everyone=everyone))
         if mean is None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
-from ssmpi.comm.waiting import Patience
-from ssmpi.core.protocols import DenseOptimizer, DenseTwin, RowTables
+from ssmpi.comm.waiting import WaitOptions
+from ssmpi.core.protocols import DenseModel, DenseOptimizer, RowTables
 from ssmpi.sync.host_group import HostGroup
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class NoDenseModel:
-    """A twin and an optimizer of no parameters, for trainers that only exchange their replicas."""
+    """A model and an optimizer of no parameters, for trainers that only exchange their replicas."""
 
     def __init__(self) -> None:
         self.arrays = np.empty(0, np.float32), np.empty(0, np.float32)
 
-    def step(self, twin: DenseTwin, factor: float) -> None:
+    def step(self, model: DenseModel, factor: float) -> None:
         """Nothing to step."""
 
     def state(self) -> dict[str, np.ndarray]:
@@ -53,13 +53,13 @@ class LocalTrainer:
     """What an algorithm may use of its own trainer; most need nothing but ``iterations``, for their figures.
 
     ``iterations`` int64 (threads,) done so far; ``factor`` of the learning rates now; ``optimizer`` steps what a
-    ``twin`` holds.
+    ``thread_model`` holds.
     """
 
     iterations: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     factor: Callable[[], float] = lambda: 1.0
     optimizer: DenseOptimizer = field(default_factory=NoDenseModel)
-    twin: Callable[[], DenseTwin] = lambda: NoDenseModel()
+    thread_model: Callable[[], DenseModel] = lambda: NoDenseModel()
     rows: RowAccess = field(default_factory=RowAccess)
     replica: ReplicaMemory = field(default_factory=ReplicaMemory)
 
@@ -70,7 +70,7 @@ class Peers:
 
     trainers: Conversation
     center: Conversation
-    patience: Patience
+    waiting: WaitOptions
     local: LocalTrainer = field(default_factory=LocalTrainer)
     group: HostGroup | None = None
 

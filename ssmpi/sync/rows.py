@@ -102,5 +102,5 @@ class SynchronousRows:
             if counts[rank, other]:
                 requests.append(trainers.isend(keys[out], other, KEYS))
                 requests.append(trainers.isend(gradients[out], other, GRADIENTS))
-        wait_all(requests, self._peers.patience, "the other trainers' row gradients")
+        wait_all(requests, self._peers.waiting, "the other trainers' row gradients")
         return ours, parts

@@ -46,7 +46,7 @@ class SlowMo(BlockFiltered):
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
         self._own = options.own(SlowMoOptions)
-        self.average = Average(peers.trainers, peers.patience, weights.size + 1)
+        self.average = Average(peers.trainers, peers.waiting, weights.size + 1)
         self._mine = np.empty(weights.size + 1, np.float32)
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:

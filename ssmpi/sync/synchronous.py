@@ -23,7 +23,7 @@ from typing import ClassVar
 import numpy as np
 
 from ssmpi.comm.waiting import wait
-from ssmpi.core.protocols import DenseStep, DenseTwin, RowTransport
+from ssmpi.core.protocols import DenseModel, DenseStep, RowTransport
 from ssmpi.core.topology import Topology
 from ssmpi.sync.average import Average
 from ssmpi.sync.none import NoSync
@@ -45,12 +45,12 @@ class Synchronous(NoSync):
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
-        self._average = Average(peers.trainers, peers.patience, weights.size)
+        self._average = Average(peers.trainers, peers.waiting, weights.size)
         self._rows = SynchronousRows(self, peers)
         self._examples, self._factor, self._began = 0.0, 1.0, 0.0
 
     @classmethod
-    def refusal(cls, options: RoundOptions) -> str:
+    def option_error(cls, options: RoundOptions) -> str:
         """Gradients are needed in the step itself, all of them and in every step."""
         if (options.pace, options.every_iterations) != ("fixed_rate", 1):
             return (
@@ -61,7 +61,7 @@ class Synchronous(NoSync):
         return "sends every gradient whole: set sync.fragments = 1" if options.fragments > 1 else ""
 
     @classmethod
-    def misfit(cls, topology: Topology) -> str:
+    def topology_error(cls, topology: Topology) -> str:
         """Threads of one replica would step one after the other."""
         if topology.threads == 1:
             return ""
@@ -94,19 +94,19 @@ class Synchronous(NoSync):
         words = np.zeros(2 + size * size)
         words[:2] = examples, examples * factor
         words[2:].reshape(size, size)[rank] = counts
-        wait(self.peers.trainers.iallreduce(words), self.peers.patience, "the other trainers' step")
+        wait(self.peers.trainers.iallreduce(words), self.peers.waiting, "the other trainers' step")
         total = words[0]
         self._examples, self._factor = float(examples), words[1] / max(total, 1.0)
         return examples / total if total else 0.0, self._factor, words[2:].reshape(size, size).astype(int)
 
-    def take(self, twin: DenseTwin) -> bool:
+    def take(self, model: DenseModel) -> bool:
         """Step by the mean gradient; False if no trainer had any. All trainers call, after ``agree``."""
-        _, gradients = twin.arrays
+        _, gradients = model.arrays
         mean = self._average.of(gradients, self._examples)
         if mean is None:
             return False
         gradients[:] = mean
-        self.peers.local.optimizer.step(twin, self._factor)
+        self.peers.local.optimizer.step(model, self._factor)
         self.rounds += 1
         self.round_seconds += time.monotonic() - self._began
         return True
@@ -115,11 +115,11 @@ class Synchronous(NoSync):
         """Take the steps of the others too, so that this replica stays theirs, until nobody has examples."""
         if self.idle:
             return
-        twin = self.peers.local.twin()
+        model = self.peers.local.thread_model()
         taken = True
         while taken:
             self._rows.follow()
-            taken = self.take(twin)
+            taken = self.take(model)
 
 
 class SynchronousStep:
@@ -128,6 +128,6 @@ class SynchronousStep:
     def __init__(self, synchronizer: Synchronous) -> None:
         self._synchronizer = synchronizer
 
-    def step(self, twin: DenseTwin, factor: float) -> None:
+    def step(self, model: DenseModel, factor: float) -> None:
         """One step; the factor of all trainers is agreed on with the rows."""
-        self._synchronizer.take(twin)
+        self._synchronizer.take(model)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.core.protocols import DenseStep, DenseTwin
+from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.sync.average import Average
 from ssmpi.sync.base import Synchronizer
 from ssmpi.sync.pace import Pace
@@ -28,10 +28,10 @@ class WarmUp(Pace):
         self._left, self._threads = steps, threads
         size = synchronizer.weights.size + 1
         peers = synchronizer.peers
-        self._average, self._sum = Average(peers.trainers, peers.patience, size), np.zeros(size, np.float32)
+        self._average, self._sum = Average(peers.trainers, peers.waiting, size), np.zeros(size, np.float32)
         self._meeting, self._came = ThreadBarrier(), 0
         self._gone: list[int] = []
-        self._twin: DenseTwin = NoDenseModel()
+        self._twin: DenseModel = NoDenseModel()
 
     @property
     def over(self) -> bool:
@@ -43,7 +43,7 @@ class WarmUp(Pace):
         if self.over:
             self._pace.begin()
         else:
-            self._twin = self._synchronizer.peers.local.twin()
+            self._twin = self._synchronizer.peers.local.thread_model()
             self._meeting.open(self._threads)
 
     def after_step(self, thread: int) -> None:
@@ -69,12 +69,12 @@ class WarmUp(Pace):
         """Steps together, then by ``own``."""
         return WarmUpStep(self, own)
 
-    def step(self, twin: DenseTwin, factor: float) -> None:
+    def step(self, model: DenseModel, factor: float) -> None:
         """One thread's gradients; returns when the common step is taken."""
-        self._meeting.pause_if(lambda: self._add(twin, factor), self._take)
+        self._meeting.pause_if(lambda: self._add(model, factor), self._take)
 
-    def _add(self, twin: DenseTwin, factor: float) -> bool:
-        self._sum[:-1] += twin.arrays[1]
+    def _add(self, model: DenseModel, factor: float) -> bool:
+        self._sum[:-1] += model.arrays[1]
         self._sum[-1] += factor
         self._came += 1
         return True
@@ -100,6 +100,6 @@ class WarmUpStep:
     def __init__(self, warm_up: WarmUp, own: DenseStep) -> None:
         self._warm_up, self._own = warm_up, own
 
-    def step(self, twin: DenseTwin, factor: float) -> None:
+    def step(self, model: DenseModel, factor: float) -> None:
         """One step, with all others or alone."""
-        (self._own if self._warm_up.over else self._warm_up).step(twin, factor)
+        (self._own if self._warm_up.over else self._warm_up).step(model, factor)

@@ -5,7 +5,7 @@ import numpy as np
 from ssmpi.comm import failure
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_memory import memory_for
-from ssmpi.comm.waiting import Patience, wait
+from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.topology import Role, Topology
 from ssmpi.embedding.bags import BagLookups
 from ssmpi.embedding.client import Lookups
@@ -14,7 +14,7 @@ from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import Arena, EmbeddingOptions
 from ssmpi.embedding.transport import LocalTables, RemoteTables
 
-PATIENCE = Patience(time_limit_seconds=60)
+WAITING = WaitOptions(time_limit_seconds=60)
 CARDINALITIES = (3, 700, 40, 1, 90)  # the second is split as soon as there are two PSs
 FEATURES, DIM, SEED, BATCH, STEPS = len(CARDINALITIES), 6, 11, 17, 4
 SGD = EmbeddingOptions(dim=DIM, optimizer="sgd", rate=0.05, transport="messages")
@@ -43,14 +43,14 @@ def on_trainers(world, options, work):
     """``work(transport, placement)`` on trainers while the embedding PSs serve; its result."""
     placement = place(CARDINALITIES, max(1, world.topology.embedding_ps))
     if world.role is Role.EMBEDDING_PS:
-        service, memory = Service(world.embedding, PATIENCE), memory_for(options.transport)
+        service, memory = Service(world.embedding, WAITING), memory_for(options.transport)
         arena = Arena(options, placement, world.index, SEED, memory.allocate)
         server = EmbeddingServer(arena, service, address=memory.address)
         service.serve(world.topology.trainers, server.handle)
     if world.role is not Role.TRAINER:
         return None
     if world.topology.embedding_ps:
-        transport = RemoteTables(world.embedding, world.topology.trainers, placement, options, PATIENCE)
+        transport = RemoteTables(world.embedding, world.topology.trainers, placement, options, WAITING)
         assert transport.near == [options.transport == "shared"] * world.topology.embedding_ps
     else:
         transport = LocalTables(Arena(options, placement, 0, SEED))
@@ -62,7 +62,7 @@ def on_trainers(world, options, work):
 def rest(world, transport):
     """Every push of every trainer has been applied."""
     transport.drain()
-    wait(world.trainers.ibarrier(), PATIENCE, "the others")
+    wait(world.trainers.ibarrier(), WAITING, "the others")
 
 
 def in_turn(world, work):
@@ -70,7 +70,7 @@ def in_turn(world, work):
     for trainer in range(world.trainers.size):
         if trainer == world.rank:
             work()
-        wait(world.trainers.ibarrier(), PATIENCE, "the others")
+        wait(world.trainers.ibarrier(), WAITING, "the others")
 
 
 def train_in_turn(world, options):

@@ -9,12 +9,12 @@ from ssmpi import sync
 from ssmpi.comm import failure
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_memory import memory_for
-from ssmpi.comm.waiting import Patience, wait
+from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.topology import Role
 from ssmpi.model.options import DenseOptions
 from ssmpi.roles.sync_ps import optimizer
 
-PATIENCE = Patience(time_limit_seconds=60)
+WAITING = WaitOptions(time_limit_seconds=60)
 PARAMETERS = 1_003  # not a multiple of anything
 REFUSED = {("gossip", "fixed_rate"), ("synchronous", "shadow")}
 
@@ -38,8 +38,8 @@ DENSE = DenseOptions(optimizer="sgd", rate=1.0)
 
 
 @dataclass
-class Twin:
-    """As much of a twin as a step needs; ``examples`` of its batch, and no rows."""
+class ThreadModel:
+    """As much of a model as a step needs; ``examples`` of its batch, and no rows."""
 
     weights: np.ndarray
     gradients: np.ndarray
@@ -55,9 +55,9 @@ class Twin:
     def values(self):
         return np.empty(self.examples)
 
-    def step(self, twin, factor):
+    def step(self, model, factor):
         """Descent at the rate 1, as ``DENSE``."""
-        self.weights -= np.float32(factor) * twin.gradients
+        self.weights -= np.float32(factor) * model.gradients
 
     def state(self):
         """As much as tells that there is one."""
@@ -68,16 +68,19 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     """``work(synchronizers)`` on a trainer, while sync PSs serve; the trainer's result."""
     kind = sync.ALGORITHMS[options.algorithm]
     if world.role is Role.SYNC_PS and kind.partner == sync.SYNC_PS:
-        service = Service(world.center, PATIENCE)
+        service = Service(world.center, WAITING)
         center = kind.server(options, optimizer(dense), service)
         center.meet = in_turns(turns(world), center.meet)
         service.serve(world.topology.trainers, center.handle)
     if world.role is not Role.TRAINER:
         return None
     home = home or sync.LocalTrainer(np.zeros(world.topology.threads, np.int64))
-    home.optimizer, home.twin = Twin(weights, np.zeros_like(weights)), lambda: Twin(weights, np.zeros_like(weights))
+    home.optimizer, home.thread_model = (
+        ThreadModel(weights, np.zeros_like(weights)),
+        lambda: ThreadModel(weights, np.zeros_like(weights)),
+    )
     home.replica = vars(world).pop("replica", home.replica)
-    peers = sync.Peers(world.trainers, world.center, PATIENCE, home)
+    peers = sync.Peers(world.trainers, world.center, WAITING, home)
     synchronizers = sync.make(options, weights, peers, world.topology.threads)
     result = work(synchronizers)
     synchronizers[0].goodbye()
@@ -108,7 +111,7 @@ def in_turns(lock, method):
 
 def meet(world):
     """All trainers come here before any goes on."""
-    wait(world.trainers.ibarrier(), PATIENCE, "the others")
+    wait(world.trainers.ibarrier(), WAITING, "the others")
 
 
 def with_pace(world, options, synchronizers, gradients, steps, examples=1):
@@ -124,10 +127,10 @@ def with_pace(world, options, synchronizers, gradients, steps, examples=1):
         own, transport = synchronizers[thread % len(synchronizers)], synchronizers[0].transport()
         optimizer = pace.optimizer(own.optimizer(thread))
         for _ in range(steps[thread]):
-            twin, factor = Twin(own.weights, gradients(thread), examples), own.peers.local.factor()
+            model, factor = ThreadModel(own.weights, gradients(thread), examples), own.peers.local.factor()
             if transport:
-                transport.update(twin, np.empty((0, 1), np.float32), factor, thread)
-            optimizer.step(twin, factor)
+                transport.update(model, np.empty((0, 1), np.float32), factor, thread)
+            optimizer.step(model, factor)
             own.peers.local.iterations[thread] += 1
             pace.after_step(thread)
         pace.thread_done(thread)

@@ -40,9 +40,9 @@ def at_call(owner, name, number, happens=fail):
 
 
 def break_worker():
-    from ssmpi.model.replica import Twin
+    from ssmpi.model.replica import ThreadModel
 
-    at_call(Twin, "forward_backward", 50)
+    at_call(ThreadModel, "forward_backward", 50)
 
 
 def break_shadow():
@@ -95,13 +95,13 @@ def stop_where_the_disk_hangs():
     import time
 
     from ssmpi.checkpoint import disk
-    from ssmpi.model.replica import Twin
+    from ssmpi.model.replica import ThreadModel
 
     def happens():
         disk.sync = lambda _: time.sleep(600)
         ask_to_stop()
 
-    at_call(Twin, "forward_backward", 20, happens)
+    at_call(ThreadModel, "forward_backward", 20, happens)
 
 
 def stop_before_training():
@@ -111,9 +111,9 @@ def stop_before_training():
 
 
 def stop_in_evaluation():
-    from ssmpi.model.replica import Twin
+    from ssmpi.model.replica import ThreadModel
 
-    at_call(Twin, "score", 3, ask_to_stop)
+    at_call(ThreadModel, "score", 3, ask_to_stop)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from ssmpi.bench.harness.links import Bucket, Link, limit
 from ssmpi.bench.harness.windows import Timing
 from ssmpi.comm.inbox import Inbox
 from ssmpi.comm.service import GOODBYE, Service
-from ssmpi.comm.waiting import Patience
+from ssmpi.comm.waiting import WaitOptions
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.data.reader import SplitReader
@@ -114,7 +114,7 @@ def test_a_service_behind_a_link_ends_only_when_every_reply_has_left():
     conversation = Wire(Clock())
     limit(conversation, 1e6)
     conversation.waiting.extend([(1, 5, 1000), (1, GOODBYE, 0)])
-    service = Service(conversation, Patience())
+    service = Service(conversation, WaitOptions())
 
     def answer(source, tag, payload):
         service.reply(source, tag, service.buffer(20_000))

@@ -1,4 +1,4 @@
-"""The dense model: one flat vector, twins that share it, and optimizers against torch's own."""
+"""The dense model: one flat vector, models that share it, and optimizers against torch's own."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -44,13 +44,13 @@ def test_scores_like_the_plain_model():
     for f, table in enumerate(plain.tables):
         table.weight.data = torch.from_numpy(tables[:, f].copy())
     expected = plain(torch.from_numpy(dense), ids).detach()
-    np.testing.assert_allclose(replica().twin().score(dense, tables), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(replica().thread_model().score(dense, tables), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_twins_see_each_others_steps_between_forward_and_backward():
-    """Hogwild: torch must not object to weights that change meanwhile, and gradients are each twin's own."""
+    """Hogwild: torch must not object to weights that change meanwhile, and gradients are each model's own."""
     shared = replica()
-    one, other = shared.twin(), shared.twin()
+    one, other = shared.thread_model(), shared.thread_model()
     dense, tables, labels = batch()
     leaf = torch.from_numpy(tables).requires_grad_()
     logits = one.module(torch.from_numpy(dense), leaf)
@@ -65,14 +65,14 @@ def test_twins_see_each_others_steps_between_forward_and_backward():
 
 def test_gradients_are_those_of_the_mean_loss_by_finite_differences():
     """Of the fifty strongest; where a unit wakes or falls asleep in between, a difference is none, which few meet."""
-    twin = replica().twin()
+    model = replica().thread_model()
     dense, tables, labels = batch(4)
 
     def loss(rows):
-        logits = torch.from_numpy(twin.score(dense, rows)).double()
+        logits = torch.from_numpy(model.score(dense, rows)).double()
         return torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels).double()).item()
 
-    _, gradients = twin.forward_backward(dense, tables.copy(), labels)
+    _, gradients = model.forward_backward(dense, tables.copy(), labels)
     gradients, step, agreeing = gradients.copy(), 3e-4, 0
     strongest = np.argsort(np.abs(gradients), axis=None)[-50:]
     for position in zip(*np.unravel_index(strongest, gradients.shape), strict=True):
@@ -87,27 +87,27 @@ def test_gradients_are_those_of_the_mean_loss_by_finite_differences():
 def test_optimizers_step_like_torchs(name):
     options = DenseOptions(optimizer=name, rate=0.05, initial_state=0.1, epsilon=1e-6)
     shared = replica()
-    twin, optimizer = shared.twin(), dense_optimizer(options, shared)
+    model, optimizer = shared.thread_model(), dense_optimizer(options, shared)
     weights = torch.nn.Parameter(torch.from_numpy(shared.vector.copy()))
     if name == "sgd":
         torchs = torch.optim.SGD([weights], lr=0.05)
     else:
         torchs = torch.optim.Adagrad([weights], lr=0.05, initial_accumulator_value=0.1, eps=1e-6)
     for step in range(5):
-        twin.forward_backward(*batch(seed=step))
-        weights.grad = twin.gradients.clone()
-        optimizer.step(twin, 1.0)
+        model.forward_backward(*batch(seed=step))
+        weights.grad = model.gradients.clone()
+        optimizer.step(model, 1.0)
         torchs.step()
         np.testing.assert_allclose(shared.vector, weights.detach(), rtol=1e-6, atol=1e-7)
 
 
 def test_the_schedules_factor_scales_the_step():
     shared = replica()
-    twin, optimizer = shared.twin(), dense_optimizer(DenseOptions(optimizer="sgd", rate=0.5), shared)
+    model, optimizer = shared.thread_model(), dense_optimizer(DenseOptions(optimizer="sgd", rate=0.5), shared)
     before = shared.vector.copy()
-    twin.forward_backward(*batch())
-    optimizer.step(twin, 0.25)
-    np.testing.assert_allclose(shared.vector, before - 0.125 * twin.gradients.numpy(), rtol=1e-6, atol=1e-7)
+    model.forward_backward(*batch())
+    optimizer.step(model, 0.25)
+    np.testing.assert_allclose(shared.vector, before - 0.125 * model.gradients.numpy(), rtol=1e-6, atol=1e-7)
 
 
 def test_weights_survive_being_saved_and_loaded(tmp_path):
@@ -126,18 +126,18 @@ def test_weights_of_another_model_are_refused(tmp_path):
 
 
 def gradients(size, precision="fp32", options=None):
-    """Logits, gradients by rows and dense ones, by hand and by autograd in float32; the twin and the batch."""
+    """Logits, gradients by rows and dense ones, by hand and by autograd in float32; the model and the batch."""
     options = replace(options or ModelOptions(bottom=(24, 8), top=(16, 1)), precision=precision)
     dim = options.bottom[-1]
-    twin = Replica(lambda: DLRM(options, 13, 5), seed=3).twin()
+    model = Replica(lambda: DLRM(options, 13, 5), seed=3).thread_model()
     generator = np.random.default_rng(size)
     dense = generator.normal(size=(size, 13)).astype(np.float32)
     rows = generator.normal(size=(size, 5, dim)).astype(np.float32)
     labels = (generator.random(size) < 0.4).astype(np.float32)
-    logits, by_rows = twin.forward_backward(dense, rows, labels)
-    by_hand = logits.copy(), by_rows.copy(), twin.gradients.numpy().copy()
-    expected = (*twin.by_autograd(dense, rows, labels), twin.gradients.numpy().copy())
-    return by_hand, expected, twin, (dense, rows, labels)
+    logits, by_rows = model.forward_backward(dense, rows, labels)
+    by_hand = logits.copy(), by_rows.copy(), model.gradients.numpy().copy()
+    expected = (*model.by_autograd(dense, rows, labels), model.gradients.numpy().copy())
+    return by_hand, expected, model, (dense, rows, labels)
 
 
 @pytest.mark.parametrize("size", [1, 7, 128, PIECE, PIECE + 1, 2 * PIECE + 77])
@@ -188,9 +188,9 @@ def test_bfloat16_is_as_near_as_autocasts(size):
     """Eight bits of mantissa cost some percent of a gradient's length here; torch's own mixed precision is the
     measure.
     """
-    by_hand, expected, twin, arrays = gradients(size, "bf16", ModelOptions())
+    by_hand, expected, model, arrays = gradients(size, "bf16", ModelOptions())
     with torch.autocast("cpu", torch.bfloat16):
-        autocast = (*twin.by_autograd(*arrays), twin.gradients.numpy())
+        autocast = (*model.by_autograd(*arrays), model.gradients.numpy())
     for ours, exact, torchs in zip(by_hand, expected, autocast, strict=True):
         assert 0 < np.linalg.norm(ours - exact) < 1.3 * np.linalg.norm(torchs - exact)
 
@@ -198,7 +198,7 @@ def test_bfloat16_is_as_near_as_autocasts(size):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_batch_of_another_size_in_between_changes_nothing(precision):
     options = ModelOptions(bottom=(24, 4), top=(16, 1), precision=precision)
-    one, other = replica(options=options).twin(), replica(options=options).twin()
+    one, other = replica(options=options).thread_model(), replica(options=options).thread_model()
     for size in (5, 9, 3, 9, 5, 11, 9):
         one.forward_backward(*batch(size))
     logits, by_rows = one.forward_backward(*batch(9))
@@ -211,13 +211,13 @@ def test_a_batch_of_another_size_in_between_changes_nothing(precision):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_what_is_not_finite_stays_so(precision):
     """Compiled sums must not lose a NaN: the loss is checked for it, and that check ends a run that diverged."""
-    twin = replica(options=ModelOptions(bottom=(24, 4), top=(16, 1), precision=precision)).twin()
+    model = replica(options=ModelOptions(bottom=(24, 4), top=(16, 1), precision=precision)).thread_model()
     dense, rows, labels = batch()
     rows[3, 5, 1] = np.nan
-    logits, by_rows = twin.forward_backward(dense, rows, labels)
+    logits, by_rows = model.forward_backward(dense, rows, labels)
     assert np.isnan(logits[3])
     assert np.isnan(by_rows[3]).any()
-    assert np.isnan(twin.gradients.numpy()).any()
+    assert np.isnan(model.gradients.numpy()).any()
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from ranks import TimeLimitError, over_threads
 
 from ssmpi.comm import failure
 from ssmpi.comm.inbox import Inbox
-from ssmpi.comm.waiting import Patience, wait
+from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.errors import PeerError
 from ssmpi.core.topology import Role, Topology
 
 THREE = Topology(trainers=3)
-PATIENCE = Patience(time_limit_seconds=60)
+WAITING = WaitOptions(time_limit_seconds=60)
 
 
 def trainers(body, **settings):
@@ -30,7 +30,7 @@ def test_a_buffer_that_changes_too_early_shows():
         value = np.array([talk.rank + 1.0])
         if talk.rank == 0:
             time.sleep(0.05)
-            wait(talk.irecv(value, 1, 7), PATIENCE, "trainer 1")
+            wait(talk.irecv(value, 1, 7), WAITING, "trainer 1")
         if talk.rank == 1:
             assert not talk.isend(value, 0, 7).Test()
             value[0] = 99.0  # not allowed before the request is complete
@@ -44,7 +44,7 @@ def test_messages_of_one_thread_stay_in_order():
         inbox, got = Inbox(), []
         if talk.rank:
             for k in range(20):
-                wait(talk.isend(np.array([k]), 0, talk.rank), PATIENCE, "trainer 0")
+                wait(talk.isend(np.array([k]), 0, talk.rank), WAITING, "trainer 0")
         while talk.rank == 0 and len(got) < 40:
             if message := talk.next_message(inbox):
                 source, tag, payload = message
@@ -61,7 +61,7 @@ def test_collectives():
     def body(world, talk):
         total, word = np.full(3, float(talk.rank)), np.array([talk.rank])
         for request in [talk.iallreduce(total), talk.ibcast(word), talk.ibarrier()]:
-            wait(request, PATIENCE, "all")
+            wait(request, WAITING, "all")
         return total.tolist(), int(word[0]), talk.share(talk.rank), talk.gather(talk.rank)
 
     assert trainers(body) == [([3.0] * 3, 0, 0, [0, 1, 2])] * 3
@@ -69,7 +69,7 @@ def test_collectives():
 
 def test_collectives_in_another_order_are_an_error():
     def body(world, talk):
-        wait(talk.ibarrier() if talk.rank else talk.ibcast(np.zeros(1)), PATIENCE, "all")
+        wait(talk.ibarrier() if talk.rank else talk.ibcast(np.zeros(1)), WAITING, "all")
 
     with pytest.raises(AssertionError, match="where another rank called"):
         trainers(body)
@@ -80,7 +80,7 @@ def test_an_exception_in_a_thread_ends_all_and_is_raised():
     def body(world, talk):
         if talk.rank == 1:
             failure.start(world, "worker 0", lambda: 1 / 0).join()
-        wait(talk.ibarrier(), PATIENCE, "the others")
+        wait(talk.ibarrier(), WAITING, "the others")
 
     with pytest.raises(ZeroDivisionError):
         trainers(body)
@@ -89,7 +89,7 @@ def test_an_exception_in_a_thread_ends_all_and_is_raised():
 def test_a_hang_ends_at_the_time_limit():
     def body(world, talk):
         if talk.rank == 0:
-            wait(talk.ibarrier(), Patience(time_limit_seconds=100), "the others")
+            wait(talk.ibarrier(), WaitOptions(time_limit_seconds=100), "the others")
 
     began = time.monotonic()
     with pytest.raises(TimeLimitError):
@@ -100,7 +100,7 @@ def test_a_hang_ends_at_the_time_limit():
 def test_patience_ends_naming_whom_it_waited_for():
     def body(world, talk):
         if talk.rank == 0:
-            wait(talk.ibarrier(), Patience(time_limit_seconds=0.1), "trainer 1")
+            wait(talk.ibarrier(), WaitOptions(time_limit_seconds=0.1), "trainer 1")
 
     with pytest.raises(PeerError, match=r"no answer from trainer 1 within 0\.1 s"):
         trainers(body)

@@ -22,7 +22,7 @@ from ssmpi.core.log import log
 from ssmpi.data import columns
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.transport import LocalTables
-from ssmpi.model.replica import Twin
+from ssmpi.model.replica import ThreadModel
 from ssmpi.roles import assembly, trainer
 from ssmpi.run import resume
 from ssmpi.sync.warmup import WarmUp
@@ -43,17 +43,17 @@ def watched(monkeypatch):
         def stop_after(self, batches):
             self._batches, self.stop_at, self.stopping = itertools.count(1), batches, False
 
-    watched, forward_backward = Watched(), Twin.forward_backward
+    watched, forward_backward = Watched(), ThreadModel.forward_backward
 
-    def watching(twin, dense, rows, labels):
+    def watching(model, dense, rows, labels):
         if not dense.any():  # made up to warm up
-            return forward_backward(twin, dense, rows, labels)
+            return forward_backward(model, dense, rows, labels)
         watched.rows.update(row.tobytes() for row in dense)
         if next(watched._batches) == watched.stop_at:
             watched.stopping = True
-        return forward_backward(twin, dense, rows, labels)
+        return forward_backward(model, dense, rows, labels)
 
-    monkeypatch.setattr(Twin, "forward_backward", watching)
+    monkeypatch.setattr(ThreadModel, "forward_backward", watching)
     monkeypatch.setattr(trainer, "stop_requested", lambda: watched.stopping)
     monkeypatch.setattr(assembly, "compile_kernels", lambda *_: None)  # its made-up batch is no part of the data
     return watched

@@ -17,7 +17,7 @@ from ssmpi.core.errors import DataError, PeerError
 from ssmpi.core.log import log
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.transport import LocalTables
-from ssmpi.model.replica import Twin
+from ssmpi.model.replica import ThreadModel
 from ssmpi.run import resume
 from ssmpi.run.request import RunRequest
 
@@ -47,13 +47,13 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch):
-    held, forward_backward = Held(), Twin.forward_backward
+    held, forward_backward = Held(), ThreadModel.forward_backward
 
-    def counting(twin, *arguments):
+    def counting(model, *arguments):
         held.iterations += 1
-        return forward_backward(twin, *arguments)
+        return forward_backward(model, *arguments)
 
-    monkeypatch.setattr(Twin, "forward_backward", counting)
+    monkeypatch.setattr(ThreadModel, "forward_backward", counting)
     return held
 
 

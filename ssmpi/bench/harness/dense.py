@@ -24,14 +24,14 @@ def bare_steps(config: Config, source: Source) -> list[Step]:
     optimizer = dense_optimizer(config.dense, replica)
 
     def step_of(thread: int) -> Step:
-        twin = replica.twin()
+        model = replica.thread_model()
         batches = cycle(source.with_rows(thread))
 
         def step() -> None:
             batch, rows = next(batches)
             assert batch.labels is not None
-            twin.forward_backward(batch.dense, rows, batch.labels)
-            optimizer.step(twin, 1.0)
+            model.forward_backward(batch.dense, rows, batch.labels)
+            optimizer.step(model, 1.0)
 
         return step
 

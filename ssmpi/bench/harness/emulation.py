@@ -20,7 +20,7 @@ from ssmpi.core.topology import Role
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import World
-    from ssmpi.model.replica import Twin
+    from ssmpi.model.replica import ThreadModel
     from ssmpi.roles.trainer import Trainer
 
 SIZE = 1e-4  # of a pseudo-gradient's elements: the replica moves, slowly
@@ -41,10 +41,10 @@ class Emulation:
             links.limit(world.embedding if world.role is Role.EMBEDDING_PS else world.center, rate)
 
     def replace_dense(self, trainer: Trainer) -> None:
-        """On a trainer with one worker thread, before it trains: the worker's twin waits, and a round in the foreground
-        adds to the step.
+        """On a trainer with one worker thread, before it trains: the worker's model waits, and a round in the
+        foreground adds to the step.
         """
-        made, step, pace = trainer.replica.twin, EmulatedStep(self.step), trainer.pace
+        made, step, pace = trainer.replica.thread_model, EmulatedStep(self.step), trainer.pace
         inner = pace.after_step
 
         def after_step(thread: int) -> None:
@@ -52,7 +52,7 @@ class Emulation:
             inner(thread)
             step.prolong(clock() - began)
 
-        trainer.replica.twin = lambda *vector: WaitingTwin(made(*vector), step, trainer.world.index)  # type: ignore
+        trainer.replica.thread_model = lambda *vector: WaitingModel(made(*vector), step, trainer.world.index)  # type: ignore
         pace.after_step = after_step  # type: ignore[method-assign]
 
 
@@ -82,13 +82,13 @@ class EmulatedStep:
             self._end += seconds
 
 
-class WaitingTwin:
-    """A twin that waits instead of computing, and has the same small pseudo-gradients each time, other ones on each
+class WaitingModel:
+    """A model that waits instead of computing, and has the same small pseudo-gradients each time, other ones on each
     trainer.
     """
 
-    def __init__(self, twin: Twin, step: EmulatedStep, trainer: int) -> None:
-        self.weights, self.gradients, self.arrays, self._step = twin.weights, twin.gradients, twin.arrays, step
+    def __init__(self, model: ThreadModel, step: EmulatedStep, trainer: int) -> None:
+        self.weights, self.gradients, self.arrays, self._step = model.weights, model.gradients, model.arrays, step
         generator = np.random.default_rng(trainer)
         self._dense = generator.normal(scale=SIZE, size=self.arrays[1].shape).astype(np.float32)
         self._rows = np.empty((0, 0, 0), np.float32)

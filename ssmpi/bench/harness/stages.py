@@ -94,7 +94,7 @@ def of_trainer(trainer: Trainer) -> Stages:
     trainer.stream = lambda thread: stages.each(stream(thread), "read")  # type: ignore[method-assign]
     lookups = {"ask": "ask for rows", "arrive": "wait for rows", "push": "push"}
     stages.around_made(trainer.tables, "lookups", lookups)
-    stages.around_made(trainer.replica, "twin", {"forward_backward": "forward/backward"})
+    stages.around_made(trainer.replica, "thread_model", {"forward_backward": "forward/backward"})
     stages.around(trainer.progress, "record", "record")
     stages.around(trainer.optimizer, "step", "dense update")
     for synchronizer in trainer.synchronizers:
