@@ -33,17 +33,27 @@ def initial_tables(seed, cardinalities, dim):
     ]
 
 
-class RowwiseAdagrad:
+class RowwiseAdagrad(torch.optim.Optimizer):
     """Adagrad with one accumulator per row, to which the mean square of the row's gradient is added."""
 
     def __init__(self, tables, rate, epsilon, initial=0.0):
-        self.tables, self.rate, self.epsilon = tables, rate, epsilon
-        self.sums = [torch.full((len(table),), initial) for table in tables]
+        super().__init__(tables, {"lr": rate})
+        self.epsilon, self.sums = epsilon, [torch.full((len(table),), initial) for table in tables]
 
     def step(self):
-        for table, sums in zip(self.tables, self.sums, strict=True):
+        (group,) = self.param_groups
+        for table, sums in zip(group["params"], self.sums, strict=True):
             sums += table.grad.square().mean(dim=1)
-            table.data -= self.rate * table.grad / (sums.sqrt() + self.epsilon)[:, None]
+            table.data -= group["lr"] * table.grad / (sums.sqrt() + self.epsilon)[:, None]
+
+
+def scheduled(schedule, examples):
+    """Factor of the learning rates after ``examples``: up and down in straight lines."""
+    if examples < schedule.warmup_examples:
+        return (examples + 1) / schedule.warmup_examples
+    if schedule.decay_examples and examples > schedule.decay_start_examples:
+        return 1 - (examples - schedule.decay_start_examples) / schedule.decay_examples
+    return 1.0
 
 
 class PlainDLRM(nn.Module):
@@ -94,16 +104,19 @@ class PlainDLRM(nn.Module):
             for kind in ("weight", "bias")
         }
 
-    def train_on(self, batches, dense_optimizer, table_optimizer):
+    def train_on(self, batches, optimizers, schedule):
         """Mean log-loss of every batch, before its update."""
-        losses = []
+        losses, examples, rates = [], 0, [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
         for batch in batches:
+            for optimizer, rate in zip(optimizers, rates, strict=True):
+                optimizer.param_groups[0]["lr"] = rate * scheduled(schedule, examples)
+            examples += len(batch.labels)
             logits = self(torch.from_numpy(batch.dense), torch.from_numpy(batch.ids))
             loss = nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
             self.zero_grad()
             loss.backward()
-            dense_optimizer.step()
-            table_optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
             losses.append(loss.item())
         return np.array(losses)
 
@@ -122,4 +135,4 @@ def train_plainly(config, cardinalities, batches):
             model.dense_parameters, mine.rate, initial_accumulator_value=mine.initial_state, eps=mine.epsilon
         )
         sparse = RowwiseAdagrad(tables, theirs.rate, theirs.epsilon, theirs.initial_state)
-    return model, model.train_on(batches, dense, sparse)
+    return model, model.train_on(batches, (dense, sparse), config.schedule)

@@ -25,6 +25,12 @@ SGD = (
     "dense.optimizer=sgd",
     "dense.rate=0.1",
 )
+SCHEDULE = (
+    "schedule.warmup_examples=3000",
+    "schedule.decay_start_examples=5000",
+    "schedule.decay_examples=8000",
+    "schedule.power=1.0",
+)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +104,7 @@ def plain_training(config):
     return train_plainly(config, reader.manifest.cardinalities, stream())
 
 
-@pytest.mark.parametrize("settings", [ADAGRAD, SGD], ids=["adagrad", "sgd"])
+@pytest.mark.parametrize("settings", [ADAGRAD, (*SGD, *SCHEDULE)], ids=["adagrad", "scheduled sgd"])
 def test_equals_plain_pytorch(trained, tmp_path, small_data, settings):
     """Within float32 rounding over 94 iterations: sums run in another order, nothing else differs."""
     if settings is ADAGRAD:
