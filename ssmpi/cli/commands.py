@@ -176,7 +176,9 @@ def bench_throughput(arguments: argparse.Namespace) -> int:
     words = arguments.overrides
     run_file = Path(words.pop(0)) if words and "=" not in words[0] else None
     batches = numbers("--batch", arguments.batch)
-    options = throughput.Options(arguments.folder, arguments.rounds, arguments.seconds, batches, arguments.only)
+    options = throughput.ThroughputOptions(
+        arguments.folder, arguments.rounds, arguments.seconds, batches, arguments.only
+    )
     throughput.measure(throughput.short(options) if arguments.short else options, run_file, words)
     return 0
 
@@ -187,7 +189,7 @@ def bench_cluster(arguments: argparse.Namespace) -> int:
 
     words = arguments.overrides
     run_file = Path(words.pop(0)) if words and "=" not in words[0] else None
-    options = cluster.Options(
+    options = cluster.ClusterOptions(
         folder=arguments.folder,
         trainers=numbers("--trainers", arguments.trainers),
         step_ms=arguments.step_ms,

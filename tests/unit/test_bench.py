@@ -370,7 +370,7 @@ def test_targets_of_one_window_have_no_verdict():
 
 
 def test_the_short_benchmark_is_planned_for_a_minute():
-    options = throughput.short(throughput.Options(seconds=3.0))
+    options = throughput.short(throughput.ThroughputOptions(seconds=3.0))
     names = [name for name in sections.SECTIONS if name not in sections.NOT_SHORT]
     visited = contenders.grid(options.batches, CORES, short=True)
     assert throughput.estimate(options, visited) + throughput.seconds_of_short_sections(options, names) <= 60
@@ -511,8 +511,8 @@ def test_the_benchmark_itself_needs_neither_mpi_nor_torch():
 
 def test_options_that_measure_nothing_are_refused(tmp_path):
     with pytest.raises(SettingsError, match="--rounds must be at least 1"):
-        throughput.Options(rounds=0)
-    options = throughput.short(throughput.Options(tmp_path, only="no such thing"))
+        throughput.ThroughputOptions(rounds=0)
+    options = throughput.short(throughput.ThroughputOptions(tmp_path, only="no such thing"))
     with pytest.raises(SettingsError, match=r"there are: .*ssmpi 1x.*; gil"):
         throughput.measure(options, None, [])
     assert list(tmp_path.iterdir()) == []  # nothing was made

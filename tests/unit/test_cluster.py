@@ -304,7 +304,7 @@ def test_a_task_carries_its_emulation(tmp_path):
 @pytest.mark.parametrize("wrong", [{"trainers": ()}, {"trainers": (0,)}, {"step_ms": 0.0}, {"link_mb": -1.0}])
 def test_options_without_sense_are_refused(wrong):
     with pytest.raises(SettingsError, match="must"):
-        cluster.Options(**wrong)
+        cluster.ClusterOptions(**wrong)
 
 
 def test_a_table_says_what_is_emulated_and_marks_a_full_host():
@@ -320,7 +320,7 @@ def test_a_table_says_what_is_emulated_and_marks_a_full_host():
     assert row["deviation"] == pytest.approx(1000 / (100 / 0.024) - 1)
     assert row["host_full"]
     assert row["cores"] == pytest.approx(0.6)
-    options = cluster.plain(cluster.Options())
+    options = cluster.plain(cluster.ClusterOptions())
     text = cluster.table({"options": options, "header": {"cores": 2, "load_before": 0.5}, "rows": [row]})
     for words in (
         "Emulated on one host",
@@ -338,7 +338,7 @@ def test_a_table_says_what_is_emulated_and_marks_a_full_host():
 
 def test_either_the_server_or_the_kernel_limits_a_link():
     scenario = Scenario("easgd", 5, 2, embedding_ps=1, narrow=True)
-    inside, kernel = (cluster.Options(virtual_hosts=there) for there in (False, True))
+    inside, kernel = (cluster.ClusterOptions(virtual_hosts=there) for there in (False, True))
     assert inside.emulation(scenario) == Emulation(0.05, 4e6, 2e6)
     assert kernel.emulation(scenario) == Emulation(0.05, None, None)
     assert kernel.rates(scenario) == [2e6, 4e6, 4e6]  # in rank order: embedding PSs come before sync PSs

@@ -43,7 +43,7 @@ SMALL = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ClusterOptions:
     """``step_ms`` of dense computation; MB/s and direction of each sync PS and of each narrow embedding PS.
     ``virtual_hosts``: each server is on one of its own, and the kernel limits its link.
     """
@@ -87,7 +87,7 @@ class Options:
         return 1e6 * self.embedding_link_mb if scenario.narrow else None
 
 
-def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -> Path:
+def measure(options: ClusterOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
     """The whole benchmark; prints the table and returns the JSON file, beside which table and plot are."""
     visits = ordered([scenario for scenario in SCENARIOS if chosen(scenario.name, options.only)], options.trainers)
     if not visits:
@@ -112,7 +112,7 @@ def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -
     return publish(options.folder / RESULT, report, table(report), scenario_picture.draw)
 
 
-def run_file_for(options: Options, given: Path | None, overrides: Sequence[str]) -> Path:
+def run_file_for(options: ClusterOptions, given: Path | None, overrides: Sequence[str]) -> Path:
     """What all jobs start from. A run file brings its data; its model and rates would have no meaning here."""
     target = options.folder / "cluster.toml"
     target.write_text("", encoding="utf-8")
@@ -125,14 +125,14 @@ def run_file_for(options: Options, given: Path | None, overrides: Sequence[str])
     return data.base_run_file(target, tuple(filter(None, (*SMALL, rows, *overrides))), options.folder, short=False)
 
 
-def expected(options: Options, scenario: Scenario, base: Path) -> Forecast:
+def expected(options: ClusterOptions, scenario: Scenario, base: Path) -> Forecast:
     """What is predicted, for any number of trainers."""
     return forecast(load(base, scenario.overrides(2)), options.step_ms / 1e3, options.links(scenario))
 
 
 @contextlib.contextmanager
 def starter(
-    options: Options, visits: Sequence[tuple[Scenario, int]], base: Path
+    options: ClusterOptions, visits: Sequence[tuple[Scenario, int]], base: Path
 ) -> Iterator[Callable[[Scenario, int], Start]]:
     """How a visit's ranks are started. Virtual hosts are there until the block ends."""
     if not options.virtual_hosts:
@@ -143,7 +143,9 @@ def starter(
         yield lambda scenario, trainers: hosts.start(trainers, options.rates(scenario))
 
 
-def visit(options: Options, scenario: Scenario, base: Path, predicted: Prediction, start: Start) -> dict[str, Any]:
+def visit(
+    options: ClusterOptions, scenario: Scenario, base: Path, predicted: Prediction, start: Start
+) -> dict[str, Any]:
     """One job of as many trainers as were predicted for."""
     settings = scenario.overrides(predicted.trainers)
     jobs = Jobs(base, options.folder / "jobs", options.emulation(scenario), start)

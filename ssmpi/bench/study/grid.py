@@ -23,7 +23,7 @@ Point = dict[str, Any]  # axis to value; the axis "case" to a name, all others a
 
 
 @dataclass(frozen=True)
-class Options:
+class StudyOptions:
     """The ``[study]`` section.
 
     ``folder`` gets all cells and the results. ``run_file``, named as seen from the study file, is what the settings
@@ -49,7 +49,7 @@ class StudyFile:
     ``[cases]`` names bundles of settings; ``[reference]`` says which values of the axes are compared with.
     """
 
-    study: Options
+    study: StudyOptions
     settings: dict = field(default_factory=dict)
     grid: dict = field(default_factory=dict)
     cases: dict = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Study:
     """A study with its cells, numbered from 0."""
 
     path: Path
-    options: Options
+    options: StudyOptions
     cells: list[Cell]
 
     @property

@@ -34,7 +34,7 @@ RESULT = "throughput.json"
 
 
 @dataclass(frozen=True)
-class Options:
+class ThroughputOptions:
     """What to measure. ``seconds`` is the length of a window; ``only`` a pattern for contenders and sections."""
 
     folder: Path = Path("runs/bench")
@@ -55,13 +55,13 @@ class Options:
         return Timing(0.5, self.seconds, 1) if self.short else Timing(0.8, self.seconds, 3)
 
 
-def short(options: Options) -> Options:
+def short(options: ThroughputOptions) -> ThroughputOptions:
     """Within a minute: to see that it works, never to judge a time."""
     seconds = min(options.seconds, SHORT_WINDOW)
     return dataclasses.replace(options, rounds=1, seconds=seconds, batches=(128,), short=True)
 
 
-def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -> Path:
+def measure(options: ThroughputOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
     """The whole benchmark; prints the report and returns the JSON file, beside which table and plot are."""
     options.folder.mkdir(parents=True, exist_ok=True)
     cores = machine.cores()
@@ -92,7 +92,7 @@ def measure(options: Options, run_file: Path | None, overrides: Sequence[str]) -
     return publish(options.folder / RESULT, report, render.table(report), picture.draw)
 
 
-def rounds(options: Options, contenders: list[Contender], jobs: Jobs) -> dict[str, Any]:
+def rounds(options: ThroughputOptions, contenders: list[Contender], jobs: Jobs) -> dict[str, Any]:
     """All visits, interleaved; figures by contender."""
     visits: dict[str, list[Visit]] = {contender.name: [] for contender in contenders}
     if not options.short and any(c.kind == SSMPI for c in contenders):
@@ -142,12 +142,12 @@ def section(name: str, harness: Harness) -> Mapping[str, object]:
     return SECTIONS[name](harness)
 
 
-def estimate(options: Options, contenders: list[Contender]) -> float:
+def estimate(options: ThroughputOptions, contenders: list[Contender]) -> float:
     """About how many seconds all rounds will take."""
     return options.rounds * sum(START_SECONDS[c.kind == SSMPI] + options.timing.total for c in contenders)
 
 
-def seconds_of_short_sections(options: Options, sections: Sequence[str]) -> float:
+def seconds_of_short_sections(options: ThroughputOptions, sections: Sequence[str]) -> float:
     """About how many seconds the sections take with ``--short``: MPI jobs of at most four windows, or processes."""
     jobs = sum(SHORT_JOBS.get(name, 1) for name in sections)
     local = len({"reader", "server"} & set(sections))
