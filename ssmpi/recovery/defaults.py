@@ -47,7 +47,7 @@ INPUTS = {
     "mtbf_seconds": Input(
         "T_fail", "--mtbf-hours", "mean time between losses of an embedding PS's memory", 28.0, HOUR, SECONDS / HOUR
     ),
-    "save_seconds": Input("O_save", "--save-seconds", "what one save costs training", 324.0),
+    "save_seconds": Input("O_save", "--save-seconds", "what one save costs training, as runs log it", 324.0),
     "load_seconds": Input("O_load", "--load-seconds", "loading a checkpoint after a loss", 180.0, or_zero=True),
     "restart_seconds": Input("O_res", "--restart-seconds", "from a loss to loading: queue, start", 144.0, or_zero=True),
     "target_pls": Input("PLS", "--target-pls", "portion of lost samples that is accepted", 0.1, most=1.0),
