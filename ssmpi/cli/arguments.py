@@ -10,6 +10,7 @@ from typing import Any
 from ssmpi import __version__
 from ssmpi.cli import commands
 from ssmpi.core.run_files import REPORT
+from ssmpi.recovery.defaults import INPUTS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -85,12 +86,19 @@ def add_plans(among: Any) -> None:
     sub.add_argument(
         "--link-mb", type=float, metavar="MB", help="bandwidth of every rank's link, per direction, to predict from"
     )
-    add(
-        among,
-        "doctor",
-        commands.doctor,
-        "print versions, MPI library, cores and over-subscription, and test them for a second",
-    )
+    add_recovery_inputs(sub)
+    text = "print versions, MPI library, cores and over-subscription, and test them for a second"
+    add(among, "doctor", commands.doctor, text)
+
+
+def add_recovery_inputs(sub: argparse.ArgumentParser) -> None:
+    """``--recovery`` and its inputs, which ``--predict`` takes too."""
+    text = "print what full and partial recovery of a lost embedding PS would cost, each figure with its formula"
+    sub.add_argument("--recovery", action="store_true", help=text)
+    group = sub.add_argument_group("inputs of --recovery, and of --predict for overheads (defaults are an example's)")
+    for name, known in INPUTS.items():
+        unit = known.option.rpartition("-")[2].upper()
+        group.add_argument(known.option, dest=name, type=float, metavar=unit, help=f"{known.symbol}, {known.meaning}")
 
 
 def add_scores(among: Any) -> None:
@@ -127,18 +135,13 @@ def add_records(among: Any) -> None:
     sub.add_argument(
         "--output", type=Path, help="file to write (default: model.pt or model.safetensors in the run folder)"
     )
-    sub = add(
-        among, "summary", commands.summary, "print a run's result table, beside reference points if there are any"
-    )
+    text = "print a run's result table, beside reference points if there are any"
+    sub = add(among, "summary", commands.summary, text)
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("--baseline", type=Path, help="JSON that 'ssmpi-prepare baseline' wrote")
     sub.add_argument("--teacher", type=Path, help="teacher.json that 'ssmpi-prepare synthesize' wrote")
-    sub = add(
-        among,
-        "report",
-        commands.report,
-        "write an HTML page that compares runs: settings, curves, speed, time, final table",
-    )
+    text = "write an HTML page that compares runs: settings, curves, speed, time, final table"
+    sub = add(among, "report", commands.report, text)
     sub.add_argument(
         "runs", type=Path, nargs="+", metavar="RUN", help="run folder; the others are compared with the first"
     )

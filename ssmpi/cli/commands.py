@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ssmpi.comm import signals
 from ssmpi.core import log
 from ssmpi.core.errors import STOPPED, SettingsError
+from ssmpi.recovery.defaults import INPUTS
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -78,12 +79,26 @@ def plan(arguments: argparse.Namespace) -> int:
     from ssmpi.cluster import site
     from ssmpi.config import load
     from ssmpi.tools import plan as planner
+    from ssmpi.tools import recovery_plan
 
+    inputs = recovery_inputs(arguments)
     where = site.load(arguments.site) if arguments.site else None
     config = load(arguments.run_file, arguments.overrides)
-    more = "\n\n" + predicted(config, arguments) if arguments.predict else ""
-    print(planner.describe(config, where, arguments.tables) + more)
+    sections = [planner.describe(config, where, arguments.tables)]
+    if arguments.recovery:
+        sections.append(recovery_plan.describe(config, inputs))
+    if arguments.predict:
+        sections += [predicted(config, arguments), recovery_plan.by_nodes(config, inputs)]
+    print("\n\n".join(sections))
     return 0
+
+
+def recovery_inputs(arguments: argparse.Namespace) -> dict[str, float]:
+    """The inputs of ``--recovery`` that were given, by their names."""
+    given = {name: value for name in INPUTS if (value := getattr(arguments, name)) is not None}
+    if given and not (arguments.recovery or arguments.predict):
+        raise SettingsError(f"{INPUTS[next(iter(given))].option} is an input of --recovery: add that")
+    return given
 
 
 def predicted(config: Config, arguments: argparse.Namespace) -> str:

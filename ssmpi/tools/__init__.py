@@ -1,1 +1,1 @@
-"""What the commands beside training do: plan, forecast, doctor, score, export, inspect."""
+"""What the commands beside training do: plan, forecast, recovery plan, doctor, score, export, inspect."""

@@ -1,0 +1,64 @@
+"""The inputs of ``ssmpi plan --recovery``: options, meanings and defaults.
+
+The defaults are an example, not a measurement: a job of 56 h with 18 embedding PSs loses the memory of one every 28 h,
+and its costs are such that full recovery takes 8.3 % of the job. CPR's abstract (arXiv 2011.02999) says 8.2 to 8.5 %,
+and 0.53 to 0.68 % for partial recovery that saves the most important rows more often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ssmpi.core.settings import SECONDS, positive, within
+from ssmpi.recovery.policy import RecoveryInputs
+
+HOUR = 3600.0
+PS_MTBF = 18 * 28 * HOUR  # T_fail N: the mean time between losses of one embedding PS's memory
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input by its symbol and option. The option counts ``unit`` seconds, ``most`` of them at most, and may be 0
+    with ``or_zero``; ``default`` counts like it.
+    """
+
+    symbol: str
+    option: str
+    meaning: str
+    default: float
+    unit: float = 1.0
+    most: float = SECONDS
+    or_zero: bool = False
+
+    def taken(self, value: float) -> float:
+        """The value of the option, in seconds or without a unit; SettingsError names the option."""
+        if self.or_zero:
+            within(self.option, value, 0.0, self.most)
+        else:
+            positive(self.option, value, self.most)
+        return value * self.unit
+
+
+INPUTS = {
+    "total_seconds": Input(
+        "T_total", "--job-hours", "length of the job without losses and saves", 56.0, HOUR, SECONDS / HOUR
+    ),
+    "mtbf_seconds": Input(
+        "T_fail", "--mtbf-hours", "mean time between losses of an embedding PS's memory", 28.0, HOUR, SECONDS / HOUR
+    ),
+    "save_seconds": Input("O_save", "--save-seconds", "what one save costs training, as runs log it", 324.0),
+    "load_seconds": Input("O_load", "--load-seconds", "loading a checkpoint after a loss", 180.0, or_zero=True),
+    "restart_seconds": Input("O_res", "--restart-seconds", "from a loss to loading: queue, start", 144.0, or_zero=True),
+    "target_pls": Input("PLS", "--target-pls", "portion of lost samples that is accepted", 0.1, most=1.0),
+}
+
+
+def inputs_of(servers: int, given: Mapping[str, float]) -> RecoveryInputs:
+    """The inputs of a run with ``servers`` embedding PSs. ``given`` has values of options by the names of ``INPUTS``;
+    the others are defaults. That of T_fail is 504 h / N: 28 h for the example's 18 PSs.
+    """
+    values = {name: known.taken(given.get(name, known.default)) for name, known in INPUTS.items()}
+    if "mtbf_seconds" not in given:
+        values["mtbf_seconds"] = PS_MTBF / servers
+    return RecoveryInputs(servers=servers, **values)

@@ -1,0 +1,108 @@
+"""A decision in words and figures, each with its formula; ``policy`` has the same ones."""
+
+from __future__ import annotations
+
+from ssmpi.recovery.policy import (
+    LEAST_INTERVAL,
+    Decision,
+    Strategy,
+    break_even_interval,
+    break_even_mtbf,
+    break_even_pls,
+)
+
+UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (0.0, 1e-3, "ms"))  # from, size, name
+
+
+def explain(decision: Decision) -> list[str]:
+    """Full, naive and partial recovery, the break-even and the decision, as lines of text."""
+    best, partial = decision.full, decision.partial
+    return [
+        "  full recovery: every rank returns to the last checkpoint, and all samples since then are trained again",
+        f"    T_save = T_full = sqrt(2 O_save T_fail) = {duration(best.wanted)}{_limit(decision, best)}",
+        full_overhead(best),
+        "  partial recovery at T_save = T_full (naive): the lost rows alone return to the last checkpoint",
+        *_partial_overhead(decision.naive),
+        "  partial recovery at the T_save that the target PLS allows",
+        f"    T_save = 2 PLS N T_fail = {duration(partial.wanted)}{_limit(decision, partial)}",
+        *_partial_overhead(partial),
+        *_break_even(decision),
+        *_conclusion(decision),
+    ]
+
+
+def full_overhead(strategy: Strategy) -> str:
+    """The overhead of full recovery, and its two parts."""
+    return f"    overhead = O_save / T_save + (O_load + T_save / 2 + O_res) / T_fail = {_parts(strategy)}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that reads best."""
+    size, unit = next((size, unit) for least, size, unit in UNITS if seconds >= least)
+    return f"{rounded(seconds / size)} {unit}"
+
+
+def percent(share: float) -> str:
+    """A share in percent."""
+    return f"{rounded(100 * share)} %"
+
+
+def rounded(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _parts(strategy: Strategy) -> str:
+    return f"{percent(strategy.saving)} + {percent(strategy.losses)} = {percent(strategy.overhead)}"
+
+
+def _partial_overhead(strategy: Strategy) -> list[str]:
+    return [
+        f"    overhead = O_save / T_save + (O_load + O_res) / T_fail = {_parts(strategy)}",
+        f"    expected PLS = T_save / (2 N T_fail) = {strategy.pls:.3g}",
+    ]
+
+
+def _limit(decision: Decision, strategy: Strategy) -> str:
+    """Which limit changes the wanted interval; empty if none does."""
+    if strategy.interval < strategy.wanted:
+        return f", more than the job has: T_save = T_total = {duration(strategy.interval)}"
+    if strategy.interval > strategy.wanted:
+        limit = "T_total" if strategy.interval == decision.given.total_seconds else f"{LEAST_INTERVAL:g} O_save"
+        return f", too often: T_save = {limit} = {duration(strategy.interval)}"
+    return ""
+
+
+def _break_even(decision: Decision) -> list[str]:
+    interval, mtbf = break_even_interval(decision.given), break_even_mtbf(decision.given)
+    return [
+        f"  break-even: partial recovery pays if the target PLS allows a T_save above {interval.formula} = "
+        f"{duration(interval.seconds)}",
+        f"    at this T_fail: for a target PLS above {duration(interval.seconds)} / (2 N T_fail) = "
+        f"{break_even_pls(decision.given):.3g}",
+        f"    at this target PLS: for T_fail above {mtbf.formula} = {duration(mtbf.seconds)}",
+    ]
+
+
+def _conclusion(decision: Decision) -> list[str]:
+    chosen, total = decision.chosen, decision.given.total_seconds
+    lines = [f"  decision: {decision.mode} recovery, a save every {duration(chosen.interval)}"]
+    if decision.mode == "partial":
+        lines += [
+            f"    it costs {percent(chosen.overhead)} of the job, {duration(chosen.overhead * total)}, instead of "
+            f"{percent(decision.full.overhead)}, {duration(decision.full.overhead * total)}",
+            f"    a row misses the updates of {percent(chosen.pls)} of the job's samples on average",
+        ]
+    elif decision.keeps_target:
+        lines += [
+            f"    it costs {percent(chosen.overhead)} of the job, {duration(chosen.overhead * total)}, and loses no "
+            f"sample; partial recovery costs {percent(decision.partial.overhead)}",
+        ]
+    else:
+        lines += [
+            f"    partial recovery would have to save every {duration(decision.partial.wanted)} to keep the target "
+            f"PLS; one save costs {duration(decision.given.save_seconds)}",
+        ]
+    if chosen.overhead >= 1:
+        lines += ["    an overhead of 100 % or more is no forecast: losses come faster than the job recovers from them"]
+    return lines

@@ -1,0 +1,200 @@
+"""Full or partial recovery, and how often to save, after CPR (Maeng et al., MLSys 2021, arXiv 2011.02999).
+
+When the memory of an embedding PS is lost, *full* recovery takes every rank back to the last checkpoint and trains the
+samples since then again. *Partial* recovery reloads the lost rows alone: nothing is trained again, but the updates of
+those rows since their save are gone. PLS, the portion of lost samples, measures that.
+
+Docstrings mark formulas as CPR's or as derived here. CPR's are given in its notation: T_total, T_fail, T_save, O_save,
+O_load, O_res, N. All are first order in 1/T_fail: losses are independent, and none happens while another is repaired.
+Times are seconds, overheads shares of T_total.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ssmpi.core.settings import COUNT, SECONDS, positive, within
+
+LEAST_INTERVAL = 10.0  # of partial recovery, in multiples of O_save
+
+
+@dataclass(frozen=True)
+class RecoveryInputs:
+    """What the decision depends on; SettingsError for what is not finite or has no sense.
+
+    ``total_seconds`` (T_total) is the length of the job without losses and saves, ``mtbf_seconds`` (T_fail) the mean
+    time between losses of memory in the whole job, each of one of ``servers`` (N) embedding PSs. ``save_seconds``
+    (O_save) is what one save costs training, slowdown by writing in the background included; ``load_seconds`` (O_load)
+    and ``restart_seconds`` (O_res) what each loss costs, whichever way it is recovered. ``target_pls`` is the PLS that
+    partial recovery may reach on average, in (0, 1].
+    """
+
+    total_seconds: float
+    mtbf_seconds: float
+    servers: int
+    save_seconds: float
+    load_seconds: float
+    restart_seconds: float
+    target_pls: float
+
+    def __post_init__(self) -> None:
+        positive("the length of the job", self.total_seconds, SECONDS)
+        positive("the mean time between losses", self.mtbf_seconds, SECONDS)
+        within("the number of embedding PSs", self.servers, 1, COUNT)
+        positive("the cost of a save", self.save_seconds, SECONDS)
+        within("the time to load", self.load_seconds, 0.0, SECONDS)
+        within("the time to restart", self.restart_seconds, 0.0, SECONDS)
+        positive("the target PLS", self.target_pls, 1.0)
+
+    @property
+    def least_interval(self) -> float:
+        """Derived: the shortest interval of partial recovery in seconds, 10 O_save; for a shorter job its length."""
+        return min(LEAST_INTERVAL * self.save_seconds, self.total_seconds)
+
+    def on_nodes(self, nodes: int) -> RecoveryInputs:
+        """The same job on ``nodes`` nodes with an embedding PS each, if it now has one on each of ``servers`` nodes.
+
+        Derived for nodes that fail independently: T_fail N does not change. PSs on a part of the nodes have the same
+        expected PLS: fewer losses hit them, and each takes as many times more of the rows.
+        """
+        return replace(self, servers=nodes, mtbf_seconds=self.mtbf_seconds * self.servers / nodes)
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to save and recover. ``interval`` is T_save in seconds, ``wanted`` the same before it was limited.
+    ``saving`` and ``losses`` are shares of T_total, ``pls`` is the expected one.
+    """
+
+    wanted: float
+    interval: float
+    saving: float
+    losses: float
+    pls: float
+
+    @property
+    def overhead(self) -> float:
+        """Time beyond T_total as a share of T_total."""
+        return self.saving + self.losses
+
+
+def full_at(given: RecoveryInputs, interval: float) -> Strategy:
+    """Full recovery with a save every ``interval`` seconds (CPR):
+
+    O_full / T_total = O_save / T_save + (O_load + T_save / 2 + O_res) / T_fail
+    """
+    losses = (given.load_seconds + interval / 2 + given.restart_seconds) / given.mtbf_seconds
+    return Strategy(interval, interval, given.save_seconds / interval, losses, 0.0)
+
+
+def partial_at(given: RecoveryInputs, interval: float) -> Strategy:
+    """Partial recovery with a save every ``interval`` seconds (CPR):
+
+    O_part / T_total = O_save / T_save + (O_load + O_res) / T_fail
+    E[PLS] = T_save / (2 N T_fail)
+
+    The expected PLS is an upper bound. Derived: what one PS loses again before the next save is counted once, so with
+    x = T_save / (N T_fail) it is 1 - (1 - exp(-x)) / x = x / 2 - x^2 / 6 + ...
+    """
+    losses = (given.load_seconds + given.restart_seconds) / given.mtbf_seconds
+    pls = interval / (2 * given.servers * given.mtbf_seconds)
+    return Strategy(interval, interval, given.save_seconds / interval, losses, pls)
+
+
+def full(given: RecoveryInputs) -> Strategy:
+    """Full recovery at its best interval, sqrt(2 O_save T_fail) (Young 1974, CPR); derived: at most T_total."""
+    wanted = math.sqrt(2 * given.save_seconds * given.mtbf_seconds)
+    return replace(full_at(given, min(wanted, given.total_seconds)), wanted=wanted)
+
+
+def partial(given: RecoveryInputs) -> Strategy:
+    """Partial recovery at the interval whose expected PLS is the target, 2 PLS N T_fail (CPR).
+
+    Derived: at most T_total, because the initial rows are a function of the seed and need no save, and at least
+    ``least_interval``, which misses the target.
+    """
+    wanted = 2 * given.target_pls * given.servers * given.mtbf_seconds
+    interval = min(max(wanted, given.least_interval), given.total_seconds)
+    return replace(partial_at(given, interval), wanted=wanted)
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """Partial recovery pays above ``seconds``, which is ``formula``."""
+
+    seconds: float
+    formula: str
+
+
+def break_even_interval(given: RecoveryInputs) -> BreakEven:
+    """Derived: partial recovery pays where the interval that it wants, 2 PLS N T_fail, is above this one.
+
+    That is half of full recovery's best interval (O_load and O_res are equal on both sides), unless a limit on either
+    interval moves it.
+    """
+    best = full(given)
+    if best.interval == best.wanted:
+        pays = BreakEven(best.interval / 2, "T_full / 2")
+    else:  # full recovery saves once in the job
+        lost = given.total_seconds**2 / (2 * given.save_seconds * given.mtbf_seconds)
+        pays = BreakEven(given.total_seconds / (1 + lost), "T_total / (1 + T_total^2 / (2 O_save T_fail))")
+    return max(_least(given), pays, key=lambda bound: bound.seconds)
+
+
+def break_even_pls(given: RecoveryInputs) -> float:
+    """Derived: partial recovery pays for a target PLS above this."""
+    return break_even_interval(given).seconds / (2 * given.servers * given.mtbf_seconds)
+
+
+def break_even_mtbf(given: RecoveryInputs) -> BreakEven:
+    """Derived: partial recovery pays where T_fail is above this.
+
+    That is O_save / (8 PLS^2 N^2), unless a limit on either interval moves it.
+    """
+    share, cost, total = 2 * given.target_pls * given.servers, given.save_seconds, given.total_seconds
+    least = _least(given)
+    least = BreakEven(least.seconds / share, f"{least.formula} / (2 PLS N)")
+    pays = BreakEven(cost / (2 * share**2), "O_save / (8 PLS^2 N^2)")
+    if 2 * cost * pays.seconds > total**2:  # at that T_fail full recovery would save once in the job
+        once = total / share - total**2 / (2 * cost)
+        pays = BreakEven(once, "T_total / (2 PLS N) - T_total^2 / (2 O_save)")
+    return max(least, pays, key=lambda bound: bound.seconds)
+
+
+def _least(given: RecoveryInputs) -> BreakEven:
+    """The shortest interval of partial recovery."""
+    whole = given.least_interval == given.total_seconds
+    return BreakEven(given.least_interval, "T_total" if whole else f"{LEAST_INTERVAL:g} O_save")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The strategies side by side. ``naive`` is partial recovery at full recovery's interval."""
+
+    given: RecoveryInputs
+    full: Strategy
+    naive: Strategy
+    partial: Strategy
+
+    @property
+    def keeps_target(self) -> bool:
+        """Whether partial recovery can save often enough for the target PLS."""
+        return self.partial.interval <= self.partial.wanted
+
+    @property
+    def mode(self) -> Literal["full", "partial"]:
+        """``partial`` if it costs less than full recovery (CPR) and keeps the target PLS (derived)."""
+        return "partial" if self.keeps_target and self.partial.overhead < self.full.overhead else "full"
+
+    @property
+    def chosen(self) -> Strategy:
+        """The strategy of ``mode``."""
+        return self.partial if self.mode == "partial" else self.full
+
+
+def decide(given: RecoveryInputs) -> Decision:
+    """Compare full recovery at its best interval with partial recovery at the interval of the target PLS (CPR)."""
+    best = full(given)
+    return Decision(given, best, partial_at(given, best.interval), partial(given))
