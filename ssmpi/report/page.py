@@ -17,7 +17,7 @@ from ssmpi.core.errors import UserError
 from ssmpi.report import figures
 from ssmpi.report.columns import NOTHING, cells, headings, shown
 from ssmpi.report.groups import NOT_SETTINGS, SEED, Group, Row, by_settings, differing, row
-from ssmpi.report.record import CIRCUMSTANCES, Record, read
+from ssmpi.report.record import CIRCUMSTANCES, Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,12 +46,12 @@ class Subject:
     rows: Sequence[Row]
 
 
-def write(runs: Sequence[Path], out: Path) -> list[Path]:
+def write(records: Sequence[Record], out: Path) -> list[Path]:
     """Write the report of some runs, the first being what the others are compared with; returns the files written."""
-    groups = by_settings([read(run) for run in dict.fromkeys(runs)])
+    groups = by_settings(records)
     several = len(groups) > 1
     title = "Runs compared" if several else f"{groups[0].name}: runs that differ in their seed"
-    title = title if len(runs) > 1 else f"Run {groups[0].name}"
+    title = title if len(records) > 1 else f"Run {groups[0].name}"
     compared = f"Relative NE: against {groups[0].name}; below 0 is better." if several else ""
     rows = [row(group, groups[0] if several else None) for group in groups]
     return publish(Subject(title, compared, groups, rows), drawings(groups), out)
@@ -88,7 +88,7 @@ def drawings(groups: Sequence[Group]) -> list[Drawing]:
     records = [record for group in groups for record in group.records]
     found = []
     if any(record.windows for record in records):
-        text = "JsonlFile: training, each window scored before its update. Circles: validation; diamonds: test."
+        text = "Lines: training, each window scored before its update. Circles: validation; diamonds: test."
         found.append(Drawing("curves", "Learning curves", text, lambda: figures.curves(groups, figures.CURVES)))
         text = (
             "Examples per second are those of all trainers; the gap counts a worker thread's iterations between two"
