@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ssmpi import __version__
 from ssmpi.core import atomic_file
@@ -121,10 +121,10 @@ def _draw(drawing: Drawing, out: Path) -> dict[str, str]:
     return found
 
 
-def _settings(records: Sequence[Record]) -> list[list[Any]]:
+def _settings(records: Sequence[Record]) -> list[list[object]]:
     """Settings and versions that differ, as a table with its headings: long way down, whichever way that is."""
     names = [name for name in differing(records) if name == SEED or name not in NOT_SETTINGS]
-    columns = [["run", *(str(record.folder) for record in records)]]
+    columns: list[list[object]] = [["run", *(str(record.folder) for record in records)]]
     columns += [[name, *(record.settings.get(name, NOTHING) for record in records)] for name in names]
     for name in dict.fromkeys(name for record in records for name in record.versions):
         values = [record.versions.get(name, NOTHING) for record in records]
