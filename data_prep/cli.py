@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import math
 import os
 import sys
 import traceback
@@ -171,9 +172,12 @@ def _add_criteo(parser: argparse.ArgumentParser) -> None:
 
 def gibibytes(text: str) -> float:
     """An amount of memory on the command line."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 < value <= MOST_GIB:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {MOST_GIB:,}; give GiB such as 2")
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0 and at most {MOST_GIB:,}; give GiB such as 2")
     return value
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from runs import train_over_threads
 
 from data_prep.cli import main
 from ssmpi.checkpoint.store import read_manifest
+from ssmpi.core import atomic_file
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.tools import score
 from ssmpi.tools.export import export
@@ -108,6 +110,14 @@ def test_a_damaged_model_is_not_used(project, capsys, name, command):
         commands[command]()
     assert "NE" not in capsys.readouterr().out
     assert not Path("scores").exists()
+
+
+def test_a_device_is_not_replaced_by_a_file(tmp_path):
+    """``--out /dev/null`` as root made a file of it."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe: is a device or a pipe, which would be replaced"):
+        atomic_file.write(tmp_path / "pipe", b"x")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 MANIFEST = {"format": "ssmpi-checkpoint", "version": 1, "files": [], "state": {}}
