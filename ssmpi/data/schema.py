@@ -14,6 +14,7 @@ Data sets are contiguous and uncompressed, so that a reader gets blocks at memor
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -95,7 +96,9 @@ class Manifest:
     def split(self, name: str) -> Split:
         """Return one split, or raise DataError naming those there are."""
         if name not in self.splits:
-            raise DataError(f"no split '{name}' in this data set; it has {', '.join(self.splits) or 'none'}")
+            close = difflib.get_close_matches(name, self.splits, n=1)
+            hint = f"; did you mean '{close[0]}'?" if close else ""
+            raise DataError(f"no split '{name}' in this data set; it has {', '.join(self.splits) or 'none'}{hint}")
         return self.splits[name]
 
 

@@ -11,6 +11,7 @@ from ssmpi.core.run_files import RESULT_NAME
 from ssmpi.report.reader import read, read_json
 from ssmpi.report.record import FINAL_SPLITS, Record
 
+REFERENCES = "--baseline takes what 'ssmpi-prepare baseline --json' wrote, --teacher the teacher.json of 'synthesize'"
 COLUMNS = ("ne", "log_loss", "auc", "accuracy")
 
 
@@ -60,11 +61,9 @@ def _without_result(record: Record) -> str:
         f". {line.get('split')} NE {_cell(line.get('ne')).strip()} after {line['examples']:,} examples"
         for line in record.evaluations[-1:]
     )
-    more = (
-        f"'ssmpi evaluate {record.folder}' scores its model"
-        if record.status == COMPLETE
-        else (f"If no job is running it, 'ssmpi launch --resume {record.folder}' goes on with it")
-    )
+    more = f"If no job is running it, 'ssmpi launch --resume {record.folder}' goes on with it"
+    if record.status == COMPLETE:
+        more = f"'ssmpi evaluate {record.folder}' scores its model"
     return f"{why}{scored}. {more}"
 
 
@@ -87,8 +86,10 @@ def _reference(path: Path, *keys: str) -> dict[str, float]:
     found = read_json(path)
     for key in keys:
         if not isinstance(found, dict) or key not in found:
-            raise DataError(f"{path}: has no '{key}': the wrong kind of file for this option")
+            raise DataError(f"{path}: has no '{key}': the wrong kind of file for this option; {REFERENCES}")
         found = found[key]
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: '{keys[-1]}' holds no metrics: the wrong kind of file for this option; {REFERENCES}")
     return found
 
 

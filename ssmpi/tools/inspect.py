@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ssmpi.checkpoint import store
 from ssmpi.core import result_marker, run_files
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import DataError, json_problem
 from ssmpi.core.run_files import MODEL, RUN_FILE, VERSIONS
 
 
@@ -45,9 +45,11 @@ def damage_in(path: Path, *, checksums: bool) -> str:
     try:
         if checksums:
             store.check(path)
-        store.read_manifest(path)
+        contents(path)
     except DataError as error:
         return f"DAMAGED: {error}"
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return f"DAMAGED: {path / store.MANIFEST_NAME}: its state: {json_problem(error)}"
     return ""
 
 
