@@ -63,7 +63,10 @@ def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path
         import jinja2
     except ImportError:
         raise UserError(f"jinja2 is not installed: {figures.INSTALL}") from None
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out.parent}: cannot be made ({error.strerror}); name another file with --out") from error
     atomic_file.check(out)
     atomic_file.check_replaceable(out, re.compile(rb"\s*<!DOCTYPE html>"))
     pictures = [_draw(drawing, out) for drawing in wanted]

@@ -46,7 +46,7 @@ def files(folder):
     [
         lambda run, out: export(run, "torch", out / "model.pt"),
         lambda run, out: export(run, "safetensors", out / "model.safetensors"),
-        lambda run, out: report.write([run], out / "report.html"),
+        lambda run, out: report.write([report.read(run)], out / "report.html"),
         lambda run, out: plot(run),
         lambda run, out: save_array(out / "a.npy", np.zeros(10_000)),
         lambda run, out: atomic_file.write(out / "a.txt", "a" * 10_000),

@@ -237,6 +237,15 @@ def test_a_run_with_nothing_to_show_is_an_error_after_the_page_of_the_others(run
     assert f"{read(runs[2]).number('ne'):.5f}" in Page(out).text
 
 
+def test_a_page_that_has_no_place_is_an_error_of_the_user(runs, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    code, said = reported(capsys, runs[0], "--out", tmp_path / "file" / "deep" / "page.html")
+    assert code == 2
+    assert (
+        said == f"error: {tmp_path / 'file' / 'deep'}: cannot be made (Not a directory); name another file with --out\n"
+    )
+
+
 def test_a_broken_run_does_not_spoil_the_page_of_the_others(runs, broken, tmp_path):
     (broken / "result.json").unlink()
     with (broken / "metrics.jsonl").open("a") as lines:
