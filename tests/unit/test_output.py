@@ -92,7 +92,7 @@ def test_an_export_or_a_report_to_a_folder_is_refused_at_once(run, tmp_path, mon
         export(run, "torch", tmp_path)
     monkeypatch.setattr("ssmpi.report.page._draw", lambda *_: pytest.fail("drew the pictures first"))
     with pytest.raises(UserError, match="is a folder"):
-        report.write([run], tmp_path)
+        report.write([report.read(run)], tmp_path)
 
 
 @pytest.mark.parametrize(
