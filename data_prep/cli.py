@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import math
 import os
 import sys
 import traceback
@@ -24,7 +25,8 @@ LATE = {  # module and help; imported when named, because nobody else needs thei
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Exit codes: 0 done, 1 ``verify`` found something, 2 bad input or usage, 130 interrupted."""
+    """Run one command. Exit codes: 0 done, 1 unexpected, 2 bad input (damage that ``verify`` finds too) or usage, 130
+    interrupted."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a path that the terminal's encoding lacks is printed all the same
             stream.reconfigure(errors="backslashreplace")
@@ -76,14 +78,16 @@ def _run_alone(parsed: argparse.Namespace) -> int:
 
         print(describe_folder(parsed.folder))
         return 0
-    from data_prep.check.verify import verify
+    from data_prep.check.verify import conclusion, verify
 
     findings = verify(parsed.folder)
     for finding in findings:
         print(f"error: {finding}", file=sys.stderr)
-    if not findings:
-        print(f"{parsed.folder}: whole; every file is as the manifest says")
-    return 1 if findings else 0
+    if findings:
+        print(conclusion(parsed.folder, findings), file=sys.stderr)
+        return 2
+    print(f"{parsed.folder}: whole; every file is as the manifest says")
+    return 0
 
 
 def _parse(arguments: Sequence[str] | None, ranks: Ranks) -> argparse.Namespace:
@@ -168,9 +172,12 @@ def _add_criteo(parser: argparse.ArgumentParser) -> None:
 
 def gibibytes(text: str) -> float:
     """An amount of memory on the command line."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 < value <= MOST_GIB:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {MOST_GIB:,}; give GiB such as 2")
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0 and at most {MOST_GIB:,}; give GiB such as 2")
     return value
 
 

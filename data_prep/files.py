@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ssmpi.core import atomic_file
-from ssmpi.data.schema import publish
 
 Json = Any  # whatever json takes and gives
 
@@ -24,6 +24,16 @@ def whole(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file.whole(path) as beside:
         yield beside
+
+
+def publish(beside: Path, path: Path) -> None:
+    """Flush a finished file to disk and give it its name: under that name it is whole, whatever happens."""
+    with beside.open("rb+") as file:
+        try:
+            os.fsync(file.fileno())
+        except OSError as error:  # which knows no file name
+            raise OSError(error.errno, error.strerror, str(path)) from error
+    beside.replace(path)
 
 
 class Publisher:

@@ -12,7 +12,6 @@ from ssmpi.data.schema import DENSE_FEATURES, ROW_BYTES, SPARSE_FEATURES, SPLITS
 
 FREQUENCY, DLRM = "frequency", "dlrm"
 TRANSFORM = "ln(1 + max(x, 0)), missing 0"
-WORK_NAME = ".prepare"
 MOST_ROW_BYTES = 4 * SPARSE_FEATURES + 8 * DENSE_FEATURES + 1  # of a packed row
 BASE_BYTES = 256 << 20  # interpreter, compiled code and text blocks
 ORDERING_BYTES = 40  # per token of a feature: token, count, their order, and the same once more in that order

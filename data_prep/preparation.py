@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_prep.options import WORK_NAME, PrepareOptions
+from data_prep.options import PrepareOptions
 from data_prep.ranks import Ranks
+from ssmpi.data.schema import WORK_NAME
 
 DAY_NAME = re.compile(r"day_(\d+)(\.gz)?$")
 

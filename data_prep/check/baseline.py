@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import DataError, UserError
+from ssmpi.data import columns
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Manifest, open_shard, read_manifest
 
 SAMPLE_ROWS = 200_000  # for choosing the settings
@@ -55,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Score both, print a table; returns the exit code 0, raises UserError."""
     if arguments.json:
         atomic_file.check(arguments.json)
+        atomic_file.check_replaceable(arguments.json, re.compile(rb'\s*\{\s*"format": "ssmpi-baseline"'))
     report = baseline(arguments.folder, arguments.split)
     if arguments.json:
         atomic_file.write(arguments.json, json.dumps(report, indent=1) + "\n")
@@ -80,6 +83,9 @@ def baseline(folder: Path, split: str = "test", whole_rows: int = WHOLE_ROWS) ->
     rate = train.positives / train.rows
     if not 0 < rate < 1:
         raise DataError(f"{folder}: all training labels are the same, nothing can be learnt; prepare more rows")
+    for name in dict.fromkeys(("train", "validation", split)):
+        for entry in manifest.split(name).shards:
+            columns.check(folder, entry, manifest)
     data = Design(folder, manifest)
     fit = (_solve if train.rows <= whole_rows else _descend)(data)
     label, constant, regression = [], [], []
@@ -158,13 +164,13 @@ class Design:
 
         offset = np.concatenate([[0], np.cumsum(self.manifest.cardinalities)])
         features = SPARSE_FEATURES + DENSE_FEATURES
-        columns = np.empty((len(rows.ids), features), np.int32)
-        columns[:, :SPARSE_FEATURES] = rows.ids + offset[:-1]
-        columns[:, SPARSE_FEATURES:] = offset[-1] + np.arange(DENSE_FEATURES)
-        values = np.ones(columns.shape, np.float32)
+        indices = np.empty((len(rows.ids), features), np.int32)
+        indices[:, :SPARSE_FEATURES] = rows.ids + offset[:-1]
+        indices[:, SPARSE_FEATURES:] = offset[-1] + np.arange(DENSE_FEATURES)
+        values = np.ones(indices.shape, np.float32)
         values[:, SPARSE_FEATURES:] = (rows.dense - self.mean) / self.deviation
-        ends = np.arange(0, columns.size + 1, features, dtype=np.int32)
-        return csr_matrix((values.ravel(), columns.ravel(), ends), shape=(len(columns), offset[-1] + DENSE_FEATURES))
+        ends = np.arange(0, indices.size + 1, features, dtype=np.int32)
+        return csr_matrix((values.ravel(), indices.ravel(), ends), shape=(len(indices), offset[-1] + DENSE_FEATURES))
 
 
 def _solve(data: Design) -> FittedModel:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
@@ -12,8 +13,9 @@ import numpy as np
 from data_prep.files import file_checksum
 from data_prep.shards.provenance import manifest_checksum
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import DamageError, json_problem
 from ssmpi.data.schema import (
+    MAKE_AGAIN,
     MANIFEST_NAME,
     SPLITS,
     VOCABULARY_NAME,
@@ -24,37 +26,61 @@ from ssmpi.data.schema import (
     read_manifest,
 )
 
-REMEDY = "delete it and prepare again"
+
+@dataclass(frozen=True)
+class Finding:
+    """One file that is not as the manifest says, and what is wrong with it."""
+
+    path: Path
+    text: str
+    damaged: bool = True  # or foreign: not of this data set
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}"
 
 
-def verify(folder: Path) -> list[str]:
-    """Check everything against the manifest; one text per finding, none when the folder is whole."""
-    try:
-        manifest = read_manifest(folder)
-    except DataError as error:
-        return [str(error)]
-    return [
-        *_manifest(folder, manifest),
-        *_vocabulary(folder, manifest),
-        *_shards(folder, manifest),
+def verify(folder: Path) -> list[Finding]:
+    """Check everything against the manifest; one finding a file, none when the folder is whole. DataError if it is no
+    prepared folder, or its manifest cannot be read.
+    """
+    manifest = read_manifest(folder)
+    found = [
+        _manifest(folder / MANIFEST_NAME, manifest),
+        _vocabulary(folder / VOCABULARY_NAME, manifest),
+        *(_shard(folder, entry, manifest) for split in manifest.splits.values() for entry in split.shards),
         *_strangers(folder, manifest),
     ]
+    return [finding for finding in found if finding]
 
 
-def _manifest(folder: Path, manifest: Manifest) -> Iterator[str]:
-    path = folder / MANIFEST_NAME
+def conclusion(folder: Path, findings: Sequence[Finding]) -> str:
+    """How many files are bad, and what to do."""
+    damaged = sum(finding.damaged for finding in findings)
+    foreign = len(findings) - damaged
+    lines = []
+    if damaged:
+        lines.append(f"{damaged:,} damaged file{'s' * (damaged > 1)}: {MAKE_AGAIN}")
+    if foreign:
+        lines.append(
+            f"{foreign:,} foreign file{' or folder: move it' if foreign == 1 else 's or folders: move them'} elsewhere"
+        )
+    return f"{folder}: {'. '.join(lines)}"
+
+
+def _manifest(path: Path, manifest: Manifest) -> Finding | None:
     text = path.read_text(encoding="utf-8")
-    if text != json.dumps(json.loads(text), indent=1) + "\n":
-        yield f"{path}: its text was changed or cut after it was written; prepare the data again"
     try:
+        if text != json.dumps(json.loads(text), indent=1) + "\n":
+            return Finding(path, "its text was changed or cut after it was written")
         if manifest.provenance.get("manifest_checksum") != manifest_checksum(manifest):
-            yield f"{path}: was changed after it was written (its own checksum differs); prepare the data again"
+            return Finding(path, "was changed after it was written (its own checksum differs)")
         for name, split in manifest.splits.items():
             rows = sum(stop - start for start, stop in split.row_ranges)
             if rows != split.rows:
-                yield f"{path}: split {name} has {split.rows:,} rows in its shards, but source row ranges of {rows:,}"
+                return Finding(path, f"split {name} has {split.rows:,} rows in its shards, but source rows of {rows:,}")
     except (TypeError, ValueError) as error:
-        yield f"{path}: not a readable manifest ({error}); prepare the data again"
+        return Finding(path, json_problem(error))
+    return None
 
 
 def _record_of(name: str, manifest: Manifest) -> object:
@@ -62,37 +88,37 @@ def _record_of(name: str, manifest: Manifest) -> object:
     return files.get(name) if isinstance(files, dict) else None
 
 
-def _vocabulary(folder: Path, manifest: Manifest) -> Iterator[str]:
-    path = folder / VOCABULARY_NAME
-    if path.is_file() and file_checksum(path) != _record_of(VOCABULARY_NAME, manifest):
-        yield f"{path}: the checksum of the file is not the one in the manifest; {REMEDY}"
-        return
+def _vocabulary(path: Path, manifest: Manifest) -> Finding | None:
+    if not path.is_file():
+        return Finding(path, "missing")
+    if file_checksum(path) != _record_of(VOCABULARY_NAME, manifest):
+        return Finding(path, "the checksum of the file is not the one in the manifest")
     try:
-        vocabulary = read_vocabulary(path)
-        if tuple(vocabulary.cardinalities) != tuple(manifest.cardinalities):
-            yield f"{path}: its cardinalities are not those of the manifest; {REMEDY}"
-    except DataError as error:
-        yield str(error)
+        if tuple(read_vocabulary(path).cardinalities) != tuple(manifest.cardinalities):
+            return Finding(path, "its cardinalities are not those of the manifest")
+    except DamageError as error:
+        return Finding(error.path, error.found)
+    return None
 
 
-def _shards(folder: Path, manifest: Manifest) -> Iterator[str]:
-    for split in manifest.splits.values():
-        for entry in split.shards:
-            if isinstance(_record_of(entry.file, manifest), dict):
-                yield from shard_findings(folder, entry, manifest)
-            else:  # the HDF5 library can hang or crash on a header that nobody vouches for
-                yield f"{folder / entry.file}: the manifest has no checksum for this file; prepare the data again"
+def _shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> Finding | None:
+    if not isinstance(_record_of(entry.file, manifest), dict):
+        # the HDF5 library can hang or crash on a header that nobody vouches for
+        return Finding(folder / entry.file, "the manifest has no checksum for this file")
+    return check_shard(folder, entry, manifest)
 
 
-def shard_findings(folder: Path, entry: ShardEntry, manifest: Manifest) -> list[str]:
-    """What is wrong inside one shard."""
+def check_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> Finding | None:
+    """What is wrong inside one shard: all of it on one line, since one damaged place shows in many ways."""
     path = folder / entry.file
     try:
         with open_shard(folder, entry, manifest) as shard:
-            return [f"{path}: {text}; {REMEDY}" for text in _content(shard, entry, manifest)]
+            wrong = list(_content(shard, entry, manifest))
+    except DamageError as error:
+        return Finding(error.path, error.found)
     except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
-        text = str(error)
-        return [text if str(path) in text else f"{path}: not readable ({text}); {REMEDY}"]
+        return Finding(path, f"not readable ({error})")
+    return Finding(path, "; ".join(wrong)) if wrong else None
 
 
 def _content(shard: h5py.File, entry: ShardEntry, manifest: Manifest) -> Iterator[str]:
@@ -102,23 +128,31 @@ def _content(shard: h5py.File, entry: ShardEntry, manifest: Manifest) -> Iterato
         yield "has labels, but the manifest says unlabelled"
     if checksum(ids, dense, label) != entry.checksum:
         yield "the checksum of the columns is not the one in the manifest"
-    for f, cardinality in enumerate(manifest.cardinalities):
-        low, high = (int(ids[:, f].min()), int(ids[:, f].max())) if len(ids) else (0, 0)
-        if low < 0 or high >= max(cardinality, 1):
-            row = int(np.flatnonzero((ids[:, f] < 0) | (ids[:, f] >= cardinality))[0])
-            yield f"row {row}: id {ids[row, f]} of C{f + 1} is outside [0, {cardinality})"
-    if not np.isfinite(dense).all():
-        row, column = np.argwhere(~np.isfinite(dense))[0]
-        yield f"row {row}: I{column + 1} is {dense[row, column]}"
-    if label is not None:
-        if len(label) and label.max() > 1:
-            row = int(np.flatnonzero(label > 1)[0])
-            yield f"row {row}: label {label[row]} is not 0 or 1"
-        if int(np.count_nonzero(label)) != entry.positives:
-            yield f"{np.count_nonzero(label):,} clicked rows, the manifest says {entry.positives:,}"
+    yield from _bad_values(ids, dense, label, manifest.cardinalities)
+    if label is not None and int(np.count_nonzero(label)) != entry.positives:
+        yield f"{np.count_nonzero(label):,} clicked rows, the manifest says {entry.positives:,}"
 
 
-def _strangers(folder: Path, manifest: Manifest) -> Iterator[str]:
+def _bad_values(
+    ids: np.ndarray, dense: np.ndarray, label: np.ndarray | None, cardinalities: Sequence[int]
+) -> Iterator[str]:
+    """The first value of each kind that no preparation writes."""
+    rows, columns = np.nonzero((ids < 0) | (ids >= np.maximum(cardinalities, 1)))
+    if len(rows):
+        row, f = int(rows[0]), int(columns[0])
+        yield f"row {row}: id {ids[row, f]} of C{f + 1} is outside [0, {cardinalities[f]}){_times(len(rows))}"
+    rows, columns = np.nonzero(~np.isfinite(dense))
+    if len(rows):
+        yield f"row {rows[0]}: I{columns[0] + 1} is {dense[rows[0], columns[0]]}{_times(len(rows))}"
+    if label is not None and len(rows := np.flatnonzero(label > 1)):
+        yield f"row {rows[0]}: label {label[rows[0]]} is not 0 or 1{_times(len(rows))}"
+
+
+def _times(count: int) -> str:
+    return f" (the first of {count:,} such values)" if count > 1 else ""
+
+
+def _strangers(folder: Path, manifest: Manifest) -> Iterator[Finding]:
     """Files that are not of this data set."""
     known = {entry.file for split in manifest.splits.values() for entry in split.shards}
     for path in sorted(folder.rglob("*")):
@@ -127,4 +161,4 @@ def _strangers(folder: Path, manifest: Manifest) -> Iterator[str]:
             continue
         if name not in known | {MANIFEST_NAME, VOCABULARY_NAME}:
             kind = "an HDF5 file" if path.is_file() and h5py.is_hdf5(path) else "a file or folder"
-            yield f"{path}: {kind} that the manifest does not know; move it elsewhere"
+            yield Finding(path, f"{kind} that the manifest does not know", damaged=False)

@@ -21,7 +21,7 @@ from data_prep.files import whole
 from data_prep.options import DLRM, FREQUENCY, MERGE_ENTRIES
 from data_prep.vocabulary.scan import Spill
 from data_prep.vocabulary.tables import lookup_table
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import DamageError, DataError
 from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
 
 FORMAT, VERSION = "ssmpi-vocabulary", 1
@@ -141,9 +141,8 @@ class Vocabulary:
             with h5py.File(self.path, "r", locking=False) as file:
                 column: np.ndarray = file[SPARSE_NAMES[feature]][name][:]
         except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise DataError(
-                f"{self.path}: damaged at {SPARSE_NAMES[feature]}/{name} ({error}); make it again"
-            ) from error
+            place = f"{SPARSE_NAMES[feature]}/{name}"
+            raise DamageError(self.path, f"damaged at {place} ({error})", "make it again") from error
         return column
 
 
@@ -161,17 +160,15 @@ def read_vocabulary(path: Path) -> Vocabulary:
             lengths = [len(file[name]["token"]) for name in SPARSE_NAMES]
         found = (about["format"], about["version"])
         if found != (FORMAT, VERSION):
-            raise DataError(
-                f"{path}: format {found}, this program reads {(FORMAT, VERSION)}; make the vocabulary again"
-            )
+            raise DamageError(path, f"format {found}, this program reads {(FORMAT, VERSION)}", "make it again")
         vocabulary = Vocabulary(path, about["id_order"], about["max_ind_range"], about["cardinalities"], about)
         reserved = RESERVED_IDS if vocabulary.reserved else 0
         if vocabulary.cardinalities != [n + reserved for n in lengths]:
-            raise DataError(f"{path}: cardinalities do not agree with the tokens; the file is damaged, make it again")
+            raise DamageError(path, "damaged: cardinalities do not agree with the tokens", "make it again")
+    except DamageError:
+        raise
     except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: not a readable vocabulary file ({error}); give a vocabulary.h5") from error
+        raise DamageError(path, f"not a readable vocabulary file ({error})", "give a vocabulary.h5") from error
     return vocabulary
 
 

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmpi.checkpoint import store
+from ssmpi.checkpoint import model_files, store
 from ssmpi.comm.failure import say
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import DataError, json_problem
 from ssmpi.data.schema import MANIFEST_NAME, VOCABULARY_NAME, Manifest, read_manifest
 
 KEY = "data"  # in the state of a model's or checkpoint's manifest
@@ -47,7 +47,10 @@ class DataOrigin:
         try:
             return cls(str(saved["folder"]), tuple(map(int, saved["cardinalities"])), saved["vocabulary"])
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{model / store.MANIFEST_NAME}: damaged ({error!r} in its state.{KEY})") from error
+            problem = f"state.{KEY}: {json_problem(error)}"
+            raise DataError(
+                f"{model / store.MANIFEST_NAME}: damaged: {problem}. {model_files.remedy(model)}"
+            ) from error
 
     def state(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -21,16 +21,15 @@ DENSE = "dense.h5"
 
 def find(run: Path) -> Path:
     """The folder of a run's model: of the finished one, else of its newest checkpoint; DataError if there is
-    neither.
+    neither, or if its manifest is damaged.
     """
-    if (run / MODEL / MANIFEST_NAME).is_file():
-        return run / MODEL
-    checkpoints = store.Store(run).committed()
-    if not checkpoints:
+    there = [*store.Store(run).committed(), *([run / MODEL] if (run / MODEL / MANIFEST_NAME).is_file() else [])]
+    if not there:
         raise DataError(
             f"{run}: no whole model here: its run did not reach a save. Train again, or name another run folder"
         )
-    return checkpoints[-1]
+    tables(there[-1])
+    return there[-1]
 
 
 def check(job: Job, folder: Path) -> None:
@@ -39,18 +38,37 @@ def check(job: Job, folder: Path) -> None:
     """
     errors = [error for error in job.gather(store.find_error(folder, job.rank, job.size)) if error]
 
-    def refuse() -> None:
-        if errors:
-            raise DataError(f"{errors[0]}. Train the model again, or put a whole copy in its place")
+    job.agree(lambda: refuse(folder, errors))
 
-    job.agree(refuse)
+
+def check_alone(folder: Path) -> None:
+    """The same in one process."""
+    error = store.find_error(folder, 0, 1)
+    refuse(folder, [error] if error else [])
+
+
+def refuse(folder: Path, errors: list[str]) -> None:
+    """Raise DataError with the first of the ``errors`` found in a model, if there are any, and the remedy."""
+    if errors:
+        raise DataError(f"{errors[0]}. {remedy(folder)}")
+
+
+def remedy(folder: Path) -> str:
+    """What to do about a damaged model, which may be that of a checkpoint."""
+    if folder.name == MODEL:
+        return "Train the model again, or put a whole copy in its place"
+    run = folder.parent.parent
+    return f"'ssmpi launch --resume {run} --checkpoint whole' goes on with the newest undamaged one, if there is one"
 
 
 def tables(folder: Path) -> list[Path]:
     """The files of embedding rows that a model's manifest names."""
-    names = sorted(entry.file for entry in store.read_manifest(folder).files)
+    try:
+        names = sorted(entry.file for entry in store.read_manifest(folder).files)
+    except DataError as error:
+        raise DataError(f"{error}. {remedy(folder)}") from error
     if DENSE not in names:
-        raise DataError(f"{folder / MANIFEST_NAME}: damaged: it names no {DENSE}")
+        raise DataError(f"{folder / MANIFEST_NAME}: damaged: it names no {DENSE}. {remedy(folder)}")
     return [folder / name for name in names if name.startswith("embedding-")]
 
 

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from ssmpi.checkpoint import store
 from ssmpi.checkpoint.disk_space import make_room
@@ -37,6 +37,7 @@ ROOM_SECONDS = 10.0  # between two attempts to save a model for which there was 
 STEPS = 6  # of saving it, each with a time limit of its own
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 
 class ModelSaver:
@@ -106,5 +107,5 @@ class ModelSaver:
     def _beside(place: Path) -> Path:
         return place.with_name(f".{place.name}.tmp")
 
-    def _in_time(self, path: Path, body: Callable[..., T], *arguments: Any) -> T:
+    def _in_time(self, path: Path, body: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
         return in_time(start_background("save", body, *arguments), self._limit, f"written {path}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.files import Entry, verify
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import DataError, json_problem
 from ssmpi.core.log import log
 from ssmpi.core.run_files import ASIDE, CHECKPOINT, CHECKPOINTS, MANIFEST_NAME
 
@@ -51,13 +51,14 @@ def read_manifest(folder: Path) -> FileManifest:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         found = body["format"], body["version"]
-        if found != (FORMAT, VERSION):
-            raise DataError(f"{path}: format {found[0]!r} version {found[1]}, this program reads {FORMAT!r} {VERSION}")
-        return FileManifest(tuple(Entry(**entry) for entry in body["files"]), dict(body["state"]))
+        manifest = FileManifest(tuple(Entry(**entry) for entry in body["files"]), dict(body["state"]))
     except FileNotFoundError:
         raise DataError(f"{path}: missing, so what is here was not saved to the end") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: damaged ({error!r})") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: damaged: {json_problem(error)}") from error
+    if found != (FORMAT, VERSION):
+        raise DataError(f"{path}: format {found[0]!r} version {found[1]}, this program reads {FORMAT!r} {VERSION}")
+    return manifest
 
 
 def check(folder: Path, share: int = 0, shares: int = 1) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ssmpi import __version__
 from ssmpi.cli import commands
 from ssmpi.core.run_files import REPORT
 from ssmpi.recovery.defaults import INPUTS
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # has no public name
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def add(among: Any, name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+def add(among: Commands, name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
     """A command ``among`` others."""
     sub: argparse.ArgumentParser = among.add_parser(name, help=text, description=text, allow_abbrev=False)
     sub.set_defaults(command=command)
@@ -42,7 +45,7 @@ def add_run_file(sub: argparse.ArgumentParser, *, optional: bool = False) -> Non
     sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that override the file")
 
 
-def add_runs(among: Any) -> None:
+def add_runs(among: Commands) -> None:
     """``train``, ``launch`` and ``submit``."""
     sub = add(among, "train", commands.train, "train a model; start it with mpirun, or let 'ssmpi launch' do that")
     add_run(sub)
@@ -68,7 +71,7 @@ def add_run(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def add_plans(among: Any) -> None:
+def add_plans(among: Commands) -> None:
     """``plan`` and ``doctor``."""
     sub = add(among, "plan", commands.plan, "print ranks, placement, memory and traffic of a run, without MPI")
     add_run_file(sub)
@@ -101,7 +104,7 @@ def add_recovery_inputs(sub: argparse.ArgumentParser) -> None:
         group.add_argument(known.option, dest=name, type=float, metavar=unit, help=f"{known.symbol}, {known.meaning}")
 
 
-def add_scores(among: Any) -> None:
+def add_scores(among: Commands) -> None:
     """``evaluate`` and ``predict``."""
     sub = add(
         among, "evaluate", commands.evaluate, "score a finished run's model on a split, in one process or under mpirun"
@@ -117,7 +120,7 @@ def add_scores(among: Any) -> None:
     sub.add_argument("--output", type=Path, required=True, help="text file, one probability a line")
 
 
-def add_records(among: Any) -> None:
+def add_records(among: Commands) -> None:
     """``inspect``, ``export``, ``summary`` and ``report``."""
     sub = add(
         among,
@@ -148,7 +151,7 @@ def add_records(among: Any) -> None:
     sub.add_argument("--out", type=Path, default=Path(REPORT), help=f"the page (default: {REPORT})")
 
 
-def add_benchmarks(among: Any) -> None:
+def add_benchmarks(among: Commands) -> None:
     """``bench`` and its kinds."""
     text = "measure ssmpi, its upper bounds and other programs"
     kinds = among.add_parser("bench", help=text, description=text).add_subparsers(required=True, metavar="KIND")

@@ -145,12 +145,12 @@ def predict(arguments: argparse.Namespace) -> int:
 
 
 def inspect(arguments: argparse.Namespace) -> int:
-    """``ssmpi inspect``; 1 if something is damaged."""
+    """``ssmpi inspect``; 2 if something is damaged."""
     from ssmpi.tools import inspect as inspector
 
     text, well = inspector.describe(arguments.run, checksums=not arguments.no_checksums)
     print(text)
-    return 0 if well else 1
+    return 0 if well else 2
 
 
 def export(arguments: argparse.Namespace) -> int:
@@ -169,11 +169,16 @@ def summary(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """``ssmpi report``."""
-    from ssmpi.report import write
+    """``ssmpi report``; 2 if a run has nothing to show, after a page with the others."""
+    from ssmpi.comm.failure import say
+    from ssmpi.report import read, write
 
-    print("\n".join(map(str, write(arguments.runs, arguments.out))))
-    return 0
+    records = [read(run) for run in dict.fromkeys(arguments.runs)]
+    for record in records:
+        for sentence in record.missing:
+            say(f"{'error' if record.is_empty else 'warning'}: {record.folder}: {sentence}")
+    print("\n".join(map(str, write(records, arguments.out))))
+    return 2 if any(record.is_empty for record in records) else 0
 
 
 def bench_scale(arguments: argparse.Namespace) -> int:

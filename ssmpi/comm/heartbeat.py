@@ -14,8 +14,8 @@ import numpy as np
 from mpi4py import MPI
 
 from ssmpi.comm.failure import JobMember
-from ssmpi.comm.waiting import MPIRequest
 from ssmpi.core.errors import LOST
+from ssmpi.core.protocols import MPIRequest
 
 BEAT_SECONDS = 1.0
 LIVING, LEAVING = 1, 2  # tags of the two messages; both carry the name of the sender's host

@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ssmpi.comm.inbox import Inbox
-from ssmpi.comm.waiting import MPIRequest
+from ssmpi.core.protocols import MPIRequest
 from ssmpi.core.topology import Directory
 
 T = TypeVar("T")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.comm.inbox import Inbox
-from ssmpi.comm.waiting import Backoff, MPIRequest, WaitOptions, wait
+from ssmpi.comm.waiting import Backoff, WaitOptions, wait
+from ssmpi.core.protocols import MPIRequest
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation

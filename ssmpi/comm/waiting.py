@@ -7,17 +7,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ssmpi.core.errors import PeerError
+from ssmpi.core.protocols import MPIRequest
 from ssmpi.core.settings import COUNT, SECONDS, positive, within
-
-
-class MPIRequest(Protocol):
-    """The part of an MPI request that waiting needs."""
-
-    def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        """Tell whether the operation is complete."""
 
 
 @dataclass(frozen=True)

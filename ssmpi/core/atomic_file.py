@@ -30,6 +30,8 @@ def check(path: Path) -> None:
     """Raise UserError unless a file can be written at ``path``; call it before the work that fills the file."""
     if path.is_dir():
         raise UserError(f"{path}: is a folder; name a file to write, perhaps one in it")
+    if path.exists() and not path.is_file():  # renaming would put a file in its place, /dev/null included
+        raise UserError(f"{path}: is a device or a pipe, which would be replaced; name a file to write")
     if not path.parent.is_dir():
         raise UserError(f"{path}: there is no folder {path.parent}; make it, or name another file")
     try:

@@ -3,6 +3,11 @@
 An ``assert`` elsewhere means a bug in ssmpi.
 """
 
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
 STOPPED = 85  # exit code of a run that was asked to stop and can be resumed
 LOST = 86  # exit code of a run that lost a rank or a host: a restart may succeed
 
@@ -19,6 +24,17 @@ class DataError(UserError):
     """A raw file, a shard or a manifest that is missing, damaged, foreign or inconsistent."""
 
 
+class DamageError(DataError):
+    """A damaged file. ``found`` is what is wrong with it: a list of several says the remedy once."""
+
+    def __init__(self, path: Path, found: str, remedy: str) -> None:
+        super().__init__(path, found, remedy)  # all of them, so that it can be pickled
+        self.path, self.found, self.remedy = path, found, remedy
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.found}; {self.remedy}"
+
+
 class TopologyError(UserError):
     """Numbers of ranks, roles or threads that do not fit together."""
 
@@ -29,3 +45,16 @@ class TrainingError(UserError):
 
 class PeerError(RuntimeError):
     """Another rank did not answer in time, or is gone."""
+
+
+def json_problem(error: Exception) -> str:
+    """What is wrong with a JSON file, from the exception that reading it or taking values out of it has raised."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON at line {error.lineno}, column {error.colno}" if error.doc.strip() else "empty"
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text at byte {error.start}"
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]!r}"
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror}"
+    return "its values are not of the expected kinds"

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+
+
+class MPIRequest(Protocol):
+    """The part of an MPI request that waiting needs."""
+
+    def Test(self) -> bool:  # noqa: N802 - mpi4py's name
+        """Tell whether the operation is complete."""
 
 
 class DenseModel(Protocol):
@@ -44,7 +51,7 @@ class RowSet(Protocol):
 class RowLookup(RowSet, Protocol):
     """The rows of one batch on their way."""
 
-    requests: list[Any]  # of MPI, while it is under way
+    requests: list[MPIRequest]  # while it is under way
 
     @property
     def starts(self) -> np.ndarray:

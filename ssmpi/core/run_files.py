@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ssmpi.core.errors import DataError
+
 RUN_FILE = "run.toml"  # the resolved settings
 VERSIONS = "versions.json"  # of the software that made the folder; a user's own folder has no such file
 METRICS = "metrics.jsonl"
@@ -48,6 +50,17 @@ _KNOWN = re.compile(  # a folder ends in a slash; a file has another name until 
 def is_run_folder(folder: Path) -> bool:
     """Whether a run was started here; a ``run.toml`` without versions may be a user's own."""
     return (folder / RUN_FILE).is_file() and (folder / VERSIONS).is_file()
+
+
+def check(folder: Path, *names: str) -> None:
+    """Raise DataError unless ``folder`` is there and has these files of a run."""
+    missing = [name for name in names if not (folder / name).is_file()]
+    if folder.is_file():
+        raise DataError(f"{folder}: a file; name a run folder")
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; name a run folder")
+    if missing:
+        raise DataError(f"{folder}: not a run folder: no {' and no '.join(missing)} in it")
 
 
 def unknown_entries(folder: Path) -> list[str]:

@@ -7,21 +7,21 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from ssmpi.core.errors import DataError
-from ssmpi.data.schema import Manifest, ShardEntry, open_shard
+from ssmpi.core.errors import DamageError
+from ssmpi.data.schema import MAKE_AGAIN, Manifest, ShardEntry, open_shard
 
 COLUMNS = ("ids", "dense", "label")
 SLICE = 1 << 24  # bytes read and hashed at a time, both without the interpreter lock
 
 
 def check(folder: Path, entry: ShardEntry, manifest: Manifest) -> None:
-    """Read a whole shard and raise DataError unless its columns have the checksum of the manifest."""
+    """Read a whole shard and raise DamageError unless its columns have the checksum of the manifest."""
     path = folder / entry.file
     with open_shard(folder, entry, manifest) as shard:
         columns = [shard[name].id for name in COLUMNS[: 3 if manifest.labelled else 2]]
         extents = [(column.get_offset(), column.get_storage_size()) for column in columns]
     if any(size and offset is None for offset, size in extents):
-        raise DataError(f"{path}: its columns are not contiguous, as those of a shard are; prepare the data again")
+        raise DamageError(path, "its columns are not contiguous, as those of a shard are", MAKE_AGAIN)
     digest, buffer = hashlib.sha256(), memoryview(bytearray(SLICE))
     try:
         with path.open("rb", buffering=0) as file:
@@ -32,8 +32,6 @@ def check(folder: Path, entry: ShardEntry, manifest: Manifest) -> None:
                     digest.update(buffer[:count])
                     size -= count
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error}); look at its disk, or prepare the data again") from error
+        raise DamageError(path, f"cannot be read ({error})", f"look at its disk, or {MAKE_AGAIN}") from error
     if digest.hexdigest()[:32] != entry.checksum:
-        raise DataError(
-            f"{path}: damaged: the checksum of its columns is not the one in the manifest; delete it and prepare again"
-        )
+        raise DamageError(path, "damaged: the checksum of its columns is not the one in the manifest", MAKE_AGAIN)

@@ -66,7 +66,10 @@ class SplitReader:
     def __init__(self, folder: Path, split: str, block_rows: int) -> None:
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
-        self.shards = self.manifest.split(split).shards
+        try:
+            self.shards = self.manifest.split(split).shards
+        except DataError as error:
+            raise DataError(f"{folder}: {error}") from None
         self.rows = sum(entry.rows for entry in self.shards)
         self.blocks = [
             Block(s, start, min(start + block_rows, entry.rows))

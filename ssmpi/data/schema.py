@@ -14,9 +14,9 @@ Data sets are contiguous and uncompressed, so that a reader gets blocks at memor
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,13 +26,14 @@ import h5py
 import numpy as np
 
 from ssmpi.core import atomic_file
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import DamageError, DataError, json_problem
 from ssmpi.data.shard_frame import frame_checksum
 
 SCHEMA_VERSION = 1
 SHARD_FORMAT = "ssmpi-shard"
 MANIFEST_FORMAT = "ssmpi-dataset"
 MANIFEST_NAME = "manifest.json"
+WORK_NAME = ".prepare"  # what a preparation under way keeps; removed at its end
 VOCABULARY_NAME = "vocabulary.h5"
 SPLITS = ("train", "validation", "test")
 
@@ -45,6 +46,9 @@ ROW_BYTES = 4 * SPARSE_FEATURES + 4 * DENSE_FEATURES + 1
 
 MISSING_ID = 0
 RARE_ID = 1
+
+MAKE = "make one of raw files with 'ssmpi-prepare criteo RAW --output FOLDER'"
+MAKE_AGAIN = "prepare the data again with --overwrite, or put a whole copy here"
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,9 @@ class Manifest:
     def split(self, name: str) -> Split:
         """Return one split, or raise DataError naming those there are."""
         if name not in self.splits:
-            raise DataError(f"no split '{name}' in this data set; it has {', '.join(self.splits) or 'none'}")
+            close = difflib.get_close_matches(name, self.splits, n=1)
+            hint = f"; did you mean '{close[0]}'?" if close else ""
+            raise DataError(f"no split '{name}' in this data set; it has {', '.join(self.splits) or 'none'}{hint}")
         return self.splits[name]
 
 
@@ -104,22 +110,16 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
     return target
 
 
-def publish(beside: Path, path: Path) -> None:
-    """Flush a finished file to disk and give it its name: under that name it is whole, whatever happens."""
-    with beside.open("rb+") as file:
-        try:
-            os.fsync(file.fileno())
-        except OSError as error:  # which knows no file name
-            raise OSError(error.errno, error.strerror, str(path)) from error
-    beside.replace(path)
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Read and check ``manifest.json``; DataError says what is wrong with the folder."""
     path = folder / MANIFEST_NAME
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such data folder; prepare one with 'ssmpi-prepare criteo'")
+        raise DataError(
+            f"{folder}: {'a file, not a prepared folder' if folder.exists() else 'no such data folder'}; {MAKE}"
+        )
     if not path.is_file():
+        if not any((folder / name).exists() for name in (WORK_NAME, VOCABULARY_NAME, *SPLITS)):
+            raise DataError(f"{folder}: not a prepared folder: no {MANIFEST_NAME} in it; {MAKE}")
         raise DataError(
             f"{path}: missing, so this folder is not a whole data set; run the same 'ssmpi-prepare criteo' again to"
             " finish it"
@@ -128,10 +128,8 @@ def read_manifest(folder: Path) -> Manifest:
         body = json.loads(path.read_text(encoding="utf-8"))
         found = (body.pop("format"), body.pop("schema_version"))
         if found != (MANIFEST_FORMAT, SCHEMA_VERSION):
-            raise DataError(
-                f"{path}: format {found[0]!r} version {found[1]!r}, this program reads "
-                f"{MANIFEST_FORMAT!r} version {SCHEMA_VERSION}; prepare the data again"
-            )
+            wanted = f"this program reads {MANIFEST_FORMAT!r} version {SCHEMA_VERSION}"
+            raise DamageError(path, f"format {found[0]!r} version {found[1]!r}, {wanted}", MAKE_AGAIN)
         splits = {
             name: Split(
                 tuple(ShardEntry(**entry) for entry in split["shards"]),
@@ -141,12 +139,12 @@ def read_manifest(folder: Path) -> Manifest:
         }
         cardinalities = tuple(int(c) for c in body.pop("cardinalities"))
         manifest = Manifest(cardinalities, splits, **body)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a readable manifest ({error!r}); prepare the data again") from error
+    except DamageError:
+        raise
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DamageError(path, f"damaged: {json_problem(error)}", MAKE_AGAIN) from error
     if len(cardinalities) != SPARSE_FEATURES:
-        raise DataError(
-            f"{path}: {len(cardinalities)} cardinalities, expected {SPARSE_FEATURES}; prepare the data again"
-        )
+        raise DamageError(path, f"{len(cardinalities)} cardinalities, expected {SPARSE_FEATURES}", MAKE_AGAIN)
     return manifest
 
 
@@ -207,14 +205,11 @@ def _check_frame(folder: Path, entry: ShardEntry, manifest: Manifest) -> None:
         recorded = manifest.provenance.get("files", {}).get(entry.file)
         same = not isinstance(recorded, Mapping) or frame_checksum(path, recorded["columns"]) == recorded["frame"]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{folder / MANIFEST_NAME}: its record of {entry.file} makes no sense ({error!r}); prepare the data again"
-        ) from error
+        found = f"its record of {entry.file} makes no sense: {json_problem(error)}"
+        raise DamageError(folder / MANIFEST_NAME, found, MAKE_AGAIN) from error
     if not same:
-        raise DataError(
-            f"{path}: its HDF5 header is not the one in the manifest: damaged or not this data set's; delete it and "
-            "prepare again"
-        )
+        found = "its HDF5 header is not the one in the manifest: damaged or not this data set's"
+        raise DamageError(path, found, MAKE_AGAIN)
 
 
 def open_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> h5py.File:
@@ -224,17 +219,15 @@ def open_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> h5py.File
     """
     path = folder / entry.file
     if not path.is_file():
-        raise DataError(f"{path}: shard is in the manifest but not on disk; prepare the data again or copy it here")
-    if path.stat().st_size != entry.bytes:
-        raise DataError(
-            f"{path}: {path.stat().st_size:,} bytes, the manifest says {entry.bytes:,}: truncated or not this data "
-            "set's; delete it and prepare again"
-        )
+        raise DamageError(path, "shard is in the manifest but not on disk", MAKE_AGAIN)
+    if (size := path.stat().st_size) != entry.bytes:
+        found = f"{size:,} bytes, the manifest says {entry.bytes:,}: truncated or not this data set's"
+        raise DamageError(path, found, MAKE_AGAIN)
     _check_frame(folder, entry, manifest)
     try:
         shard = h5py.File(path, "r", locking=False)
     except OSError as error:
-        raise DataError(f"{path}: not a readable HDF5 file ({error}); delete it and prepare again") from error
+        raise DamageError(path, f"not a readable HDF5 file ({error})", MAKE_AGAIN) from error
     wanted: dict[str, tuple[str, tuple[int, ...]]] = {
         "ids": ("int32", (entry.rows, SPARSE_FEATURES)),
         "dense": ("float32", (entry.rows, DENSE_FEATURES)),
@@ -242,16 +235,15 @@ def open_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> h5py.File
     if manifest.labelled:
         wanted["label"] = ("uint8", (entry.rows,))
     try:
-        found = {name: (str(shard[name].dtype), shard[name].shape) for name in wanted if name in shard}
+        columns = {name: (str(shard[name].dtype), shard[name].shape) for name in wanted if name in shard}
         header = tuple(shard.attrs[name] for name in ("format", "schema_version", "checksum"))
         header = (str(header[0]), int(header[1]), str(header[2]))
     except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
         shard.close()
-        raise DataError(f"{path}: damaged HDF5 file ({error}); delete it and prepare again") from error
-    if header != (SHARD_FORMAT, SCHEMA_VERSION, entry.checksum) or found != wanted:
+        raise DamageError(path, f"damaged HDF5 file ({error})", MAKE_AGAIN) from error
+    expected = (SHARD_FORMAT, SCHEMA_VERSION, entry.checksum)
+    if header != expected or columns != wanted:
         shard.close()
-        raise DataError(
-            f"{path}: not the shard that the manifest names (header {header}, columns {found}, expected "
-            f"{(SHARD_FORMAT, SCHEMA_VERSION, entry.checksum)} and {wanted}); prepare the data again"
-        )
+        found = f"header {header}, columns {columns}, expected {expected} and {wanted}"
+        raise DamageError(path, f"not the shard that the manifest names ({found})", MAKE_AGAIN)
     return shard

@@ -5,11 +5,12 @@ Criteo has one id per feature and goes through ``client.Lookups``; this is the g
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from ssmpi.comm.waiting import WaitOptions, wait_all
+from ssmpi.core.protocols import MPIRequest
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import raise_bad_id
 from ssmpi.embedding.placement import Placement
@@ -29,7 +30,7 @@ class BagLookups:
         self._conversation, self._first, self._placement = conversation, first, placement
         self._dim, self._thread = dim, thread
         self._waiting = WaitOptions()
-        self._in_flight: list[Any] = []
+        self._in_flight: list[tuple[MPIRequest, np.ndarray]] = []
 
     def pull(self, values: np.ndarray, offsets: np.ndarray, pooling: Literal["sum", "mean"]) -> np.ndarray:
         """Pooled rows float32 (bags, dim) for values int32 (ids,), offsets int64 (bags + 1,), bag k of feature

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,17 @@ from ssmpi.embedding import kernels
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import EmbeddingOptions
 from ssmpi.embedding.transport import Lookup
+
+
+class HasIds(Protocol):
+    """A batch, as far as its rows are concerned."""
+
+    @property
+    def ids(self) -> np.ndarray:
+        """int32 (batch, features)."""
+
+
+B = TypeVar("B", bound=HasIds)
 
 
 @dataclass
@@ -49,13 +60,13 @@ class Lookups:
         self._places = np.empty(16, np.int32)
         self._summed = np.empty((0, options.dim), np.float32)
 
-    def prefetched(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Lookup]]:
+    def prefetched(self, batches: Iterable[B]) -> Iterator[tuple[B, Lookup]]:
         """Each batch with its rows; the next batch's rows are already on their way if ``prefetch`` is set."""
         if not self._options.prefetch:
             for batch in batches:
                 yield batch, self.pull(batch.ids)
             return
-        waiting: tuple[Any, Lookup] | None = None
+        waiting: tuple[B, Lookup] | None = None
         for batch in batches:
             asked = (batch, self.ask(batch.ids))
             if waiting:

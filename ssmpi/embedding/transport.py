@@ -15,7 +15,7 @@ from ssmpi.comm.service import say_goodbye
 from ssmpi.comm.shared_memory import attach
 from ssmpi.comm.waiting import WaitOptions, wait_all
 from ssmpi.core.errors import PeerError
-from ssmpi.core.protocols import RowLookup, RowSet
+from ssmpi.core.protocols import MPIRequest, RowLookup, RowSet
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import Arena, EmbeddingOptions, RowArray, Saver
@@ -36,7 +36,7 @@ class Lookup:
         self.distinct = np.empty((most, dim), np.float32)
         self._values = np.empty((batch, features, dim), np.float32)
         self.parts: list[slice] = []
-        self.requests: list[Any] = []
+        self.requests: list[MPIRequest] = []
         self.resize(batch)
 
     def resize(self, batch: int) -> None:
@@ -116,7 +116,7 @@ class RemoteTables:
     ) -> None:
         self._conversation, self._options, self._waiting = conversation, options, waiting
         self._servers = range(first, conversation.size)
-        self._in_flight: dict[int, deque[tuple[list[Any], list[np.ndarray]]]] = {}
+        self._in_flight: dict[int, deque[tuple[list[MPIRequest], list[np.ndarray]]]] = {}
         self._sent: dict[int, list[int]] = {}  # pushes, by thread and PS: no two threads count in one place
         self._outcomes: dict[int, dict[str, Any]] = {}
         self._paths: list[Path] = []
@@ -228,7 +228,7 @@ class RemoteTables:
         wait_all(requests, self._waiting, self._conversation.names[server])
         return answer
 
-    def _ask(self, server: int, kind: int, payload: np.ndarray, size: int) -> tuple[np.ndarray, list[Any]]:
+    def _ask(self, server: int, kind: int, payload: np.ndarray, size: int) -> tuple[np.ndarray, list[MPIRequest]]:
         main, answer = wire.THREADS - 1, np.empty(size, np.uint8)
         return answer, [
             self._conversation.irecv(answer, server, main),

@@ -2,6 +2,7 @@
 
 from ssmpi.report.figures import plot
 from ssmpi.report.page import write
+from ssmpi.report.reader import read
 from ssmpi.report.summary import table
 
-__all__ = ["plot", "table", "write"]
+__all__ = ["plot", "read", "table", "write"]

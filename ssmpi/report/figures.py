@@ -19,7 +19,8 @@ from ssmpi.core.errors import UserError
 from ssmpi.core.log import log
 from ssmpi.core.run_files import PLOT as PLOT_FILE
 from ssmpi.report.groups import Group, by_settings, estimate
-from ssmpi.report.record import Record, read
+from ssmpi.report.reader import read
+from ssmpi.report.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

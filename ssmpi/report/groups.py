@@ -127,7 +127,7 @@ def by_settings(records: Sequence[Record]) -> list[Group]:
     """Group runs by their settings, in order of appearance, under the names of their folders. Runs without settings
     stay alone.
     """
-    found: dict[Any, list[Record]] = {}
+    found: dict[object, list[Record]] = {}
     for record in records:
         key = tuple(sorted((k, repr(v)) for k, v in _compared(record).items())) or record.folder
         found.setdefault(key, []).append(record)
@@ -154,7 +154,7 @@ def short(setting: str) -> str:
     return setting.rpartition(".")[2].replace("_", " ")
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

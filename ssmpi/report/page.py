@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ssmpi import __version__
 from ssmpi.core import atomic_file
@@ -17,7 +17,7 @@ from ssmpi.core.errors import UserError
 from ssmpi.report import figures
 from ssmpi.report.columns import NOTHING, cells, headings, shown
 from ssmpi.report.groups import NOT_SETTINGS, SEED, Group, Row, by_settings, differing, row
-from ssmpi.report.record import CIRCUMSTANCES, Record, read
+from ssmpi.report.record import CIRCUMSTANCES, Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,12 +46,12 @@ class Subject:
     rows: Sequence[Row]
 
 
-def write(runs: Sequence[Path], out: Path) -> list[Path]:
+def write(records: Sequence[Record], out: Path) -> list[Path]:
     """Write the report of some runs, the first being what the others are compared with; returns the files written."""
-    groups = by_settings([read(run) for run in dict.fromkeys(runs)])
+    groups = by_settings(records)
     several = len(groups) > 1
     title = "Runs compared" if several else f"{groups[0].name}: runs that differ in their seed"
-    title = title if len(runs) > 1 else f"Run {groups[0].name}"
+    title = title if len(records) > 1 else f"Run {groups[0].name}"
     compared = f"Relative NE: against {groups[0].name}; below 0 is better." if several else ""
     rows = [row(group, groups[0] if several else None) for group in groups]
     return publish(Subject(title, compared, groups, rows), drawings(groups), out)
@@ -63,7 +63,10 @@ def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path
         import jinja2
     except ImportError:
         raise UserError(f"jinja2 is not installed: {figures.INSTALL}") from None
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out.parent}: cannot be made ({error.strerror}); name another file with --out") from error
     atomic_file.check(out)
     atomic_file.check_replaceable(out, re.compile(rb"\s*<!DOCTYPE html>"))
     pictures = [_draw(drawing, out) for drawing in wanted]
@@ -88,7 +91,7 @@ def drawings(groups: Sequence[Group]) -> list[Drawing]:
     records = [record for group in groups for record in group.records]
     found = []
     if any(record.windows for record in records):
-        text = "JsonlFile: training, each window scored before its update. Circles: validation; diamonds: test."
+        text = "Lines: training, each window scored before its update. Circles: validation; diamonds: test."
         found.append(Drawing("curves", "Learning curves", text, lambda: figures.curves(groups, figures.CURVES)))
         text = (
             "Examples per second are those of all trainers; the gap counts a worker thread's iterations between two"
@@ -121,10 +124,10 @@ def _draw(drawing: Drawing, out: Path) -> dict[str, str]:
     return found
 
 
-def _settings(records: Sequence[Record]) -> list[list[Any]]:
+def _settings(records: Sequence[Record]) -> list[list[object]]:
     """Settings and versions that differ, as a table with its headings: long way down, whichever way that is."""
     names = [name for name in differing(records) if name == SEED or name not in NOT_SETTINGS]
-    columns = [["run", *(str(record.folder) for record in records)]]
+    columns: list[list[object]] = [["run", *(str(record.folder) for record in records)]]
     columns += [[name, *(record.settings.get(name, NOTHING) for record in records)] for name in names]
     for name in dict.fromkeys(name for record in records for name in record.versions):
         values = [record.versions.get(name, NOTHING) for record in records]

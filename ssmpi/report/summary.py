@@ -6,23 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from ssmpi.core.errors import DataError
+from ssmpi.core.result_marker import COMPLETE
 from ssmpi.core.run_files import RESULT_NAME
-from ssmpi.report.record import FINAL_SPLITS, kept, read_json
+from ssmpi.report.reader import read, read_json
+from ssmpi.report.record import FINAL_SPLITS, Record
 
+REFERENCES = "--baseline takes what 'ssmpi-prepare baseline --json' wrote, --teacher the teacher.json of 'synthesize'"
 COLUMNS = ("ne", "log_loss", "auc", "accuracy")
 
 
 def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
-    """The result of a run on its test split, beside reference points where they are given."""
-    if not (run / RESULT_NAME).is_file():
-        raise DataError(f"{run}: no {RESULT_NAME}, so this run has not ended; its logs say why")
-    result = read_json(run / RESULT_NAME)
-    evaluations = result["evaluations"]
-    split = next((s for s in FINAL_SPLITS if s in evaluations), None)
-    if split is None:
-        raise DataError(f"{run}: this run ended ({result['status']}) before it was evaluated")
-    rows = [("this run", evaluations[split][kept(result)])]
-    both = kept(result) == "best" and _differ(evaluations[split])
+    """The result of a run on its test split, beside reference points where they are given. DataError says what is known
+    of a run without a result, and how to go on with it.
+    """
+    record = read(run)
+    result, (split, metrics) = record.result, record.final
+    if not metrics:
+        raise DataError(f"{run}: {_without_result(record)}")
+    evaluations, kept = result["evaluations"], record.kept
+    rows = [("this run", metrics)]
+    both = kept == "best" and _differ(evaluations[split])
     if both:
         rows = [("this run, last", evaluations[split]["last"]), ("this run, best (kept)", rows[0][1])]
     if baseline:
@@ -31,16 +34,14 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
     if teacher:
         rows.append(("teacher (the ceiling)", _reference(teacher, "ranges", split)))
     width = max(len(name) for name, _ in rows)
-    examples = int(evaluations[split]["last"]["rows"])
-    lines = [f"{split}: {examples:,} rows", f"{'':{width}}  " + "".join(f"{c:>10}" for c in COLUMNS)]
+    lines = [f"{split}: {metrics.get('rows', 0):,.0f} rows", f"{'':{width}}  " + "".join(f"{c:>10}" for c in COLUMNS)]
     for name, metrics in rows:
         lines.append(f"{name:{width}}  " + "".join(_cell(metrics.get(column)) for column in COLUMNS))
     gap = f", sync gap {result['sync_gap_thread']:.1f} iterations of a thread" if "sync_gap_thread" in result else ""
-    early = result.get("ended_by", "passes")
-    ended = "" if early == "passes" else f", ended by evaluate.{early}"
-    lines.append(f"{result['status']}{ended}: {result['examples']:,.0f} examples at {result['eps']:,.0f} EPS{gap}")
+    ended = f", ended by {record.ended_by}" if record.ended_by else ""
+    lines.append(f"{record.status}{ended}: {result['examples']:,.0f} examples at {record.number('eps'):,.0f} EPS{gap}")
     others = [name for name, found in evaluations.items() if _differ(found) and not (both and name == split)]
-    lines += [_best_and_last(name, evaluations[name], kept(result)) for name in others]
+    lines += [_best_and_last(name, evaluations[name], kept) for name in others]
     if "round_seconds" in result:
         far = f", replicas {result['divergence']:.2%} from their reference" if "divergence" in result else ""
         lines.append(
@@ -48,6 +49,22 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
             f"{result['staleness']:.1f} iterations{far}"
         )
     return "\n".join(lines)
+
+
+def _without_result(record: Record) -> str:
+    """Why there is nothing to show, what is known, and what to do."""
+    missing = [sentence for sentence in record.missing if RESULT_NAME in sentence]
+    why = (
+        missing[0] if missing else f"it ended ({record.status}) before it was evaluated on {' or '.join(FINAL_SPLITS)}"
+    )
+    scored = "".join(
+        f". {line.get('split')} NE {_cell(line.get('ne')).strip()} after {line['examples']:,} examples"
+        for line in record.evaluations[-1:]
+    )
+    more = f"If no job is running it, 'ssmpi launch --resume {record.folder}' goes on with it"
+    if record.status == COMPLETE:
+        more = f"'ssmpi evaluate {record.folder}' scores its model"
+    return f"{why}{scored}. {more}"
 
 
 def _differ(found: dict[str, Any]) -> bool:
@@ -69,8 +86,10 @@ def _reference(path: Path, *keys: str) -> dict[str, float]:
     found = read_json(path)
     for key in keys:
         if not isinstance(found, dict) or key not in found:
-            raise DataError(f"{path}: has no '{key}': the wrong kind of file for this option")
+            raise DataError(f"{path}: has no '{key}': the wrong kind of file for this option; {REFERENCES}")
         found = found[key]
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: '{keys[-1]}' holds no metrics: the wrong kind of file for this option; {REFERENCES}")
     return found
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.comm.service import Service
-from ssmpi.comm.waiting import MPIRequest, WaitOptions, wait_all, wait_until
+from ssmpi.comm.waiting import WaitOptions, wait_all, wait_until
+from ssmpi.core.protocols import MPIRequest
 from ssmpi.core.stop import Stop
 from ssmpi.data.block_dispatcher import NOT_YET, PAUSED, BlockDispatcher
 from ssmpi.report.trainer_report import TrainerReport

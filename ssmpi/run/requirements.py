@@ -22,7 +22,8 @@ def placement_of(config: Config, tables_file: Path | None = None) -> Placement:
 def read_tables(path: Path) -> tuple[int, ...]:
     """Rows of each table from a text file of whole numbers; # starts a comment."""
     try:
-        words = " ".join(line.partition("#")[0] for line in path.read_text(encoding="utf-8").splitlines()).split()
+        text = path.read_text(encoding="utf-8", errors="replace")  # what is no text has no numbers
+        words = " ".join(line.partition("#")[0] for line in text.splitlines()).split()
     except OSError as error:
         raise DataError(
             f"{path}: {error.strerror}; name a text file with the rows of {SPARSE_FEATURES} tables"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.checkpoint import files, model_files, store
+from ssmpi.checkpoint import files, model_files
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.config import Config, load
-from ssmpi.core import atomic_file
-from ssmpi.core.errors import DataError, UserError
+from ssmpi.core import atomic_file, run_files
+from ssmpi.core.errors import UserError
 from ssmpi.core.run_files import EXPORTS, RUN_FILE
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
@@ -25,13 +25,12 @@ NAMES = {"bottom": "bot_l", "top": "top_l"}  # of the MLPs, in ssmpi and in the 
 
 def export(run: Path, kind: str, file: Path | None) -> int:
     """Write the model of ``run`` as ``kind`` to ``file``, which appears once complete. It must fit in memory."""
-    if not (run / RUN_FILE).is_file():
-        raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
+    run_files.check(run, RUN_FILE)
     folder = model_files.find(run)
     target = file or run / EXPORTS[kind]
     atomic_file.check_replaceable(target, re.compile(rb"PK\x03\x04|.{8}\{", re.DOTALL))  # torch, safetensors
     with atomic_file.whole(target) as beside:
-        store.check(folder)
+        model_files.check_alone(folder)
         arrays = state_dict(load(run / RUN_FILE), folder)
         FORMATS[kind](arrays, beside)
     print(f"{len(arrays)} tensors, {target.stat().st_size / 1e6:,.1f} MB in {target}, from {folder}")

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from ssmpi.checkpoint import store
-from ssmpi.core import result_marker
-from ssmpi.core.errors import DataError
-from ssmpi.core.run_files import MODEL, RUN_FILE
+from ssmpi.core import result_marker, run_files
+from ssmpi.core.errors import DataError, json_problem
+from ssmpi.core.run_files import MODEL, RUN_FILE, VERSIONS
 
 
 def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
     """The text, and whether all is well. With ``checksums``, reads every byte of model and checkpoints."""
-    if not (run / RUN_FILE).is_file():
-        raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
+    run_files.check(run, RUN_FILE, VERSIONS)
     lines, well = [f"{run}: {run_status(run)}"], True
     there = store.Store(run).committed()
     for path in [*there, *([run / MODEL] if (run / MODEL).is_dir() else [])]:
@@ -46,9 +45,11 @@ def damage_in(path: Path, *, checksums: bool) -> str:
     try:
         if checksums:
             store.check(path)
-        store.read_manifest(path)
+        contents(path)
     except DataError as error:
         return f"DAMAGED: {error}"
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return f"DAMAGED: {path / store.MANIFEST_NAME}: its state: {json_problem(error)}"
     return ""
 
 

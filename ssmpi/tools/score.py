@@ -15,7 +15,7 @@ from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.comm.failure import say
 from ssmpi.comm.world import World, joined
 from ssmpi.config import Config, load
-from ssmpi.core import atomic_file
+from ssmpi.core import atomic_file, run_files
 from ssmpi.core.errors import DataError, TopologyError
 from ssmpi.core.run_files import MODEL, RUN_FILE
 from ssmpi.core.topology import Role, Topology
@@ -53,8 +53,7 @@ def open_run(run: Path, ranks: int, data: Path | None = None) -> SavedModel:
     """The model of a run, to score on ``ranks`` ranks without sync PSs; a single rank holds all tables itself. ``data``
     replaces the run's data folder.
     """
-    if not (run / RUN_FILE).is_file():
-        raise DataError(f"{run}: no {RUN_FILE} here, so not a run folder")
+    run_files.check(run, RUN_FILE)
     model = model_files.find(run)
     if model != run / MODEL:
         say(f"{run}: not finished; scoring {model.name}")

@@ -73,7 +73,7 @@ def test_killed_stopped_damaged_and_resharded_it_ends_with_every_row(tmp_path, d
     content = bytearray((newest / "embedding-0001.h5").read_bytes())
     content[len(content) // 2] ^= 4
     (newest / "embedding-0001.h5").write_bytes(content)
-    assert ssmpi("inspect", run).code == 1
+    assert ssmpi("inspect", run).code == 2
     refused = ssmpi("train", "--resume", run, ranks=3)
     assert refused.code == 2
     assert "embedding-0001.h5: damaged" in refused.err

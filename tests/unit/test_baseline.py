@@ -2,16 +2,19 @@
 
 import argparse
 import json
+import shutil
 import sys
 
 import numpy as np
 import pytest
+from datasets import flip_a_value
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.preprocessing import OneHotEncoder
 
 from data_prep.check import baseline as module
 from data_prep.check.baseline import baseline
+from data_prep.cli import main
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest, write_shard
 
@@ -119,6 +122,21 @@ def test_command_line(prepared, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "validation, 1,000 rows" in printed
     assert f"{written['logistic_regression']['auc']:.4f}" in printed
+
+
+def test_a_file_that_is_no_baseline_is_not_replaced(prepared, tmp_path, capsys):
+    precious = tmp_path / "run.toml"
+    precious.write_text("[data]\n")
+    assert main(["baseline", str(prepared[0]), "--json", str(precious)]) == 2
+    assert f"{precious}: is there, and not an earlier output" in capsys.readouterr().err
+    assert precious.read_text() == "[data]\n"
+
+
+def test_damaged_rows_are_refused(prepared, tmp_path):
+    folder = shutil.copytree(prepared[0], tmp_path / "copy")
+    flip_a_value(next((folder / "train").glob("*.h5")))
+    with pytest.raises(DataError, match="damaged: the checksum of its columns"):
+        baseline(folder)
 
 
 def test_errors(prepared, tmp_path, monkeypatch):

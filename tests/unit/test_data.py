@@ -1,5 +1,6 @@
 """Every row is read exactly once a pass, in an order that depends on the seed alone."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -200,5 +201,6 @@ def test_a_shard_of_what_is_evaluated_later_is_missed_before_training(small_data
 
 
 def test_a_split_that_is_not_there_is_named(small_data):
-    with pytest.raises(DataError, match="no split 'trian' in this data set; it has train, validation, test"):
+    says = "no split 'trian' in this data set; it has train, validation, test; did you mean 'train'"
+    with pytest.raises(DataError, match=re.escape(f"{small_data}: {says}")):
         SplitReader(small_data, "trian", 640)

@@ -20,7 +20,7 @@ def record(ne, seed=1, folder="run", status="complete", **settings):
     """A finished run of one metric."""
     result = {"status": status, "eps": 1000.0 * ne, "evaluations": {"test": {"last": {"ne": ne, "auc": 1 - ne / 2}}}}
     basics = {"data.batch_size": 128, "topology.threads": 2, "topology.trainers": 4, "run.seed": seed}
-    return Record(Path(folder), {**basics, **settings}, result=result)
+    return Record(folder=Path(folder), settings={**basics, **settings}, result=result)
 
 
 def group(values, seeds=None):
@@ -78,7 +78,7 @@ def test_runs_are_grouped_by_what_changes_results():
 
 
 def test_runs_without_settings_stay_apart():
-    runs = [Record(Path("a") / name / "run") for name in ("x", "y")]
+    runs = [Record(folder=Path("a") / name / "run") for name in ("x", "y")]
     assert [g.name for g in by_settings(runs)] == ["x/run", "y/run"]
 
 
@@ -86,7 +86,7 @@ def test_the_table_reads_as_it_did(golden):
     reference = Group({"case": "none", "topology.trainers": 1}, [record(0.8, 1), record(0.81, 2), record(0.805, 3)])
     other = Group({"case": "S-MA", "topology.trainers": 4}, [record(0.802, 1), record(0.812, 2), record(0.809, 3)])
     alone = Group({"case": "FR-MA", "topology.trainers": 4}, [record(0.9, 1), record(0.9, 2, status="stopped")])
-    empty = Group({"case": "S-BMUF", "topology.trainers": 16}, [Record(Path("nothing"))])
+    empty = Group({"case": "S-BMUF", "topology.trainers": 16}, [Record(folder=Path("nothing"))])
     rows = [row(g, reference) for g in (reference, other, alone, empty)]
     text = columns.markdown(rows) + "\n"
     assert text == golden("table.md", text)
@@ -100,7 +100,7 @@ def test_without_a_reference_nothing_is_compared():
 
 
 def test_the_best_and_the_last_validation_are_columns_where_there_are_any():
-    found = Record(Path("a"), {}, result={"evaluations": {"validation": {"best": {"ne": 0.8}, "last": {"ne": 1.0}}}})
+    found = Record(folder=Path("a"), result={"evaluations": {"validation": {"best": {"ne": 0.8}, "last": {"ne": 1.0}}}})
     rows = [row(Group({"run": "a"}, [found]), None), row(group([0.8]), None)]
     assert columns.headings(rows)[-2:] == ["validation NE, best", "validation NE, last"]
     assert [columns.cells(r, columns.shown(rows))[-2:] for r in rows] == [["0.80000", "1.00000"], ["-", "-"]]
@@ -109,5 +109,5 @@ def test_the_best_and_the_last_validation_are_columns_where_there_are_any():
 @pytest.mark.parametrize(("kept", "ne"), [("best", 0.7), ("last", 0.9), (None, 0.9)])
 def test_a_run_is_judged_by_the_model_that_it_left(kept, ne):
     test = {"best": {"ne": 0.7}, "last": {"ne": 0.9}}
-    found = Record(Path("a"), {}, result={"kept": kept, "evaluations": {"test": test}})
+    found = Record(folder=Path("a"), result={"kept": kept, "evaluations": {"test": test}})
     assert found.number("ne") == ne

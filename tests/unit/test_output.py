@@ -46,7 +46,7 @@ def files(folder):
     [
         lambda run, out: export(run, "torch", out / "model.pt"),
         lambda run, out: export(run, "safetensors", out / "model.safetensors"),
-        lambda run, out: report.write([run], out / "report.html"),
+        lambda run, out: report.write([report.read(run)], out / "report.html"),
         lambda run, out: plot(run),
         lambda run, out: save_array(out / "a.npy", np.zeros(10_000)),
         lambda run, out: atomic_file.write(out / "a.txt", "a" * 10_000),
@@ -92,7 +92,7 @@ def test_an_export_or_a_report_to_a_folder_is_refused_at_once(run, tmp_path, mon
         export(run, "torch", tmp_path)
     monkeypatch.setattr("ssmpi.report.page._draw", lambda *_: pytest.fail("drew the pictures first"))
     with pytest.raises(UserError, match="is a folder"):
-        report.write([run], tmp_path)
+        report.write([report.read(run)], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -38,15 +38,80 @@ def folder(whole, tmp_path):
 
 
 def bad(folder, capsys, name, *texts):
-    assert main(["verify", str(folder)]) == 1
+    assert main(["verify", str(folder)]) == 2
     error = capsys.readouterr().err
     assert str(folder / name) in error
     for text in texts:
         assert text in error
 
 
+def refusals(folder):
+    """What ``verify`` finds, or why it refuses the folder."""
+    try:
+        return [str(finding) for finding in verify(folder)]
+    except DataError as error:
+        return [str(error)]
+
+
 def test_whole(folder):
     assert verify(folder) == []
+
+
+def test_a_damaged_place_is_one_line_and_the_remedy_is_said_once(folder, capsys):
+    """Zeroed or garbled bytes over all columns were 17 lines."""
+    for name in ("train/shard-00000.h5", "train/shard-00001.h5"):
+        path = folder / name
+        data = bytearray(path.read_bytes())
+        columns = read_manifest(folder).provenance["files"][name]["columns"]
+        for at, size in columns:
+            data[at : at + size] = bytes(0xFF for _ in range(size))
+        path.write_bytes(data)
+    (folder / "train/notes.txt").write_text("mine")
+    assert main(["verify", str(folder)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4
+    assert "train/shard-00000.h5: the checksum of the columns" in lines[0]
+    assert "row 0: id -1 of C1 is outside [0, " in lines[0]
+    assert "such values); " in lines[0]
+    assert "train/shard-00001.h5" in lines[1]
+    assert "train/notes.txt" in lines[2]
+    assert lines[3].startswith(f"{folder}: 2 damaged files: prepare the data again with --overwrite")
+    assert "1 foreign file or folder: move it elsewhere" in lines[3]
+    assert sum("--overwrite" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("", "not a prepared folder: no manifest.json in it; make one of raw files with 'ssmpi-prepare criteo"),
+        ("train.txt", "a file, not a prepared folder; make one of raw files with 'ssmpi-prepare criteo"),
+        ("none", "no such data folder; make one of raw files with 'ssmpi-prepare criteo"),
+    ],
+)
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_what_was_never_prepared_is_not_to_be_finished(tmp_path, capsys, command, place, says):
+    (tmp_path / "train.txt").write_text("".join(rows(3)))
+    assert main([command, str(tmp_path / place)]) == 2
+    assert f"{tmp_path / place}: {says}" in capsys.readouterr().err
+
+
+def test_a_preparation_that_was_not_finished_is(folder, capsys):
+    (folder / "manifest.json").unlink()
+    bad(folder, capsys, "manifest.json", "run the same 'ssmpi-prepare criteo' again to finish it")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "damaged: empty"),
+        ("{", "damaged: not JSON at line 1, column 2"),
+        ("[]", "damaged: its values are not of the expected kinds"),
+        ("{}", "damaged: it has no 'format'"),
+    ],
+)
+def test_a_damaged_manifest_is_described_in_words(folder, capsys, text, says):
+    (folder / "manifest.json").write_text(text)
+    bad(folder, capsys, "manifest.json", says, "prepare the data again with --overwrite")
 
 
 @pytest.mark.parametrize("name", ["train/shard-00001.h5", "test/shard-00000.h5", "vocabulary.h5", "manifest.json"])
@@ -55,7 +120,7 @@ def test_any_flipped_byte_is_found(folder, name):
     data = path.read_bytes()
     for at in random.Random(5).sample(range(len(data)), 60):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        findings = verify(folder)
+        findings = refusals(folder)
         assert findings, f"byte {at}"
         assert any(str(path) in finding for finding in findings) or name == "manifest.json"
 
@@ -176,9 +241,3 @@ def test_a_swapped_shard_is_found(folder, capsys):
     (folder / "train/shard-00001.h5").rename(folder / "train/shard-00000.h5")
     (folder / "x").rename(folder / "train/shard-00001.h5")
     bad(folder, capsys, "train/shard-00000.h5")
-
-
-def test_not_a_data_set(tmp_path, capsys):
-    bad(tmp_path, capsys, "manifest.json", "missing")
-    assert main(["inspect", str(tmp_path)]) == 2
-    assert main(["verify", str(tmp_path / "none")]) == 1

@@ -14,6 +14,7 @@ def run_folder(tmp_path, **changes):
     result = {
         "status": "complete",
         "examples": 12_345.0,
+        "expected_examples": 12_345,
         "eps": 6_789.0,
         "sync_gap_thread": 3.25,
         "evaluations": {"validation": {"last": {**QUALITY, "ne": 0.9}}, "test": {"last": QUALITY}},
@@ -75,16 +76,49 @@ def test_a_metric_that_is_missing_is_a_dash(tmp_path):
     assert " - " in text
 
 
+STOPPED = {"status": "stopped", "examples": 70.0, "expected_examples": 6000, "evaluations": {}}
+WINDOW = '{"kind": "train", "examples": 4000, "seconds": 12.5}\n'
+VALIDATION = (
+    '{"kind": "evaluation", "weights": "model", "split": "validation", "examples": 3000, "seconds": 9.0, "ne": 0.91}\n'
+)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no result.json"),
-        ("{", "not readable as JSON"),
-        ('{"status": "stopped", "evaluations": {}}', "before it was evaluated"),
+        (None, r"no result\.json: still running, or killed\. Last seen after 4,000 examples and 12 s"),
+        ("{", r"result\.json: not JSON at line 1, column 2: no final results"),
+        ("", r"result\.json: empty: no final results"),
+        (json.dumps(STOPPED), r"it ended \(stopped\) before it was evaluated on test or validation"),
     ],
 )
-def test_nothing_to_show_is_explained(tmp_path, content, message):
+def test_a_run_without_results_says_what_is_known_and_how_it_goes_on(tmp_path, content, message):
+    (tmp_path / "metrics.jsonl").write_text(WINDOW + VALIDATION)
     if content is not None:
         (tmp_path / "result.json").write_text(content)
-    with pytest.raises(DataError, match=message):
+    known = r".*validation NE 0\.91000 after 3,000 examples\. If no job is running it, "
+    with pytest.raises(DataError, match=f"^{tmp_path}: {message}{known}'ssmpi launch --resume {tmp_path}'"):
         report.table(tmp_path, None, None)
+
+
+def test_a_complete_run_without_evaluations_is_not_resumed(tmp_path):
+    run_folder(tmp_path, evaluations={})
+    with pytest.raises(DataError, match=r"ended \(complete\) before it was evaluated.*'ssmpi evaluate"):
+        report.table(tmp_path, None, None)
+
+
+def test_what_is_no_run_folder_says_what_is_missing(tmp_path):
+    (tmp_path / "run.toml").write_text("")  # a user's own
+    for place, says in (
+        ("", "not a run folder: no versions.json in it"),
+        ("run.toml", "a file; name a run folder"),
+        ("none", "no such folder; name a run folder"),
+    ):
+        with pytest.raises(DataError, match=f"^{tmp_path / place}: {says}"):
+            report.table(tmp_path / place, None, None)
+
+
+def test_a_result_of_other_values_is_refused(tmp_path):
+    for spoilt in ({"evaluations": []}, {"evaluations": {"test": {"last": 3}}}, {"examples": "many"}):
+        with pytest.raises(DataError, match=r"result\.json: its values are not those that a run writes"):
+            report.table(run_folder(tmp_path, **spoilt), None, None)

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from runs import train_over_threads
 
-from ssmpi import report
+from ssmpi import cli, report
 from ssmpi.core import cpu_usage
 from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Role
 from ssmpi.report import figures
 from ssmpi.report.groups import by_settings
-from ssmpi.report.record import Record, read
+from ssmpi.report.reader import read
+from ssmpi.report.record import Record
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01", "evaluate.per_pass=2")
 VOID = {"meta", "img", "source", "link", "br"}
@@ -44,6 +45,11 @@ def runs(tmp_path_factory, small_data):
 def broken(runs, tmp_path):
     """A copy of a whole run, to break."""
     return shutil.copytree(runs[0], tmp_path / "broken")
+
+
+def write(folders, out):
+    """The page of some run folders."""
+    return report.write([read(folder) for folder in folders], out)
 
 
 class Page(HTMLParser):
@@ -73,7 +79,7 @@ class Page(HTMLParser):
 
 
 def test_a_page_needs_nothing_beside_it(runs, tmp_path):
-    files = report.write(runs, tmp_path / "deep" / "page.html")
+    files = write(runs, tmp_path / "deep" / "page.html")
     assert [f.name for f in files] == ["page.html", "page-curves.png", "page-speed.png", "page-time.png"]
     assert all(f.read_bytes().startswith(b"\x89PNG") for f in files[1:])
     page = Page(files[0])
@@ -88,7 +94,7 @@ def test_a_page_needs_nothing_beside_it(runs, tmp_path):
 
 
 def test_a_page_compares_with_the_first_run(runs, tmp_path):
-    text = Page(report.write(runs, tmp_path / "page.html")[0]).text
+    text = Page(write(runs, tmp_path / "page.html")[0]).text
     a, b, c = (json.loads((run / "result.json").read_text())["evaluations"]["test"]["last"]["ne"] for run in runs)
     assert f"{(a + b) / 2:.5f} ± {abs(a - b) / 2:.5f}" in text
     assert f"{100 * (c / a - 1):+.3f} %" in text  # by the pair of seed 1
@@ -100,7 +106,7 @@ def test_a_page_compares_with_the_first_run(runs, tmp_path):
 
 
 def test_a_page_says_where_when_and_with_what_its_runs_were_made(runs, tmp_path):
-    text = Page(report.write(runs, tmp_path / "page.html")[0]).text
+    text = Page(write(runs, tmp_path / "page.html")[0]).text
     record = read(runs[0])
     versions = json.loads((runs[0] / "versions.json").read_text())
     assert record.circumstances == {name: versions[name] for name in ("host", "processor", "started")}
@@ -113,7 +119,7 @@ def test_a_page_says_where_when_and_with_what_its_runs_were_made(runs, tmp_path)
 
 def test_a_page_has_every_evaluation_of_a_run(runs, tmp_path):
     result = json.loads((runs[0] / "result.json").read_text())
-    page = Page(report.write([runs[0]], tmp_path / "page.html")[0])
+    page = Page(write([runs[0]], tmp_path / "page.html")[0])
     assert "Run run" in page.text
     table = page.text.partition("Evaluations of")[2].partition("Ranks of")[0]
     for line in read(runs[0]).evaluations:
@@ -128,14 +134,14 @@ def test_a_window_that_the_end_cut_short_is_in_no_curve():
     """70,269 examples per second in a run of 28,470: reported in a moment, trained on before."""
     windows = [{"examples": 140_000 * k, "seconds": 5.0 * k, "eps": 28_000.0, "ne": 0.8} for k in range(1, 6)]
     windows.append({"examples": 750_000, "seconds": 25.4, "eps": 125_000.0, "ne": 0.9})
-    record = Record(Path("run"), windows=windows)
+    record = Record(folder=Path("run"), windows=windows)
     with figures.style(figures.LIGHT):
         figure = figures.curves(by_settings([record]), [("eps", "seconds"), ("ne", "examples")])
     for axes in figure.axes:
         assert len(axes.get_lines()[0].get_xydata()) == 5
     assert figure.axes[0].get_ylim()[1] < 30_000
     assert figure.axes[1].get_ylim()[1] < 0.85
-    alone = Record(Path("run"), windows=windows[-1:])  # of one window that is all there is
+    alone = Record(folder=Path("run"), windows=windows[-1:])  # of one window that is all there is
     with figures.style(figures.LIGHT):
         (axes,) = figures.curves(by_settings([alone]), [("eps", "seconds")]).axes
     assert len(axes.get_lines()[0].get_xydata()) == 1
@@ -148,13 +154,31 @@ def test_a_window_that_the_end_cut_short_is_in_no_curve():
             lambda run: (run / "result.json").unlink(),
             "no result.json: still running, or killed. Last seen after 6,000 examples",
         ),
-        (lambda run: (run / "result.json").write_text("{"), "result.json: not readable as JSON"),
+        (
+            lambda run: (run / "result.json").write_text("{"),
+            "result.json: not JSON at line 1, column 2: no final results",
+        ),
         (lambda run: (run / "metrics.jsonl").unlink(), "no metrics.jsonl: it never began to train"),
         (lambda run: (run / "metrics.jsonl").write_text(""), "metrics.jsonl is empty"),
         (
             lambda run: (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() + '{"kind": "tr'),
             "metrics.jsonl is broken in line",
         ),
+        (lambda run: (run / "result.json").write_text(""), "result.json: empty: no final results"),
+        (lambda run: (run / "result.json").write_text("[]"), "result.json: not a JSON object: no final results"),
+        (
+            lambda run: (run / "result.json").write_text(
+                '{"status": "complete", "evaluations": {"test": {"last": 1}}}'
+            ),
+            "result.json: its values are not those that a run writes: no final results",
+        ),
+        (
+            lambda run: (run / "metrics.jsonl").write_text('{"kind": "train"}\n[]\n' * 4),
+            "metrics.jsonl is broken in line 1, 2, 3, 4, 5 and 3 more: left out",
+        ),
+        (lambda run: as_folder(run / "metrics.jsonl"), "metrics.jsonl cannot be read: Is a directory"),
+        (lambda run: as_folder(run / "result.json"), "result.json: cannot be read: Is a directory: no final results"),
+        (lambda run: (run / "usage/trainer-0.json").write_text('{"threads": {"worker": 3}}'), "none of 1 ranks wrote"),
         (lambda run: (run / "run.toml").unlink(), "no run.toml: its settings are not known"),
         (lambda run: (run / "run.toml").write_text("= ="), "run.toml is not readable"),
         (lambda run: (run / "versions.json").unlink(), "versions.json: no such file: versions are not known"),
@@ -174,11 +198,59 @@ def test_a_broken_run_says_what_is_missing(broken, breaking, said):
     assert any(said in sentence for sentence in found), found
 
 
+def as_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def reported(capsys, *words):
+    """``ssmpi report``: its exit code, and what it said to standard error."""
+    with pytest.raises(SystemExit) as left:
+        cli.main(["report", *map(str, words)])
+    return left.value.code, capsys.readouterr().err
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_shown(runs, broken, tmp_path, capsys):
+    out = tmp_path / "page.html"
+    assert reported(capsys, runs[0], runs[2], "--out", out) == (0, "")
+    with (broken / "metrics.jsonl").open("a") as lines:
+        lines.write('{"kind": "tr')
+    (broken / "result.json").write_text("")
+    count = len((broken / "metrics.jsonl").read_text().splitlines())
+    code, said = reported(capsys, runs[2], broken, "--out", out)
+    assert code == 0
+    assert said.splitlines() == [
+        f"warning: {broken}: metrics.jsonl is broken in line {count}: left out",
+        f"warning: {broken}: result.json: empty: no final results",
+    ]
+    assert all(sentence in Page(out).text for sentence in read(broken).missing)
+
+
+def test_a_run_with_nothing_to_show_is_an_error_after_the_page_of_the_others(runs, broken, tmp_path, capsys):
+    out = tmp_path / "page.html"
+    (broken / "metrics.jsonl").write_text("garbage\n")
+    (broken / "result.json").write_text("{")
+    code, said = reported(capsys, runs[2], broken, "--out", out)
+    assert code == 2
+    assert f"error: {broken}: metrics.jsonl is broken in line 1: left out" in said
+    assert f"error: {broken}: result.json: not JSON at line 1, column 2" in said
+    assert f"{read(runs[2]).number('ne'):.5f}" in Page(out).text
+
+
+def test_a_page_that_has_no_place_is_an_error_of_the_user(runs, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    code, said = reported(capsys, runs[0], "--out", tmp_path / "file" / "deep" / "page.html")
+    assert code == 2
+    assert (
+        said == f"error: {tmp_path / 'file' / 'deep'}: cannot be made (Not a directory); name another file with --out\n"
+    )
+
+
 def test_a_broken_run_does_not_spoil_the_page_of_the_others(runs, broken, tmp_path):
     (broken / "result.json").unlink()
     with (broken / "metrics.jsonl").open("a") as lines:
         lines.write('{"kind": "tr')
-    text = Page(report.write([runs[2], broken], tmp_path / "page.html")[0]).text
+    text = Page(write([runs[2], broken], tmp_path / "page.html")[0]).text
     assert "Something is missing in 1 of 2 runs" in text
     assert all(sentence in text for sentence in read(broken).missing)
     assert f"{read(runs[2]).number('ne'):.5f}" in text
@@ -186,10 +258,10 @@ def test_a_broken_run_does_not_spoil_the_page_of_the_others(runs, broken, tmp_pa
 
 
 def test_a_run_of_which_only_the_settings_are_there_has_a_page(broken, tmp_path):
-    for name in ("metrics.jsonl", "result.json", "versions.json"):
+    for name in ("metrics.jsonl", "result.json"):
         (broken / name).unlink()
     shutil.rmtree(broken / "usage")
-    files = report.write([broken], tmp_path / "page.html")
+    files = write([broken], tmp_path / "page.html")
     assert [file.name for file in files] == ["page.html"]
     assert "no metrics.jsonl" in Page(files[0]).text
 
@@ -199,13 +271,13 @@ def test_what_is_no_run_is_refused(tmp_path, make, said):
     if make:
         (tmp_path / "x").mkdir()
     with pytest.raises(DataError, match=said):
-        report.write([tmp_path / "x"], tmp_path / "page.html")
+        write([tmp_path / "x"], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 
 
 def test_what_a_run_says_is_not_taken_for_markup(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "<script>alert(1)</script>")
-    page = report.write([run, runs[1]], tmp_path / "page.html")[0]
+    page = write([run, runs[1]], tmp_path / "page.html")[0]
     assert "<script" not in page.read_text()
     assert "alert(1)" in Page(page).text
 

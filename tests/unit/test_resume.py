@@ -14,6 +14,7 @@ import pytest
 from datasets import flip_a_value
 from runs import train_over_threads
 
+from ssmpi import cli
 from ssmpi.checkpoint import disk, files
 from ssmpi.checkpoint.store import Store, read_manifest
 from ssmpi.checkpoint.trainer_state import Checkpoint
@@ -209,7 +210,18 @@ def test_inspect_says_what_there_is(two_checkpoints):
     assert well
     assert "checksums not read" in text
     assert "set-aside-checkpoint-000002: does not count" in text
+    manifest = two_checkpoints / "checkpoints" / "checkpoint-000001" / "manifest.json"
+    whole = manifest.read_text()
+    manifest.write_text(json.dumps({**json.loads(whole), "state": {}}))
+    assert "DAMAGED" in inspect.describe(two_checkpoints, checksums=True)[0]
+    manifest.write_text(whole)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["inspect", str(two_checkpoints)])
+    assert left.value.code == 0
     (two_checkpoints / "checkpoints" / "checkpoint-000001" / "dense.h5").write_bytes(b"")
+    with pytest.raises(SystemExit) as left:
+        cli.main(["inspect", str(two_checkpoints)])
+    assert left.value.code == 2
     text, well = inspect.describe(two_checkpoints, checksums=True)
     assert not well
     assert "DAMAGED" in text

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from runs import train_over_threads
 
 from data_prep.cli import main
 from ssmpi.checkpoint.store import read_manifest
+from ssmpi.core import atomic_file
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.tools import score
 from ssmpi.tools.export import export
@@ -104,18 +106,55 @@ def test_a_damaged_model_is_not_used(project, capsys, name, command):
         "predict": lambda: predict("data"),
         "export": lambda: export(RUN, "torch", None),
     }
-    with pytest.raises(DataError, match=f"{name}: damaged"):
+    with pytest.raises(DataError, match=f"{name}: damaged.*Train the model again"):
         commands[command]()
     assert "NE" not in capsys.readouterr().out
     assert not Path("scores").exists()
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"format": "ssmpi-checkpoint", "version": 1, "files": [], "state": {}}'])
-def test_a_damaged_manifest_of_a_model_is_not_accepted(project, text):
-    (project / RUN / "model/manifest.json").write_text(text)
-    for scoring in (lambda: score.evaluate(RUN, "test", None), lambda: predict("data")):
-        with pytest.raises(DataError, match=r"manifest\.json: damaged"):
-            scoring()
+def test_a_device_is_not_replaced_by_a_file(tmp_path):
+    """``--out /dev/null`` as root made a file of it."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe: is a device or a pipe, which would be replaced"):
+        atomic_file.write(tmp_path / "pipe", b"x")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+MANIFEST = {"format": "ssmpi-checkpoint", "version": 1, "files": [], "state": {}}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "damaged: empty"),
+        ("{", "damaged: not JSON at line 1, column 2"),
+        ("{}", "damaged: it has no 'format'"),
+        ("[1]", "damaged: its values are not of the expected kinds"),
+        (json.dumps(MANIFEST), "damaged: it names no dense.h5"),
+        (json.dumps({**MANIFEST, "version": 9}), "format 'ssmpi-checkpoint' version 9, this program reads"),
+    ],
+)
+def test_a_damaged_manifest_of_a_model_is_described_with_the_remedy(project, text, says):
+    path = project / RUN / "model/manifest.json"
+    path.write_text(text)
+    for command in (
+        lambda: score.evaluate(RUN, "test", None),
+        lambda: predict("data"),
+        lambda: export(RUN, "torch", None),
+    ):
+        with pytest.raises(DataError) as refused:
+            command()
+        words = str(refused.value)
+        assert words.startswith(f"{RUN}/model/manifest.json: {says}")
+        assert words.endswith("Train the model again, or put a whole copy in its place")
+        assert "Error" not in words
+
+
+def test_a_damaged_manifest_of_a_checkpoint_names_the_command_that_steps_over_it(project):
+    shutil.move(RUN / "model", RUN / "checkpoints/checkpoint-000003")
+    (RUN / "checkpoints/checkpoint-000003/manifest.json").write_text("{")
+    with pytest.raises(DataError, match=rf"damaged.*'ssmpi launch --resume {RUN} --checkpoint whole'"):
+        score.evaluate(RUN, "test", None)
 
 
 def test_only_files_that_the_manifest_names_are_read(project):

@@ -18,7 +18,7 @@ from ssmpi.core.errors import UserError
 from ssmpi.core.log import log
 from ssmpi.report import columns, page
 from ssmpi.report.groups import Group, Row, name_of, row
-from ssmpi.report.record import read
+from ssmpi.report.reader import read
 from ssmpi.report.results import plain
 
 

@@ -16,7 +16,7 @@ from ssmpi.bench.study import results
 from ssmpi.bench.study.grid import Cell, Study
 from ssmpi.core.errors import STOPPED, SettingsError
 from ssmpi.core.log import log, terminal
-from ssmpi.report.record import read
+from ssmpi.report.reader import read
 
 Failures = dict[str, str]
 
