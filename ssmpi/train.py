@@ -51,7 +51,6 @@ def hogwild(thread: int, trainer: Trainer) -> None:
     model = trainer.replica.thread_model()  # same weights, gradients of its own
     lookups, optimizer = trainer.lookups(thread), trainer.optimizer_of(thread)
     for batch, rows in lookups.prefetched(trainer.stream(thread)):
-        assert batch.labels is not None
         logits, row_gradients = model.forward_backward(batch.dense, rows.values, batch.labels)
         rate = trainer.progress.record(thread, logits, batch.labels)
         lookups.push(rows, row_gradients, rate)

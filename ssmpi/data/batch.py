@@ -9,18 +9,18 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Batch:
-    """ids int32 (batch, features); dense float32 (batch, 13); labels float32 (batch,), absent in unlabelled data."""
+    """ids int32 (batch, features); dense float32 (batch, 13); labels float32 (batch,), NaN in unlabelled data."""
 
     ids: np.ndarray
     dense: np.ndarray
-    labels: np.ndarray | None
+    labels: np.ndarray
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def first(self, rows: int) -> Batch:
         """The first so many rows, as views."""
-        return Batch(self.ids[:rows], self.dense[:rows], None if self.labels is None else self.labels[:rows])
+        return Batch(self.ids[:rows], self.dense[:rows], self.labels[:rows])
 
 
 @dataclass(frozen=True)

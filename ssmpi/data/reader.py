@@ -93,8 +93,8 @@ class SplitReader:
     def room(self) -> Batch:
         """Arrays for ``read`` that hold any block: fresh ones would be paged in anew for every block."""
         most = max((block.rows for block in self.blocks), default=0)
-        labels = np.empty(most, np.float32) if self.manifest.labelled else None
-        return Batch(np.empty((most, SPARSE_FEATURES), np.int32), np.empty((most, DENSE_FEATURES), np.float32), labels)
+        ids, dense = np.empty((most, SPARSE_FEATURES), np.int32), np.empty((most, DENSE_FEATURES), np.float32)
+        return Batch(ids, dense, np.full(most, np.nan, np.float32))
 
     def read(self, block: Block, room: Batch | None = None) -> Batch:
         """Read one block, into ``room`` (what it held is gone) or into fresh arrays."""
@@ -105,7 +105,7 @@ class SplitReader:
             with open_shard(self.folder, entry, self.manifest) as shard:
                 shard["ids"].read_direct(out.ids, rows)
                 shard["dense"].read_direct(out.dense, rows)
-                if out.labels is not None:
+                if self.manifest.labelled:
                     out.labels[:] = shard["label"][rows]
         except OSError as error:
             raise DataError(
@@ -118,7 +118,7 @@ def batches(block: Batch, batch_size: int) -> Iterator[Batch]:
     """Cut a block into batches, which are views of it; the last batch may be smaller."""
     for start in range(0, len(block), batch_size):
         rows = slice(start, start + batch_size)
-        yield Batch(block.ids[rows], block.dense[rows], None if block.labels is None else block.labels[rows])
+        yield Batch(block.ids[rows], block.dense[rows], block.labels[rows])
 
 
 def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Batch]:
@@ -127,8 +127,7 @@ def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Bat
     """
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        labels = None if block.labels is None else block.labels.take(rows)
-        yield Batch(block.ids.take(rows, axis=0), block.dense.take(rows, axis=0), labels)
+        yield Batch(block.ids.take(rows, axis=0), block.dense.take(rows, axis=0), block.labels.take(rows))
 
 
 def suit_block_rows(options: DataOptions, rows: int, threads: int) -> int:

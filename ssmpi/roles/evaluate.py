@@ -77,7 +77,6 @@ class Evaluator:
         trainers, threads = self.world.trainers, self.world.topology.threads
         first, step = trainers.rank * threads + thread, trainers.size * threads
         for batch, rows in lookups.prefetched(self._batches(reader, range(first, len(reader.blocks), step))):
-            assert batch.labels is not None
             quality.add(model.score(batch.dense, rows.values), batch.labels)
 
     def _batches(self, reader: SplitReader, numbers: range) -> Iterator[Batch]:

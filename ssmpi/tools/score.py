@@ -150,4 +150,4 @@ def _batches(saved: SavedModel, source: ScoringInput) -> Iterator[Batch]:
 
     assert source.vocabulary
     for ids, dense, _ in encode([source.path], source.vocabulary):
-        yield from batches(Batch(ids, dense, None), size)
+        yield from batches(Batch(ids, dense, np.full(len(ids), np.nan, np.float32)), size)

@@ -61,11 +61,7 @@ def check_against_plain(results, options):
             for table in tables:
                 table.zero_grad()
             rows.backward(torch.from_numpy(gradients))
-            rate = options.rate * (0.5 if step == 1 else 1.0)
-            if isinstance(optimizer, RowwiseAdagrad):
-                optimizer.rate = rate
-            else:
-                optimizer.param_groups[0]["lr"] = rate
+            optimizer.param_groups[0]["lr"] = options.rate * (0.5 if step == 1 else 1.0)
             optimizer.step()
     for _, everything in results:
         for f, table in enumerate(tables):

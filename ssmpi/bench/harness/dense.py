@@ -29,7 +29,6 @@ def bare_steps(config: Config, source: Source) -> list[Step]:
 
         def step() -> None:
             batch, rows = next(batches)
-            assert batch.labels is not None
             model.forward_backward(batch.dense, rows, batch.labels)
             optimizer.step(model, 1.0)
 

@@ -49,7 +49,6 @@ def layers(sizes: tuple[int, ...], last: nn.Module) -> nn.Sequential:
 def collated(batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor, torch.Tensor]:
     """A batch as the reference's data loader hands it over. Made before the window: its time is not charged."""
     ids = [torch.from_numpy(batch.ids[:, f].astype("int64")) for f in range(SPARSE_FEATURES)]
-    assert batch.labels is not None
     labels = torch.from_numpy(batch.labels.copy())
     return torch.from_numpy(batch.dense.copy()), ids, torch.arange(len(batch)), labels
 
