@@ -19,19 +19,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from ssmpi.cluster import child_process, site
 from ssmpi.cluster.launcher_output import StderrRelay
 from ssmpi.cluster.node_layout import layout_of
 from ssmpi.cluster.requeue import LaunchAttempt
 from ssmpi.cluster.site import Launcher, Site
+from ssmpi.cluster.stop_signals import StopSignals
 from ssmpi.config import Config
 from ssmpi.core.errors import STOPPED, UserError
 from ssmpi.core.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.run.request import RunRequest
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 SESSION_VARIABLE = "PRTE_MCA_prte_local_tmpdir_base"  # where Open MPI's mpirun keeps its session files
 ANSWER_SECONDS = 10.0  # for a host to answer
 JOB_LEVEL_VARIABLES = (
@@ -61,9 +60,10 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
     requeue = bool(where and where.slurm and where.slurm.requeue)
     attempt = LaunchAttempt(Path(config.run.folder), requeue=requeue, resumed=request.run is not None)
     environ = {**{k: v for k, v in os.environ.items() if k not in JOB_LEVEL_VARIABLES}, **extra}
-    code, told = supervise(line, environ)
+    code, stops = supervise(line, environ)
     asked = sorted(set(hosts)) if where and where.launcher.hosts else []  # SLURM names a lost node itself
-    cancelled = signal.SIGTERM in told
+    cancelled = signal.SIGTERM in stops.received or stops.ended
+    code = STOPPED if stops.ended else code  # the launcher's own code only tells how it was ended
     code = attempt.conclude(code, cancelled=cancelled, silent=partial(unreachable_hosts, where, asked, environ))
     if code == STOPPED and (cancelled or not requeue):
         print(
@@ -124,8 +124,8 @@ def mpirun_path() -> str:
     return found
 
 
-def supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:
-    """Run the launcher and forward stop signals as SIGUSR1. Returns its exit code and the signals received."""
+def supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, StopSignals]:
+    """Run the launcher, and stop its ranks at a signal. Returns its exit code and the signals that came."""
     with session_folder() as session:
         return _supervise(line, {**environ, **session})
 
@@ -159,27 +159,16 @@ def session_folder() -> Iterator[dict[str, str]]:
         yield {SESSION_VARIABLE: folder}
 
 
-def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:
-    told: set[int] = set()
+def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, StopSignals]:
     job = child_process.start(line, environ, stderr=subprocess.PIPE)
     assert job.stderr
     words = StderrRelay(job.stderr)
 
-    def forward(signum: int, frame: FrameType | None) -> None:
-        if told and signum != signal.SIGUSR1:
-            job.terminate()
-            return
-        told.add(signum)
+    def stopping() -> None:
         words.banners.error_shown = True  # ranks that stop exit with a code: no error
-        print(
-            f"stopping ({signal.Signals(signum).name}): the ranks finish their step and save",
-            file=sys.stderr,
-            flush=True,
-        )
-        job.send_signal(signal.SIGUSR1)
 
-    for name in STOP_SIGNALS:
-        signal.signal(name, forward)
+    stops = StopSignals(job, stopping)
+    stops.listen()
     code = job.wait()
     words.end()
-    return code, told
+    return code, stops
