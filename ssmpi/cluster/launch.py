@@ -14,9 +14,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from ssmpi.cluster import child_process, site
 from ssmpi.cluster.launcher_output import StderrRelay
 from ssmpi.cluster.node_layout import layout_of
 from ssmpi.cluster.requeue import LaunchAttempt
+from ssmpi.cluster.session_folder import SessionFolder, session_folder
 from ssmpi.cluster.site import Launcher, Site
 from ssmpi.cluster.stop_signals import StopSignals
 from ssmpi.config import Config
@@ -31,7 +31,6 @@ from ssmpi.core.errors import STOPPED, UserError
 from ssmpi.core.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.run.request import RunRequest
 
-SESSION_VARIABLE = "PRTE_MCA_prte_local_tmpdir_base"  # where Open MPI's mpirun keeps its session files
 ANSWER_SECONDS = 10.0  # for a host to answer
 JOB_LEVEL_VARIABLES = (
     "SLURM_NTASKS_PER_NODE",
@@ -127,7 +126,7 @@ def mpirun_path() -> str:
 def supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, StopSignals]:
     """Run the launcher, and stop its ranks at a signal. Returns its exit code and the signals that came."""
     with session_folder() as session:
-        return _supervise(line, {**environ, **session})
+        return _supervise(line, environ, session)
 
 
 def unreachable_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -137,7 +136,11 @@ def unreachable_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping
         for host in hosts:
             line, session = [*command(1, where, [host]), "true"], sessions.enter_context(session_folder())
             asked[host] = child_process.start(
-                line, {**environ, **session}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                line,
+                {**environ, **session.variables},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(session.lock,),
             )
         deadline = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline and any(job.poll() is None for job in asked.values()):
@@ -148,19 +151,9 @@ def unreachable_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping
     return [host for host, job in asked.items() if job.wait() != 0]
 
 
-@contextlib.contextmanager
-def session_folder() -> Iterator[dict[str, str]]:
-    """The variable that gives Open MPI's mpirun its own session folder, removed after the block.
-
-    A killed mpirun leaves /tmp/ompi.PID behind, and a later mpirun with the same process id does not start: "The PMIx
-    server's listener thread failed to start".
-    """
-    with tempfile.TemporaryDirectory(prefix="ssmpi-", ignore_cleanup_errors=True) as folder:
-        yield {SESSION_VARIABLE: folder}
-
-
-def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, StopSignals]:
-    job = child_process.start(line, environ, stderr=subprocess.PIPE)
+def _supervise(line: Sequence[str], environ: Mapping[str, str], session: SessionFolder) -> tuple[int, StopSignals]:
+    variables = {**environ, **session.variables}
+    job = child_process.start(line, variables, stderr=subprocess.PIPE, pass_fds=(session.lock,))
     assert job.stderr
     words = StderrRelay(job.stderr)
 
