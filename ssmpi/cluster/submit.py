@@ -22,6 +22,7 @@ from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.core.packages import package_versions
 from ssmpi.core.run_files import BATCH_FILE, BATCH_LOG, RUN_FILE, SITE_FILE, VERSIONS
+from ssmpi.core.writable import check_writable
 
 FILES = (RUN_FILE, SITE_FILE, BATCH_FILE, VERSIONS)
 
@@ -72,7 +73,8 @@ def hand_over(words: Sequence[str], site_file: Path) -> None:
 
 
 def check_folder(folder: Path, where: Site) -> None:
-    """Raise SettingsError unless the folder is empty or not there."""
+    """Raise SettingsError unless the folder is empty or not there, and can be written."""
+    check_writable(folder)
     if folder.exists() and any(folder.iterdir()):
         ways = f"{folder}: not empty; choose another run.folder"
         if (folder / BATCH_FILE).is_file():

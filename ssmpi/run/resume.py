@@ -17,6 +17,7 @@ from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
 from ssmpi.core.result_marker import is_finished
 from ssmpi.core.run_files import RESULT_NAME, RUN_FILE, is_run_folder
+from ssmpi.core.writable import check_writable
 from ssmpi.run import restart_guard, run_folder
 from ssmpi.run.request import RunRequest
 
@@ -41,6 +42,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     run = Path(config.run.folder)
     if request.run and is_finished(run):
         return check_nothing_to_do(request, config)
+    check_writable(run)
     reader = run_folder.check(config, ranks, request.overridden())
     rows = sum(reader.manifest.cardinalities) * config.embedding.row_bytes
     expect_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)

@@ -215,6 +215,11 @@ def test_without_slurm_a_stop_reaches_the_job_alone_and_its_exit_code_is_passed_
         submitted.wait()
 
 
+def test_submit_refuses_a_folder_that_cannot_be_written(run_file, capsys):
+    assert command("submit", run_file, "run.folder=run.toml/x", "--site", JOBS / "sites" / "openmpi.toml") == 2
+    assert capsys.readouterr().err.startswith("error: run.toml/x: cannot be written (")
+
+
 def test_submit_leaves_an_earlier_run_alone(run_file, tmp_path, capsys):
     Path("runs/run").mkdir(parents=True)
     Path("runs/run/result.json").touch()
