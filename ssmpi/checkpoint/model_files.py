@@ -5,6 +5,7 @@ too.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ssmpi.comm.world import Job
 
 DENSE = "dense.h5"
+TRAIN_AGAIN = "Train the model again, or put a whole copy in its place"
 
 
 def find(run: Path) -> Path:
@@ -33,15 +35,15 @@ def find(run: Path) -> Path:
     return checkpoints[-1]
 
 
-def check(job: Job, folder: Path) -> None:
+def check(job: Job, folder: Path, remedy: Callable[[], str] = lambda: TRAIN_AGAIN) -> None:
     """Compare the files of a model with its manifest, a share on every rank; if one is damaged all ranks end with one
-    message.
+    message, which ``remedy`` ends.
     """
     errors = [error for error in job.gather(store.find_error(folder, job.rank, job.size)) if error]
 
     def refuse() -> None:
         if errors:
-            raise DataError(f"{errors[0]}. Train the model again, or put a whole copy in its place")
+            raise DataError(f"{errors[0]}. {remedy()}")
 
     job.agree(refuse)
 

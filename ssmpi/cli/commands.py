@@ -33,6 +33,7 @@ def train(arguments: argparse.Namespace) -> int:
         start = job.agree(lambda: resume.prepare(requested(arguments), job.size, held))
         path = Path(start.config.run.folder)
         if start.finished:
+            resume.check_model(job, path)
             if job.rank == 0:
                 print(f"{path}: this run is finished; 'ssmpi summary {path}' shows its result")
             job.leave()
