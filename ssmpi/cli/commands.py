@@ -56,6 +56,8 @@ def requested(arguments: argparse.Namespace) -> RunRequest:
         raise SettingsError("name a run file, or --resume RUN")
     if arguments.checkpoint and not arguments.resume:
         raise SettingsError("--checkpoint requires --resume RUN")
+    if arguments.overwrite and arguments.resume:
+        raise SettingsError("--overwrite starts anew and --resume goes on: leave one of them out")
     return RunRequest(run_file, overrides, arguments.overwrite, arguments.resume, arguments.checkpoint)
 
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from ssmpi.core.errors import SettingsError
+from ssmpi.core.run_files import is_run_folder
 
 T = TypeVar("T")
 
@@ -78,6 +79,10 @@ def read(path: Path, kind: str = "run file") -> dict[str, Any]:
         raise SettingsError(f"{path}: no such {kind}") from None
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: not UTF-8 text ({error}): save it as UTF-8") from error
+    except IsADirectoryError:
+        there = is_run_folder(path) and kind == "run file"
+        hint = f"; '--resume {path}' resumes the run in it" if there else ""
+        raise SettingsError(f"{path}: a folder, not a {kind}{hint}") from None
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path}: not a readable TOML file: {error}") from error
 
@@ -87,7 +92,8 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     name, equals, text = override.partition("=")
     keys = name.strip().split(".")
     if not equals or not all(keys):
-        raise SettingsError(f"override '{override}' is not of the form section.key=value")
+        more = "; there can be one run file only" if override.endswith(".toml") else ""
+        raise SettingsError(f"override '{override}' is not of the form section.key=value{more}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
