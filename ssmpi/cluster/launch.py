@@ -31,6 +31,7 @@ from ssmpi.core.errors import STOPPED, UserError
 from ssmpi.core.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.run.request import RunRequest
 
+UNHEARD = (-signal.SIGUSR1, 128 + signal.SIGUSR1)  # of a launcher, or its rank, stopped before it listened to signals
 ANSWER_SECONDS = 10.0  # for a host to answer
 JOB_LEVEL_VARIABLES = (
     "SLURM_NTASKS_PER_NODE",
@@ -62,7 +63,8 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
     code, stops = supervise(line, environ)
     asked = sorted(set(hosts)) if where and where.launcher.hosts else []  # SLURM names a lost node itself
     cancelled = signal.SIGTERM in stops.received or stops.ended
-    code = STOPPED if stops.ended else code  # the launcher's own code only tells how it was ended
+    if stops.ended or (stops.received and code in UNHEARD):
+        code = STOPPED  # the launcher's own code only tells how it was ended
     code = attempt.conclude(code, cancelled=cancelled, silent=partial(unreachable_hosts, where, asked, environ))
     if code == STOPPED and (cancelled or not requeue):
         print(

@@ -216,6 +216,16 @@ def test_a_stop_that_comes_as_several_signals_waits_for_the_checkpoint(stand_in,
     assert said.endswith("to resume it: ssmpi launch --resume 'a run'\n")
 
 
+@pytest.mark.parametrize("ends", ["", "trap 'exit 138' USR1; "])
+def test_a_stop_before_anybody_listens_is_a_stop(stand_in, capfd, ends):
+    """The launcher itself ends by SIGUSR1, or tells that a rank did."""
+    stand_in(f"{ends}touch ready; for _ in {{1..600}}; do sleep 0.1; done")
+    assert launched_and_told(signal.SIGINT) == STOPPED
+    said = capfd.readouterr().err
+    assert "error: " not in said
+    assert said.endswith("to resume it: ssmpi launch run.toml\n")
+
+
 def test_a_second_signal_that_is_meant_ends_a_launch_and_says_so(stand_in, capfd, monkeypatch):
     monkeypatch.setattr(stop_signals, "SAME_SECONDS", 0.1)
     stand_in("mkdir 'a run'; touch 'a run/run.toml'; trap '' USR1; touch ready; exec sleep 60")
