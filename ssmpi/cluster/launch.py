@@ -32,6 +32,7 @@ from ssmpi.core.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.run.request import RunRequest
 
 UNHEARD = (-signal.SIGUSR1, 128 + signal.SIGUSR1)  # of a launcher, or its rank, stopped before it listened to signals
+POLL_SECONDS = 0.1
 ANSWER_SECONDS = 10.0  # for a host to answer
 JOB_LEVEL_VARIABLES = (
     "SLURM_NTASKS_PER_NODE",
@@ -164,6 +165,7 @@ def _supervise(line: Sequence[str], environ: Mapping[str, str], session: Session
 
     stops = StopSignals(job, stopping)
     stops.listen()
-    code = job.wait()
+    while (code := job.poll()) is None:  # not wait(): another thread may be given the signal, this one handles it
+        time.sleep(POLL_SECONDS)
     words.end()
     return code, stops

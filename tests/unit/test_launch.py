@@ -168,15 +168,17 @@ def test_the_launchers_account_of_an_end_is_left_out_where_a_rank_has_told_it(st
     assert capfd.readouterr().err == "unheard of\n" + banner
 
 
-def launched_and_told(*signals):
-    """The exit code of a launch in this process that gets signals, one each 0.2 s, once its launcher runs."""
+def launched_and_told(*signals, to_main=True):
+    """The exit code of a launch in this process that gets signals, one each 0.2 s, once its launcher runs.
+    ``to_main``: whether the main thread is given them.
+    """
 
     def tell():
         deadline = time.monotonic() + 30
         while not Path("ready").is_file() and time.monotonic() < deadline:
             time.sleep(0.01)
         for each in signals:
-            os.kill(os.getpid(), each)
+            signal.pthread_kill(threading.main_thread().ident if to_main else threading.get_ident(), each)
             time.sleep(0.2)
         Path("told").touch()
 
@@ -224,6 +226,12 @@ def test_a_stop_before_anybody_listens_is_a_stop(stand_in, capfd, ends):
     said = capfd.readouterr().err
     assert "error: " not in said
     assert said.endswith("to resume it: ssmpi launch run.toml\n")
+
+
+def test_a_stop_that_another_thread_is_given_is_heard_at_once(stand_in, capfd):
+    """As the kernel does where a process was suspended when the signal came."""
+    stand_in("trap 'exit 138' USR1; touch ready; for _ in {1..50}; do sleep 0.1; done; exit 7")
+    assert launched_and_told(signal.SIGTERM, to_main=False) == STOPPED
 
 
 def test_a_second_signal_that_is_meant_ends_a_launch_and_says_so(stand_in, capfd, monkeypatch):
