@@ -21,6 +21,10 @@ from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.embedding import table
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
 
+SHORTEST = (
+    "the shortest run file is the line 'data.folder = \"FOLDER\"', which names a folder that 'ssmpi-prepare' made; "
+    "README.md has a longer one under 'Run files'"
+)
 NO_SPLIT = "none"  # as the name of a split in ``[evaluate]``
 
 
@@ -163,4 +167,7 @@ def differences(before: Config, now: Config) -> list[str]:
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a run file with overrides; SettingsError says what is wrong with it."""
-    return settings.load(Config, path, overrides)
+    try:
+        return settings.load(Config, path, overrides)
+    except settings.UnsetError as error:
+        raise SettingsError(f"{error}; {SHORTEST}") from None

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.cluster.launch import session_folder
+from ssmpi.cluster.session_folder import session_folder
 from ssmpi.core.mpi_environment import environment
 from ssmpi.core.topology import CONVERSATIONS, Directory
 
@@ -56,9 +56,16 @@ class Running:
     def __init__(self, command, environ):
         self._out, self._err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115 - see close
         self._session = contextlib.ExitStack()
-        environ = {**environ, **self._session.enter_context(session_folder())}
+        session = self._session.enter_context(session_folder())
+        environ = {**environ, **session.variables}
         self.process = subprocess.Popen(
-            command, env=environ, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, start_new_session=True
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=self._err,
+            start_new_session=True,
+            pass_fds=(session.lock,),
         )
 
     def wait(self, timeout):

@@ -5,6 +5,7 @@ too.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,25 +33,23 @@ def find(run: Path) -> Path:
     return there[-1]
 
 
-def check(job: Job, folder: Path) -> None:
+def check(job: Job, folder: Path, advice: Callable[[], str] | None = None) -> None:
     """Compare the files of a model with its manifest, a share on every rank; if one is damaged all ranks end with one
-    message.
+    message, which ends in ``advice`` (default: ``remedy``).
     """
     errors = [error for error in job.gather(store.find_error(folder, job.rank, job.size)) if error]
-
-    job.agree(lambda: refuse(folder, errors))
+    job.agree(lambda: _refuse(errors, advice or (lambda: remedy(folder))))
 
 
 def check_alone(folder: Path) -> None:
     """The same in one process."""
     error = store.find_error(folder, 0, 1)
-    refuse(folder, [error] if error else [])
+    _refuse([error] if error else [], lambda: remedy(folder))
 
 
-def refuse(folder: Path, errors: list[str]) -> None:
-    """Raise DataError with the first of the ``errors`` found in a model, if there are any, and the remedy."""
+def _refuse(errors: list[str], advice: Callable[[], str]) -> None:
     if errors:
-        raise DataError(f"{errors[0]}. {remedy(folder)}")
+        raise DataError(f"{errors[0]}. {advice()}")
 
 
 def remedy(folder: Path) -> str:

@@ -7,7 +7,6 @@ it does not count, and the newest committed one is never touched::
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -159,11 +158,3 @@ def _try_to_remove(folder: Path) -> None:
 def number(folder: Path) -> int:
     """The number of a checkpoint."""
     return int(folder.name.rpartition("-")[2])
-
-
-def older_than(folder: Path, there: Sequence[Path]) -> str:
-    """What to say to somebody whose checkpoint cannot be used."""
-    others = [path.name for path in there if path.name < folder.name]
-    if not others:
-        return "there is no older one"
-    return f"an older one is used with --checkpoint {others[-1]}, the newest whole one with --checkpoint whole"

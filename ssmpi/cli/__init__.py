@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -43,6 +45,13 @@ def parse(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argp
         raise
 
 
+def did_you_mean(parser: argparse.ArgumentParser, stray: Sequence[str]) -> str:
+    """The option of a command that is nearest to a misspelt one; empty if none is near."""
+    options = set(re.findall(r"(?<!\S)\[?(--[a-z-]+)", parser.format_usage()))
+    found = (difflib.get_close_matches(word.partition("=")[0], options, n=1) for word in stray if word[:2] == "--")
+    return next((f"; did you mean '{close[0]}'?" for close in found if close), "")
+
+
 def parse_overrides(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """argparse takes positional arguments only in one group: collect the overrides that it leaves over."""
     for word in sys.argv[1:] if arguments is None else arguments:
@@ -51,7 +60,7 @@ def parse_overrides(top: argparse.ArgumentParser, arguments: Sequence[str] | Non
     parsed, rest = top.parse_known_args(arguments)
     stray = [word for word in rest if word.startswith("-") or not hasattr(parsed, "overrides")]
     if stray:
-        top.error(f"unrecognized arguments: {' '.join(stray)}")
+        parsed.parser.error(f"unrecognized arguments: {' '.join(stray)}{did_you_mean(parsed.parser, stray)}")
     if rest:
         parsed.overrides += rest
     return parsed

@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
 def add(among: Commands, name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
     """A command ``among`` others."""
     sub: argparse.ArgumentParser = among.add_parser(name, help=text, description=text, allow_abbrev=False)
-    sub.set_defaults(command=command)
+    sub.set_defaults(command=command, parser=sub)
     return sub
 
 

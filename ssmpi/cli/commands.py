@@ -34,6 +34,7 @@ def train(arguments: argparse.Namespace) -> int:
         start = job.agree(lambda: resume.prepare(requested(arguments), job.size, held))
         path = Path(start.config.run.folder)
         if start.finished:
+            resume.check_model(job, path)
             if job.rank == 0:
                 print(f"{path}: this run is finished; 'ssmpi summary {path}' shows its result")
             job.leave()
@@ -56,6 +57,8 @@ def requested(arguments: argparse.Namespace) -> RunRequest:
         raise SettingsError("name a run file, or --resume RUN")
     if arguments.checkpoint and not arguments.resume:
         raise SettingsError("--checkpoint requires --resume RUN")
+    if arguments.overwrite and arguments.resume:
+        raise SettingsError("--overwrite starts anew and --resume goes on: leave one of them out")
     return RunRequest(run_file, overrides, arguments.overwrite, arguments.resume, arguments.checkpoint)
 
 

@@ -14,25 +14,25 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from ssmpi.cluster import child_process, site
 from ssmpi.cluster.launcher_output import StderrRelay
 from ssmpi.cluster.node_layout import layout_of
 from ssmpi.cluster.requeue import LaunchAttempt
+from ssmpi.cluster.session_folder import SessionFolder, session_folder
 from ssmpi.cluster.site import Launcher, Site
+from ssmpi.cluster.stop_signals import StopSignals
 from ssmpi.config import Config
 from ssmpi.core.errors import STOPPED, UserError
 from ssmpi.core.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.run.request import RunRequest
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-SESSION_VARIABLE = "PRTE_MCA_prte_local_tmpdir_base"  # where Open MPI's mpirun keeps its session files
+UNHEARD = (-signal.SIGUSR1, 128 + signal.SIGUSR1)  # of a launcher, or its rank, stopped before it listened to signals
+POLL_SECONDS = 0.1
 ANSWER_SECONDS = 10.0  # for a host to answer
 JOB_LEVEL_VARIABLES = (
     "SLURM_NTASKS_PER_NODE",
@@ -61,9 +61,11 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
     requeue = bool(where and where.slurm and where.slurm.requeue)
     attempt = LaunchAttempt(Path(config.run.folder), requeue=requeue, resumed=request.run is not None)
     environ = {**{k: v for k, v in os.environ.items() if k not in JOB_LEVEL_VARIABLES}, **extra}
-    code, told = supervise(line, environ)
+    code, stops = supervise(line, environ)
     asked = sorted(set(hosts)) if where and where.launcher.hosts else []  # SLURM names a lost node itself
-    cancelled = signal.SIGTERM in told
+    cancelled = stops.cancelled
+    if stops.ended or (stops.received and code in UNHEARD):
+        code = STOPPED  # the launcher's own code only tells how it was ended
     code = attempt.conclude(code, cancelled=cancelled, silent=partial(unreachable_hosts, where, asked, environ))
     if code == STOPPED and (cancelled or not requeue):
         print(
@@ -124,10 +126,10 @@ def mpirun_path() -> str:
     return found
 
 
-def supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:
-    """Run the launcher and forward stop signals as SIGUSR1. Returns its exit code and the signals received."""
+def supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, StopSignals]:
+    """Run the launcher, and stop its ranks at a signal. Returns its exit code and the signals that came."""
     with session_folder() as session:
-        return _supervise(line, {**environ, **session})
+        return _supervise(line, environ, session)
 
 
 def unreachable_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -137,7 +139,11 @@ def unreachable_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping
         for host in hosts:
             line, session = [*command(1, where, [host]), "true"], sessions.enter_context(session_folder())
             asked[host] = child_process.start(
-                line, {**environ, **session}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                line,
+                {**environ, **session.variables},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(session.lock,),
             )
         deadline = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline and any(job.poll() is None for job in asked.values()):
@@ -148,38 +154,20 @@ def unreachable_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping
     return [host for host, job in asked.items() if job.wait() != 0]
 
 
-@contextlib.contextmanager
-def session_folder() -> Iterator[dict[str, str]]:
-    """The variable that gives Open MPI's mpirun its own session folder, removed after the block.
-
-    A killed mpirun leaves /tmp/ompi.PID behind, and a later mpirun with the same process id does not start: "The PMIx
-    server's listener thread failed to start".
-    """
-    with tempfile.TemporaryDirectory(prefix="ssmpi-", ignore_cleanup_errors=True) as folder:
-        yield {SESSION_VARIABLE: folder}
-
-
-def _supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, set[int]]:
-    told: set[int] = set()
-    job = child_process.start(line, environ, stderr=subprocess.PIPE)
+def _supervise(line: Sequence[str], environ: Mapping[str, str], session: SessionFolder) -> tuple[int, StopSignals]:
+    limit = environ.get("SLURM_JOB_END_TIME", "")
+    stops = StopSignals(float(limit) if limit.isdecimal() else None)
+    stops.listen()
+    variables = {**environ, **session.variables}
+    job = child_process.start(line, variables, stderr=subprocess.PIPE, pass_fds=(session.lock,))
     assert job.stderr
     words = StderrRelay(job.stderr)
 
-    def forward(signum: int, frame: FrameType | None) -> None:
-        if told and signum != signal.SIGUSR1:
-            job.terminate()
-            return
-        told.add(signum)
+    def stopping() -> None:
         words.banners.error_shown = True  # ranks that stop exit with a code: no error
-        print(
-            f"stopping ({signal.Signals(signum).name}): the ranks finish their step and save",
-            file=sys.stderr,
-            flush=True,
-        )
-        job.send_signal(signal.SIGUSR1)
 
-    for name in STOP_SIGNALS:
-        signal.signal(name, forward)
-    code = job.wait()
+    stops.follow(job, stopping)
+    while (code := job.poll()) is None:  # not wait(): another thread may be given the signal, this one handles it
+        time.sleep(POLL_SECONDS)
     words.end()
-    return code, told
+    return code, stops

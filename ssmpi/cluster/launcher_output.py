@@ -60,12 +60,12 @@ class BannerFilter:
             if len(self._block) == 1:
                 self._write(self._block.pop())
             self._write(bare)
+        elif LAUNCHER_REMARK.match(bare):  # before a banner, after it, or in its midst
+            self._held += line
         elif self._block:
             self._after_rule(line, bare)
         elif RULE.match(bare):
             self._block = [line]
-        elif LAUNCHER_REMARK.match(bare):
-            self._held += line
         else:
             self._write(line)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ssmpi.core import settings
+from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import COUNT, positive, require, within
 
 
@@ -123,4 +124,7 @@ class Site:
 
 def load(path: Path) -> Site:
     """Read a site file; SettingsError says what is wrong with it."""
-    return settings.load(Site, path, kind="site file")
+    try:
+        return settings.load(Site, path, kind="site file")
+    except settings.UnsetError as error:
+        raise SettingsError(f"{error}; jobs/README.md shows a site file, jobs/sites/ has some to start from") from None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ssmpi import __version__
@@ -18,10 +22,17 @@ from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.core.packages import package_versions
 from ssmpi.core.run_files import BATCH_FILE, BATCH_LOG, RUN_FILE, SITE_FILE, VERSIONS
+from ssmpi.core.writable import check_writable
+
+FILES = (RUN_FILE, SITE_FILE, BATCH_FILE, VERSIONS)
 
 
 def submit(config: Config, site_file: Path, dry_run: bool) -> int:
-    """Make the run folder and submit its batch file, or run it at once on a site without SLURM; print what happens."""
+    """Make the run folder and submit its batch file, or run it at once on a site without SLURM; print what happens.
+
+    UserError, so exit code 2, if sbatch refuses the job: what it names is in the site file, the run file or the queue.
+    The run folder is then as it was. Without SLURM the job replaces this process: signals and exit codes are its own.
+    """
     where = site.load(site_file)
     layout = layout_of(config, where)
     folder = Path(config.run.folder)
@@ -31,16 +42,39 @@ def submit(config: Config, site_file: Path, dry_run: bool) -> int:
     if dry_run:
         print(f"\n{folder / BATCH_FILE}:\n\n{text}\n+ {shlex.join(words)}")
         return 0
-    make_folder(folder, config, where, text)
-    print(f"+ {shlex.join(words)}", flush=True)
+    check_folder(folder, where)
+    with removed_on_failure(folder):
+        make_folder(folder, config, where, text)
+        print(f"+ {shlex.join(words)}", flush=True)
+        if where.slurm and shutil.which("sbatch"):
+            hand_over(words, site_file)
+    if not where.slurm:
+        os.execvp(words[0], words)
+    if not shutil.which("sbatch"):
+        raise UserError(f"no sbatch here: submit on a login node of the cluster; {words[-1]} is ready")
+    return 0
+
+
+def hand_over(words: Sequence[str], site_file: Path) -> None:
+    """Run sbatch and print what it says; UserError with that if it fails."""
     try:
-        return subprocess.run(words).returncode
-    except FileNotFoundError:
-        raise UserError(f"no {words[0]} here: submit on a login node of the cluster; {words[-1]} is ready") from None
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise UserError(f"{words[0]}: cannot be started ({error.strerror}): repair it, then submit again") from None
+    if done.returncode:
+        said = " / ".join(line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip())
+        raise UserError(
+            f"sbatch did not take the job (exit code {done.returncode}): {said or 'it does not say why'}. Mend the "
+            f"[slurm] section of {site_file} or the run's settings and submit again; if SLURM did not answer, see first"
+            " whether 'squeue' shows the job"
+        )
+    print(done.stdout, end="")
+    print(done.stderr, end="", file=sys.stderr)
 
 
-def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
-    """Make the run folder: resolved settings, site file, batch file and versions."""
+def check_folder(folder: Path, where: Site) -> None:
+    """Raise SettingsError unless the folder is empty or not there, and can be written."""
+    check_writable(folder)
     if folder.exists() and any(folder.iterdir()):
         ways = f"{folder}: not empty; choose another run.folder"
         if (folder / BATCH_FILE).is_file():
@@ -48,6 +82,25 @@ def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
         elif (folder / RUN_FILE).is_file() and not where.slurm:
             ways += f", or resume the run in it with 'ssmpi launch --resume {folder}'"
         raise SettingsError(ways)
+
+
+@contextlib.contextmanager
+def removed_on_failure(folder: Path) -> Iterator[None]:
+    """Remove what ``make_folder`` has made, folders above included, if the block fails."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except Exception:
+        for name in FILES:
+            (folder / name).unlink(missing_ok=True)
+        for path in made:
+            with contextlib.suppress(OSError):  # another run's by now
+                path.rmdir()
+        raise
+
+
+def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
+    """Make the run folder: resolved settings, site file, batch file and versions."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RUN_FILE).write_text(settings.dump(config), encoding="utf-8")
     (folder / SITE_FILE).write_text(settings.dump(where), encoding="utf-8")

@@ -6,6 +6,7 @@ what any setting means.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import math
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from ssmpi.core.errors import SettingsError
+from ssmpi.core.run_files import is_run_folder
 
 T = TypeVar("T")
 
@@ -28,17 +30,41 @@ EXAMPLES = 2**62
 FLOAT32 = 1e38  # a larger number would be infinite there
 
 
+class UnsetError(SettingsError):
+    """A setting that has no default is not set."""
+
+
 def load(cls: type[T], path: Path, overrides: Sequence[str] = (), kind: str = "run file") -> T:
-    """Read a file of some ``kind``, apply overrides in order, build ``cls``; SettingsError names the file or the
-    override.
+    """Read a file of some ``kind``, apply overrides in order, build ``cls``; SettingsError names the overrides that are
+    to blame, or else the file.
     """
     values = read(path, kind)
-    for override in overrides:
-        apply_override(values, override)
+    whole = overridden(values, overrides)
     try:
-        return build(cls, values)
+        return build(cls, whole)
     except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from None
+        blamed = [override for override in overrides if not _fails_without(override, cls, values, overrides, error)]
+        where = f"override{'s' * (len(blamed) > 1)} {', '.join(map(repr, blamed))}" if blamed else str(path)
+        raise type(error)(f"{where}: {error}") from None
+
+
+def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy of ``values`` with overrides applied in order."""
+    found = copy.deepcopy(dict(values))
+    for override in overrides:
+        apply_override(found, override)
+    return found
+
+
+def _fails_without(
+    override: str, cls: type, values: Mapping[str, Any], overrides: Sequence[str], error: SettingsError
+) -> bool:
+    """Whether the same error would be there without this override."""
+    try:
+        build(cls, overridden(values, [other for other in overrides if other != override]))
+    except SettingsError as other:
+        return str(other) == str(error)
+    return False
 
 
 def read(path: Path, kind: str = "run file") -> dict[str, Any]:
@@ -53,6 +79,10 @@ def read(path: Path, kind: str = "run file") -> dict[str, Any]:
         raise SettingsError(f"{path}: no such {kind}") from None
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: not UTF-8 text ({error}): save it as UTF-8") from error
+    except IsADirectoryError:
+        there = is_run_folder(path) and kind == "run file"
+        hint = f"; '--resume {path}' resumes the run in it" if there else ""
+        raise SettingsError(f"{path}: a folder, not a {kind}{hint}") from None
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path}: not a readable TOML file: {error}") from error
 
@@ -62,7 +92,8 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     name, equals, text = override.partition("=")
     keys = name.strip().split(".")
     if not equals or not all(keys):
-        raise SettingsError(f"override '{override}' is not of the form section.key=value")
+        more = "; there can be one run file only" if override.endswith(".toml") else ""
+        raise SettingsError(f"override '{override}' is not of the form section.key=value{more}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -87,7 +118,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     arguments = {key: _convert(hints[key], value, f"{where}{key}") for key, value in values.items()}
     missing = [f.name for f in fields.values() if f.name not in arguments and _required(f)]
     if missing:
-        raise SettingsError(f"'{where}{missing[0]}' is required and not set")
+        raise UnsetError(f"{_unset(hints[missing[0]], where, missing[0])} is required and not set")
     try:
         return cls(**arguments)
     except SettingsError as error:
@@ -138,6 +169,13 @@ def _plain(value: Any) -> Any:
 
 def _required(f: dataclasses.Field[Any]) -> bool:
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _unset(hint: Any, where: str, name: str) -> str:
+    """What is to be set: a section with its keys that have no default, or one key."""
+    if not dataclasses.is_dataclass(hint):
+        return f"'{where}{name}'"
+    return f"section [{where}{name}] with {' and '.join(f.name for f in dataclasses.fields(hint) if _required(f))}"
 
 
 def _suggest(key: str, names: Mapping[str, Any]) -> str:

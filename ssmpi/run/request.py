@@ -29,6 +29,8 @@ class RunRequest:
         if not self.run:
             assert self.run_file
             return load(self.run_file, self.overrides)
+        if self.run.is_file():
+            raise SettingsError(f"{self.run}: a file; --resume takes a run folder")
         saved = self.run / RUN_FILE
         if not self.run_file and not saved.is_file():
             raise SettingsError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ssmpi.checkpoint import disk, store
+from ssmpi.checkpoint import disk, model_files, store, ways_on
 from ssmpi.checkpoint.disk_space import expect_room
 from ssmpi.checkpoint.fingerprint import check_fingerprint, fingerprint
 from ssmpi.comm.world import Job
@@ -16,7 +16,8 @@ from ssmpi.core import settings
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
 from ssmpi.core.result_marker import is_finished
-from ssmpi.core.run_files import RESULT_NAME, RUN_FILE, is_run_folder
+from ssmpi.core.run_files import MODEL, RESULT_NAME, RUN_FILE, is_run_folder
+from ssmpi.core.writable import check_writable
 from ssmpi.run import restart_guard, run_folder
 from ssmpi.run.request import RunRequest
 
@@ -41,6 +42,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     run = Path(config.run.folder)
     if request.run and is_finished(run):
         return check_nothing_to_do(request, config)
+    check_writable(run)
     reader = run_folder.check(config, ranks, request.overridden())
     rows = sum(reader.manifest.cardinalities) * config.embedding.row_bytes
     expect_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
@@ -79,6 +81,15 @@ def check_nothing_to_do(request: RunRequest, config: Config) -> ResumePlan:
     return ResumePlan(config, finished=True)
 
 
+def check_model(job: Job, run: Path) -> None:
+    """Read the model of a finished run, a share on every rank; if it is damaged all ranks end with one message."""
+
+    def remedy() -> str:
+        return f"This run is finished, and its model is damaged: {ways_on.without_model(run)}"
+
+    model_files.check(job, run / MODEL, remedy)
+
+
 def usable_checkpoints(run: Path, name: str | None) -> list[Path]:
     """The checkpoints to resume from, best first; DataError if there are some, but none with a valid manifest."""
     there = store.Store(run).committed()
@@ -86,7 +97,7 @@ def usable_checkpoints(run: Path, name: str | None) -> list[Path]:
     damaged = {path: error for path in found if (error := manifest_error(path))}
     if damaged and len(damaged) == len(found):
         path, error = next(iter(damaged.items()))
-        raise DataError(f"{error}; {store.older_than(path if name != WHOLE else there[0], there)}")
+        raise DataError(f"{error}; {ways_on.after_damage(run, path if name != WHOLE else there[0])}")
     for path, error in damaged.items():
         log.warning(f"{path.name} cannot be used: {error}")
     return [path for path in found if path not in damaged]
@@ -103,8 +114,7 @@ def choose_checkpoint(job: Job, start: ResumePlan) -> Path | None:
         if job.rank == 0:
             log.warning(f"{path.name} cannot be used: {errors[0]}")
     if start.checkpoints:
-        advice = store.older_than(start.checkpoints[-1], store.Store(run).committed())
-        job.agree(lambda: raise_data_error(f"{errors[0]}; {advice}"))
+        job.agree(lambda: raise_data_error(f"{errors[0]}; {ways_on.after_damage(run, start.checkpoints[-1])}"))
     job.agree(lambda: restart_guard.record_start(run, 0))
     if job.rank == 0:
         log.info("no checkpoint: starting from the beginning")

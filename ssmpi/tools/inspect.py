@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ssmpi.checkpoint import store
+from ssmpi.checkpoint import store, ways_on
 from ssmpi.core import result_marker, run_files
 from ssmpi.core.errors import DataError, json_problem
 from ssmpi.core.run_files import MODEL, RUN_FILE, VERSIONS
@@ -13,22 +13,28 @@ from ssmpi.core.run_files import MODEL, RUN_FILE, VERSIONS
 def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
     """The text, and whether all is well. With ``checksums``, reads every byte of model and checkpoints."""
     run_files.check(run, RUN_FILE, VERSIONS)
-    lines, well = [f"{run}: {run_status(run)}"], True
+    lines, damaged = [f"{run}: {run_status(run)}"], list[Path]()
     there = store.Store(run).committed()
     for path in [*there, *([run / MODEL] if (run / MODEL).is_dir() else [])]:
         found = damage_in(path, checksums=checksums)
-        well = well and not found
         lines += [f"{path.name}: {found or contents(path)}"]
-        if not found:
+        if found:
+            damaged.append(path)
+        else:
             lines[-1] += ", checksums ok" if checksums else ", checksums not read"
     lines += [
         f"{path.name}: does not count: newer than the checkpoint that the run resumed from"
         for path in store.Store(run).set_aside()
     ]
+    finished = result_marker.is_finished(run)
+    if finished and run / MODEL in damaged:
+        lines.append(f"what to do about {MODEL}: {ways_on.without_model(run)}")
+    if not finished and there and there[-1] in damaged:
+        lines.append(f"what to do about {there[-1].name}: {ways_on.after_damage(run, there[-1])}")
     if not there:
-        coming = "the run is finished" if result_marker.is_finished(run) else "--resume starts from the beginning"
+        coming = "the run is finished" if finished else "--resume starts from the beginning"
         lines.append(f"no checkpoint: {coming}")
-    return "\n".join(lines), well
+    return "\n".join(lines), not damaged
 
 
 def run_status(run: Path) -> str:

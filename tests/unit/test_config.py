@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+import re
 import typing
 
 import pytest
 
 from ssmpi.bench.study.grid import StudyFile, nested
+from ssmpi.cluster import site
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config, load
 from ssmpi.core.errors import SettingsError, UserError
@@ -23,6 +25,24 @@ def test_the_shortest_run_file_will_do(tmp_path):
     config = read(tmp_path)
     assert config.topology.size >= 1
     assert config.model.bottom[-1] == config.embedding.dim
+
+
+@pytest.mark.parametrize("text", ["", "[data]\nbatch_size = 64\n", "[topology]\ntrainers = 2\n"])
+def test_a_run_file_without_data_is_told_the_shortest_one(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=r"run\.toml: .*shortest run file is .*README\.md") as refused:
+        load(path)
+    (shortest,) = re.findall("line '(.*?)'", str(refused.value))
+    path.write_text(shortest)
+    assert load(path).data.folder == "FOLDER"
+
+
+def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
+    path = tmp_path / "site.toml"
+    path.write_text("")
+    with pytest.raises(SettingsError, match=r"site\.toml: section \[node\] with cores and memory_gb .*jobs/sites/"):
+        site.load(path)
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from ssmpi.bench.harness import jobs
-from ssmpi.cluster import launch
+from ssmpi.cluster import launch, stop_signals
 from ssmpi.cluster.site import Launcher, Node, Site
-from ssmpi.core.errors import LOST, UserError
+from ssmpi.cluster.stop_signals import STOP_SIGNALS
+from ssmpi.core.errors import LOST, STOPPED, UserError
 from ssmpi.run.request import RunRequest
 
 TELL = """
@@ -28,7 +30,7 @@ pathlib.Path(sys.argv[1]).write_text(str(folder))
 @pytest.fixture(autouse=True)
 def _handlers():
     """``supervise`` listens to signals for the rest of a process that ends with it; this one does not."""
-    before = {name: signal.getsignal(name) for name in launch.STOP_SIGNALS}
+    before = {name: signal.getsignal(name) for name in STOP_SIGNALS}
     yield
     for name, handler in before.items():
         signal.signal(name, handler)
@@ -164,6 +166,83 @@ def test_the_launchers_account_of_an_end_is_left_out_where_a_rank_has_told_it(st
     stand_in("echo unheard of >&2; cat said >&2; exit 2")
     assert launch.supervise(["./mpirun"], os.environ)[0] == 2
     assert capfd.readouterr().err == "unheard of\n" + banner
+
+
+def launched_and_told(*signals, to_main=True):
+    """The exit code of a launch in this process that gets signals, one each 0.2 s, once its launcher runs.
+    ``to_main``: whether the main thread is given them.
+    """
+
+    def tell():
+        deadline = time.monotonic() + 30
+        while not Path("ready").is_file() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for each in signals:
+            signal.pthread_kill(threading.main_thread().ident if to_main else threading.get_ident(), each)
+            time.sleep(0.2)
+        Path("told").touch()
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    try:
+        return launch.launch(RunRequest(Path("run.toml"), []), None, dry_run=False)
+    finally:
+        teller.join()
+
+
+SAVES = """
+mkdir -p 'a run'; touch 'a run/run.toml'
+trap '' USR1
+touch ready
+for _ in {1..100}; do test -f told && break; sleep 0.05; done
+echo '{"status": "stopped"}' > 'a run/result.json'
+exit 85
+"""
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [
+        (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP),  # SLURM, at a limit and when a terminal goes with it
+        (signal.SIGINT, signal.SIGTERM),
+        (signal.SIGUSR2, signal.SIGUSR1, signal.SIGUSR1, signal.SIGINT),
+        (signal.SIGINT, signal.SIGINT),  # one Ctrl-C, from the terminal and from the parent
+    ],
+)
+def test_a_stop_that_comes_as_several_signals_waits_for_the_checkpoint(stand_in, capfd, signals):
+    stand_in(SAVES)
+    assert launched_and_told(*signals) == STOPPED
+    said = capfd.readouterr().err
+    assert said.count("stopping (") == 1
+    assert "second signal" not in said
+    assert said.endswith("to resume it: ssmpi launch --resume 'a run'\n")
+
+
+@pytest.mark.parametrize("ends", ["", "trap 'exit 138' USR1; "])
+def test_a_stop_before_anybody_listens_is_a_stop(stand_in, capfd, ends):
+    """The launcher itself ends by SIGUSR1, or tells that a rank did."""
+    stand_in(f"{ends}touch ready; for _ in {{1..600}}; do sleep 0.1; done")
+    assert launched_and_told(signal.SIGINT) == STOPPED
+    said = capfd.readouterr().err
+    assert "error: " not in said
+    assert said.endswith("to resume it: ssmpi launch run.toml\n")
+
+
+def test_a_stop_that_another_thread_is_given_is_heard_at_once(stand_in, capfd):
+    """As the kernel does where a process was suspended when the signal came."""
+    stand_in("trap 'exit 138' USR1; touch ready; for _ in {1..50}; do sleep 0.1; done; exit 7")
+    assert launched_and_told(signal.SIGTERM, to_main=False) == STOPPED
+
+
+def test_a_second_signal_that_is_meant_ends_a_launch_and_says_so(stand_in, capfd, monkeypatch):
+    monkeypatch.setattr(stop_signals, "SAME_SECONDS", 0.1)
+    stand_in("mkdir 'a run'; touch 'a run/run.toml'; trap '' USR1; touch ready; exec sleep 60")
+    assert launched_and_told(signal.SIGINT, signal.SIGINT) == STOPPED
+    assert capfd.readouterr().err.splitlines()[1:] == [
+        "stopping (SIGINT): the ranks finish their step and save",
+        "second signal (SIGINT): ending without waiting for the checkpoint",
+        "to resume it: ssmpi launch --resume 'a run'",
+    ]
 
 
 def test_hosts_that_fail_or_hang_are_silent(tmp_path, monkeypatch):

@@ -31,6 +31,7 @@ prterun has exited due to process rank 1 with PID 0 on node h1 calling
 "abort". This may have caused other processes to be terminated.
 {RULE}
 """
+REMARK = "[h1:3045] PMIX ERROR: PMIX_ERR_UNREACH in file client/pmix_client.c at line 1023\n"
 SRUN = "srun: error: h1: tasks 0-2: Exited with exit code 2\n"
 LOST = (
     f"{RULE}\nPRTE has lost communication with a remote daemon.\n\n  HNP daemon   : [prterun-h1-7@0,0] on node"
@@ -73,6 +74,15 @@ def test_what_is_no_banner_stays_beside_an_error(text):
 def test_a_rank_is_heard_in_the_midst_of_a_banner():
     first, *rest = EXITED.splitlines(keepends=True)
     assert passed(first + rest[0] + LOG + ERROR + "".join(rest[1:])) == LOG + ERROR
+
+
+@pytest.mark.parametrize("place", range(len(EXITED.splitlines()) + 1))
+def test_a_remark_of_the_launcher_in_the_midst_of_a_banner_goes_and_stays_with_it(place):
+    lines = EXITED.splitlines(keepends=True)
+    both = "".join([*lines[:place], REMARK, *lines[place:]])
+    assert passed(LOG + ERROR + both) == LOG + ERROR
+    assert passed(LOG + both + ERROR) == LOG + ERROR
+    assert sorted(passed(both).splitlines()) == sorted(both.splitlines())
 
 
 def test_words_are_passed_on_at_once_and_a_banner_after_a_while(monkeypatch):

@@ -18,6 +18,7 @@ from ssmpi import cli
 from ssmpi.checkpoint import disk, files
 from ssmpi.checkpoint.store import Store, read_manifest
 from ssmpi.checkpoint.trainer_state import Checkpoint
+from ssmpi.config import load
 from ssmpi.core.errors import DataError
 from ssmpi.core.log import log
 from ssmpi.data import columns
@@ -191,6 +192,63 @@ def test_a_damaged_manifest_is_stepped_over_on_request_only(two_checkpoints):
     (older / "manifest.json").write_text("{")
     with pytest.raises(DataError, match=r"damaged.*there is no older one"):
         resume.usable_checkpoints(two_checkpoints, "whole")
+
+
+class Alone:
+    """A job of this process."""
+
+    rank, size = 0, 1
+
+    def agree(self, body):
+        return body()
+
+    def gather(self, value):
+        return [value]
+
+
+def damage(file):
+    """Change its last byte."""
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def test_an_only_checkpoint_that_is_damaged_comes_with_all_ways_on(two_checkpoints):
+    run = two_checkpoints
+    older, newest = Store(run).committed()
+    damage(older / "dense.h5")
+    plan = resume.ResumePlan(load(run / "run.toml"), (older,))
+    with pytest.raises(DataError, match=r"dense\.h5.*no older one, but newer ones: leave out --checkpoint to use .*02"):
+        resume.choose_checkpoint(Alone(), plan)
+    assert "what to do" not in inspect.describe(run, checksums=True)[0]  # --resume does not use that one
+    aside = newest.rename(newest.with_name(f"set-aside-{newest.name}"))
+    (run / "best" / "after-1000").mkdir(parents=True)
+    ways = (
+        f"there is no other one: to start from the beginning, remove {run / 'checkpoints'} and resume again, or launch"
+        f" the run file with --overwrite; {aside} was set aside when the run resumed from this one: rename it to"
+        f" {newest.name} to use it; {run / 'best' / 'after-1000'} is the best model so far: copy it to {run / 'model'}"
+        " to score or export it"
+    )
+    with pytest.raises(DataError, match=re.escape(f"; {ways}")):
+        resume.choose_checkpoint(Alone(), plan)
+    assert f"\nwhat to do about {older.name}: {ways}" in inspect.describe(run, checksums=True)[0]
+
+
+def test_a_finished_run_with_a_damaged_model_is_no_success(tmp_path, small_data):
+    settings = ("checkpoint.every_examples=500", "checkpoint.background=false")
+    run = train_over_threads(tmp_path, small_data, *ONE, *settings).folder
+    resume.check_model(Alone(), run)
+    damage(run / "model" / "dense.h5")
+    newest = Store(run).committed()[-1]
+    again = rf"remove {run}/result\.json and resume again: the run then goes on from {newest.name}"
+    with pytest.raises(DataError, match=rf"model/dense\.h5.* This run is finished, and .*{again}"):
+        resume.check_model(Alone(), run)
+    assert re.search(f"\nwhat to do about model: .*{again}", inspect.describe(run, checksums=True)[0])
+    damage(newest / "dense.h5")
+    with pytest.raises(DataError, match="or train again: launch the run file with --overwrite"):
+        resume.check_model(Alone(), run)
+    shutil.rmtree(run / "model")
+    with pytest.raises(DataError, match=r"model/manifest\.json: missing"):
+        resume.check_model(Alone(), run)
 
 
 def test_inspect_says_what_there_is(two_checkpoints):

@@ -154,6 +154,16 @@ def test_a_run_folder_that_holds_the_run_file_given_is_not_replaced(finished):
     assert contents(finished) == before
 
 
+@pytest.mark.parametrize("place", ["/proc/ssmpi/run", "a file/run", "a file"])
+def test_a_folder_that_cannot_be_written_is_named_before_its_disk_is_called_full(own_folder, place):
+    """Read-only file systems often have no byte free."""
+    Path("a file").write_text("mine")
+    before = contents(own_folder)
+    with pytest.raises(SettingsError, match=rf"{place}: cannot be written \(.*\): choose another run\.folder"):
+        prepare(request(Path("run.toml"), f"run.folder={place}"))
+    assert contents(own_folder) == before
+
+
 # Found finished
 
 

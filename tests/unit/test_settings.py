@@ -91,6 +91,37 @@ def test_overrides_win_in_order_and_are_toml_or_bare_words(tmp_path):
     assert kitchen == Kitchen("B", Oven(heat=210.5, name="big oven", racks=(3,), fan=True))
 
 
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        ('owner = "A"', ["oven.minutes=x"], "override 'oven.minutes=x': oven.minutes = 'x' is not a whole number"),
+        ('owner = "A"', ["oven.racks=[3]", "oven.heat=-1"], "override 'oven.heat=-1': oven.heat must be positive"),
+        ('owner = "A"', ["owen.heat=1"], "override 'owen.heat=1': unknown section 'owen'; did you mean 'oven'?"),
+        ('owner = "A"', ["oven.heat=-1", "oven.heat=-2"], "override 'oven.heat=-2': oven.heat must be positive"),
+        ('owner = "A"\noven.heat = -1', ["oven.racks=[3]"], "FILE: oven.heat must be positive"),
+        ('owner = "A"\noven.heat = -1', ["oven.heat=-1"], "FILE: oven.heat must be positive"),
+        ("", ["oven.racks=[3]"], "FILE: 'owner' is required and not set"),
+        ('owner = "A"', ["oven.heat"], "override 'oven.heat' is not of the form section.key=value"),
+    ],
+)
+def test_an_error_names_where_the_value_came_from(tmp_path, text, overrides, message):
+    with pytest.raises(SettingsError) as error:
+        read(tmp_path, text, *overrides)
+    assert str(error.value).startswith(message.replace("FILE", str(tmp_path / "run.toml")))
+
+
+@dataclass(frozen=True)
+class House:
+    kitchen: Kitchen
+
+
+def test_a_section_that_is_missing_is_named_with_what_it_must_set(tmp_path):
+    with pytest.raises(SettingsError, match=r"section \[kitchen\] with owner is required and not set"):
+        read(tmp_path, "", cls=House)
+    with pytest.raises(SettingsError, match=r"'kitchen\.owner' is required and not set"):
+        read(tmp_path, "[kitchen]", cls=House)
+
+
 @pytest.mark.parametrize("override", ["oven.heat", "=3", ".heat=3", "oven.=3", ""])
 def test_an_override_needs_a_key_and_a_value(override):
     with pytest.raises(SettingsError, match=r"not of the form section\.key=value"):

@@ -1,10 +1,13 @@
 """A run file and a site file make a batch file: what it asks for is what the ranks need, and nothing is made half."""
 
+import contextlib
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -157,6 +160,64 @@ def test_submit_makes_the_folder_and_hands_the_batch_file_over(run_file, tmp_pat
     assert site.load(Path("runs/run/site.toml")) == site.load(JOBS / "sites" / "openmpi.toml")
     assert json.loads(Path("runs/run/versions.json").read_text())["torch"]
     subprocess.run(["bash", "-n", "runs/run/job.sbatch"], check=True)
+
+
+@pytest.mark.parametrize("there", [None, "runs", "runs/run"])
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'sbatch: error: invalid partition specified: x' >&2; exit 1", "(exit code 1): sbatch: error: invalid p"),
+        ("exit 7", "(exit code 7): it does not say why. Mend the [slurm] section of "),
+    ],
+)
+def test_a_job_that_sbatch_refuses_leaves_nothing_and_can_be_submitted_again(
+    run_file, tmp_path, monkeypatch, capsys, there, script, words
+):
+    if there:
+        Path(there).mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    fake(tmp_path / "bin", "sbatch", script)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    before = sorted(tmp_path.rglob("*"))
+    submit = ("submit", run_file, "--site", JOBS / "sites" / "openmpi.toml")
+    assert command(*submit) == 2
+    assert f"error: sbatch did not take the job {words}" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+    fake(tmp_path / "bin", "sbatch", "echo Submitted batch job 7; echo a remark >&2")
+    assert command(*submit) == 0
+    said = capsys.readouterr()
+    assert said.out.endswith("+ sbatch runs/run/job.sbatch\nSubmitted batch job 7\n")
+    assert said.err == "a remark\n"
+
+
+def test_without_slurm_a_stop_reaches_the_job_alone_and_its_exit_code_is_passed_on(run_file, tmp_path):
+    """Ctrl-C of a terminal goes to all its processes: none of them may kill the job that saves."""
+    (tmp_path / "bin").mkdir()
+    fake(
+        tmp_path / "bin", "ssmpi", "trap 'sleep 1; touch saved; exit 85' INT; touch ready; while :; do sleep 0.1; done"
+    )
+    line = [sys.executable, "-m", "ssmpi", "submit", run_file, "--site", JOBS / "sites" / "workstation.toml"]
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    submitted = subprocess.Popen(
+        line, env={**os.environ, "PATH": path}, start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not Path("ready").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.killpg(submitted.pid, signal.SIGINT)
+        assert submitted.wait(30) == 85
+        assert Path("saved").exists()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(submitted.pid, signal.SIGKILL)
+        submitted.wait()
+
+
+def test_submit_refuses_a_folder_that_cannot_be_written(run_file, capsys):
+    assert command("submit", run_file, "run.folder=run.toml/x", "--site", JOBS / "sites" / "openmpi.toml") == 2
+    assert capsys.readouterr().err.startswith("error: run.toml/x: cannot be written (")
 
 
 def test_submit_leaves_an_earlier_run_alone(run_file, tmp_path, capsys):

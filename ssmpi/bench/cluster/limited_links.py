@@ -11,11 +11,11 @@ from pathlib import Path
 from ssmpi.bench.cluster import virtual_hosts
 from ssmpi.bench.cluster.virtual_hosts import NETWORK, HostError, VirtualHosts
 from ssmpi.bench.harness.jobs import Start
-from ssmpi.cluster import launch
+from ssmpi.cluster import launch, session_folder
 from ssmpi.cluster.site import Launcher
 from ssmpi.core.mpi_environment import ON_ONE_HOST, environment
 
-NOT_THERE = (*ON_ONE_HOST, launch.SESSION_VARIABLE)  # variables that suit the real host only
+NOT_THERE = (*ON_ONE_HOST, session_folder.VARIABLE)  # variables that suit the real host only
 
 
 class LimitedHosts:

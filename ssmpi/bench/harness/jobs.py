@@ -17,6 +17,7 @@ from ssmpi.bench.harness.emulation import Emulation
 from ssmpi.bench.harness.results import JobResult, together
 from ssmpi.bench.harness.windows import Timing
 from ssmpi.cluster import child_process, launch
+from ssmpi.cluster.session_folder import session_folder
 from ssmpi.core.errors import PeerError
 from ssmpi.core.mpi_environment import PYTHON
 from ssmpi.core.run_files import VERSIONS
@@ -102,9 +103,11 @@ class Jobs:
 
 def finish(line: Sequence[str], said: Path, seconds: float, variables: Mapping[str, str]) -> str:
     """Run a command to its end, what it says into a file; nothing is left of it if it fails or is interrupted."""
-    with said.open("w", encoding="utf-8") as out, launch.session_folder() as session, ended_by_sigterm():
-        environ = {**os.environ, **variables, **session}
-        job = child_process.start(line, environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    with said.open("w", encoding="utf-8") as out, session_folder() as session, ended_by_sigterm():
+        environ = {**os.environ, **variables, **session.variables}
+        job = child_process.start(
+            line, environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out, pass_fds=(session.lock,)
+        )
         try:
             code = job.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -83,7 +83,7 @@ class Study:
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Study:
     """Read a study file and resolve all its cells; SettingsError names the file and the cell."""
-    file = settings.load(StudyFile, path, overrides)
+    file = settings.load(StudyFile, path, overrides, kind="study file")
     try:
         axes = _axes(file)
         if file.study.run_file:

@@ -1,0 +1,42 @@
+"""What is left to somebody whose checkpoint, or whose finished model, is damaged: the words for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ssmpi.checkpoint.store import Store, find_error
+from ssmpi.core.run_files import ASIDE, BEST, CHECKPOINTS, MODEL, RESULT_NAME
+
+START_OVER = "launch the run file with --overwrite"
+
+
+def after_damage(run: Path, damaged: Path) -> str:
+    """What to do where the checkpoint ``damaged`` cannot be used: another checkpoint, or a model that was kept, or the
+    beginning. No file of another one is read.
+    """
+    store = Store(run)
+    others = [path.name for path in store.committed() if path != damaged]
+    older = [name for name in others if name < damaged.name]
+    if older:
+        return f"an older one is used with --checkpoint {older[-1]}, the newest whole one with --checkpoint whole"
+    if others:
+        return f"there is no older one, but newer ones: leave out --checkpoint to use {others[-1]}"
+    ways = [f"there is no other one: to start from the beginning, remove {run / CHECKPOINTS} and resume again, or "]
+    ways[0] += START_OVER
+    if aside := store.set_aside():
+        before = aside[-1].name.removeprefix(ASIDE)
+        ways += [f"{aside[-1]} was set aside when the run resumed from this one: rename it to {before} to use it"]
+    if best := sorted((run / BEST).glob("after-*"), key=lambda path: path.stat().st_mtime):
+        ways += [f"{best[-1]} is the best model so far: copy it to {run / MODEL} to score or export it"]
+    return "; ".join(ways)
+
+
+def without_model(run: Path) -> str:
+    """What to do where a finished run's model is damaged."""
+    newest = Store(run).committed()[-1:]
+    if not newest or find_error(newest[0], 0, 1):
+        return f"put a whole copy in its place, or train again: {START_OVER}"
+    return (
+        f"put a whole copy in its place, or remove {run / RESULT_NAME} and resume again: the run then goes on from"
+        f" {newest[0].name} and saves its model anew"
+    )

@@ -1,0 +1,68 @@
+"""Folders for the session files of Open MPI's mpirun, removed when their launcher is done, or by a later one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "PRTE_MCA_prte_local_tmpdir_base"  # where mpirun keeps its session files
+PREFIX = "ssmpi-"
+OWNER = "owner"  # a file that is there once the folder is locked; it names the host
+
+
+@dataclass(frozen=True)
+class SessionFolder:
+    """A folder and the variable that gives it to mpirun. Whoever inherits ``lock`` keeps it from being removed."""
+
+    path: Path
+    lock: int
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What to add to mpirun's environment."""
+        return {VARIABLE: str(self.path)}
+
+
+@contextlib.contextmanager
+def session_folder() -> Iterator[SessionFolder]:
+    """A new session folder for one mpirun, removed after the block; those of launchers that were killed go first.
+
+    A killed mpirun leaves /tmp/ompi.PID behind, and a later mpirun with the same process id does not start: "The PMIx
+    server's listener thread failed to start".
+    """
+    base = Path(tempfile.gettempdir())
+    remove_abandoned(base)
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
+        path = Path(name)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with contextlib.suppress(OSError):  # no locks on this file system: nobody else will remove the folder
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                (path / OWNER).write_text(socket.gethostname(), encoding="utf-8")
+            yield SessionFolder(path, lock)
+        finally:
+            os.close(lock)
+
+
+def remove_abandoned(base: Path) -> None:
+    """Remove this user's session folders in ``base`` that no living process of this host has locked.
+
+    One without an owner file is left alone: its launcher may be about to lock it.
+    """
+    for path in base.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, locked, or of another user
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                mine = os.fstat(lock).st_uid == os.geteuid()
+                if mine and (path / OWNER).read_text(encoding="utf-8", errors="replace") == socket.gethostname():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -1,0 +1,112 @@
+"""What ``ssmpi launch`` does about signals while its ranks run."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Protocol
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SAME_SECONDS = 1.0  # the same signal so soon is one request on two ways: terminal and parent, scancel and srun
+LIMIT_SECONDS = 5.0  # SLURM's clock and a host's may differ by so much
+OTHER_SECONDS = 30.0  # SLURM's default KillWait: a scheduler that escalates has sent all its signals by then
+
+
+class Job(Protocol):
+    """The launcher's process."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal; nothing happens if it has ended."""
+
+    def terminate(self) -> None:
+        """Send it SIGTERM, upon which launchers kill their ranks."""
+
+
+class StopSignals:
+    """Passes requests to stop on to a job.
+
+    The first of ``STOP_SIGNALS`` stops the run: the ranks get SIGUSR1, finish their step, save and exit. One stop often
+    comes as several signals: schedulers escalate (SLURM: USR1, then TERM), Ctrl-C reaches every process of a terminal,
+    and parents pass on what they got themselves. So a second signal ends the job, without waiting for the checkpoint,
+    only where somebody must have meant that: SIGINT or SIGTERM, more than ``SAME_SECONDS`` after the same signal came
+    first, or more than ``OTHER_SECONDS`` after the stop began with another one. SIGHUP, SIGUSR1 and SIGUSR2 never end
+    a job that is saving: closing a terminal and asking for a checkpoint are no wish to lose one. Nor does SLURM's
+    SIGTERM at the time limit: a checkpoint that is ready before SIGKILL counts, and the run is requeued.
+    """
+
+    def __init__(self, time_limit: float | None = None, clock: Callable[[], float] = time.time) -> None:
+        """``time_limit`` is when the scheduler ends the job, None if nobody knows; it and ``clock`` are seconds since
+        the epoch.
+        """
+        self._clock, self._time_limit = clock, time_limit
+        self._job: Job | None = None
+        self._first: dict[int, float] = {}  # when each signal came first
+        self._begun = self._limited = False
+        self.ended = False  # whether a second signal has ended the job
+
+    @property
+    def received(self) -> set[int]:
+        """All signals that came."""
+        return set(self._first)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody wants the run to end, not to be requeued: by a second signal, or by SIGTERM (scancel)."""
+        return self.ended or (signal.SIGTERM in self._first and not self._limited)
+
+    def listen(self) -> None:
+        """Install the handlers, for the rest of this process. Main thread only, before the job starts: a signal in
+        between would end this process and leave the job behind.
+        """
+        for signum in STOP_SIGNALS:
+            signal.signal(signum, self.take)
+
+    def follow(self, job: Job, stopping: Callable[[], None]) -> None:
+        """Pass on to ``job`` what comes, and what has come already. ``stopping`` is called when the stop begins."""
+        self._job, self._stopping = job, stopping
+        if self._first:
+            self._stop(min(self._first, key=self._first.__getitem__))
+
+    def take(self, signum: int, frame: FrameType | None = None) -> None:
+        """Handle one signal."""
+        now, name = self._clock(), signal.Signals(signum).name
+        before, first = self._first.get(signum), not self._first
+        self._first.setdefault(signum, now)
+        if not self._job:
+            return
+        if first:
+            self._stop(signum)
+            return
+        meant = now - min(self._first.values()) > OTHER_SECONDS if before is None else now - before > SAME_SECONDS
+        if self._is_limit(signum, now):
+            self._limited, meant = True, False
+        if signum in ENDING_SIGNALS and meant and self._job.poll() is None:
+            self.ended = True
+            say(f"second signal ({name}): ending without waiting for the checkpoint")
+            self._job.terminate()
+
+    def _is_limit(self, signum: int, now: float) -> bool:
+        """Whether this is the scheduler at the time limit, of which SIGUSR1 has warned."""
+        warned = signum == signal.SIGTERM and signal.SIGUSR1 in self._first
+        return warned and self._time_limit is not None and now >= self._time_limit - LIMIT_SECONDS
+
+    def _stop(self, signum: int) -> None:
+        assert self._job
+        if self._begun:
+            return
+        self._begun = True
+        self._stopping()
+        say(f"stopping ({signal.Signals(signum).name}): the ranks finish their step and save")
+        self._job.send_signal(signal.SIGUSR1)
+
+
+def say(text: str) -> None:
+    """A line on standard error."""
+    print(text, file=sys.stderr, flush=True)

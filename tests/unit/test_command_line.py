@@ -1,0 +1,56 @@
+"""What is typed wrong is answered with the word that was probably meant and the usage of that command."""
+
+from pathlib import Path
+
+import pytest
+
+from ssmpi import cli
+
+
+def refused(capsys, *words):
+    """What a command says that ends with 2."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("launch", "run.toml", "--overwite"), "--overwite; did you mean '--overwrite'?"),
+        (("launch", "run.toml", "--ressume=runs/x"), "--ressume=runs/x; did you mean '--resume'?"),
+        (("submit", "run.toml", "--site", "s.toml", "--dryrun"), "--dryrun; did you mean '--dry-run'?"),
+        (("inspect", "runs/x", "--no-checksum"), "--no-checksum; did you mean '--no-checksums'?"),
+        (("bench", "study", "s.toml", "--tabel"), "--tabel; did you mean '--table'?"),
+        (("doctor", "--xyzzy"), "--xyzzy"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_nearest_and_the_commands_usage(capsys, words, answer):
+    said = refused(capsys, *words)
+    command = " ".join(words[: 2 if words[0] == "bench" else 1])
+    assert said.startswith(f"usage: ssmpi {command} ")
+    assert said.endswith(f"ssmpi {command}: error: unrecognized arguments: {answer}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("launch", "run.toml", "--overwrite", "--resume", "run"), "--overwrite starts anew and --resume goes on: "),
+        (("launch", "run"), "run: a folder, not a run file; '--resume run' resumes the run in it"),
+        (("launch", "."), ".: a folder, not a run file\n"),
+        (("launch", "run.toml", "--site", "run"), "run: a folder, not a site file\n"),
+        (("launch", "--resume", "run.toml"), "run.toml: a file; --resume takes a run folder"),
+        (("launch", "run.toml", "run.toml"), "override 'run.toml' is not of the form section.key=value; there can be"),
+    ],
+)
+def test_files_and_folders_in_the_wrong_place_are_told_apart(tmp_path, monkeypatch, capsys, words, answer):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    for file in (Path("run.toml"), Path("run/run.toml"), Path("run/versions.json")):
+        file.write_text('data.folder = "data"\n')
+    assert refused(capsys, *words).startswith(f"error: {answer}")
+
+
+def test_a_study_file_that_is_not_there_is_called_one(capsys):
+    assert refused(capsys, "bench", "study", "nosuch") == "error: nosuch: no such study file\n"

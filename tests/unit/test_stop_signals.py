@@ -1,0 +1,98 @@
+"""Which second signals end a job that is saving, by a clock of the test's own."""
+
+import signal
+
+import pytest
+
+from ssmpi.cluster.stop_signals import OTHER_SECONDS, SAME_SECONDS, StopSignals
+
+INT, TERM, HUP, USR1, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
+SOON, LATER, LATE = SAME_SECONDS / 2, SAME_SECONDS * 2, OTHER_SECONDS * 2
+
+
+class Job:
+    """What a launcher's process was sent."""
+
+    def __init__(self):
+        self.sent, self.code = [], None
+
+    def poll(self):
+        return self.code
+
+    def send_signal(self, sig):
+        self.sent.append(sig)
+
+    def terminate(self):
+        self.sent.append(TERM)
+
+
+@pytest.mark.parametrize(
+    ("signals", "ended"),
+    [
+        ([(0, INT)], False),
+        ([(0, INT), (SOON, INT)], False),
+        ([(0, INT), (LATER, INT)], True),
+        ([(0, TERM), (LATER, TERM)], True),
+        ([(0, USR1), (LATER, TERM)], False),
+        ([(0, USR1), (LATER, INT), (SOON, INT)], False),
+        ([(0, USR1), (LATER, INT), (LATER, INT)], True),
+        ([(0, USR1), (LATE, TERM)], True),
+        ([(0, INT), (LATE, TERM)], True),
+        ([(0, INT), (LATE, HUP), (LATE, HUP)], False),  # a terminal that is closed
+        ([(0, USR1), (LATE, USR1), (LATE, USR2), (LATE, USR2)], False),
+    ],
+)
+def test_only_a_signal_that_is_meant_ends_a_job_that_is_saving(capsys, signals, ended):
+    job, now, began = Job(), [100.0], []
+    stops = StopSignals(clock=lambda: now[0])
+    stops.follow(job, lambda: began.append(1))
+    for wait, signum in signals:
+        now[0] += wait
+        stops.take(signum)
+    assert stops.ended == ended
+    assert job.sent == [USR1] + [TERM] * ended
+    assert began == [1]
+    assert stops.received == {signum for _, signum in signals}
+    said = capsys.readouterr().err
+    assert said.count("stopping (") == 1
+    assert said.count("second signal (") == ended
+
+
+def test_a_signal_after_the_end_ends_nothing():
+    job, now = Job(), [0.0]
+    stops = StopSignals(clock=lambda: now[0])
+    stops.follow(job, lambda: None)
+    stops.take(INT)
+    job.code, now[0] = 85, LATER
+    stops.take(INT)
+    assert not stops.ended
+
+
+@pytest.mark.parametrize(
+    ("signals", "cancelled"),
+    [
+        ([USR1], False),
+        ([TERM], True),  # scancel, or a pre-emption, after which SLURM requeues by itself
+        ([USR1, TERM], False),  # the time limit and its warning
+        ([INT, TERM], True),
+    ],
+)
+@pytest.mark.parametrize("limit", ["reached", "far", "unknown"])
+def test_sigterm_at_the_time_limit_is_no_cancellation(signals, cancelled, limit):
+    now, job = [1000.0], Job()
+    stops = StopSignals({"reached": 1120.0, "far": 9999.0, "unknown": None}[limit], lambda: now[0])
+    stops.follow(job, lambda: None)
+    for signum in signals:
+        stops.take(signum)
+        now[0] += 120.0
+    assert stops.cancelled == (cancelled or (limit != "reached" and TERM in signals))
+    assert stops.ended == (signals[1:] == [TERM] and (limit != "reached" or USR1 not in signals))
+
+
+def test_a_stop_before_the_job_runs_is_passed_on_once(capsys):
+    job, stops = Job(), StopSignals()
+    stops.take(INT)
+    assert capsys.readouterr().err == ""
+    stops.follow(job, lambda: None)
+    assert job.sent == [USR1]
+    assert capsys.readouterr().err.startswith("stopping (SIGINT)")
