@@ -3,7 +3,7 @@
 import json
 import math
 
-from ranks import ssmpi
+from ranks import ssmpi, with_plots
 
 from ssmpi.bench.harness.machine import cores
 from ssmpi.bench.throughput.contenders import grid
@@ -12,7 +12,8 @@ PNG = b"\x89PNG"
 
 
 def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_picture(tmp_path):
-    finished = ssmpi("bench", "throughput", "--short", "--seconds", "0.5", "--folder", tmp_path, timeout=280).check()
+    words = ("bench", "throughput", "--short", "--seconds", "0.5", "--folder", tmp_path)
+    finished = ssmpi(*words, timeout=280, environ=with_plots()).check()
     report = json.loads((tmp_path / "throughput.json").read_text())
 
     wanted = {contender.name: contender for contender in grid([128], cores(), short=True)}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from datasets import make_dataset
-from ranks import Running, full_environment
+from ranks import WITHOUT_EXTRAS, Running, full_environment, python_path
 from runs import Run
 
 from ssmpi.bench.cluster import virtual_hosts
@@ -82,7 +82,8 @@ class Launched:
     def __init__(self, hosts, place, name, *overrides, site="hosts.toml"):
         self.folder, self.hosts = place / name, hosts
         words = ("launch", "run.toml", "--resume", name, *overrides, "--site", site)
-        environ = full_environment({"PRTE_MCA_plm_ssh_agent": str(hosts.remote_shell), "PYTHONPATH": str(PROJECT)})
+        path = python_path(*WITHOUT_EXTRAS, PROJECT)
+        environ = full_environment({"PRTE_MCA_plm_ssh_agent": str(hosts.remote_shell), "PYTHONPATH": path})
         environ.pop("PRTE_MCA_rmaps_default_mapping_policy", None)
         self.job = Running(hosts.on("head", sys.executable, "-m", "ssmpi", *words, folder=place), environ)
 
