@@ -3,6 +3,7 @@
 import json
 import math
 
+import pytest
 from ranks import ssmpi, with_plots
 
 from ssmpi.bench.harness.machine import cores
@@ -11,9 +12,10 @@ from ssmpi.bench.throughput.contenders import grid
 PNG = b"\x89PNG"
 
 
+@pytest.mark.timeout(630)  # it starts eight jobs, one after the other
 def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_picture(tmp_path):
     words = ("bench", "throughput", "--short", "--seconds", "0.5", "--folder", tmp_path)
-    finished = ssmpi(*words, timeout=280, environ=with_plots()).check()
+    finished = ssmpi(*words, timeout=600, environ=with_plots()).check()
     report = json.loads((tmp_path / "throughput.json").read_text())
 
     wanted = {contender.name: contender for contender in grid([128], cores(), short=True)}

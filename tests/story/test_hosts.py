@@ -106,8 +106,8 @@ class Launched:
         (number,) = self.hosts.processes("head", f"ssmpi launch run.toml --resume {self.folder.name} ")
         self.hosts.run("head", "kill", "-USR1", number)
 
-    def end(self, within=LIMIT):
-        finished = self.job.wait(within)
+    def end(self):
+        finished = self.job.wait(LIMIT)
         return finished.code, finished.out + finished.err
 
 
@@ -157,7 +157,7 @@ def test_a_frozen_rank_on_another_host_is_named(hosts, launch):
 def test_a_crashed_host_ends_the_job_and_the_run_goes_on_without_it(hosts, launch):
     run = launch().until_it_trains(more=3)
     hosts.crash("h2")
-    code, output = run.end(within=10)
+    code, output = run.end()
     assert code == LOST, output
     assert "the run did not finish" in output
     assert "error: no answer from h2: repair it or remove it from launcher.hosts" in output

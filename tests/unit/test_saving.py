@@ -142,16 +142,16 @@ def test_a_file_that_is_never_written_is_named_with_its_rank(what, tmp_path, sma
     """While training goes on, which can begin no other save; at the end the job does not wait for ever."""
     owner, name, which, words = HANGS[what]
     over = hang(monkeypatch, owner, name, which)
-    words += r" after checkpoint\.limit_seconds = 0\.3"
+    words += r" after checkpoint\.limit_seconds = 1"
     with pytest.raises(DataError, match=words):
-        train_over_threads(tmp_path, small_data, *SETTINGS, *TWO, "checkpoint.limit_seconds=0.3")
+        train_over_threads(tmp_path, small_data, *SETTINGS, *TWO, "checkpoint.limit_seconds=1.0")
     over.set()
     assert not [text for text in said if "No other checkpoint can be written until it finishes" not in text]
 
 
 def test_where_training_waits_a_hang_costs_the_checkpoint(tmp_path, small_data, monkeypatch, said):
     over = hang(monkeypatch, disk, "created", lambda path: "-000001/embedding-0001" in str(path))
-    settings = (*SETTINGS, *TWO, "checkpoint.limit_seconds=0.5", "checkpoint.background=false")
+    settings = (*SETTINGS, *TWO, "checkpoint.limit_seconds=3", "checkpoint.background=false")
     run = train_over_threads(tmp_path, small_data, *settings)
     over.set()
     assert run.result["status"] == "complete"
