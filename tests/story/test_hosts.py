@@ -160,7 +160,8 @@ def test_a_crashed_host_ends_the_job_and_the_run_goes_on_without_it(hosts, launc
     code, output = run.end()
     assert code == LOST, output
     assert "the run did not finish" in output
-    assert "error: no answer from h2: repair it or remove it from launcher.hosts" in output
+    # on a loaded machine another host may need more than the ten seconds that each has to answer
+    assert re.search(r"error: no answer from (h1, )?h2(, h3)?: repair it or remove it from launcher\.hosts", output)
     again = launch("topology.trainers=1", site="without-h2.toml").until_it_trains()
     again.stop()
     code, output = again.end()
