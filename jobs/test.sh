@@ -15,7 +15,7 @@ bash jobs/test_slurm.sh --install &  # meanwhile; where that cannot be, the test
 make_environment "${VENV:-.venv-test}" test
 find_mpi
 
-python tests/compile_kernels.py > /dev/null &  # meanwhile; else both of pytest's workers compile the same kernels
+python tests/compile_kernels.py > /dev/null &  # meanwhile; else all of pytest's workers compile the same kernels
 compiling=$!
 run ruff format --check .
 run ruff check .
@@ -24,5 +24,5 @@ run lint-imports
 run shellcheck -x jobs/*.sh jobs/*.sbatch .ci/run
 wait "$compiling"
 wait
-# Two files at a time, because many tests wait for others; in the order of their names, in which the long ones do not come last.
-run pytest -rfEs -n 2 --dist loadfile --no-loadscope-reorder "$@"
+# Three files at a time on two cores, because half of the time tests wait; the longest begin first (tests/conftest.py).
+run pytest -rfEs -n 3 --dist loadfile --no-loadscope-reorder "$@"

@@ -1,6 +1,6 @@
 """Runs a little of everything once, so that compiled kernels are on disk before several processes want the same ones.
 
-``jobs/test.sh`` starts it beside the linters. Else both test workers, and the ranks of the jobs they start, compile the
+``jobs/test.sh`` starts it beside the linters. Else all test workers, and the ranks of the jobs they start, compile the
 same kernels at the same time.
 """
 

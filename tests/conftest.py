@@ -14,6 +14,20 @@ from datasets import make_dataset  # noqa: E402
 hypothesis.settings.register_profile("ssmpi", deadline=None, derandomize=True)  # kernels compile in their first example
 hypothesis.settings.load_profile("ssmpi")
 
+LONGEST = (  # files by how long they take; all others are short
+    "story/test_slurm.py", "mpi/test_failures.py", "mpi/test_throughput.py", "mpi/test_checkpoints.py",
+    "mpi/test_exactness.py", "story/test_hosts.py", "mpi/test_stops.py", "mpi/test_refusals.py",
+    "mpi/test_prepare_ranks.py", "mpi/test_gradients.py", "mpi/test_quickstart.py", "mpi/test_study.py",
+    "contract/test_algorithms.py", "contract/test_embedding.py", "contract/test_sync.py", "mpi/test_emulation.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """Those begin first, so that all of xdist's workers end at about the same time."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    assert all(path.is_file() for path in places), "LONGEST names a file that is not there"
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
 
 @pytest.fixture(scope="session")
 def small_data(tmp_path_factory):

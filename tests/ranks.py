@@ -26,6 +26,10 @@ from ssmpi.core.mpi_environment import environment
 from ssmpi.core.topology import CONVERSATIONS, Directory
 
 TESTS = Path(__file__).parent
+# What only extras of ssmpi bring is hidden from ranks, as where none is installed: numba imports scipy if it is there,
+# which takes 0.3 s, and a run draws its plot with matplotlib, which takes a second.
+WITHOUT_SCIPY, WITHOUT_MATPLOTLIB = TESTS / "hidden" / "scipy", TESTS / "hidden" / "matplotlib"
+WITHOUT_EXTRAS = (WITHOUT_SCIPY, WITHOUT_MATPLOTLIB)
 PATIENCE = 120  # seconds until something counts as hung: twenty times what it takes on an idle machine
 
 
@@ -136,8 +140,17 @@ def ssmpi(*arguments, ranks=None, timeout=PATIENCE, environ=None):
 
 def full_environment(extra=None):
     """This process's environment with what ``ssmpi launch`` adds, and with the tests' own modules to import."""
-    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, **environment(), "PYTHONPATH": path, **(extra or {})}
+    return {**os.environ, **environment(), "PYTHONPATH": python_path(*WITHOUT_EXTRAS, TESTS), **(extra or {})}
+
+
+def with_plots():
+    """What lets a process of ``full_environment`` draw."""
+    return {"PYTHONPATH": python_path(WITHOUT_SCIPY, TESTS)}
+
+
+def python_path(*folders):
+    """``PYTHONPATH`` with ``folders`` first."""
+    return os.pathsep.join(filter(None, (*map(str, folders), os.environ.get("PYTHONPATH"))))
 
 
 def mpirun_path():

@@ -1,13 +1,12 @@
 """Whole training runs, over real ranks or over threads, and what they leave behind."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
 import numpy as np
-from ranks import PATIENCE, TESTS, full_environment, over_threads, ssmpi
+from ranks import PATIENCE, over_threads, ssmpi
 
 from ssmpi.checkpoint import model_files
 from ssmpi.checkpoint.store import Store
@@ -74,17 +73,11 @@ def write_run_file(folder, data, *overrides):
     return load(path, (*base, *overrides))
 
 
-def without_plot():
-    """An environment in which matplotlib cannot be imported."""
-    path = full_environment()["PYTHONPATH"]
-    return {"PYTHONPATH": os.pathsep.join((str(TESTS / "no_matplotlib"), path))}
-
-
 def train(folder, data, *overrides, timeout=PATIENCE):
-    """``mpirun ... -m ssmpi train`` to its end, without the plot, which takes as long as a small run."""
+    """``mpirun ... -m ssmpi train`` to its end."""
     config = write_run_file(folder, data, *overrides)
     (folder / "given.toml").write_text(dump(config))
-    ssmpi("train", folder / "given.toml", ranks=config.topology.size, timeout=timeout, environ=without_plot()).check()
+    ssmpi("train", folder / "given.toml", ranks=config.topology.size, timeout=timeout).check()
     return Run(Path(config.run.folder))
 
 

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from ranks import WITHOUT_EXTRAS, python_path
+
 from ssmpi.bench.cluster.virtual_hosts import HEAD_ADDRESS, NETWORK, PATIENCE, PROJECT, VirtualHosts
 
 PACKAGES = "slurm-wlm libpmix2"
@@ -75,7 +77,11 @@ class SlurmCluster(VirtualHosts):
         (self.state / "mpi.conf").write_text("PMIxCliTmpDirBase=/var/spool/slurmd\n")  # not shared between hosts
         (self.state / "slurm").mkdir()
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        ours = {"SLURM_CONF": str(self.state / "slurm.conf"), "PATH": path, "PYTHONPATH": str(PROJECT)}
+        ours = {
+            "SLURM_CONF": str(self.state / "slurm.conf"),
+            "PATH": path,
+            "PYTHONPATH": python_path(*WITHOUT_EXTRAS, PROJECT),
+        }
         self.environ = {**os.environ, **ours}
         self.head("slurmctld")
         for name in self.names:

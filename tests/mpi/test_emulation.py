@@ -4,7 +4,7 @@ back what it should."""
 import json
 
 import pytest
-from ranks import ssmpi
+from ranks import ssmpi, with_plots
 
 from ssmpi.bench.cluster import virtual_hosts
 
@@ -30,7 +30,7 @@ def test_a_job_of_each_kind_is_measured_and_predicted(tmp_path, small_data, wher
         tmp_path,
     )
     words = (f"data.folder={small_data}", "data.block_rows=512")
-    finished = ssmpi("bench", "cluster", *words, *arguments).check()
+    finished = ssmpi("bench", "cluster", *words, *arguments, environ=with_plots()).check()
     report = json.loads((tmp_path / "cluster.json").read_text())
     (row,) = report["rows"]
     assert (row["shape"], row["trainers"]) == ("FR-EASGD-5, 1 sync PS", 2)

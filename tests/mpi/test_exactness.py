@@ -60,7 +60,7 @@ def test_a_run_repeats_to_the_last_bit(trained, tmp_path, small_data):
     )
 
 
-@pytest.mark.parametrize("servers", [2, 3])
+@pytest.mark.parametrize("servers", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_embedding_ps_change_no_bit(trained, servers):
     handout = "static" if servers == 2 else "dynamic"
     run = trained(*ADAGRAD, f"topology.embedding_ps={servers}", *([f"data.handout={handout}"] if servers == 2 else []))

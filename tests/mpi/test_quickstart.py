@@ -3,14 +3,13 @@ second command's lint then sees what it saw before.
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from ranks import PATIENCE, Running, full_environment
+from ranks import PATIENCE, Running, full_environment, python_path
 
 PROJECT = Path(__file__).parents[2]
 ROWS = 7_000
@@ -35,7 +34,7 @@ def checkout(tmp_path_factory):
 @pytest.fixture(scope="module")
 def quickstart(checkout):
     """The script's end."""
-    environ = full_environment({"PYTHONPATH": os.pathsep.join((str(checkout), os.environ.get("PYTHONPATH", "")))})
+    environ = full_environment({"PYTHONPATH": python_path(checkout)})
     job = Running(["bash", str(checkout / "jobs" / "quickstart.sh"), "--rows", str(ROWS)], environ)
     try:
         return job.wait(2 * PATIENCE)

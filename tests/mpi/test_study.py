@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from datasets import make_dataset
-from ranks import Running, full_environment, ssmpi
+from ranks import Running, full_environment, ssmpi, with_plots
 
 STUDY = """
 [study]
@@ -45,7 +45,7 @@ def running(study):
     """A study to interfere with. Its jobs have sessions of their own: what is left of them is found by a variable."""
     mark = f"SSMPI_TEST_STUDY={study}"
     command = [sys.executable, "-m", "ssmpi", "bench", "study", str(study)]
-    job = Running(command, full_environment(dict([mark.split("=")])))
+    job = Running(command, full_environment({**with_plots(), **dict([mark.split("=")])}))
     try:
         yield job
     finally:
@@ -78,13 +78,14 @@ def test_a_killed_study_goes_on_without_repeating_finished_cells(tmp_path, data)
         job.process.wait(10)
         before = marker(tmp_path, "seed-1")
         started = (cells / "seed-2" / "run.toml").stat().st_ino
-        again = ssmpi("bench", "study", study, timeout=200).check()
+        again = ssmpi("bench", "study", study, timeout=200, environ=with_plots()).check()
     assert "1 of them finished" in again.err or "2 of them finished" in again.err  # the second may have ended meanwhile
     assert marker(tmp_path, "seed-1") == before
     assert (cells / "seed-2" / "run.toml").stat().st_ino == started  # the job left behind was waited for
     results = json.loads((tmp_path / "study" / "results.json").read_text())
     assert [row["runs"] for row in results["rows"]] == [2]
     assert not results["missing"]
+    assert (tmp_path / "study" / "results.html").is_file()
     assert not list(cells.glob("*/model"))
 
 

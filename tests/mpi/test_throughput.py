@@ -3,7 +3,8 @@
 import json
 import math
 
-from ranks import ssmpi
+import pytest
+from ranks import ssmpi, with_plots
 
 from ssmpi.bench.harness.machine import cores
 from ssmpi.bench.throughput.contenders import grid
@@ -11,16 +12,20 @@ from ssmpi.bench.throughput.contenders import grid
 PNG = b"\x89PNG"
 
 
+@pytest.mark.timeout(630)  # it starts eight jobs, one after the other
 def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_picture(tmp_path):
-    finished = ssmpi("bench", "throughput", "--short", "--seconds", "0.5", "--folder", tmp_path, timeout=280).check()
+    words = ("bench", "throughput", "--short", "--seconds", "0.5", "--folder", tmp_path)
+    finished = ssmpi(*words, timeout=600, environ=with_plots()).check()
     report = json.loads((tmp_path / "throughput.json").read_text())
 
     wanted = {contender.name: contender for contender in grid([128], cores(), short=True)}
     assert set(report["contenders"]) == set(wanted)
     for name, found in report["contenders"].items():
         assert len(found["windows"]) == 1, name
-        assert 0 < found["windows"][0] < math.inf, name
-        assert found["cores"], name
+        assert 0 <= found["windows"][0] < math.inf, name
+        # whole steps are counted of plain PyTorch: on a loaded machine one may be longer than the window
+        assert found["windows"][0] > 0 or found["kind"] == "pytorch", name
+        assert sum(found["cores"].values()) > 0, name
         assert name in finished.out
     ours = [found for found in report["contenders"].values() if found["kind"] == "ssmpi"]
     assert all("embedding_ps" in found["cores"] for found in ours)

@@ -307,7 +307,7 @@ def test_killed_at_any_file_and_started_again_it_ends_with_the_same_bytes(raw, t
         if code == 0:
             break
         assert code == -signal.SIGKILL
-        assert main(["verify", str(out)]) == 1
+        assert main(["verify", str(out)]) == 2
     assert tree(out) == expected
 
 

@@ -41,6 +41,12 @@ def runs(tmp_path_factory, small_data):
     return found
 
 
+@pytest.fixture(scope="module")
+def files(runs, tmp_path_factory):
+    """The page of all runs and its pictures."""
+    return write(runs, tmp_path_factory.mktemp("report") / "deep" / "page.html")
+
+
 @pytest.fixture
 def broken(runs, tmp_path):
     """A copy of a whole run, to break."""
@@ -49,7 +55,7 @@ def broken(runs, tmp_path):
 
 def write(folders, out):
     """The page of some run folders."""
-    return report.write([read(folder) for folder in folders], out)
+    return write([read(folder) for folder in folders], out)
 
 
 class Page(HTMLParser):
@@ -78,8 +84,7 @@ class Page(HTMLParser):
         return re.sub(r"\s+", " ", " ".join(self.words))
 
 
-def test_a_page_needs_nothing_beside_it(runs, tmp_path):
-    files = write(runs, tmp_path / "deep" / "page.html")
+def test_a_page_needs_nothing_beside_it(files):
     assert [f.name for f in files] == ["page.html", "page-curves.png", "page-speed.png", "page-time.png"]
     assert all(f.read_bytes().startswith(b"\x89PNG") for f in files[1:])
     page = Page(files[0])
@@ -93,8 +98,8 @@ def test_a_page_needs_nothing_beside_it(runs, tmp_path):
     assert "Something is missing" not in page.text
 
 
-def test_a_page_compares_with_the_first_run(runs, tmp_path):
-    text = Page(write(runs, tmp_path / "page.html")[0]).text
+def test_a_page_compares_with_the_first_run(runs, files):
+    text = Page(files[0]).text
     a, b, c = (json.loads((run / "result.json").read_text())["evaluations"]["test"]["last"]["ne"] for run in runs)
     assert f"{(a + b) / 2:.5f} ± {abs(a - b) / 2:.5f}" in text
     assert f"{100 * (c / a - 1):+.3f} %" in text  # by the pair of seed 1
@@ -105,8 +110,8 @@ def test_a_page_compares_with_the_first_run(runs, tmp_path):
     assert "embedding.rate" not in differing
 
 
-def test_a_page_says_where_when_and_with_what_its_runs_were_made(runs, tmp_path):
-    text = Page(write(runs, tmp_path / "page.html")[0]).text
+def test_a_page_says_where_when_and_with_what_its_runs_were_made(runs, files):
+    text = Page(files[0]).text
     record = read(runs[0])
     versions = json.loads((runs[0] / "versions.json").read_text())
     assert record.circumstances == {name: versions[name] for name in ("host", "processor", "started")}

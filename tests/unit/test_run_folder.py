@@ -19,7 +19,7 @@ from ssmpi.tools import export
 
 WHOLE_RUN = (
     "checkpoint.every_examples=500",
-    "checkpoint.keep=9",
+    "checkpoint.keep=100",  # all: the tests know the first by name
     "checkpoint.background=false",
     "run.tensorboard=true",
     "topology.embedding_ps=2",

@@ -11,6 +11,7 @@ from ssmpi.bench.study import study as bench
 from ssmpi.bench.study.grid import load
 from ssmpi.core.errors import STOPPED, SettingsError
 from ssmpi.core.settings import dump
+from ssmpi.report import page
 from ssmpi.run import lockfile
 
 SHIPPED = sorted(Path(__file__).parents[2].glob("jobs/studies/*.toml"))
@@ -43,9 +44,14 @@ def study_file(tmp_path):
     return write
 
 
-def play(monkeypatch, outcome):
-    """Jobs are ``outcome(run folder)`` instead of processes; returns the list of those that were started."""
+def play(monkeypatch, outcome, with_page=False):
+    """Jobs are ``outcome(run folder)`` instead of processes; returns the list of those that were started.
+
+    The page of results, whose pictures take a second, is made only ``with_page``.
+    """
     started = []
+    if not with_page:
+        monkeypatch.setattr(page, "publish", lambda *_: [])
 
     def launched(where, limit, lock, site):
         started.append(where.run.name)
@@ -142,7 +148,7 @@ def test_shipped_studies_resolve(path):
 
 def test_a_study_goes_on_where_it_was_stopped(study_file, monkeypatch, tmp_path):
     study = load(study_file())
-    started = play(monkeypatch, lambda where: STOPPED if len(started) == 3 else complete(where))
+    started = play(monkeypatch, lambda where: STOPPED if len(started) == 3 else complete(where), with_page=True)
     assert bench.run_all(study) == STOPPED
     first = list(started)
     assert len(first) == 3
@@ -151,6 +157,7 @@ def test_a_study_goes_on_where_it_was_stopped(study_file, monkeypatch, tmp_path)
     assert bench.run_all(study) == 0
     assert bench.run_one(study, 4) == 0
     assert len(started) == 11
+    assert (tmp_path / "study" / "results-trend.png").is_file()
 
 
 def test_a_cell_that_fails_does_not_end_the_study_and_is_tried_again(study_file, monkeypatch, tmp_path, capsys):
