@@ -55,7 +55,7 @@ def broken(runs, tmp_path):
 
 def write(folders, out):
     """The page of some run folders."""
-    return write([read(folder) for folder in folders], out)
+    return report.write([read(folder) for folder in folders], out)
 
 
 class Page(HTMLParser):
