@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,9 @@ from ssmpi.core.topology import Topology
 from ssmpi.data.reader import DataOptions
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.embedding import table
+from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
+from ssmpi.model.zoo import network_of
 
 SHORTEST = (
     "the shortest run file is the line 'data.folder = \"FOLDER\"', which names a folder that 'ssmpi-prepare' made; "
@@ -137,12 +140,7 @@ class Config:
     waiting: WaitOptions = field(default_factory=WaitOptions)
 
     def __post_init__(self) -> None:
-        require(
-            self.model.bottom[-1] == self.embedding.dim,
-            f"model.bottom ends in {self.model.bottom[-1]}, but embedding.dim = {self.embedding.dim}: they are "
-            "multiplied with each other and must be equal",
-        )
-        parameters = self.model.parameters(DENSE_FEATURES, SPARSE_FEATURES)
+        parameters = self.network.parameters
         require(
             self.sync.fragments <= parameters,
             f"sync.fragments = {self.sync.fragments:,} is more than the {parameters:,} parameters of the dense model",
@@ -151,6 +149,11 @@ class Config:
             sync.check_topology(self.sync, self.topology)
         except ValueError as error:
             raise SettingsError(str(error)) from None
+
+    @cached_property
+    def network(self) -> Network:
+        """What the trainers train, over the features of the data."""
+        return network_of(self.model, Inputs(DENSE_FEATURES, SPARSE_FEATURES, self.embedding.dim))
 
     def flat(self) -> dict[str, Any]:
         """All settings by their names, ``section.key``."""

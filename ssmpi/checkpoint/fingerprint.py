@@ -20,7 +20,8 @@ DATA = "data.folder (its contents)"
 
 def fingerprint(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     """Some of a run's ``settings`` by name, and a digest of its training data, as JSON has them."""
-    found = {name: list(value) if isinstance(value := settings[name], tuple) else value for name in SAME}
+    names = (*SAME, *(name for name in settings if name.startswith(f"model.{settings['model.name']}.")))
+    found = {name: list(value) if isinstance(value := settings[name], tuple) else value for name in names}
     shards = [(shard.rows, shard.checksum) for shard in manifest.split(settings["data.train_split"]).shards]
     found[DATA] = hashlib.sha256(repr((manifest.cardinalities, shards)).encode()).hexdigest()[:16]
     return found

@@ -87,6 +87,8 @@ def by_weight(
 
 
 @njit(cache=True, nogil=True)
-def by_values(blas: int, by_out: np.ndarray, weight: np.ndarray, out: np.ndarray, rows: int, n: int, k: int) -> None:
-    """out (rows, k) = by_out (rows, n) weight (n, k)."""
-    _product(blas, AS_IT_IS, AS_IT_IS, k, rows, n, weight, by_out, out, 0.0)
+def by_values(
+    blas: int, by_out: np.ndarray, weight: np.ndarray, out: np.ndarray, rows: int, n: int, k: int, fresh: bool
+) -> None:
+    """out (rows, k) = by_out (rows, n) weight (n, k), added unless ``fresh``."""
+    _product(blas, AS_IT_IS, AS_IT_IS, k, rows, n, weight, by_out, out, 0.0 if fresh else 1.0)

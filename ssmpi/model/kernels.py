@@ -41,9 +41,12 @@ def interact(x: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True, fastmath=SUMS)
 def interact_backward(
-    x: np.ndarray, rows: np.ndarray, by_out: np.ndarray, by_x: np.ndarray, by_rows: np.ndarray
-) -> None:
-    """From the gradient by ``interact``'s output to those by x and rows, which are overwritten."""
+    x: np.ndarray, rows: np.ndarray, by_out: np.ndarray, by_x: np.ndarray, by_rows: np.ndarray,
+    add_x: bool, add_rows: bool,
+) -> None:  # fmt: skip
+    """From the gradient by ``interact``'s output to those by x and rows, added to what is there if ``add_x`` or
+    ``add_rows``.
+    """
     features, dim = rows.shape[1], rows.shape[2]
     vectors, gradients = np.empty((features + 1, dim), np.float32), np.empty((features + 1, dim), np.float32)
     for b in range(rows.shape[0]):
@@ -62,11 +65,68 @@ def interact_backward(
                 for k in range(dim):
                     gradients[i, k] += by_product * vectors[j, k]
                     gradients[j, k] += by_product * vectors[i, k]
+        if add_x:
+            for k in range(dim):
+                gradients[0, k] += by_x[b, k]
         for k in range(dim):
             by_x[b, k] = gradients[0, k]
         for i in range(features):
+            if add_rows:
+                for k in range(dim):
+                    gradients[i + 1, k] += by_rows[b, i, k]
             for k in range(dim):
                 by_rows[b, i, k] = gradients[i + 1, k]
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"})
+def gate(start: np.ndarray, update: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
+    """out (size,) = start * update + x; the inputs may be longer."""
+    for i in range(out.shape[0]):
+        out[i] = start[i] * update[i] + x[i]
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"})
+def multiply(gradient: np.ndarray, factor: np.ndarray, out: np.ndarray, add: bool) -> None:
+    """out = gradient (size,) * factor, or added to it; the others may be longer."""
+    if add:
+        for i in range(gradient.shape[0]):
+            out[i] += gradient[i] * factor[i]
+    else:
+        for i in range(gradient.shape[0]):
+            out[i] = gradient[i] * factor[i]
+
+
+@njit(cache=True, nogil=True)
+def hand_on(gradient: np.ndarray, out: np.ndarray, add: bool) -> None:
+    """out = gradient, both (batch, n), or added to it."""
+    for b in range(out.shape[0]):
+        if add:
+            for k in range(out.shape[1]):
+                out[b, k] += gradient[b, k]
+        else:
+            for k in range(out.shape[1]):
+                out[b, k] = gradient[b, k]
+
+
+@njit(cache=True, nogil=True)
+def relu(values: np.ndarray) -> None:
+    """values (size,) no less than 0; NaN stays."""
+    for i in range(values.shape[0]):
+        values[i] = np.float32(0.0) if values[i] < 0.0 else values[i]
+
+
+@njit(cache=True, nogil=True)
+def sigmoid(values: np.ndarray) -> None:
+    """values (size,) = 1 / (1 + exp(-values))."""
+    for i in range(values.shape[0]):
+        values[i] = np.float32(1.0 / (1.0 + math.exp(-np.float64(values[i]))))
+
+
+@njit(cache=True, nogil=True)
+def sigmoid_backward(gradient: np.ndarray, output: np.ndarray) -> None:
+    """gradient (size,) *= output (1 - output)."""
+    for i in range(gradient.shape[0]):
+        gradient[i] *= output[i] * (np.float32(1.0) - output[i])
 
 
 @njit(cache=True, nogil=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ssmpi.core.settings import EXAMPLES, FLOAT32, require, within
 
@@ -10,10 +10,23 @@ WIDEST = 1_000_000  # layer
 
 
 @dataclass(frozen=True)
+class DCNv2Options:
+    """``[model.dcn_v2]``: the number of cross layers, and the rank of their matrices, 0 for full."""
+
+    layers: int = 3
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        within("layers", self.layers, 1, 100)
+        within("rank", self.rank, 0, WIDEST)
+
+
+@dataclass(frozen=True)
 class ModelOptions:
     """The ``[model]`` section; the defaults are the Kaggle sizes of facebookresearch/dlrm.
 
-    ``bottom`` and ``top`` list the outputs of each layer. The bottom MLP ends in ``embedding.dim``, the top one in 1.
+    ``name`` is one of ``zoo.NETWORKS``. ``bottom`` and ``top`` list the outputs of each layer of the MLPs that networks
+    have below and above; the top one ends in 1.
     ``precision`` is that of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state and rows
     are float32 in either case, and so are scores.
     """
@@ -23,8 +36,9 @@ class ModelOptions:
     bottom: tuple[int, ...] = (512, 256, 64, 16)
     top: tuple[int, ...] = (512, 256, 1)
 
+    dcn_v2: DCNv2Options = field(default_factory=DCNv2Options)
+
     def __post_init__(self) -> None:
-        require(self.name == "dlrm", f"name is 'dlrm', got {self.name!r}")
         require(self.precision in ("fp32", "bf16"), f"precision is 'fp32' or 'bf16', got {self.precision!r}")
         require(bool(self.bottom) and min(self.bottom) >= 1, f"bottom must list positive sizes, got {self.bottom}")
         require(bool(self.top) and min(self.top) >= 1, f"top must list positive sizes, got {self.top}")
@@ -32,16 +46,6 @@ class ModelOptions:
             for layer, size in enumerate(sizes):
                 within(f"{name}[{layer}]", size, 1, WIDEST)
         require(self.top[-1] == 1, f"top must end in 1, got {self.top}: one logit per example")
-
-    def widths(self, dense: int, sparse: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Widths of the bottom and of the top MLP, each with its input first, for so many dense and sparse features."""
-        vectors = 1 + sparse
-        return (dense, *self.bottom), (self.bottom[-1] + vectors * (vectors - 1) // 2, *self.top)
-
-    def parameters(self, dense: int, sparse: int) -> int:
-        """Floats in one replica, for so many dense and sparse features."""
-        mlps = self.widths(dense, sparse)
-        return sum((i + 1) * o for sizes in mlps for i, o in zip(sizes, sizes[1:], strict=False))
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,25 @@
 """One trainer's dense parameters in one flat float32 vector that torch, numpy and MPI see without copies.
 
-Each worker thread has a ``ThreadModel``: a module of its own over the same memory. Threads cannot share one module,
-because torch would find its parameters modified in place between forward and backward; here that is Hogwild, and meant.
+Each worker thread has a ``ThreadModel``: the network over the same memory, with buffers and gradients of its own. That
+weights change between its forward and backward pass is Hogwild, and meant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import torch
-from torch import nn
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.core.errors import DataError
-from ssmpi.model.dlrm import Step, initial_values
+from ssmpi.model import blas, reference
+from ssmpi.model.executor import CompiledStep
+from ssmpi.model.network import Network
+from ssmpi.model.program import Program
+from ssmpi.model.torch_step import TorchStep
 
 
 class Replica:
@@ -25,30 +27,26 @@ class Replica:
     ``memory`` is where it lies.
     """
 
-    def __init__(self, make: Callable[[], nn.Module], seed: int, memory: Memory | None = None) -> None:
-        self._make, self.memory = make, memory or PrivateMemory()
-        module = make()
+    def __init__(self, network: Network, precision: str, seed: int, memory: Memory | None = None) -> None:
+        self.network, self._precision, self.memory = network, precision, memory or PrivateMemory()
         generator = np.random.default_rng([seed, 0])
-        self.layout = [(name, tuple(p.shape)) for name, p in module.named_parameters()]
-        initial = np.concatenate([initial_values(shape, generator).ravel() for _, shape in self.layout])
+        initial = np.concatenate([initial_values(shape, generator).ravel() for _, shape in network.layout])
         self.vector = self.memory.allocate(initial.nbytes).view(np.float32)
         self.vector[:] = initial
 
     def thread_model(self, vector: np.ndarray | None = None) -> ThreadModel:
-        """A module over ``vector`` (default: the live one) with gradients of its own."""
-        return ThreadModel(self._make(), self.vector if vector is None else vector)
+        """The network over ``vector`` (default: the live one) with gradients of its own."""
+        return ThreadModel(self.network, self.vector if vector is None else vector, self._precision)
 
     def datasets(self, vector: np.ndarray) -> list[tuple[str, np.ndarray, dict[str, Any]]]:
-        """What to save of ``vector``: views of the parameters, named as in the module's state_dict, without
-        attributes.
-        """
-        return [(name, values, {}) for name, values in self._by_name(vector)]
+        """What to save of ``vector``: views of the parameters, without attributes."""
+        return [(name, values, {}) for name, values in by_name(self.network, vector)]
 
     def load(self, path: Path) -> np.ndarray:
         """Read a vector of which ``datasets`` were written; DataError if it is of another model."""
         vector = np.empty_like(self.vector)
         with h5py.File(path, "r", locking=False) as saved:
-            for name, values in self._by_name(vector):
+            for name, values in by_name(self.network, vector):
                 if name not in saved or saved[name].shape != values.shape:
                     found = saved[name].shape if name in saved else "nothing"
                     raise DataError(
@@ -58,57 +56,54 @@ class Replica:
                 values[...] = saved[name][()]
         return vector
 
-    def _by_name(self, vector: np.ndarray) -> list[tuple[str, np.ndarray]]:
-        """Views of ``vector`` by parameter name."""
-        views, start = [], 0
-        for name, shape in self.layout:
-            size = int(np.prod(shape))
-            views.append((name, vector[start : start + size].reshape(shape)))
-            start += size
-        return views
+
+def by_name(network: Network, vector: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Views of ``vector`` by parameter."""
+    ends = np.cumsum([int(np.prod(shape)) for _, shape in network.layout])
+    parts = np.split(vector, ends[:-1])
+    return [(name, part.reshape(shape)) for (name, shape), part in zip(network.layout, parts, strict=True)]
+
+
+def initial_values(shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+    """facebookresearch/dlrm: weights (m, n) ~ N(0, 2 / (m + n)), biases (m,) ~ N(0, 1 / m); float32."""
+    spread = np.sqrt(2.0 / sum(shape)) if len(shape) == 2 else np.sqrt(1.0 / shape[0])
+    return generator.normal(0.0, spread, size=shape).astype(np.float32)
 
 
 class ThreadModel:
-    """``module`` sees ``weights`` as its parameters and leaves their gradients in ``gradients``, both flat tensors.
+    """A network over ``weights`` that leaves its gradients in ``gradients``, both float32 (parameters,).
 
-    ``arrays`` are the same two for compiled kernels.
+    To be made on the thread that uses it.
     """
 
-    def __init__(self, module: nn.Module, vector: np.ndarray) -> None:
-        self.module = module
-        self.weights = torch.from_numpy(vector)  # a tensor of its own: a version counter of its own
-        self.gradients = torch.zeros_like(self.weights)
-        self.arrays = vector, self.gradients.numpy()
-        start = 0
-        for parameter in module.parameters():
-            size = parameter.numel()
-            parameter.data = self.weights[start : start + size].view(parameter.shape)
-            parameter.grad = self.gradients[start : start + size].view(parameter.shape)
-            start += size
-        own_step = getattr(module, "own_step", None)
-        self._forward_backward: Step = own_step(*self.arrays) if own_step else self.by_autograd
+    def __init__(self, network: Network, vector: np.ndarray, precision: str) -> None:
+        self._network, self.weights, self.gradients = network, vector, np.zeros_like(vector)
+        program, sgemm, half = Program(network), blas.sgemm(), precision == "bf16"
+        compiled = CompiledStep(program, *self.arrays, sgemm) if sgemm else None
+        self._step = compiled if compiled and not half else TorchStep(program, *self.arrays, half=half)
+        self._score = compiled.score if compiled else self._by_torch
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Weights and gradients."""
+        return self.weights, self.gradients
 
     def forward_backward(
         self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Logits float32 (batch,) before the update and gradients (batch, features, dim) of the mean log-loss by
+        """Logits float32 (batch,) before the update and gradients (batch, tables, dim) of the mean log-loss by
         ``rows``.
 
         The dense gradients are left in ``gradients``. What is returned is valid until the next call.
         """
-        return self._forward_backward(dense, rows, labels)
-
-    def by_autograd(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The same for any module, for models that do not write an ``own_step``."""
-        leaf = torch.from_numpy(rows).requires_grad_()
-        logits = self.module(torch.from_numpy(dense), leaf)
-        self.gradients.zero_()
-        nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels)).backward()
-        assert leaf.grad is not None
-        return logits.detach().float().numpy(), leaf.grad.numpy()
+        return self._step(dense, rows, labels)
 
     def score(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Logits float32 (batch,), without gradients."""
+        return self._score(dense, rows)
+
+    def _by_torch(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        parameters = {name: torch.from_numpy(values) for name, values in by_name(self._network, self.weights)}
         with torch.inference_mode():
-            logits: np.ndarray = self.module(torch.from_numpy(dense), torch.from_numpy(rows)).numpy()
-        return logits
+            logits = reference.logits(self._network, parameters, torch.from_numpy(dense), torch.from_numpy(rows))
+        return logits.numpy()

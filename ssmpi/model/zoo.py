@@ -1,5 +1,18 @@
-"""The models that ``model.name`` can name. A new one is a module beside ``dlrm`` and a line here."""
+"""The networks that ``model.name`` can name. A new one is a file beside ``dlrm`` and a line here."""
 
-from ssmpi.model.dlrm import DLRM
+from __future__ import annotations
 
-MODELS = {"dlrm": DLRM}
+from ssmpi.core.errors import SettingsError
+from ssmpi.model.dcn_v2 import dcn_v2
+from ssmpi.model.dlrm import dlrm
+from ssmpi.model.network import Inputs, Network
+from ssmpi.model.options import ModelOptions
+
+NETWORKS = {"dlrm": dlrm, "dcn_v2": dcn_v2}
+
+
+def network_of(options: ModelOptions, inputs: Inputs) -> Network:
+    """The network that ``[model]`` describes, over these inputs; SettingsError where they do not fit."""
+    if options.name not in NETWORKS:
+        raise SettingsError(f"model.name is one of {', '.join(NETWORKS)}, got {options.name!r}")
+    return NETWORKS[options.name](options, inputs)

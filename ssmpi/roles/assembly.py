@@ -14,11 +14,9 @@ from ssmpi.core.log import during, log
 from ssmpi.data.cursor import CursorOptions, DataCursor
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.model import processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
-from ssmpi.model.zoo import MODELS
 from ssmpi.report.results import EarlierResults, Results
 from ssmpi.roles.precompile import compile_kernels
 from ssmpi.roles.progress import Progress
@@ -47,10 +45,7 @@ def tables(config: Config, world: World, cardinalities: tuple[int, ...], weights
 
 def dense_model(config: Config, weights: Path | None) -> tuple[Replica, DenseOptimizer]:
     """The replica, fresh or with the weights of a saved model, and its optimizer; their kernels are compiled."""
-    make = MODELS[config.model.name]
-    replica = Replica(
-        lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES), config.run.seed, memory_for(config.sync.transport)
-    )
+    replica = Replica(config.network, config.model.precision, config.run.seed, memory_for(config.sync.transport))
     if weights:
         replica.vector[:] = replica.load(weights / "dense.h5")
     optimizer = dense_optimizer(config.dense, replica)

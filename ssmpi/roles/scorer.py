@@ -13,9 +13,7 @@ from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.comm.world import World
 from ssmpi.core.stop import Stop
 from ssmpi.data.batch import Batch
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.model.replica import Replica
-from ssmpi.model.zoo import MODELS
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.tables import Tables
 
@@ -32,8 +30,7 @@ class Scorer:
         world.start_heartbeat(config.waiting)
         cardinalities = DataOrigin.of_model(model, config.data.folder).cardinalities
         self._tables = Tables(config, world, cardinalities, model)
-        make = MODELS[config.model.name]
-        self._replica = Replica(lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES), config.run.seed)
+        self._replica = Replica(config.network, config.model.precision, config.run.seed)
         self._replica.vector[:] = self._replica.load(model / "dense.h5")
 
     def evaluate(self, split: str) -> dict[str, float]:

@@ -37,7 +37,7 @@ def read_tables(path: Path) -> tuple[int, ...]:
 
 def dense_parameters(config: Config) -> int:
     """Floats in one dense replica."""
-    return config.model.parameters(DENSE_FEATURES, SPARSE_FEATURES)
+    return config.network.parameters
 
 
 def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
@@ -45,8 +45,7 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     parameters, topology = dense_parameters(config), config.topology
     features = SPARSE_FEATURES * config.embedding.dim * 4 * config.data.batch_size
     block = config.data.block_rows * 2 * (SPARSE_FEATURES + DENSE_FEATURES + 1) * 4
-    vectors = 1 + SPARSE_FEATURES
-    activations = config.data.batch_size * 4 * 4 * (sum(config.model.bottom) + sum(config.model.top) + vectors**2)
+    activations = config.data.batch_size * 4 * 4 * config.network.activations
     trainer = 4.0 * parameters * (5 + topology.threads) + topology.threads * (6.0 * features + block + activations)
     rows = _largest_share(config, placement)
     sync_ps = 8.0 * parameters / max(1, topology.sync_ps)

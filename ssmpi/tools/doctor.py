@@ -81,7 +81,7 @@ def thread_plan(bound: list[list[int]]) -> list[str]:
 
 
 def dense_step() -> str:
-    """How this host computes the float32 step of a DLRM."""
+    """How this host computes the float32 step of a network."""
     from ssmpi.model import blas  # here, because it needs torch
 
     if blas.sgemm():

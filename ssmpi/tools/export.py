@@ -1,6 +1,8 @@
 """``ssmpi export``: writes a run's model as one file for other programs, in the layout of facebookresearch/dlrm::
 
 emb_l.{feature}.weight   (rows, dim)      bot_l.{0,2,...}.weight, .bias      top_l.{0,2,...}.weight, .bias
+
+What other networks than DLRM have besides keeps its name (``ssmpi plan`` prints it).
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def state_dict(config: Config, folder: Path) -> dict[str, np.ndarray]:
     found = {}
     for name, values in sorted(files.read(folder / "dense.h5").items()):
         mlp, _, rest = name.partition(".")
-        found[f"{NAMES[mlp]}.{rest}"] = values
+        found[f"{NAMES.get(mlp, mlp)}.{rest}"] = values
     cardinalities = DataOrigin.of_model(folder, config.data.folder).cardinalities
     arena = Arena(config.embedding, place(cardinalities, 1), 0, config.run.seed)
     model_files.load_tables(arena, folder)

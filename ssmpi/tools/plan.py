@@ -23,6 +23,7 @@ def describe(config: Config, where: Site | None = None, tables_file: Path | None
     sections = [
         ranks(config),
         tables(config, placement),
+        network(config),
         memory(config, placement),
         *([layout_of(config, where, placement).describe(where)] if where else []),
         traffic(config, placement),
@@ -61,6 +62,13 @@ def tables(config: Config, placement: Placement) -> str:
             "example: " + " ".join(names)
         )
     return "\n".join(lines)
+
+
+def network(config: Config) -> str:
+    """The dense network, an operator a line; widths are floats per example."""
+    found = config.network
+    head = f"network: {config.model.name}, {found.parameters:,} parameters ({_bytes(4 * found.parameters)})"
+    return "\n".join([head, *(f"  {line}" for line in found.describe())])
 
 
 def memory(config: Config, placement: Placement) -> str:
@@ -107,7 +115,6 @@ def work(config: Config) -> str:
     return (
         f"work: {rows:,} examples ({reader.rows:,} rows x {data.passes} passes), {rows // data.batch_size:,} "
         "iterations\n"
-        f"  dense replica: {dense_parameters(config):,} parameters ({_bytes(4 * dense_parameters(config))})\n"
         f"  ELP: {elp:,} = batch {data.batch_size} x {topology.threads} threads x {topology.trainers} trainers\n"
         f"  sync: {config.sync.algorithm}, {config.sync.pace} pace"
     )

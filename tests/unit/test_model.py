@@ -11,18 +11,19 @@ from oracle import PlainDLRM
 
 from ssmpi.checkpoint import files
 from ssmpi.core.errors import DataError
-from ssmpi.model import blas, processor
-from ssmpi.model.dlrm import DLRM
-from ssmpi.model.layers import PIECE
+from ssmpi.model import blas, processor, reference
+from ssmpi.model.executor import PIECE
+from ssmpi.model.network import Inputs
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DenseOptions, ModelOptions
 from ssmpi.model.replica import Replica
+from ssmpi.model.zoo import network_of
 
 OPTIONS = ModelOptions(bottom=(8, 4), top=(6, 1))
 
 
 def replica(seed=1, options=OPTIONS):
-    return Replica(lambda: DLRM(options, 13, 26), seed)
+    return Replica(network_of(options, Inputs(13, 26, 4)), options.precision, seed)
 
 
 def batch(rows=9, seed=0):
@@ -47,20 +48,17 @@ def test_scores_like_the_plain_model():
     np.testing.assert_allclose(replica().thread_model().score(dense, tables), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_twins_see_each_others_steps_between_forward_and_backward():
-    """Hogwild: torch must not object to weights that change meanwhile, and gradients are each model's own."""
+def test_threads_see_each_others_steps():
+    """Hogwild: the weights are shared, the gradients each thread's own."""
     shared = replica()
     one, other = shared.thread_model(), shared.thread_model()
     dense, tables, labels = batch()
-    leaf = torch.from_numpy(tables).requires_grad_()
-    logits = one.module(torch.from_numpy(dense), leaf)
-    before = shared.vector.copy()
+    logits = one.score(dense, tables)
     other.forward_backward(dense, tables.copy(), labels)
-    other.weights.add_(other.gradients, alpha=-0.1)
-    assert np.any(shared.vector != before)
-    torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels)).backward()
-    assert one.gradients.data_ptr() != other.gradients.data_ptr()
-    assert np.shares_memory(one.weights.numpy(), other.weights.numpy())
+    other.weights -= 0.1 * other.gradients
+    assert np.any(one.score(dense, tables) != logits)
+    assert not one.gradients.any()
+    assert np.shares_memory(one.weights, shared.vector)
 
 
 def test_gradients_are_those_of_the_mean_loss_by_finite_differences():
@@ -95,7 +93,7 @@ def test_optimizers_step_like_torchs(name):
         torchs = torch.optim.Adagrad([weights], lr=0.05, initial_accumulator_value=0.1, eps=1e-6)
     for step in range(5):
         model.forward_backward(*batch(seed=step))
-        weights.grad = model.gradients.clone()
+        weights.grad = torch.from_numpy(model.gradients.copy())
         optimizer.step(model, 1.0)
         torchs.step()
         np.testing.assert_allclose(shared.vector, weights.detach(), rtol=1e-6, atol=1e-7)
@@ -107,7 +105,7 @@ def test_the_schedules_factor_scales_the_step():
     before = shared.vector.copy()
     model.forward_backward(*batch())
     optimizer.step(model, 0.25)
-    np.testing.assert_allclose(shared.vector, before - 0.125 * model.gradients.numpy(), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(shared.vector, before - 0.125 * model.gradients, rtol=1e-6, atol=1e-7)
 
 
 def test_weights_survive_being_saved_and_loaded(tmp_path):
@@ -125,19 +123,32 @@ def test_weights_of_another_model_are_refused(tmp_path):
         replica().load(tmp_path / "dense.h5")
 
 
+def autograd(network, vector, dense, rows, labels, kind=torch.float64):
+    """Logits, gradients by rows and by the vector, by torch."""
+    flat, leaf = (torch.from_numpy(values).to(kind).requires_grad_() for values in (vector, rows))
+    sizes = [int(np.prod(shape)) for _, shape in network.layout]
+    parts = zip(network.layout, flat.split(sizes), strict=True)
+    logits = reference.logits(
+        network, {name: part.view(shape) for (name, shape), part in parts}, torch.from_numpy(dense).to(kind), leaf
+    )
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels).to(logits.dtype))
+    by_rows, by_vector = torch.autograd.grad(loss, [leaf, flat])
+    return logits.detach().float().numpy(), by_rows.numpy(), by_vector.numpy()
+
+
 def gradients(size, precision="fp32", options=None):
     """Logits, gradients by rows and dense ones, by hand and by autograd in float32; the model and the batch."""
     options = replace(options or ModelOptions(bottom=(24, 8), top=(16, 1)), precision=precision)
     dim = options.bottom[-1]
-    model = Replica(lambda: DLRM(options, 13, 5), seed=3).thread_model()
+    network = network_of(options, Inputs(13, 5, dim))
+    model = Replica(network, precision, seed=3).thread_model()
     generator = np.random.default_rng(size)
     dense = generator.normal(size=(size, 13)).astype(np.float32)
     rows = generator.normal(size=(size, 5, dim)).astype(np.float32)
     labels = (generator.random(size) < 0.4).astype(np.float32)
     logits, by_rows = model.forward_backward(dense, rows, labels)
-    by_hand = logits.copy(), by_rows.copy(), model.gradients.numpy().copy()
-    expected = (*model.by_autograd(dense, rows, labels), model.gradients.numpy().copy())
-    return by_hand, expected, model, (dense, rows, labels)
+    by_hand = logits.copy(), by_rows.copy(), model.gradients.copy()
+    return by_hand, autograd(network, model.weights, dense, rows, labels), (network, model.weights, dense, rows, labels)
 
 
 @pytest.mark.parametrize("size", [1, 7, 128, PIECE, PIECE + 1, 2 * PIECE + 77])
@@ -171,7 +182,7 @@ def test_compiled_products_are_numpys(rows, n, k):
     blas.outputs(blas.sgemm(), flat[0], flat[1], found[0].ravel(), rows, n, k)
     blas.by_weight(blas.sgemm(), flat[2], flat[0], found[1].ravel(), rows, n, k, True)
     blas.by_weight(blas.sgemm(), flat[2], flat[0], added.ravel(), rows, n, k, False)
-    blas.by_values(blas.sgemm(), flat[2], flat[1], found[2].ravel(), rows, n, k)
+    blas.by_values(blas.sgemm(), flat[2], flat[1], found[2].ravel(), rows, n, k, True)
     expected = (values @ weight.T, by_out.T @ values, by_out @ weight, held + by_out.T @ values)
     for ours, theirs in zip((*found, added), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
@@ -188,9 +199,9 @@ def test_bfloat16_is_as_near_as_autocasts(size):
     """Eight bits of mantissa cost some percent of a gradient's length here; torch's own mixed precision is the
     measure.
     """
-    by_hand, expected, model, arrays = gradients(size, "bf16", ModelOptions())
+    by_hand, expected, arrays = gradients(size, "bf16", ModelOptions())
     with torch.autocast("cpu", torch.bfloat16):
-        autocast = (*model.by_autograd(*arrays), model.gradients.numpy())
+        autocast = autograd(*arrays, torch.float32)
     for ours, exact, torchs in zip(by_hand, expected, autocast, strict=True):
         assert 0 < np.linalg.norm(ours - exact) < 1.3 * np.linalg.norm(torchs - exact)
 
@@ -217,7 +228,7 @@ def test_what_is_not_finite_stays_so(precision):
     logits, by_rows = model.forward_backward(dense, rows, labels)
     assert np.isnan(logits[3])
     assert np.isnan(by_rows[3]).any()
-    assert np.isnan(model.gradients.numpy()).any()
+    assert np.isnan(model.gradients).any()
 
 
 @pytest.mark.parametrize(

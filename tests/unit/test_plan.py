@@ -6,7 +6,6 @@ import pytest
 
 from ssmpi.config import load
 from ssmpi.embedding.placement import place
-from ssmpi.model.dlrm import DLRM
 from ssmpi.model.replica import Replica
 from ssmpi.run.requirements import dense_parameters
 from ssmpi.tools import plan
@@ -24,7 +23,7 @@ def read(tmp_path, data, *overrides):
 )
 def test_it_counts_the_parameters_that_the_model_has(tmp_path, small_data, overrides):
     config = read(tmp_path, small_data, *overrides)
-    replica = Replica(lambda: DLRM(config.model, 13, 26), 1)
+    replica = Replica(config.network, config.model.precision, 1)
     assert dense_parameters(config) == replica.vector.size
 
 

@@ -9,18 +9,16 @@ import torch
 
 from ssmpi.bench.harness.rows import Source
 from ssmpi.config import Config
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
+from ssmpi.model.network import DENSE, DotInteraction, Linear
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.replica import Replica
-from ssmpi.model.zoo import MODELS
 
 Step = Callable[[], object]
 
 
 def bare_steps(config: Config, source: Source) -> list[Step]:
     """A step for each Hogwild thread: forward, backward and update on given rows. No embeddings, no messages."""
-    make = MODELS[config.model.name]
-    replica = Replica(lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES), config.run.seed)
+    replica = Replica(config.network, config.model.precision, config.run.seed)
     optimizer = dense_optimizer(config.dense, replica)
 
     def step_of(thread: int) -> Step:
@@ -38,20 +36,21 @@ def bare_steps(config: Config, source: Source) -> list[Step]:
 
 
 def gemm_steps(config: Config) -> list[Step]:
-    """For each thread the products of one DLRM step: forward, and the two backward ones of every layer and of the
-    interaction.
+    """For each thread the products of one step of the network: forward, and the two backward ones of every layer and of
+    the interaction.
     """
-    batch = config.data.batch_size
+    batch, network = config.data.batch_size, config.network
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.model.precision]
-    vectors = 1 + SPARSE_FEATURES
-    bottom, top = config.model.widths(DENSE_FEATURES, SPARSE_FEATURES)
 
     def step_of() -> Step:
-        products = [
-            *mlp_products(batch, bottom, dtype)[1:],
-            *mlp_products(batch, top, dtype),
-        ]  # no gradient by the input
-        products += interaction_products(batch, vectors, config.model.bottom[-1], dtype)
+        products: list[Product] = []
+        for operator in network.operators:
+            if isinstance(operator, Linear):
+                (source,) = operator.inputs
+                sizes = network.widths[source], operator.outputs
+                products += linear_products(batch, *sizes, dtype, by_input=source != DENSE)
+            elif isinstance(operator, DotInteraction):
+                products += interaction_products(batch, 1 + operator.tables, network.inputs.dim, dtype)
 
         def step() -> None:
             for product, left, right, out in products:
@@ -65,18 +64,12 @@ def gemm_steps(config: Config) -> list[Step]:
 Product = tuple[Callable[..., torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def mlp_products(batch: int, sizes: tuple[int, ...], dtype: torch.dtype) -> list[Product]:
-    """Three products a layer on buffers of their own; the first is that for the gradient by the MLP's input."""
-    found: list[Product] = []
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
-        x, g = torch.randn(batch, inputs, dtype=dtype), torch.randn(batch, outputs, dtype=dtype)
-        w = torch.randn(outputs, inputs, dtype=dtype)
-        found += [
-            (torch.mm, g, w, torch.empty_like(x)),
-            (torch.mm, x, w.t(), torch.empty_like(g)),
-            (torch.mm, g.t(), x, torch.empty_like(w)),
-        ]
-    return found
+def linear_products(batch: int, inputs: int, outputs: int, dtype: torch.dtype, *, by_input: bool) -> list[Product]:
+    """The products of one layer on buffers of their own, with that for the gradient by its input or without."""
+    x, g = torch.randn(batch, inputs, dtype=dtype), torch.randn(batch, outputs, dtype=dtype)
+    w = torch.randn(outputs, inputs, dtype=dtype)
+    forward, by_weight = (torch.mm, x, w.t(), torch.empty_like(g)), (torch.mm, g.t(), x, torch.empty_like(w))
+    return [forward, by_weight, *([(torch.mm, g, w, torch.empty_like(x))] if by_input else [])]
 
 
 def interaction_products(batch: int, vectors: int, dim: int, dtype: torch.dtype) -> list[Product]:

@@ -1,0 +1,89 @@
+"""A network as a table of whole numbers that compiled code walks: what each instruction reads and writes, and where.
+
+Values lie one behind the other in a buffer, each as (examples, width); a place is the number of floats per example
+before it. The rows stay where they were pulled to: their place is ``ROWS_PLACE``. Gradients by values lie at the same
+places of a second buffer. Where several instructions read a value, the last of them, which the backward pass meets
+first, writes its gradient; the others add theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ssmpi.model.network import DENSE, ROWS, Concat, DotInteraction, Gate, Linear, Network, Operator, floats_in
+
+ROWS_PLACE = -1
+NOWHERE = -2  # no bias, no second input
+
+# Kinds of instructions.
+LINEAR, INTERACTION, COPY, GATE = range(4)
+
+# Columns. A, B and C are the places of inputs; DETAIL is the number of tables of an interaction and the first column
+# that a copy fills.
+KIND, A, B, C, OUT, INPUTS, OUTPUTS, WEIGHT, BIAS, DETAIL, FLAGS = range(11)
+
+# Flags: the activation; whose gradients are wanted, and whose are added to what is there.
+RELU, SIGMOID = 1, 2
+BY_A, BY_B, BY_C = 4, 8, 16
+ADD_A, ADD_B, ADD_C = 32, 64, 128
+
+
+@dataclass
+class Program:
+    """``table`` int64 (instructions, 11); ``floats`` per example that the values take, the last of them the logit's."""
+
+    network: Network
+    places: dict[str, int] = field(init=False)
+    floats: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places, self.floats = {ROWS: ROWS_PLACE}, 0
+        for name, width in self.network.widths.items():
+            if name != ROWS:
+                self.places[name] = self.floats
+                self.floats += width
+        instructions = np.array(list(self._instructions()), np.int64).reshape(-1, FLAGS + 1)
+        _mark_gradients(instructions, self.places[DENSE])
+        self.table = instructions
+
+    def _instructions(self) -> Iterator[list[int]]:
+        weight = 0
+        for operator in self.network.operators:
+            yield from self._of(operator, weight)
+            weight += floats_in(self.network.forms[operator.name].parameters)
+
+    def _of(self, operator: Operator, weight: int) -> Iterator[list[int]]:
+        """The instructions of one operator, whose parameters begin at ``weight``."""
+        width, widths = self.network.widths[operator.name], [self.network.widths[name] for name in operator.inputs]
+        places, out = [self.places[name] for name in operator.inputs], self.places[operator.name]
+        match operator:
+            case Linear():
+                bias = weight + width * widths[0] if operator.bias else NOWHERE
+                flag = {"none": 0, "relu": RELU, "sigmoid": SIGMOID}[operator.activation]
+                yield [LINEAR, places[0], NOWHERE, NOWHERE, out, widths[0], width, weight, bias, 0, flag]
+            case DotInteraction():
+                yield [INTERACTION, *places, NOWHERE, out, widths[0], width, 0, 0, operator.tables, 0]
+            case Concat():
+                column = 0
+                for place, inputs in zip(places, widths, strict=True):
+                    yield [COPY, place, NOWHERE, NOWHERE, out, inputs, width, 0, 0, column, 0]
+                    column += inputs
+            case Gate():
+                yield [GATE, *places, out, width, width, 0, 0, 0, 0]
+            case _:
+                raise NotImplementedError(f"no instruction for {type(operator).__name__}")
+
+
+def _mark_gradients(table: np.ndarray, dense: int) -> None:
+    """Set which gradients an instruction leaves: none by ``dense``; the first in backward order writes, others add."""
+    written: set[int] = set()
+    for row in table[::-1]:
+        for column, wanted, added in ((C, BY_C, ADD_C), (B, BY_B, ADD_B), (A, BY_A, ADD_A)):
+            place = int(row[column])
+            if place in (NOWHERE, dense):
+                continue
+            row[FLAGS] |= wanted | (added if place in written else 0)
+            written.add(place)

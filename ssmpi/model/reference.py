@@ -1,0 +1,43 @@
+"""A network by torch's operators and autograd: the oracle of the compiled step, and the step where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.nn.functional import linear
+
+from ssmpi.model.network import DENSE, ROWS, Concat, DotInteraction, Gate, Linear, Network, Operator
+
+ACTIVATION: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda values: values,
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+}
+
+
+def logits(
+    network: Network, parameters: Mapping[str, torch.Tensor], dense: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """Logits (batch,) for dense (batch, features) and rows (batch, tables, dim), in the precision of what is given."""
+    values = {DENSE: dense, ROWS: rows.flatten(1)}
+    for operator in network.operators:
+        values[operator.name] = _output(operator, parameters, [values[name] for name in operator.inputs])
+    return values[network.operators[-1].name].squeeze(1)
+
+
+def _output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]) -> torch.Tensor:
+    match operator:
+        case Linear():
+            bias = parameters[f"{operator.name}.bias"] if operator.bias else None
+            return ACTIVATION[operator.activation](linear(inputs[0], parameters[f"{operator.name}.weight"], bias))
+        case DotInteraction():
+            vectors = torch.cat(inputs, dim=1).unflatten(1, (operator.tables + 1, -1))
+            lower = torch.tril_indices(operator.tables + 1, operator.tables + 1, offset=-1)
+            dots = torch.bmm(vectors, vectors.transpose(1, 2))[:, lower[0], lower[1]]
+            return torch.cat([inputs[0], dots], dim=1)
+        case Concat():
+            return torch.cat(inputs, dim=1)
+        case Gate():
+            return inputs[0] * inputs[1] + inputs[2]
+    raise NotImplementedError(f"torch's form of {type(operator).__name__} is not written")

@@ -1,0 +1,173 @@
+"""Networks as values: shapes, the compiled program and torch's operators against autograd in float64."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import train_over_threads
+from test_model import autograd
+
+from ssmpi.config import load
+from ssmpi.core.errors import SettingsError
+from ssmpi.model.executor import PIECE
+from ssmpi.model.network import DENSE, ROWS, Concat, DotInteraction, Gate, Inputs, Linear, Network, cross, mlp
+from ssmpi.model.options import DCNv2Options, ModelOptions
+from ssmpi.model.program import Program
+from ssmpi.model.replica import Replica
+from ssmpi.model.torch_step import TorchStep
+from ssmpi.model.zoo import NETWORKS, network_of
+
+INPUTS = Inputs(dense=5, tables=3, dim=4)
+
+
+def example(network, batch, seed=0):
+    generator, inputs = np.random.default_rng(seed), network.inputs
+    dense = generator.normal(size=(batch, inputs.dense)).astype(np.float32)
+    rows = generator.normal(size=(batch, inputs.tables, inputs.dim)).astype(np.float32)
+    return dense, rows, (generator.random(batch) < 0.4).astype(np.float32)
+
+
+def assert_gradients(network, batch):
+    """Of the compiled step and of torch's operators."""
+    model, arrays = Replica(network, "fp32", seed=3).thread_model(), example(network, batch)
+    expected = autograd(network, model.weights, *arrays)
+    by_torch = np.zeros_like(model.weights)
+    steps = (
+        (model.forward_backward, model.gradients),
+        (TorchStep(Program(network), model.weights, by_torch, half=False), by_torch),
+    )
+    for step, gradients in steps:
+        logits, by_rows = step(*arrays)
+        for found, wanted in zip((logits, by_rows, gradients), expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=2e-5)
+    np.testing.assert_allclose(model.score(*arrays[:2]), expected[0], rtol=1e-3, atol=2e-5)
+
+
+@st.composite
+def networks(draw):
+    """Any list of operators that fits: each reads values made before it; what is left over is joined at the end."""
+    inputs = Inputs(draw(st.integers(1, 6)), draw(st.integers(1, 4)), draw(st.integers(1, 5)))
+    widths, operators, unread = inputs.widths(), [], [ROWS]
+
+    def add(operator):
+        operators.append(operator)
+        widths[operator.name] = operator.form(*(widths[name] for name in operator.inputs)).width
+        unread[:] = [name for name in unread if name not in operator.inputs] + [operator.name]
+
+    for number in range(draw(st.integers(0, 6))):
+        name, source = f"o{number}", draw(st.sampled_from(sorted(widths)))
+        match draw(st.sampled_from(["linear", "pairs", "concat", "gate"])):
+            case "linear":
+                activation = draw(st.sampled_from(["none", "relu", "sigmoid"]))
+                add(Linear(name, (source,), draw(st.integers(1, 40)), activation, draw(st.booleans())))
+            case "pairs":
+                fitting = [value for value in widths if widths[value] == inputs.dim and value != ROWS]
+                if fitting:
+                    add(DotInteraction(name, (draw(st.sampled_from(fitting)), ROWS), inputs.tables))
+            case "concat":
+                add(Concat(name, tuple(draw(st.lists(st.sampled_from(sorted(widths)), min_size=1, max_size=4)))))
+            case "gate":
+                fitting = [value for value in widths if widths[value] == widths[source]]
+                add(Gate(name, (source, draw(st.sampled_from(fitting)), draw(st.sampled_from(fitting)))))
+    add(Concat("all", tuple(unread)))
+    add(Linear("logit", ("all",), 1))
+    return Network(tuple(operators), inputs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(networks(), st.sampled_from([1, 2, 7, PIECE + 1]))
+def test_any_network_has_the_gradients_of_autograd(network, batch):
+    assert_gradients(network, batch)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("batch", [1, 128, 2 * PIECE + 77])
+def test_shipped_networks_have_the_gradients_of_autograd(name, rank, batch):
+    options = ModelOptions(name=name, bottom=(24, 4), top=(16, 1), dcn_v2=DCNv2Options(2, rank))
+    assert_gradients(network_of(options, INPUTS), batch)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_batch_of_nothing_has_no_gradient(name, precision):
+    network = network_of(ModelOptions(name=name, bottom=(24, 4), top=(16, 1)), INPUTS)
+    model = Replica(network, precision, seed=3).thread_model()
+    model.forward_backward(*example(network, 3))
+    assert model.gradients.any()
+    logits, by_rows = model.forward_backward(*example(network, 0))
+    assert logits.shape == (0,)
+    assert by_rows.shape == (0, 3, 4)
+    assert not model.gradients.any()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_bfloat16_is_near(name):
+    """Within some percent of a gradient's length, and not float32 under another name."""
+    options = ModelOptions(name=name, bottom=(64, 48, 4), top=(64, 32, 1), dcn_v2=DCNv2Options(2, 40))
+    network = network_of(options, Inputs(40, 3, 4) if name == "dlrm" else Inputs(40, 12, 4))
+    model, arrays = Replica(network, "bf16", seed=3).thread_model(), example(network, 600)
+    expected = autograd(network, model.weights, *arrays)
+    for found, wanted in zip((*model.forward_backward(*arrays), model.gradients), expected, strict=True):
+        assert 1e-5 < np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 0.05
+
+
+def test_layers_are_named_and_laid_out_as_they_were():
+    """Checkpoints and exports of DLRM have these names in this order."""
+    network = network_of(ModelOptions(bottom=(8, 4), top=(6, 1)), INPUTS)
+    assert network.layout == [
+        ("bottom.0.weight", (8, 5)), ("bottom.0.bias", (8,)), ("bottom.2.weight", (4, 8)), ("bottom.2.bias", (4,)),
+        ("top.0.weight", (6, 10)), ("top.0.bias", (6,)), ("top.2.weight", (1, 6)), ("top.2.bias", (1,)),
+    ]  # fmt: skip
+
+
+def test_cross_layers_are_the_papers():
+    """x' = x_0 * (W x + b) + x, written down."""
+    inputs = Inputs(dense=2, tables=2, dim=2)
+    start = Concat("start", (DENSE, ROWS))
+    crossed = cross("cross", "start", 6, layers=2, rank=0)
+    network = Network((start, *crossed, Linear("logit", (crossed[-1].name,), 1)), inputs)
+    model, (dense, rows, _) = Replica(network, "fp32", seed=1).thread_model(), example(network, 4)
+    (w, b, v, c, last, bias) = np.split(model.weights, np.cumsum([np.prod(shape) for _, shape in network.layout])[:-1])
+    first = x = np.concatenate([dense, rows.reshape(4, 4)], axis=1)
+    for matrix, shift in ((w, b), (v, c)):
+        x = first * (x @ matrix.reshape(6, 6).T + shift) + x
+    np.testing.assert_allclose(model.score(dense, rows), x @ last + bias, rtol=1e-5, atol=1e-6)
+
+
+def refused(operators, words):
+    with pytest.raises(SettingsError, match=words):
+        Network(tuple(operators), INPUTS)
+
+
+def test_what_does_not_fit_is_named():
+    out = Linear("out", (ROWS,), 1)
+    refused([], "ends in 'dense' of width 5")
+    refused([Linear("a", (ROWS,), 2)], "ends in 'a' of width 2, not in a logit of width 1")
+    refused(
+        [Linear("a", ("b",), 2), out], r"operator 'a' \(Linear\) reads 'b', which nothing before it makes: dense, rows"
+    )
+    refused([Linear(DENSE, (ROWS,), 2), out], "operator 'dense' .*: its name is taken")
+    refused([Linear("a", (ROWS,), 0), out], "operator 'a' .*: outputs must be at least 1, got 0")
+    refused([Linear("a", (ROWS,), 2, "tanh"), out], "activation is one of none, relu, sigmoid, got 'tanh'")
+    refused([DotInteraction("a", (DENSE, ROWS), 3), out], "dense has 5 values, a row 4")
+    refused([Gate("a", (DENSE, DENSE, ROWS)), out], "its inputs have 5, 5 and 12 values")
+    refused([Linear("a", (DENSE,), 2), out], "no operator reads 'a'")
+    refused(mlp("a", DENSE, [1]), "no operator reads 'rows'")
+
+
+def test_the_program_in_words():
+    lines = network_of(ModelOptions(bottom=(8, 4), top=(6, 1)), INPUTS).describe()
+    assert lines[0] == "bottom.0 (8) = Linear + relu of dense (5): 48 parameters, 40 products"
+    assert lines[2] == "pairs (10) = DotInteraction of bottom.2 (4), rows (12): 0 parameters, 24 products"
+    assert len(lines) == 5
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "dlrm"])
+def test_other_networks_learn_and_are_saved(name, tmp_path, small_data):
+    """Two trainers, two embedding PSs."""
+    settings = (f"model.name={name}", "topology.trainers=2", "topology.embedding_ps=2", "data.passes=2")
+    run = train_over_threads(tmp_path, small_data, *settings)
+    assert run.result["status"] == "complete"
+    assert run.quality("test")["ne"] < 1.0
+    assert set(run.dense()) == {parameter for parameter, _ in load(run.folder / "run.toml").network.layout}
