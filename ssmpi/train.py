@@ -32,8 +32,7 @@ def run(job: Job, config: Config, folder: Path, checkpoint: Path | None = None) 
 
 def train(config: Config, world: World, folder: Path, checkpoint: Path | None = None) -> bool:
     """A trainer: passes over the data, evaluations and checkpoints in between, the model saved at the end."""
-    with log.during("loading torch"):
-        from ssmpi.roles.trainer import Trainer  # here, because servers need no torch
+    from ssmpi.roles.trainer import Trainer  # here, because servers need nothing of it
 
     trainer = Trainer(config, world, folder, checkpoint)
     for _ in trainer.parts():

@@ -1,4 +1,5 @@
-"""Matrix products from compiled loops: ``sgemm`` of the BLAS that torch has brought, called without the interpreter.
+"""Matrix products from compiled loops: ``sgemm`` of the BLAS that torch has brought, called without the interpreter,
+and loaded without importing torch, which takes seconds and 100 MB.
 
 All matrices are row-major, contiguous float32, given as flat arrays that begin where the matrix begins.
 """
@@ -6,17 +7,18 @@ All matrices are row-major, contiguous float32, given as flat arrays that begin 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+TORCH = importlib.util.find_spec("torch")
+LIBRARY = Path(TORCH.origin if TORCH and TORCH.origin else "torch").parent / "lib" / "libtorch_cpu.so"
 AS_IT_IS, TRANSPOSED = ord("N"), ord("T")
 
 
@@ -26,6 +28,14 @@ def sgemm() -> int | None:
         return ctypes.cast(ctypes.CDLL(str(LIBRARY)).sgemm_, ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
+
+
+def use_one_thread() -> None:
+    """Keep products of this thread on it: BLAS would start a team for each. OpenMP and MKL keep this by thread."""
+    library = ctypes.CDLL(str(LIBRARY))
+    for name in ("omp_set_num_threads", "MKL_Set_Num_Threads_Local"):
+        if hasattr(library, name):
+            getattr(library, name)(ctypes.c_int(1))
 
 
 @intrinsic

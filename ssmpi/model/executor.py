@@ -8,7 +8,6 @@ kernel knows a network.
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numba import njit
 
 from ssmpi.model import blas, kernels
@@ -57,7 +56,7 @@ class CompiledStep:
     """
 
     def __init__(self, program: Program, weights: np.ndarray, gradients: np.ndarray, sgemm: int) -> None:
-        torch.set_num_threads(1)  # BLAS would start a team for each product; OpenMP keeps this by thread
+        blas.use_one_thread()
         self._sgemm, self._table, self._weights, self._gradients = sgemm, program.table, weights, gradients
         self._values, self._by_values = np.empty((2, PIECE * program.floats), np.float32)
         self._logits, self._by_rows = np.empty(0, np.float32), np.empty(0, np.float32)

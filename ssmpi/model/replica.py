@@ -6,20 +6,21 @@ weights change between its forward and backward pass is Hogwild, and meant.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
-import torch
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.core.errors import DataError
-from ssmpi.model import blas, reference
+from ssmpi.model import blas
 from ssmpi.model.executor import CompiledStep
 from ssmpi.model.network import Network
 from ssmpi.model.program import Program
-from ssmpi.model.torch_step import TorchStep
+
+Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 class Replica:
@@ -78,10 +79,16 @@ class ThreadModel:
 
     def __init__(self, network: Network, vector: np.ndarray, precision: str) -> None:
         self._network, self.weights, self.gradients = network, vector, np.zeros_like(vector)
-        program, sgemm, half = Program(network), blas.sgemm(), precision == "bf16"
+        program, sgemm = Program(network), blas.sgemm()
         compiled = CompiledStep(program, *self.arrays, sgemm) if sgemm else None
-        self._step = compiled if compiled and not half else TorchStep(program, *self.arrays, half=half)
         self._score = compiled.score if compiled else self._by_torch
+        self._step: Step
+        if compiled and precision == "fp32":
+            self._step = compiled
+        else:
+            from ssmpi.model.torch_step import TorchStep  # here, because importing torch takes seconds
+
+            self._step = TorchStep(program, *self.arrays, half=precision == "bf16")
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -103,6 +110,10 @@ class ThreadModel:
         return self._score(dense, rows)
 
     def _by_torch(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        import torch
+
+        from ssmpi.model import reference
+
         parameters = {name: torch.from_numpy(values) for name, values in by_name(self._network, self.weights)}
         with torch.inference_mode():
             logits = reference.logits(self._network, parameters, torch.from_numpy(dense), torch.from_numpy(rows))

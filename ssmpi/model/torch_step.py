@@ -42,6 +42,7 @@ class TorchStep:
     """``step(dense, rows, labels)`` as ``CompiledStep``; ``half``: products of wide layers in bfloat16."""
 
     def __init__(self, program: Program, weights: np.ndarray, gradients: np.ndarray, *, half: bool) -> None:
+        torch.set_num_threads(1)  # threads inside an operator fight with the worker threads; see DESIGN
         self._program, self._arrays = program, (weights, gradients)
         self._layers = {
             number: Weights(row, weights, gradients, half=half and min(row[INPUTS], row[OUTPUTS]) >= NARROWEST)

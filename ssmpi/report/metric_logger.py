@@ -22,7 +22,7 @@ from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.trainer_report import TrainerReport
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+    from ssmpi.report.events import EventWriter
 
 PLAIN_LINE_SECONDS = 60.0
 COUNTS = ("iterations", "rounds", "round_seconds", "staleness")
@@ -44,7 +44,7 @@ class MetricLogger:
         numbers, arrays = earlier or ({}, {})
         known = int(numbers.get("bytes", 0))
         self._lines = JsonlFile(folder / METRICS, known)  # what came after the checkpoint will come again
-        self.writer: SummaryWriter | None = None
+        self.writer: EventWriter | None = None
         self._bar = bar(rows)
         self._window, self._total = Quality(), Quality(**arrays)
         self._bar.update(int(self._total.sums[0]))
@@ -184,7 +184,7 @@ class MetricLogger:
             try:
                 for name, value in plain.items():
                     if isinstance(value, float) and name != "seconds":
-                        self.writer.add_scalar(f"{prefix}/{name}", value, plain["examples"])
+                        self.writer.add_scalar(f"{prefix}/{name}", value, line["examples"])
             except OSError as error:
                 self.writer = None
                 log.error(f"error: TensorBoard's events end here, metrics.jsonl goes on: {cause(error)}")

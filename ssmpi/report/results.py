@@ -19,6 +19,7 @@ from ssmpi.report.metric_logger import MetricLogger, State
 if TYPE_CHECKING:
     from ssmpi.config import Run
     from ssmpi.core.topology import Topology
+    from ssmpi.report.events import EventWriter
 
 
 class Scored(NamedTuple):
@@ -49,7 +50,7 @@ class Results:
         logbook, self.evaluations = (earlier.logbook, earlier.evaluations) if earlier else (None, {})
         self.logbook = MetricLogger(folder, topology, expected, options.log_seconds, logbook)
         if options.tensorboard:
-            self.logbook.writer = tensorboard_writer(folder, int(self.logbook.totals()["examples"]))
+            self.logbook.writer = event_writer(folder, int(self.logbook.totals()["examples"]))
 
     def evaluated(self, split: str, scored: Scored, what: str = "model", best: bool | None = None) -> None:
         """Keep one evaluation as the last one of its split, and as the best if its NE is lowest, or as ``best``
@@ -98,11 +99,11 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def tensorboard_writer(folder: Path, examples: int) -> Any:
-    """A TensorBoard writer, or None, with a message, where TensorBoard is not installed."""
+def event_writer(folder: Path, examples: int) -> EventWriter | None:
+    """A writer of TensorBoard's events, or None, with a message, where TensorBoard is not installed."""
     try:
-        from torch.utils.tensorboard import SummaryWriter
+        from ssmpi.report.events import EventWriter
     except ImportError:
         log.info("no TensorBoard events: pip install 'ssmpi[tensorboard]' to have them")
         return None
-    return SummaryWriter(str(folder), purge_step=examples)  # later events of an earlier job come again
+    return EventWriter(folder, examples)

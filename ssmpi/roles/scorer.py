@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.comm.world import World
@@ -25,7 +24,6 @@ class Scorer:
     """Scores with the model saved in the folder ``model``."""
 
     def __init__(self, config: Config, world: World, model: Path) -> None:
-        torch.set_num_threads(1)
         self._config, self._world = config, world
         world.start_heartbeat(config.waiting)
         cardinalities = DataOrigin.of_model(model, config.data.folder).cardinalities

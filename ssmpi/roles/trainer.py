@@ -9,7 +9,6 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ssmpi import sync
 from ssmpi.checkpoint.context import SaveContext
@@ -45,7 +44,6 @@ class Trainer:
     """What the story page works with; see ``ssmpi/train.py``. Measurements replace some of its public parts."""
 
     def __init__(self, config: Config, world: World, folder: Path, start_from: Path | None = None) -> None:
-        torch.set_num_threads(1)  # threads inside an operator fight with the worker threads; see DESIGN
         self.config, self.world, self._folder = config, world, folder
         world.start_heartbeat(config.waiting)
         assembly.check_host(config, world)

@@ -195,7 +195,6 @@ def test_a_run_says_what_it_prepares(tmp_path, small_data, messages):
     begun = [line for line in said if line.endswith("...") or line == "training starts"]
     rows = sum(CARDINALITIES)
     assert begun == [
-        "loading torch ...",
         f"placing {rows:,} embedding rows on 2 embedding PSs ...",
         "loading kernels, compiling those that are new here ...",
         "waiting for the other ranks ...",
