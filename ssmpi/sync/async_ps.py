@@ -97,7 +97,7 @@ class AsyncPS(Centered):
 
     def state(self) -> dict[str, np.ndarray]:
         """On the first trainer what the sync PSs' optimizer remembers, which is the trainers' own one; a copy."""
-        first = self.peers.center.rank == 0 and self.peers.local.optimizer.state()
+        first = self.peers.trainers.rank == 0 and self.peers.local.optimizer.state()
         return {"center": self.fetch(STATE)} if first else {}
 
     def resume(self, saved: Mapping[str, np.ndarray]) -> None:

@@ -31,14 +31,14 @@ class Centered(Synchronizer):
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
         super().__init__(options, weights, peers)
-        self._thread, self._servers = thread, range(peers.first_ps, peers.center.size)
+        self._thread, self._servers = thread, peers.sync_ps
         self._shards = [cut(f.stop - f.start, len(self._servers)) for f in self.fragments]
         self._reply = np.empty_like(weights)
         in_place = (
             self.in_place and options.merge == "difference"
         )  # interpolating is to lose what was learned meanwhile
         self._mapped = in_place and options.transport != "messages" and self._map()
-        if thread == 0 and peers.center.rank == 0:  # every trainer starts equal: the first one says from where
+        if thread == 0 and peers.trainers.rank == 0:  # every trainer starts equal: the first one says from where
             self._start()
 
     @classmethod
@@ -75,7 +75,7 @@ class Centered(Synchronizer):
 
     def restart(self) -> None:
         """The first trainer says where the center starts, once more, and nobody asks before it is there."""
-        if self.peers.center.rank == 0:
+        if self.peers.trainers.rank == 0:
             self._start()
             self.fetch()
         wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers (to end their warm-up)")
