@@ -25,7 +25,7 @@ class Clock:
 
     # as much of a synchronizer as a pace needs
     idle = in_the_step = each_thread = closed = led = needed = False
-    group, served_seconds = None, 0.0
+    group = None
 
     def begin(self):
         pass
