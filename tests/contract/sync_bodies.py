@@ -82,8 +82,9 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     peers = sync.Peers(world.trainers, world.center, WAITING, home)
     synchronizers = sync.make(options, weights, peers, world.topology.threads)
     for synchronizer in synchronizers:
-        if options.algorithm == "easgd":
-            synchronizer.move = in_turns(turns(world), synchronizer.move)
+        for name in ("move", "move_in_place"):
+            if hasattr(synchronizer, name):
+                setattr(synchronizer, name, in_turns(turns(world), getattr(synchronizer, name)))
     result = work(synchronizers)
     synchronizers[0].goodbye()
     return result

@@ -87,13 +87,13 @@ def sleeping_partner(stall, monkeypatch):
 
 def sleeping_leader(stall, monkeypatch):
     """The trainer that runs the rounds of its host comes late to one."""
-    snapshot = HostGroup.snapshot
+    wait_for_members = HostGroup.wait_for_members
 
-    def late(group, *arguments, **settings):
+    def late(group, waiting):
         stall.passes()
-        return snapshot(group, *arguments, **settings)
+        wait_for_members(group, waiting)
 
-    monkeypatch.setattr(HostGroup, "snapshot", late)
+    monkeypatch.setattr(HostGroup, "wait_for_members", late)
 
 
 def locked_center(stall, monkeypatch):
