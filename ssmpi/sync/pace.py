@@ -49,7 +49,7 @@ class Shadow(Pace):
 
     def __init__(self, synchronizers: list[Synchronizer], cpu_share: float, start: StartThread) -> None:
         self._synchronizer, self._start = synchronizers[0], start
-        self._rest = 1.0 / cpu_share - 1.0
+        self.cpu_share = cpu_share
         self._finished = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -77,7 +77,8 @@ class Shadow(Pace):
         while not self._finished.is_set() or own.needed:
             began = time.thread_time()
             own.round()
-            self._rest_for(min((time.thread_time() - began) * self._rest, self.LONGEST_REST))
+            rest = (time.thread_time() - began) * (1.0 / self.cpu_share - 1.0)
+            self._rest_for(min(rest, self.LONGEST_REST))
         own.close()
 
     def _rest_for(self, seconds: float) -> None:
