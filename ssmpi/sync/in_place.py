@@ -11,6 +11,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 BLOCK = 2048  # floats
+compiled = njit(cache=True, nogil=True, error_model="numpy")  # else the check of a divisor slows its loop
 
 
 @intrinsic
@@ -35,7 +36,7 @@ class Replicas:
         self.room = np.empty((len(vectors) + 1, BLOCK), np.float32)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def take_mean(addresses: np.ndarray, counts: np.ndarray, start: int, size: int, room: np.ndarray) -> None:
     """The first rows of ``room`` become ``size`` floats of each replica from ``start`` on, its last one the mean of
     those that count, bool (replicas,); one at least does.
@@ -54,7 +55,7 @@ def take_mean(addresses: np.ndarray, counts: np.ndarray, start: int, size: int, 
         mean[i] /= number
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def move(
     addresses: np.ndarray, start: int, room: np.ndarray, reference: np.ndarray, alpha: float, difference: bool
 ) -> None:
@@ -70,7 +71,7 @@ def move(
                 live[i] = (np.float32(1.0) - a) * live[i] + a * reference[i]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def average(
     addresses: np.ndarray, counts: np.ndarray, part: tuple[int, int], room: np.ndarray, alpha: float, difference: bool
 ) -> None:
