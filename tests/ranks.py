@@ -6,11 +6,13 @@ all results by rank, and the test asserts over those: an assertion that failed o
 
 import contextlib
 import importlib
+import json
 import os
 import pickle
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -191,6 +193,11 @@ def be_a_rank(folder):
         job.comm.Barrier()  # the next task's messages must not reach this task's servers
     (folder / f"results-{job.rank}").write_bytes(pickle.dumps(results))
     job.leave()
+
+
+def address_of(file):
+    """The address of memory of which this process has the file."""
+    return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "file": file})
 
 
 # Pretended ranks

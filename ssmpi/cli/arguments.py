@@ -198,12 +198,10 @@ def add_bench_options(sub: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=0.7, metavar="S", help="length of a window, 3 a visit (default: 0.7)"
     )
     sub.add_argument("--batch", default="128,512,2048", metavar="SIZES", help="batch sizes (default: 128,512,2048)")
-    sub.add_argument(
-        "--only",
-        default="",
-        metavar="PATTERN",
-        help="contenders and sections whose name contains this; * matches anything",
-    )
+    only = "contenders and sections whose name contains this; * matches anything"
+    sub.add_argument("--only", default="", metavar="PATTERN", help=only)
+    shares = "values of sync.cpu_share for the section shadow, 0 for the shipped one (default: 0,1)"
+    sub.add_argument("--shares", default="0,1", metavar="SHARES", help=shares)
     sub.add_argument("--short", action="store_true", help="batch 128, one round, few contenders: a smoke test")
 
 

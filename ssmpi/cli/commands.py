@@ -199,8 +199,12 @@ def bench_throughput(arguments: argparse.Namespace) -> int:
     words = arguments.overrides
     run_file = Path(words.pop(0)) if words and "=" not in words[0] else None
     batches = numbers("--batch", arguments.batch)
+    try:
+        shares = tuple(float(word) for word in arguments.shares.split(","))
+    except ValueError:
+        raise SettingsError(f"--shares takes a comma-separated list of numbers, got '{arguments.shares}'") from None
     options = throughput.ThroughputOptions(
-        arguments.folder, arguments.rounds, arguments.seconds, batches, arguments.only
+        arguments.folder, arguments.rounds, arguments.seconds, batches, arguments.only, shares
     )
     throughput.measure(throughput.short(options) if arguments.short else options, run_file, words)
     return 0

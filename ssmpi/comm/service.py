@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
 GOODBYE = 30_000
+LONGEST_NAP = 0.05  # seconds; after a second without messages, as where clients work on mapped memory
 
 Handler = Callable[[int, int, np.ndarray], None]
 
@@ -36,7 +37,7 @@ class Service:
 
     def serve(self, clients: int, handler: Handler) -> None:
         """Serve until ``clients`` clients have said goodbye and every reply has been sent."""
-        pause = Backoff(self._waiting)
+        pause = Backoff(self._waiting, LONGEST_NAP)
         while clients:
             message = self._conversation.next_message(self._inbox)
             if message is None:

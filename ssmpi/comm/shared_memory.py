@@ -22,9 +22,10 @@ KEY = 16
 
 
 class Memory(Protocol):
-    """Allocates one piece of memory."""
+    """Allocates one piece of memory, that of an open ``file`` where others can map it."""
 
     address: bytes
+    file: int
 
     def allocate(self, size: int) -> np.ndarray:
         """uint8 (size,)."""
@@ -33,7 +34,7 @@ class Memory(Protocol):
 class PrivateMemory:
     """Memory of this process only."""
 
-    address = b""
+    address, file = b"", -1
 
     def allocate(self, size: int) -> np.ndarray:
         """uint8 (size,)."""
@@ -48,11 +49,11 @@ def private_memory(size: int) -> np.ndarray:
 class SharedMemory:
     """Memory that ``attach`` finds by ``address``, a JSON text."""
 
-    address = b""
+    address, file = b"", -1
 
     def allocate(self, size: int) -> np.ndarray:
         """uint8 (size,), zeros; pages are committed when first touched."""
-        file = os.memfd_create("ssmpi")
+        self.file = file = os.memfd_create("ssmpi")
         os.ftruncate(file, HEADER + size)
         memory = mmap.mmap(file, HEADER + size)
         with contextlib.suppress(OSError):  # huge pages where the system grants them
@@ -69,14 +70,20 @@ def memory_for(transport: str) -> Memory:
     return SharedMemory() if transport != "messages" and hasattr(os, "memfd_create") else PrivateMemory()
 
 
-def attach(address: str | bytes, size: int) -> np.ndarray:
-    """Map another process's memory of this size, uint8 (size,); OSError says why it cannot."""
+def open_file(address: str | bytes) -> int:
+    """The file of another process's memory, opened anew; OSError says why it cannot."""
     if not address:
         raise OSError("its system has no memory to share (memfd_create)")
     place = json.loads(address)
     if place["host"] != socket.gethostname():
         raise OSError(f"it runs on host {place['host']}, this rank on {socket.gethostname()}")
-    file = os.open(f"/proc/{place['pid']}/fd/{place['file']}", os.O_RDWR)
+    return os.open(f"/proc/{place['pid']}/fd/{place['file']}", os.O_RDWR)
+
+
+def attach(address: str | bytes, size: int) -> np.ndarray:
+    """Map another process's memory of this size, uint8 (size,); OSError says why it cannot."""
+    file = open_file(address)
+    place = json.loads(address)
     try:
         found = os.fstat(file).st_size
         if found != HEADER + size:

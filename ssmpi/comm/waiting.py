@@ -16,8 +16,8 @@ from ssmpi.core.settings import COUNT, SECONDS, positive, within
 @dataclass(frozen=True)
 class WaitOptions:
     """The ``[waiting]`` section: ``spins`` tests without sleep, then sleeps growing to ``longest_sleep_us``, or to a
-    twentieth of the wait so far (at most 10 ms) where that is longer: an idle server need not poll 2,000 times a
-    second.
+    twentieth of the wait so far (at most 10 ms, a server 50 ms) where that is longer: an idle server need not poll
+    2,000 times a second.
 
     Spin only where ranks have cores of their own. ``time_limit_seconds`` is how long any single answer may take,
     ``frozen_seconds`` how long a rank may go without a heartbeat.
@@ -42,10 +42,12 @@ TOLERANCE, LONGEST_SLEEP = 0.05, 10e-3  # after a second a wait may end 10 ms la
 
 
 class Backoff:
-    """One wait in progress: call ``nap`` between tests, ``reset`` after something happened."""
+    """One wait in progress: call ``nap`` between tests, ``reset`` after something happened. No sleep is longer than
+    ``longest`` seconds, unless ``waiting`` says so.
+    """
 
-    def __init__(self, waiting: WaitOptions) -> None:
-        self._waiting = waiting
+    def __init__(self, waiting: WaitOptions, longest: float = LONGEST_SLEEP) -> None:
+        self._waiting, self._longest = waiting, longest
         self.reset()
 
     def reset(self) -> None:
@@ -61,7 +63,7 @@ class Backoff:
             return
         time.sleep(self._sleep)
         self._slept += self._sleep
-        longest = max(self._waiting.longest_sleep_us * 1e-6, min(self._slept * TOLERANCE, LONGEST_SLEEP))
+        longest = max(self._waiting.longest_sleep_us * 1e-6, min(self._slept * TOLERANCE, self._longest))
         self._sleep = min(self._sleep * 1.5, longest)
 
 

@@ -40,7 +40,7 @@ from ssmpi.comm.messages import Conversation  # noqa: E402
 from ssmpi.core.topology import CONVERSATIONS, Role, Topology  # noqa: E402
 
 T = TypeVar("T")
-FOR_ROUNDS = 0.01  # of a host's cores, where workers and servers already use them all
+FOR_ROUNDS = 0.02  # of a host's cores, where workers and servers already use them all
 ENDING_SECONDS = 60  # MPI_Finalize waits forever for a rank or a launcher daemon that is gone
 
 THREAD_LEVELS = {
@@ -204,14 +204,13 @@ class World:
 
 def shadow_share(roles: list[Role], threads: int, cores: int) -> float:
     """The share of a core for each shadow thread on a host with ranks of these roles: a whole core where every worker,
-    shadow and server thread has one. Otherwise rounds take FOR_ROUNDS of the host's cores, the part of its sync PSs
-    included: a round costs them as much as trainers.
+    shadow and server thread has one. Otherwise the shadow threads take FOR_ROUNDS of the host's cores. Its sync PSs
+    take none where trainers move the center in place; what trainers of other hosts ask of them is not counted.
     """
     trainers = roles.count(Role.TRAINER)
     if trainers * threads + len(roles) <= cores:
         return 1.0
-    ends = 2 if Role.SYNC_PS in roles else 1
-    return min(1.0, FOR_ROUNDS * cores / max(1, trainers * ends))
+    return min(1.0, FOR_ROUNDS * cores / max(1, trainers))
 
 
 def versions() -> dict[str, str]:

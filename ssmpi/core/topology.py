@@ -59,7 +59,8 @@ class Directory:
 
     def ranks_of(self, role: Role) -> tuple[int, ...]:
         """Ranks in the conversation that play ``role``, by index."""
-        return tuple(rank for rank, (played, _) in enumerate(self.members) if played is role)
+        found = ((index, rank) for rank, (played, index) in enumerate(self.members) if played is role)
+        return tuple(rank for _, rank in sorted(found))
 
     def subset(self, ranks: Iterable[int]) -> Directory:
         """The directory of a conversation among some of the members."""

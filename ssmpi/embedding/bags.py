@@ -11,6 +11,7 @@ import numpy as np
 
 from ssmpi.comm.waiting import WaitOptions, wait_all
 from ssmpi.core.protocols import MPIRequest
+from ssmpi.core.topology import Role
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import raise_bad_id
 from ssmpi.embedding.placement import Placement
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
 
 
 class BagLookups:
-    """Pull and push of pooled bags by one thread. ``first`` is the rank of PS 0 in ``conversation``.
+    """Pull and push of pooled bags by one thread.
 
     A bag of a split table is pooled in as many partial sums as it has PSs, so its last bits depend on the placement;
     rows themselves do not. An empty bag is zero.
     """
 
-    def __init__(self, conversation: Conversation, first: int, placement: Placement, dim: int, thread: int) -> None:
-        self._conversation, self._first, self._placement = conversation, first, placement
+    def __init__(self, conversation: Conversation, placement: Placement, dim: int, thread: int) -> None:
+        self._conversation, self._placement = conversation, placement
+        self._servers = conversation.directory.ranks_of(Role.EMBEDDING_PS)
         self._dim, self._thread = dim, thread
         self._waiting = WaitOptions()
         self._in_flight: list[tuple[MPIRequest, np.ndarray]] = []
@@ -86,7 +88,7 @@ class BagLookups:
         for server in np.unique(owner):
             mine = owner == server
             bags, lengths = np.unique(bag_of[mine], return_counts=True)
-            routes.append((self._first + int(server), bags, lengths.astype(np.int32), rows[mine]))
+            routes.append((self._servers[server], bags, lengths.astype(np.int32), rows[mine]))
         return routes
 
 

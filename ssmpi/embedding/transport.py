@@ -16,6 +16,7 @@ from ssmpi.comm.shared_memory import attach
 from ssmpi.comm.waiting import WaitOptions, wait_all
 from ssmpi.core.errors import PeerError
 from ssmpi.core.protocols import MPIRequest, RowLookup, RowSet
+from ssmpi.core.topology import Role
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import Arena, EmbeddingOptions, RowArray, Saver
@@ -102,20 +103,19 @@ class LocalTables:
 class RemoteTables:
     """Tables on embedding PSs: rows of one on this host are read and updated in place, others are reached by messages.
 
-    ``first`` is the rank of PS 0 in ``conversation``. ``near`` says of each PS whether its rows are at hand; PeerError
-    if ``embedding.transport`` demands that of all and one is not.
+    ``near`` says of each PS whether its rows are at hand; PeerError if ``embedding.transport`` demands that of all and
+    one is not.
     """
 
     def __init__(
         self,
         conversation: Conversation,
-        first: int,
         placement: Placement,
         options: EmbeddingOptions,
         waiting: WaitOptions,
     ) -> None:
         self._conversation, self._options, self._waiting = conversation, options, waiting
-        self._servers = range(first, conversation.size)
+        self._servers = conversation.directory.ranks_of(Role.EMBEDDING_PS)
         self._in_flight: dict[int, deque[tuple[list[MPIRequest], list[np.ndarray]]]] = {}
         self._sent: dict[int, list[int]] = {}  # pushes, by thread and PS: no two threads count in one place
         self._outcomes: dict[int, dict[str, Any]] = {}
@@ -220,7 +220,7 @@ class RemoteTables:
 
     def goodbye(self) -> None:
         """Tell every PS that this trainer will not ask again."""
-        say_goodbye(self._conversation, range(self._servers.start, self._servers.stop), self._waiting)
+        say_goodbye(self._conversation, self._servers, self._waiting)
 
     def _call(self, server: int, kind: int, payload: np.ndarray, size: int) -> np.ndarray:
         """Send a request from the main thread and wait for its reply of ``size`` bytes."""

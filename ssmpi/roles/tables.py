@@ -39,9 +39,7 @@ class Tables:
         self._options, self.placement = config.embedding, place(cardinalities, max(1, servers))
         self.transport: LocalTables | RemoteTables
         if servers:
-            self.transport = RemoteTables(
-                world.embedding, config.topology.trainers, self.placement, config.embedding, config.waiting
-            )
+            self.transport = RemoteTables(world.embedding, self.placement, config.embedding, config.waiting)
             return
         arena = Arena(config.embedding, self.placement, 0, config.run.seed)
         if weights:

@@ -21,6 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from ssmpi.comm.service import Service
+from ssmpi.comm.shared_memory import PrivateMemory
 from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import EXCHANGE, STATE, Center, MakeStep, Step
@@ -97,7 +98,7 @@ class AsyncPS(Centered):
 
     def state(self) -> dict[str, np.ndarray]:
         """On the first trainer what the sync PSs' optimizer remembers, which is the trainers' own one; a copy."""
-        first = self.peers.center.rank == 0 and self.peers.local.optimizer.state()
+        first = self.peers.trainers.rank == 0 and self.peers.local.optimizer.state()
         return {"center": self.fetch(STATE)} if first else {}
 
     def resume(self, saved: Mapping[str, np.ndarray]) -> None:
@@ -116,9 +117,9 @@ class GradientCenter(Center):
     """Steps by every push. ``optimizer(weights)`` makes the step of a shard, with state of its own."""
 
     def __init__(self, optimizer: MakeStep, fragments: int, service: Service) -> None:
-        super().__init__(fragments, service)
+        super().__init__(fragments, service, PrivateMemory())
         self._optimizer = optimizer
-        self._steps: dict[int, tuple[np.ndarray, Step]] = {}  # with the weights they are made for
+        self._steps: dict[int, Step] = {}
         optimizer(np.empty(0, np.float32))(np.empty(0, np.float32), 0.0)  # compiles now, not in the first round
 
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
@@ -130,8 +131,12 @@ class GradientCenter(Center):
         """What the optimizer remembers of this shard."""
         return self._step(fragment).state
 
+    def start(self, fragment: int, values: np.ndarray) -> None:
+        """With an optimizer that remembers nothing."""
+        self._steps.pop(fragment, None)
+        super().start(fragment, values)
+
     def _step(self, fragment: int) -> Step:
-        weights = self.shards[fragment]
-        if fragment not in self._steps or self._steps[fragment][0] is not weights:  # the first since a START
-            self._steps[fragment] = weights, self._optimizer(weights)
-        return self._steps[fragment][1]
+        if fragment not in self._steps:
+            self._steps[fragment] = self._optimizer(self.shards[fragment])
+        return self._steps[fragment]

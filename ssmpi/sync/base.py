@@ -74,7 +74,6 @@ class Synchronizer(ABC):
         self.alpha: float = options.alpha
         self.rounds = self._turn = 0
         self.round_seconds = self.staleness = 0.0
-        self.served_seconds = 0.0  # of processor time, that servers have spent on moving this replica
         self.divergence, self._measure_at = math.nan, 0.0
         self._merge = merge_difference if options.merge == "difference" else merge_interpolate
         nothing = np.empty(0, np.float32)

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numba import njit
 
 from ssmpi.core.log import log
 from ssmpi.core.settings import require
+from ssmpi.sync.in_place import BLOCK, Replicas, move, take_mean
 from ssmpi.sync.ma import MA
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.peers import Peers
@@ -76,6 +78,45 @@ class BlockFiltered(MA):
         return self._global.copy()
 
 
+@njit(cache=True, nogil=True)
+def filter_mean(
+    mean: np.ndarray,
+    model: np.ndarray,
+    delta: np.ndarray,
+    reference: np.ndarray,
+    coefficients: tuple[float, float, float],
+) -> None:
+    """Filter a mean into ``model``, ``delta`` and ``reference``, all float32 (n,). ``coefficients`` are eta, momentum,
+    and the momentum by which the reference is ahead of the model.
+    """
+    eta, momentum, ahead = np.float32(coefficients[0]), np.float32(coefficients[1]), np.float32(coefficients[2])
+    for i in range(mean.shape[0]):
+        delta[i] = momentum * delta[i] + eta * (mean[i] - reference[i])
+        model[i] += delta[i]
+        reference[i] = model[i] + ahead * delta[i]
+
+
+@njit(cache=True, nogil=True)
+def move_filtered(
+    replicas: tuple[np.ndarray, np.ndarray, np.ndarray],
+    part: tuple[int, int],
+    kept: tuple[np.ndarray, np.ndarray, np.ndarray],
+    coefficients: tuple[float, float, float],
+    alpha: float,
+    difference: bool,
+) -> None:
+    """As ``in_place.average`` with its ``replicas`` (addresses, counts, room), but towards the reference that
+    ``filter_mean`` makes of their mean and of what is ``kept``: model, delta and reference.
+    """
+    addresses, counts, room = replicas
+    model, delta, reference = kept
+    for start in range(part[0], part[1], BLOCK):
+        stop = min(start + BLOCK, part[1])
+        take_mean(addresses, counts, start, stop - start, room)
+        filter_mean(room[-1, : stop - start], model[start:stop], delta[start:stop], reference[start:stop], coefficients)
+        move(addresses, start, room, reference[start:stop], alpha, difference)
+
+
 class BMUF(BlockFiltered):  # the same exchange and the same way to leave as model averaging, another use of the mean
     """Filters the mean by a step and block momentum."""
 
@@ -83,18 +124,32 @@ class BMUF(BlockFiltered):  # the same exchange and the same way to leave as mod
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
-        self._own = options.own(BMUFOptions)
+        self._own = own = options.own(BMUFOptions)
         self._reference = self.kept(weights.copy())
+        self._filtered = self._global, self._delta, self._reference
+        self._coefficients = own.eta, own.momentum, own.momentum if own.nesterov else 0.0
+        nothing = np.empty(0, np.float32)
+        filter_mean(nothing, nothing, nothing, nothing, self._coefficients)  # compiles now, not in the first round
+        if self.group:
+            self.move_in_place(self.group.in_place, self.group.active, slice(0, 0))
 
     def refer(self, mean: np.ndarray, fragment: int) -> np.ndarray:
         """Filter the mean of the snapshots into the global model."""
-        own, part = self._own, self.fragments[fragment]
-        model, delta, reference = self._global[part], self._delta[part], self._reference[part]
-        delta *= own.momentum
-        delta += own.eta * (mean - reference)
-        model += delta
-        reference[:] = self._ahead(model, delta)
+        model, delta, reference = (values[self.fragments[fragment]] for values in self._filtered)
+        filter_mean(mean, model, delta, reference, self._coefficients)
         return reference
+
+    def move_in_place(self, replicas: Replicas, active: np.ndarray, part: slice) -> None:
+        """As the base class, with the filter between."""
+        difference, edges = self.options.merge == "difference", (part.start, part.stop)
+        move_filtered(
+            (replicas.addresses, active, replicas.room),
+            edges,
+            self._filtered,
+            self._coefficients,
+            self.alpha,
+            difference,
+        )
 
     def restart(self) -> None:
         """All begin where they are, which nobody need tell them."""

@@ -1,24 +1,35 @@
 """A trainer's end of a conversation with sync PSs, which hold a center in shards: see ``center_shard``.
 
-A sync PS on a trainer's host maps its replica and moves it and the center in place: then a round is one short message
-and its answer. Each fragment of the vector is dealt to the sync PSs in shards, so that all of them share every round.
+A trainer that can map the center of every sync PS moves its replica and the center itself, in place: a round is then
+one pass over both, without messages, and the sync PSs sleep. Each fragment of the vector is dealt to the sync PSs in
+shards, so that all of them share every round.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from abc import abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 
 from ssmpi.comm.service import Service, say_goodbye
+from ssmpi.comm.shared_lock import SharedLock
+from ssmpi.comm.shared_memory import attach
 from ssmpi.comm.waiting import wait, wait_all
 from ssmpi.core.topology import Topology
-from ssmpi.sync.base import SYNC_PS, Synchronizer, cut
-from ssmpi.sync.center_shard import FETCH, MAP, MEET, START, THREADS, Center, MakeStep
+from ssmpi.sync.base import SYNC_PS, Synchronizer, cut, divergence
+from ssmpi.sync.center_shard import ADDRESS, FETCH, MAP, START, THREADS, Center, MakeStep
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.peers import Peers
+
+
+@dataclass(frozen=True)
+class MappedShard:
+    """What a sync PS on this host holds, by fragment, and the same parts of the live replica, float32 each."""
+
+    lock: SharedLock
+    center: list[np.ndarray]
+    replica: list[np.ndarray]
 
 
 class Centered(Synchronizer):
@@ -27,19 +38,19 @@ class Centered(Synchronizer):
     """
 
     partner, each_thread = SYNC_PS, True
-    in_place = False  # the center can move a replica that it maps
+    in_place = False  # replica and center can be moved in one pass
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
         super().__init__(options, weights, peers)
-        self._thread, self._servers = thread, range(peers.first_ps, peers.center.size)
+        self._thread, self._servers = thread, peers.sync_ps
         self._shards = [cut(f.stop - f.start, len(self._servers)) for f in self.fragments]
         self._reply = np.empty_like(weights)
+        if thread == 0 and peers.trainers.rank == 0:  # every trainer starts equal: the first one says from where
+            self._start()
         in_place = (
             self.in_place and options.merge == "difference"
         )  # interpolating is to lose what was learned meanwhile
-        self._mapped = in_place and options.transport != "messages" and self._map()
-        if thread == 0 and peers.center.rank == 0:  # every trainer starts equal: the first one says from where
-            self._start()
+        self.mapped = self._map() if in_place and options.transport != "messages" else []
 
     @classmethod
     def topology_error(cls, topology: Topology) -> str:
@@ -54,11 +65,24 @@ class Centered(Synchronizer):
         """
 
     def step(self, active: bool = True) -> bool:
-        """As the base class; sync PSs that map the replica move it themselves."""
-        if not self._mapped:
+        """As the base class; where the center is mapped, in place."""
+        if not self.mapped:
             return super().step(active)
-        self._meet(self.next_fragment())
+        fragment = self.next_fragment()
+        if self.measures_now():
+            self.divergence = self._divergence(fragment)
+        alpha = self.pull(fragment)
+        for shard in self.mapped:
+            self.move(shard.lock, shard.center[fragment], shard.replica[fragment], alpha)
         return True
+
+    def pull(self, fragment: int) -> float:
+        """How far this exchange of a fragment pulls."""
+        return self.alpha
+
+    def move(self, lock: SharedLock, center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
+        """Exchange a shard with the live replica, both in place, while holding the lock."""
+        raise AssertionError(f"{type(self).__name__} moves no center")
 
     def close(self) -> None:
         """A last round over the whole vector, one for the trainer: nobody waits for it."""
@@ -75,7 +99,7 @@ class Centered(Synchronizer):
 
     def restart(self) -> None:
         """The first trainer says where the center starts, once more, and nobody asks before it is there."""
-        if self.peers.center.rank == 0:
+        if self.peers.trainers.rank == 0:
             self._start()
             self.fetch()
         wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers (to end their warm-up)")
@@ -100,36 +124,25 @@ class Centered(Synchronizer):
         ]
         wait_all(sends, self.peers.waiting, "the sync PSs")
 
-    def _map(self) -> bool:
-        """Ask every sync PS to map this replica; whether all of them do."""
-        address = self.peers.local.replica.memory.address.decode()
-        if not address:
-            return False
-        messages, answers = [], []
-        for server in range(len(self._servers)):
-            slices = [
-                [part.start + shards[server].start, part.start + shards[server].stop]
-                for part, shards in zip(self.fragments, self._shards, strict=True)
-            ]
-            text = json.dumps({"address": address, "bytes": self.weights.nbytes, "slices": slices})
-            messages.append(np.frombuffer(text.encode(), np.uint8))
-            answers.append(np.empty(1))
-        self._call(MAP, messages, answers)
-        return all(bool(answer[0]) for answer in answers)
+    def _map(self) -> list[MappedShard]:
+        """The shards of all sync PSs; none unless all lie in memory that this trainer can map."""
+        answers = [np.empty(ADDRESS, np.uint8) for _ in self._servers]
+        self._call(MAP, [np.empty(0, np.uint8)] * len(answers), answers)
+        try:
+            return [self._mapped_shard(index, bytes(answer).rstrip()) for index, answer in enumerate(answers)]
+        except OSError:
+            return []  # on another host, or in another container: by messages then
 
-    def _meet(self, fragment: int) -> None:
-        """Let the sync PSs exchange a fragment of the live weights with the center."""
-        measures = self.measures_now()
-        answers = [np.empty(3) for _ in self._servers]
-        self._call(MEET, [np.array([fragment, self.pull(fragment), measures])] * len(answers), answers)
-        apart, length, seconds = np.sum(answers, axis=0).tolist()
-        self.served_seconds += seconds
-        if measures:
-            self.divergence = math.sqrt(apart) / max(math.sqrt(length), 1e-30)
+    def _mapped_shard(self, server: int, address: bytes) -> MappedShard:
+        places = [shards[server] for shards in self._shards]
+        replica = [self.weights[part][place] for part, place in zip(self.fragments, places, strict=True)]
+        sizes = [part.size for part in replica]
+        center = attach(address, 4 * sum(sizes)).view(np.float32)
+        return MappedShard(SharedLock.at(address), np.split(center, np.cumsum(sizes)[:-1]), replica)
 
-    def pull(self, fragment: int) -> float:
-        """How far this exchange of a fragment pulls."""
-        return self.alpha
+    def _divergence(self, fragment: int) -> float:
+        center = np.concatenate([shard.center[fragment] for shard in self.mapped])
+        return divergence(center, self.weights[self.fragments[fragment]])
 
     def _call(self, kind: int, messages: list[np.ndarray], answers: list[np.ndarray]) -> None:
         """Send each sync PS its message and wait for its answer."""

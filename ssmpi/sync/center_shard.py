@@ -1,11 +1,14 @@
 """The center as a sync PS holds it: its shard of every fragment. A client goes through the fragments in turn, and so
 does the shard for each client: no message need say which it is about.
+
+Where the center can be moved in place it lies in memory that trainers of the host map. They and the sync PS, which
+answers for trainers of other hosts, move it under the lock of that memory.
 """
 
 from __future__ import annotations
 
-import json
-import time
+import contextlib
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
@@ -14,10 +17,12 @@ from typing import Protocol
 import numpy as np
 
 from ssmpi.comm.service import Service
-from ssmpi.comm.shared_memory import attach
+from ssmpi.comm.shared_lock import SharedLock
+from ssmpi.comm.shared_memory import Memory
 
-EXCHANGE, FETCH, START, COUPLE, STATE, MAP, MEET = range(7)  # kinds of message; the asking thread's number tags a reply
+EXCHANGE, FETCH, START, COUPLE, STATE, MAP = range(6)  # kinds of message; the asking thread's number tags a reply
 THREADS = 1000
+ADDRESS = 1024  # bytes of the reply to MAP, JSON and spaces
 
 
 class Step(Protocol):
@@ -34,38 +39,30 @@ class Step(Protocol):
 MakeStep = Callable[[np.ndarray], Step]  # the step of a sync PS's optimizer, for one shard of the weights
 
 
-def distance(center: np.ndarray, replica: np.ndarray) -> np.ndarray:
-    """Sums of squares of their difference and of the center, float64 (2,)."""
-    apart = center - replica
-    return np.array([np.dot(apart, apart), np.dot(center, center)], float)
-
-
 class Center(ABC):
-    """What a sync PS holds: its shard of every fragment, float32 each. ``handle`` is the handler of
-    ``Service.serve``.
+    """What a sync PS holds: its shard of every fragment, float32 each, one after the other in ``memory``. ``handle`` is
+    the handler of ``Service.serve``.
     """
 
-    def __init__(self, fragments: int, service: Service) -> None:
-        self._service = service
+    def __init__(self, fragments: int, service: Service, memory: Memory) -> None:
+        self._service, self._memory = service, memory
         self.shards: list[np.ndarray] = []
         self._fragments = fragments
         self._turns: Counter[tuple[int, int]] = Counter()
+        self._initial: list[np.ndarray] = []
         self._early: list[tuple[int, int, np.ndarray]] = []
-        self._replicas: dict[
-            tuple[int, int], list[np.ndarray]
-        ] = {}  # of clients on this host: its part of each fragment
+        self._lock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
     def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
         """Answer one request; those before the first trainer's START wait for it."""
         kind, thread = divmod(tag, THREADS)
-        if kind == MAP:
-            self._reply_to((source, thread), np.array([self._map((source, thread), bytes(payload))], float))
-            return
-        if kind != START and len(self.shards) < self._fragments:
+        if kind != START and not self.shards:
             self._early.append((source, tag, payload.copy()))
             return
-        if kind == MEET:
-            self._reply_to((source, thread), self._meet((source, thread), *payload.view(float).tolist()))
+        if kind == MAP:
+            buffer = self._service.buffer(ADDRESS)
+            buffer[:] = np.frombuffer(self._memory.address.ljust(ADDRESS), np.uint8)
+            self._service.reply(source, thread, buffer)
             return
         words = payload.view(np.float32)
         if kind == COUPLE:
@@ -74,11 +71,12 @@ class Center(ABC):
         fragment = self._turns[source, tag] % self._fragments
         self._turns[source, tag] += 1
         if kind == START:
-            self._start(fragment, words.copy())
+            self.start(fragment, words)
             return
         buffer = self._service.buffer(self.shards[fragment].nbytes)
         if kind == EXCHANGE:
-            self.exchange(fragment, (source, thread), words, buffer.view(np.float32))
+            with self._lock:
+                self.exchange(fragment, (source, thread), words, buffer.view(np.float32))
         elif kind == STATE:
             state = self.state(fragment)
             state[:] = words if words.size else state
@@ -91,32 +89,6 @@ class Center(ABC):
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
         """Move the shard of a fragment by what a client, a trainer's thread, sent, and fill in the reply to it."""
 
-    def meet(self, center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
-        """Exchange a shard with the live replica of a client on this host, both in place."""
-        raise AssertionError(f"{type(self).__name__} moves no replica")
-
-    def _meet(self, client: tuple[int, int], fragment: float, alpha: float, measures: float) -> np.ndarray:
-        """What ``meet`` is for, and what the client counts of it: see ``Centered._meet``."""
-        busy = time.thread_time()
-        replica, center = self._replicas[client][int(fragment)], self.shards[int(fragment)]
-        squares = distance(center, replica) if measures else np.zeros(2)
-        self.meet(center, replica, alpha)
-        return np.append(squares, time.thread_time() - busy)
-
-    def _map(self, client: tuple[int, int], text: bytes) -> bool:
-        asked = json.loads(text)
-        try:
-            vector = attach(asked["address"], asked["bytes"]).view(np.float32)
-        except OSError:
-            return False  # on another host, or in another container: by messages then
-        self._replicas[client] = [vector[start:stop] for start, stop in asked["slices"]]
-        return True
-
-    def _reply_to(self, client: tuple[int, int], values: np.ndarray) -> None:
-        buffer = self._service.buffer(values.nbytes)
-        buffer.view(values.dtype)[:] = values
-        self._service.reply(*client, buffer)
-
     def state(self, fragment: int) -> np.ndarray:
         """What the center's optimizer remembers of its shard of a fragment: a live array as long as that."""
         raise AssertionError(f"{type(self).__name__} remembers nothing, of fragment {fragment} or any other")
@@ -125,12 +97,24 @@ class Center(ABC):
         """A client says how its next exchange is to be taken."""
         raise AssertionError(f"{client} sent a coupling, but this center does not support it")
 
-    def _start(self, fragment: int, values: np.ndarray) -> None:
-        if fragment < len(self.shards):
-            self.shards[fragment] = values
-        else:
-            self.shards.append(values)
-        if len(self.shards) == self._fragments:
+    def start(self, fragment: int, values: np.ndarray) -> None:
+        """The first trainer says where a fragment starts: at first, and again after a warm-up."""
+        if self.shards:
+            with self._lock:
+                self.shards[fragment][:] = values
+            return
+        self._initial.append(values.copy())
+        if len(self._initial) == self._fragments:
+            self._allocate()
             early, self._early = self._early, []
             for message in early:
                 self.handle(*message)
+
+    def _allocate(self) -> None:
+        sizes = [values.size for values in self._initial]
+        vector = self._memory.allocate(4 * sum(sizes)).view(np.float32)
+        np.concatenate(self._initial, out=vector)
+        self._initial = []
+        self.shards = np.split(vector, np.cumsum(sizes)[:-1])
+        if self._memory.address:
+            self._lock = SharedLock(os.dup(self._memory.file))

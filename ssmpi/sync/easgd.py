@@ -22,6 +22,8 @@ import numpy as np
 from numba import njit
 
 from ssmpi.comm.service import Service
+from ssmpi.comm.shared_lock import SharedLock, leave, take
+from ssmpi.comm.shared_memory import memory_for
 from ssmpi.core.settings import require
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import COUPLE, EXCHANGE, Center, MakeStep
@@ -58,6 +60,16 @@ def pull_together(center: np.ndarray, replica: np.ndarray, alpha: float) -> None
         replica[i] += d
 
 
+@njit(cache=True, nogil=True)
+def pull_alone(lock: int, center: np.ndarray, replica: np.ndarray, alpha: float) -> bool:
+    """``pull_together`` while holding a lock; False, and nothing has moved, where that was not to be had."""
+    if not take(lock):
+        return False
+    pull_together(center, replica, alpha)
+    leave(lock)
+    return True
+
+
 class EASGD(Centered):
     """Pulls replica and center towards each other."""
 
@@ -68,11 +80,14 @@ class EASGD(Centered):
         super().__init__(options, weights, peers, thread)
         self._coupling = options.own(EASGDOptions).coupling
         self._exchanged = [0] * len(self.fragments)
+        for shard in self.mapped:
+            nothing = np.empty(0, np.float32)
+            self.move(shard.lock, nothing, nothing, 0.0)  # compiles now, not in the first round
 
     @staticmethod
     def server(options: RoundOptions, optimizer: MakeStep, service: Service) -> Center:
         """A center that is pulled."""
-        return ElasticCenter(options.alpha, options.fragments, service)
+        return ElasticCenter(options, service)
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center as it was; the sync PSs move it towards the snapshot by the same d."""
@@ -80,6 +95,12 @@ class EASGD(Centered):
             self.alpha = self.pull(fragment)
             self.send_all(COUPLE, [np.array([self.alpha], np.float32)] * len(self._servers))
         return self.ask(EXCHANGE, fragment, self.shards_of(snapshot, fragment))
+
+    def move(self, lock: SharedLock, center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
+        """Pull both."""
+        if not pull_alone(lock.file, center, replica, alpha):
+            with lock:  # a signal has interrupted the wait; or this says what is wrong with the lock
+                pull_together(center, replica, alpha)
 
     def pull(self, fragment: int) -> float:
         """The coupling's alpha after so many iterations, where there is a coupling."""
@@ -93,21 +114,16 @@ class EASGD(Centered):
 class ElasticCenter(Center):
     """Is pulled towards each snapshot by ``alpha``, or by what the client said before."""
 
-    def __init__(self, alpha: float, fragments: int, service: Service) -> None:
-        super().__init__(fragments, service)
-        self._alpha = alpha
+    def __init__(self, options: RoundOptions, service: Service) -> None:
+        super().__init__(options.fragments, service, memory_for(options.transport))
+        self._alpha = options.alpha
         self._alphas: dict[tuple[int, int], float] = {}
         nothing = np.empty(0, np.float32)
         pull_center(nothing, nothing, 0.0, nothing)  # compiles now, not in the first round
-        pull_together(nothing, nothing, 0.0)
 
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
         """The old values, and a step towards the snapshot."""
         pull_center(self.shards[fragment], words, self._alphas.get(client, self._alpha), reply)
-
-    def meet(self, center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
-        """Pull both."""
-        pull_together(center, replica, alpha)
 
     def set_alpha(self, client: tuple[int, int], words: np.ndarray) -> None:
         """The alpha of this client's next exchange."""

@@ -1,5 +1,6 @@
-"""The trainers of one host, whose replicas one of them, the leader, averages in place: a round costs a few passes over
-mapped memory and wakes nobody. Leaders of several hosts meet in an all-reduce, so a host counts once on the network.
+"""The trainers of one host, whose replicas one of them, the leader, averages in place: a round is one pass over mapped
+memory and wakes nobody. Leaders of several hosts meet in an all-reduce between two such passes, so a host counts once
+on the network.
 
 Every trainer says on a board that its host shares when it begins and ends a part of the run. A round waits until all
 members have begun, as an all-reduce among trainers would: what a member restores, restarts or saves at rest is its own.
@@ -16,6 +17,7 @@ from numba import njit
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory, SharedMemory, attach
 from ssmpi.comm.waiting import SUPERVISOR, Backoff, WaitOptions, wait_until
+from ssmpi.sync.in_place import Replicas, average
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -48,9 +50,11 @@ class HostGroup:
         self.leaders, self._place = leaders, members.index(trainers.rank)
         self.leads = self._place == 0
         self._snapshots = [np.empty_like(replica) for replica in replicas] if self.leads else []
+        self.in_place = Replicas(list(replicas))
         self._part = 0
         nothing = np.empty(0, np.float32)
         take_snapshot(nothing, nothing, nothing, True)  # compiles now, not in the first round
+        average(self.in_place.addresses, self.active, (0, 0), self.in_place.room, 0.0, True)
 
     @property
     def size(self) -> int:
@@ -81,9 +85,20 @@ class HostGroup:
         self._ended[self._place] = self._part
 
     @property
+    def alone(self) -> bool:
+        """Whether all trainers of the job are in this group, so that its mean is that of all."""
+        return self.size == self._trainers.size
+
+    @property
+    def active(self) -> np.ndarray:
+        """Which members have not ended this part, bool (members,)."""
+        found: np.ndarray = self._ended < self._part
+        return found
+
+    @property
     def training(self) -> bool:
         """Whether any member has not ended this part."""
-        return bool((self._ended < self._part).any())
+        return bool(self.active.any())
 
     def wait_for_members(self, waiting: WaitOptions) -> None:
         """Wait until every member has begun this part."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from ssmpi.sync.average import Average
 from ssmpi.sync.base import Synchronizer, divergence
+from ssmpi.sync.in_place import Replicas, average
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.peers import Peers
 
@@ -53,6 +54,11 @@ class MA(Synchronizer):
         """What replicas move towards, given their mean: here that itself."""
         return mean
 
+    def move_in_place(self, replicas: Replicas, active: np.ndarray, part: slice) -> None:
+        """Move a part of all replicas of this host, and with it of all, as ``refer`` and ``merge`` would."""
+        difference = self.options.merge == "difference"
+        average(replicas.addresses, active, (part.start, part.stop), replicas.room, self.alpha, difference)
+
     def step(self, active: bool = True) -> bool:
         """As the base class; the leader of a group exchanges for all its members that still train, who do nothing."""
         if not self.group:
@@ -68,12 +74,16 @@ class MA(Synchronizer):
         fragment = self.next_fragment()
         part = self.fragments[fragment]
         self.group.wait_for_members(self.peers.waiting)
+        active, measures = self.group.active, self.measures_now()
+        if self.group.alone and active.any() and not (everyone or measures):
+            self.move_in_place(self.group.in_place, active, part)
+            return True
         total = self._of_leaders.room(part.stop - part.start)
         mean = self._of_leaders.of_sums(total.size, self.group.snapshot(part, total, everyone=everyone))
         if mean is None:
             self._all_ended = True
             return False
-        reference, measures = self.refer(mean, fragment), self.measures_now()
+        reference = self.refer(mean, fragment)
         for member, (weights, snapshot) in enumerate(self.group.pairs(part)):
             if measures:
                 self.group.note_divergence(member, divergence(reference, snapshot))

@@ -40,9 +40,8 @@ class Pace(Protocol):
 class Shadow(Pace):
     """Rounds back to back on a thread of its own (ShadowSync): training never waits for them.
 
-    After a round the thread rests until it, and servers that move the replica for it, have used at most ``cpu_share``
-    of a core (but no longer than a second), so that on a full node it does not take what the workers need. ``start``
-    begins a guarded thread.
+    After a round the thread rests until it has used at most ``cpu_share`` of a core (but no longer than a second), so
+    that on a full node it does not take what the workers need. ``start`` begins a guarded thread.
     """
 
     LONGEST_REST = 1.0
@@ -50,7 +49,7 @@ class Shadow(Pace):
 
     def __init__(self, synchronizers: list[Synchronizer], cpu_share: float, start: StartThread) -> None:
         self._synchronizer, self._start = synchronizers[0], start
-        self._rest = 1.0 / cpu_share - 1.0
+        self.cpu_share = cpu_share
         self._finished = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -76,10 +75,10 @@ class Shadow(Pace):
     def _run(self) -> None:
         own = self._synchronizer
         while not self._finished.is_set() or own.needed:
-            busy = time.thread_time() + own.served_seconds
+            began = time.thread_time()
             own.round()
-            busy = time.thread_time() + own.served_seconds - busy
-            self._rest_for(min(busy * self._rest, self.LONGEST_REST))
+            rest = (time.thread_time() - began) * (1.0 / self.cpu_share - 1.0)
+            self._rest_for(min(rest, self.LONGEST_REST))
         own.close()
 
     def _rest_for(self, seconds: float) -> None:

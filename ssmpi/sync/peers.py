@@ -11,6 +11,7 @@ import numpy as np
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.comm.waiting import WaitOptions
 from ssmpi.core.protocols import DenseModel, DenseOptimizer, RowTables
+from ssmpi.core.topology import Role
 from ssmpi.sync.host_group import HostGroup
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class LocalTrainer:
 
 @dataclass
 class Peers:
-    """Whom a synchronizer talks to: the trainers, and the sync PSs from rank ``first_ps`` of ``center`` on."""
+    """Whom a synchronizer talks to: the trainers, and the sync PSs among those of ``center``."""
 
     trainers: Conversation
     center: Conversation
@@ -75,6 +76,6 @@ class Peers:
     group: HostGroup | None = None
 
     @property
-    def first_ps(self) -> int:
-        """Rank of sync PS 0 in ``center``."""
-        return self.trainers.size
+    def sync_ps(self) -> tuple[int, ...]:
+        """Ranks of the sync PSs in ``center``, by index."""
+        return self.center.directory.ranks_of(Role.SYNC_PS)

@@ -50,7 +50,7 @@ def on_trainers(world, options, work):
     if world.role is not Role.TRAINER:
         return None
     if world.topology.embedding_ps:
-        transport = RemoteTables(world.embedding, world.topology.trainers, placement, options, WAITING)
+        transport = RemoteTables(world.embedding, placement, options, WAITING)
         assert transport.near == [options.transport == "shared"] * world.topology.embedding_ps
     else:
         transport = LocalTables(Arena(options, placement, 0, SEED))
@@ -151,7 +151,7 @@ class Ids:
 
 def train_bags(world, options, pooling):
     def work(transport, placement):
-        pulled, lookups = [], BagLookups(world.embedding, world.topology.trainers, placement, DIM, thread=0)
+        pulled, lookups = [], BagLookups(world.embedding, placement, DIM, thread=0)
 
         def steps():
             for step in range(STEPS):

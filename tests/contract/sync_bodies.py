@@ -70,7 +70,6 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     if world.role is Role.SYNC_PS and kind.partner == sync.SYNC_PS:
         service = Service(world.center, WAITING)
         center = kind.server(options, optimizer(dense), service)
-        center.meet = in_turns(turns(world), center.meet)
         service.serve(world.topology.trainers, center.handle)
     if world.role is not Role.TRAINER:
         return None
@@ -82,6 +81,10 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     home.replica = vars(world).pop("replica", home.replica)
     peers = sync.Peers(world.trainers, world.center, WAITING, home)
     synchronizers = sync.make(options, weights, peers, world.topology.threads)
+    for synchronizer in synchronizers:
+        for name in ("move", "move_in_place"):
+            if hasattr(synchronizer, name):
+                setattr(synchronizer, name, in_turns(turns(world), getattr(synchronizer, name)))
     result = work(synchronizers)
     synchronizers[0].goodbye()
     return result

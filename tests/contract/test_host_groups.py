@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import sync_bodies
-from ranks import over_threads
+from ranks import all_over_mpi, over_threads
 from sync_bodies import PARAMETERS, close_together, live, meet, on_trainers, options, replica, with_pace
 from unequal_steps import lesson
 
 from ssmpi import sync
 from ssmpi.comm import shared_memory
-from ssmpi.core.topology import Topology
+from ssmpi.core.topology import Role, Topology
 from ssmpi.sync import host_group
 
 MOMENTUM = sync.bmuf.BMUFOptions(eta=0.7, momentum=0.5, nesterov=True)
@@ -109,7 +109,7 @@ def turns_with_a_center(world, options):
 
     def work(synchronizers):
         own = synchronizers[0]
-        assert own._mapped == (options.transport == "auto" and options.merge == "difference")
+        assert bool(own.mapped) == (options.transport == "auto" and options.merge == "difference")
         for turn in range(12):
             if turn % 2 == world.rank:
                 weights[:] += replica(100 + turn)
@@ -136,6 +136,42 @@ def test_a_center_that_moves_replicas_does_what_messages_do_to_the_bit(on_hosts,
     own = options("easgd", **settings)
     ways = (on_hosts(("h0", "h0"), turns_with_a_center, way, sync_ps) for way in (own, messages(own)))
     same(*ways)
+
+
+def hot_moves(world, options, far):
+    """Rounds of all trainers at once, as fast as they can; those that are ``far`` by messages."""
+    weights = many(world.rank)
+
+    def work(synchronizers):
+        own = synchronizers[0]
+        assert bool(own.mapped) == (world.rank not in far)
+        meet(world)
+        for _ in range(200):
+            own.round()
+        meet(world)
+        return weights.copy(), own.model()
+
+    own = messages(options) if world.rank in far else options
+    return on_trainers(world, options if world.role is Role.SYNC_PS else own, weights, work)
+
+
+def many(seed):
+    """Weights that take a while to move."""
+    return np.random.default_rng(seed).normal(size=30_011).astype(np.float32)
+
+
+PAIR = Topology(trainers=2, threads=1, embedding_ps=1, sync_ps=1)
+
+
+def test_moves_of_several_processes_at_once_conserve_sums():
+    """Trainers that map the center, and its sync PSs for those that do not, hold its lock while they move it."""
+    own = options("easgd", fragments=2)
+    before = sum(many(rank).astype(float) for rank in (0, 1, 0))
+    for results in all_over_mpi(PAIR, [(hot_moves, (own, far)) for far in ((), (0,))]):
+        after = sum(weights.astype(float) for weights, _ in results[:2]) + results[0][1]
+        np.testing.assert_allclose(after, before, rtol=0, atol=1e-4)
+        for _, model in results[:2]:
+            np.testing.assert_array_equal(model, results[0][1])
 
 
 # Who is in which group

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from ranks import address_of
 from runs import train_over_threads
 
+from ssmpi.comm.shared_lock import SharedLock
 from ssmpi.roles import assembly
 from ssmpi.roles.progress import Progress
 from ssmpi.sync.average import Average
-from ssmpi.sync.easgd import ElasticCenter
+from ssmpi.sync.easgd import EASGD, ElasticCenter
 from ssmpi.sync.host_group import HostGroup
 
 ENOUGH = 40  # iterations of every worker thread while one round is held up
@@ -85,24 +87,33 @@ def sleeping_partner(stall, monkeypatch):
 
 def sleeping_leader(stall, monkeypatch):
     """The trainer that runs the rounds of its host comes late to one."""
-    snapshot = HostGroup.snapshot
+    wait_for_members = HostGroup.wait_for_members
 
-    def late(group, *arguments, **settings):
+    def late(group, waiting):
         stall.passes()
-        return snapshot(group, *arguments, **settings)
+        wait_for_members(group, waiting)
 
-    monkeypatch.setattr(HostGroup, "snapshot", late)
+    monkeypatch.setattr(HostGroup, "wait_for_members", late)
 
 
-def silent_center(stall, monkeypatch):
-    """The sync PS moves no replica for a while."""
-    meet = ElasticCenter.meet
+def locked_center(stall, monkeypatch):
+    """Somebody else has the center's lock for a while."""
+    move = EASGD.move
 
-    def slow(center, *arguments):
-        stall.passes()
-        return meet(center, *arguments)
+    def late(trainer, lock, *arguments):
+        taken = threading.Event()
+        other = threading.Thread(target=hold, args=(lock, taken))
+        other.start()
+        taken.wait()
+        move(trainer, lock, *arguments)
+        other.join()
 
-    monkeypatch.setattr(ElasticCenter, "meet", slow)
+    def hold(lock, taken):
+        with SharedLock.at(address_of(lock.file)):
+            taken.set()
+            stall.passes()
+
+    monkeypatch.setattr(EASGD, "move", late)
 
 
 BY_MESSAGE = "sync.transport=messages"
@@ -110,7 +121,7 @@ BY_MESSAGE = "sync.transport=messages"
 
 FAULTS = {
     "easgd": (silent_sync_ps, ("sync.algorithm=easgd", "topology.sync_ps=1", BY_MESSAGE)),
-    "easgd in place": (silent_center, ("sync.algorithm=easgd", "topology.sync_ps=1")),
+    "easgd in place": (locked_center, ("sync.algorithm=easgd", "topology.sync_ps=1")),
     "ma": (sleeping_partner, ("sync.algorithm=ma", BY_MESSAGE)),
     "ma in place": (sleeping_leader, ("sync.algorithm=ma",)),
     "bmuf": (sleeping_partner, ("sync.algorithm=bmuf", BY_MESSAGE)),

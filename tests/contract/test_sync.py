@@ -308,7 +308,7 @@ CASES = [
     *(Case(alone_at_the_end, check_alone, options(a, alpha=1.0, merge="interpolate")) for a in ("ma", "bmuf")),
     *(Case(one_round, check_mean, way("ma", alpha=1.0, merge=m)) for m in MERGES for way in WAYS),
     Case(one_round, check_mean, options("ma", "fixed_rate", alpha=1.0)),
-    *(Case(learn_meanwhile, check_meanwhile, options(a, alpha=0.3, merge=m)) for a in AVERAGING for m in MERGES),
+    *(Case(learn_meanwhile, check_meanwhile, by_message(a, alpha=0.3, merge=m)) for a in AVERAGING for m in MERGES),
     *(Case(blocks, check_bmuf, way("bmuf", alpha=a, bmuf=b)) for b in BLOCKS for a in (0.5, 1.0) for way in WAYS),
     *(Case(blocks, check_bmuf, way("ma", alpha=a)) for a in (0.5, 1.0) for way in WAYS),  # BMUF with eta 1 is averaging
     *(Case(rounds_in_turn, check_easgd, way("easgd", alpha=0.3), some_ps(n)) for n in (1, 2, 3) for way in WAYS),

@@ -28,7 +28,7 @@ from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, Conten
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.topology import Role
 from ssmpi.embedding import wire
-from ssmpi.sync.pace import NoPace
+from ssmpi.sync.pace import NoPace, Shadow
 
 CORES = 2
 
@@ -171,7 +171,7 @@ def test_rounds_rest_in_the_other_windows_and_only_the_time_of_those_within_a_tu
         began.append(now[0])
         now[0] += 0.5
 
-    synchronizer = SimpleNamespace(round=act)
+    synchronizer = SimpleNamespace(round=act, group=None)
     pace = TickingPace(NoPace(), Ticks(1))
     probe = probes.ShadowProbe(SimpleNamespace(synchronizers=[synchronizer], pace=pace))
     probe.begin([0.0, 1.0, 2.0, 3.0, 4.0])
@@ -233,7 +233,7 @@ FRONTIER_JOB = {
 
 
 def test_a_point_of_the_frontier_has_the_gap_and_cost_of_a_trainers_round():
-    found = frontier.point(FRONTIER_JOB, 10, 0.02)
+    found = frontier.point(FRONTIER_JOB, 10, 0.02, [0])
     assert found["cpu_share"] == 0.02
     assert found["ratio"] == pytest.approx(1.0)
     assert found["gap"] == pytest.approx((90 + 110) * 0.5 / 10 / 5)  # iterations of both trainers by their rounds
@@ -243,13 +243,13 @@ def test_a_point_of_the_frontier_has_the_gap_and_cost_of_a_trainers_round():
 
 def test_a_point_without_rounds_has_neither_gap_nor_cost():
     growth = {name: [0.0] * 4 for name in FRONTIER_JOB["growth"]}
-    found = frontier.point({**FRONTIER_JOB, "growth": growth}, 10, 0.0)
+    found = frontier.point({**FRONTIER_JOB, "growth": growth}, 10, 0.0, [0])
     assert (found["gap"], found["cpu_ms"], found["wall_ms"]) == (None, None, None)
     ended = {
         **FRONTIER_JOB["growth"],
         "cpu/shadow": [0.01, 0.0, 0.0, -3.0],
     }  # the shadow thread's own count is gone with it
-    assert frontier.point({**FRONTIER_JOB, "growth": ended}, 10, 0.0)["cpu_ms"] is None
+    assert frontier.point({**FRONTIER_JOB, "growth": ended}, 10, 0.0, [0])["cpu_ms"] is None
     assert render.point("x", found)[2:] == ("-", "1.000", "nan", "-", "-")
 
 
@@ -260,9 +260,43 @@ def test_a_point_leaves_out_fours_in_which_a_pass_ended():
         "interrupted": [False] * 6 + [True, False],
         "seconds": 4.0,
     }
-    found = frontier.point({**FRONTIER_JOB, **longer, "growth": growth}, 10, 0.02)
-    expected = frontier.point(FRONTIER_JOB, 10, 0.02)
-    assert {**found, "error": 0, "wall_ms": 0} == {**expected, "error": 0, "wall_ms": 0}
+    job = {**FRONTIER_JOB, **longer, "growth": growth}
+    found = frontier.point(job, 10, 0.02, alternation.fours(job))
+    expected = frontier.point(FRONTIER_JOB, 10, 0.02, [0])
+    assert {**found, "error": 0} == {**expected, "error": 0}
+
+
+def test_each_share_has_an_equal_part_of_the_fours():
+    """The probe and the arithmetic agree on which, also at the edges and after the end."""
+    edges = [10.0 + k for k in range(25)]
+    job = {**FRONTIER_JOB, "eps": [1.0] * 24, "interrupted": [k == 9 for k in range(24)]}
+    assert [alternation.fours(job, part, 3) for part in range(3)] == [[0, 4], [12], [16, 20]]
+    for part in range(3):
+        inside = [edges[k] + 0.5 for first in alternation.fours(job, part, 3) for k in range(first, first + 4)]
+        assert {probes.share_of(edges, now, 3) for now in inside} == {part}
+    assert [probes.share_of(edges, now, 3) for now in (0.0, 10.0, 17.9, 18.0, 34.0, 99.0)] == [0, 0, 0, 1, 2, 2]
+    assert probes.share_of((), 5.0, 3) == 0
+
+
+def test_the_shadow_works_at_the_share_of_the_window(monkeypatch):
+    """0 is what the topology gives; a leader has the shares of all its group."""
+    now, seen = [0.0], []
+    monkeypatch.setattr(probes, "clock", lambda: now[0])
+    monkeypatch.setattr(probes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    synchronizer = SimpleNamespace(round=lambda: seen.append(shadow.cpu_share), group=SimpleNamespace(size=2))
+    shadow = Shadow([synchronizer], 0.02, None)
+    trainer = SimpleNamespace(synchronizers=[synchronizer], pace=TickingPace(shadow, Ticks(1)))
+    probes.ShadowProbe(trainer, (0.0, 0.1, 1.0)).begin([float(k) for k in range(13)])
+    for moment in (0.5, 3.5, 4.5, 7.5, 8.5, 11.5):
+        now[0] = moment
+        synchronizer.round()
+    assert seen == [0.02, 0.02, 0.2, 0.2, 1.0, 1.0]
+
+
+def test_windows_in_which_a_starved_host_did_nothing_say_nothing():
+    job = {"eps": [1.0, 0.0, 0.0, 1.0, 9.0, 10.0, 10.0, 9.0], "interrupted": [False] * 8, "rounds": 0, "seconds": 1}
+    assert alternation.on_over_off(job)["ratio"] == 0.9
+    assert math.isnan(alternation.on_over_off(job, [0])["ratio"])
 
 
 def points(*pairs):

@@ -4,6 +4,7 @@ import math
 import threading
 from collections import deque
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.embedding import wire
 from ssmpi.run.requirements import dense_parameters
 from ssmpi.sync import SYNC_PS
+from ssmpi.sync.pace import NoPace
 from ssmpi.tools import forecast
 from ssmpi.tools.forecast import EMBEDDING, STEP, SYNC, Compute, Forecast, LinkSpeeds, Rounds
 
@@ -294,6 +296,33 @@ def test_every_shape_is_a_valid_run(tmp_path, small_data):
     assert len({scenario.name for scenario in scenarios.SCENARIOS}) == len(scenarios.SCENARIOS)
 
 
+def test_each_thread_of_a_trainer_waits_for_itself():
+    """And a round in the foreground adds to the step of the thread that runs it."""
+    vector = np.zeros(3, np.float32)
+    model = SimpleNamespace(weights=vector, gradients=vector, arrays=(vector, vector))
+    trainer = SimpleNamespace(
+        replica=SimpleNamespace(thread_model=lambda *_: model), pace=NoPace(), world=SimpleNamespace(index=0)
+    )
+    Emulation(0.001).replace_dense(trainer)
+    steps, ends = [], []
+
+    def work(thread):
+        step = trainer.replica.thread_model()._step
+        step.wait()
+        steps.append(step)
+        before = step._end
+        trainer.pace.after_step(thread)
+        ends.append((before, step._end))
+
+    for thread in range(2):
+        worker = threading.Thread(target=work, args=(thread,))
+        worker.start()
+        worker.join()
+    assert steps[0] is not steps[1]
+    assert all(before < after for before, after in ends)
+    assert ends[0][1] == steps[0]._end, "the second thread's round has added nothing to the first one's step"
+
+
 def test_a_task_carries_its_emulation(tmp_path):
     for emulation in (None, Emulation(0.02, 1e7, None)):
         task = Task("run.toml", ("a=1",), Timing(), emulation=emulation)
@@ -315,7 +344,7 @@ def test_a_table_says_what_is_emulated_and_marks_a_full_host():
         "cpu": {"workers": 1.5, "shadow": 0.3},
         "host": {"busy": 2.99 * cluster.machine.cores()},
     }
-    row = cluster.figures(Scenario("easgd", 5, 1), FR.of(1), found, batch=100)
+    row = cluster.figures(Scenario("easgd", 5, 1), FR.of(1), found, examples=100)
     assert row["gap"] == pytest.approx(3.0)  # 30 iterations
     assert row["deviation"] == pytest.approx(1000 / (100 / 0.024) - 1)
     assert row["host_full"]

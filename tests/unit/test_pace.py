@@ -25,7 +25,7 @@ class Clock:
 
     # as much of a synchronizer as a pace needs
     idle = in_the_step = each_thread = closed = led = needed = False
-    group, served_seconds = None, 0.0
+    group = None
 
     def begin(self):
         pass
@@ -75,24 +75,22 @@ def test_where_every_thread_has_a_core_rounds_run_back_to_back(monkeypatch):
 
 
 def test_on_a_full_host_rounds_take_the_shipped_share_of_its_cores(monkeypatch):
-    """1 % of two cores for two shadow threads and what their rounds cost the sync PS: 0.5 % of one for each shadow
-    thread.
-    """
-    assert pytest.approx(0.005) == FULL
+    """2 % of two cores for two shadow threads: 2 % of one for each."""
+    assert pytest.approx(0.02) == FULL
     clock = Clock(monkeypatch, [0.001, 0.004, 0.002, 0.005])
-    assert shadow_runs(clock, FULL) == pytest.approx([0.199, 0.796, 0.398, 0.995])
+    assert shadow_runs(clock, FULL) == pytest.approx([0.049, 0.196, 0.098, 0.245])
     assert clock.used / clock.now == pytest.approx(FULL)
 
 
 def test_what_a_round_waits_for_others_is_not_its_own(monkeypatch):
     """Processor seconds count, not those in which messages were on their way."""
-    assert shadow_runs(Clock(monkeypatch, [0.001], waiting=7.0), FULL) == pytest.approx([0.199])
+    assert shadow_runs(Clock(monkeypatch, [0.001], waiting=7.0), FULL) == pytest.approx([0.049])
 
 
 def test_no_rest_is_longer_than_a_second(monkeypatch):
     """A round that took longer than the share pays for in a second takes more than its share."""
-    clock = Clock(monkeypatch, [0.00502, 0.00503, 0.1, 20.0])
-    assert shadow_runs(clock, FULL) == pytest.approx([0.99898, 1.0, 1.0, 1.0])
+    clock = Clock(monkeypatch, [0.0204, 0.0205, 0.1, 20.0])
+    assert shadow_runs(clock, FULL) == pytest.approx([0.9996, 1.0, 1.0, 1.0])
 
 
 def test_cpu_share_decides_instead_of_the_host(monkeypatch):

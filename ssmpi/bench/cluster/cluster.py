@@ -150,13 +150,16 @@ def visit(
     settings = scenario.overrides(predicted.trainers)
     jobs = Jobs(base, options.folder / "jobs", options.emulation(scenario), start)
     found = jobs.run(scenario.ranks(predicted.trainers), settings, options.timing)
-    return figures(scenario, predicted, found, load(base, settings).data.batch_size)
+    config = load(base, settings)
+    return figures(scenario, predicted, found, config.data.batch_size * config.topology.threads)
 
 
-def figures(scenario: Scenario, predicted: Prediction, found: JobResult, batch: int) -> dict[str, Any]:
-    """One row of the table; ``gap`` in iterations; ``cores`` used by the job; ``host``: share of cores busy."""
+def figures(scenario: Scenario, predicted: Prediction, found: JobResult, examples: int) -> dict[str, Any]:
+    """One row of the table; ``gap`` in iterations of a thread, in which all threads of a trainer take so many
+    ``examples``; ``cores`` used by the job; ``host``: share of cores busy.
+    """
     eps = statistics.fmean(found["eps"])  # not the median: steps come in bursts between rounds
-    iterations = eps * found["seconds"] / batch / predicted.trainers
+    iterations = eps * found["seconds"] / examples / predicted.trainers
     gap = iterations / found["rounds"] if found["rounds"] else None
     host = found["host"]["busy"] / found["seconds"] / (machine.cores() or 1)
     return {
@@ -208,8 +211,8 @@ def table(report: dict[str, Any]) -> str:
         HEADS,
         *map(line, rows),
         "",
-        f"EPS within {WITHIN:.0%} of the prediction: {near} of {len(rows)} jobs. Gap: iterations between two rounds of "
-        "a trainer.",
+        f"EPS within {WITHIN:.0%} of the prediction: {near} of {len(rows)} jobs. Gap: iterations of a thread "
+        "between two rounds of a trainer.",
     ]
     if full_hosts:
         lines.append(

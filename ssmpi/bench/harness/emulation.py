@@ -7,6 +7,7 @@ story page.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,18 +42,22 @@ class Emulation:
             links.limit(world.embedding if world.role is Role.EMBEDDING_PS else world.center, rate)
 
     def replace_dense(self, trainer: Trainer) -> None:
-        """On a trainer with one worker thread, before it trains: the worker's model waits, and a round in the
-        foreground adds to the step.
+        """On a trainer, before it trains: each worker's model waits, and a round in the foreground adds to the step of
+        the thread that runs it.
         """
-        made, step, pace = trainer.replica.thread_model, EmulatedStep(self.step), trainer.pace
+        made, pace, steps = trainer.replica.thread_model, trainer.pace, threading.local()
         inner = pace.after_step
 
         def after_step(thread: int) -> None:
             began = clock()
             inner(thread)
-            step.prolong(clock() - began)
+            steps.own.prolong(clock() - began)
 
-        trainer.replica.thread_model = lambda *vector: WaitingModel(made(*vector), step, trainer.world.index)  # type: ignore
+        def waiting_model(*vector: np.ndarray) -> WaitingModel:
+            steps.own = EmulatedStep(self.step)
+            return WaitingModel(made(*vector), steps.own, trainer.world.index)
+
+        trainer.replica.thread_model = waiting_model  # type: ignore
         pace.after_step = after_step  # type: ignore[method-assign]
 
 

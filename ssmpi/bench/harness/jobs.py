@@ -35,7 +35,7 @@ QUIET = (
 @dataclass(frozen=True)
 class Task:
     """What all ranks of a job are told. ``probe`` is one of ``probes.PROBES``; ``emulation`` says what is not to be
-    real.
+    real; ``shares`` are the values of ``sync.cpu_share`` that the probe goes through, in as many windows each.
     """
 
     run_file: str
@@ -43,6 +43,7 @@ class Task:
     timing: Timing
     probe: str = "nothing"
     emulation: Emulation | None = None
+    shares: tuple[float, ...] = ()
 
     def write(self, path: Path) -> None:
         """Leave it where ``read`` finds it."""
@@ -53,7 +54,8 @@ class Task:
         """The task in a file."""
         body = json.loads(path.read_text(encoding="utf-8"))
         emulation = Emulation(**body["emulation"]) if body["emulation"] else None
-        return cls(body["run_file"], tuple(body["overrides"]), Timing(**body["timing"]), body["probe"], emulation)
+        timing = Timing(**body["timing"])
+        return cls(body["run_file"], tuple(body["overrides"]), timing, body["probe"], emulation, tuple(body["shares"]))
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,15 @@ class Jobs:
     emulation: Emulation | None = None
     start: Start = field(default_factory=Start)
 
-    def run(self, ranks: int, overrides: Sequence[str], timing: Timing, probe: str = "nothing") -> JobResult:
+    def run(
+        self, ranks: int, overrides: Sequence[str], timing: Timing, probe: str = "nothing",
+        shares: tuple[float, ...] = (),
+    ) -> JobResult:  # fmt: skip
         """One job to its end: the trainers' findings together. PeerError with what it said if it fails."""
         self.folder.mkdir(parents=True, exist_ok=True)
         run_folder, task_file = self.folder / "run", self.folder / "task.json"
         settings = (*QUIET, *overrides, f"run.folder={run_folder}")
-        Task(str(self.run_file), settings, timing, probe, self.emulation).write(task_file)
+        Task(str(self.run_file), settings, timing, probe, self.emulation, shares).write(task_file)
         line = self.start.line(ranks, "-m", "ssmpi.bench.harness.rank", str(task_file))
         said = finish(line, self.folder / "said.txt", TIME_LIMIT_SECONDS + timing.total, self.start.variables)
         found = together([json.loads(path.read_text("utf-8")) for path in sorted(run_folder.glob("trainer-*.json"))])

@@ -12,6 +12,7 @@ import numpy as np
 
 from ssmpi.bench.harness import gil, stages
 from ssmpi.bench.harness.windows import Readings, TickingPace, Timing, clock
+from ssmpi.sync.pace import Shadow
 from ssmpi.train import hogwild
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ class AlternatingProbe(Probe):
 
 
 class ShadowProbe(AlternatingProbe):
-    """The shadow thread works or rests: where one trainer leads its host, that one's for all.
+    """The shadow thread works or rests: where one trainer leads its host, that one's for all. It works for an equal
+    part of the windows at each of ``shares`` of a core, 0 for the share that the topology gives.
 
     It rests no longer than its trainer has data: the others wait for it at the end of a pass. Wall time is that of
     rounds within the windows with rounds: in any other, this trainer may have waited for one at rest.
@@ -85,10 +87,13 @@ class ShadowProbe(AlternatingProbe):
 
     REST_SECONDS = 0.05  # long: what resting costs is taken off what rounds cost
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, shares: Sequence[float] = ()) -> None:
         super().__init__()
         assert isinstance(trainer.pace, TickingPace)
-        self._pace = trainer.pace
+        self._pace, inner, group = trainer.pace, trainer.pace.inner, trainer.synchronizers[0].group
+        self._shadow = inner if isinstance(inner, Shadow) else None
+        shipped, members = self._shadow.cpu_share if self._shadow else 1.0, group.size if group else 1
+        self._shares = [min(1.0, share * members) or shipped for share in shares or (0.0,)]
         self._timed = {"rounds/timed": 0.0, "rounds/timed_seconds": 0.0}
         for synchronizer in trainer.synchronizers:
             synchronizer.round = self._in_turn(synchronizer.round)  # type: ignore[method-assign]
@@ -101,6 +106,8 @@ class ShadowProbe(AlternatingProbe):
         def gated() -> None:
             while (now := clock()) < (end := end_of_others_turn(self._edges, now)) and not self._pace.ending:
                 time.sleep(min(end - now, self.REST_SECONDS))
+            if self._shadow:
+                self._shadow.cpu_share = self._shares[share_of(self._edges, now, len(self._shares))]
             act()
             if turn(self._edges, now) == turn(self._edges, clock()):
                 self._timed["rounds/timed"] += 1
@@ -154,6 +161,13 @@ def turn(edges: Sequence[float], now: float) -> int:
     return bisect.bisect_right(edges, now) // 2
 
 
+def share_of(edges: Sequence[float], now: float, shares: int) -> int:
+    """Whose equal part of the windows, in whole fours, this time is in."""
+    fours = max(1, (len(edges) - 1) // 4)
+    four = min(max(0, bisect.bisect_right(edges, now) - 1) // 4, fours - 1)
+    return four * shares // fours
+
+
 def others_window(edges: Sequence[float], now: float) -> bool:
     """Whether it is the other way's turn at this time."""
     return turn(edges, now) % 2 == 1 and now < edges[-1]
@@ -191,18 +205,18 @@ class ExchangeProbe(Probe):
 Body = Callable[[int, "Trainer"], None]
 
 
-def exchange(trainer: Trainer) -> tuple[Body, Probe]:
+def exchange(trainer: Trainer, _: Sequence[float]) -> tuple[Body, Probe]:
     """The loop without a model."""
     probe = ExchangeProbe(trainer)
     return probe.hogwild, probe
 
 
-PROBES: dict[str, Callable[[Trainer], tuple[Body, Probe]]] = {
-    "nothing": lambda trainer: (hogwild, Probe()),
-    "stages": lambda trainer: (hogwild, StageProbe(trainer)),
-    "gil": lambda trainer: (hogwild, GilProbe()),
-    "shadow": lambda trainer: (hogwild, ShadowProbe(trainer)),
-    "threads": lambda trainer: (hogwild, OneThreadProbe(trainer)),
-    "bare": lambda trainer: (hogwild, BareStepProbe(trainer)),
+PROBES: dict[str, Callable[[Trainer, Sequence[float]], tuple[Body, Probe]]] = {
+    "nothing": lambda trainer, _: (hogwild, Probe()),
+    "stages": lambda trainer, _: (hogwild, StageProbe(trainer)),
+    "gil": lambda trainer, _: (hogwild, GilProbe()),
+    "shadow": lambda trainer, shares: (hogwild, ShadowProbe(trainer, shares)),
+    "threads": lambda trainer, _: (hogwild, OneThreadProbe(trainer)),
+    "bare": lambda trainer, _: (hogwild, BareStepProbe(trainer)),
     "exchange": exchange,
 }

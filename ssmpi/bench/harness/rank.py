@@ -74,7 +74,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
         task.emulation.replace_dense(trainer)
     ticks = Ticks(config.topology.threads)
     trainer.pace = TickingPace(trainer.pace, ticks)
-    body, probe = PROBES[task.probe](trainer)
+    body, probe = PROBES[task.probe](trainer, task.shares)
     world.trainers.gather(0)  # all are ready: the clock may start
     edges = task.timing.edges(world.trainers.share(clock()))
     probe.begin(edges)

@@ -70,25 +70,25 @@ class TickingPace:
     """
 
     def __init__(self, pace: Pace, ticks: Ticks) -> None:
-        self._pace, self._ticks = pace, ticks
+        self.inner, self._ticks = pace, ticks
         self.end, self.optimizer = pace.end, pace.optimizer
         self.ending = False  # some thread has no more data in this pass, and waits for the others
 
     def begin(self) -> None:
         """A part of the run starts."""
         self.ending = False
-        self._pace.begin()
+        self.inner.begin()
 
     def after_step(self, thread: int) -> None:
         """A worker thread has finished an iteration."""
-        self._pace.after_step(thread)
+        self.inner.after_step(thread)
         self._ticks.tick(thread)
 
     def thread_done(self, thread: int) -> None:
         """A worker thread has no more data in this part."""
         self.ending = True
         self._ticks.ends.append(clock())
-        self._pace.thread_done(thread)
+        self.inner.thread_done(thread)
 
     def rested(self, thread: int) -> None:
         """A worker thread has done nothing for a while."""

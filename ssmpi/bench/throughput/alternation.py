@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
@@ -18,7 +19,9 @@ TURNS, SHORT_TURNS = 24, 4  # windows of a job that works in two ways, in turns
 
 @dataclass(frozen=True)
 class Harness:
-    """What every section needs: the run file, the jobs, batch sizes, cores, and how long a window is."""
+    """What every section needs: the run file, the jobs, batch sizes, cores, how long a window is, and the values of
+    ``sync.cpu_share`` to be compared.
+    """
 
     run_file: Path
     jobs: Jobs
@@ -26,15 +29,17 @@ class Harness:
     cores: int
     timing: Timing
     short: bool
+    shares: tuple[float, ...] = ()
 
     def job(self, contender: Contender, probe: str, timing: Timing) -> JobResult:
         """A measured job of a contender."""
         return self.jobs.run(contender.ranks, contender.overrides, timing, probe)
 
-    def alternating_job(self, contender: Contender, probe: str, overrides: tuple[str, ...] = ()) -> JobResult:
-        """A measured job that works in two ways, in turns."""
-        timing = replace(self.timing, windows=SHORT_TURNS if self.short else TURNS)
-        return self.jobs.run(contender.ranks, (*contender.overrides, *overrides), timing, probe)
+    def alternating_job(self, contender: Contender, probe: str, shares: tuple[float, ...] = ()) -> JobResult:
+        """A measured job that works in two ways, in turns; for each of ``shares``."""
+        windows = (SHORT_TURNS if self.short else TURNS) * max(1, len(shares))
+        timing = replace(self.timing, windows=windows)
+        return self.jobs.run(contender.ranks, contender.overrides, timing, probe, shares)
 
 
 class Ratio(TypedDict):
@@ -50,18 +55,23 @@ def in_turns(harness: Harness, probe: str, asked: list[Contender]) -> dict[str, 
     return {contender.name: on_over_off(harness.alternating_job(contender, probe)) for contender in asked}
 
 
-def on_over_off(job: JobResult) -> Ratio:
-    """From windows on, off, off, on, on, off, ...: the mean of each four's ratio with its error, rounds a second."""
-    turns = [(on + again) / (off + still) for on, off, still, again in (job["eps"][k : k + 4] for k in fours(job))]
+def on_over_off(job: JobResult, firsts: Sequence[int] | None = None) -> Ratio:
+    """From windows on, off, off, on, on, off, ...: the mean of each four's ratio with its error, rounds a second; of
+    the fours that begin at ``firsts``, or of all. One in which the other way finished no batch says nothing.
+    """
+    windows = (job["eps"][k : k + 4] for k in (fours(job) if firsts is None else firsts))
+    turns = [(on + again) / (off + still) for on, off, still, again in windows if off + still]
     error = statistics.stdev(turns) / len(turns) ** 0.5 if len(turns) > 1 else math.nan
-    return {"ratio": statistics.fmean(turns), "error": error, "rounds_per_second": job["rounds"] / job["seconds"]}
+    ratio = statistics.fmean(turns) if turns else math.nan
+    return {"ratio": ratio, "error": error, "rounds_per_second": job["rounds"] / job["seconds"]}
 
 
-def fours(job: JobResult) -> list[int]:
-    """The first windows of the fours that count: those in which no pass ended, unless one ended in all of them, as a
-    pass over real data takes hours.
+def fours(job: JobResult, part: int = 0, parts: int = 1) -> list[int]:
+    """The first windows of the fours that count, in one of so many equal parts of the job: those in which no pass
+    ended, unless one ended in all of them, as a pass over real data takes hours.
     """
     every = list(range(0, len(job["eps"]) - 3, 4))
+    every = every[len(every) * part // parts : len(every) * (part + 1) // parts]
     return [k for k in every if not any(job["interrupted"][k : k + 4])] or every
 
 

@@ -1,5 +1,6 @@
 """What synchronization in the background costs at each pace: the gap between two rounds of a trainer against examples
-per second, for several shares of a core (``sync.cpu_share``). Rounds run and rest in turns within each job.
+per second, for several shares of a core (``sync.cpu_share``). Rounds run and rest in turns within each job, which goes
+through all shares.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ssmpi.bench.throughput.alternation import Harness, fours, on_and_off, on_ov
 from ssmpi.bench.throughput.contenders import SHADOWS, SSMPI, Contender
 
 AS_SHIPPED = 0.0  # sync.cpu_share: the share that the topology gives
-CPU_SHARES, SHORT_CPU_SHARES = (AS_SHIPPED, 0.005, 0.02, 0.1, 1.0), (AS_SHIPPED, 1.0)
+CPU_SHARES = (AS_SHIPPED, 1.0)
 WORTH = 0.98  # of the examples per second without rounds
 SYNC_PARTS = ("cpu/shadow", "cpu/sync_ps")
 
@@ -41,15 +42,13 @@ class Frontier(TypedDict):
 
 
 def measure(harness: Harness) -> dict[str, Frontier]:
-    """By contender: two trainers, each algorithm, smallest and largest batch; ``short`` has one algorithm at two
-    shares.
-    """
+    """By contender: two trainers, each algorithm, smallest and largest batch; ``short`` has one algorithm."""
     found: dict[str, Frontier] = {}
     for contender in asked(harness):
-        points = []
-        for share in SHORT_CPU_SHARES if harness.short else CPU_SHARES:
-            job = harness.alternating_job(contender, "shadow", (f"sync.cpu_share={share}",))
-            points.append(point(job, contender.batch, share))
+        points, shares = [], harness.shares
+        job = harness.alternating_job(contender, "shadow", shares)
+        for number, share in enumerate(shares):
+            points.append(point(job, contender.batch, share, fours(job, number, len(shares))))
             say(f"{contender.name}, sync.cpu_share {share:g}: EPS with rounds / without {points[-1]['ratio']:.3f}")
         found[contender.name] = {"algorithm": contender.algorithm, "batch": contender.batch, "points": points}
     return found
@@ -63,12 +62,14 @@ def asked(harness: Harness) -> list[Contender]:
     return [Contender(SSMPI, size, half, "fp32", 2, algorithm) for size in sizes for algorithm in SHADOWS]
 
 
-def point(job: JobResult, batch: int, cpu_share: float) -> Point:
-    """The figures of one job. Processor time is what the windows with rounds took more than those without."""
-    firsts, turns, growth = fours(job), on_over_off(job), job["growth"]
+def point(job: JobResult, batch: int, cpu_share: float, firsts: list[int]) -> Point:
+    """The figures of the fours of windows that begin at ``firsts``. Processor time is what the windows with rounds took
+    more than those without.
+    """
+    turns, growth = on_over_off(job, firsts), job["growth"]
     iterations = on_and_off(job["eps"], firsts)[0] * job["seconds"] / len(job["eps"]) / batch  # all trainers'
     rounds = sum(on_and_off(growth["rounds/all"], firsts))  # all trainers'; one may end when a rest has begun
-    timed, seconds = sum(growth["rounds/timed"]), sum(growth["rounds/timed_seconds"])
+    timed, seconds = (sum(on_and_off(growth[name], firsts)) for name in ("rounds/timed", "rounds/timed_seconds"))
     spent = [on_and_off(growth[part], firsts) for part in SYNC_PARTS if part in growth]
     cost = sum(on - off for on, off in spent)  # below 0 where a shadow thread has ended with its pass: not known
     return {

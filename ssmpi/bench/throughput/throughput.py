@@ -22,31 +22,38 @@ from ssmpi.bench.harness.windows import Timing, summary
 from ssmpi.bench.throughput import local_contenders, picture, render, targets
 from ssmpi.bench.throughput.alternation import Harness
 from ssmpi.bench.throughput.contenders import SSMPI, Contender, grid
-from ssmpi.bench.throughput.frontier import SHORT_CPU_SHARES
+from ssmpi.bench.throughput.frontier import CPU_SHARES
 from ssmpi.bench.throughput.sections import NOT_SHORT, SECTIONS
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import SECONDS, positive, require
 
 START_SECONDS = {True: 4.0, False: 1.5}  # of an MPI job, of a local process: for the estimate
 SHORT_WINDOW = 0.3  # seconds
-SHORT_JOBS = {"reader": 0, "shadow": len(SHORT_CPU_SHARES)}  # of sections with --short; all others have one
+SHORT_JOBS = {"reader": 0, "shadow": len(CPU_SHARES)}  # of sections with --short; all others have one
 RESULT = "throughput.json"
 
 
 @dataclass(frozen=True)
 class ThroughputOptions:
-    """What to measure. ``seconds`` is the length of a window; ``only`` a pattern for contenders and sections."""
+    """What to measure. ``seconds`` is the length of a window; ``only`` a pattern for contenders and sections;
+    ``shares`` are values of ``sync.cpu_share``, 0 for the one that is shipped.
+    """
 
     folder: Path = Path("runs/bench")
     rounds: int = 2
     seconds: float = 0.7
     batches: tuple[int, ...] = (128, 512, 2048)
     only: str = ""
+    shares: tuple[float, ...] = CPU_SHARES
     short: bool = False
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, f"--rounds must be at least 1, got {self.rounds}")
         positive("--seconds", self.seconds, SECONDS)
+        require(
+            bool(self.shares) and all(0 <= share <= 1 for share in self.shares),
+            f"--shares must list shares of a core, 0 to 1, got {self.shares}",
+        )
         require(bool(self.batches) and min(self.batches) >= 1, f"--batch must list positive sizes, got {self.batches}")
 
     @property
@@ -80,7 +87,7 @@ def measure(options: ThroughputOptions, run_file: Path | None, overrides: Sequen
     )
     began = time.monotonic()
     report["contenders"] = rounds(options, contenders, jobs)
-    harness = Harness(base, jobs, options.batches, cores, options.timing, options.short)
+    harness = Harness(base, jobs, options.batches, cores, options.timing, options.short, options.shares)
     report["sections"] = {name: section(name, harness) for name in sections}
     report["header"] |= {
         "took_seconds": round(time.monotonic() - began),

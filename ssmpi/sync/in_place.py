@@ -1,0 +1,82 @@
+"""Replicas of one host averaged in one pass over them, block by block: what a block needs stays in the cache between
+reading it and writing it back. Sums run in the order of the replicas, as those of messages do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+BLOCK = 2048  # floats
+compiled = njit(cache=True, nogil=True, error_model="numpy")  # else the check of a divisor slows its loop
+
+
+@intrinsic
+def _floats(typing: Any, address: Any) -> Any:
+    """A pointer to float32 at an address."""
+    pointer = types.CPointer(types.float32)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+    return pointer(types.uint64), generate
+
+
+class Replicas:
+    """Live vectors, float32 (parameters,) each, as compiled code finds them, with room for a block of each and one of
+    their mean.
+    """
+
+    def __init__(self, vectors: list[np.ndarray]) -> None:
+        self._vectors = vectors  # for as long as the addresses are used
+        self.addresses = np.array([vector.ctypes.data for vector in vectors], np.uint64)
+        self.room = np.empty((len(vectors) + 1, BLOCK), np.float32)
+
+
+@compiled
+def take_mean(addresses: np.ndarray, counts: np.ndarray, start: int, size: int, room: np.ndarray) -> None:
+    """The first rows of ``room`` become ``size`` floats of each replica from ``start`` on, its last one the mean of
+    those that count, bool (replicas,); one at least does.
+    """
+    mean, number = room[-1], np.float32(0.0)
+    mean[:size] = np.float32(0.0)
+    for k in range(addresses.shape[0]):
+        live, snapshot = carray(_floats(addresses[k] + np.uint64(4 * start)), size), room[k]  # type: ignore[call-arg]
+        for i in range(size):
+            snapshot[i] = live[i]
+        if counts[k]:
+            number += np.float32(1.0)
+            for i in range(size):
+                mean[i] += snapshot[i]
+    for i in range(size):
+        mean[i] /= number
+
+
+@compiled
+def move(
+    addresses: np.ndarray, start: int, room: np.ndarray, reference: np.ndarray, alpha: float, difference: bool
+) -> None:
+    """Move that part of every replica towards its ``reference``, as ``merge_difference`` or ``merge_interpolate``."""
+    a, size = np.float32(alpha), reference.shape[0]
+    for k in range(addresses.shape[0]):
+        live, snapshot = carray(_floats(addresses[k] + np.uint64(4 * start)), size), room[k]  # type: ignore[call-arg]
+        if difference:
+            for i in range(size):
+                live[i] += a * (reference[i] - snapshot[i])
+        else:
+            for i in range(size):
+                live[i] = (np.float32(1.0) - a) * live[i] + a * reference[i]
+
+
+@compiled
+def average(
+    addresses: np.ndarray, counts: np.ndarray, part: tuple[int, int], room: np.ndarray, alpha: float, difference: bool
+) -> None:
+    """Move a part of every replica, from the first to before the second, towards the mean of those that count."""
+    for start in range(part[0], part[1], BLOCK):
+        size = min(BLOCK, part[1] - start)
+        take_mean(addresses, counts, start, size, room)
+        move(addresses, start, room, room[-1, :size], alpha, difference)
