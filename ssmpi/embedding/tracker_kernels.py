@@ -6,6 +6,8 @@ Rows are int32 arena rows. Other threads may be counting meanwhile: an access th
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit, uint64
 
@@ -38,10 +40,11 @@ def sample(
     ``rule`` is (period, seed); ``head`` int64 (4,) are the numbers SEEN ...; ``listed`` uint8 has a bit for each row.
     """
     period, seed = rule
+    seen = head[SEEN]
+    head[SEEN] = seen + rows.shape[0]
     for k in range(rows.shape[0]):
-        head[SEEN] += 1
-        chance = mix(uint64(head[SEEN]) * uint64(GOLDEN) + uint64(seed))  # every period-th would favour some features
-        if chance % uint64(period) != 0:
+        chance = mix(uint64(seen + k) * uint64(GOLDEN) + uint64(seed))
+        if _below(chance, period) != 0:  # at random: every period-th row would favour some features
             continue
         row = rows[k]
         if not _selectable(row, parts):
@@ -54,11 +57,17 @@ def sample(
         if slot < ids.shape[0]:
             head[LISTED] = slot + 1
         else:
-            slot = np.int64(mix(chance) % uint64(ids.shape[0]))
+            slot = _below(mix(chance), ids.shape[0])
             evicted = ids[slot]
             listed[evicted >> 3] &= ~(1 << (evicted & 7))
         ids[slot] = row
         listed[row >> 3] |= 1 << (row & 7)
+
+
+@njit(cache=True, nogil=True)
+def _below(chance: Any, limit: int) -> Any:
+    """A number in [0, limit) from 64 random bits, without a division; limit <= 2^31."""
+    return np.int64(((chance >> uint64(32)) * uint64(limit)) >> uint64(32))
 
 
 @njit(cache=True, nogil=True)
