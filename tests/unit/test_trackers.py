@@ -134,6 +134,12 @@ def test_ssu_samples_all_features_alike():
     assert tracker.select().rows.tolist() == list(range(26))
 
 
+def test_rows_that_are_saved_anyway_take_no_place_in_the_ssu_list():
+    tracker = ssu(scope_with((10, False), (1000, True)), 1.0, period=1)
+    tracker.observe(np.arange(1010, dtype=np.int32))
+    assert tracker.select().rows.tolist() == list(range(1010))
+
+
 def test_a_full_ssu_list_loses_random_rows():
     scope = scope_with((8000, False))
     tracker = ssu(scope, 0.125, period=1, seed=5)
