@@ -137,11 +137,13 @@ class SSU:
         tracker_kernels.sample(rows, self._scope.parts, self._rule, self._head, self._listed, self._ids)
 
     def select(self) -> Selection:
-        """The rows of the list. The share is an estimate: of samples that found their row in the list."""
-        sampled, known = self._head[tracker_kernels.SAMPLED :].tolist()
+        """The rows of the list. The share is one for each row of the list and for each sample that found its row there
+        already, of all samples: a little too high, because such a row may have been lost later.
+        """
+        _, listed, sampled, known = self._head.tolist()
         out = np.empty(self._scope.whole + len(self._ids), np.int32)
         found = tracker_kernels.take_listed(self._scope.parts, self._head, self._listed, self._ids, out)
-        return Selection(out[:found], known / sampled if sampled else 1.0)
+        return Selection(out[:found], (listed + known) / sampled if sampled else 1.0)
 
 
 class SCAR:

@@ -113,7 +113,9 @@ def test_ssu_lists_a_random_sample_without_repeats():
     updates = generator.integers(0, 10_000, 3000).astype(np.int32)
     tracker = ssu(scope, 1.0, period=4, seed=1)
     tracker.observe(updates)
-    found = tracker.select().rows
+    selection = tracker.select()
+    found = selection.rows
+    assert selection.share == 1  # no row that was sampled is left out
     assert np.all(np.diff(found) > 0)
     assert set(found.tolist()) <= set(updates.tolist())
     assert len(found) == pytest.approx(3000 / 4, rel=0.1)
@@ -144,7 +146,9 @@ def test_a_full_ssu_list_loses_random_rows():
     scope = scope_with((8000, False))
     tracker = ssu(scope, 0.125, period=1, seed=5)
     tracker.observe(np.arange(4000, dtype=np.int32))
-    found = tracker.select().rows
+    selection = tracker.select()
+    found = selection.rows
+    assert selection.share == pytest.approx(1000 / 4000)
     assert len(found) == len(set(found.tolist())) == 1000
     assert found.min() < 1500  # not simply the last 1,000
     late = np.mean(found >= 2000)
