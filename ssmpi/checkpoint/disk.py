@@ -50,6 +50,16 @@ def created(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def opened(path: Path, *, write: bool = False) -> Iterator[int]:
+    """A file that is there, open while the block runs, to be read, or to be written too."""
+    descriptor = os.open(path, os.O_RDWR if write else os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def write(path: Path, content: bytes) -> None:
     """Write a small file whole and sync it."""
     with needing(path, len(content)), created(path) as descriptor:
@@ -62,6 +72,11 @@ def write_at(descriptor: int, content: memoryview, offset: int) -> None:
     while content:
         written = os.pwrite(descriptor, content, offset)
         content, offset = content[written:], offset + written
+
+
+def truncate(descriptor: int, size: int) -> None:
+    """Cut an open file off where ``size`` bytes end."""
+    os.ftruncate(descriptor, size)
 
 
 def sync(descriptor: int) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ssmpi import __version__
 from ssmpi.cli import commands
+from ssmpi.cli.recovery_arguments import add_recovery_emulation, add_recovery_plan
 from ssmpi.core.run_files import REPORT
-from ssmpi.recovery.defaults import INPUTS
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # has no public name
@@ -89,19 +89,9 @@ def add_plans(among: Commands) -> None:
     sub.add_argument(
         "--link-mb", type=float, metavar="MB", help="bandwidth of every rank's link, per direction, to predict from"
     )
-    add_recovery_inputs(sub)
+    add_recovery_plan(sub)
     text = "print versions, MPI library, cores and over-subscription, and test them for a second"
     add(among, "doctor", commands.doctor, text)
-
-
-def add_recovery_inputs(sub: argparse.ArgumentParser) -> None:
-    """``--recovery`` and its inputs, which ``--predict`` takes too."""
-    text = "print what full and partial recovery of a lost embedding PS would cost, each figure with its formula"
-    sub.add_argument("--recovery", action="store_true", help=text)
-    group = sub.add_argument_group("inputs of --recovery, and of --predict for overheads (defaults are an example's)")
-    for name, known in INPUTS.items():
-        unit = known.option.rpartition("-")[2].upper()
-        group.add_argument(known.option, dest=name, type=float, metavar=unit, help=f"{known.symbol}, {known.meaning}")
 
 
 def add_scores(among: Commands) -> None:
@@ -171,6 +161,8 @@ def add_benchmarks(among: Commands) -> None:
         "how algorithms scale with trainers, dense steps and links emulated on this host",
     )
     add_cluster_options(sub)
+    text = "what losses of embedding PSs cost and do to quality, by strategy of saving, emulated in one process"
+    add_recovery_emulation(add(kinds, "recovery", commands.bench_recovery, text))
     sub = add(kinds, "scale", commands.bench_scale, "the cost of starting and ending a job of many ranks on this host")
     sub.add_argument("--ranks", default="8,32", metavar="NUMBERS", help="ranks of the jobs (default: 8,32)")
     sub.add_argument(

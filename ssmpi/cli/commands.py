@@ -97,11 +97,16 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def recovery_inputs(arguments: argparse.Namespace) -> dict[str, float]:
-    """The inputs of ``--recovery`` that were given, by their names."""
-    given = {name: value for name in INPUTS if (value := getattr(arguments, name)) is not None}
+    """The inputs that were given to ``--recovery`` or ``--predict``, by their names."""
+    given = given_inputs(arguments)
     if given and not (arguments.recovery or arguments.predict):
         raise SettingsError(f"{INPUTS[next(iter(given))].option} is an input of --recovery: add that")
     return given
+
+
+def given_inputs(arguments: argparse.Namespace) -> dict[str, float]:
+    """The inputs of the recovery policy that were given, by their names."""
+    return {name: value for name in INPUTS if (value := getattr(arguments, name)) is not None}
 
 
 def predicted(config: Config, arguments: argparse.Namespace) -> str:
@@ -227,6 +232,20 @@ def bench_cluster(arguments: argparse.Namespace) -> int:
         virtual_hosts=arguments.virtual_hosts,
     )
     cluster.measure(options, run_file, words)
+    return 0
+
+
+def bench_recovery(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench recovery``."""
+    from ssmpi.bench.recovery import recovery
+
+    words, given = arguments.overrides, given_inputs(arguments)
+    run_file = Path(words.pop(0)) if words and "=" not in words[0] else None
+    seeds = numbers("--seeds", arguments.seeds)
+    options = recovery.RecoveryOptions(
+        arguments.folder, seeds, arguments.at_once, arguments.only, arguments.short, given
+    )
+    recovery.measure(options, run_file, words)
     return 0
 
 

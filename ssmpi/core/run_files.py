@@ -22,7 +22,7 @@ SITE_FILE, BATCH_FILE, BATCH_LOG = "site.toml", "job.sbatch", "job-%j.log"  # SL
 EXPORTS = {"torch": "model.pt", "safetensors": "model.safetensors"}
 REPORT = "report.html"
 
-MODEL, BEST, CHECKPOINTS, USAGE, LOGS = "model", "best", "checkpoints", "usage", "logs"  # folders
+MODEL, BEST, CHECKPOINTS, ROWS, USAGE, LOGS = "model", "best", "checkpoints", "rows", "usage", "logs"  # folders
 CHECKPOINT, ASIDE = "checkpoint-", "set-aside-"  # folders in CHECKPOINTS
 MANIFEST_NAME = "manifest.json"
 
@@ -39,6 +39,7 @@ _IN_FOLDER = {  # a folder to the files that it holds; the first is the run fold
     f"({CHECKPOINTS}|{BEST})/": "(?!)",  # folders only
     rf"{BEST}/\.?after-\d+(\.(tmp|old))?/": _WEIGHTS,
     rf"{CHECKPOINTS}/({ASIDE})?{CHECKPOINT}\d+/": _WEIGHTS,
+    f"{ROWS}/": r"embedding-\d+\.rows",
     f"{USAGE}/": rf"{_RANK}\.json",
     f"{LOGS}/": rf"{_RANK}\.log",
 }  # fmt: skip

@@ -16,7 +16,7 @@ EMPTY = np.int64(-1)
 
 
 @njit(cache=True, nogil=True)
-def _mix(x: Any) -> Any:
+def mix(x: Any) -> Any:
     """SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014)."""
     x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
@@ -30,11 +30,11 @@ def initial_rows(out: np.ndarray, seed: int, table: int, ids: tuple[int, int], b
     Row ``r`` is that of id ``ids[0] + r * ids[1]``, so that a part of a table gets what the whole table would.
     """
     golden = uint64(0x9E3779B97F4A7C15)
-    key = _mix(uint64(seed) * golden + _mix(uint64(table) + golden))
+    key = mix(uint64(seed) * golden + mix(uint64(table) + golden))
     for r in range(out.shape[0]):
-        row_key = _mix(key ^ _mix(uint64(ids[0] + r * ids[1]) + golden))
+        row_key = mix(key ^ mix(uint64(ids[0] + r * ids[1]) + golden))
         for j in range(out.shape[1]):
-            bits = _mix(row_key + uint64(j + 1) * golden) >> uint64(40)  # 24 bits: exact in float32
+            bits = mix(row_key + uint64(j + 1) * golden) >> uint64(40)  # 24 bits: exact in float32
             out[r, j] = np.float32((2.0 * (np.float64(bits) + 0.5) / 16777216.0 - 1.0) * bound)
 
 
@@ -102,7 +102,7 @@ def rowwise_adagrad(
 def _slot(keys: np.ndarray, key: Any) -> Any:
     """Slot of ``key`` in an open-addressing table, or of the free place where it belongs."""
     mask = keys.shape[0] - 1
-    slot = np.int64(_mix(uint64(key)) & uint64(mask))
+    slot = np.int64(mix(uint64(key)) & uint64(mask))
     while keys[slot] != EMPTY and keys[slot] != key:
         slot = (slot + 1) & mask
     return slot

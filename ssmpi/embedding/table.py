@@ -74,6 +74,16 @@ class RowArray:
         adagrad = options.optimizer == "rowwise_adagrad"
         self.update: Callable[[np.ndarray, np.ndarray, float], None] = self._adagrad if adagrad else self._sgd
 
+    def tell(self, observe: Callable[[np.ndarray], None]) -> None:
+        """From now on ``observe`` is called with the rows of each update, after it: what was counted has happened."""
+        update = self.update
+
+        def told(rows: np.ndarray, gradients: np.ndarray, factor: float) -> None:
+            update(rows, gradients, factor)
+            observe(rows)
+
+        self.update = told
+
     def _sgd(self, rows: np.ndarray, gradients: np.ndarray, factor: float) -> None:
         kernels.sgd(self.weights, rows, gradients, self.options.rate * factor)
 

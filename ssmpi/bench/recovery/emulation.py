@@ -1,0 +1,178 @@
+"""One training run with losses of embedding PSs on a schedule, under one strategy.
+
+Training, saves and reloads are real; hours are not: the run stands for a job of ``T_total``, and what saving, loading
+and rescheduling take is added from stated figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ssmpi.bench.recovery.servers import TRACKERS, EmulatedServer
+from ssmpi.bench.recovery.training import Batches, Training
+from ssmpi.config import Config
+from ssmpi.core.run_files import ROWS
+from ssmpi.embedding.trackers import scope_of
+from ssmpi.recovery import pls
+from ssmpi.recovery.policy import RecoveryInputs
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """``interval`` is T_save in seconds of the emulated job. ``tracker`` selects the ``fraction`` of the rows that is
+    saved in that fraction of the interval; empty: all rows. ``full`` takes everybody back to the last save.
+    """
+
+    name: str
+    interval: float
+    tracker: str = ""
+    fraction: float = 1.0
+    full: bool = False
+
+    @property
+    def between_saves(self) -> float:
+        """Seconds from one save to the next."""
+        return self.interval * self.fraction
+
+
+@dataclass(frozen=True)
+class Loss:
+    """At ``seconds`` of the emulated job the memory of these PSs is lost."""
+
+    seconds: float
+    servers: tuple[int, ...]
+
+
+def schedule(given: RecoveryInputs, at_once: int, seed: int) -> list[Loss]:
+    """Losses at exponential intervals of mean T_fail, each of ``at_once`` PSs."""
+    generator = np.random.default_rng([seed, 11])
+    losses, now = [], float(generator.exponential(given.mtbf_seconds))
+    while now < given.total_seconds:
+        servers = generator.choice(given.servers, at_once, replace=False)
+        losses.append(Loss(now, tuple(sorted(servers.tolist()))))
+        now += float(generator.exponential(given.mtbf_seconds))
+    return losses
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run under a strategy has come to. Overheads are shares of T_total: ``saving`` (O_save for as many bytes as
+    all rows have, compactions included), ``loading``, ``lost`` (trained again) and ``restarting``. ``updates_lost`` is
+    a share of all updates of rows, ``coverage`` the mean share of updates that a priority save covered, NaN without.
+    """
+
+    strategy: str
+    seed: int
+    losses: int
+    saving: float
+    loading: float
+    lost: float
+    restarting: float
+    pls: float
+    updates_lost: float
+    coverage: float
+    ne: float
+    auc: float
+
+    @property
+    def overhead(self) -> float:
+        """All of it."""
+        return self.saving + self.loading + self.lost + self.restarting
+
+
+class Emulation:
+    """A run of ``config``, whose PSs save in ``folder``."""
+
+    def __init__(self, config: Config, given: RecoveryInputs, strategy: Strategy, folder: Path) -> None:
+        self._given, self._strategy = given, strategy
+        self._batches = Batches(config)
+        self.training = Training(config, self._batches.cardinalities)
+        self._size, self._seed = config.data.batch_size, config.run.seed
+        (folder / ROWS).mkdir(parents=True, exist_ok=True)
+        self.servers = [self._server(index, folder) for index in range(given.servers)]
+        self._dense, self._saved_at = self.training.dense(), 0
+        self._trained_again = 0
+
+    def _server(self, index: int, folder: Path) -> EmulatedServer:
+        arena, make = self.training.arenas[index], None
+        if self._strategy.tracker:
+            scope = scope_of(self.training.placement, index)
+            make = partial(TRACKERS[self._strategy.tracker], scope, self._strategy.fraction, arena)
+        return EmulatedServer(arena, folder / ROWS / f"embedding-{index:04}.rows", make)
+
+    def run(self, losses: list[Loss]) -> Outcome:
+        """Train to the end through these losses."""
+        done, updates, waiting, saves = 0, 0, list(losses), self._saves()
+        due = next(saves)
+        while done < len(self._batches):
+            for batch in self._batches.from_number(done):
+                self.training.step(batch, self._samples(done))
+                done += 1
+                updates += self.training.updated
+                while done >= due:
+                    self._save(done)
+                    due = next(saves)
+                reached = done
+                while waiting and done >= self._batch_of(waiting[0].seconds):
+                    done = self._lose(waiting.pop(0), done)
+                if done < reached:
+                    break
+        return self._outcome(len(losses), updates)
+
+    def _saves(self) -> Iterator[int]:
+        """After how many batches each save is due; the last is beyond the run."""
+        seconds = self._strategy.between_saves
+        for k in range(1, int(self._given.total_seconds / seconds + 1e-9) + 1):
+            yield self._batch_of(k * seconds)
+        yield len(self._batches) + 1
+
+    def _batch_of(self, seconds: float) -> int:
+        """How many batches have been trained by then, at least one."""
+        return max(1, round(seconds / self._given.total_seconds * len(self._batches)))
+
+    def _samples(self, done: int) -> int:
+        return min(done * self._size, self._batches.samples)
+
+    def _save(self, done: int) -> None:
+        for server in self.servers:
+            server.save(self._samples(done))
+        if self._strategy.full:
+            self._dense, self._saved_at = self.training.dense(), done
+
+    def _lose(self, loss: Loss, done: int) -> int:
+        """After how many batches training goes on."""
+        if not self._strategy.full:
+            for index in loss.servers:
+                self.servers[index].lose(self._samples(done))
+            return done
+        for server in self.servers:
+            server.reload()
+        self.training.restore_dense(self._dense)
+        self._trained_again += done - self._saved_at
+        return self._saved_at
+
+    def _outcome(self, losses: int, updates: int) -> Outcome:
+        given, tallies = self._given, [server.tally for server in self.servers]
+        written = sum(tally.written for tally in tallies) / sum(server.base_bytes for server in self.servers)
+        coverage = [share for tally in tallies for share in tally.coverage]
+        quality = self.training.quality()
+        return Outcome(
+            strategy=self._strategy.name,
+            seed=self._seed,
+            losses=losses,
+            saving=written * given.save_seconds / given.total_seconds,
+            loading=losses * given.load_seconds / given.total_seconds,
+            lost=self._trained_again / len(self._batches),
+            restarting=losses * given.restart_seconds / given.total_seconds,
+            pls=pls.pls([server.account for server in self.servers], self._batches.samples),
+            updates_lost=sum(tally.updates_lost for tally in tallies) / updates,
+            coverage=float(np.mean(coverage)) if coverage else math.nan,
+            ne=quality["ne"],
+            auc=quality["auc"],
+        )

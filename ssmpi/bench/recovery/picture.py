@@ -1,0 +1,75 @@
+"""How far quality moves with what is lost: a line through the runs, and the picture of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ssmpi.bench.harness.reporting import Report, pyplot, save
+from ssmpi.report.groups import Estimate
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run: what it has lost, and its NE relative to the run of its seed without losses. ``whole`` if it saves all
+    rows at once, so that PLS says what a loss takes.
+    """
+
+    strategy: str
+    whole: bool
+    pls: float
+    updates_lost: float
+    relative_ne: float
+
+
+def slope(points: Sequence[tuple[float, float]]) -> Estimate:
+    """The line y = slope x that fits best (least squares), which is what CPR finds accuracy to follow in PLS. Both NaN
+    without points beside 0, the error also for a single one.
+    """
+    x, y = np.array([point for point in points if point[0]], float).reshape(-1, 2).T
+    if not x.size:
+        return Estimate()
+    value = float(x @ y / (x @ x))
+    left = float(np.sum((y - value * x) ** 2)) / (x.size - 1) if x.size > 1 else math.nan
+    return Estimate(value, math.sqrt(left / float(x @ x)))
+
+
+def slopes(points: Sequence[Point]) -> dict[str, Estimate]:
+    """Relative NE by PLS, of strategies that save all rows, and by the share of updates lost, of all."""
+    return {
+        "pls": slope([(point.pls, point.relative_ne) for point in points if point.whole]),
+        "updates_lost": slope([(point.updates_lost, point.relative_ne) for point in points]),
+    }
+
+
+def draw(report: Report, target: Path) -> Path | None:
+    """Two panels: relative NE over PLS and over updates lost, with their lines. None without matplotlib."""
+    plt = pyplot()
+    if not plt:
+        return None
+    points = [Point(**point) for point in report["points"]]
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True, sharey=True)
+    for axes, key, title in zip(panels, ("pls", "updates_lost"), ("PLS", "updates lost, share of all"), strict=True):
+        shown = [point for point in points if point.whole or key != "pls"]
+        for name in dict.fromkeys(point.strategy for point in shown):
+            mine = [point for point in shown if point.strategy == name]
+            axes.plot([getattr(p, key) for p in mine], [100 * p.relative_ne for p in mine], "o", label=name)
+        _line(axes, max((getattr(point, key) for point in shown), default=0.0), report["slopes"][key]["mean"])
+        axes.set_xlabel(title)
+        axes.legend(fontsize=8)
+    panels[0].set_ylabel("NE against no loss, %")
+    return save(figure, target)
+
+
+def _line(axes: Any, most: float, slope: float | None) -> None:
+    """The fit, where there is one."""
+    axes.axhline(0.0, color="#b8b8b8", linewidth=0.8)
+    if slope is not None and most:
+        axes.plot(
+            [0.0, most], [0.0, 100 * slope * most], color="#555555", linewidth=1.0, label=f"{100 * slope:+.2f} % x"
+        )

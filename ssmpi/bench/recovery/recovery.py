@@ -1,0 +1,161 @@
+"""The table of ``ssmpi bench recovery``: strategies side by side over the same losses and seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssmpi.bench.harness import data, machine
+from ssmpi.bench.harness.reporting import chosen, plain, publish, say
+from ssmpi.bench.recovery import picture, render
+from ssmpi.checkpoint.arena_writer import free_memory
+from ssmpi.config import Config, load
+from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.data.schema import read_manifest
+from ssmpi.recovery.defaults import inputs_of
+from ssmpi.recovery.policy import RecoveryInputs, decide, full_at, partial_at
+from ssmpi.report import results
+from ssmpi.report.groups import Estimate, estimate
+
+if TYPE_CHECKING:
+    from ssmpi.bench.recovery.emulation import Outcome, Strategy
+
+RESULT = "recovery.json"
+SERVERS = "topology.embedding_ps=18"  # CPR's run at production scale had as many
+SMALL = ("model.bottom=[32,16]", "model.top=[32,1]", "data.batch_size=64")  # of the short mode
+FRACTION = 0.125  # of the rows that a priority save takes (CPR)
+NO_LOSS = "no loss"
+
+
+@dataclass(frozen=True)
+class RecoveryOptions:
+    """What the command line says. ``at_once`` PSs are lost by each loss; ``inputs`` are those of the policy that were
+    given, by their names.
+    """
+
+    folder: Path
+    seeds: tuple[int, ...]
+    at_once: int
+    only: str
+    short: bool
+    inputs: Mapping[str, float]
+
+
+def measure(options: RecoveryOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
+    """Train under each strategy with each seed; prints the table and returns the JSON file."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    overrides = (SERVERS, *(SMALL if options.short else ()), *overrides) if run_file is None else tuple(overrides)
+    base = data.base_run_file(run_file, overrides, options.folder, options.short)
+    config: Config = load(base)
+    given = checked(options, config)
+    found = [s for s in strategies(given) if s.name == NO_LOSS or chosen(s.name, options.only)]
+    if len(found) == 1:
+        names = ", ".join(s.name for s in strategies(given)[1:])
+        raise SettingsError(f"--only '{options.only}' lets no strategy through; there are: {names}")
+    say(f"{len(found)} runs for each of {len(options.seeds)} seeds, on one core")
+    outcomes = [run(base, given, options, strategy, seed) for seed in options.seeds for strategy in found]
+    rows = [row(strategy, given, options.at_once, outcomes) for strategy in found[1:]]
+    points = points_of(found[1:], outcomes)
+    slopes = picture.slopes(points)
+    report = {
+        "header": machine.describe(),
+        "options": plain(options),
+        "run_file": str(base),
+        "inputs": dataclasses.asdict(given),
+        "outcomes": [results.plain(dataclasses.asdict(outcome)) for outcome in outcomes],
+        "rows": [
+            results.plain({n: dataclasses.asdict(v) if isinstance(v, Estimate) else v for n, v in line.items()})
+            for line in rows
+        ],
+        "points": [dataclasses.asdict(point) for point in points],
+        "slopes": {name: results.plain(dataclasses.asdict(slope)) for name, slope in slopes.items()},
+    }
+    text = f"{render.table(given, options.at_once, rows)}\n\n{render.fits(slopes)}"
+    return publish(options.folder / RESULT, report, text, picture.draw)
+
+
+def checked(options: RecoveryOptions, config: Config) -> RecoveryInputs:
+    """The inputs of the policy; an error where the emulation cannot run with these options here."""
+    servers = config.topology.embedding_ps
+    if not servers:
+        raise SettingsError("topology.embedding_ps is 0: set how many embedding PSs the emulated job has")
+    if not 1 <= options.at_once <= servers:
+        raise SettingsError(
+            f"--at-once is {options.at_once}, topology.embedding_ps {servers}: a loss takes 1 to {servers} of them"
+        )
+    manifest = read_manifest(Path(config.data.folder))
+    if not (manifest.labelled and manifest.has_rows(config.evaluate.final)):
+        raise SettingsError(
+            f"evaluate.final = '{config.evaluate.final}' names no labelled split of {config.data.folder}"
+        )
+    rows, free = sum(manifest.cardinalities), free_memory()
+    needed = rows * (config.embedding.row_bytes + 4 * config.embedding.dim + 12)
+    if needed > free:
+        raise DataError(
+            f"{rows:,} rows, SCAR's copy of them and counters need {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB"
+            " are free: take a data set with smaller tables"
+        )
+    return inputs_of(servers, options.inputs)
+
+
+def strategies(given: RecoveryInputs) -> list[Strategy]:
+    """The run without losses, then CPR's strategies at the intervals that the policy gives them."""
+    from ssmpi.bench.recovery.emulation import Strategy
+
+    found = decide(given)
+    return [
+        Strategy(NO_LOSS, math.inf),
+        Strategy("full", found.full.interval, full=True),
+        Strategy("naive partial", found.naive.interval),
+        Strategy("CPR-vanilla", found.partial.interval),
+        *(Strategy(f"CPR-{name.upper()}", found.partial.interval, name, FRACTION) for name in ("scar", "mfu", "ssu")),
+    ]
+
+
+def run(base: Path, given: RecoveryInputs, options: RecoveryOptions, strategy: Strategy, seed: int) -> Outcome:
+    """One training run; what it saves goes with it."""
+    from ssmpi.bench.recovery.emulation import Emulation, schedule
+
+    losses = [] if strategy.name == NO_LOSS else schedule(given, options.at_once, seed)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        outcome = Emulation(load(base, (f"run.seed={seed}",)), given, strategy, Path(folder)).run(losses)
+    seconds = time.monotonic() - began
+    say(f"seed {seed} {strategy.name}: {outcome.losses} losses, NE {outcome.ne:.5f}, {seconds:.0f} s")
+    return outcome
+
+
+def row(strategy: Strategy, given: RecoveryInputs, at_once: int, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """One line of the table: means over seeds, changes against the run of the same seed without losses."""
+    mine = [outcome for outcome in outcomes if outcome.strategy == strategy.name]
+    without = {outcome.seed: outcome for outcome in outcomes if outcome.strategy == NO_LOSS}
+    expected = (full_at if strategy.full else partial_at)(given, strategy.interval)
+    names = ("overhead", "saving", "loading", "lost", "restarting", "pls", "updates_lost", "coverage")
+    return {
+        "strategy": strategy.name,
+        "interval_seconds": strategy.interval,
+        "between_saves_seconds": strategy.between_saves,
+        "losses": estimate([outcome.losses for outcome in mine]),
+        **{name: estimate([getattr(outcome, name) for outcome in mine]) for name in names},
+        "expected_overhead": expected.overhead,
+        "expected_pls": at_once * expected.pls,
+        "relative_ne": estimate([outcome.ne / without[outcome.seed].ne - 1 for outcome in mine]),
+        "auc_change": estimate([outcome.auc - without[outcome.seed].auc for outcome in mine]),
+    }
+
+
+def points_of(found: Sequence[Strategy], outcomes: Sequence[Outcome]) -> list[picture.Point]:
+    """Every run with losses that goes on without training anything again."""
+    without = {outcome.seed: outcome.ne for outcome in outcomes if outcome.strategy == NO_LOSS}
+    partial = {strategy.name: not strategy.tracker for strategy in found if not strategy.full}
+    return [
+        picture.Point(o.strategy, partial[o.strategy], o.pls, o.updates_lost, o.ne / without[o.seed] - 1)
+        for o in outcomes
+        if o.strategy in partial and o.losses
+    ]

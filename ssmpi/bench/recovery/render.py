@@ -1,0 +1,72 @@
+"""The table of ``ssmpi bench recovery`` as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ssmpi.recovery.policy import RecoveryInputs
+from ssmpi.report.groups import Estimate
+
+HOUR = 3600.0
+Row = Mapping[str, Any]
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "strategy": lambda row: row["strategy"],
+    "T_save": lambda row: f"{row['interval_seconds'] / HOUR:.1f} h",
+    "saving": lambda row: _percent(row["saving"].mean),
+    "loading": lambda row: _percent(row["loading"].mean),
+    "lost": lambda row: _percent(row["lost"].mean),
+    "restart": lambda row: _percent(row["restarting"].mean),
+    "overhead": lambda row: _percent(row["overhead"].mean),
+    "formula": lambda row: _percent(row["expected_overhead"]),
+    "PLS": lambda row: f"{row['pls'].mean:.5f}",
+    "expected": lambda row: f"{row['expected_pls']:.5f}",
+    "updates lost": lambda row: _percent(row["updates_lost"].mean),
+    "covered": lambda row: "" if math.isnan(row["coverage"].mean) else f"{100 * row['coverage'].mean:.0f} %",
+    "NE change": lambda row: _change(row["relative_ne"], 100, 3, " %"),
+    "AUC change": lambda row: _change(row["auc_change"], 1, 5, ""),
+}
+LEGEND = """\
+T_save: from one save of all rows to the next; priority saves take an eighth of the rows eight times as often.
+overhead = saving + loading + lost (trained again) + restart, as shares of T_total; formula: what CPR expects of it.
+PLS: samples since the newest save of all rows that the lost PSs miss, as a share of all; priority saves leave it as it
+is, so it is not what they aim at. updates lost: of all updates of rows, those since each row's own save.
+covered: share of the updates (MFU), sampled updates (SSU) or squared change (SCAR) that a priority save took.
+Changes are against the run of the same seed without losses, with their standard errors over seeds."""
+
+
+def table(given: RecoveryInputs, at_once: int, rows: Sequence[Row]) -> str:
+    """The inputs, one line for each strategy, and what the columns mean."""
+    cells = [list(COLUMNS), *([text(row) for text in COLUMNS.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in cells]
+    losers = f"{at_once} of them together lose" if at_once > 1 else "one of them loses"
+    return "\n".join([
+        f"A job of T_total = {given.total_seconds / HOUR:g} h with {given.servers} embedding PSs: {losers} memory every"
+        f" T_fail = {given.mtbf_seconds / HOUR:g} h, {rows[0]['losses'].mean:g} times a run here.",
+        f"Stated, not measured: O_save = {given.save_seconds:g} s, O_load = {given.load_seconds:g} s, O_res = "
+        f"{given.restart_seconds:g} s, target PLS {given.target_pls:g}.",
+        "",
+        *lines,
+        "",
+        LEGEND,
+    ])  # fmt: skip
+
+
+def fits(slopes: Mapping[str, Estimate]) -> str:
+    """How far NE moves with what is lost, by the lines through the runs."""
+    names = {"pls": "PLS (strategies that save all rows)", "updates_lost": "updates lost"}
+    found = {names[key]: slope for key, slope in slopes.items() if not math.isnan(slope.mean)}
+    lines = [f"  {name}: {_change(slope, 100 / 10, 3, ' %')} for each 0.1" for name, slope in found.items()]
+    return "\n".join(["NE against no loss, by a line through 0:", *(lines or ["  no run has lost anything"])])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def _change(value: Estimate, scale: float, digits: int, unit: str) -> str:
+    """With its error, where there are two seeds at least."""
+    error = "" if math.isnan(value.error) else f" ± {scale * value.error:.{digits}f}"
+    return f"{scale * value.mean:+.{digits}f}{error}{unit}"

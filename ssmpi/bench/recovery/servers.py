@@ -1,0 +1,87 @@
+"""One emulated embedding PS: its rows, what it has really saved of them, and what a loss takes from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ssmpi.checkpoint.row_store import RowStore
+from ssmpi.embedding import tracker_kernels
+from ssmpi.embedding.table import Arena
+from ssmpi.embedding.trackers import MFU, SCAR, SSU, Scope, Tracker
+from ssmpi.recovery.pls import LossAccount
+
+
+def _zeros(size: int) -> np.ndarray:
+    return np.zeros(size, np.uint8)
+
+
+TRACKERS: dict[str, Callable[[Scope, float, Arena], Tracker]] = {
+    "mfu": lambda scope, fraction, _: MFU(scope, fraction, _zeros(MFU.bytes_for(scope, fraction))),
+    "ssu": lambda scope, fraction, _: SSU(scope, fraction, _zeros(SSU.bytes_for(scope, fraction))),
+    "scar": lambda scope, fraction, arena: SCAR(scope, fraction, arena.weights),
+}
+
+
+@dataclass
+class Tally:
+    """What one PS has done. ``written`` are bytes of saves and of compactions; ``coverage`` the share of updates that
+    each priority save covered.
+    """
+
+    written: int
+    coverage: list[float]
+    updates_lost: int = 0
+
+
+class EmulatedServer:
+    """Saves to the file ``path``, the initial rows at once: then all rows, or those that a tracker selects, which
+    ``make_tracker`` makes anew after each loss, because its memory is lost too.
+    """
+
+    def __init__(self, arena: Arena, path: Path, make_tracker: Callable[[], Tracker] | None) -> None:
+        self.arena, self._make_tracker = arena, make_tracker
+        self._store = RowStore(path, arena, timeline=0)
+        self.base_bytes = self._store.save_all(0)
+        self.account, self.tally = LossAccount(), Tally(0, [])
+        self._unsaved = np.zeros(len(arena.weights), np.uint32)  # updates of each row since it was saved
+        self._tracker = make_tracker() if make_tracker else None
+        arena.tell(self._observe)
+
+    def save(self, samples: int) -> None:
+        """Save what is due; ``samples`` have been trained on."""
+        if self._tracker is None:
+            self.tally.written += self._store.save_all(samples)
+            self.account = self.account.saved(samples)
+            self._unsaved[:] = 0
+            return
+        selection = self._tracker.select()
+        self.tally.written += self._store.save(selection.rows, samples)
+        self.tally.coverage.append(selection.share)
+        self._unsaved[selection.rows] = 0
+        if self._store.increments_outweigh_base:
+            self.tally.written += self._store.compact()
+
+    def lose(self, samples: int) -> None:
+        """The memory is lost after so many samples, and loaded from what was saved; others go on as they are."""
+        self.tally.updates_lost += int(self._unsaved.sum(dtype=np.int64))
+        self.account = self.account.reloaded(samples)
+        self.reload()
+
+    def reload(self) -> None:
+        """Give every row the values of its newest save."""
+        self.arena.weights[:] = np.nan  # what is not loaded shows
+        self.arena.state[:] = np.nan
+        saved = self._store.load()
+        assert saved is not None, "the initial rows were saved"
+        self._store.restore(saved)
+        self._unsaved[:] = 0
+        self._tracker = self._make_tracker() if self._make_tracker else None
+
+    def _observe(self, rows: np.ndarray) -> None:
+        tracker_kernels.count(self._unsaved, rows)
+        if self._tracker:
+            self._tracker.observe(rows)

@@ -1,0 +1,129 @@
+"""Training in one process with as many embedding PSs as wanted: the program's own rows, kernels and model, one thread,
+every bit repeatable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ssmpi.config import Config
+from ssmpi.core.errors import TrainingError
+from ssmpi.core.metrics import Quality
+from ssmpi.core.protocols import RowLookup, RowSet
+from ssmpi.data.batch import Batch
+from ssmpi.data.reader import SplitReader, batches, batches_in, shuffled
+from ssmpi.embedding import kernels
+from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.table import Arena
+from ssmpi.model.optim import dense_optimizer
+from ssmpi.model.replica import Replica
+
+Dense = list[np.ndarray]
+
+
+class Batches:
+    """The batches of all passes in an order that the seed decides, by their numbers."""
+
+    def __init__(self, config: Config) -> None:
+        self._data, self._seed = config.data, config.run.seed
+        self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
+        self.cardinalities = self._reader.manifest.cardinalities
+        self._blocks = [
+            (a_pass, int(number))
+            for a_pass in range(config.data.passes)
+            for number in shuffled(self._seed, 0, a_pass, size=len(self._reader.blocks))
+        ]
+        counts = [-(-self._reader.blocks[number].rows // config.data.batch_size) for _, number in self._blocks]
+        self._starts = [0, *np.cumsum(counts).tolist()]
+        self.samples = self._reader.rows * config.data.passes
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def from_number(self, first: int) -> Iterator[Batch]:
+        """The batches from number ``first`` on."""
+        room = self._reader.room()
+        for (a_pass, number), (start, end) in zip(self._blocks, pairwise(self._starts), strict=True):
+            if first < end:
+                block = self._reader.blocks[number]
+                order = shuffled(self._seed, 1, a_pass, number, size=block.rows)
+                skipped = max(0, first - start) * self._data.batch_size
+                yield from batches_in(order[skipped:], self._reader.read(block, room), self._data.batch_size)
+
+
+class LocalServers:
+    """The transport to several embedding PSs that are all in this process."""
+
+    def __init__(self, arenas: list[Arena]) -> None:
+        self._arenas = arenas
+
+    def ask(self, lookup: RowLookup, thread: int) -> None:
+        """Fetch at once."""
+        for arena, rows in zip(self._arenas, lookup.parts, strict=True):
+            kernels.gather(arena.weights, lookup.rows[rows], lookup.distinct[rows])
+
+    def collect(self, lookup: RowLookup) -> None:
+        """Nothing to wait for."""
+
+    def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
+        """Apply at once."""
+        for arena, rows in zip(self._arenas, lookup.parts, strict=True):
+            arena.update(lookup.rows[rows], gradients[rows], factor)
+
+
+class Training:
+    """A model and its rows on ``topology.embedding_ps`` servers, trained batch by batch. ``updated`` is how many rows
+    the last batch has changed.
+    """
+
+    def __init__(self, config: Config, cardinalities: tuple[int, ...]) -> None:
+        torch.set_num_threads(1)
+        self._config = config
+        self.placement = place(cardinalities, config.topology.embedding_ps)
+        servers = range(self.placement.servers)
+        self.arenas = [Arena(config.embedding, self.placement, server, config.run.seed) for server in servers]
+        self._replica = Replica(config.network, config.model.precision, config.run.seed)
+        self._optimizer = dense_optimizer(config.dense, self._replica)
+        self._model = self._replica.thread_model()
+        options = replace(config.embedding, prefetch=False)  # rows are those that the last update left
+        self.updated = 0
+        self._lookups = Lookups(LocalServers(self.arenas), self.placement, options, thread=0)
+
+    def step(self, batch: Batch, samples: int) -> None:
+        """Train on one batch; ``samples`` have been trained on before."""
+        rows = self._lookups.pull(batch.ids)
+        _, by_rows = self._model.forward_backward(batch.dense, rows.values, batch.labels)
+        factor = self._config.schedule.factor(samples)
+        self._lookups.push(rows, by_rows, factor)
+        self.updated = rows.found
+        self._optimizer.step(self._model, factor)
+
+    def dense(self) -> Dense:
+        """A copy of everything that is not rows: the dense weights and their optimizer's state."""
+        return [values.copy() for values in self._dense()]
+
+    def restore_dense(self, saved: Dense) -> None:
+        """Go back to what ``dense`` gave."""
+        for live, values in zip(self._dense(), saved, strict=True):
+            live[:] = values
+
+    def quality(self) -> dict[str, float]:
+        """Metrics on ``evaluate.final``; TrainingError if the model gives no finite score."""
+        options, quality = self._config.evaluate, Quality()
+        reader = SplitReader(Path(self._config.data.folder), options.final, 16 * options.batch_size)
+        for block in reader.blocks:
+            for batch in batches(reader.read(block), options.batch_size):
+                loss = quality.add(self._model.score(batch.dense, self._lookups.pull(batch.ids).values), batch.labels)
+                if not np.isfinite(loss):
+                    raise TrainingError("training has diverged: lower dense.rate and embedding.rate")
+        return quality.compute()
+
+    def _dense(self) -> Dense:
+        return [self._replica.vector, *self._optimizer.state().values()]

@@ -1,0 +1,211 @@
+"""The file in which one embedding PS saves its rows while training goes on: a base, which holds all of them, and
+increments after it, each with some. Little-endian, one record after the other::
+
+    header  104 bytes: see ``RecordHeader``
+    rows    base:      (optimizer state, weights) of every row in order, float32
+            increment: (row int32, optimizer state, weights) of each of its rows, in ascending order of row
+
+A record counts when it is whole, which its SHA-256 over header and rows shows. The base is renamed into place whole;
+what follows a record that is not whole does not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from ssmpi.checkpoint import disk
+from ssmpi.core.errors import DataError
+
+MAGIC = b"SSMPIR01"  # with the version of the format
+PIECE = 1 << 22  # bytes, about, that are read or written at a time
+DIGEST = 32
+
+
+@dataclass(frozen=True)
+class RecordHeader:
+    """What a record is. ``samples`` had been trained on when it was begun, by all trainers; ``layout`` is a digest of
+    which rows of which tables the PS holds; ``width`` is the floats of a row with its state, ``count`` the rows.
+    """
+
+    increment: bool
+    width: int
+    timeline: int
+    samples: int
+    count: int
+    layout: bytes
+    digest: bytes = bytes(DIGEST)
+
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(f"<8sIIqqq{DIGEST}s{DIGEST}s")
+
+    def packed(self) -> bytes:
+        """The header as it is in the file."""
+        return self.FORMAT.pack(
+            MAGIC, self.increment, self.width, self.timeline, self.samples, self.count, self.layout, self.digest
+        )
+
+    @classmethod
+    def unpacked(cls, content: bytes) -> RecordHeader | None:
+        """The header that ``content`` is; None if it is none."""
+        if len(content) != cls.FORMAT.size:
+            return None
+        magic, increment, width, timeline, samples, count, layout, digest = cls.FORMAT.unpack(content)
+        if magic != MAGIC or increment > 1 or width == 0 or count < 0:
+            return None
+        return cls(bool(increment), width, timeline, samples, count, layout, digest)
+
+    @property
+    def words(self) -> int:
+        """32-bit words of each of its rows, the row's number included where there is one."""
+        return self.width + self.increment
+
+    @property
+    def bytes(self) -> int:
+        """Size of the whole record."""
+        return self.FORMAT.size + 4 * self.words * self.count
+
+    def pieces(self) -> Iterator[slice]:
+        """Its rows, ``PIECE`` at a time."""
+        step = max(1, PIECE // (4 * self.words))
+        return (slice(start, min(start + step, self.count)) for start in range(0, self.count, step))
+
+
+def write_record(descriptor: int, offset: int, header: RecordHeader, rows: Iterable[np.ndarray]) -> None:
+    """Write a record at ``offset`` of an open file and sync it: ``rows`` int32 (n, words) one after the other, then the
+    header, without which they do not count.
+    """
+    digest, at = hashlib.sha256(header.packed()), offset + header.FORMAT.size
+    for words in rows:
+        content = words.reshape(-1).view(np.uint8).data
+        disk.write_at(descriptor, content, at)
+        digest.update(content)
+        at += len(content)
+    assert at == offset + header.bytes, "the rows of a record are not as many as its header says"
+    disk.write_at(descriptor, memoryview(replace(header, digest=digest.digest()).packed()), offset)
+    disk.sync(descriptor)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A whole record of a file: where it begins, and of an increment its ``rows`` int32 (count,)."""
+
+    header: RecordHeader
+    offset: int
+    rows: np.ndarray
+
+    @property
+    def end(self) -> int:
+        """Where the next one begins."""
+        return self.offset + self.header.bytes
+
+    def read(self, descriptor: int, rows: slice) -> np.ndarray:
+        """Some of its rows, int32 (n, words)."""
+        found = np.empty((rows.stop - rows.start, self.header.words), np.int32)
+        start = self.offset + self.header.FORMAT.size + 4 * self.header.words * rows.start
+        if _read(descriptor, found, start) != found.nbytes:
+            raise OSError("it has become shorter")
+        return found
+
+
+def read_record(descriptor: int, offset: int) -> Record | None:
+    """The record at ``offset`` of an open file; None if no whole one is there."""
+    header = RecordHeader.unpacked(os.pread(descriptor, RecordHeader.FORMAT.size, offset))
+    if header is None or offset + header.bytes > os.fstat(descriptor).st_size:
+        return None
+    digest = hashlib.sha256(replace(header, digest=bytes(DIGEST)).packed())
+    record = Record(header, offset, np.empty(header.count if header.increment else 0, np.int32))
+    for piece in header.pieces():
+        words = record.read(descriptor, piece)
+        digest.update(words.reshape(-1).view(np.uint8).data)
+        if header.increment:
+            record.rows[piece] = words[:, 0]
+    return record if digest.digest() == header.digest else None
+
+
+@dataclass(frozen=True)
+class SavedRows:
+    """The rows of one PS as they are in a file: the newest save of each. ``records`` are the base and the increments
+    that count.
+    """
+
+    path: Path
+    records: tuple[Record, ...]
+
+    @property
+    def base(self) -> Record:
+        """The record that holds all rows."""
+        return self.records[0]
+
+    @property
+    def end(self) -> int:
+        """Bytes of the file that count."""
+        return self.records[-1].end
+
+    def merged(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """All rows in order, some at a time, float32 (n, width): optimizer state, weights. DataError if the file cannot
+        be read any more.
+        """
+        with _readable(self.path) as descriptor:
+            for piece in self.base.header.pieces():
+                words = self.base.read(descriptor, piece)
+                for record in self.records[1:]:
+                    first, last = np.searchsorted(record.rows, (piece.start, piece.stop))
+                    news = record.read(descriptor, slice(first, last))
+                    words[record.rows[first:last] - piece.start] = news[:, 1:]
+                yield piece, words.view(np.float32)
+
+
+def read_rows(path: Path) -> tuple[SavedRows, int] | None:
+    """What a file holds, every byte checked, and how many bytes at its end do not count; None if there is no file.
+    DataError if its base is damaged.
+    """
+    try:
+        with _readable(path) as descriptor:
+            base = read_record(descriptor, 0)
+            if base is None or base.header.increment:
+                raise DataError(
+                    f"{path}: damaged: its first record, the base, is not as it was written, so no row in it can be"
+                    " trusted; remove the file, and resume from a checkpoint"
+                )
+            found = [base]
+            while (record := read_record(descriptor, found[-1].end)) and _continues(base.header, record.header):
+                found.append(record)
+            return SavedRows(path, tuple(found)), os.fstat(descriptor).st_size - found[-1].end
+    except FileNotFoundError:
+        return None
+
+
+def _continues(base: RecordHeader, header: RecordHeader) -> bool:
+    """Whether a record is an increment to the rows of ``base``."""
+    return header.increment and all(
+        getattr(base, name) == getattr(header, name) for name in ("timeline", "layout", "width")
+    )
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[int]:
+    """A file, open to be read; DataError where its disk does not give it."""
+    try:
+        with disk.opened(path) as descriptor:
+            yield descriptor
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error}); look at its disk, or resume from a checkpoint") from error
+
+
+def _read(descriptor: int, out: np.ndarray, offset: int) -> int:
+    """Fill ``out`` from the file; how many bytes there were."""
+    content: memoryview = out.reshape(-1).view(np.uint8).data
+    done = 0
+    while done < len(content) and (count := os.preadv(descriptor, [content[done:]], offset + done)):
+        done += count
+    return done

@@ -1,0 +1,143 @@
+"""Saves rows of one embedding PS while training goes on, and finds the newest save of each again.
+
+Nothing stands still: a row that is updated while it is copied may be saved as it was between two of its floats, which
+is as good as before or after (Hogwild). What must be consistent is a checkpoint's business (``manager``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from ssmpi.checkpoint import disk
+from ssmpi.checkpoint.row_records import RecordHeader, SavedRows, read_rows, write_record
+from ssmpi.core.errors import DataError
+from ssmpi.core.log import log
+from ssmpi.embedding import kernels
+from ssmpi.embedding.table import Arena
+
+
+class RowStore:
+    """The saved rows of ``arena`` in the file ``path``; only one writes there. The first save is ``save_all``, or
+    ``load`` finds what an earlier process has saved.
+
+    A recovery that takes every rank back to a checkpoint begins a new ``timeline``: rows saved before it are those of a
+    future that did not come, and are not found any more.
+    """
+
+    def __init__(self, path: Path, arena: Arena, timeline: int) -> None:
+        self._path, self._arena, self._timeline = path, arena, timeline
+        self._layout = layout_of(arena)
+        self._base_bytes = self._end = 0  # of the file, as far as it counts
+
+    def load(self) -> SavedRows | None:
+        """What has been saved; None if nothing was in this timeline. DataError if it is damaged or of other tables. An
+        increment that was not written to its end is dropped with a warning, and what follows it.
+        """
+        found = read_rows(self._path)
+        if found is None or found[0].base.header.timeline != self._timeline:
+            return None
+        saved, dropped = found
+        if saved.base.header.layout != self._layout:
+            raise DataError(
+                f"{self._path}: holds the rows of other tables, or of another number of embedding PSs; remove it, or"
+                " set topology.embedding_ps, embedding.dim and embedding.optimizer back"
+            )
+        if dropped:
+            log.warning(
+                f"{self._path}: {dropped:,} bytes at its end were not written whole: the rows saved before count"
+            )
+        self._base_bytes, self._end = saved.base.end, saved.end
+        return saved
+
+    def restore(self, saved: SavedRows) -> None:
+        """Give every row of the arena the values of its newest save."""
+        arena, state = self._arena, self._state_floats
+        for rows, values in saved.merged():
+            arena.weights[rows] = values[:, state:]
+            if state:
+                arena.state[rows] = values[:, 0]
+
+    def save_all(self, samples: int) -> int:
+        """Save all rows as the new base, in place of all that was saved; bytes written. OSError if the disk does not
+        take it; what was saved before then still counts. ``samples`` have been trained on by all trainers.
+        """
+        header = self._header(samples, len(self._arena.weights), increment=False)
+        return self._replace(header, (self._values(piece) for piece in header.pieces()))
+
+    def save(self, rows: np.ndarray, samples: int) -> int:
+        """Save ``rows`` int32 (n,), in ascending order, as an increment; bytes written. Errors as ``save_all``."""
+        assert self._end, "increments follow a base: load or save_all first"
+        assert np.all(np.diff(rows) > 0), "rows of an increment are in ascending order"
+        header = self._header(samples, len(rows), increment=True)
+        with disk.needing(self._path, header.bytes), disk.opened(self._path, write=True) as descriptor:
+            disk.truncate(descriptor, self._end)  # what an earlier save did not finish
+            pieces = (self._numbered(rows[piece]) for piece in header.pieces())
+            write_record(descriptor, self._end, header, pieces)
+        self._end += header.bytes
+        return header.bytes
+
+    @property
+    def increments_outweigh_base(self) -> bool:
+        """Whether it is time for ``compact``, so that the file stays below three times the rows."""
+        return self._end > 2 * self._base_bytes
+
+    def compact(self) -> int:
+        """Merge base and increments into a new base, which holds the same rows; bytes written. Errors as ``save_all``;
+        DataError if what was saved is damaged.
+        """
+        written = self._end
+        saved = self.load()
+        if saved is None or saved.end < written:
+            raise DataError(f"{self._path}: damaged since it was written: look at its disk")
+        header = self._header(saved.base.header.samples, saved.base.header.count, increment=False)
+        return self._replace(header, (values.view(np.int32) for _, values in saved.merged()))
+
+    @property
+    def _state_floats(self) -> int:
+        return 1 if len(self._arena.state) else 0
+
+    def _header(self, samples: int, count: int, *, increment: bool) -> RecordHeader:
+        width = self._state_floats + self._arena.weights.shape[1]
+        return RecordHeader(increment, width, self._timeline, samples, count, self._layout)
+
+    def _values(self, rows: slice) -> np.ndarray:
+        """Optimizer state and weights of consecutive rows, int32 (n, width)."""
+        state = self._state_floats
+        out = np.empty((rows.stop - rows.start, state + self._arena.weights.shape[1]), np.float32)
+        out[:, state:] = self._arena.weights[rows]
+        if state:
+            out[:, 0] = self._arena.state[rows]
+        return out.view(np.int32)
+
+    def _numbered(self, rows: np.ndarray) -> np.ndarray:
+        """Number, optimizer state and weights of some rows, int32 (n, 1 + width)."""
+        first = 1 + self._state_floats
+        out = np.empty((len(rows), first + self._arena.weights.shape[1]), np.int32)
+        out[:, 0] = rows
+        values = out.view(np.float32)
+        if self._state_floats:
+            values[:, 1] = self._arena.state[rows]
+        kernels.gather(self._arena.weights, rows, values[:, first:])
+        return out
+
+    def _replace(self, header: RecordHeader, rows: Iterable[np.ndarray]) -> int:
+        """Put a new base in the place of the file."""
+        beside = self._path.with_name(f".{self._path.name}.tmp")
+        with disk.needing(self._path, header.bytes):
+            with disk.created(beside) as descriptor:
+                write_record(descriptor, 0, header, rows)
+            disk.rename(beside, self._path)
+            self._base_bytes = self._end = header.bytes
+            disk.sync_folder(self._path.parent)
+        return header.bytes
+
+
+def layout_of(arena: Arena) -> bytes:
+    """A digest of which rows of which tables the arena holds, and of how wide they are."""
+    parts = [(part.table, part.first, part.stride, part.rows, part.base) for part in arena.parts]
+    shape = (arena.cardinalities, parts, arena.weights.shape, len(arena.state))
+    return hashlib.sha256(repr(shape).encode()).digest()

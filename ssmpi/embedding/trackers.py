@@ -1,0 +1,179 @@
+"""Which rows of an embedding PS to save first, as in CPR (Maeng et al., MLSys 2021): those updated most often (MFU), a
+sample of those updated (SSU), or those that have changed most (SCAR; Qiao et al., ICML 2019).
+
+A tracker is told the rows of every update (``RowArray.tell``) and keeps what it counts in memory that it is given, so
+that it may lie beside rows that several processes update. ``select`` is called by whoever saves, before the rows are
+copied: an update meanwhile is then counted for the next save, and none is forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ssmpi.embedding import tracker_kernels
+from ssmpi.embedding.placement import Placement
+
+MOST_BYTES = 0.99  # of all rows are in tables that are selected from: six of Kaggle's, seven of Terabyte's (CPR: seven)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The rows of one PS, and which of them are selected from; the others are saved whole each time.
+
+    ``parts`` int64 (parts, 3): first row, end, and 1 where all rows are saved.
+    """
+
+    parts: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        """All rows of the PS."""
+        return int(self.parts[-1, 1]) if len(self.parts) else 0
+
+    @property
+    def whole(self) -> int:
+        """How many rows are saved each time."""
+        return int(np.sum((self.parts[:, 1] - self.parts[:, 0]) * self.parts[:, 2]))
+
+    def most(self, fraction: float) -> int:
+        """How many rows may be selected, a ``fraction`` of those selected from."""
+        return math.ceil(fraction * (self.rows - self.whole))
+
+    def sum(self, values: np.ndarray) -> float:
+        """Sum of ``values`` (rows,) over the rows selected from."""
+        return sum(float(values[first:end].sum(dtype=np.float64)) for first, end, whole in self.parts if not whole)
+
+
+def largest_tables(cardinalities: tuple[int, ...]) -> set[int]:
+    """The fewest tables that together hold ``MOST_BYTES`` of all rows; all rows have the same size."""
+    found: set[int] = set()
+    for table in sorted(range(len(cardinalities)), key=lambda t: (-cardinalities[t], t)):
+        if sum(cardinalities[t] for t in found) >= MOST_BYTES * sum(cardinalities):
+            break
+        found.add(table)
+    return found
+
+
+def scope_of(placement: Placement, server: int) -> Scope:
+    """The scope of PS ``server``: the largest tables of the whole model are selected from."""
+    large, parts = largest_tables(placement.cardinalities), placement.parts_of(server)
+    found = [(part.base, part.base + part.rows, part.table not in large) for part in parts]
+    return Scope(np.array(found, np.int64).reshape(-1, 3))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Rows to save now, int32 in ascending order. ``share`` is how much of what has happened to the rows selected from
+    since the last save they cover: of updates, of sampled updates, or of squared change; 1 if nothing has.
+    """
+
+    rows: np.ndarray
+    share: float
+
+
+class Tracker(Protocol):
+    """What saving asks which rows come first."""
+
+    def observe(self, rows: np.ndarray) -> None:
+        """Rows int32 (n,) have been updated. Any thread may call, of any process that shares the memory."""
+
+    def select(self) -> Selection:
+        """The rows to save now, which count as saved from here on; one caller at a time."""
+
+
+class MFU:
+    """Most frequently updated: a counter for each row, uint32, that ends at its largest value; 0 once saved.
+
+    ``memory`` is uint8 (``bytes_for``,), of zeros at first.
+    """
+
+    def __init__(self, scope: Scope, fraction: float, memory: np.ndarray) -> None:
+        self._scope, self._most = scope, scope.most(fraction)
+        self.counts = memory.view(np.uint32)
+
+    @staticmethod
+    def bytes_for(scope: Scope, fraction: float) -> int:
+        """Memory that it needs."""
+        return 4 * scope.rows
+
+    def observe(self, rows: np.ndarray) -> None:
+        """Count each row."""
+        tracker_kernels.count(self.counts, rows)
+
+    def select(self) -> Selection:
+        """The rows with the highest counts, never one that has not been updated."""
+        before = self._scope.sum(self.counts)
+        rows = _largest(self.counts, self._scope, self._most)
+        tracker_kernels.clear(self.counts, rows)
+        return Selection(rows, _covered(before, self._scope.sum(self.counts)))
+
+
+class SSU:
+    """Sub-sampled updates: a list of as many rows as are saved. One update in ``period``, chosen at random by ``seed``,
+    puts its row in; a full list loses a random row for it.
+
+    Memory: 4 bytes a row of the list and a bit for each row of the PS, which tells whether it is in the list.
+    """
+
+    HEAD = 32  # bytes
+
+    def __init__(self, scope: Scope, fraction: float, memory: np.ndarray, period: int = 2, seed: int = 0) -> None:
+        self._scope, self._rule = scope, (period, seed)
+        ids = self.HEAD + 4 * scope.most(fraction)
+        self._head = memory[: self.HEAD].view(np.int64)
+        self._ids, self._listed = memory[self.HEAD : ids].view(np.int32), memory[ids:]
+
+    @classmethod
+    def bytes_for(cls, scope: Scope, fraction: float) -> int:
+        """Memory that it needs."""
+        return cls.HEAD + 4 * scope.most(fraction) + (scope.rows + 7) // 8
+
+    def observe(self, rows: np.ndarray) -> None:
+        """Put some of the rows into the list."""
+        tracker_kernels.sample(rows, self._scope.parts, self._rule, self._head, self._listed, self._ids)
+
+    def select(self) -> Selection:
+        """The rows of the list. The share is one for each row of the list and for each sample that found its row there
+        already, of all samples: a little too high, because such a row may have been lost later.
+        """
+        _, listed, sampled, known = self._head.tolist()
+        out = np.empty(self._scope.whole + len(self._ids), np.int32)
+        found = tracker_kernels.take_listed(self._scope.parts, self._head, self._listed, self._ids, out)
+        return Selection(out[:found], (listed + known) / sampled if sampled else 1.0)
+
+
+class SCAR:
+    """Those that have changed most: by the Euclidean distance of each row of ``weights`` float32 (rows, dim) from its
+    copy, which is as it was saved last. The copies need as much memory as the weights.
+    """
+
+    def __init__(self, scope: Scope, fraction: float, weights: np.ndarray) -> None:
+        self._scope, self._most, self._weights = scope, scope.most(fraction), weights
+        self._saved = weights.copy()
+
+    def observe(self, rows: np.ndarray) -> None:
+        """Nothing: the weights tell."""
+
+    def select(self) -> Selection:
+        """The rows furthest from their copies, never one that has not changed."""
+        changes = np.zeros(self._scope.rows, np.float32)
+        tracker_kernels.square_changes(self._weights, self._saved, self._scope.parts, changes)
+        before = self._scope.sum(changes)
+        rows = _largest(changes.view(np.uint32), self._scope, self._most)  # floats >= 0 are ordered as their bits
+        tracker_kernels.copy_rows(self._weights, rows, self._saved)
+        tracker_kernels.clear(changes, rows)
+        return Selection(rows, _covered(before, self._scope.sum(changes)))
+
+
+def _largest(keys: np.ndarray, scope: Scope, most: int) -> np.ndarray:
+    """The rows with the ``most`` largest keys uint32 (rows,) above 0, and those saved whole: int32, ascending."""
+    out = np.empty(scope.whole + most, np.int32)
+    return out[: tracker_kernels.largest(keys, scope.parts, most, out)]
+
+
+def _covered(before: float, left: float) -> float:
+    return (before - left) / before if before else 1.0
