@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi import __version__
-from ssmpi.cli import commands
+from ssmpi.cli import bench, commands
 from ssmpi.cli.recovery_arguments import add_recovery_emulation, add_recovery_plan
 from ssmpi.core.run_files import REPORT
 
@@ -148,22 +148,22 @@ def add_benchmarks(among: Commands) -> None:
     sub = add(
         kinds,
         "throughput",
-        commands.bench_throughput,
+        bench.throughput,
         "examples per second of all contenders, in turns, and its targets",
     )
     add_bench_options(sub)
-    sub = add(kinds, "study", commands.bench_study, "run a grid of runs, each once, and make one table of them")
+    sub = add(kinds, "study", bench.study, "run a grid of runs, each once, and make one table of them")
     add_study_options(sub)
     sub = add(
         kinds,
         "cluster",
-        commands.bench_cluster,
+        bench.cluster,
         "how algorithms scale with trainers, dense steps and links emulated on this host",
     )
     add_cluster_options(sub)
     text = "what losses of embedding PSs cost and do to quality, by strategy of saving, emulated in one process"
-    add_recovery_emulation(add(kinds, "recovery", commands.bench_recovery, text))
-    sub = add(kinds, "scale", commands.bench_scale, "the cost of starting and ending a job of many ranks on this host")
+    add_recovery_emulation(add(kinds, "recovery", bench.recovery, text))
+    sub = add(kinds, "scale", bench.scale, "the cost of starting and ending a job of many ranks on this host")
     sub.add_argument("--ranks", default="8,32", metavar="NUMBERS", help="ranks of the jobs (default: 8,32)")
     sub.add_argument(
         "--folder",

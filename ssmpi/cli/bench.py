@@ -1,0 +1,88 @@
+"""The functions behind ``ssmpi bench``; as in ``commands`` each imports what it runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ssmpi.cli.commands import given_inputs, numbers
+from ssmpi.core import log
+from ssmpi.core.errors import SettingsError
+
+
+def run_file_of(words: list[str]) -> Path | None:
+    """Take the run file, which may stand before the overrides, out of a command's words."""
+    return Path(words.pop(0)) if words and "=" not in words[0] else None
+
+
+def scale(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench scale``."""
+    from ssmpi.bench import scale as bench
+
+    bench.measure(bench.counts_of(arguments.ranks), arguments.folder)
+    return 0
+
+
+def throughput(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench throughput``."""
+    from ssmpi.bench.throughput import throughput as bench
+
+    words = arguments.overrides
+    run_file = run_file_of(words)
+    batches = numbers("--batch", arguments.batch)
+    try:
+        shares = tuple(float(word) for word in arguments.shares.split(","))
+    except ValueError:
+        raise SettingsError(f"--shares takes a comma-separated list of numbers, got '{arguments.shares}'") from None
+    options = bench.ThroughputOptions(
+        arguments.folder, arguments.rounds, arguments.seconds, batches, arguments.only, shares
+    )
+    bench.measure(bench.short(options) if arguments.short else options, run_file, words)
+    return 0
+
+
+def cluster(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench cluster``."""
+    from ssmpi.bench.cluster import cluster as bench
+
+    words = arguments.overrides
+    run_file = run_file_of(words)
+    options = bench.ClusterOptions(
+        folder=arguments.folder,
+        trainers=numbers("--trainers", arguments.trainers),
+        step_ms=arguments.step_ms,
+        link_mb=arguments.link_mb,
+        embedding_link_mb=arguments.embedding_link_mb,
+        seconds=arguments.seconds,
+        only=arguments.only,
+        virtual_hosts=arguments.virtual_hosts,
+    )
+    bench.measure(options, run_file, words)
+    return 0
+
+
+def recovery(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench recovery``."""
+    from ssmpi.bench.recovery import recovery as bench
+
+    words, given = arguments.overrides, given_inputs(arguments)
+    run_file = run_file_of(words)
+    seeds = numbers("--seeds", arguments.seeds)
+    options = bench.RecoveryOptions(arguments.folder, seeds, arguments.at_once, arguments.only, arguments.short, given)
+    bench.measure(options, run_file, words)
+    return 0
+
+
+def study(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench study``."""
+    from ssmpi.bench.study import study as bench
+    from ssmpi.bench.study.grid import load
+
+    log.configure("study", verbose=True)
+    grid = load(arguments.study_file, arguments.overrides)
+    if arguments.list:
+        print(bench.describe(grid))
+        return 0
+    if arguments.cell is not None:
+        return bench.run_one(grid, arguments.cell)
+    return bench.conclude(grid) if arguments.table else bench.run_all(grid)
