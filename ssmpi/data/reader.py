@@ -128,9 +128,11 @@ def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Bat
         yield Batch(block.ids.take(rows, axis=0), block.dense.take(rows, axis=0), labels)
 
 
-def suit_block_rows(options: DataOptions, rows: int, threads: int) -> int:
-    """Rows per block so that each of ``threads`` threads gets some 8 of them: whole batches, at most ``block_rows``."""
-    fair = max(1, rows // (8 * threads))
+def suit_block_rows(options: DataOptions, rows: int, shares: int) -> int:
+    """Rows per block so that there are 8 for each of ``shares``, a thread's share of a part of the pass: whole batches,
+    at most ``block_rows``.
+    """
+    fair = max(1, rows // (8 * shares))
     return max(1, min(options.block_rows, fair) // options.batch_size) * options.batch_size
 
 
