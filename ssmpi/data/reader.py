@@ -93,6 +93,16 @@ class SplitReader:
         labels = np.empty(most, np.float32) if self.manifest.labelled else None
         return Batch(np.empty((most, SPARSE_FEATURES), np.int32), np.empty((most, DENSE_FEATURES), np.float32), labels)
 
+    def means(self, most: int = 8192) -> np.ndarray:
+        """Means of the dense features over the first rows, at most so many of the first shard; float32 (features,)."""
+        first = Block(0, 0, min(most, self.shards[0].rows))
+        ids, dense = (
+            np.empty((first.rows, SPARSE_FEATURES), np.int32),
+            np.empty((first.rows, DENSE_FEATURES), np.float32),
+        )
+        self.read(first, Batch(ids, dense, None))
+        return dense.mean(axis=0, dtype=float).astype(np.float32)
+
     def read(self, block: Block, room: Batch | None = None) -> Batch:
         """Read one block, into ``room`` (what it held is gone) or into fresh arrays."""
         entry = self.shards[block.shard]

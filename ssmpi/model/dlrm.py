@@ -17,6 +17,7 @@ Layers, initial values and interaction are those of facebookresearch/dlrm (dot i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -153,3 +154,12 @@ def initial_values(shape: tuple[int, ...], generator: np.random.Generator) -> np
     """facebookresearch/dlrm: weights (m, n) ~ N(0, 2 / (m + n)), biases (m,) ~ N(0, 1 / m); float32."""
     spread = np.sqrt(2.0 / sum(shape)) if len(shape) == 2 else np.sqrt(1.0 / shape[0])
     return generator.normal(0.0, spread, size=shape).astype(np.float32)
+
+
+def center_inputs(weight: np.ndarray, bias: np.ndarray, means: np.ndarray) -> None:
+    """bias (m,) -= weight (m, n) @ means (n,): a layer sees inputs of mean 0 (LeCun et al. 1998, Efficient BackProp).
+
+    All float32; summed exactly, because replicas of different processors must begin equal.
+    """
+    for unit, row in enumerate(weight.astype(float) * means):
+        bias[unit] -= np.float32(math.fsum(row))

@@ -17,15 +17,17 @@ from torch import nn
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.core.errors import DataError
-from ssmpi.model.dlrm import Step, initial_values
+from ssmpi.model.dlrm import Step, center_inputs, initial_values
 
 
 class Replica:
     """``vector`` float32 (parameters,), shared without locks by a trainer's worker threads and its shadow thread;
-    ``memory`` is where it lies.
+    ``memory`` is where it lies. With the ``means`` of the dense features, float32 (features,), it begins centered.
     """
 
-    def __init__(self, make: Callable[[], nn.Module], seed: int, memory: Memory | None = None) -> None:
+    def __init__(
+        self, make: Callable[[], nn.Module], seed: int, memory: Memory | None = None, means: np.ndarray | None = None
+    ) -> None:
         self._make, self.memory = make, memory or PrivateMemory()
         module = make()
         generator = np.random.default_rng([seed, 0])
@@ -33,6 +35,9 @@ class Replica:
         initial = np.concatenate([initial_values(shape, generator).ravel() for _, shape in self.layout])
         self.vector = self.memory.allocate(initial.nbytes).view(np.float32)
         self.vector[:] = initial
+        if means is not None:
+            (_, weight), (_, bias), *_ = self._by_name(self.vector)
+            center_inputs(weight, bias, means)
 
     def thread_model(self, vector: np.ndarray | None = None) -> ThreadModel:
         """A module over ``vector`` (default: the live one) with gradients of its own."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ssmpi import sync
 from ssmpi.comm.failure import start
-from ssmpi.comm.shared_memory import memory_for
+from ssmpi.comm.shared_memory import Memory, memory_for
 from ssmpi.core.log import during, log
 from ssmpi.data.cursor import CursorOptions, DataCursor
 from ssmpi.data.position import Position
@@ -45,12 +45,16 @@ def tables(config: Config, world: World, cardinalities: tuple[int, ...], weights
         return Tables(config, world, cardinalities, weights)
 
 
-def dense_model(config: Config, weights: Path | None) -> tuple[Replica, DenseOptimizer]:
-    """The replica, fresh or with the weights of a saved model, and its optimizer; their kernels are compiled."""
+def fresh_replica(config: Config, reader: SplitReader, seed: int, memory: Memory) -> Replica:
+    """A replica in ``memory`` with initial values; ``reader`` has the rows that it will be trained on."""
     make = MODELS[config.model.name]
-    replica = Replica(
-        lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES), config.run.seed, memory_for(config.sync.transport)
-    )
+    means = reader.means() if config.model.center_inputs else None
+    return Replica(lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES), seed, memory, means)
+
+
+def dense_model(config: Config, reader: SplitReader, weights: Path | None) -> tuple[Replica, DenseOptimizer]:
+    """The replica, fresh or with the weights of a saved model, and its optimizer; their kernels are compiled."""
+    replica = fresh_replica(config, reader, config.run.seed, memory_for(config.sync.transport))
     if weights:
         replica.vector[:] = replica.load(weights / "dense.h5")
     optimizer = dense_optimizer(config.dense, replica)

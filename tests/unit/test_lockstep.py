@@ -38,6 +38,7 @@ def assert_same_bits(run, real):
 def test_one_trainer_computes_what_a_run_does(tmp_path, small_data, prefetch):
     overrides = (
         "data.passes=2", "evaluate.per_pass=3", f"embedding.prefetch={prefetch}", "data.block_rows=1024",
+        "model.center_inputs=true",
         "schedule.warmup_examples=1000", "schedule.decay_start_examples=5000", "schedule.decay_examples=7000",
     )  # fmt: skip
     real = train_over_threads(tmp_path / "real", small_data, *overrides)

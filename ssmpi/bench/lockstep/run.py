@@ -17,19 +17,19 @@ import numpy as np
 import torch
 
 from ssmpi.bench.lockstep import rounds
+from ssmpi.comm.shared_memory import PrivateMemory
 from ssmpi.core.metrics import Quality
 from ssmpi.data.batch import Batch
 from ssmpi.data.cursor import CursorOptions, DataCursor
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader, batches
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.transport import LocalTables, Lookup
 from ssmpi.model.optim import dense_optimizer
-from ssmpi.model.replica import Replica, ThreadModel
-from ssmpi.model.zoo import MODELS
+from ssmpi.model.replica import ThreadModel
+from ssmpi.roles.assembly import fresh_replica
 from ssmpi.roles.progress import Progress
 
 if TYPE_CHECKING:
@@ -54,9 +54,8 @@ class Lockstep:
 class LockstepTrainer:
     """One replica, its optimizer and its worker threads."""
 
-    def __init__(self, config: Config, seed: int) -> None:
-        make = MODELS[config.model.name]
-        self.replica = Replica(lambda: make(config.model, DENSE_FEATURES, SPARSE_FEATURES), seed)
+    def __init__(self, config: Config, reader: SplitReader, seed: int) -> None:
+        self.replica = fresh_replica(config, reader, seed, PrivateMemory())
         self._optimizer = dense_optimizer(config.dense, self.replica)
         self._models = [self.replica.thread_model() for _ in range(config.topology.threads)]
         self._workers: list[tuple[int, ThreadModel, Lookups, Iterator[tuple[Any, Lookup]]]] = []
@@ -103,7 +102,7 @@ class LockstepRun:
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         self._placement = place(self._reader.manifest.cardinalities, 1)
         self.tables = LocalTables(Arena(config.embedding, self._placement, 0, lockstep.embedding))
-        self.trainers = [LockstepTrainer(config, lockstep.dense) for _ in range(topology.trainers)]
+        self.trainers = [LockstepTrainer(config, self._reader, lockstep.dense) for _ in range(topology.trainers)]
         self.rounds = rounds.make(
             config.sync, [t.replica.vector for t in self.trainers], lockstep.gap, lockstep.staleness
         )
