@@ -16,8 +16,8 @@ class ModelOptions:
     ``bottom`` and ``top`` list the outputs of each layer. The bottom MLP ends in ``embedding.dim``, the top one in 1.
     ``precision`` is that of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state and rows
     are float32 in either case, and so are scores. With ``center_inputs`` the first biases begin where the layer sees
-    its inputs as if their mean were 0; without, as in facebookresearch/dlrm, most of its units are on, or off, for all
-    rows.
+    its inputs as if their mean were 0; without, as in facebookresearch/dlrm, half of its units begin on, or off, for
+    nearly all rows.
     """
 
     name: str = "dlrm"

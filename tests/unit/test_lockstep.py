@@ -114,6 +114,12 @@ def test_a_gap_below_one_is_several_rounds_a_tick():
     assert [replica.item() for replica in replicas] == [6, 10]
 
 
+@pytest.mark.parametrize("wrong", [{"gap": 0.0}, {"staleness": -1}, {"order": -1}])
+def test_what_makes_no_sense_is_refused(wrong):
+    with pytest.raises(SettingsError, match=next(iter(wrong))):
+        Lockstep(**wrong)
+
+
 def test_an_algorithm_without_lockstep_rounds_is_refused(tmp_path, small_data):
     with pytest.raises(SettingsError, match="none, ma, easgd"):
         in_lockstep(tmp_path, small_data, "sync.algorithm=gossip", "topology.trainers=2")

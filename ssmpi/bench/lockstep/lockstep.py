@@ -6,22 +6,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.bench.lockstep.run import Lockstep, LockstepRun
+from ssmpi.bench.lockstep.run import SEEDS, Lockstep, LockstepRun
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import SettingsError
-from ssmpi.core.log import during, log
+from ssmpi.core.log import during
+from ssmpi.data.schema import read_manifest
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
 
-SEEDS = ("dense", "embedding", "order", "interleaving")
 CURVE = 20  # means of the training loss that are kept of a run
 
 
@@ -37,12 +36,14 @@ def measure(
         raise SettingsError(f"--runs must be at least 1, got {runs}")
     if out:
         atomic_file.check(out)
-    splits = [split for split in (config.evaluate.split, config.evaluate.final) if split != "none"]
-    print(f"{'seeds of ' + ', '.join(vary) if vary else 'run':24}  " + "  ".join(f"{s + ' NE':>14}" for s in splits))
+    data = read_manifest(Path(config.data.folder))
+    splits = [split for split in (config.evaluate.split, config.evaluate.final) if data.has_rows(split)]
+    print(f"seeds of {', '.join(vary)} vary" if vary else "no seed varies")
+    print("seed  " + "  ".join(f"{split + ' NE':>14}" for split in splits))
     found = []
     for seed in range(1, runs + 1):
         found.append(one(config, dataclasses.replace(lockstep, **dict.fromkeys(vary, seed)), splits))
-        print(f"{seed:<24}  " + "  ".join(f"{found[-1][split]['ne']:14.5f}" for split in splits), flush=True)
+        print(f"{seed:4}  " + "  ".join(f"{found[-1][split]['ne']:14.5f}" for split in splits), flush=True)
     for split in splits if runs > 1 else []:
         ne = np.array([result[split]["ne"] for result in found])
         spread = float(ne.std(ddof=1))
@@ -56,10 +57,8 @@ def measure(
 
 def one(config: Config, lockstep: Lockstep, splits: Sequence[str]) -> dict[str, Any]:
     """One run: its seeds, the course of its training loss, and its metrics on each split."""
-    began = time.monotonic()
     with during("training in lockstep"):
         run = LockstepRun(config, lockstep)
         run.train()
-    log.info("%d examples in %.0f s", run.progress.examples, time.monotonic() - began)
     losses = [float(part.mean()) for part in np.array_split(run.progress.losses or [], CURVE) if len(part)]
     return {**dataclasses.asdict(lockstep), "losses": losses, **{split: run.score(split) for split in splits}}

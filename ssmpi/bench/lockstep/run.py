@@ -19,6 +19,7 @@ import torch
 from ssmpi.bench.lockstep import rounds
 from ssmpi.comm.shared_memory import PrivateMemory
 from ssmpi.core.metrics import Quality
+from ssmpi.core.settings import EXAMPLES, positive, within
 from ssmpi.data.batch import Batch
 from ssmpi.data.cursor import CursorOptions, DataCursor
 from ssmpi.data.position import Position
@@ -35,6 +36,9 @@ from ssmpi.roles.progress import Progress
 if TYPE_CHECKING:
     from ssmpi.config import Config
 
+SEEDS = ("dense", "embedding", "order", "interleaving")
+LARGEST_SEED = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class Lockstep:
@@ -49,6 +53,12 @@ class Lockstep:
     embedding: int = 1
     order: int = 1
     interleaving: int = 0
+
+    def __post_init__(self) -> None:
+        positive("gap", self.gap, EXAMPLES)
+        within("staleness", self.staleness, 0, EXAMPLES)
+        for name in SEEDS:
+            within(f"seed of {name}", getattr(self, name), 0, LARGEST_SEED)
 
 
 class LockstepTrainer:
