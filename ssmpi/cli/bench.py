@@ -86,3 +86,17 @@ def study(arguments: argparse.Namespace) -> int:
     if arguments.cell is not None:
         return bench.run_one(grid, arguments.cell)
     return bench.conclude(grid) if arguments.table else bench.run_all(grid)
+
+
+def lockstep(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench lockstep``."""
+    from ssmpi.bench.lockstep import lockstep as bench
+    from ssmpi.bench.lockstep.run import Lockstep
+    from ssmpi.config import load
+
+    log.configure("lockstep", verbose=True)
+    seed = arguments.seed
+    given = Lockstep(arguments.gap, arguments.staleness, seed, seed, seed, arguments.interleaving)
+    vary = [name for name in arguments.vary.split(",") if name]
+    bench.measure(load(arguments.run_file, arguments.overrides), given, vary, arguments.runs, arguments.out)
+    return 0

@@ -99,7 +99,7 @@ class DataCursor:
         """
         data, position, per_pass = self._options.data, self.position, self._options.per_pass
         self._pass, place = divmod(position.part, per_pass)
-        rows = position.block_rows or suit_block_rows(data, self.reader.rows, self._askers)
+        rows = position.block_rows or suit_block_rows(data, self.reader.rows, self._askers * per_pass)
         self.reader = SplitReader(self.reader.folder, data.train_split, rows)
         if not position.dealt:
             blocks = self.reader.blocks

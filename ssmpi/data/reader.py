@@ -96,6 +96,16 @@ class SplitReader:
         ids, dense = np.empty((most, SPARSE_FEATURES), np.int32), np.empty((most, DENSE_FEATURES), np.float32)
         return Batch(ids, dense, np.full(most, np.nan, np.float32))
 
+    def means(self, most: int = 8192) -> np.ndarray:
+        """Means of the dense features over the first rows, at most so many of the first shard; float32 (features,)."""
+        first = Block(0, 0, min(most, self.shards[0].rows))
+        ids, dense = (
+            np.empty((first.rows, SPARSE_FEATURES), np.int32),
+            np.empty((first.rows, DENSE_FEATURES), np.float32),
+        )
+        self.read(first, Batch(ids, dense, np.empty(first.rows, np.float32)))
+        return dense.mean(axis=0, dtype=float).astype(np.float32)
+
     def read(self, block: Block, room: Batch | None = None) -> Batch:
         """Read one block, into ``room`` (what it held is gone) or into fresh arrays."""
         entry = self.shards[block.shard]
@@ -130,9 +140,11 @@ def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Bat
         yield Batch(block.ids.take(rows, axis=0), block.dense.take(rows, axis=0), block.labels.take(rows))
 
 
-def suit_block_rows(options: DataOptions, rows: int, threads: int) -> int:
-    """Rows per block so that each of ``threads`` threads gets some 8 of them: whole batches, at most ``block_rows``."""
-    fair = max(1, rows // (8 * threads))
+def suit_block_rows(options: DataOptions, rows: int, shares: int) -> int:
+    """Rows per block so that there are 8 for each of ``shares``, a thread's share of a part of the pass: whole batches,
+    at most ``block_rows``.
+    """
+    fair = max(1, rows // (8 * shares))
     return max(1, min(options.block_rows, fair) // options.batch_size) * options.batch_size
 
 

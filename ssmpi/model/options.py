@@ -28,11 +28,14 @@ class ModelOptions:
     ``name`` is one of ``zoo.NETWORKS``. ``bottom`` and ``top`` list the outputs of each layer of the MLPs that networks
     have below and above; the top one ends in 1.
     ``precision`` is that of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state and rows
-    are float32 in either case, and so are scores.
+    are float32 in either case, and so are scores. With ``center_inputs`` the first biases begin where the layer sees
+    its inputs as if their mean were 0; without, as in facebookresearch/dlrm, half of its units begin on, or off, for
+    nearly all rows.
     """
 
     name: str = "dlrm"
     precision: str = "fp32"
+    center_inputs: bool = False
     bottom: tuple[int, ...] = (512, 256, 64, 16)
     top: tuple[int, ...] = (512, 256, 1)
 

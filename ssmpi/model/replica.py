@@ -17,6 +17,7 @@ from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.core.errors import DataError
 from ssmpi.model import blas
 from ssmpi.model.executor import CompiledStep
+from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import Network
 from ssmpi.model.program import Program
 
@@ -25,13 +26,14 @@ Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarr
 
 class Replica:
     """``vector`` float32 (parameters,), shared without locks by a trainer's worker threads and its shadow thread;
-    ``memory`` is where it lies.
+    ``memory`` is where it lies. With the ``means`` of the dense features, float32 (features,), it begins centered.
     """
 
-    def __init__(self, network: Network, precision: str, seed: int, memory: Memory | None = None) -> None:
+    def __init__(
+        self, network: Network, precision: str, seed: int, memory: Memory | None = None, means: np.ndarray | None = None
+    ) -> None:
         self.network, self._precision, self.memory = network, precision, memory or PrivateMemory()
-        generator = np.random.default_rng([seed, 0])
-        initial = np.concatenate([initial_values(shape, generator).ravel() for _, shape in network.layout])
+        initial = initial_vector(network, seed, means)
         self.vector = self.memory.allocate(initial.nbytes).view(np.float32)
         self.vector[:] = initial
 
@@ -63,12 +65,6 @@ def by_name(network: Network, vector: np.ndarray) -> list[tuple[str, np.ndarray]
     ends = np.cumsum([int(np.prod(shape)) for _, shape in network.layout])
     parts = np.split(vector, ends[:-1])
     return [(name, part.reshape(shape)) for (name, shape), part in zip(network.layout, parts, strict=True)]
-
-
-def initial_values(shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
-    """facebookresearch/dlrm: weights (m, n) ~ N(0, 2 / (m + n)), biases (m,) ~ N(0, 1 / m); float32."""
-    spread = np.sqrt(2.0 / sum(shape)) if len(shape) == 2 else np.sqrt(1.0 / shape[0])
-    return generator.normal(0.0, spread, size=shape).astype(np.float32)
 
 
 class ThreadModel:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ssmpi import sync
 from ssmpi.comm.failure import start
-from ssmpi.comm.shared_memory import memory_for
+from ssmpi.comm.shared_memory import Memory, memory_for
 from ssmpi.core.log import during, log
 from ssmpi.data.cursor import CursorOptions, DataCursor
 from ssmpi.data.position import Position
@@ -43,9 +43,15 @@ def tables(config: Config, world: World, cardinalities: tuple[int, ...], weights
         return Tables(config, world, cardinalities, weights)
 
 
-def dense_model(config: Config, weights: Path | None) -> tuple[Replica, DenseOptimizer]:
+def fresh_replica(config: Config, reader: SplitReader, seed: int, memory: Memory) -> Replica:
+    """A replica in ``memory`` with initial values; ``reader`` has the rows that it will be trained on."""
+    means = reader.means() if config.model.center_inputs else None
+    return Replica(config.network, config.model.precision, seed, memory, means)
+
+
+def dense_model(config: Config, reader: SplitReader, weights: Path | None) -> tuple[Replica, DenseOptimizer]:
     """The replica, fresh or with the weights of a saved model, and its optimizer; their kernels are compiled."""
-    replica = Replica(config.network, config.model.precision, config.run.seed, memory_for(config.sync.transport))
+    replica = fresh_replica(config, reader, config.run.seed, memory_for(config.sync.transport))
     if weights:
         replica.vector[:] = replica.load(weights / "dense.h5")
     optimizer = dense_optimizer(config.dense, replica)

@@ -51,7 +51,7 @@ class Trainer:
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         manifest, rows = self._reader.manifest, self._reader.rows
         self.tables = assembly.tables(config, world, manifest.cardinalities, start_from)
-        self.replica, self.optimizer = assembly.dense_model(config, start_from)
+        self.replica, self.optimizer = assembly.dense_model(config, self._reader, start_from)
         self.progress = assembly.progress(config, rows, saved)
         self._stop = Stop(stop_requested)
         self._control = Control(world.control, config.topology.threads, config.waiting, self.progress, self._stop)

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 
 from ssmpi import config
 from ssmpi.core.errors import DataError
+from ssmpi.core.topology import Topology
 from ssmpi.data.block_dispatcher import NOT_YET, NOTHING_LEFT, BlockDispatcher, block_order
+from ssmpi.data.cursor import CursorOptions, DataCursor
+from ssmpi.data.position import Position
 from ssmpi.data.reader import DataOptions, SplitReader, batches, batches_in, shuffled, suit_block_rows
 from ssmpi.roles.shard_check import share
 from ssmpi.run import run_folder
@@ -78,6 +82,20 @@ def test_blocks_are_whole_batches_and_enough_for_all_threads(rows, threads, batc
     assert size % batch_size == 0
     assert batch_size <= size <= options.block_rows
     assert size == batch_size or size * 8 * threads <= rows
+
+
+@pytest.mark.parametrize("per_pass", [1, 3, 5])
+def test_each_part_of_a_pass_has_blocks_enough_for_all_threads(small_data, per_pass):
+    """Else threads idle at its end, while the last ones train on whole blocks."""
+    data, topology = DataOptions(str(small_data), batch_size=16), Topology(trainers=2, threads=2)
+    reader = SplitReader(small_data, "train", data.block_rows)
+    options = CursorOptions(data, topology, 1, per_pass, True)
+    cursor = DataCursor(options, 0, reader, Position(0), checked={0, 1, 2})
+    for part in cursor.parts():
+        assert len(cursor.position.waiting) >= 8 * topology.trainers * topology.threads
+        cursor.position = replace(cursor.position, waiting=())  # as if trained on
+        assert part < per_pass
+    assert cursor.position.part == per_pass
 
 
 def dealt(options, order, threads, generator):

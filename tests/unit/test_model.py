@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from oracle import PlainDLRM
+from runs import train_over_threads
 
 from ssmpi.checkpoint import files
 from ssmpi.core.errors import DataError
@@ -36,6 +37,22 @@ def test_starts_from_the_documented_values():
     plain = PlainDLRM(OPTIONS.bottom, OPTIONS.top, (2,) * 26, 4, seed=7)
     expected = np.concatenate([p.detach().numpy().ravel() for p in plain.dense_parameters])
     np.testing.assert_array_equal(replica(7).vector, expected)
+
+
+def test_centered_inputs_are_a_matter_of_the_first_biases(tmp_path, small_data):
+    """What a run of two trainers begins with, as it saves it when it learns nothing: each first unit gets, where the
+    inputs are their means, its bias and nothing else.
+    """
+    nothing = ("dense.rate=0", "embedding.rate=0", "topology.trainers=2", "sync.algorithm=ma", "data.block_rows=512")
+    plain = train_over_threads(tmp_path / "plain", small_data, *nothing).dense()
+    centered = train_over_threads(tmp_path / "centered", small_data, *nothing, "model.center_inputs=true").dense()
+    with h5py.File(small_data / "train/shard-00000.h5") as shard:
+        means = shard["dense"][:].mean(axis=0)
+    bias = centered.pop("bottom.0.bias")
+    np.testing.assert_allclose(plain["bottom.0.weight"] @ means + bias, plain.pop("bottom.0.bias"), atol=1e-5)
+    assert np.abs(plain["bottom.0.weight"] @ means).max() > 0.1
+    for name, values in plain.items():
+        np.testing.assert_array_equal(centered[name], values, err_msg=name)
 
 
 def test_scores_like_the_plain_model():

@@ -1,0 +1,64 @@
+"""``ssmpi bench lockstep``: the same run again and again, with another seed of initial values, of the order of rows, or
+of who steps when. Nothing else varies, so the spread of the results is what that seed makes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmpi.bench.lockstep.run import SEEDS, Lockstep, LockstepRun
+from ssmpi.core import atomic_file
+from ssmpi.core.errors import SettingsError
+from ssmpi.core.log import during
+from ssmpi.data.schema import read_manifest
+
+if TYPE_CHECKING:
+    from ssmpi.config import Config
+
+CURVE = 20  # means of the training loss that are kept of a run
+
+
+def measure(
+    config: Config, lockstep: Lockstep, vary: Sequence[str], runs: int, out: Path | None
+) -> list[dict[str, Any]]:
+    """``runs`` runs, the k-th with k as the seeds that ``vary`` names; a line each, mean and standard deviation at the
+    end, and all of it as JSON in ``out``.
+    """
+    if unknown := [name for name in vary if name not in SEEDS]:
+        raise SettingsError(f"--vary takes {', '.join(SEEDS)}, got '{unknown[0]}'")
+    if runs < 1:
+        raise SettingsError(f"--runs must be at least 1, got {runs}")
+    if out:
+        atomic_file.check(out)
+    data = read_manifest(Path(config.data.folder))
+    splits = [split for split in (config.evaluate.split, config.evaluate.final) if data.has_rows(split)]
+    print(f"seeds of {', '.join(vary)} vary" if vary else "no seed varies")
+    print("seed  " + "  ".join(f"{split + ' NE':>14}" for split in splits))
+    found = []
+    for seed in range(1, runs + 1):
+        found.append(one(config, dataclasses.replace(lockstep, **dict.fromkeys(vary, seed)), splits))
+        print(f"{seed:4}  " + "  ".join(f"{found[-1][split]['ne']:14.5f}" for split in splits), flush=True)
+    for split in splits if runs > 1 else []:
+        ne = np.array([result[split]["ne"] for result in found])
+        spread = float(ne.std(ddof=1))
+        print(f"{split}: mean NE {ne.mean():.5f}, standard deviation {spread:.5f} ({spread / ne.mean():.2%}), "
+              f"worst {ne.max() / ne.mean() - 1:+.2%}")  # fmt: skip
+    if out:
+        body = {"settings": config.flat(), "vary": list(vary), "runs": found}
+        atomic_file.write(out, json.dumps(body, indent=1) + "\n")
+    return found
+
+
+def one(config: Config, lockstep: Lockstep, splits: Sequence[str]) -> dict[str, Any]:
+    """One run: its seeds, the course of its training loss, and its metrics on each split."""
+    with during("training in lockstep"):
+        run = LockstepRun(config, lockstep)
+        run.train()
+    losses = [float(part.mean()) for part in np.array_split(run.progress.losses or [], CURVE) if len(part)]
+    return {**dataclasses.asdict(lockstep), "losses": losses, **{split: run.score(split) for split in splits}}

@@ -1,0 +1,120 @@
+"""Rounds among replicas of one process: when they are due, and what they do, with the merges of ``ssmpi.sync``.
+
+``gap`` and ``staleness`` are in ticks; in a tick every worker thread does one iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ssmpi.core.errors import SettingsError
+from ssmpi.sync.base import merge_difference, merge_interpolate
+from ssmpi.sync.easgd import pull_center
+from ssmpi.sync.options import RoundOptions
+
+
+class Rounds:
+    """No rounds, as ``sync.algorithm = "none"``: the model is the first trainer's replica.
+
+    ``replicas`` are the live vectors of all trainers, float32 (parameters,) each. A gap below 1 is several rounds
+    a tick.
+    """
+
+    def __init__(self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int) -> None:
+        self.replicas, self.alpha, self.count = replicas, options.alpha, 0
+        self._gap, self._staleness = gap, staleness
+        self._merge = merge_difference if options.merge == "difference" else merge_interpolate
+        self._under_way: list[tuple[int, int, np.ndarray, np.ndarray]] = []
+
+    def after_tick(self, tick: int, training: Sequence[int]) -> None:
+        """So many ticks are done, the last one by the trainers that are still ``training``."""
+        self.merge_until(tick)
+
+    def close(self) -> None:
+        """All trainers have come to the end of a part of the run."""
+        self.merge_until(None)
+
+    def model(self) -> np.ndarray:
+        """What is evaluated, float32 (parameters,)."""
+        return self.replicas[0].copy()
+
+    def due(self, tick: int, shift: float = 0.0) -> int:
+        """How many rounds begin after this tick."""
+        return int(tick / self._gap + shift) - int((tick - 1) / self._gap + shift)
+
+    def move(self, tick: int, trainer: int, reference: np.ndarray, snapshot: np.ndarray) -> None:
+        """Merge a round that began after ``tick`` into a replica, at once or when it is as stale as it is to be."""
+        self._under_way.append((tick + self._staleness, trainer, reference, snapshot))
+        self.merge_until(tick)
+
+    def merge_until(self, tick: int | None) -> None:
+        """Merge what is to be merged by this tick; None: all that is under way."""
+        waiting, self._under_way = self._under_way, []
+        for due, trainer, reference, snapshot in waiting:
+            if tick is None or due <= tick:
+                self._merge(self.replicas[trainer], reference, snapshot, self.alpha)
+            else:
+                self._under_way.append((due, trainer, reference, snapshot))
+
+
+class MeanRounds(Rounds):
+    """S-MA: all replicas move towards the mean of those that train."""
+
+    def after_tick(self, tick: int, training: Sequence[int]) -> None:
+        """As the base class."""
+        super().after_tick(tick, training)
+        for _ in range(self.due(tick)):
+            snapshots = [replica.copy() for replica in self.replicas]
+            mean = np.stack([snapshots[k] for k in training]).mean(axis=0)
+            for trainer, snapshot in enumerate(snapshots):
+                self.move(tick, trainer, mean, snapshot)
+            self.count += 1
+
+    def model(self) -> np.ndarray:
+        """The mean of all replicas."""
+        mean: np.ndarray = np.stack(self.replicas).mean(axis=0)
+        return mean
+
+
+class ElasticRounds(Rounds):
+    """S-EASGD: replica and center pull each other; trainers take turns within the gap."""
+
+    def __init__(self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int) -> None:
+        super().__init__(options, replicas, gap, staleness)
+        self._center = replicas[0].copy()
+
+    def after_tick(self, tick: int, training: Sequence[int]) -> None:
+        """As the base class."""
+        super().after_tick(tick, training)
+        for trainer in training:
+            for _ in range(self.due(tick, trainer / len(self.replicas))):
+                self._exchange(tick, trainer)
+
+    def _exchange(self, tick: int, trainer: int) -> None:
+        snapshot, before = self.replicas[trainer].copy(), np.empty_like(self._center)
+        pull_center(self._center, snapshot, self.alpha, before)
+        self.move(tick, trainer, before, snapshot)
+        self.count += 1
+
+    def close(self) -> None:
+        """As the base class, then a last round of every trainer."""
+        super().close()
+        for trainer in range(len(self.replicas)):
+            self._exchange(0, trainer)
+        super().close()
+
+    def model(self) -> np.ndarray:
+        """The center."""
+        return self._center.copy()
+
+
+KINDS: dict[str, type[Rounds]] = {"none": Rounds, "ma": MeanRounds, "easgd": ElasticRounds}
+
+
+def make(options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int) -> Rounds:
+    """The rounds of ``sync.algorithm``; SettingsError for one that has none here."""
+    if options.algorithm not in KINDS:
+        raise SettingsError(f"lockstep knows sync.algorithm = {', '.join(KINDS)}, got {options.algorithm!r}")
+    return KINDS[options.algorithm](options, replicas, gap, staleness)

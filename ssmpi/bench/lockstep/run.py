@@ -1,0 +1,170 @@
+"""One training run in lockstep: all trainers and their worker threads in one thread of one process, without MPI.
+
+In a tick every worker thread does one iteration. Threads of one trainer compute their gradients from the same weights
+and then apply them in turn; trainers follow each other. Rows, model, optimizers, learning rates and merges are the
+product's own, so one trainer with one thread computes what ``ssmpi train`` does, to the last bit. What differs from a
+real run of several is time alone: here it is given, by ``Lockstep``, and not the scheduler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ssmpi.bench.lockstep import rounds
+from ssmpi.comm.shared_memory import PrivateMemory
+from ssmpi.core.metrics import Quality
+from ssmpi.core.settings import EXAMPLES, positive, within
+from ssmpi.data.batch import Batch
+from ssmpi.data.cursor import CursorOptions, DataCursor
+from ssmpi.data.position import Position
+from ssmpi.data.reader import SplitReader, batches
+from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.table import Arena
+from ssmpi.embedding.transport import LocalTables, Lookup
+from ssmpi.model.optim import dense_optimizer
+from ssmpi.model.replica import ThreadModel
+from ssmpi.roles.assembly import fresh_replica
+from ssmpi.roles.progress import Progress
+
+if TYPE_CHECKING:
+    from ssmpi.config import Config
+
+SEEDS = ("dense", "embedding", "order", "interleaving")
+LARGEST_SEED = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """What a real run leaves to chance. ``gap`` is the number of ticks between two rounds, ``staleness`` that between
+    snapshot and merge. ``dense`` and ``embedding`` are the seeds of initial values, ``order`` that of the rows; with a
+    seed for ``interleaving`` trainers follow each other in another order in every tick, without one (0) in the same.
+    """
+
+    gap: float = 1.0
+    staleness: int = 0
+    dense: int = 1
+    embedding: int = 1
+    order: int = 1
+    interleaving: int = 0
+
+    def __post_init__(self) -> None:
+        positive("gap", self.gap, EXAMPLES)
+        within("staleness", self.staleness, 0, EXAMPLES)
+        for name in SEEDS:
+            within(f"seed of {name}", getattr(self, name), 0, LARGEST_SEED)
+
+
+class LockstepTrainer:
+    """One replica, its optimizer and its worker threads."""
+
+    def __init__(self, config: Config, reader: SplitReader, seed: int) -> None:
+        self.replica = fresh_replica(config, reader, seed, PrivateMemory())
+        self._optimizer = dense_optimizer(config.dense, self.replica)
+        self._models = [self.replica.thread_model() for _ in range(config.topology.threads)]
+        self._workers: list[tuple[int, ThreadModel, Lookups, Iterator[tuple[Any, Lookup]]]] = []
+
+    def begin(self, first: int, lookups: list[Lookups], streams: list[Iterator[Batch]]) -> None:
+        """A part of the run begins; the job's threads are numbered, this trainer's from ``first`` on."""
+        self._workers = [
+            (first + k, model, lookup, lookup.prefetched(stream))
+            for k, (model, lookup, stream) in enumerate(zip(self._models, lookups, streams, strict=True))
+        ]
+
+    def tick(self, progress: Progress) -> bool:
+        """One iteration of every thread; False if none had any more rows."""
+        updates: list[tuple[ThreadModel, Lookups, Lookup, np.ndarray, float]] = []
+        for worker in list(self._workers):
+            number, model, lookups, rows_of = worker
+            found = next(rows_of, None)
+            if found is None:
+                self._workers.remove(worker)
+                continue
+            batch, rows = found
+            logits, by_rows = model.forward_backward(batch.dense, rows.values, batch.labels)
+            updates.append((model, lookups, rows, by_rows, progress.record(number, logits, batch.labels)))
+        for model, lookups, rows, by_rows, rate in updates:
+            lookups.push(rows, by_rows, rate)
+            self._optimizer.step(model, rate)
+        return bool(updates)
+
+
+class OneProcess:
+    """What a ``DataCursor`` asks of the other trainers where there are none."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value of every trainer."""
+        return [value]
+
+
+class LockstepRun:
+    """A whole run. ``train`` is called once; ``watch`` after every tick, with its number."""
+
+    def __init__(self, config: Config, lockstep: Lockstep) -> None:
+        torch.set_num_threads(1)
+        self.config, self._lockstep, topology = config, lockstep, config.topology
+        self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
+        self._placement = place(self._reader.manifest.cardinalities, 1)
+        self.tables = LocalTables(Arena(config.embedding, self._placement, 0, lockstep.embedding))
+        self.trainers = [LockstepTrainer(config, self._reader, lockstep.dense) for _ in range(topology.trainers)]
+        self.rounds = rounds.make(
+            config.sync, [t.replica.vector for t in self.trainers], lockstep.gap, lockstep.staleness
+        )
+        everyone = replace(topology, trainers=1, threads=topology.trainers * topology.threads)
+        self.progress = Progress(everyone.threads, 1, config.schedule, expected=self._reader.rows * config.data.passes)
+        self.progress.losses = []
+        options = CursorOptions(
+            config.data, everyone, lockstep.order, config.evaluate.per_pass, config.embedding.prefetch
+        )
+        checked = set(range(len(self._reader.shards)))
+        self._cursor = DataCursor(options, 0, self._reader, Position(0), checked)
+
+    def train(self, watch: Callable[[int], None] = lambda tick: None) -> None:
+        """All parts of the run, to the end of the last."""
+        threads, tick = self.config.topology.threads, 0
+        turns = np.random.default_rng(self._lockstep.interleaving) if self._lockstep.interleaving else None
+        for _ in self._cursor.parts():
+            self._begin_part(threads)
+            training = list(range(len(self.trainers)))
+            while training:
+                if turns:
+                    turns.shuffle(training)
+                training = [k for k in training if self.trainers[k].tick(self.progress)]
+                if training:
+                    tick += 1
+                    self.rounds.after_tick(tick, training)
+                    watch(tick)
+            self.rounds.close()
+            self._cursor.gather_remaining(OneProcess())  # type: ignore[arg-type]  # of a Conversation only this
+
+    def _begin_part(self, threads: int) -> None:
+        dispatcher = self._cursor.dispatcher
+        assert dispatcher
+        for index, trainer in enumerate(self.trainers):
+            numbers = range(index * threads, (index + 1) * threads)
+            streams = [
+                self._cursor.batches(k, lambda k=k: dispatcher.next_block(k), lambda: False)  # type: ignore[misc]
+                for k in numbers
+            ]
+            trainer.begin(numbers[0], [self.lookups(k) for k in numbers], streams)
+
+    def lookups(self, thread: int) -> Lookups:
+        """Pull and push for one thread."""
+        return Lookups(self.tables, self._placement, self.config.embedding, thread)
+
+    def score(self, split: str, vector: np.ndarray | None = None) -> dict[str, float]:
+        """Metrics on one split, of the common model or of dense weights ``vector``."""
+        model = self.trainers[0].replica.thread_model(self.rounds.model() if vector is None else vector)
+        size, quality, lookups = self.config.evaluate.batch_size, Quality(), self.lookups(0)
+        reader = SplitReader(self._reader.folder, split, 16 * size)
+        rows_of = (batch for block in reader.blocks for batch in batches(reader.read(block), size))
+        for batch, rows in lookups.prefetched(rows_of):
+            assert batch.labels is not None
+            quality.add(model.score(batch.dense, rows.values), batch.labels)
+        return {"rows": quality.sums[0], **quality.compute()}

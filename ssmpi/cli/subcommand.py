@@ -1,0 +1,25 @@
+"""What the arguments of all commands are made with."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # has no public name
+
+
+def add(among: Commands, name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    """A command ``among`` others."""
+    sub: argparse.ArgumentParser = among.add_parser(name, help=text, description=text, allow_abbrev=False)
+    sub.set_defaults(command=command, parser=sub)
+    return sub
+
+
+def add_run_file(sub: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """A run file and overrides."""
+    text = "TOML file of what differs from the defaults"
+    sub.add_argument("run_file", type=Path, nargs="?" if optional else None, help=text)
+    sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that override the file")

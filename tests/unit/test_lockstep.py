@@ -1,0 +1,148 @@
+"""Lockstep runs: they compute what real runs compute, wherever those leave nothing to chance."""
+
+import json
+
+import numpy as np
+import pytest
+from ranks import ssmpi
+from runs import train_over_threads, write_run_file
+
+from ssmpi.bench.lockstep.rounds import make
+from ssmpi.bench.lockstep.run import Lockstep, LockstepRun
+from ssmpi.core.errors import SettingsError
+from ssmpi.sync import Options
+
+FIXED_RATE = ("sync.pace=fixed_rate", "sync.every_iterations=4", "sync.alpha=0.3")
+
+
+def in_lockstep(folder, data, *overrides, **lockstep):
+    run = LockstepRun(write_run_file(folder, data, *overrides), Lockstep(**lockstep))
+    run.train()
+    return run
+
+
+def dense_of(run):
+    return {name: values for name, values, _ in run.trainers[0].replica.datasets(run.rounds.model())}
+
+
+def assert_same_bits(run, real):
+    for name, values in real.dense().items():
+        np.testing.assert_array_equal(dense_of(run)[name], values, err_msg=name)
+    placement = run.tables.arena.parts
+    for part, table in zip(sorted(placement, key=lambda part: part.table), real.tables(), strict=True):
+        rows = run.tables.arena.weights[part.base : part.base + part.rows]
+        np.testing.assert_array_equal(rows, table, err_msg=f"table {part.table}")
+
+
+@pytest.mark.parametrize("prefetch", ["true", "false"])
+def test_one_trainer_computes_what_a_run_does(tmp_path, small_data, prefetch):
+    overrides = (
+        "data.passes=2", "evaluate.per_pass=3", f"embedding.prefetch={prefetch}", "data.block_rows=1024",
+        "model.center_inputs=true",
+        "schedule.warmup_examples=1000", "schedule.decay_start_examples=5000", "schedule.decay_examples=7000",
+    )  # fmt: skip
+    real = train_over_threads(tmp_path / "real", small_data, *overrides)
+    run = in_lockstep(tmp_path / "lockstep", small_data, *overrides)
+    np.testing.assert_array_equal(run.progress.losses, real.losses())
+    assert_same_bits(run, real)
+    assert run.score("test")["log_loss"] == pytest.approx(real.quality()["log_loss"], rel=1e-9)
+
+
+def test_rounds_of_one_trainer_and_its_center_are_those_of_a_run(tmp_path, small_data):
+    overrides = (*FIXED_RATE, "sync.algorithm=easgd", "topology.sync_ps=1")
+    real = train_over_threads(tmp_path / "real", small_data, *overrides)
+    run = in_lockstep(tmp_path / "lockstep", small_data, *overrides, gap=4)
+    np.testing.assert_array_equal(run.progress.losses, real.losses())
+    assert_same_bits(run, real)
+
+
+def test_rounds_of_two_trainers_are_those_of_a_run(tmp_path, small_data):
+    """Rows stay as they are, because two trainers race for them."""
+    overrides = (*FIXED_RATE, "sync.algorithm=ma", "topology.trainers=2", "embedding.rate=0", "data.handout=static")
+    real = train_over_threads(tmp_path / "real", small_data, *overrides)
+    run = in_lockstep(tmp_path / "lockstep", small_data, *overrides, gap=4)
+    assert_same_bits(run, real)
+    assert run.rounds.count > 5
+
+
+SEVERAL = ("sync.algorithm=ma", "topology.trainers=2", "topology.threads=2")
+
+
+def test_seeds_decide_all(tmp_path, small_data):
+    seeds = {"gap": 3, "staleness": 1, "dense": 2, "embedding": 3, "order": 4, "interleaving": 5}
+    first = in_lockstep(tmp_path / "first", small_data, *SEVERAL, **seeds)
+    assert first.score("test") == in_lockstep(tmp_path / "again", small_data, *SEVERAL, **seeds).score("test")
+    for name in ("gap", "staleness", "dense", "embedding", "order", "interleaving"):
+        other = in_lockstep(tmp_path / name, small_data, *SEVERAL, **{**seeds, name: seeds[name] + 1})
+        assert first.progress.losses != other.progress.losses, name
+
+
+def rounds_of(replicas, gap=1.0, staleness=0, **options):
+    return make(Options(alpha=0.5, **options), replicas, gap, staleness)
+
+
+def test_a_stale_merge_keeps_what_was_learned_meanwhile():
+    replicas = [np.array([0.0], np.float32), np.array([4.0], np.float32)]
+    rounds = rounds_of(replicas, gap=2, staleness=1, algorithm="ma")
+    rounds.after_tick(1, [0, 1])
+    rounds.after_tick(2, [0, 1])  # snapshots 0 and 4, mean 2
+    replicas[0] += 10
+    assert [replica.item() for replica in replicas] == [10, 4]
+    rounds.after_tick(3, [0, 1])
+    assert [replica.item() for replica in replicas] == [11, 3]
+
+
+def test_who_has_ended_follows_without_weight():
+    replicas = [np.array([0.0], np.float32), np.array([4.0], np.float32)]
+    rounds_of(replicas, algorithm="ma").after_tick(1, [0])
+    assert [replica.item() for replica in replicas] == [0, 2]
+
+
+def test_elastic_rounds_conserve_the_sum_and_take_turns():
+    replicas = [np.array([8.0], np.float32), np.array([8.0], np.float32)]
+    rounds = rounds_of(replicas, gap=4, algorithm="easgd")
+    replicas[1] += 8
+    for tick in range(1, 5):
+        rounds.after_tick(tick, [0, 1])
+        assert sum(replica.item() for replica in replicas) + rounds.model().item() == 32
+        assert rounds.count == (0, 1, 1, 2)[tick - 1]
+
+
+def test_a_gap_below_one_is_several_rounds_a_tick():
+    replicas = [np.array([0.0], np.float32), np.array([16.0], np.float32)]
+    rounds_of(replicas, gap=0.5, algorithm="ma").after_tick(1, [0, 1])
+    assert [replica.item() for replica in replicas] == [6, 10]
+
+
+@pytest.mark.parametrize("wrong", [{"gap": 0.0}, {"staleness": -1}, {"order": -1}])
+def test_what_makes_no_sense_is_refused(wrong):
+    with pytest.raises(SettingsError, match=next(iter(wrong))):
+        Lockstep(**wrong)
+
+
+def test_an_algorithm_without_lockstep_rounds_is_refused(tmp_path, small_data):
+    with pytest.raises(SettingsError, match="none, ma, easgd"):
+        in_lockstep(tmp_path, small_data, "sync.algorithm=gossip", "topology.trainers=2")
+
+
+def lockstep(folder, data, *arguments):
+    run_file = folder / "run.toml"
+    run_file.write_text(f"[data]\nfolder = '{data}'\n[model]\nbottom = [16, 4]\ntop = [1]\n[embedding]\ndim = 4\n")
+    return ssmpi("bench", "lockstep", run_file, "sync.algorithm=none", *arguments)
+
+
+def test_the_command_varies_one_seed(tmp_path, small_data):
+    out = tmp_path / "order.json"
+    done = lockstep(tmp_path, small_data, "--seed=7", "--vary=order", "--runs=2", "--out", out).check()
+    runs = json.loads(out.read_text())["runs"]
+    assert [(run["dense"], run["embedding"], run["order"]) for run in runs] == [(7, 7, 1), (7, 7, 2)]
+    ne = [run["test"]["ne"] for run in runs]
+    assert ne[0] != ne[1]
+    assert f"test: mean NE {np.mean(ne):.5f}, standard deviation {np.std(ne, ddof=1):.5f}" in done.out
+    assert all(f"{value:.5f}" in done.out for value in ne)
+
+
+def test_the_command_names_the_seeds_that_there_are(tmp_path, small_data):
+    done = lockstep(tmp_path, small_data, "--vary=rows")
+    assert done.code == 2
+    assert "--vary takes dense, embedding, order, interleaving, got 'rows'" in done.err
