@@ -70,8 +70,8 @@ def test_a_loss_that_is_not_finite_ends_the_run(start):
     ],
 )
 def test_an_exception_anywhere_ends_the_job_with_its_traceback(start, what, rank, who):
-    by_messages = "embedding.transport=messages"  # else a PS has little to do that could break
-    job = start(*ALL_ROLES, by_messages, ranks=4, program=(BROKEN, what, rank, "train"))
+    by_messages = ("embedding.transport=messages", "sync.transport=messages")  # else a PS has little to do
+    job = start(*ALL_ROLES, *by_messages, ranks=4, program=(BROKEN, what, rank, "train"))
     text = job.until_it_breaks().error()
     assert text.startswith(f"error: {who.format(host='host ' + socket.gethostname())}: ")
     assert "on purpose" in text

@@ -98,9 +98,9 @@ def swap_shard(data):
         (lose_folder, ("no such data folder", "ssmpi-prepare criteo")),
         (lose_manifest, ("manifest.json: missing", "run the same 'ssmpi-prepare criteo' again")),
         (lose_labels, ("no labels; train on a labelled set",)),
-        (lose_shard, ("shard-00001.h5: shard is in the manifest but not on disk", "copy it here")),
-        (truncate_shard, ("shard-00001.h5: 5,000 bytes, the manifest says", "prepare again")),
-        (swap_shard, ("shard-00000.h5", "not this data set's", "prepare again")),
+        (lose_shard, ("shard-00001.h5: shard is in the manifest but not on disk", "put a whole copy here")),
+        (truncate_shard, ("shard-00001.h5: 5,000 bytes, the manifest says", "prepare the data again")),
+        (swap_shard, ("shard-00000.h5", "not this data set's", "prepare the data again")),
     ],
 )
 def test_spoiled_data_is_named(start, data, spoil, words):

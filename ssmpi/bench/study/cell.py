@@ -1,7 +1,8 @@
 """Runs one cell of a study as a job of its own, through ``ssmpi launch``, unless it is finished.
 
 While the job lives its lock is held: by the study and by ``ssmpi launch``, which inherits it. So a study that was
-killed and is started again waits for the job that it left behind instead of starting a second one into the same folder.
+killed and is started again waits for the end of the job that it left behind, which stops with it, instead of starting
+a second one into the same folder.
 """
 
 from __future__ import annotations
