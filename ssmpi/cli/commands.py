@@ -27,6 +27,7 @@ def train(arguments: argparse.Namespace) -> int:
     log.set_terminal(arguments.terminal)
     with joined() as job, contextlib.ExitStack() as held:
         from ssmpi import train as story
+        from ssmpi.checkpoint.start import Start
         from ssmpi.report import plot
         from ssmpi.run import resume  # in the job, so that an error here is printed once
 
@@ -39,7 +40,7 @@ def train(arguments: argparse.Namespace) -> int:
                 print(f"{path}: this run is finished; 'ssmpi summary {path}' shows its result")
             job.leave()
             return 0
-        finished = story.run(job, start.config, path, resume.choose_checkpoint(job, start))
+        finished = story.run(job, start.config, path, Start(resume.choose_checkpoint(job, start)))
         if job.rank == 0 and finished:  # a stop must be quick
             plot(path)
         stopped = job.leave(stopped=not finished)  # last: a launcher ends the others when a rank exits with a code

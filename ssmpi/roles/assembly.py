@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi import sync
+from ssmpi.checkpoint.start import Start
 from ssmpi.comm.failure import start
-from ssmpi.comm.shared_memory import Memory, memory_for
+from ssmpi.comm.shared_memory import Memory
 from ssmpi.core.log import during, log
 from ssmpi.data.cursor import CursorOptions, DataCursor
 from ssmpi.data.position import Position
@@ -37,10 +38,10 @@ def check_host(config: Config, world: World) -> None:
         log.warning(processor.SLOW_BFLOAT16)
 
 
-def tables(config: Config, world: World, cardinalities: tuple[int, ...], weights: Path | None) -> Tables:
-    """The embedding tables, fresh or with the rows of a saved model."""
-    with during(placing(cardinalities, config.topology.embedding_ps, weights)):
-        return Tables(config, world, cardinalities, weights)
+def tables(config: Config, world: World, cardinalities: tuple[int, ...], start: Start) -> Tables:
+    """The embedding tables: fresh, kept, or with the rows of a saved model."""
+    with during(placing(cardinalities, config.topology.embedding_ps, start)):
+        return Tables(config, world, cardinalities, start)
 
 
 def fresh_replica(config: Config, reader: SplitReader, seed: int, memory: Memory) -> Replica:
@@ -49,12 +50,13 @@ def fresh_replica(config: Config, reader: SplitReader, seed: int, memory: Memory
     return Replica(config.network, config.model.precision, seed, memory, means)
 
 
-def dense_model(config: Config, reader: SplitReader, weights: Path | None) -> tuple[Replica, DenseOptimizer]:
-    """The replica, fresh or with the weights of a saved model, and its optimizer; their kernels are compiled."""
-    replica = fresh_replica(config, reader, config.run.seed, memory_for(config.sync.transport))
-    if weights:
-        replica.vector[:] = replica.load(weights / "dense.h5")
-    optimizer = dense_optimizer(config.dense, replica)
+def dense_model(config: Config, reader: SplitReader, start: Start) -> tuple[Replica, DenseOptimizer]:
+    """The replica, fresh, kept, or with the weights of a saved model, and its optimizer; their kernels are compiled."""
+    memory, shared = start.memory, config.sync.transport != "messages"
+    replica = fresh_replica(config, reader, config.run.seed, memory.part("replica", shared=shared))
+    if start.checkpoint:
+        replica.vector[:] = replica.load(start.checkpoint / "dense.h5")
+    optimizer = dense_optimizer(config.dense, replica, memory.part("dense optimizer", shared=False))
     with during("loading kernels, compiling those that are new here"):
         compile_kernels(config, replica, optimizer)
     return replica, optimizer

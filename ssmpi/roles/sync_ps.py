@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
 from ssmpi.core import cpu_usage
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
 
 
-def serve_center(config: Config, world: World, folder: Path, start_from: Path | None = None) -> bool:
+def serve_center(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
     """The whole life of a sync PS. The first trainer says where the center starts."""
     world.start_heartbeat(config.waiting)
     service = Service(world.center, config.waiting)

@@ -13,6 +13,7 @@ import numpy as np
 from ssmpi import sync
 from ssmpi.checkpoint.context import SaveContext
 from ssmpi.checkpoint.manager import CheckpointManager
+from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.checkpoint.trainer_state import Checkpoint, LiveState, TrainerState, restore
 from ssmpi.comm import failure
 from ssmpi.comm.signals import stop_requested
@@ -43,15 +44,15 @@ if TYPE_CHECKING:
 class Trainer:
     """What the story page works with; see ``ssmpi/train.py``. Measurements replace some of its public parts."""
 
-    def __init__(self, config: Config, world: World, folder: Path, start_from: Path | None = None) -> None:
+    def __init__(self, config: Config, world: World, folder: Path, start: Start = BEGINNING) -> None:
         self.config, self.world, self._folder = config, world, folder
         world.start_heartbeat(config.waiting)
         assembly.check_host(config, world)
-        saved = Checkpoint.at(start_from) if start_from else None
+        saved = Checkpoint.at(start.checkpoint) if start.checkpoint else None
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         manifest, rows = self._reader.manifest, self._reader.rows
-        self.tables = assembly.tables(config, world, manifest.cardinalities, start_from)
-        self.replica, self.optimizer = assembly.dense_model(config, self._reader, start_from)
+        self.tables = assembly.tables(config, world, manifest.cardinalities, start)
+        self.replica, self.optimizer = assembly.dense_model(config, self._reader, start)
         self.progress = assembly.progress(config, rows, saved)
         self._stop = Stop(stop_requested)
         self._control = Control(world.control, config.topology.threads, config.waiting, self.progress, self._stop)

@@ -21,9 +21,9 @@ from typing import ClassVar
 import numpy as np
 from numba import njit
 
+from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_lock import SharedLock, leave, take
-from ssmpi.comm.shared_memory import memory_for
 from ssmpi.core.settings import require
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import COUPLE, EXCHANGE, Center, MakeStep
@@ -115,7 +115,9 @@ class ElasticCenter(Center):
     """Is pulled towards each snapshot by ``alpha``, or by what the client said before."""
 
     def __init__(self, options: RoundOptions, service: Service) -> None:
-        super().__init__(options.fragments, service, memory_for(options.transport))
+        super().__init__(
+            options.fragments, service, ProcessMemory().part("center", shared=options.transport != "messages")
+        )
         self._alpha = options.alpha
         self._alphas: dict[tuple[int, int], float] = {}
         nothing = np.empty(0, np.float32)
