@@ -26,7 +26,7 @@ def serve_center(config: Config, world: World, folder: Path, start: Start = BEGI
     world.start_heartbeat(config.waiting)
     service = Service(world.center, config.waiting)
     kind: Any = ALGORITHMS[config.sync.algorithm]
-    center = kind.server(config.sync, optimizer(config.dense), service)
+    center = kind.server(config.sync, optimizer(config.dense), service, start.memory)
     cpu_usage.set_up()
     service.serve(config.topology.trainers, center.handle)
     return True

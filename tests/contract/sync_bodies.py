@@ -61,7 +61,7 @@ class ThreadModel:
 
     def state(self):
         """As much as tells that there is one."""
-        return {"sums": None}
+        return {"sums": np.zeros(1, np.float32)}
 
 
 def on_trainers(world, options, weights, work, home=None, dense=DENSE):
@@ -69,7 +69,7 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     kind = sync.ALGORITHMS[options.algorithm]
     if world.role is Role.SYNC_PS and kind.partner == sync.SYNC_PS:
         service = Service(world.center, WAITING)
-        center = kind.server(options, optimizer(dense), service)
+        center = kind.server(options, optimizer(dense), service, ProcessMemory())
         service.serve(world.topology.trainers, center.handle)
     if world.role is not Role.TRAINER:
         return None
