@@ -77,7 +77,9 @@ def add_plans(among: Commands) -> None:
     )
     add_recovery_plan(sub)
     text = "print versions, MPI library, cores and over-subscription, and test them for a second"
-    add(among, "doctor", commands.doctor, text)
+    sub = add(among, "doctor", commands.doctor, text)
+    text = "instead, remove what ranks have left in this memory file system (default: /dev/shm)"
+    sub.add_argument("--clean", type=Path, nargs="?", const=Path("/dev/shm"), metavar="FOLDER", help=text)
 
 
 def add_scores(among: Commands) -> None:

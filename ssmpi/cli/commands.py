@@ -136,6 +136,10 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """``ssmpi doctor``."""
+    if arguments.clean:
+        from ssmpi.tools import clean
+
+        return clean.clean(arguments.clean)
     from ssmpi.tools import doctor as doc
 
     return doc.examine()
