@@ -71,7 +71,8 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
     while True:
         attempt = LaunchAttempt(Path(config.run.folder), requeue=requeue, resumed=request.run is not None)
         words = rank_command(dataclasses.replace(request, supervised=restarts.supervised))
-        code, stops = supervise([*line, *words], environ)
+        own = {} if hosts else restarts.variables(environ)
+        code, stops = supervise([*line, *words], {**environ, **own})
         silent = cache(partial(failing_hosts, where, others, environ))
         if not attempt.lost(code) or stops.received or not restarts.possible or silent():
             break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ssmpi.config import RecoveryOptions
 
 
+SEGMENTS = "OMPI_MCA_btl_sm_backing_directory"
+
+
 class Restarts:
     """The starts of one launch of the run in a folder. ``clock`` gives seconds."""
 
@@ -25,6 +28,7 @@ class Restarts:
         self._run, self._options, self._clock = run, options, clock
         self._launch, self._start, self._ended = secrets.token_hex(6), 1, 0.0
         self._times: list[float] = []  # of restarts
+        self._folder = memory_folder.of_launch(options.memory_folder, self._launch)
 
     @property
     def supervised(self) -> Supervised | None:
@@ -32,6 +36,20 @@ class Restarts:
         if self._options.mode == "off":
             return None
         return Supervised(self._launch, self._start, self._ended)
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What the ranks of this host need in addition to an environment: Open MPI's own segments lie beside their
+        memory, because killed ranks leave them behind too. Those of the last start are removed.
+        """
+        if self._options.mode == "off" or SEGMENTS in environ:
+            return {}
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError:
+            return {}  # the ranks say that there is no such memory
+        for left in self._folder.glob("sm_segment.*"):
+            left.unlink(missing_ok=True)
+        return {SEGMENTS: str(self._folder)}
 
     @property
     def possible(self) -> bool:
@@ -62,10 +80,9 @@ class Restarts:
         """
         if self._options.mode == "off":
             return
-        folder = memory_folder.of_launch(self._options.memory_folder, self._launch)
-        shutil.rmtree(folder, ignore_errors=True)
-        if missed := remote(["rm", "-rf", str(folder)]):
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if missed := remote(["rm", "-rf", str(self._folder)]):
             say(
-                f"error: {folder} may be left on {', '.join(missed)}, which did not answer: remove it there, or run"
-                " 'ssmpi doctor --clean' there"
+                f"error: {self._folder} may be left on {', '.join(missed)}, which did not answer: remove it there, or"
+                " run 'ssmpi doctor --clean' there"
             )

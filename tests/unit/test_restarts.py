@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ssmpi.cluster.restarts import Restarts
+from ssmpi.cluster.restarts import SEGMENTS, Restarts
 from ssmpi.comm.memory_file import Origin
 from ssmpi.config import RecoveryOptions
 from ssmpi.core import log, memory_folder
@@ -69,6 +69,19 @@ def test_memory_of_killed_ranks_is_removed_and_hosts_that_do_not_answer_are_name
     assert not folder.exists()
     assert commands == [["rm", "-rf", str(folder)]]
     assert f"{folder} may be left on h3" in capsys.readouterr().err
+
+
+def test_segments_of_the_mpi_library_lie_beside_the_ranks_memory(tmp_path):
+    made = restarts(tmp_path, memory_folder=str(tmp_path))
+    folder = memory_folder.of_launch(str(tmp_path), made.supervised.launch)
+    assert made.variables({}) == {SEGMENTS: str(folder)}
+    (folder / "sm_segment.h.0.1").write_bytes(b"left by the first start")
+    (folder / "trainer-0").write_bytes(b"kept")
+    made.variables({})
+    assert [path.name for path in folder.iterdir()] == ["trainer-0"]
+    assert made.variables({SEGMENTS: "/elsewhere"}) == {}  # the user's own value wins
+    assert restarts(tmp_path, memory_folder=str(tmp_path / "nowhere")).variables({}) == {}
+    assert restarts(tmp_path, mode="off").variables({}) == {}
 
 
 def test_a_start_travels_on_the_command_line():
