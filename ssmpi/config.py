@@ -124,6 +124,27 @@ class CheckpointOptions:
 
 
 @dataclass(frozen=True)
+class RecoveryOptions:
+    """The ``[recovery]`` section: what ``ssmpi launch`` does when ranks are killed.
+
+    With ``mode = "auto"`` the state of every rank lies in ``memory_folder``, a memory file system of its host, and the
+    job is started again at once: each rank goes on with what it finds there. Where memory is lost too, all ranks go
+    back to the newest checkpoint. A job that was started again ``max_restarts`` times within ``within_minutes`` ends
+    (exit code 86), as the first loss ends one with ``"off"``.
+    """
+
+    mode: Literal["auto", "off"] = "auto"
+    memory_folder: str = "/dev/shm"
+    max_restarts: int = 10
+    within_minutes: float = 60.0
+
+    def __post_init__(self) -> None:
+        require(Path(self.memory_folder).is_absolute(), f"memory_folder is an absolute path, got {self.memory_folder}")
+        within("max_restarts", self.max_restarts, 0, COUNT)
+        positive("within_minutes", self.within_minutes, SECONDS)
+
+
+@dataclass(frozen=True)
 class Config:
     """All sections of a run file."""
 
@@ -137,6 +158,7 @@ class Config:
     sync: sync.Options = field(default_factory=sync.Options)
     evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
     waiting: WaitOptions = field(default_factory=WaitOptions)
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.comm.world import Job, World
 from ssmpi.config import Config
 from ssmpi.core import cpu_usage, log
@@ -18,23 +19,21 @@ if TYPE_CHECKING:
     from ssmpi.roles.trainer import Trainer
 
 
-def run(job: Job, config: Config, folder: Path, checkpoint: Path | None = None) -> bool:
-    """One rank's whole life in a training job. ``folder`` is the run folder, ``checkpoint`` what to resume from. True
-    unless stopped early.
-    """
+def run(job: Job, config: Config, folder: Path, start: Start = BEGINNING) -> bool:
+    """One rank's whole life in a training job, in its run's ``folder``. True unless stopped early."""
     world = World(job, config.topology)
     log.configure(world.who, verbose=job.rank == 0)
     log.log_to_file(folder / log.LOGS / f"{world.who.replace(' ', '-')}.log", world.who)
     log.log.info(world.describe_hosts())
     with cpu_usage.recorded(folder, world.role, world.index):
-        return PARTS[world.role](config, world, folder, checkpoint)
+        return PARTS[world.role](config, world, folder, start)
 
 
-def train(config: Config, world: World, folder: Path, checkpoint: Path | None = None) -> bool:
+def train(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
     """A trainer: passes over the data, evaluations and checkpoints in between, the model saved at the end."""
     from ssmpi.roles.trainer import Trainer  # here, because servers need nothing of it
 
-    trainer = Trainer(config, world, folder, checkpoint)
+    trainer = Trainer(config, world, folder, start)
     for _ in trainer.parts():
         trainer.train_part(hogwild)
         trainer.evaluate(config.evaluate.split)  # where a part is done

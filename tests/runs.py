@@ -9,6 +9,7 @@ import numpy as np
 from ranks import PATIENCE, over_threads, ssmpi
 
 from ssmpi.checkpoint import model_files
+from ssmpi.checkpoint.start import Start
 from ssmpi.checkpoint.store import Store
 from ssmpi.config import load
 from ssmpi.core.settings import dump
@@ -83,7 +84,7 @@ def train(folder, data, *overrides, timeout=PATIENCE):
 
 def play(world, config, checkpoint=None):
     """A body: one rank's part in a training run."""
-    return PARTS[world.role](config, world, Path(config.run.folder), checkpoint)
+    return PARTS[world.role](config, world, Path(config.run.folder), Start(checkpoint))
 
 
 def train_over_threads(folder, data, *overrides, resume=False, timeout=PATIENCE):

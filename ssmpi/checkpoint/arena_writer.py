@@ -4,8 +4,6 @@ at once where memory has no room for a copy.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import numpy as np
 
 from ssmpi.checkpoint.pending_save import Outcome, written, written_beside_training
 from ssmpi.comm.background import start_background
+from ssmpi.core.host_memory import free_memory
 from ssmpi.core.log import log
 from ssmpi.embedding.table import Arena
 
@@ -62,41 +61,3 @@ def given_up(path: Path, limit_seconds: float) -> Future[Outcome]:
     future: Future[Outcome] = Future()
     future.set_result({"error": text, "full": False})
     return future
-
-
-def free_memory(root: Path = Path("/")) -> float:
-    """Bytes that this process may still take, of the machine and of each control group it is in, where a batch system
-    sets the limit of a job; infinite where nobody says. What files have in memory can be had, as long as nobody uses
-    it.
-    """
-    found = []
-    with contextlib.suppress(OSError):
-        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
-        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    for group, names in control_groups(root):
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
-            limit, used = (int((group / name).read_text(encoding="ascii")) for name in names[:2])
-            stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
-            found.append(limit - used + int(stat.get(names[2], 0)))
-    return max(0.0, min(found, default=float("inf")))
-
-
-def control_groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """This process's control group and all above it, with what its limit, its use and its idle file pages are called
-    there.
-    """
-    mounted = root / "sys/fs/cgroup"
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, place = line.split(":", 2)
-        if not controllers:
-            top, names = mounted, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            top, names = mounted / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        group = top / place.strip("/")
-        yield from ((each, names) for each in (group, *group.parents) if each.is_relative_to(top))

@@ -15,7 +15,9 @@ from ssmpi.checkpoint import files, store
 from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.comm.waiting import wait
 from ssmpi.core.errors import DataError
+from ssmpi.core.metrics import Quality
 from ssmpi.data.position import Position
+from ssmpi.data.trained_rows import Deal
 
 if TYPE_CHECKING:
     from ssmpi.checkpoint.files import Dataset
@@ -73,8 +75,12 @@ class Checkpoint:
         """The one in ``folder``."""
         return cls(folder, store.read_manifest(folder).state)
 
+    def deal(self, topology: Topology, batch_size: int) -> Deal:
+        """Where to resume: nothing was dealt before."""
+        return Deal(0, self.state["examples"], self.position(topology, batch_size))
+
     def position(self, topology: Topology, batch_size: int) -> Position:
-        """Where to resume; other numbers of trainers or threads share what nobody has trained on yet."""
+        """What is left; other numbers of trainers or threads share what nobody has trained on yet."""
         position, saved = Position.of_state(self.state["position"]), self.state["topology"]
         if (saved["trainers"], saved["threads"]) == (topology.trainers, topology.threads):
             return position
@@ -85,10 +91,10 @@ class Checkpoint:
         path = self.folder / f"trainer-{trainer:04}.h5"
         return Arrays(files.read(path), path)
 
-    def log(self) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-        """The state of the metric logger: numbers, and arrays."""
+    def scored(self) -> list[Quality]:
+        """What was scored until then; the first trainer counts it as its own."""
         first = self.arrays(0)
-        return self.state["logbook"], {name: first[f"{LOG}{name}"] for name in ("histogram", "sums")}
+        return [Quality(**{name: first[f"{LOG}{name}"] for name in ("histogram", "sums")})]
 
 
 @dataclass(frozen=True)

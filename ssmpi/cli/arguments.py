@@ -37,6 +37,7 @@ def add_runs(among: Commands) -> None:
     sub = add(among, "train", commands.train, "train a model; start it with mpirun, or let 'ssmpi launch' do that")
     add_run(sub)
     sub.add_argument("--terminal", type=Path, help="terminal to draw the progress bar on, set by 'ssmpi launch'")
+    sub.add_argument("--supervised", help=argparse.SUPPRESS)  # as is this, see ``run.request.Supervised``
     text = "start mpirun with the right number of ranks and settings; Ctrl-C saves and stops"
     sub = add(among, "launch", commands.launch, text)
     add_run(sub)
@@ -62,9 +63,7 @@ def add_plans(among: Commands) -> None:
     """``plan`` and ``doctor``."""
     sub = add(among, "plan", commands.plan, "print ranks, placement, memory and traffic of a run, without MPI")
     add_run_file(sub)
-    sub.add_argument(
-        "--site", type=Path, help="site file: print what each node needs, and refuse a run that cannot fit"
-    )
+    sub.add_argument("--site", type=Path, help="site file: print what each node needs, refuse a run that cannot fit")
     sub.add_argument("--tables", type=Path, help="text file with the rows of each table, before data is prepared")
     sub.add_argument(
         "--predict", action="store_true", help="predict speed by number of trainers, and the first bottleneck"
@@ -78,7 +77,9 @@ def add_plans(among: Commands) -> None:
     )
     add_recovery_plan(sub)
     text = "print versions, MPI library, cores and over-subscription, and test them for a second"
-    add(among, "doctor", commands.doctor, text)
+    sub = add(among, "doctor", commands.doctor, text)
+    text = "instead, remove what ranks have left in this memory file system (default: /dev/shm)"
+    sub.add_argument("--clean", type=Path, nargs="?", const=Path("/dev/shm"), metavar="FOLDER", help=text)
 
 
 def add_scores(among: Commands) -> None:

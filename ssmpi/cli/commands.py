@@ -28,7 +28,7 @@ def train(arguments: argparse.Namespace) -> int:
     with joined() as job, contextlib.ExitStack() as held:
         from ssmpi import train as story
         from ssmpi.report import plot
-        from ssmpi.run import resume  # in the job, so that an error here is printed once
+        from ssmpi.run import restart, resume  # in the job, so that an error here is printed once
 
         log.configure(job.who, verbose=job.rank == 0)
         start = job.agree(lambda: resume.prepare(requested(arguments), job.size, held))
@@ -39,16 +39,18 @@ def train(arguments: argparse.Namespace) -> int:
                 print(f"{path}: this run is finished; 'ssmpi summary {path}' shows its result")
             job.leave()
             return 0
-        finished = story.run(job, start.config, path, resume.choose_checkpoint(job, start))
+        begun = restart.begin(job, start, requested(arguments).supervised)
+        finished = story.run(job, start.config, path, begun)
         if job.rank == 0 and finished:  # a stop must be quick
             plot(path)
         stopped = job.leave(stopped=not finished)  # last: a launcher ends the others when a rank exits with a code
+        begun.memory.remove()
     return STOPPED if stopped else 0
 
 
 def requested(arguments: argparse.Namespace) -> RunRequest:
     """The run that ``train`` or ``launch`` was asked for."""
-    from ssmpi.run.request import RunRequest
+    from ssmpi.run.request import RunRequest, Supervised
 
     run_file, overrides = arguments.run_file, list(arguments.overrides)
     if arguments.resume and run_file and "=" in str(run_file):  # with --resume the run file may be left out
@@ -59,7 +61,9 @@ def requested(arguments: argparse.Namespace) -> RunRequest:
         raise SettingsError("--checkpoint requires --resume RUN")
     if arguments.overwrite and arguments.resume:
         raise SettingsError("--overwrite starts anew and --resume goes on: leave one of them out")
-    return RunRequest(run_file, overrides, arguments.overwrite, arguments.resume, arguments.checkpoint)
+    word = getattr(arguments, "supervised", None)  # 'launch' has no such option
+    how = arguments.overwrite, arguments.resume, arguments.checkpoint, Supervised.parse(word) if word else None
+    return RunRequest(run_file, overrides, *how)
 
 
 def launch(arguments: argparse.Namespace) -> int:
@@ -132,6 +136,10 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """``ssmpi doctor``."""
+    if arguments.clean:
+        from ssmpi.tools import clean
+
+        return clean.clean(arguments.clean)
     from ssmpi.tools import doctor as doc
 
     return doc.examine()

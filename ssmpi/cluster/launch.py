@@ -8,6 +8,7 @@ sends the ranks SIGUSR1 instead: they finish their step, save and exit. A run is
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shlex
 import shutil
@@ -16,13 +17,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from ssmpi.cluster import child_process, site
 from ssmpi.cluster.launcher_output import StderrRelay
 from ssmpi.cluster.node_layout import layout_of
 from ssmpi.cluster.requeue import LaunchAttempt
+from ssmpi.cluster.restarts import Restarts
 from ssmpi.cluster.session_folder import SessionFolder, session_folder
 from ssmpi.cluster.site import Launcher, Site
 from ssmpi.cluster.stop_signals import StopSignals
@@ -52,21 +54,37 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
     config = request.load()
     where = site.load(site_file) if site_file else None
     hosts = rank_hosts(config, where) if where else []
-    line = [*command(config.topology.size, where, hosts), *rank_command(request)]
+    line = command(config.topology.size, where, hosts)
     extra = environment(where.launcher if where else None, one_host=not hosts)
-    shown = " ".join([*(f"{name}={shlex.quote(value)}" for name, value in extra.items()), shlex.join(line)])
+    shown = " ".join(
+        [
+            *(f"{name}={shlex.quote(value)}" for name, value in extra.items()),
+            shlex.join([*line, *rank_command(request)]),
+        ]
+    )
     print(f"+ {shown}", file=sys.stderr, flush=True)
     if dry_run:
         return 0
     requeue = bool(where and where.slurm and where.slurm.requeue)
-    attempt = LaunchAttempt(Path(config.run.folder), requeue=requeue, resumed=request.run is not None)
     environ = {**{k: v for k, v in os.environ.items() if k not in JOB_LEVEL_VARIABLES}, **extra}
-    code, stops = supervise(line, environ)
-    asked = sorted(set(hosts)) if where and where.launcher.hosts else []  # SLURM names a lost node itself
+    restarts, others = Restarts(Path(config.run.folder), config.recovery), sorted(set(hosts))
+    while True:
+        attempt = LaunchAttempt(Path(config.run.folder), requeue=requeue, resumed=request.run is not None)
+        words = rank_command(dataclasses.replace(request, supervised=restarts.supervised))
+        own = {} if hosts else restarts.variables(environ)
+        code, stops = supervise([*line, *words], {**environ, **own})
+        silent = cache(partial(failing_hosts, where, others, environ))
+        if not attempt.lost(code) or stops.received or not restarts.possible or silent():
+            break
+        if stops.received:  # while the hosts took their time to answer
+            break
+        restarts.begin()
+    orderly = code in (0, STOPPED)  # then the ranks have removed their memory
+    restarts.clean(partial(failing_hosts, where, [] if orderly else others, environ))
     cancelled = stops.cancelled
     if stops.ended or (stops.received and code in UNHEARD):
         code = STOPPED  # the launcher's own code only tells how it was ended
-    code = attempt.conclude(code, cancelled=cancelled, silent=partial(unreachable_hosts, where, asked, environ))
+    code = attempt.conclude(code, cancelled=cancelled, silent=silent if where and where.launcher.hosts else list)
     if code == STOPPED and (cancelled or not requeue):
         print(
             f"to resume it: {request.resume_command(Path(config.run.folder), site_file)}", file=sys.stderr, flush=True
@@ -132,12 +150,14 @@ def supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, Sto
         return _supervise(line, environ, session)
 
 
-def unreachable_hosts(where: Site | None, hosts: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Hosts on which the launcher cannot start a process now; a launcher does not always name the host it has lost."""
+def failing_hosts(
+    where: Site | None, hosts: Sequence[str], environ: Mapping[str, str], words: Sequence[str] = ("true",)
+) -> list[str]:
+    """Hosts on which the launcher cannot run a command now; a launcher does not always name the host it has lost."""
     with contextlib.ExitStack() as sessions:
         asked = {}
         for host in hosts:
-            line, session = [*command(1, where, [host]), "true"], sessions.enter_context(session_folder())
+            line, session = [*command(1, where, [host]), *words], sessions.enter_context(session_folder())
             asked[host] = child_process.start(
                 line,
                 {**environ, **session.variables},

@@ -47,10 +47,9 @@ class LaunchAttempt:
                 STOPPED,
                 cancelled,
             )
-        told = log.end_recorded(self._folder, self._logs)
-        begun = log.lengths(self._folder) != self._logs  # once a rank has logged anything, it also logs why it fails
-        if code in OWN_EXIT_CODES and (told or not (begun and code == SRUN_KILLED)):
+        if not self.lost(code):
             return code
+        told = log.end_recorded(self._folder, self._logs)
         if code != LOST and not told:
             say(f"error: the launcher ended with {code}, but the run did not finish (see {self._folder})")
             if lost := silent():
@@ -59,6 +58,14 @@ class LaunchAttempt:
                     "then launch again"
                 )
         return self._requeue_if_useful("a rank or a host was lost", LOST, cancelled)
+
+    def lost(self, code: int) -> bool:
+        """Whether a rank or a host was lost, so that another start may succeed; ``code`` is the launcher's."""
+        if self._status(code) in (result_marker.COMPLETE, result_marker.STOPPED) or code == STOPPED:
+            return False
+        told = log.end_recorded(self._folder, self._logs)
+        begun = log.lengths(self._folder) != self._logs  # once a rank has logged anything, it also logs why it fails
+        return code not in OWN_EXIT_CODES or not (told or not (begun and code == SRUN_KILLED))
 
     def _requeue_if_useful(self, why: str, code: int, cancelled: bool) -> int:
         job = os.environ.get("SLURM_JOB_ID", "")

@@ -3,16 +3,19 @@ and updated in place. Or memory of this process alone.
 
 What is shared is an anonymous file (``memfd``) reached through ``/proc``: ``/dev/shm`` sets no limit, and nothing is
 left behind however the processes end. A random key in it proves that two ranks share a host: a host name does not.
+``memory_file`` has memory that outlives its process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import mmap
 import os
 import secrets
 import socket
+import struct
 from typing import Protocol
 
 import numpy as np
@@ -22,10 +25,19 @@ KEY = 16
 
 
 class Memory(Protocol):
-    """Allocates one piece of memory, that of an open ``file`` where others can map it."""
+    """Allocates one piece of memory; ``kept`` if an earlier process has filled it, so that it is not to be filled."""
 
-    address: bytes
-    file: int
+    @property
+    def address(self) -> bytes:
+        """For ``attach``; empty if nobody else is to map it."""
+
+    @property
+    def file(self) -> int:
+        """The open file that others map; -1 if nobody else is to map it."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether it holds what an earlier process of this rank has left."""
 
     def allocate(self, size: int) -> np.ndarray:
         """uint8 (size,)."""
@@ -34,40 +46,56 @@ class Memory(Protocol):
 class PrivateMemory:
     """Memory of this process only."""
 
-    address, file = b"", -1
+    address, file, kept = b"", -1, False
 
     def allocate(self, size: int) -> np.ndarray:
-        """uint8 (size,)."""
-        return private_memory(size)
-
-
-def private_memory(size: int) -> np.ndarray:
-    """uint8 (size,), not initialized."""
-    return np.empty(size, np.uint8)
+        """uint8 (size,), not initialized."""
+        return np.empty(size, np.uint8)
 
 
 class SharedMemory:
     """Memory that ``attach`` finds by ``address``, a JSON text."""
 
-    address, file = b"", -1
+    address, file, kept = b"", -1, False
 
     def allocate(self, size: int) -> np.ndarray:
         """uint8 (size,), zeros; pages are committed when first touched."""
         self.file = file = os.memfd_create("ssmpi")
         os.ftruncate(file, HEADER + size)
-        memory = mmap.mmap(file, HEADER + size)
-        with contextlib.suppress(OSError):  # huge pages where the system grants them
-            memory.madvise(mmap.MADV_HUGEPAGE)
+        memory = mapped(file, HEADER + size)
         key = secrets.token_bytes(KEY)
         memory[:KEY] = key
-        place = {"host": socket.gethostname(), "pid": os.getpid(), "file": file, "key": key.hex()}
-        self.address = json.dumps(place).encode()
+        self.address = address(file, HEADER, key)
         return np.frombuffer(memory, np.uint8)[HEADER:]
 
 
-def memory_for(transport: str) -> Memory:
-    """The kind of memory that a ``transport`` setting asks for."""
-    return SharedMemory() if transport != "messages" and hasattr(os, "memfd_create") else PrivateMemory()
+def placed(memory: Memory, values: np.ndarray) -> np.ndarray:
+    """A copy of ``values`` in ``memory``, or what that has kept in its place."""
+    mine: np.ndarray = memory.allocate(values.nbytes).view(values.dtype)
+    if not memory.kept:
+        mine[:] = values
+    return mine
+
+
+def mapped(file: int, size: int, offset: int = 0) -> mmap.mmap:
+    """Map so much of an open file, in huge pages where the system grants them; ``offset`` is a page's."""
+    memory = mmap.mmap(file, size, offset=offset)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def hold(file: int, kind: int) -> None:
+    """Lock an open file until its last mapping ends: ``F_RDLCK`` shares it, ``F_WRLCK`` does not; BlockingIOError if
+    another holds it. Locks of this kind have nothing to do with those of ``flock``.
+    """
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0))
+
+
+def address(file: int, offset: int, key: bytes) -> bytes:
+    """For ``attach``, of memory at this offset of a file that this process has open and that begins with ``key``."""
+    place = {"host": socket.gethostname(), "pid": os.getpid(), "file": file, "offset": offset, "key": key.hex()}
+    return json.dumps(place).encode()
 
 
 def open_file(address: str | bytes) -> int:
@@ -81,16 +109,21 @@ def open_file(address: str | bytes) -> int:
 
 
 def attach(address: str | bytes, size: int) -> np.ndarray:
-    """Map another process's memory of this size, uint8 (size,); OSError says why it cannot."""
+    """Map another process's memory of this size, uint8 (size,); OSError says why it cannot.
+
+    While it is mapped this process holds a shared lock on its file.
+    """
     file = open_file(address)
     place = json.loads(address)
+    offset = place["offset"]
     try:
         found = os.fstat(file).st_size
-        if found != HEADER + size:
-            raise OSError(f"process {place['pid']} of this host is not it: {found:,} bytes, not {HEADER + size:,}")
-        memory = mmap.mmap(file, HEADER + size)
+        if found < offset + size:
+            raise OSError(f"process {place['pid']} of this host is not it: {found:,} bytes, not {offset + size:,}")
+        if os.pread(file, KEY, 0).hex() != place["key"]:
+            raise OSError(f"process {place['pid']} of this host is not it: they are in separate containers")
+        hold(file, fcntl.F_RDLCK)
+        memory = mapped(file, size, offset)  # which keeps the file open, and with it the lock
     finally:
         os.close(file)
-    if memory[:KEY].hex() != place["key"]:
-        raise OSError(f"process {place['pid']} of this host is not it: they are in separate containers")
-    return np.frombuffer(memory, np.uint8)[HEADER:]
+    return np.frombuffer(memory, np.uint8)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
@@ -116,6 +117,17 @@ def end_recorded(run: Path, since: dict[int, int]) -> bool:
             if f"| {ENDS}".encode() in file.read():
                 return True
     return False
+
+
+def last_end(run: Path, since: datetime | None) -> str:
+    """Why the last job of a run has ended, as a rank has written it last; empty if none has written that ``since``."""
+    found, least = [], f"{since.astimezone():%Y-%m-%d %H:%M:%S,%f}" if since else ""
+    for path in (run / LOGS).glob("*.log"):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            when, _, text = line.partition(f"| {ENDS}")
+            if text and when > least:
+                found.append((when, text))
+    return max(found, default=("", ""))[1]
 
 
 def _format(who: str, *, precise: bool = False) -> logging.Formatter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ssmpi.data.batch import Batch
@@ -11,6 +12,7 @@ from ssmpi.data.block_dispatcher import BlockDispatcher, block_order
 from ssmpi.data.position import Piece, Position, StartedPiece
 from ssmpi.data.reader import DataOptions, SplitReader, suit_block_rows
 from ssmpi.data.stream import Stream
+from ssmpi.data.trained_rows import Deal, TrainedRows
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -29,22 +31,31 @@ class CursorOptions:
     per_pass: int
     ahead: bool
 
+    def block_rows(self, rows: int) -> int:
+        """Rows of a block, of so many in a pass."""
+        return suit_block_rows(self.data, rows, self.topology.trainers * self.topology.threads * self.per_pass)
+
 
 class DataCursor:
     """``position`` is the same on all trainers whenever they are at rest; ``reader`` cuts the blocks of this pass.
 
-    Rows of shards that are not in ``checked`` wait for that.
+    Rows of shards that are not in ``checked`` wait for that. ``dealt`` is what was dealt last, or where the run begins;
+    ``trained`` counts what is done.
     """
 
     def __init__(
-        self, options: CursorOptions, trainer: int, reader: SplitReader, position: Position, checked: Set[int]
-    ) -> None:
-        self._options, self._trainer, self.reader, self.position = options, trainer, reader, position
-        self._checked = checked
+        self, options: CursorOptions, trainer: int, reader: SplitReader, checked: Set[int], dealt: Deal,
+        trained: TrainedRows,
+    ) -> None:  # fmt: skip
+        self._options, self._trainer, self.reader, self.position = options, trainer, reader, dealt.position
+        self._checked, self._dealt, self._trained = checked, dealt, trained
         threads = options.topology.threads
-        self.streams = [Stream(options.data, options.seed, ahead=options.ahead) for _ in range(threads)]
+        self.streams = [
+            Stream(options.data, options.seed, partial(trained.add, thread), ahead=options.ahead)
+            for thread in range(threads)
+        ]
         self._askers = options.topology.trainers * threads
-        self._pass, self._pieces = 0, position.waiting
+        self._pass, self._pieces = 0, self.position.waiting
         self.dispatcher: BlockDispatcher | None = None
 
     def parts(self) -> Iterator[int]:
@@ -85,6 +96,8 @@ class DataCursor:
     def gather_remaining(self, trainers: Conversation) -> None:
         """Put together what is left of this part. Every trainer calls, at rest."""
         assert self.dispatcher
+        for stream in self.streams:
+            stream.close()
         mine = [
             StartedPiece(self._trainer, k, piece) for k, stream in enumerate(self.streams) for piece in stream.begun
         ]
@@ -99,18 +112,29 @@ class DataCursor:
         """
         data, position, per_pass = self._options.data, self.position, self._options.per_pass
         self._pass, place = divmod(position.part, per_pass)
-        rows = position.block_rows or suit_block_rows(data, self.reader.rows, self._askers * per_pass)
+        rows = position.block_rows or self._options.block_rows(self.reader.rows)
         self.reader = SplitReader(self.reader.folder, data.train_split, rows)
+        examples = self._dealt.examples
         if not position.dealt:
+            examples += self._dealt.position.left  # of the part before this one, of which all is done
             blocks = self.reader.blocks
             order = block_order(data, self._options.seed, self._pass, len(blocks))
             order = order[len(order) * place // per_pass : len(order) * (place + 1) // per_pass]
             waiting = tuple(Piece(number, 0, blocks[number].rows) for number in order)
             position = Position(position.part, rows, True, (), waiting)
         self._pieces, self.position = position.waiting, position
+        self._dealt = Deal(self._dealt.number + 1, examples, position)
+        self._trained.deal(self._dealt)
         for thread, stream in enumerate(self.streams):
             stream.begun = position.of(self._trainer, thread)
         pieces, order = self._pieces, list(range(len(self._pieces)))
         return BlockDispatcher(
             data, order, self._askers, lambda number: self._shard(pieces[number].block) in self._checked
         )
+
+
+def most_pieces(options: CursorOptions, reader: SplitReader, position: Position) -> int:
+    """The most pieces that are dealt at once in a run from ``position`` on."""
+    sizes = {options.block_rows(reader.rows), position.block_rows} - {0}
+    most = max(len(SplitReader(reader.folder, options.data.train_split, rows).blocks) for rows in sizes)
+    return max(most, len(position.begun) + len(position.waiting))

@@ -15,12 +15,16 @@ from ssmpi.data.reader import DataOptions, SplitReader, batches_in, shuffled
 
 class Stream:
     """``begun`` is what was begun and is not trained on yet. Whoever takes batches ``ahead`` of training has the last
-    one given out still to train on when it asks for the next.
+    one given out still to train on when it asks for the next. ``trained(rows)`` is told of every batch as soon as it is
+    known to be done.
     """
 
-    def __init__(self, options: DataOptions, seed: int, *, ahead: bool) -> None:
-        self._options, self._seed, self._ahead = options, seed, ahead
+    def __init__(
+        self, options: DataOptions, seed: int, trained: Callable[[Piece], None] = lambda rows: None, *, ahead: bool
+    ) -> None:
+        self._options, self._seed, self._trained, self._ahead = options, seed, trained, ahead
         self.begun: list[Piece] = []
+        self._given: list[Piece] = []  # and perhaps not trained on yet
         self._was_cut = False
 
     def was_cut(self) -> bool:
@@ -34,7 +38,7 @@ class Stream:
         ``cut()``.
         """
         begun, last, room = self.begun, None, reader.room()
-        self.begun, self._was_cut = [], False
+        self.begun, self._given, self._was_cut = [], [], False
         while not cut():
             piece = begun.pop(0) if begun else next_piece()
             if piece is None:
@@ -47,11 +51,21 @@ class Stream:
                     break
                 last = Piece(piece.block, start, start + len(batch))
                 start += len(batch)
+                self._given.append(last)
                 yield batch
+                self._tell(all_but=int(self._ahead))
             if start < piece.stop:
                 begun.insert(0, piece._replace(start=start))
-        self._was_cut = True
+        self._was_cut, self._given = True, []
         self.begun = joined([last, *begun] if self._ahead and last else begun)
+
+    def close(self) -> None:
+        """Its thread has come to rest: unless it was cut, it has trained on all that it was given."""
+        self._tell(all_but=0)
+
+    def _tell(self, all_but: int) -> None:
+        while len(self._given) > all_but:
+            self._trained(self._given.pop(0))
 
     def _batches(self, reader: SplitReader, a_pass: int, piece: Piece, room: Batch) -> Iterator[Batch]:
         rows = reader.blocks[piece.block].rows

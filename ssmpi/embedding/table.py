@@ -11,13 +11,14 @@ from typing import Any, Protocol
 import h5py
 import numpy as np
 
-from ssmpi.comm.shared_memory import private_memory
+from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.core.errors import DataError
 from ssmpi.core.settings import FLOAT32, require, within
 from ssmpi.embedding import kernels
 from ssmpi.embedding.placement import Part, Placement
 
 ROWS_AT_A_TIME = 1 << 18  # when loading
+ROWS = "rows"  # the name of an arena in the memory of its rank
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Arena(RowArray):
     """The rows of one PS's parts, and how they are made, saved and loaded.
 
     Initial rows are U(-1/sqrt(n), 1/sqrt(n)) with n the table's rows (facebookresearch/dlrm), from a counter-based
-    generator: neither placement nor the number of PSs changes a value. ``allocate`` gives the memory, uint8 (bytes,).
+    generator: neither placement nor the number of PSs changes a value. What ``memory`` has kept stays as it is.
     """
 
     def __init__(
@@ -105,14 +106,20 @@ class Arena(RowArray):
         placement: Placement,
         server: int,
         seed: int,
-        allocate: Callable[[int], np.ndarray] = private_memory,
+        memory: Memory | None = None,
     ) -> None:
         count = placement.rows_of(server)
-        super().__init__(options, allocate(count * options.row_bytes), count)
+        memory = memory or PrivateMemory()
+        super().__init__(options, memory.allocate(count * options.row_bytes), count)
         self.parts, self.cardinalities = placement.parts_of(server), placement.cardinalities
-        self.state[:] = options.initial_state
+        if not memory.kept:
+            self._fill(seed)
+
+    def _fill(self, seed: int) -> None:
+        """As no training has changed them."""
+        self.state[:] = self.options.initial_state
         for part in self.parts:
-            bound = 1.0 / math.sqrt(placement.cardinalities[part.table])
+            bound = 1.0 / math.sqrt(self.cardinalities[part.table])
             rows = self.weights[part.base : part.base + part.rows]
             kernels.initial_rows(rows, seed, part.table, (part.first, part.stride), bound)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.core.protocols import DenseModel, DenseOptimizer
 from ssmpi.model import kernels
 from ssmpi.model.options import DenseOptions
@@ -15,7 +16,7 @@ __all__ = ["SGD", "Adagrad", "DenseOptimizer", "dense_optimizer"]
 class SGD:
     """w -= rate * g."""
 
-    def __init__(self, options: DenseOptions, replica: Replica) -> None:
+    def __init__(self, options: DenseOptions, replica: Replica, memory: Memory) -> None:
         self._rate = options.rate
 
     def step(self, model: DenseModel, factor: float) -> None:
@@ -33,9 +34,11 @@ class Adagrad:
     The state stays with its trainer: it is not synchronized.
     """
 
-    def __init__(self, options: DenseOptions, replica: Replica) -> None:
+    def __init__(self, options: DenseOptions, replica: Replica, memory: Memory) -> None:
         self._options = options
-        self._sums = np.full(replica.vector.size, options.initial_state, np.float32)
+        self._sums = memory.allocate(replica.vector.nbytes).view(np.float32)
+        if not memory.kept:
+            self._sums[:] = options.initial_state
 
     def step(self, model: DenseModel, factor: float) -> None:
         """One step."""
@@ -47,7 +50,7 @@ class Adagrad:
         return {"sums": self._sums}
 
 
-def dense_optimizer(options: DenseOptions, replica: Replica) -> DenseOptimizer:
-    """The optimizer that ``[dense]`` names, for all threads of one trainer."""
+def dense_optimizer(options: DenseOptions, replica: Replica, memory: Memory | None = None) -> DenseOptimizer:
+    """The optimizer that ``[dense]`` names, for all threads of one trainer; its state lies in ``memory``."""
     kinds: dict[str, type[SGD] | type[Adagrad]] = {"sgd": SGD, "adagrad": Adagrad}
-    return kinds[options.optimizer](options, replica)
+    return kinds[options.optimizer](options, replica, memory or PrivateMemory())

@@ -26,7 +26,8 @@ Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarr
 
 class Replica:
     """``vector`` float32 (parameters,), shared without locks by a trainer's worker threads and its shadow thread;
-    ``memory`` is where it lies. With the ``means`` of the dense features, float32 (features,), it begins centered.
+    ``memory`` is where it lies; what that has kept stays as it is. With the ``means`` of the dense features, float32
+    (features,), it begins centered.
     """
 
     def __init__(
@@ -35,7 +36,8 @@ class Replica:
         self.network, self._precision, self.memory = network, precision, memory or PrivateMemory()
         initial = initial_vector(network, seed, means)
         self.vector = self.memory.allocate(initial.nbytes).view(np.float32)
-        self.vector[:] = initial
+        if not self.memory.kept:
+            self.vector[:] = initial
 
     def thread_model(self, vector: np.ndarray | None = None) -> ThreadModel:
         """The network over ``vector`` (default: the live one) with gradients of its own."""

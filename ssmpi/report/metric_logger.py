@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -31,23 +32,34 @@ SAVING = ("checkpoints", "O_save")  # how many, and how many seconds training st
 State = tuple[dict[str, float], dict[str, np.ndarray]]
 
 
+class EarlierLog(NamedTuple):
+    """What the job that this one continues had logged: numbers, and what each trainer will count as scored before."""
+
+    numbers: dict[str, float]
+    scored: Sequence[Quality]
+
+
 class MetricLogger:
     """Gathers every trainer's reports into windows. ``rows`` is how many examples the whole run has.
 
-    ``earlier`` is the ``state`` of the metric logger of the job that this one continues.
+    ``earlier`` is from the metric logger of the job that this one continues.
     """
 
     def __init__(
-        self, folder: Path, topology: Topology, rows: int, every_seconds: float, earlier: State | None = None
+        self, folder: Path, topology: Topology, rows: int, every_seconds: float, earlier: EarlierLog | None = None
     ) -> None:
         self._topology, self._rows, self._every = topology, rows, every_seconds
-        numbers, arrays = earlier or ({}, {})
+        numbers, scored = earlier or EarlierLog({}, ())
         known = int(numbers.get("bytes", 0))
         self._lines = JsonlFile(folder / METRICS, known)  # what came after the checkpoint will come again
         self.writer: EventWriter | None = None
         self._bar = bar(rows)
-        self._window, self._total = Quality(), Quality(**arrays)
-        self._bar.update(int(self._total.sums[0]))
+        self._window, self._total = Quality(), Quality()
+        self._scored = [*scored, *(Quality() for _ in range(topology.trainers - len(scored)))]
+        for each in scored:
+            self._total.merge(each)
+        self._twice = self._total.sums[0] - numbers.get("examples", 0)  # scored, and again after a kill
+        self._bar.update(self._examples)
         self._counts = {name: np.zeros(topology.trainers) for name in COUNTS}
         self._divergence = np.full(topology.trainers, np.nan)
         self._window_counts = {name: counts.copy() for name, counts in self._counts.items()}
@@ -59,13 +71,14 @@ class MetricLogger:
 
     def gathered(self, trainer: int, report: TrainerReport) -> None:
         """Take one trainer's report."""
-        news = Quality(report.histogram, report.sums)
+        before, self._scored[trainer] = self._scored[trainer], Quality(report.histogram, report.sums)
+        news = Quality(report.histogram - before.histogram, report.sums - before.sums)
         self._window.merge(news)
         self._total.merge(news)
         for name, counts in self._counts.items():
             counts[trainer] = getattr(report, name)
         self._divergence[trainer] = report.divergence
-        self._bar.update(int(report.sums[0]))
+        self._bar.update(int(news.sums[0]))
         if time.monotonic() - self._window_began >= self._every:
             self.window()
 
@@ -104,10 +117,12 @@ class MetricLogger:
     def state(self) -> State:
         """What a metric logger that resumes from here needs: numbers for JSON, and arrays."""
         self.window()
+        return self.numbers(), {"histogram": self._total.histogram, "sums": self._total.sums}
+
+    def numbers(self) -> dict[str, float]:
+        """The numbers of ``state``, as they are now."""
         totals = self.totals()
-        numbers = {name: totals[name] for name in ("examples", *self._earlier, *SAVING)}
-        arrays = {"histogram": self._total.histogram, "sums": self._total.sums}
-        return {**numbers, "bytes": self._lines.size}, arrays
+        return {name: totals[name] for name in ("examples", *self._earlier, *SAVING)} | {"bytes": self._lines.size}
 
     def sync(self, since: dict[str, np.ndarray] | None = None) -> dict[str, float]:
         """Synchronization in figures, averages over all trainers; nothing if there was no round.
@@ -133,7 +148,7 @@ class MetricLogger:
     def totals(self) -> dict[str, float]:
         """The whole run in numbers: examples, seconds of training, EPS, sync gap, progressive quality."""
         seconds = max(self._seconds, 1e-9)
-        examples = float(self._total.sums[SUMS.index("examples")])
+        examples = float(self._examples)
         return {
             "examples": examples,
             "seconds": seconds,
@@ -167,9 +182,14 @@ class MetricLogger:
 
     def _where(self) -> dict[str, Any]:
         return {
-            "examples": int(self._total.sums[0]),
+            "examples": self._examples,
             "seconds": round(self._seconds, 3),
         }
+
+    @property
+    def _examples(self) -> int:
+        """Examples trained on: a batch that a kill makes come again counts once."""
+        return int(self._total.sums[SUMS.index("examples")] - self._twice)
 
     @property
     def _seconds(self) -> float:

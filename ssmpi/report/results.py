@@ -14,7 +14,8 @@ from ssmpi.core import atomic_file
 from ssmpi.core.log import log
 from ssmpi.core.result_marker import COMPLETE, INCOMPLETE, STOPPED
 from ssmpi.core.run_files import RESULT_NAME
-from ssmpi.report.metric_logger import MetricLogger, State
+from ssmpi.report import recoveries
+from ssmpi.report.metric_logger import EarlierLog, MetricLogger
 
 if TYPE_CHECKING:
     from ssmpi.config import Run
@@ -31,9 +32,9 @@ class Scored(NamedTuple):
 
 
 class EarlierResults(NamedTuple):
-    """What the job that this one continues had found: the state of its metric logger, and its evaluations."""
+    """What the job that this one continues had logged and evaluated."""
 
-    logbook: State
+    logbook: EarlierLog
     evaluations: dict[str, dict[str, Any]]
 
 
@@ -46,7 +47,7 @@ class Results:
     def __init__(
         self, folder: Path, options: Run, topology: Topology, expected: int, earlier: EarlierResults | None = None
     ) -> None:
-        self._folder, self._expected = folder, expected
+        self.folder, self._expected = folder, expected
         logbook, self.evaluations = (earlier.logbook, earlier.evaluations) if earlier else (None, {})
         self.logbook = MetricLogger(folder, topology, expected, options.log_seconds, logbook)
         if options.tensorboard:
@@ -75,15 +76,16 @@ class Results:
         complete = not stopped and (all_done or bool(ended_by))
         status = STOPPED if stopped else COMPLETE if complete else INCOMPLETE
         body = {"status": status, "ended": now(), "expected_examples": self._expected, **totals}
-        body["evaluations"] = self.evaluations
+        found = recoveries.read(self.folder)["recoveries"]
+        body |= {"restarts": len(found), "recoveries": found, "evaluations": self.evaluations}
         if complete:
             body |= {"ended_by": "passes" if all_done else ended_by, "kept": kept}
-        atomic_file.write(self._folder / RESULT_NAME, json.dumps(plain(body), indent=1) + "\n")
+        atomic_file.write(self.folder / RESULT_NAME, json.dumps(plain(body), indent=1) + "\n")
         assert stopped or complete, f"trained on {totals['examples']:,} examples of {self._expected:,}"
         early = "" if all_done or not complete else f" (evaluate.{ended_by})"
         log.info(
             f"{status}{early}: {totals['examples']:,.0f} examples in {totals['seconds']:.1f} s ({totals['eps']:,.0f}"
-            f" EPS); results in {self._folder}"
+            f" EPS); results in {self.folder}"
         )
 
 

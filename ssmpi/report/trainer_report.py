@@ -10,7 +10,7 @@ from ssmpi.core.metrics import BINS, SUMS
 
 
 class TrainerReport(NamedTuple):
-    """Counters of one trainer so far, and the quality of what it has scored since its last report.
+    """Counters of one trainer so far, and the quality of all that it has scored.
 
     ``sums`` float64 (5,) and ``histogram`` int64 (2, BINS) are those of ``core.metrics``. ``stop`` says whether it was
     asked to stop, ``finished`` whether its threads have ended their part of a pass.

@@ -8,25 +8,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi import sync
+from ssmpi.checkpoint.context import SaveContext
+from ssmpi.checkpoint.start import Start
+from ssmpi.checkpoint.trainer_state import Checkpoint
 from ssmpi.comm.failure import start
-from ssmpi.comm.shared_memory import Memory, memory_for
+from ssmpi.comm.shared_memory import Memory
 from ssmpi.core.log import during, log
-from ssmpi.data.cursor import CursorOptions, DataCursor
+from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
+from ssmpi.data.trained_rows import Deal, TrainedRows
 from ssmpi.model import processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
+from ssmpi.report.metric_logger import EarlierLog
 from ssmpi.report.results import EarlierResults, Results
+from ssmpi.roles.kept_state import KeptState
 from ssmpi.roles.precompile import compile_kernels
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.tables import Tables, placing
+from ssmpi.sync.warmup import OVER
 
 if TYPE_CHECKING:
-    from ssmpi.checkpoint.trainer_state import Checkpoint
+    from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.comm.world import World
     from ssmpi.config import Config
-    from ssmpi.roles.control import Control
+    from ssmpi.core.stop import Stop
+
+Saved = Checkpoint | KeptState
 
 
 def check_host(config: Config, world: World) -> None:
@@ -37,10 +46,10 @@ def check_host(config: Config, world: World) -> None:
         log.warning(processor.SLOW_BFLOAT16)
 
 
-def tables(config: Config, world: World, cardinalities: tuple[int, ...], weights: Path | None) -> Tables:
-    """The embedding tables, fresh or with the rows of a saved model."""
-    with during(placing(cardinalities, config.topology.embedding_ps, weights)):
-        return Tables(config, world, cardinalities, weights)
+def tables(config: Config, world: World, cardinalities: tuple[int, ...], start: Start) -> Tables:
+    """The embedding tables: fresh, kept, or with the rows of a saved model."""
+    with during(placing(cardinalities, config.topology.embedding_ps, start)):
+        return Tables(config, world, cardinalities, start)
 
 
 def fresh_replica(config: Config, reader: SplitReader, seed: int, memory: Memory) -> Replica:
@@ -49,51 +58,95 @@ def fresh_replica(config: Config, reader: SplitReader, seed: int, memory: Memory
     return Replica(config.network, config.model.precision, seed, memory, means)
 
 
-def dense_model(config: Config, reader: SplitReader, weights: Path | None) -> tuple[Replica, DenseOptimizer]:
-    """The replica, fresh or with the weights of a saved model, and its optimizer; their kernels are compiled."""
-    replica = fresh_replica(config, reader, config.run.seed, memory_for(config.sync.transport))
-    if weights:
-        replica.vector[:] = replica.load(weights / "dense.h5")
-    optimizer = dense_optimizer(config.dense, replica)
+def dense_model(config: Config, reader: SplitReader, start: Start) -> tuple[Replica, DenseOptimizer]:
+    """The replica, fresh, kept, or with the weights of a saved model, and its optimizer; their kernels are compiled."""
+    memory, shared = start.memory, config.sync.transport != "messages"
+    replica = fresh_replica(config, reader, config.run.seed, memory.part("replica", shared=shared))
+    if start.checkpoint:
+        replica.vector[:] = replica.load(start.checkpoint / "dense.h5")
+    optimizer = dense_optimizer(config.dense, replica, memory.part("dense optimizer", shared=False))
     with during("loading kernels, compiling those that are new here"):
         compile_kernels(config, replica, optimizer)
     return replica, optimizer
 
 
-def progress(config: Config, rows: int, saved: Checkpoint | None) -> Progress:
+def saved_state(config: Config, world: World, start: Start) -> Saved | None:
+    """What a trainer goes on with; None at the beginning of a run."""
+    if start.memory.kept:
+        return KeptState.gather(config, world, start.memory)
+    return Checkpoint.at(start.checkpoint) if start.checkpoint else None
+
+
+def progress(config: Config, rows: int, saved: Saved | None, memory: RankMemory, trainer: int) -> Progress:
     """The counters of a trainer of a run over so many rows."""
     topology, before = config.topology, saved.state["examples"] if saved else 0
-    made = Progress(topology.threads, topology.trainers, config.schedule, before, rows * config.data.passes)
+    made = Progress(topology.threads, topology.trainers, config.schedule, before, rows * config.data.passes, memory)
+    if isinstance(saved, Checkpoint) and trainer == 0:
+        made.add_earlier(*saved.scored())
     if config.run.record_losses:
         made.losses = []
     return made
 
 
 def synchronization(
-    config: Config, world: World, replica: Replica, local: sync.LocalTrainer, saved: Checkpoint | None
+    config: Config, world: World, replica: Replica, local: sync.LocalTrainer, saved: Saved | None
 ) -> tuple[list[sync.Synchronizer], sync.Pace]:
     """The synchronizers of a trainer, and when they run their rounds."""
     options, threads = config.sync, config.topology.threads
-    if saved and saved.state["examples"]:
+    if saved and (saved.state["examples"] or local.memory.kept):
         options = replace(options, warmup_steps=0)  # over since the first rest, at the latest
+    if not options.warmup_steps and not local.memory.kept:
+        local.memory.note(OVER, True)
     peers = sync.Peers(world.trainers, world.center, config.waiting, local)
     synchronizers = sync.make(options, replica.vector, peers, threads)
     return synchronizers, sync.pace_of(synchronizers, options, threads, partial(start, world), world.shadow_share)
 
 
-def cursor(config: Config, trainer: int, reader: SplitReader, control: Control, saved: Checkpoint | None) -> DataCursor:
-    """One trainer's way through the data, from the start or from a checkpoint."""
-    position = Position(0)
-    if saved:
-        position = saved.position(config.topology, config.data.batch_size)
-        control.checked.update(saved.state.get("checked", ()))
-    options = CursorOptions(
+def cursor_options(config: Config) -> CursorOptions:
+    """How this run goes through its data."""
+    return CursorOptions(
         config.data, config.topology, config.run.seed, config.evaluate.per_pass, config.embedding.prefetch
     )
-    return DataCursor(options, trainer, reader, position, control.checked)
 
 
-def results(config: Config, folder: Path, rows: int, saved: Checkpoint | None) -> Results:
+def cursor(
+    config: Config, world: World, reader: SplitReader, checked: set[int], saved: Saved | None, trained: TrainedRows
+) -> DataCursor:
+    """One trainer's way through the data, from the start or from where it was saved. Shards that were checked by then
+    are added to ``checked``.
+    """
+    deal = Deal(0, 0, Position(0))
+    if saved:
+        deal = saved.deal(config.topology, config.data.batch_size)
+        checked.update(saved.state.get("checked", ()))
+    return DataCursor(cursor_options(config), world.index, reader, checked, deal, trained)
+
+
+def trained_rows(
+    config: Config, trainer: int, reader: SplitReader, saved: Saved | None, progress: Progress, memory: RankMemory
+) -> TrainedRows:
+    """The count of what this trainer has trained on, with room for all pieces that may be dealt at once. The first one
+    counts what earlier jobs have done.
+    """
+    position = saved.deal(config.topology, config.data.batch_size).position if saved else Position(0)
+    made = TrainedRows(memory, config.topology.threads, most_pieces(cursor_options(config), reader, position))
+    if not memory.kept:
+        made.rows[:] = progress.scored
+        if saved and trainer == 0:
+            made.batches[0] = saved.state["logbook"]["iterations"]
+    return made
+
+
+def save_context(config: Config, world: World, folder: Path, tables: Tables, stop: Stop) -> SaveContext:
+    """What saving needs of this trainer."""
+    return SaveContext(
+        run=folder, options=config.checkpoint, waiting=config.waiting, world=world, tables=tables.transport, stop=stop
+    )
+
+
+def results(config: Config, folder: Path, rows: int, saved: Saved | None) -> Results:
     """What the first trainer writes of a run over so many rows."""
-    earlier = EarlierResults(saved.log(), saved.state["evaluations"]) if saved else None
+    earlier = None
+    if saved:
+        earlier = EarlierResults(EarlierLog(saved.state["logbook"], saved.scored()), saved.state["evaluations"])
     return Results(folder, config.run, config.topology, rows * config.data.passes, earlier)

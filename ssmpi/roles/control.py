@@ -97,7 +97,7 @@ class Control:
     def tick(self, report: Callable[[bool], TrainerReport], *, finished: bool = False) -> bool:
         """Answer and report where it is time; True once this trainer need not stay for the others.
 
-        ``report(finished)`` makes this trainer's report and starts the next one from zero.
+        ``report(finished)`` makes this trainer's report.
         """
         if self._service:
             self._service.answer_pending(self._handle)

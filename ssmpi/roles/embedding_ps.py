@@ -8,29 +8,28 @@ from typing import TYPE_CHECKING
 from ssmpi.checkpoint.arena_writer import ArenaWriter
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.model_files import load_tables
+from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.comm.service import Service
-from ssmpi.comm.shared_memory import memory_for
 from ssmpi.comm.world import World
 from ssmpi.core import cpu_usage
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
-from ssmpi.embedding.table import Arena
+from ssmpi.embedding.table import ROWS, Arena
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
 
 
-def serve_embeddings(config: Config, world: World, folder: Path, start_from: Path | None = None) -> bool:
-    """The whole life of an embedding PS. ``start_from`` is the model to load, None for fresh rows."""
-    setting = config.data.folder
-    origin = DataOrigin.of_model(start_from, setting) if start_from else DataOrigin.of_data(Path(setting))
-    placement, memory = (
-        place(origin.cardinalities, config.topology.embedding_ps),
-        memory_for(config.embedding.transport),
-    )
-    arena = Arena(config.embedding, placement, world.index, config.run.seed, memory.allocate)
-    if start_from:
-        load_tables(arena, start_from, world.index)
+def serve_embeddings(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
+    """The whole life of an embedding PS."""
+    setting, model = config.data.folder, start.checkpoint
+    origin = DataOrigin.of_model(model, setting) if model else DataOrigin.of_data(Path(setting))
+    placement = place(origin.cardinalities, config.topology.embedding_ps)
+    memory = start.memory.part(ROWS, shared=config.embedding.transport != "messages")
+    arena = Arena(config.embedding, placement, world.index, config.run.seed, memory)
+    if model:
+        load_tables(arena, model, world.index)
+    start.memory.ready()
     world.start_heartbeat(config.waiting)
     service = Service(world.embedding, config.waiting)
     cpu_usage.set_up()

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import math
 import threading
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
+from ssmpi.core import atomic_file
 from ssmpi.core.errors import TrainingError
-from ssmpi.core.metrics import BINS, SUMS, accumulate
+from ssmpi.core.metrics import BINS, SUMS, Quality, accumulate
 from ssmpi.model.options import Schedule
 
 
@@ -48,19 +51,19 @@ class Progress:
 
     What the other trainers have done comes with every answer of the dealer (``hear``); in between they are taken to
     keep the pace that they have had on the whole, relative to this trainer's; before the first answer to be as fast as
-    it is.
+    it is. What was scored lies in ``memory``.
     """
 
     def __init__(
-        self, threads: int, trainers: int, schedule: Schedule, earlier: int = 0, expected: float = math.inf
-    ) -> None:
+        self, threads: int, trainers: int, schedule: Schedule, earlier: int = 0, expected: float = math.inf,
+        memory: RankMemory | None = None,
+    ) -> None:  # fmt: skip
+        memory = memory or ProcessMemory()
         self._schedule, self._earlier, self._expected = schedule, earlier, expected
         self._others, self._hearing = OtherTrainers(0, 0, trainers - 1.0, 0.0), threading.Lock()
-        self._sums = np.zeros((threads, len(SUMS)))
-        self._histograms = np.zeros((threads, 2, BINS), np.int64)
+        self._sums = memory.array("sums", (threads, len(SUMS)), np.float64)
+        self._histograms = memory.array("histograms", (threads, 2, BINS), np.int64)
         self._slots = list(zip(self._histograms, self._sums, strict=True))  # each thread's
-        self._reported_sums = np.zeros(len(SUMS))
-        self._reported_histogram = np.zeros((2, BINS), np.int64)
         self._examples = [0] * threads  # plain numbers: they are added up in every step
         self.iterations = np.zeros(threads, np.int64)
         self.losses: list[float] | None = None
@@ -108,9 +111,22 @@ class Progress:
         """What the learning rates are multiplied by now."""
         return self._schedule.factor(self.of_all)
 
-    def since_last(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sums (5,) and histogram (2, BINS) since the last call."""
-        sums, histogram = self._sums.sum(axis=0), self._histograms.sum(axis=0)
-        news = sums - self._reported_sums, histogram - self._reported_histogram
-        self._reported_sums, self._reported_histogram = sums, histogram
-        return news
+    def quality(self) -> Quality:
+        """Of all that this trainer has scored, by earlier processes too, as far as its memory has kept that."""
+        return Quality(self._histograms.sum(axis=0), self._sums.sum(axis=0))
+
+    def add_earlier(self, quality: Quality) -> None:
+        """What was scored by the jobs that this one resumes."""
+        self._sums[0] += quality.sums
+        self._histograms[0] += quality.histogram
+
+    def save_losses(self, path: Path) -> None:
+        """Write the losses, if they are recorded: those of this process and of the checkpoint that it resumes."""
+        if self.losses is not None:
+            with atomic_file.whole(path) as beside, beside.open("wb") as out:
+                np.save(out, np.array(self.losses))
+
+    @property
+    def scored(self) -> np.ndarray:
+        """Examples scored by each thread, int64 (threads,), by earlier processes too."""
+        return self._sums[:, SUMS.index("examples")].astype(np.int64)

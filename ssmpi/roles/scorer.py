@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.checkpoint.data_origin import DataOrigin
+from ssmpi.checkpoint.start import Start
 from ssmpi.comm.world import World
 from ssmpi.core.stop import Stop
 from ssmpi.data.batch import Batch
@@ -27,7 +28,7 @@ class Scorer:
         self._config, self._world = config, world
         world.start_heartbeat(config.waiting)
         cardinalities = DataOrigin.of_model(model, config.data.folder).cardinalities
-        self._tables = Tables(config, world, cardinalities, model)
+        self._tables = Tables(config, world, cardinalities, Start(model))
         self._replica = Replica(config.network, config.model.precision, config.run.seed)
         self._replica.vector[:] = self._replica.load(model / "dense.h5")
 

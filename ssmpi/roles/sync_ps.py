@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
 from ssmpi.core import cpu_usage
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
 
 
-def serve_center(config: Config, world: World, folder: Path, start_from: Path | None = None) -> bool:
+def serve_center(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
     """The whole life of a sync PS. The first trainer says where the center starts."""
     world.start_heartbeat(config.waiting)
     service = Service(world.center, config.waiting)
     kind: Any = ALGORITHMS[config.sync.algorithm]
-    center = kind.server(config.sync, optimizer(config.dense), service)
+    center = kind.server(config.sync, optimizer(config.dense), service, start.memory)
     cpu_usage.set_up()
     service.serve(config.topology.trainers, center.handle)
     return True

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi import sync
-from ssmpi.checkpoint.context import SaveContext
 from ssmpi.checkpoint.manager import CheckpointManager
+from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.checkpoint.trainer_state import Checkpoint, LiveState, TrainerState, restore
 from ssmpi.comm import failure
 from ssmpi.comm.signals import stop_requested
 from ssmpi.comm.waiting import SUPERVISOR, Backoff, wait
 from ssmpi.comm.world import World
-from ssmpi.core import atomic_file, cpu_usage
+from ssmpi.core import cpu_usage
 from ssmpi.core.clock import Clock
 from ssmpi.core.log import during
 from ssmpi.core.protocols import DenseStep
@@ -32,6 +32,7 @@ from ssmpi.report.trainer_report import TrainerReport
 from ssmpi.roles import assembly
 from ssmpi.roles.control import Control
 from ssmpi.roles.evaluate import Evaluations, Evaluator
+from ssmpi.roles.kept_state import RunNote
 from ssmpi.roles.model_selection import ModelSelection
 from ssmpi.roles.saved_parts import SavedParts
 from ssmpi.roles.shard_check import check, share
@@ -43,40 +44,40 @@ if TYPE_CHECKING:
 class Trainer:
     """What the story page works with; see ``ssmpi/train.py``. Measurements replace some of its public parts."""
 
-    def __init__(self, config: Config, world: World, folder: Path, start_from: Path | None = None) -> None:
+    def __init__(self, config: Config, world: World, folder: Path, start: Start = BEGINNING) -> None:
         self.config, self.world, self._folder = config, world, folder
         world.start_heartbeat(config.waiting)
         assembly.check_host(config, world)
-        saved = Checkpoint.at(start_from) if start_from else None
+        saved, memory = assembly.saved_state(config, world, start), start.memory
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         manifest, rows = self._reader.manifest, self._reader.rows
-        self.tables = assembly.tables(config, world, manifest.cardinalities, start_from)
-        self.replica, self.optimizer = assembly.dense_model(config, self._reader, start_from)
-        self.progress = assembly.progress(config, rows, saved)
+        self.tables = assembly.tables(config, world, manifest.cardinalities, start)
+        self.replica, self.optimizer = assembly.dense_model(config, self._reader, start)
+        self.progress = assembly.progress(config, rows, saved, memory, world.index)
         self._stop = Stop(stop_requested)
         self._control = Control(world.control, config.topology.threads, config.waiting, self.progress, self._stop)
         local = sync.LocalTrainer(
             self.progress.iterations, self.progress.factor, self.optimizer, self.replica.thread_model,
             sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.embedding.dim),
-            sync.ReplicaMemory(world.host, self.replica.memory),
+            sync.ReplicaMemory(world.host, self.replica.memory), memory,
         )  # fmt: skip
         self.synchronizers, self.pace = assembly.synchronization(config, world, self.replica, local, saved)
-        self._cursor = assembly.cursor(config, world.index, self._reader, self._control, saved)
+        trained = assembly.trained_rows(config, world.index, self._reader, saved, self.progress, memory)
+        self._cursor = assembly.cursor(config, world, self._reader, self._control.checked, saved, trained)
         self._held = [HeldRows(stream.was_cut) for stream in self._cursor.streams]
         live = LiveState(
             self.replica.vector, self.optimizer.state(), self.synchronizers[0], self._held, self.progress.losses
         )
-        if saved:
+        if isinstance(saved, Checkpoint):
             restore(live, saved, world, config.sync.algorithm, config.waiting)
+        elif saved:
+            saved.make_equal(self.synchronizers[0], world, config.waiting)
         self._results = assembly.results(config, folder, rows, saved) if world.index == 0 else None
         self._parts = SavedParts(
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica, live=live,
             progress=self.progress, checked=self._control.checked, results=self._results,
         )  # fmt: skip
-        context = SaveContext(
-            run=folder, options=config.checkpoint, waiting=config.waiting, world=world, tables=self.tables.transport,
-            stop=self._stop,
-        )  # fmt: skip
+        context = assembly.save_context(config, world, folder, self.tables, self._stop)
         self._checkpoints = CheckpointManager(
             context, self._results.logbook if self._results else None, self.progress.of_all
         )
@@ -86,8 +87,8 @@ class Trainer:
         self._evaluations = Evaluations(evaluator, manifest, config.waiting, self._results)
         standing = saved.state.get("choice") if saved else None
         self._selection = ModelSelection(folder, self._evaluations, self._checkpoints, self._parts.model, standing)
-        if self._results:
-            self._control.gathered, self._control.due = self._results.logbook.gathered, self._checkpoint_due
+        self._note = RunNote(memory, self._results, self._selection, self._control.checked, saved)
+        self._control.gathered, self._control.due = self._note.gathered, self._checkpoint_due
         self._save_agreed = self._started = False
         self._came_to_rest = 0.0
 
@@ -133,6 +134,7 @@ class Trainer:
             with during("waiting for the other ranks"):
                 self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
             cpu_usage.set_up()
+            self._note.started(self.progress.of_all)
             if self._results:
                 self._results.logbook.start_clock()
             self._started = True
@@ -159,8 +161,12 @@ class Trainer:
         """Score the common model on one split, where a part is done, if the data set has it, and let that decide what
         ``[evaluate]`` says; every trainer takes part.
         """
-        if not self.stopped and not self._cursor.position.left and (scored := self._score_model(split)):
+        if self.stopped or self._cursor.position.left:
+            return
+        if scored := self._score_model(split):
             self._selection.consider(scored)
+        if not self.stopped:
+            self._note.evaluated(self._cursor.position.part)
 
     def evaluate_finally(self, split: str) -> None:
         """Score the last model, and on request the first trainer's own replica as a second figure. A run that is asked
@@ -211,10 +217,7 @@ class Trainer:
 
     def goodbye(self) -> None:
         """Take leave of all servers and write the results."""
-        if self.progress.losses is not None:
-            path = self._folder / f"losses-{self.world.index}.npy"
-            with atomic_file.whole(path) as beside, beside.open("wb") as out:
-                np.save(out, np.array(self.progress.losses))
+        self.progress.save_losses(self._folder / f"losses-{self.world.index}.npy")
         if self._results:
             self._results.finish(stopped=self.stopped, ended_by=self._selection.ended_by, kept=self._selection.model)
             if not self.stopped:
@@ -236,12 +239,12 @@ class Trainer:
         return self._parts.trainer(self.synchronizers[0].model(), position, self._selection.standing)
 
     def _report(self, finished: bool) -> TrainerReport:
-        """What the first trainer wants to know, since the last report."""
-        sums, histogram = self.progress.since_last()
+        """What the first trainer wants to know."""
+        quality = self.progress.quality()
         return TrainerReport(
             stop=float(self._stop.stopping), finished=float(finished), examples=float(self.progress.examples),
             iterations=float(self.progress.iterations.sum()), **sync.figures(self.synchronizers),
-            sums=sums, histogram=histogram,
+            sums=quality.sums, histogram=quality.histogram,
         )  # fmt: skip
 
     def _supervise(self, done: Callable[[], bool], *, finished: bool) -> None:

@@ -8,21 +8,46 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ssmpi.config import Config, load
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.run_files import BATCH_FILE, RUN_FILE
 
 
+class Supervised(NamedTuple):
+    """Which start of the job it is, counted from 1, of which launch; ``ended`` is when the last one had ended, in
+    seconds since 1970.
+    """
+
+    launch: str
+    start: int
+    ended: float
+
+    @classmethod
+    def parse(cls, text: str) -> Supervised:
+        """What ``word`` gave."""
+        launch, start, ended = text.split(":")
+        return cls(launch, int(start), float(ended))
+
+    @property
+    def word(self) -> str:
+        """As an argument of ``ssmpi train``."""
+        return f"{self.launch}:{self.start}:{self.ended:.3f}"
+
+
 @dataclass(frozen=True)
 class RunRequest:
-    """What the command line asks for: a run file with overrides, or a run folder to resume, or both."""
+    """What the command line asks for: a run file with overrides, or a run folder to resume, or both; ``supervised`` by
+    a launch that starts the job again after a kill.
+    """
 
     run_file: Path | None
     overrides: Sequence[str]
     overwrite: bool = False
     run: Path | None = None
     checkpoint: str | None = None
+    supervised: Supervised | None = None
 
     def load(self) -> Config:
         """Load the settings; without a run file, those that the run was started with."""
@@ -51,7 +76,8 @@ class RunRequest:
 
     def words(self) -> list[str]:
         """The same request as arguments of ``ssmpi train``."""
-        options = {"--resume": self.run, "--checkpoint": self.checkpoint}
+        supervised = self.supervised.word if self.supervised else None
+        options = {"--resume": self.run, "--checkpoint": self.checkpoint, "--supervised": supervised}
         given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
         file = [str(self.run_file)] if self.run_file else []
         return [*file, *given, *(["--overwrite"] if self.overwrite else []), *self.overrides]

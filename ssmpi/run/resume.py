@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from ssmpi.core.log import log
 from ssmpi.core.result_marker import is_finished
 from ssmpi.core.run_files import MODEL, RESULT_NAME, RUN_FILE, is_run_folder
 from ssmpi.core.writable import check_writable
+from ssmpi.report import recoveries
 from ssmpi.run import restart_guard, run_folder
 from ssmpi.run.request import RunRequest
 
@@ -26,11 +27,14 @@ WHOLE = "whole"  # in place of a checkpoint's name: the newest one that is undam
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """How a job starts: its settings, the checkpoints to try (newest first), or that there is nothing to do."""
+    """How a job starts: its settings, the checkpoints to try (newest first), or that there is nothing to do; whether
+    its launch starts it ``again`` after a kill.
+    """
 
     config: Config
     checkpoints: tuple[Path, ...] = ()
     finished: bool = False
+    again: bool = False
 
 
 def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
@@ -40,6 +44,9 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     """
     config = request.load()
     run = Path(config.run.folder)
+    again = request.supervised is not None and recoveries.read(run)["launch"] == request.supervised.launch
+    if again:  # what the first start was asked for, it has done
+        request = replace(request, run=run, overwrite=False, checkpoint=WHOLE)
     if request.run and is_finished(run):
         return check_nothing_to_do(request, config)
     check_writable(run)
@@ -60,7 +67,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
         check_fingerprint(path.name, store.read_manifest(path).state["identity"], found_settings)
     disk.remove_file(run / RESULT_NAME)  # the run has not ended any more
     write_settings(run, config)
-    return ResumePlan(config, tuple(found))
+    return ResumePlan(config, tuple(found), again=again)
 
 
 def check_nothing_to_do(request: RunRequest, config: Config) -> ResumePlan:
@@ -109,21 +116,24 @@ def choose_checkpoint(job: Job, start: ResumePlan) -> Path | None:
     for path in start.checkpoints:
         errors = [error for error in job.gather(store.find_error(path, job.rank, job.size)) if error]
         if not errors:
-            job.agree(partial(resume_from, run, path))
+            job.agree(partial(resume_from, run, path, again=start.again))
             return path
         if job.rank == 0:
             log.warning(f"{path.name} cannot be used: {errors[0]}")
     if start.checkpoints:
         job.agree(lambda: raise_data_error(f"{errors[0]}; {ways_on.after_damage(run, start.checkpoints[-1])}"))
-    job.agree(lambda: restart_guard.record_start(run, 0))
+    job.agree(lambda: None if start.again else restart_guard.record_start(run, 0))
     if job.rank == 0:
         log.info("no checkpoint: starting from the beginning")
     return None
 
 
-def resume_from(run: Path, path: Path) -> None:
-    """Record the start and set newer checkpoints aside: the next job resumes from what this job saves."""
-    restart_guard.record_start(run, store.read_manifest(path).state["examples"])
+def resume_from(run: Path, path: Path, *, again: bool = False) -> None:
+    """Record the start, unless the same launch starts ``again``, which it limits itself; set newer checkpoints aside:
+    the next job resumes from what this job saves.
+    """
+    if not again:
+        restart_guard.record_start(run, store.read_manifest(path).state["examples"])
     log.info(f"resuming from {path}")
     for newer in store.Store(run).set_aside_after(path):
         log.warning(f"set aside, because it is newer: {newer}")

@@ -110,10 +110,14 @@ def make(options: RoundOptions, weights: np.ndarray, peers: Peers, threads: int)
         own = peers.local.replica
         peers = replace(peers, group=form(peers.trainers, weights, own.host, own.memory))
     if not (issubclass(kind, Centered) and options.pace == "fixed_rate" and options.by == "thread"):
-        return [kind(options, weights, peers)]
+        only = kind(options, weights, peers)
+        for thread in range(threads):
+            only.optimizer(thread)  # makes its memory now: what is kept of a trainer is made before it trains
+        return [only]
     each: list[Synchronizer] = [kind(options, weights, peers, thread) for thread in range(threads)]
     for thread, synchronizer in enumerate(each):
         synchronizer.counted = synchronizer.counted[thread : thread + 1]
+        synchronizer.optimizer(thread)
     return each
 
 

@@ -20,8 +20,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service
-from ssmpi.comm.shared_memory import PrivateMemory
+from ssmpi.comm.shared_memory import placed
 from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import EXCHANGE, STATE, Center, MakeStep, Step
@@ -35,10 +36,11 @@ class AsyncPSOptions:
 
 
 class PendingGradients:
-    """The gradients of one worker thread that are not pushed yet. The lock is free but for the moment of a push."""
+    """The ``gradients`` of one worker thread that are not pushed yet, float32 (parameters,); a push of them has the
+    ``factor`` of the last step. The lock is free but for the moment of a push."""
 
-    def __init__(self, size: int) -> None:
-        self._gradients, self._lock, self.factor = np.zeros(size, np.float32), threading.Lock(), 1.0
+    def __init__(self, gradients: np.ndarray, factor: float) -> None:
+        self._gradients, self._lock, self.factor = gradients, threading.Lock(), factor
 
     def add(self, gradients: np.ndarray, factor: float) -> None:
         """Keep one step's gradients and the factor of its learning rate."""
@@ -77,14 +79,17 @@ class AsyncPS(Centered):
         self._sum = np.empty(max(f.stop - f.start for f in self.fragments), np.float32)
 
     @staticmethod
-    def server(options: RoundOptions, optimizer: MakeStep, service: Service) -> Center:
+    def server(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
         """A center that takes steps."""
-        return GradientCenter(optimizer, options.fragments, service)
+        return GradientCenter(optimizer, options.fragments, service, memory)
 
     def optimizer(self, thread: int) -> AccumulatingStep:
         """Steps the replica and keeps the gradients for the next push."""
-        account = self._accounts.setdefault(thread, PendingGradients(self.weights.size))
-        return AccumulatingStep(self.peers.local.optimizer, account)
+        local = self.peers.local
+        if thread not in self._accounts:
+            gradients = local.memory.array(f"gradients of thread {thread}", self.weights.shape, np.float32)
+            self._accounts[thread] = PendingGradients(gradients, local.factor())
+        return AccumulatingStep(local.optimizer, self._accounts[thread])
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center after the step by what is pushed; a push ends with the factor of the learning rate."""
@@ -116,27 +121,32 @@ class AsyncPS(Centered):
 class GradientCenter(Center):
     """Steps by every push. ``optimizer(weights)`` makes the step of a shard, with state of its own."""
 
-    def __init__(self, optimizer: MakeStep, fragments: int, service: Service) -> None:
-        super().__init__(fragments, service, PrivateMemory())
-        self._optimizer = optimizer
-        self._steps: dict[int, Step] = {}
+    def __init__(self, optimizer: MakeStep, fragments: int, service: Service, memory: RankMemory) -> None:
+        super().__init__(fragments, service, memory, shared=False)
+        self._optimizer, self._of_optimizer = optimizer, memory.part("optimizer", shared=False)
+        self._steps: list[Step] = []
         optimizer(np.empty(0, np.float32))(np.empty(0, np.float32), 0.0)  # compiles now, not in the first round
 
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
         """The weights after the step."""
-        self._step(fragment)(words[:-1], float(words[-1]))
+        self._steps[fragment](words[:-1], float(words[-1]))
         reply[:] = self.shards[fragment]
 
     def state(self, fragment: int) -> np.ndarray:
         """What the optimizer remembers of this shard."""
-        return self._step(fragment).state
+        return self._steps[fragment].state
 
     def start(self, fragment: int, values: np.ndarray) -> None:
         """With an optimizer that remembers nothing."""
-        self._steps.pop(fragment, None)
+        if self._steps:
+            self._steps[fragment].state[:] = self._optimizer(values).state
         super().start(fragment, values)
 
-    def _step(self, fragment: int) -> Step:
-        if fragment not in self._steps:
-            self._steps[fragment] = self._optimizer(self.shards[fragment])
-        return self._steps[fragment]
+    def allocate(self) -> None:
+        """Also what the optimizer remembers of each shard."""
+        super().allocate()
+        self._steps = [self._optimizer(shard) for shard in self.shards]
+        states = [step.state for step in self._steps]
+        vector = placed(self._of_optimizer, np.concatenate(states))
+        for step, state in zip(self._steps, np.split(vector, np.cumsum([s.size for s in states])[:-1]), strict=True):
+            step.state = state

@@ -196,6 +196,10 @@ class Synchronizer(ABC):
         for name, values in self.state().items():
             values[:] = saved[name]
 
+    def common(self) -> list[np.ndarray]:
+        """Live arrays that are the same on every trainer between two rounds, of the same sizes in the same order."""
+        return []
+
     def optimizer(self, thread: int) -> DenseStep:
         """What a worker thread calls ``step(model, factor)`` of: the trainer's own, unless the algorithm has a say in
         it.

@@ -21,6 +21,7 @@ from typing import ClassVar
 import numpy as np
 from numba import njit
 
+from ssmpi.comm.shared_memory import placed
 from ssmpi.core.log import log
 from ssmpi.core.settings import require
 from ssmpi.sync.in_place import BLOCK, Replicas, move, take_mean
@@ -49,13 +50,15 @@ class BlockFiltered(MA):
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
-        self._global, self._delta = self.kept(weights.copy()), self.kept(np.zeros_like(weights))
+        self._global, self._delta = self.kept("global", weights), self.kept("delta", np.zeros_like(weights))
 
-    def kept(self, values: np.ndarray) -> np.ndarray:
-        """An array that is the same on every trainer: one for all members of a group, the leader's. All
-        trainers call.
+    def kept(self, name: str, values: np.ndarray) -> np.ndarray:
+        """An array that is the same on every trainer: one for all members of a group, the leader's. It begins as a copy
+        of ``values``, or as this trainer's memory has kept it. All trainers call.
         """
-        return self.group.share(values) if self.group else values
+        group, own = self.group, self.peers.local.memory
+        memory = own.part(f"{name} model", shared=bool(group and group.size > 1))
+        return group.share(memory, values) if group else placed(memory, values)
 
     def restart(self) -> None:
         """The global model is what all trainers have; without momentum."""
@@ -68,6 +71,10 @@ class BlockFiltered(MA):
         """
         for _ in self.fragments:
             self.step_of_everyone()
+
+    def common(self) -> list[np.ndarray]:
+        """All of that."""
+        return list(self.state().values())
 
     def state(self) -> dict[str, np.ndarray]:
         """The global model and its last step, the same on every trainer."""
@@ -125,7 +132,7 @@ class BMUF(BlockFiltered):  # the same exchange and the same way to leave as mod
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
         self._own = own = options.own(BMUFOptions)
-        self._reference = self.kept(weights.copy())
+        self._reference = self.kept("reference", weights)
         self._filtered = self._global, self._delta, self._reference
         self._coefficients = own.eta, own.momentum, own.momentum if own.nesterov else 0.0
         nothing = np.empty(0, np.float32)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service, say_goodbye
 from ssmpi.comm.shared_lock import SharedLock
 from ssmpi.comm.shared_memory import attach
@@ -59,9 +60,9 @@ class Centered(Synchronizer):
 
     @staticmethod
     @abstractmethod
-    def server(options: RoundOptions, optimizer: MakeStep, service: Service) -> Center:
-        """The center of a sync PS, for the ``[sync]`` settings; ``optimizer`` is for one that takes steps of
-        its own.
+    def server(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
+        """The center of a sync PS, in its ``memory``, for the ``[sync]`` settings; ``optimizer`` is for one that takes
+        steps of its own.
         """
 
     def step(self, active: bool = True) -> bool:

@@ -16,9 +16,10 @@ from typing import Protocol
 
 import numpy as np
 
+from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_lock import SharedLock
-from ssmpi.comm.shared_memory import Memory
+from ssmpi.comm.shared_memory import placed
 
 EXCHANGE, FETCH, START, COUPLE, STATE, MAP = range(6)  # kinds of message; the asking thread's number tags a reply
 THREADS = 1000
@@ -44,8 +45,9 @@ class Center(ABC):
     the handler of ``Service.serve``.
     """
 
-    def __init__(self, fragments: int, service: Service, memory: Memory) -> None:
-        self._service, self._memory = service, memory
+    def __init__(self, fragments: int, service: Service, memory: RankMemory, *, shared: bool) -> None:
+        self._service, self._own = service, memory
+        self._memory = memory.part("center", shared=shared)
         self.shards: list[np.ndarray] = []
         self._fragments = fragments
         self._turns: Counter[tuple[int, int]] = Counter()
@@ -105,16 +107,16 @@ class Center(ABC):
             return
         self._initial.append(values.copy())
         if len(self._initial) == self._fragments:
-            self._allocate()
+            self.allocate()
+            self._own.ready()
             early, self._early = self._early, []
             for message in early:
                 self.handle(*message)
 
-    def _allocate(self) -> None:
+    def allocate(self) -> None:
+        """Make the shards: of the values that the first trainer said, or as an earlier process has left them."""
         sizes = [values.size for values in self._initial]
-        vector = self._memory.allocate(4 * sum(sizes)).view(np.float32)
-        np.concatenate(self._initial, out=vector)
-        self._initial = []
+        vector, self._initial = placed(self._memory, np.concatenate(self._initial)), []
         self.shards = np.split(vector, np.cumsum(sizes)[:-1])
         if self._memory.address:
             self._lock = SharedLock(os.dup(self._memory.file))

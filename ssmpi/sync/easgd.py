@@ -21,9 +21,9 @@ from typing import ClassVar
 import numpy as np
 from numba import njit
 
+from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_lock import SharedLock, leave, take
-from ssmpi.comm.shared_memory import memory_for
 from ssmpi.core.settings import require
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import COUPLE, EXCHANGE, Center, MakeStep
@@ -85,9 +85,9 @@ class EASGD(Centered):
             self.move(shard.lock, nothing, nothing, 0.0)  # compiles now, not in the first round
 
     @staticmethod
-    def server(options: RoundOptions, optimizer: MakeStep, service: Service) -> Center:
+    def server(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
         """A center that is pulled."""
-        return ElasticCenter(options, service)
+        return ElasticCenter(options, service, memory)
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center as it was; the sync PSs move it towards the snapshot by the same d."""
@@ -114,8 +114,8 @@ class EASGD(Centered):
 class ElasticCenter(Center):
     """Is pulled towards each snapshot by ``alpha``, or by what the client said before."""
 
-    def __init__(self, options: RoundOptions, service: Service) -> None:
-        super().__init__(options.fragments, service, memory_for(options.transport))
+    def __init__(self, options: RoundOptions, service: Service, memory: RankMemory) -> None:
+        super().__init__(options.fragments, service, memory, shared=options.transport != "messages")
         self._alpha = options.alpha
         self._alphas: dict[tuple[int, int], float] = {}
         nothing = np.empty(0, np.float32)

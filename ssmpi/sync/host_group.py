@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from ssmpi.comm.shared_memory import Memory, PrivateMemory, SharedMemory, attach
+from ssmpi.comm.shared_memory import Memory, PrivateMemory, SharedMemory, attach, placed
 from ssmpi.comm.waiting import SUPERVISOR, Backoff, WaitOptions, wait_until
 from ssmpi.sync.in_place import Replicas, average
 
@@ -130,10 +130,9 @@ class HostGroup:
         """A fragment's live weights and their snapshot, of every member."""
         return [(w[part], s[part]) for w, s in zip(self._replicas, self._snapshots, strict=True)]
 
-    def share(self, values: np.ndarray) -> np.ndarray:
-        """The leader's ``values`` in memory that its whole group sees. Every trainer calls."""
-        memory: Memory = SharedMemory() if self.size > 1 else PrivateMemory()
-        mine = _copy(memory, values) if self.leads else None
+    def share(self, memory: Memory, values: np.ndarray) -> np.ndarray:
+        """The leader's ``values`` in its ``memory``, which its whole group sees. Every trainer calls."""
+        mine = placed(memory, values) if self.leads else None
         addresses = self._trainers.gather(memory.address)
         if mine is not None:
             return mine
@@ -153,7 +152,7 @@ def form(trainers: Conversation, weights: np.ndarray, host: str, memory: Memory)
     if all(size == 1 for size in trainers.gather(len(members))):
         return None
     board_memory: Memory = SharedMemory() if len(members) > 1 else PrivateMemory()
-    board = _copy(board_memory, _empty_board(len(members))) if trainers.rank == members[0] else None
+    board = placed(board_memory, _empty_board(len(members))) if trainers.rank == members[0] else None
     boards, replicas = trainers.gather(board_memory.address), [weights]
     try:
         if board is None:
@@ -175,9 +174,3 @@ def _empty_board(members: int) -> np.ndarray:
     board = np.zeros(OF_MEMBERS + 3 * members)
     board[-members:] = np.nan  # nobody has measured a divergence
     return board
-
-
-def _copy(memory: Memory, values: np.ndarray) -> np.ndarray:
-    mine: np.ndarray = memory.allocate(values.nbytes).view(values.dtype)
-    mine[:] = values
-    return mine

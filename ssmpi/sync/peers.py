@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.comm.waiting import WaitOptions
 from ssmpi.core.protocols import DenseModel, DenseOptimizer, RowTables
@@ -54,7 +55,7 @@ class LocalTrainer:
     """What an algorithm may use of its own trainer; most need nothing but ``iterations``, for their figures.
 
     ``iterations`` int64 (threads,) done so far; ``factor`` of the learning rates now; ``optimizer`` steps what a
-    ``thread_model`` holds.
+    ``thread_model`` holds. An algorithm's own arrays lie in ``memory``, so that it goes on with them after a kill.
     """
 
     iterations: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
@@ -63,6 +64,7 @@ class LocalTrainer:
     thread_model: Callable[[], DenseModel] = lambda: NoDenseModel()
     rows: RowAccess = field(default_factory=RowAccess)
     replica: ReplicaMemory = field(default_factory=ReplicaMemory)
+    memory: RankMemory = field(default_factory=ProcessMemory)
 
 
 @dataclass

@@ -75,6 +75,10 @@ class Synchronous(NoSync):
         """One trainer alone steps on its own."""
         return self.peers.trainers.size == 1
 
+    def common(self) -> list[np.ndarray]:
+        """The replica, and what steps it."""
+        return [self.weights, *self.peers.local.optimizer.state().values()]
+
     def optimizer(self, thread: int) -> DenseStep:
         """Steps by the gradients of all trainers."""
         return super().optimizer(thread) if self.idle else SynchronousStep(self)

@@ -19,6 +19,8 @@ from ssmpi.sync.pace import Pace
 from ssmpi.sync.peers import NoDenseModel
 from ssmpi.sync.thread_barrier import ThreadBarrier
 
+OVER = "warm-up over"  # a note in a trainer's memory
+
 
 class WarmUp(Pace):
     """Lets all worker threads meet in each of the first ``steps`` steps. After that it is ``pace``."""
@@ -89,6 +91,7 @@ class WarmUp(Pace):
         self._left = self._left - 1 if mean is not None else 0
         if self.over:
             self._synchronizer.restart()
+            self._synchronizer.peers.local.memory.note(OVER, True)
             self._pace.begin()
             for thread in self._gone:
                 self._pace.thread_done(thread)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ssmpi.checkpoint import model_files
 from ssmpi.checkpoint.data_origin import DataOrigin
+from ssmpi.checkpoint.start import Start
 from ssmpi.comm.failure import say
 from ssmpi.comm.world import World, joined
 from ssmpi.config import Config, load
@@ -78,7 +79,7 @@ def evaluate(run: Path, split: str, data: Path | None) -> int:
         model_files.check(job, saved.folder)
         world = World(job, saved.config.topology)
         if world.role is Role.EMBEDDING_PS:
-            serve_embeddings(saved.config, world, run, saved.folder)
+            serve_embeddings(saved.config, world, run, Start(saved.folder))
         else:
             from ssmpi.roles.scorer import Scorer
 

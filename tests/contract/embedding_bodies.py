@@ -3,8 +3,8 @@
 import numpy as np
 
 from ssmpi.comm import failure
+from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.service import Service
-from ssmpi.comm.shared_memory import memory_for
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.topology import Role, Topology
 from ssmpi.embedding.bags import BagLookups
@@ -43,8 +43,9 @@ def on_trainers(world, options, work):
     """``work(transport, placement)`` on trainers while the embedding PSs serve; its result."""
     placement = place(CARDINALITIES, max(1, world.topology.embedding_ps))
     if world.role is Role.EMBEDDING_PS:
-        service, memory = Service(world.embedding, WAITING), memory_for(options.transport)
-        arena = Arena(options, placement, world.index, SEED, memory.allocate)
+        service = Service(world.embedding, WAITING)
+        memory = ProcessMemory().part("rows", shared=options.transport != "messages")
+        arena = Arena(options, placement, world.index, SEED, memory)
         server = EmbeddingServer(arena, service, address=memory.address)
         service.serve(world.topology.trainers, server.handle)
     if world.role is not Role.TRAINER:

@@ -7,8 +7,8 @@ import numpy as np
 
 from ssmpi import sync
 from ssmpi.comm import failure
+from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.service import Service
-from ssmpi.comm.shared_memory import memory_for
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.topology import Role
 from ssmpi.model.options import DenseOptions
@@ -26,7 +26,7 @@ def replica(seed):
 
 def live(world, options, seed):
     """A replica that others of its host may move, where ``options`` let them."""
-    initial, memory = replica(seed), memory_for(options.transport)
+    initial, memory = replica(seed), ProcessMemory().part("replica", shared=options.transport != "messages")
     weights = memory.allocate(initial.nbytes).view(np.float32)
     weights[:] = initial
     world.replica = sync.ReplicaMemory(HOSTS.get(world.rank, world.host), memory)
@@ -61,7 +61,7 @@ class ThreadModel:
 
     def state(self):
         """As much as tells that there is one."""
-        return {"sums": None}
+        return {"sums": np.zeros(1, np.float32)}
 
 
 def on_trainers(world, options, weights, work, home=None, dense=DENSE):
@@ -69,7 +69,7 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     kind = sync.ALGORITHMS[options.algorithm]
     if world.role is Role.SYNC_PS and kind.partner == sync.SYNC_PS:
         service = Service(world.center, WAITING)
-        center = kind.server(options, optimizer(dense), service)
+        center = kind.server(options, optimizer(dense), service, ProcessMemory())
         service.serve(world.topology.trainers, center.handle)
     if world.role is not Role.TRAINER:
         return None

@@ -88,7 +88,8 @@ def test_an_exception_anywhere_ends_the_job_with_its_traceback(start, what, rank
     ],
 )
 def test_a_killed_rank_is_named_once(start, rank, command):
-    job = start(*ALL_ROLES, ranks=4 * (command == "train"), program=("-m", "ssmpi", command)).until_it_trains()
+    topology = (*ALL_ROLES, "recovery.mode=off")
+    job = start(*topology, ranks=4 * (command == "train"), program=("-m", "ssmpi", command)).until_it_trains()
     job.send(signal.SIGKILL, rank)
     assert_names(job.error(), ROLES[rank], rank, "was killed or crashed", "Start it again", "more memory")
 

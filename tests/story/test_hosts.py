@@ -146,7 +146,7 @@ def test_a_slow_link_and_one_cut_for_four_seconds_only_take_time(hosts, launch):
 
 
 def test_a_frozen_rank_on_another_host_is_named(hosts, launch):
-    run = launch().until_it_trains()
+    run = launch("recovery.mode=off").until_it_trains()
     (number,) = hosts.processes("h3", "ssmpi train")
     hosts.run("h3", "kill", "-STOP", number)
     code, output = run.end()

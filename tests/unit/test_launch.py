@@ -255,7 +255,7 @@ def test_hosts_that_fail_or_hang_are_silent(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "mpirun_path", lambda: str(stand_in))
     monkeypatch.setattr(launch, "ANSWER_SECONDS", 1.0)
     where = Site(Node(cores=4, memory_gb=4), launcher=Launcher(hosts=("up", "refuses", "hangs")))
-    assert launch.unreachable_hosts(where, where.launcher.hosts, os.environ) == ["refuses", "hangs"]
+    assert launch.failing_hosts(where, where.launcher.hosts, os.environ) == ["refuses", "hangs"]
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "number").read_text()), 0)
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssmpi.comm.shared_memory import PrivateMemory, SharedMemory, attach, memory_for
+from ssmpi.comm.rank_memory import ProcessMemory
+from ssmpi.comm.shared_memory import PrivateMemory, SharedMemory, attach
 
 OTHER = """
 import sys
+from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.shared_memory import attach
 room = attach(sys.argv[1], 10_000)
 room[7] += 1
@@ -60,6 +62,7 @@ def test_what_is_not_it_is_refused():
 
 
 def test_messages_need_none():
-    assert isinstance(memory_for("messages"), PrivateMemory)
-    assert isinstance(memory_for("auto"), SharedMemory)
+    memory = ProcessMemory()
+    assert isinstance(memory.part("rows", shared=False), PrivateMemory)
+    assert isinstance(memory.part("rows", shared=True), SharedMemory)
     np.testing.assert_equal(len(PrivateMemory().allocate(12)), 12)

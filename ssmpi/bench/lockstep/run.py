@@ -17,13 +17,15 @@ import numpy as np
 import torch
 
 from ssmpi.bench.lockstep import rounds
+from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.shared_memory import PrivateMemory
 from ssmpi.core.metrics import Quality
 from ssmpi.core.settings import EXAMPLES, positive, within
 from ssmpi.data.batch import Batch
-from ssmpi.data.cursor import CursorOptions, DataCursor
+from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader, batches
+from ssmpi.data.trained_rows import Deal, TrainedRows
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
@@ -123,7 +125,9 @@ class LockstepRun:
             config.data, everyone, lockstep.order, config.evaluate.per_pass, config.embedding.prefetch
         )
         checked = set(range(len(self._reader.shards)))
-        self._cursor = DataCursor(options, 0, self._reader, Position(0), checked)
+        begin = Deal(0, 0, Position(0))
+        trained = TrainedRows(ProcessMemory(), everyone.threads, most_pieces(options, self._reader, begin.position))
+        self._cursor = DataCursor(options, 0, self._reader, checked, begin, trained)
 
     def train(self, watch: Callable[[int], None] = lambda tick: None) -> None:
         """All parts of the run, to the end of the last."""

@@ -1,0 +1,50 @@
+"""``recoveries.json``: how often a run was started again after a kill, and how it went on each time. It also names the
+launch that the run belongs to: only that one's memory is its own.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ssmpi.core import atomic_file
+from ssmpi.core.run_files import RECOVERIES
+
+
+def read(run: Path) -> dict[str, Any]:
+    """``launch``, its name; ``recoveries``, a list. The same of a run that nobody has started yet where there is no
+    such file, or none that can be read.
+    """
+    try:
+        found = json.loads((run / RECOVERIES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    return found if isinstance(found, dict) else {"launch": "", "recoveries": []}
+
+
+def begin(run: Path, launch: str) -> None:
+    """From now on the run belongs to a launch."""
+    _write(run, {**read(run), "launch": launch})
+
+
+def add(run: Path, recovery: dict[str, Any]) -> None:
+    """One more."""
+    found = read(run)
+    _write(run, {**found, "recoveries": [*found["recoveries"], recovery]})
+
+
+def complete(run: Path, more: dict[str, Any]) -> None:
+    """Training goes on after the last one: add that, and the seconds that it took to restore the state."""
+    found = read(run)
+    last = found["recoveries"][-1] if found["recoveries"] else {}
+    if "seconds" not in last or "restore" in last["seconds"]:
+        return  # this start is not a recovery
+    restore = (datetime.now(UTC) - datetime.fromisoformat(last["at"])).total_seconds()
+    last |= {**more, "seconds": {**last["seconds"], "restore": round(restore, 3)}}
+    _write(run, found)
+
+
+def _write(run: Path, found: dict[str, Any]) -> None:
+    atomic_file.write(run / RECOVERIES, json.dumps(found, indent=1) + "\n")

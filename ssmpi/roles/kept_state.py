@@ -1,0 +1,159 @@
+"""What the trainers of a killed start have left in their memory, put together; and the first trainer's note there."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ssmpi.comm.waiting import WaitOptions, wait
+from ssmpi.core.metrics import Quality
+from ssmpi.data.trained_rows import Deal, TrainedRows, latest
+from ssmpi.report import recoveries
+from ssmpi.roles.progress import Progress
+from ssmpi.sync.warmup import OVER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence, Set
+
+    from ssmpi.comm.rank_memory import RankMemory
+    from ssmpi.comm.world import World
+    from ssmpi.config import Config
+    from ssmpi.core.topology import Topology
+    from ssmpi.report.results import Results
+    from ssmpi.report.trainer_report import TrainerReport
+    from ssmpi.roles.model_selection import ModelSelection
+    from ssmpi.sync import Synchronizer
+
+RUN, NOTE_SECONDS = "run", 1.0  # the name of the first trainer's note, and how old it may be
+
+
+class _Kept(NamedTuple):
+    """What one trainer has kept: its last deal, its note, what it has scored, batches under way and done."""
+
+    deal: tuple[Deal, np.ndarray] | None
+    run: dict[str, Any]
+    quality: Quality
+    under_way: int
+    batches: int
+    warmed_up: bool
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """The same on all trainers. ``state`` is the first one's note, with ``examples``; ``left`` of the latest
+    deal; ``quality`` what each trainer has scored; ``repeated`` how many batches were under way. The
+    trainer ``furthest`` ahead has done most batches.
+    """
+
+    state: dict[str, Any]
+    left: Deal
+    quality: Sequence[Quality]
+    repeated: int
+    furthest: int
+    warming_up: bool
+
+    @classmethod
+    def gather(cls, config: Config, world: World, memory: RankMemory) -> KeptState:
+        """Every trainer calls. The memory changes only in that batches under way are not counted as such again."""
+        trained = TrainedRows(memory, config.topology.threads, 0)
+        progress = Progress(config.topology.threads, world.trainers.size, config.schedule, memory=memory)
+        scored = progress.scored
+        found = world.trainers.gather(
+            _Kept(
+                trained.kept(),
+                memory.noted(RUN),
+                progress.quality(),
+                int((scored != trained.rows).sum()),
+                int(trained.batches.sum()),
+                bool(memory.noted(OVER)),
+            )
+        )
+        trained.rows[:] = scored
+        deal, run, batches = latest([each.deal for each in found]), found[0].run, [each.batches for each in found]
+        assert deal, "whole memory has this note"
+        if deal.position.done and run["evaluated"] >= deal.position.part:
+            deal = deal._replace(position=deal.position.next(config.evaluate.per_pass))
+        logbook = {**run["logbook"], "examples": deal.examples, "iterations": sum(batches)}
+        return cls(
+            state={**run, "examples": deal.examples, "logbook": logbook},
+            left=deal,
+            quality=[each.quality for each in found],
+            repeated=sum(each.under_way for each in found),
+            furthest=batches.index(max(batches)),
+            warming_up=not all(each.warmed_up for each in found),
+        )
+
+    def deal(self, topology: Topology, batch_size: int) -> Deal:
+        """Where to go on; the numbers of trainers and threads are those that were killed."""
+        return self.left
+
+    def scored(self) -> Sequence[Quality]:
+        """What each trainer counts as scored."""
+        return self.quality
+
+    def make_equal(self, synchronizer: Synchronizer, world: World, waiting: WaitOptions) -> None:
+        """Give all trainers what must be the same on all of them, from the one that is furthest ahead: it may have been
+        killed a step after the others. A warm-up that was not over ends here.
+        """
+        arrays = synchronizer.common()
+        if self.warming_up:
+            arrays = [synchronizer.weights, *synchronizer.peers.local.optimizer.state().values()]
+        given = [values.copy() if world.index == self.furthest else np.zeros_like(values) for values in arrays]
+        for values in given:
+            wait(world.trainers.iallreduce(values), waiting, "the other trainers (to go on after a kill)")
+        for values, from_furthest in zip(arrays, given, strict=True):
+            values[:] = from_furthest
+        if self.warming_up:
+            synchronizer.restart()
+            synchronizer.peers.local.memory.note(OVER, True)
+
+
+class RunNote:
+    """The first trainer's note in its memory, which may be a second old: what no other trainer knows, and neither
+    ``Progress`` nor ``TrainedRows`` holds. Other trainers, without ``results``, write none.
+    """
+
+    def __init__(
+        self, memory: RankMemory, results: Results | None, selection: ModelSelection, checked: Set[int],
+        saved: object,
+    ) -> None:  # fmt: skip
+        self._memory, self._results, self._selection, self._checked = memory, results, selection, checked
+        kept = saved if isinstance(saved, KeptState) else None
+        self._repeated = kept.repeated if kept else 0
+        self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
+        self._write()
+
+    def gathered(self, trainer: int, report: TrainerReport) -> None:
+        """Take one trainer's report, on the first one."""
+        assert self._results
+        self._results.logbook.gathered(trainer, report)
+        if time.monotonic() - self._written >= NOTE_SECONDS:
+            self._write()
+
+    def started(self, examples: int) -> None:
+        """All ranks have their parts, and training goes on after ``examples`` of all trainers: from now on it may go on
+        from this memory. If it does so after a kill already, add that to the record.
+        """
+        self._memory.ready()
+        if self._results:
+            recoveries.complete(self._results.folder, {"examples": examples, "batches_repeated": self._repeated})
+
+    def evaluated(self, part: int) -> None:
+        """A part of the run is over, its evaluation included: write that at once."""
+        self._evaluated = part
+        self._write()
+
+    def _write(self) -> None:
+        if not self._results:
+            return
+        self._written = time.monotonic()
+        self._memory.note(RUN, {
+            "logbook": self._results.logbook.numbers(),
+            "evaluations": self._results.evaluations,
+            "choice": asdict(self._selection.standing),
+            "checked": sorted(self._checked),
+            "evaluated": self._evaluated,
+        })  # fmt: skip

@@ -1,0 +1,175 @@
+"""A run whose processes are killed and started again goes on with what their memory has kept."""
+
+import itertools
+import json
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import PATIENCE, over_threads
+from runs import Run, train_over_threads, write_run_file
+
+from ssmpi.checkpoint.start import Start
+from ssmpi.comm import memory_file
+from ssmpi.comm.memory_file import MemoryFile, Origin
+from ssmpi.embedding.client import Lookups
+from ssmpi.model.options import DenseOptions
+from ssmpi.roles import sync_ps
+from ssmpi.roles.evaluate import Evaluator
+from ssmpi.roles.kept_state import RunNote
+from ssmpi.roles.progress import Progress
+from ssmpi.run import run_folder
+from ssmpi.sync import Options as RoundOptions
+from ssmpi.sync.async_ps import AsyncPS
+from ssmpi.train import PARTS
+
+ONE = ("embedding.prefetch=false", "data.block_rows=600", "data.passes=2", "run.log_seconds=0.01")
+RUN = "run"
+
+
+class KilledError(Exception):
+    """Stands for SIGKILL: whatever a process was about to do it does not do."""
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch):
+    """Pretended ranks share a process, which does not let go of what they mapped."""
+    monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)
+
+
+def play(world, config, folder, start):
+    """A body: one rank's part in the ``start``-th start of a run, from what the first has left."""
+    path = folder / world.who.replace(" ", "-")
+    memory = MemoryFile.found(path, RUN, world.who) if start > 1 else MemoryFile(path, Origin(RUN, world.who, start))
+    return PARTS[world.role](config, world, Path(config.run.folder), Start(memory=memory))
+
+
+def train_with_kills(folder, data, kills, *overrides):
+    """A run over threads in which each of ``kills``, context managers, makes a ``KilledError`` come."""
+    config = write_run_file(folder, data, *overrides)
+    run_folder.make(Path(config.run.folder), config, overwrite=False)
+    for number, kill in enumerate(kills, 1):
+        with kill, pytest.raises(KilledError):
+            over_threads(config.topology, play, config, folder / "memory", number)
+        for thread in {each for each in threading.enumerate() if each.name.startswith(("worker", "shadow"))}:
+            thread.join(PATIENCE)  # unlike killed ones they end at their next message only
+    over_threads(config.topology, play, config, folder / "memory", len(kills) + 1)
+    return Run(Path(config.run.folder))
+
+
+class Kill:
+    """Kills at the ``number``-th call of a method, before it does anything, or when it is done."""
+
+    def __init__(self, owner, name, number, after=False):
+        self._owner, self._name, self._number, self._after = owner, name, number, after
+
+    def __enter__(self):
+        self._whole = whole = getattr(self._owner, self._name)
+        calls = itertools.count(1)
+
+        def killing(*arguments, **named):
+            number = next(calls)
+            if number == self._number and not self._after:
+                raise KilledError
+            result = whole(*arguments, **named)
+            if number == self._number:
+                raise KilledError
+            return result
+
+        setattr(self._owner, self._name, killing)
+
+    def __exit__(self, *error):
+        setattr(self._owner, self._name, self._whole)
+
+
+def same(one, other):
+    for name, values in one.dense().items():
+        np.testing.assert_array_equal(values, other.dense()[name])
+    for mine, theirs in zip(one.tables(), other.tables(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_one_thread_goes_on_as_if_it_had_not_been_killed(tmp_path, small_data):
+    """Killed between two batches: in the midst of a piece, in the second pass, and at the very first."""
+    through = train_over_threads(tmp_path / "through", small_data, *ONE)
+    kills = [Kill(Progress, "record", number) for number in (30, 25, 1)]
+    killed = train_with_kills(tmp_path / "killed", small_data, kills, *ONE)
+    same(through, killed)
+    tail = killed.losses()
+    np.testing.assert_array_equal(tail, through.losses()[-len(tail) :])
+    assert killed.result["status"] == "complete"
+    for name in ("examples", "iterations", "evaluations"):
+        assert killed.result[name] == through.result[name], name
+    assert killed.result["progressive_ne"] == through.result["progressive_ne"]
+
+
+def test_a_batch_that_was_under_way_comes_again_and_counts_once(tmp_path, small_data):
+    """Killed after its update, with the next batch's rows on their way: before its thread has counted it."""
+    kills = [Kill(Progress, "record", 20, after=True), Kill(Lookups, "push", 33, after=True)]
+    run = train_with_kills(tmp_path, small_data, kills, *ONE[1:], "topology.threads=2")
+    assert (run.result["status"], run.result["examples"]) == ("complete", 12_000)
+    scored = run.result["evaluations"]["test"]["last"]
+    assert scored["after_examples"] == 12_000
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["examples"] for line in lines if line["kind"] == "evaluation"] == [6_000, 12_000, 12_000]
+    places = [line["examples"] for line in lines]
+    assert places == sorted(places)
+
+
+def test_a_kill_in_an_evaluation_scores_again(tmp_path, small_data):
+    through = train_over_threads(tmp_path / "through", small_data, *ONE)
+    kills = [
+        Kill(Evaluator, "run", 1),
+        Kill(Evaluator, "run", 1, after=True),
+        Kill(RunNote, "evaluated", 1, after=True),
+    ]
+    killed = train_with_kills(tmp_path / "killed", small_data, kills, *ONE)
+    same(through, killed)
+    assert killed.result["evaluations"] == through.result["evaluations"]
+
+
+ALGORITHMS = ("none", "ma", "gossip", "bmuf", "slowmo", "synchronous", "easgd", "async_ps")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_several_trainers_go_on_together(tmp_path, small_data, algorithm):
+    """By messages: the group of a host waits for its leader, however long."""
+    kills = [Kill(Progress, "record", 20), Kill(Progress, "record", 10, after=True)]
+    several = ("topology.trainers=2", "topology.embedding_ps=2", "checkpoint.every_examples=2000", *BY[algorithm])
+    run = train_with_kills(
+        tmp_path, small_data, kills, *several, f"sync.algorithm={algorithm}", "sync.transport=messages"
+    )
+    assert (run.result["status"], run.result["examples"]) == ("complete", 6_000)
+    assert run.result["iterations"] == pytest.approx(6_000 / 128, rel=0.3)
+
+
+TWO = ("topology.threads=2",)
+BY = defaultdict(lambda: TWO, synchronous=("sync.pace=fixed_rate", "sync.every_iterations=1"))
+BY |= dict.fromkeys(("easgd", "async_ps"), (*TWO, "topology.sync_ps=2", "sync.fragments=3"))
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
+def test_a_center_goes_on_whatever_the_first_trainer_says_of_its_start(tmp_path, optimizer):
+    """Two shards and what their optimizer remembers, moved by a push; and a start after that counts again."""
+    options = RoundOptions(algorithm="async_ps", fragments=2)
+    pushes = np.append(np.arange(3, dtype=np.float32), np.float32(1.0))
+    centers, places = [], tmp_path / "memory" / "sync_ps-0"
+    for memory in (
+        lambda: MemoryFile(places, Origin(RUN, "sync_ps 0", 1)),
+        lambda: MemoryFile.found(places, RUN, "sync_ps 0"),
+    ):
+        center = AsyncPS.server(options, sync_ps.optimizer(DenseOptions(optimizer=optimizer)), None, memory())
+        for fragment, size in enumerate((3, 2)):
+            center.start(fragment, np.full(size, 7 * len(centers), np.float32))
+        if not centers:
+            center.exchange(0, (0, 0), pushes, np.empty(3, np.float32))
+        centers.append(center)
+    for fragment in range(2):
+        np.testing.assert_array_equal(centers[0].shards[fragment], centers[1].shards[fragment])
+        np.testing.assert_array_equal(centers[0].state(fragment), centers[1].state(fragment))
+    assert centers[1].shards[0][2] < 0 == centers[1].shards[0][0]
+    centers[1].start(0, np.full(3, 5, np.float32))
+    assert centers[1].shards[0].tolist() == [5, 5, 5]
+    assert len(set(centers[1].state(0).tolist())) <= 1  # nothing remembered

@@ -1,0 +1,193 @@
+"""Memory that outlives its process: another process finds what was left, or why it cannot use it."""
+
+import gc
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ssmpi.comm import memory_file
+from ssmpi.comm.memory_file import FIXED, HEADER, LostMemoryError, MemoryFile, Origin, remove
+from ssmpi.comm.shared_memory import attach
+
+ORIGIN = Origin("run", "trainer 0", 1)
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from ssmpi.comm.memory_file import MemoryFile, Origin
+memory = MemoryFile(Path(sys.argv[1]), Origin("run", "trainer 0", 1))
+memory.array("rows", (3, 2), "f4")[:] = [[1, 2], [3, 4], [5, 6]]
+memory.note("position", [7])
+memory.ready()
+memory.note("position", [8])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ssmpi-0-run" / "trainer-0"
+
+
+def left_by(body):
+    """What a function's memory leaves when nobody maps it any more."""
+    body()
+    gc.collect()
+
+
+def find(path):
+    return MemoryFile.found(path, "run", "trainer 0")
+
+
+def leave(path, size=4):
+    """Whole memory of one array."""
+
+    def fill():
+        memory = MemoryFile(path, ORIGIN)
+        memory.array("rows", (size,), np.float32)[:] = 1
+        memory.ready()
+
+    left_by(fill)
+
+
+def test_a_process_goes_on_with_what_a_killed_one_left(path):
+    died = subprocess.run([sys.executable, "-c", DIES, path], check=False).returncode
+    assert died == -signal.SIGKILL
+    found = find(path)
+    assert found.kept
+    assert found.origin == ORIGIN
+    np.testing.assert_array_equal(found.array("rows", (3, 2), np.float32), [[1, 2], [3, 4], [5, 6]])
+    assert found.noted("position") == [8]
+    assert found.noted("other") is None
+
+
+def test_nobody_else_may_read_it(path):
+    leave(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_it_is_removed_with_its_notes(path):
+    memory = MemoryFile(path, ORIGIN)
+    memory.note("position", 1)
+    remove(path)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_what_is_not_filled_yet_is_lost(path):
+    left_by(lambda: MemoryFile(path, ORIGIN).array("rows", (4,), np.float32))
+    with pytest.raises(LostMemoryError, match="was not filled yet"):
+        find(path)
+
+
+def test_what_was_removed_is_lost(path):
+    with pytest.raises(LostMemoryError, match="No such file"):
+        find(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "values", "why"),
+    [
+        (FIXED.size + 2, b"!", "its header is damaged"),
+        (memory_file.KEY, b"other", "no memory of ssmpi"),
+    ],
+)
+def test_a_torn_header_is_lost(path, place, values, why):
+    leave(path)
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(values)
+    with pytest.raises(LostMemoryError, match=why):
+        find(path)
+
+
+@pytest.mark.parametrize(("size", "why"), [(HEADER - 1, "cut off"), (HEADER, "it has 16,384 bytes, not 20,480")])
+def test_a_file_that_was_cut_is_lost(path, size, why):
+    leave(path)
+    os.truncate(path, size)
+    with pytest.raises(LostMemoryError, match=why):
+        find(path)
+
+
+def test_another_version_of_the_layout_is_lost(path, monkeypatch):
+    leave(path)
+    monkeypatch.setattr(memory_file, "LAYOUT", 2)
+    with pytest.raises(LostMemoryError, match="another version"):
+        find(path)
+
+
+def test_memory_of_another_rank_is_lost(path):
+    leave(path)
+    with pytest.raises(LostMemoryError, match="it is of trainer 0 of run run"):
+        MemoryFile.found(path, "run", "trainer 1")
+
+
+def test_an_array_of_another_size_is_lost(path):
+    leave(path)
+    with pytest.raises(LostMemoryError, match="'rows' has 16 bytes, not 20"):
+        find(path).array("rows", (5,), np.float32)
+
+
+def test_who_still_maps_it_keeps_others_out(path, monkeypatch):
+    """Another rank of the last start, which was not the owner, and does not end."""
+    monkeypatch.setattr(memory_file, "LOCK_SECONDS", 0.05)
+    memory = MemoryFile(path, ORIGIN)
+    part = memory.part("rows", shared=True)
+    part.allocate(100)[:] = 3
+    memory.ready()
+    mapped = attach(part.address, 100)
+    del memory, part
+    gc.collect()
+    with pytest.raises(LostMemoryError, match="still maps it after"):
+        find(path)
+    assert mapped.sum() == 300
+    del mapped
+    gc.collect()
+    assert find(path).part("rows", shared=True).allocate(100).sum() == 300
+
+
+def test_two_that_map_it_see_the_same(path):
+    memory = MemoryFile(path, ORIGIN)
+    memory.array("before", (1000,), np.float64)
+    part = memory.part("rows", shared=True)
+    mine = part.allocate(6000)
+    attach(part.address, 6000)[5000] = 9
+    assert mine[5000] == 9
+    with pytest.raises(OSError, match="not it"):
+        attach(json.dumps(json.loads(part.address) | {"key": "00"}), 6000)
+    assert memory.part("own", shared=False).address == b""
+
+
+def test_without_room_training_goes_on_and_nothing_is_left(path, monkeypatch, caplog):
+    monkeypatch.setattr(memory_file, "free_memory", lambda: HEADER + 5000.0)
+    memory = MemoryFile(path, ORIGIN)
+    memory.array("small", (4,), np.float32)[:] = 1
+    part = memory.part("rows", shared=True)
+    big = part.allocate(40_000)
+    assert big.size == 40_000
+    assert memory.array("later", (3,), np.int64).tolist() == [0, 0, 0]
+    attach(part.address, 40_000)[7] = 5  # others of the host reach it as ever
+    assert big[7] == 5
+    memory.note("position", 1)
+    memory.ready()
+    assert list(path.parent.iterdir()) == []
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "40,960 bytes are needed, 21,384 are free" in caplog.text
+    assert "recovery.memory_folder" in caplog.text
+
+
+def test_a_full_file_system_is_no_signal(path, monkeypatch, caplog):
+    """Where the kernel refuses what arithmetic allowed."""
+
+    def full(file, start, size):
+        raise OSError(28, "No space left on device")
+
+    memory = MemoryFile(path, ORIGIN)
+    monkeypatch.setattr(memory_file.os, "posix_fallocate", full)
+    assert memory.array("rows", (4,), np.float32).tolist() == [0, 0, 0, 0]
+    assert "No space left on device" in caplog.text

@@ -1,0 +1,133 @@
+"""How often a job is started again, and what the first rank makes of what the last start has left."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ssmpi.cluster.restarts import SEGMENTS, Restarts
+from ssmpi.comm.memory_file import Origin
+from ssmpi.config import RecoveryOptions
+from ssmpi.core import log, memory_folder
+from ssmpi.core.run_files import RECOVERIES
+from ssmpi.report import recoveries
+from ssmpi.run import restart
+from ssmpi.run.request import Supervised
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def restarts(run, begun=True, clock=None, **options):
+    """Of a run that the first start has begun, or not."""
+    made = Restarts(run, RecoveryOptions(**options), clock or Clock())
+    if begun and made.supervised:
+        recoveries.begin(run, made.supervised.launch)
+    return made
+
+
+def test_a_crash_loop_ends(tmp_path, capsys):
+    clock = Clock()
+    made = restarts(tmp_path, clock=clock, max_restarts=2, within_minutes=1)
+    found = []
+    for seconds in (0, 30, 29, 2, 1):
+        clock.now += seconds
+        found.append(made.possible)
+        if found[-1]:
+            made.begin()
+    assert found == [True, True, False, True, False]  # the first one is a minute ago by then
+    assert made.supervised.start == 4
+    assert "the job was started again 2 times within 1 min (recovery.max_restarts" in capsys.readouterr().err
+
+
+def test_a_run_that_has_not_begun_is_not_started_again(tmp_path):
+    """What keeps it from that would keep it from it again; and its folder may hold another run."""
+    assert not restarts(tmp_path, begun=False).possible
+    recoveries.begin(tmp_path, "another launch")
+    assert not restarts(tmp_path, begun=False).possible
+
+
+def test_off_is_off(tmp_path):
+    made = restarts(tmp_path, mode="off", memory_folder=str(tmp_path))
+    assert made.supervised is None
+    assert not made.possible
+    made.clean(lambda command: pytest.fail("nobody has any memory"))
+
+
+def test_memory_of_killed_ranks_is_removed_and_hosts_that_do_not_answer_are_named(tmp_path, capsys):
+    made = restarts(tmp_path, memory_folder=str(tmp_path))
+    folder = memory_folder.of_launch(str(tmp_path), made.supervised.launch)
+    folder.mkdir()
+    (folder / "trainer-0").write_bytes(b"left")
+    commands = []
+    made.clean(lambda command: commands.append(command) or ["h3"])
+    assert not folder.exists()
+    assert commands == [["rm", "-rf", str(folder)]]
+    assert f"{folder} may be left on h3" in capsys.readouterr().err
+
+
+def test_segments_of_the_mpi_library_lie_beside_the_ranks_memory(tmp_path):
+    made = restarts(tmp_path, memory_folder=str(tmp_path))
+    folder = memory_folder.of_launch(str(tmp_path), made.supervised.launch)
+    assert made.variables({}) == {SEGMENTS: str(folder)}
+    (folder / "sm_segment.h.0.1").write_bytes(b"left by the first start")
+    (folder / "trainer-0").write_bytes(b"kept")
+    made.variables({})
+    assert [path.name for path in folder.iterdir()] == ["trainer-0"]
+    assert made.variables({SEGMENTS: "/elsewhere"}) == {}  # the user's own value wins
+    assert restarts(tmp_path, memory_folder=str(tmp_path / "nowhere")).variables({}) == {}
+    assert restarts(tmp_path, mode="off").variables({}) == {}
+
+
+def test_a_start_travels_on_the_command_line():
+    start = Supervised("abc", 3, 12.5)
+    assert Supervised.parse(start.word) == start
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        ([("trainer 0", "", 1), ("embedding_ps 0", "", 1)], ""),
+        (
+            [("trainer 0", "", 1), ("embedding_ps 0", "/m/e-0: it is cut off", 0)],
+            "the memory of embedding_ps 0 is lost (/m/e-0: it is cut off)",
+        ),
+        ([(f"trainer {k}", "gone", 0) for k in range(5)], "the memory of trainer 0, trainer 1, trainer 2 and 2 others"),
+        ([("trainer 0", "", 2), ("embedding_ps 0", "", 1)], "killed before every rank had its memory"),
+    ],
+)
+def test_memory_is_used_where_all_of_it_is_whole_and_of_one_start(found, why):
+    assert why in restart.loss(found)
+    assert bool(why) == bool(restart.loss(found))
+
+
+def test_without_a_memory_folder_training_goes_on(tmp_path, caplog):
+    memory = restart.fresh(tmp_path / "nowhere" / "ssmpi-0-launch" / "trainer-0", Origin("launch", "trainer 0", 1))
+    assert memory.array("rows", (2,), float).tolist() == [0, 0]
+    assert "No such file or directory" in caplog.text
+    assert "recovery.memory_folder" in caplog.text
+
+
+def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path):
+    recoveries.begin(tmp_path, "launch")
+    recoveries.complete(tmp_path, {"examples": 7})  # this start is none
+    (tmp_path / log.LOGS).mkdir()
+    (tmp_path / log.LOGS / "trainer-0.log").write_text(
+        "2026-11-22 12:00:00,001 h trainer 0 | the job ends: first\n2026-11-22 12:00:01,001 h trainer 0 | no\n"
+    )
+    (tmp_path / log.LOGS / "trainer-1.log").write_text("2026-11-22 12:00:02,001 h trainer 1 | the job ends: last\n")
+    restart.decide(tmp_path, Supervised("launch", 2, 0.0), restart.MEMORY, "")
+    recoveries.complete(tmp_path, {"examples": 9, "batches_repeated": 1})
+    recoveries.complete(tmp_path, {"examples": 11})  # nor is the next
+    (only,) = json.loads((Path(tmp_path) / RECOVERIES).read_text())["recoveries"]
+    assert (only["start"], only["how"], only["why"], only["lost"]) == (2, "memory", "last", "")
+    assert (only["examples"], only["batches_repeated"]) == (9, 1)
+    assert set(only["seconds"]) == {"ranks", "restore"}
+    restart.decide(tmp_path, Supervised("launch", 3, 0.0), restart.BEGINNING, "it is lost")
+    *_, second = recoveries.read(tmp_path)["recoveries"]
+    assert (second["how"], second["lost"], second["why"]) == ("beginning", "it is lost", "")  # nobody has said why

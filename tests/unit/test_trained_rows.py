@@ -1,0 +1,90 @@
+"""What is left of a deal, from what each trainer's memory has kept of it."""
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssmpi.comm.rank_memory import ProcessMemory
+from ssmpi.data.position import Piece, Position, StartedPiece
+from ssmpi.data.trained_rows import Deal, TrainedRows, latest
+
+
+class KeptMemory(ProcessMemory):
+    """Memory of one process that the next one finds again."""
+
+    def __init__(self, arrays=None, notes=None):
+        self.arrays, self.notes, self.kept = arrays or {}, notes or {}, arrays is not None
+
+    def array(self, name, shape, dtype):
+        return self.arrays.setdefault(name, np.zeros(shape, dtype))
+
+    def note(self, name, value):
+        self.notes[name] = value
+
+    def noted(self, name):
+        return self.notes.get(name)
+
+    def next(self):
+        return KeptMemory(self.arrays, self.notes)
+
+
+def rows(pieces):
+    return Counter((piece.block, row) for piece in pieces for row in range(piece.start, piece.stop))
+
+
+WAITING = (Piece(3, 0, 100), Piece(5, 0, 40), Piece(3, 100, 130))
+
+
+@given(st.lists(st.integers(1, 30), max_size=12), st.integers(0, 1))
+def test_what_is_done_is_not_left_and_nothing_else_goes(batches, trainer):
+    """One trainer works through all pieces in order; two of one block may lie in one batch."""
+    memories = KeptMemory(), KeptMemory()
+    trained = [TrainedRows(memory, 1, 3) for memory in memories]
+    for each in trained:
+        each.deal(Deal(1, 1_000, Position(2, 640, True, (), WAITING)))
+    order, done = [WAITING[0], WAITING[2], WAITING[1]], []
+    joined = [Piece(3, 0, 130), Piece(5, 0, 40)]  # as after a pause
+    for piece in joined:
+        start = piece.start
+        while batches and start < piece.stop:
+            stop = min(piece.stop, start + batches.pop())
+            done.append(Piece(piece.block, start, stop))
+            trained[trainer].add(0, done[-1])
+            start = stop
+        if start < piece.stop:
+            break
+    deal = latest([TrainedRows(memory.next(), 1, 0).kept() for memory in memories])
+    assert rows(deal.position.waiting) + rows(done) == rows(order)
+    assert deal.examples == 1_000 + sum(piece.rows for piece in done)
+    assert (deal.position.part, deal.position.begun, deal.position.dealt) == (2, (), True)
+    assert trained[trainer].batches.sum() == len(done)
+
+
+def test_a_trainer_that_has_not_come_to_the_latest_deal_has_done_nothing_of_it():
+    ahead, behind = KeptMemory(), KeptMemory()
+    for memory in (ahead, behind):
+        trained = TrainedRows(memory, 1, 3)
+        trained.deal(Deal(1, 0, Position(0, 640, True, (), WAITING)))
+        trained.add(0, Piece(5, 0, 40))
+    begun = (StartedPiece(0, 0, Piece(3, 10, 100)),)
+    TrainedRows(ahead.next(), 1, 0).deal(Deal(2, 50, Position(0, 640, True, begun, WAITING[1:])))
+    deal = latest([TrainedRows(memory.next(), 1, 0).kept() for memory in (ahead, behind)])
+    assert (deal.number, deal.examples) == (2, 50)
+    assert deal.position.waiting == (Piece(3, 10, 100), *WAITING[1:])
+
+
+def test_a_deal_counts_once_its_note_is_there():
+    """Killed while the next bank is cleared: the last deal is as it was."""
+    memory = KeptMemory()
+    trained = TrainedRows(memory, 1, 3)
+    trained.deal(Deal(1, 0, Position(0, 640, True, (), WAITING)))
+    trained.add(0, Piece(3, 0, 64))
+    note = dict(memory.notes)
+    trained.deal(Deal(2, 64, Position(1, 640, True, (), WAITING)))
+    again = KeptMemory(memory.arrays, note)
+    deal = latest([TrainedRows(again, 1, 0).kept()])
+    assert deal.examples == 64
+    assert deal.position.waiting[0] == Piece(3, 64, 100)
+    assert latest([None, None]) is None
