@@ -25,6 +25,9 @@ from ssmpi.sync import Options as RoundOptions
 from ssmpi.sync.async_ps import AsyncPS
 from ssmpi.train import PARTS
 
+# Threads of killed ranks end with what killed them.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
 ONE = ("embedding.prefetch=false", "data.block_rows=600", "data.passes=2", "run.log_seconds=0.01")
 RUN = "run"
 

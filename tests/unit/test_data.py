@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssmpi import config
+from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Topology
 from ssmpi.data.block_dispatcher import NOT_YET, NOTHING_LEFT, BlockDispatcher, block_order
-from ssmpi.data.cursor import CursorOptions, DataCursor
+from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Position
 from ssmpi.data.reader import DataOptions, SplitReader, batches, batches_in, shuffled, suit_block_rows
+from ssmpi.data.trained_rows import Deal, TrainedRows
 from ssmpi.roles.shard_check import share
 from ssmpi.run import run_folder
 
@@ -90,7 +92,9 @@ def test_each_part_of_a_pass_has_blocks_enough_for_all_threads(small_data, per_p
     data, topology = DataOptions(str(small_data), batch_size=16), Topology(trainers=2, threads=2)
     reader = SplitReader(small_data, "train", data.block_rows)
     options = CursorOptions(data, topology, 1, per_pass, True)
-    cursor = DataCursor(options, 0, reader, Position(0), checked={0, 1, 2})
+    begin = Deal(0, 0, Position(0))
+    trained = TrainedRows(ProcessMemory(), topology.threads, most_pieces(options, reader, begin.position))
+    cursor = DataCursor(options, 0, reader, {0, 1, 2}, begin, trained)
     for part in cursor.parts():
         assert len(cursor.position.waiting) >= 8 * topology.trainers * topology.threads
         cursor.position = replace(cursor.position, waiting=())  # as if trained on
