@@ -8,13 +8,17 @@ from ranks import ssmpi, with_plots
 
 from ssmpi.bench.cluster import virtual_hosts
 
+NO_KERNEL = virtual_hosts.missing()
 KERNEL = pytest.param(
     ("--virtual-hosts",),
-    marks=pytest.mark.skipif(bool(why := virtual_hosts.missing()), reason=f"NO LINKS SHAPED BY THE KERNEL: {why}"),
+    marks=[
+        pytest.mark.skipif(bool(NO_KERNEL), reason=f"NO LINKS SHAPED BY THE KERNEL: {NO_KERNEL}"),
+        pytest.mark.soak,
+    ],
 )
 
 
-@pytest.mark.parametrize("where", [(), pytest.param(KERNEL, marks=pytest.mark.soak)], ids=["buckets", "kernel"])
+@pytest.mark.parametrize("where", [(), KERNEL], ids=["buckets", "kernel"])
 def test_a_job_of_each_kind_is_measured_and_predicted(tmp_path, small_data, where):
     arguments = (
         *where,
