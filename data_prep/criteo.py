@@ -104,7 +104,8 @@ def encode(
     labelled = have_labels(sources, skip_bad_rows=False)
     for source in sources:
         with TextStream(source) as stream:
-            opened = OpenPiece((source.index, 0), 0, 1 << 62, stream, source, labelled, None)
+            piece = (source.index, 0)
+            opened = OpenPiece(piece=piece, start=0, stop=1 << 62, stream=stream, source=source, labelled=labelled)
             for rows in opened.blocks():
                 ids = np.ascontiguousarray(encoder.ids(rows).T)
                 yield ids, logarithms(rows.integers), rows.label.copy() if labelled else None

@@ -67,7 +67,7 @@ def deal(job: Preparation) -> list[Unit]:
     return [everything[i] for i in sorted(mine)]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class OpenPiece:
     """A piece being read: iterate ``blocks`` to its end, then ``skipped`` and ``last`` are right."""
 
@@ -77,7 +77,7 @@ class OpenPiece:
     stream: TextStream
     source: RawSource
     labelled: bool
-    skipped: SkippedRows | None
+    skipped: SkippedRows | None = None
     room: ParsedRows = field(default_factory=lambda: room_for(0))
 
     def blocks(self, digest: TextDigest | None = None) -> Iterator[ParsedRows]:
@@ -107,7 +107,15 @@ def open_pieces(job: Preparation, unit: Unit, done: Container[Piece]) -> Iterato
         while number == first or (unit.piece is None and not stream.exhausted):
             piece = (unit.source.index, number)
             skipped = SkippedRows() if job.options.skip_bad_rows else None
-            opened = OpenPiece(piece, number * size, (number + 1) * size, stream, unit.source, job.labelled, skipped)
+            opened = OpenPiece(
+                piece=piece,
+                start=number * size,
+                stop=(number + 1) * size,
+                stream=stream,
+                source=unit.source,
+                labelled=job.labelled,
+                skipped=skipped,
+            )
             if piece in done:
                 for _ in stream.blocks(opened.stop):
                     job.ranks.check()

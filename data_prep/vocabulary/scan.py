@@ -28,7 +28,7 @@ SOURCE_SHIFT = 46  # a position is (source, byte); files are smaller than 64 TiB
 Window = Callable[[Piece], tuple[int, int]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PieceRecord:
     """What pass 1 found in one piece. ``missing`` has a count per field, ``largest`` the largest integer of each."""
 
@@ -159,15 +159,17 @@ def _scan_piece(opened: OpenPiece, run: ScanRun, window: Window | None, progress
         before, position = position, opened.stream.file_position
         progress.advance(position - before, block.rows)
     skipped = opened.skipped.reasons if opened.skipped else {}
+    source, piece = opened.piece
     return PieceRecord(
-        *opened.piece,
-        opened.last,
-        rows,
-        positives,
-        missing.tolist(),
-        largest.tolist(),
-        skipped,
-        digest.hexdigest(),
+        source=source,
+        piece=piece,
+        last=opened.last,
+        rows=rows,
+        positives=positives,
+        missing=missing.tolist(),
+        largest=largest.tolist(),
+        skipped=skipped,
+        digest=digest.hexdigest(),
     )
 
 

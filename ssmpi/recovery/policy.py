@@ -20,7 +20,7 @@ from ssmpi.core.settings import COUNT, SECONDS, positive, within
 LEAST_INTERVAL = 10.0  # of partial recovery, in multiples of O_save
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecoveryInputs:
     """What the decision depends on; SettingsError for what is not finite or has no sense.
 

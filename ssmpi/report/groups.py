@@ -82,7 +82,7 @@ def relative(group: Group, reference: Group, metric: str) -> Estimate:
     return group.estimate(metric).relative_to(reference.estimate(metric))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One line of the final table."""
 

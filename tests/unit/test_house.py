@@ -83,5 +83,21 @@ def test_nothing_is_too_long_to_read(module):
         assert compiled or parameters(function) <= MOST_PARAMETERS, function.name
 
 
+def required_fields(node):
+    """Fields of a dataclass that a caller must give, by position or by name."""
+    decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+    if not any(text.startswith("dataclass") and "kw_only=True" not in text for text in decorators):
+        return []
+    fields = [each for each in node.body if isinstance(each, ast.AnnAssign) and each.value is None]
+    return [ast.unparse(each.target) for each in fields if "ClassVar" not in ast.unparse(each.annotation)]
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_no_constructor_takes_many_values_by_position(module):
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.ClassDef):
+            assert len(required_fields(node)) <= MOST_PARAMETERS, node.name
+
+
 def test_the_story_stays_a_page():
     assert len(MODULES["ssmpi.train"].read_text(encoding="utf-8").splitlines()) <= 80

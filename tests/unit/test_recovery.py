@@ -175,7 +175,15 @@ JOBS = st.builds(
     restart_seconds=st.just(120.0),
     target_pls=st.floats(-5, 0).map(lambda power: 10**power),
 )
-ONCE = RecoveryInputs(56 * HOUR, 1e5 * HOUR, 2, 4000.0, 180.0, 144.0, 1e-7)  # both strategies save once in the job
+ONCE = RecoveryInputs(  # both strategies save once in the job
+    total_seconds=56 * HOUR,
+    mtbf_seconds=1e5 * HOUR,
+    servers=2,
+    save_seconds=4000.0,
+    load_seconds=180.0,
+    restart_seconds=144.0,
+    target_pls=1e-7,
+)
 
 
 @given(JOBS)

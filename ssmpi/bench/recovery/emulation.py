@@ -60,7 +60,7 @@ def schedule(given: RecoveryInputs, at_once: int, seed: int) -> list[Loss]:
     return losses
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What a run under a strategy has come to. Overheads are shares of T_total: ``saving`` (O_save for as many bytes as
     all rows have, compactions included), ``loading``, ``lost`` (trained again) and ``restarting``. ``updates_lost`` is
