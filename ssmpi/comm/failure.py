@@ -245,6 +245,6 @@ class Watch:
         ranks = " and ".join(f"{self.names[r]} (rank {r}, host {self._member.host})" for r in killed)
         return (
             f"error: {ranks} {'was' if len(killed) == 1 else 'were'} killed or crashed without a message (out of "
-            "memory? see 'dmesg'); the job ends here. Start it again, with more memory per rank or more embedding_ps "
-            "if memory was the cause"
+            "memory? see 'dmesg'); all ranks end. Where 'ssmpi launch' does not start the job again, do so, with more "
+            "memory per rank or more embedding_ps if memory was the cause"
         )

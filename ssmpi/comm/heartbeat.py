@@ -85,6 +85,6 @@ class Heartbeat:
         return (
             f"error: {self._name_of(rank)} (rank {rank}, host {self._host}) has given no sign of life for "
             f"{self._limit:g} s: it is frozen (stopped, swapping, waiting for a file system), or its host or network "
-            "is gone; the job ends here. Look at that host and start again; raise waiting.frozen_seconds if it was "
-            "only slow"
+            "is gone; all ranks end. Look at that host; where 'ssmpi launch' does not start the job again, do so, and "
+            "raise waiting.frozen_seconds if it was only slow"
         )

@@ -21,14 +21,3 @@ class Batch:
     def first(self, rows: int) -> Batch:
         """The first so many rows, as views."""
         return Batch(self.ids[:rows], self.dense[:rows], self.labels[:rows])
-
-
-@dataclass(frozen=True)
-class Bags:
-    """Several ids per feature: bag ``k`` is ``values[offsets[k]:offsets[k + 1]]``.
-
-    values int32 (ids,); offsets int64 (batch * features + 1,), example by example, feature by feature.
-    """
-
-    values: np.ndarray
-    offsets: np.ndarray

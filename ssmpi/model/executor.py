@@ -48,6 +48,19 @@ def pieces(count: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, count)) for start in range(0, count, max(1, size))]
 
 
+class Results:
+    """Room for what a step returns, which stays: it is valid until the next step."""
+
+    def __init__(self) -> None:
+        self._logits, self._by_rows = np.empty(0, np.float32), np.empty(0, np.float32)
+
+    def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Logits float32 (batch,) and gradients by ``rows``, float32 (batch, tables, dim), to be filled."""
+        if rows.size > self._by_rows.size:
+            self._logits, self._by_rows = np.empty(len(rows), np.float32), np.empty_like(rows)
+        return self._logits[: len(rows)], self._by_rows[: len(rows)]
+
+
 class CompiledStep:
     """``step(dense, rows, labels)``: logits and gradients by rows, as ``ThreadModel.forward_backward`` gives them.
 
@@ -59,14 +72,11 @@ class CompiledStep:
         blas.use_one_thread()
         self._sgemm, self._table, self._weights, self._gradients = sgemm, program.table, weights, gradients
         self._values, self._by_values = np.empty((2, PIECE * program.floats), np.float32)
-        self._logits, self._by_rows = np.empty(0, np.float32), np.empty(0, np.float32)
+        self._results = Results()
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What it returns is valid until the next call."""
-        count = len(labels)
-        if rows.size > self._by_rows.size:
-            self._logits, self._by_rows = np.empty(count, np.float32), np.empty_like(rows)
-        logits, by_rows = self._logits[:count], self._by_rows[:count]
+        logits, by_rows = self._results.of(rows)
         _step(
             self._sgemm, self._table, self._weights, self._gradients, self._values, self._by_values,
             dense, rows.reshape(-1), labels, logits, by_rows.reshape(-1),

@@ -50,14 +50,11 @@ class TorchStep:
             if row[KIND] == LINEAR
         }
         self._pieces: dict[int, Piece] = {}
-        self._logits, self._by_rows = np.empty(0, np.float32), np.empty(0, np.float32)
+        self._results = executor.Results()
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What it returns is valid until the next call."""
-        count = len(labels)
-        if rows.size > self._by_rows.size:
-            self._logits, self._by_rows = np.empty(count, np.float32), np.empty_like(rows)
-        logits, by_rows = self._logits[:count], self._by_rows[:count]
+        count, (logits, by_rows) = len(labels), self._results.of(rows)
         if not count:
             self._arrays[1][:] = 0.0
         for layer in self._layers.values():

@@ -91,7 +91,7 @@ def test_a_killed_rank_is_named_once(start, rank, command):
     topology = (*ALL_ROLES, "recovery.mode=off")
     job = start(*topology, ranks=4 * (command == "train"), program=("-m", "ssmpi", command)).until_it_trains()
     job.send(signal.SIGKILL, rank)
-    assert_names(job.error(), ROLES[rank], rank, "was killed or crashed", "Start it again", "more memory")
+    assert_names(job.error(), ROLES[rank], rank, "was killed or crashed", "start the job again", "more memory")
 
 
 @pytest.mark.parametrize("rank", [0, 2])
