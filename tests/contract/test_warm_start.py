@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import mmap
+import re
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -14,6 +16,7 @@ from runs import Run, train_over_threads, write_run_file
 from ssmpi.checkpoint.start import Start
 from ssmpi.comm import memory_file
 from ssmpi.comm.memory_file import MemoryFile, Origin
+from ssmpi.config import load
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.server import EmbeddingServer
@@ -23,6 +26,7 @@ from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.kept_state import RunNote
 from ssmpi.roles.progress import Progress
 from ssmpi.run import run_folder
+from ssmpi.run.requirements import kept_memory, placement_of
 from ssmpi.sync import Options as RoundOptions
 from ssmpi.sync.async_ps import AsyncPS
 from ssmpi.train import PARTS
@@ -147,7 +151,15 @@ def test_several_trainers_go_on_together(tmp_path, small_data, algorithm):
         tmp_path, small_data, kills, *several, f"sync.algorithm={algorithm}", "sync.transport=messages"
     )
     assert (run.result["status"], run.result["examples"]) == ("complete", 6_000)
+    check_sizes(tmp_path, load(run.folder / "run.toml"))
     assert run.result["iterations"] == pytest.approx(6_000 / 128, rel=0.3)
+
+
+def check_sizes(folder, config):
+    """What the plan says of memory files is what the largest one of a role takes, but for pages that are not full."""
+    for role, planned in kept_memory(config, placement_of(config)).items():
+        found = [p.stat().st_size for p in (folder / "memory").iterdir() if re.fullmatch(rf"{role}-\d+", p.name)]
+        assert not found or max(found) == pytest.approx(planned, abs=20 * mmap.PAGESIZE), role
 
 
 TWO = ("topology.threads=2",)
