@@ -19,6 +19,7 @@ from ssmpi.core.protocols import MPIRequest, RowLookup, RowSet
 from ssmpi.core.topology import Role
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
+from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.embedding.table import Arena, EmbeddingOptions, RowArray, Saver
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class RemoteTables:
     """Tables on embedding PSs: rows of one on this host are read and updated in place, others are reached by messages.
 
     ``near`` says of each PS whether its rows are at hand; PeerError if ``embedding.transport`` demands that of all and
-    one is not.
+    one is not. ``sent`` counts pushes by message.
     """
 
     def __init__(
@@ -113,17 +114,24 @@ class RemoteTables:
         placement: Placement,
         options: EmbeddingOptions,
         waiting: WaitOptions,
+        sent: SentPushes | None = None,
     ) -> None:
         self._conversation, self._options, self._waiting = conversation, options, waiting
         self._servers = conversation.directory.ranks_of(Role.EMBEDDING_PS)
         self._in_flight: dict[int, deque[tuple[list[MPIRequest], list[np.ndarray]]]] = {}
-        self._sent: dict[int, list[int]] = {}  # pushes, by thread and PS: no two threads count in one place
+        self._sent = sent or SentPushes(servers=len(self._servers))
         self._outcomes: dict[int, dict[str, Any]] = {}
         self._paths: list[Path] = []
         wanted = options.transport != "messages"
         self._near = [
             self._attach(index, placement.rows_of(index)) if wanted else None for index in range(len(self._servers))
         ]
+
+    def compare_pushes(self) -> None:
+        """Before the first push: find those that an earlier process has sent and no PS has applied."""
+        for index, server in enumerate(self._servers):
+            whose, applied = self._call(server, wire.APPLIED, np.empty(0, np.uint8), wire.COUNT).view(np.int64)
+            self._sent.compare(index, int(whose), int(applied))
 
     @property
     def near(self) -> list[bool]:
@@ -168,17 +176,17 @@ class RemoteTables:
         queue = self._in_flight.setdefault(thread, deque())
         while len(queue) >= self._options.pushes_in_flight:
             wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
-        sent = self._sent.setdefault(thread, [0] * len(self._servers))
+        sent = self._sent.by_thread[thread]
         requests, messages = [], []
         for index, (rows, near) in enumerate(zip(lookup.parts, self._near, strict=True)):
             if near:
                 near.update(lookup.rows[rows], gradients[rows], factor)
             elif rows.start < rows.stop:
                 messages.append(wire.push(factor, lookup.rows[rows], gradients[rows]))
+                sent[index] += 1
                 requests.append(
                     self._conversation.isend(messages[-1], self._servers[index], wire.tag(wire.PUSH, thread))
                 )
-                sent[index] += 1
         if requests:
             queue.append((requests, messages))
 
@@ -188,8 +196,7 @@ class RemoteTables:
             while queue:
                 wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
         for index, server in enumerate(self._servers):
-            sent = sum(counts[index] for counts in self._sent.values())
-            self._call(server, wire.DRAIN, np.array([sent], np.int64), 1)
+            self._call(server, wire.DRAIN, np.array([self._sent.to(index)], np.int64), 1)
 
     def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
         """Let every PS start writing its part into ``folder``, all at once; the rows may change when this returns."""

@@ -77,7 +77,7 @@ class Trainer:
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica, live=live,
             progress=self.progress, checked=self._control.checked, results=self._results,
         )  # fmt: skip
-        context = assembly.save_context(config, world, folder, self.tables, self._stop)
+        context = assembly.save_context(config, world, folder, self.tables, self._stop, memory)
         self._checkpoints = CheckpointManager(
             context, self._results.logbook if self._results else None, self.progress.of_all
         )
@@ -134,7 +134,8 @@ class Trainer:
             with during("waiting for the other ranks"):
                 self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
             cpu_usage.set_up()
-            self._note.started(self.progress.of_all)
+            self._note.started(self.progress.of_all, sum(self.world.trainers.gather(self.tables.sent.lost)))
+            self.tables.sent.reported()
             if self._results:
                 self._results.logbook.start_clock()
             self._started = True

@@ -83,6 +83,11 @@ class AsyncPS(Centered):
         """A center that takes steps."""
         return GradientCenter(optimizer, options.fragments, service, memory)
 
+    @classmethod
+    def kept_vectors(cls, threads: int) -> int:
+        """What each thread has not pushed yet."""
+        return threads
+
     def optimizer(self, thread: int) -> AccumulatingStep:
         """Steps the replica and keeps the gradients for the next push."""
         local = self.peers.local

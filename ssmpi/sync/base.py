@@ -80,6 +80,11 @@ class Synchronizer(ABC):
         self._merge(nothing, nothing, nothing, 0.0)  # compiles now, not in the first round
 
     @classmethod
+    def kept_vectors(cls, threads: int) -> int:
+        """How many arrays as long as ``weights`` a trainer of so many threads keeps in memory that outlives a kill."""
+        return 0
+
+    @classmethod
     def option_error(cls, options: RoundOptions) -> str:
         """Why these ``[sync]`` settings make no sense for this algorithm and what would; empty if they do."""
         return ""

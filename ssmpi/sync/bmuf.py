@@ -52,6 +52,11 @@ class BlockFiltered(MA):
         super().__init__(options, weights, peers)
         self._global, self._delta = self.kept("global", weights), self.kept("delta", np.zeros_like(weights))
 
+    @classmethod
+    def kept_vectors(cls, threads: int) -> int:
+        """The global model and its last move."""
+        return 2
+
     def kept(self, name: str, values: np.ndarray) -> np.ndarray:
         """An array that is the same on every trainer: one for all members of a group, the leader's. It begins as a copy
         of ``values``, or as this trainer's memory has kept it. All trainers call.

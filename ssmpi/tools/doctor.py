@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
 from ssmpi import __version__
 from ssmpi.comm.world import Job, join
 from ssmpi.comm.world import versions as mpi_versions
-from ssmpi.core import launcher_env
+from ssmpi.core import launcher_env, memory_folder
+from ssmpi.core.host_memory import free_memory
 from ssmpi.core.mpi_environment import missing
 from ssmpi.core.packages import package_versions
 from ssmpi.model import processor
+
+MEMORY = Path("/dev/shm")  # recovery.memory_folder by default
 
 
 def examine() -> int:
@@ -25,7 +30,7 @@ def examine() -> int:
     cores = len(os.sched_getaffinity(0))
     bound = sorted(os.sched_getaffinity(0))
     here = [b for host, b in job.comm.allgather((socket.gethostname(), bound)) if host == socket.gethostname()]
-    problems = self_test(job)
+    problems, memory = self_test(job), dict(job.comm.allgather((socket.gethostname(), kept_memory(MEMORY))))
     open_mpi = "Open MPI" in mpi_versions()["mpi_library"]
     remarks = job.comm.allgather(
         (socket.gethostname(), advice(cores, open_mpi=open_mpi) if launcher_env.ranks() else [])
@@ -37,6 +42,7 @@ def examine() -> int:
     print("  " + ", ".join(f"{name} {value}" for name, value in mpi_versions().items()))
     print(f"cores: {os.cpu_count()} on this host, {cores} usable by this rank; {len(here)} of {job.size} ranks here")
     print("\n".join(f"  {line}" for line in thread_plan(here)))
+    print("\n".join(f"  {host}: {line}" for host, line in sorted(memory.items())))
     print(f"  {dense_step()}")
     if processor.without_bfloat16():
         print(f"  {processor.SLOW_BFLOAT16}")
@@ -51,6 +57,33 @@ def examine() -> int:
     well = "it works, but see above" if any(lines for _, lines in remarks) else "all is well"
     print(f"{len(problems)} problem(s)" if problems else well)
     return 1 if problems else 0
+
+
+def kept_memory(folder: Path) -> str:
+    """What there is on this host for memory that outlives killed ranks."""
+    try:
+        found = memory_folder.file_system(folder)
+    except OSError as error:
+        return f"no memory outlives a killed rank ({folder}: {error.strerror}): set recovery.memory_folder"
+    used, limit = found.size - found.free, free_memory()
+    text = f"memory that outlives killed ranks: {folder}, {_gb(found.size)} of which {_gb(used)} are used; "
+    text += f"this process may take {_gb(limit)} of memory, of which those files are a part"
+    if not found.in_memory:
+        text += f". It is {found.kind or 'of an unknown kind'}, not in memory: training there waits for a disk"
+    if left := memory_folder.all_in(folder):
+        size = sum(_size(path) for each in left for path in each.glob("*"))
+        text += f". {len(left)} of your launches have {_gb(size)} there; --clean removes what nobody uses"
+    return text
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):  # its run has removed it meanwhile
+        return path.stat().st_size
+    return 0
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:,.1f} GB"
 
 
 def group_by_advice(remarks: list[tuple[str, list[str]]]) -> list[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ssmpi.cluster.node_layout import layout_of
+from ssmpi.cluster.node_layout import NodeLayout, layout_of
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
 from ssmpi.core.topology import Role
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
 from ssmpi.embedding.placement import Placement
-from ssmpi.run.requirements import checkpoint_copies, dense_parameters, memory_of_ranks, placement_of
+from ssmpi.run.requirements import checkpoint_copies, dense_parameters, kept_memory, memory_of_ranks, placement_of
 from ssmpi.sync import ALGORITHMS
 
 
@@ -20,12 +20,13 @@ def describe(config: Config, where: Site | None = None, tables_file: Path | None
     stands in for data that is not prepared yet.
     """
     placement = placement_of(config, tables_file)
+    layout = layout_of(config, where, placement) if where else None
     sections = [
         ranks(config),
         tables(config, placement),
         network(config),
         memory(config, placement),
-        *([layout_of(config, where, placement).describe(where)] if where else []),
+        *([layout.describe(where), memory_files(config, placement, layout, where)] if where and layout else []),
         traffic(config, placement),
         *([] if tables_file else [work(config)]),
     ]
@@ -77,9 +78,31 @@ def memory(config: Config, placement: Placement) -> str:
     for role, size in memory_of_ranks(config, placement).items():
         if config.topology.counts[role]:
             lines.append(f"  {role}: about {_bytes(size)}")
+    if kept := kept_memory(config, placement):
+        shown = ", ".join(f"{role} {_bytes(size)}" for role, size in kept.items() if config.topology.counts[role])
+        lines.append(f"  of that in {config.recovery.memory_folder}, to outlive a kill: {shown}")
     for role, size in checkpoint_copies(config, placement).items():
         lines.append(f"  {role} while a checkpoint is written: {_bytes(size)} more, where there is room for it")
     return "\n".join(lines)
+
+
+def memory_files(config: Config, placement: Placement, layout: NodeLayout, where: Site) -> str:
+    """What the ranks of a node keep in its memory file system, against the size that has by default: half of the
+    node's memory.
+    """
+    kept, folder, room = kept_memory(config, placement), config.recovery.memory_folder, where.node.memory_gb * 1e9 / 2
+    if not kept:
+        return "memory files: none (recovery.mode = 'off'): a killed rank ends the job"
+    needs = [layout.kept_on(node, kept) for node in range(layout.count)]
+    lines = [
+        f"memory files: node {node} keeps {_bytes(need)} in {folder}, more than the {_bytes(room)} that it has by "
+        f"default: make it larger (mount -o remount,size=...), or a killed rank there costs what came after the newest "
+        "checkpoint"
+        for node, need in enumerate(needs)
+        if need > room
+    ]
+    most = f"memory files: at most {_bytes(max(needs))} a node, {folder} has {_bytes(room)} by default (half of memory)"
+    return "\n".join(lines or [most])
 
 
 def traffic(config: Config, placement: Placement) -> str:
