@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_prep.columns import DENSE_FEATURES, ROW_BYTES, SPARSE_FEATURES
 from data_prep.splits import parse_fractions
 from ssmpi.core.errors import UserError
-from ssmpi.data.schema import DENSE_FEATURES, ROW_BYTES, SPARSE_FEATURES, SPLITS
+from ssmpi.data.schema import SPLITS
 
 FREQUENCY, DLRM = "frequency", "dlrm"
 TRANSFORM = "ln(1 + max(x, 0)), missing 0"

@@ -17,8 +17,9 @@ from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import COUNT, EXAMPLES, SECONDS, positive, require, within
 from ssmpi.core.topology import Topology
+from ssmpi.data.features import Features
 from ssmpi.data.reader import DataOptions
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
+from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import table
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
@@ -162,11 +163,7 @@ class Config:
     waiting: WaitOptions = field(default_factory=WaitOptions)
 
     def __post_init__(self) -> None:
-        parameters = self.network.parameters
-        require(
-            self.sync.fragments <= parameters,
-            f"sync.fragments = {self.sync.fragments:,} is more than the {parameters:,} parameters of the dense model",
-        )
+        network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim))  # refuses what fits no data
         try:
             sync.check_topology(self.sync, self.topology)
         except ValueError as error:
@@ -174,12 +171,34 @@ class Config:
 
     @cached_property
     def network(self) -> Network:
-        """What the trainers train, over the features of the data."""
-        return network_of(self.model, Inputs(DENSE_FEATURES, SPARSE_FEATURES, self.embedding.dim))
+        """What the trainers train, over the features of the data in ``data.folder``. The first rank composes it when it
+        checks the run, and the others are given it with the settings. SettingsError where it does not fit.
+        """
+        return self.over(read_manifest(Path(self.data.folder)).features).network
+
+    def over(self, features: Features) -> Config:
+        """The same with the network over these features, wherever the data is."""
+        return self.with_network(network_of(self.model, inputs_of(features, self.embedding.dim)))
+
+    def with_network(self, network: Network) -> Config:
+        """The same with this network, as of a saved model. ``dataclasses.replace`` forgets it."""
+        require(
+            self.sync.fragments <= network.parameters,
+            f"sync.fragments = {self.sync.fragments:,} is more than the {network.parameters:,} parameters of the dense "
+            "model",
+        )
+        copy = dataclasses.replace(self)
+        vars(copy)["network"] = network  # where ``cached_property`` keeps it: no setting, so no field
+        return copy
 
     def flat(self) -> dict[str, Any]:
         """All settings by their names, ``section.key``."""
         return settings.flat(dataclasses.asdict(self))
+
+
+def inputs_of(features: Features, dim: int) -> Inputs:
+    """What a network is given of data with these features."""
+    return Inputs(len(features.dense), len(features.sparse), dim)
 
 
 def differences(before: Config, now: Config) -> list[str]:

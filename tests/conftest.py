@@ -5,11 +5,16 @@ import mpi4py
 mpi4py.rc.initialize = False  # before anything imports mpi4py.MPI, which would initialise it
 mpi4py.rc.finalize = False
 
+import contextlib  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import hypothesis  # noqa: E402
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from datasets import make_dataset  # noqa: E402
+from ranks import PretendedJob, PretendedWorld  # noqa: E402
+
+from ssmpi.tools import score  # noqa: E402
 
 hypothesis.settings.register_profile("ssmpi", deadline=None, derandomize=True)  # kernels compile in their first example
 hypothesis.settings.load_profile("ssmpi")
@@ -51,3 +56,29 @@ def golden(request):
         return path.read_text()
 
     return record
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Scoring in this process, which never enters MPI; the jobs that this pretends."""
+
+    class Job:
+        rank, size = 0, 1
+
+        def agree(self, body):
+            return body()
+
+        def gather(self, value):
+            return [value]
+
+        def leave(self):
+            """Nobody waits."""
+
+    def world(job, topology):
+        jobs.append(PretendedJob(topology, np.inf))
+        return PretendedWorld(jobs[-1], 0)
+
+    jobs = []
+    monkeypatch.setattr(score, "joined", lambda: contextlib.nullcontext(Job()))
+    monkeypatch.setattr(score, "World", world)
+    return jobs

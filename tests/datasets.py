@@ -5,20 +5,15 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ssmpi.data.schema import (
-    DENSE_FEATURES,
-    SPARSE_FEATURES,
-    Manifest,
-    ShardEntry,
-    Split,
-    write_manifest,
-    write_shard,
-)
+from ssmpi.data.features import CRITEO, Features
+from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest, write_shard
 
-CARDINALITIES = tuple(int(c) for c in np.geomspace(4, 5_000, SPARSE_FEATURES))
+CARDINALITIES = tuple(int(c) for c in np.geomspace(4, 5_000, 26))
+FEW = Features(("age", "price", "hour"), ("user", "item", "shop", "colour", "page"))
+FEW_CARDINALITIES = (400, 300, 20, 9, 50)
 
 
-def make_dataset(folder, rows, seed=0, shard=6_000, cardinalities=CARDINALITIES, labelled=True):
+def make_dataset(folder, rows, seed=0, shard=6_000, cardinalities=CARDINALITIES, labelled=True, features=CRITEO):
     """``rows`` rows to train on and a tenth of that in ``validation`` and in ``test``. Returns the folder."""
     folder, generator = Path(folder), np.random.default_rng(seed)
     effects = [generator.normal(size=c) * 0.5 for c in cardinalities]
@@ -26,10 +21,10 @@ def make_dataset(folder, rows, seed=0, shard=6_000, cardinalities=CARDINALITIES,
     for split, total in (("train", rows), ("validation", rows // 10), ("test", rows // 10)):
         entries = []
         for number, start in enumerate(range(0, total, shard)):
-            ids, dense, label = draw(generator, effects, min(shard, total - start))
+            ids, dense, label = draw(generator, effects, min(shard, total - start), len(features.dense))
             entries.append(write(folder, split, number, ids, dense, label, labelled))
         splits[split] = Split(tuple(entries))
-    write_manifest(folder, Manifest(tuple(cardinalities), splits, labelled))
+    write_manifest(folder, Manifest(tuple(cardinalities), splits, labelled, features=features))
     return folder
 
 
@@ -59,12 +54,12 @@ def write(folder, split, number, ids, dense, label, labelled=True):
     return ShardEntry(name, len(ids), int(label.sum()), size, checksum)
 
 
-def draw(generator, effects, rows):
-    """ids int32 (rows, 26) with a long tail, dense float32 (rows, 13), label uint8 (rows,)."""
-    tails = generator.pareto(1.0, (rows, SPARSE_FEATURES)) * 2
+def draw(generator, effects, rows, dense_features=13):
+    """ids int32 (rows, effects) with a long tail, dense float32 (rows, dense_features), label uint8 (rows,)."""
+    tails = generator.pareto(1.0, (rows, len(effects))) * 2
     ids = np.minimum(tails, [len(e) - 1 for e in effects]).astype(np.int32)
-    dense = np.log1p(generator.exponential(5.0, (rows, DENSE_FEATURES))).astype(np.float32)
-    logit = -1.2 + 0.5 * sum(effect[ids[:, f]] for f, effect in enumerate(effects)) + 0.3 * dense[:, 0]
+    dense = np.log1p(generator.exponential(5.0, (rows, dense_features))).astype(np.float32)
+    logit = -1.2 + 0.5 * sum(effect[ids[:, f]] for f, effect in enumerate(effects)) + 0.3 * dense[:, :1].sum(axis=1)
     label = (generator.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.uint8)
     return ids, dense, label
 

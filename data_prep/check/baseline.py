@@ -20,7 +20,7 @@ import numpy as np
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.data import columns
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Manifest, open_shard, read_manifest
+from ssmpi.data.schema import Manifest, open_shard, read_manifest
 
 SAMPLE_ROWS = 200_000  # for choosing the settings
 WHOLE_ROWS = 3_000_000  # up to here all training rows are held in memory (about 320 bytes each) and solved exactly
@@ -32,7 +32,7 @@ METRICS = {"log_loss": "log-loss", "ne": "NE", "auc": "AUC", "accuracy": "accura
 
 
 class PreparedRows(NamedTuple):
-    """ids int32 (rows, 26), dense float32 (rows, 13), label uint8 (rows,)."""
+    """ids int32 (rows, sparse), dense float32 (rows, dense), label uint8 (rows,)."""
 
     ids: np.ndarray
     dense: np.ndarray
@@ -134,11 +134,12 @@ def table(report: dict[str, Any]) -> str:
 
 
 class Design:
-    """A prepared set as the regression sees it: sparse matrices (rows, sum of cardinalities + 13) and labels."""
+    """A prepared set as the regression sees it: sparse matrices (rows, sum of cardinalities + dense) and labels."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
-        total, squares, rows = np.zeros(DENSE_FEATURES), np.zeros(DENSE_FEATURES), 0
+        features = len(manifest.features.dense)
+        total, squares, rows = np.zeros(features), np.zeros(features), 0
         for part in self.shards("train"):
             dense = part.dense.astype(np.float64)
             total, squares, rows = total + dense.sum(axis=0), squares + (dense**2).sum(axis=0), rows + len(dense)
@@ -163,14 +164,14 @@ class Design:
         from scipy.sparse import csr_matrix
 
         offset = np.concatenate([[0], np.cumsum(self.manifest.cardinalities)])
-        features = SPARSE_FEATURES + DENSE_FEATURES
-        indices = np.empty((len(rows.ids), features), np.int32)
-        indices[:, :SPARSE_FEATURES] = rows.ids + offset[:-1]
-        indices[:, SPARSE_FEATURES:] = offset[-1] + np.arange(DENSE_FEATURES)
+        sparse, dense = rows.ids.shape[1], rows.dense.shape[1]
+        indices = np.empty((len(rows.ids), sparse + dense), np.int32)
+        indices[:, :sparse] = rows.ids + offset[:-1]
+        indices[:, sparse:] = offset[-1] + np.arange(dense)
         values = np.ones(indices.shape, np.float32)
-        values[:, SPARSE_FEATURES:] = (rows.dense - self.mean) / self.deviation
-        ends = np.arange(0, indices.size + 1, features, dtype=np.int32)
-        return csr_matrix((values.ravel(), indices.ravel(), ends), shape=(len(indices), offset[-1] + DENSE_FEATURES))
+        values[:, sparse:] = (rows.dense - self.mean) / self.deviation
+        ends = np.arange(0, indices.size + 1, sparse + dense, dtype=np.int32)
+        return csr_matrix((values.ravel(), indices.ravel(), ends), shape=(len(indices), offset[-1] + dense))
 
 
 def _solve(data: Design) -> FittedModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,12 +9,8 @@ import numpy as np
 
 from data_prep.vocabulary.vocabulary_file import read_vocabulary
 from ssmpi.data.schema import (
-    DENSE_FEATURES,
-    DENSE_NAMES,
     MISSING_ID,
     RARE_ID,
-    SPARSE_FEATURES,
-    SPARSE_NAMES,
     VOCABULARY_NAME,
     Manifest,
     open_shard,
@@ -31,18 +26,20 @@ TOP = 3
 class Totals:
     """What the rows of all shards add up to."""
 
-    cardinalities: Sequence[int]
+    manifest: Manifest
     rows: int = 0
-    low: np.ndarray = field(default_factory=lambda: np.full(DENSE_FEATURES, np.inf))
-    high: np.ndarray = field(default_factory=lambda: np.full(DENSE_FEATURES, -np.inf))
-    sums: np.ndarray = field(default_factory=lambda: np.zeros(DENSE_FEATURES))
-    counts: list[np.ndarray] = field(default_factory=list)
+    low: np.ndarray = field(init=False)
+    high: np.ndarray = field(init=False)
+    sums: np.ndarray = field(init=False)
+    counts: list[np.ndarray] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.counts = [np.zeros(min(c, FOLLOWED_IDS) + 1, dtype=np.int64) for c in self.cardinalities]
+        dense = len(self.manifest.features.dense)
+        self.low, self.high, self.sums = np.full(dense, np.inf), np.full(dense, -np.inf), np.zeros(dense)
+        self.counts = [np.zeros(min(c, FOLLOWED_IDS) + 1, dtype=np.int64) for c in self.manifest.cardinalities]
 
     def add(self, ids: np.ndarray, dense: np.ndarray) -> None:
-        """Take in a block: ids int32 (n, 26), dense float32 (n, 13)."""
+        """Take in a block: ids int32 (n, sparse), dense float32 (n, dense)."""
         self.rows += len(ids)
         self.low = np.minimum(self.low, dense.min(axis=0))
         self.high = np.maximum(self.high, dense.max(axis=0))
@@ -55,7 +52,7 @@ class Totals:
 def describe_folder(folder: Path) -> str:
     """Read all shards of a prepared folder and describe it. DataError if it is not whole."""
     manifest = read_manifest(folder)
-    totals = Totals(manifest.cardinalities)
+    totals = Totals(manifest)
     for split in manifest.splits.values():
         for entry in split.shards:
             with open_shard(folder, entry, manifest) as shard:
@@ -86,7 +83,7 @@ def _dense(manifest: Manifest, totals: Totals) -> list[str]:
     ]
     missing = manifest.provenance.get("missing", {})
     rows = manifest.provenance.get("rows", totals.rows)
-    for f, name in enumerate(DENSE_NAMES):
+    for f, name in enumerate(manifest.features.dense):
         mean = totals.sums[f] / max(totals.rows, 1)
         gone = _share(missing[name], rows) if name in missing else "-"
         lines.append(f"  {name:<8}{gone:>9}{totals.low[f]:>10.3f}{mean:>10.3f}{totals.high[f]:>10.3f}")
@@ -98,8 +95,8 @@ def _sparse(folder: Path, manifest: Manifest, totals: Totals) -> list[str]:
     missing = manifest.provenance.get("missing", {})
     rows = manifest.provenance.get("rows", totals.rows)
     lines = [f"  {'sparse':<8}{'ids':>12}{'missing':>9}{'rare':>9}   most frequent tokens: id token share"]
-    for f in range(SPARSE_FEATURES):
-        name, counts = SPARSE_NAMES[f], totals.counts[f][:-1]
+    for f, name in enumerate(manifest.features.sparse):
+        counts = totals.counts[f][:-1]
         gone = _share(missing[name], rows) if name in missing else "-"
         rare = _share(int(counts[RARE_ID]), totals.rows) if vocabulary.reserved and len(counts) > RARE_ID else "-"
         tokens = vocabulary.column(f, "token")

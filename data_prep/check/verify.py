@@ -128,22 +128,22 @@ def _content(shard: h5py.File, entry: ShardEntry, manifest: Manifest) -> Iterato
         yield "has labels, but the manifest says unlabelled"
     if checksum(ids, dense, label) != entry.checksum:
         yield "the checksum of the columns is not the one in the manifest"
-    yield from _bad_values(ids, dense, label, manifest.cardinalities)
+    yield from _bad_values(ids, dense, label, manifest)
     if label is not None and int(np.count_nonzero(label)) != entry.positives:
         yield f"{np.count_nonzero(label):,} clicked rows, the manifest says {entry.positives:,}"
 
 
-def _bad_values(
-    ids: np.ndarray, dense: np.ndarray, label: np.ndarray | None, cardinalities: Sequence[int]
-) -> Iterator[str]:
+def _bad_values(ids: np.ndarray, dense: np.ndarray, label: np.ndarray | None, manifest: Manifest) -> Iterator[str]:
     """The first value of each kind that no preparation writes."""
+    features, cardinalities = manifest.features, manifest.cardinalities
     rows, columns = np.nonzero((ids < 0) | (ids >= np.maximum(cardinalities, 1)))
     if len(rows):
         row, f = int(rows[0]), int(columns[0])
-        yield f"row {row}: id {ids[row, f]} of C{f + 1} is outside [0, {cardinalities[f]}){_times(len(rows))}"
+        outside = f"id {ids[row, f]} of {features.sparse[f]} is outside [0, {cardinalities[f]})"
+        yield f"row {row}: {outside}{_times(len(rows))}"
     rows, columns = np.nonzero(~np.isfinite(dense))
     if len(rows):
-        yield f"row {rows[0]}: I{columns[0] + 1} is {dense[rows[0], columns[0]]}{_times(len(rows))}"
+        yield f"row {rows[0]}: {features.dense[columns[0]]} is {dense[rows[0], columns[0]]}{_times(len(rows))}"
     if label is not None and len(rows := np.flatnonzero(label > 1)):
         yield f"row {rows[0]}: label {label[rows[0]]} is not 0 or 1{_times(len(rows))}"
 

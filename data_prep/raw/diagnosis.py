@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from data_prep.columns import DENSE_FEATURES, DENSE_NAMES, SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.raw.fields import INT64_MAX
-from ssmpi.data.schema import DENSE_FEATURES, DENSE_NAMES, SPARSE_FEATURES, SPARSE_NAMES
 
 FIELDS = {True: 1 + DENSE_FEATURES + SPARSE_FEATURES, False: DENSE_FEATURES + SPARSE_FEATURES}
 

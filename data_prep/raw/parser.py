@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from data_prep.columns import DENSE_FEATURES, SPARSE_FEATURES
 from data_prep.raw.fields import (
     NEWLINE,
     RETURN,
@@ -23,7 +24,6 @@ from data_prep.raw.fields import (
     whole_token,
     word,
 )
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 
 # most integers are small: reading their logarithm is faster than computing it
 LOGARITHMS = np.log1p(np.arange(4096, dtype=np.float64)).astype(np.float32)

@@ -14,6 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from data_prep.columns import DENSE_FEATURES, SPARSE_FEATURES
 from data_prep.files import Publisher
 from data_prep.options import TRANSFORM
 from data_prep.preparation import Preparation
@@ -22,7 +23,7 @@ from data_prep.scratch import Scratch
 from data_prep.shards.packing import SLACK, row_bytes, unpack
 from data_prep.shards.scatter import PlacedPiece
 from data_prep.shards.shard_layout import PlannedShard, ShardLayout, permutation
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, ShardEntry, lay_out_shard
+from ssmpi.data.schema import ShardEntry, lay_out_shard
 from ssmpi.data.shard_frame import Frame, frame_of
 
 

@@ -14,11 +14,12 @@ import shutil
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from data_prep.columns import ROW_BYTES
 from data_prep.files import load_json, save_json
 from data_prep.options import PrepareOptions
 from data_prep.preparation import Preparation, RawSource
 from ssmpi.core.errors import DataError, UserError
-from ssmpi.data.schema import MANIFEST_NAME, ROW_BYTES, SPLITS, VOCABULARY_NAME, WORK_NAME, Manifest, read_manifest
+from ssmpi.data.schema import MANIFEST_NAME, SPLITS, VOCABULARY_NAME, WORK_NAME, Manifest, read_manifest
 
 OWN_NAMES = {
     MANIFEST_NAME,

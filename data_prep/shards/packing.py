@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
+from data_prep.columns import DENSE_FEATURES, ROW_BYTES, SPARSE_FEATURES
 from data_prep.raw.fields import word
 from data_prep.raw.parser import logarithm
-from ssmpi.data.schema import DENSE_FEATURES, ROW_BYTES, SPARSE_FEATURES
 
 GUESSED_ROW_BYTES = ROW_BYTES  # before the raw text has been read: four bytes are enough for all but wild integers
 

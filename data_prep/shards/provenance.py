@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from data_prep.columns import DENSE_NAMES, SPARSE_NAMES
 from data_prep.files import file_checksum
 from data_prep.options import DLRM, TRANSFORM
 from data_prep.preparation import Preparation
@@ -19,7 +20,8 @@ from data_prep.shards.gather import WrittenShard
 from data_prep.splits import Ranges
 from data_prep.vocabulary.scan import PieceRecord
 from data_prep.vocabulary.vocabulary_file import STATED_MIN_COUNTS, Vocabulary
-from ssmpi.data.schema import DENSE_NAMES, SPARSE_NAMES, VOCABULARY_NAME, Manifest, Split
+from ssmpi.data.features import CRITEO
+from ssmpi.data.schema import VOCABULARY_NAME, Manifest, Split
 
 
 def source_checksums(records: Sequence[PieceRecord], sources: int) -> list[str]:
@@ -84,8 +86,10 @@ def _about_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def manifest_checksum(manifest: Manifest) -> str:
-    """SHA-256 of what the manifest says, without this checksum itself."""
-    body: Mapping[str, Any] = asdict(manifest)
+    """SHA-256 of what the manifest says, without this checksum itself, and without the features of Criteo's rows, which
+    older versions did not record.
+    """
+    body: Mapping[str, Any] = {k: v for k, v in asdict(manifest).items() if k != "features" or v != asdict(CRITEO)}
     provenance = {k: v for k, v in body["provenance"].items() if k != "manifest_checksum"}
     text = json.dumps({**body, "provenance": provenance}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

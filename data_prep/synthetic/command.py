@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from data_prep.columns import SPARSE_FEATURES
 from data_prep.synthetic.synthesize import TEACHER_NAME, SynthesisPlan, require, synthesize
 from data_prep.synthetic.teacher import TeacherSettings, scaled_cardinalities
-from ssmpi.data.schema import SPARSE_FEATURES
 
 SUFFIXES = {"k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 

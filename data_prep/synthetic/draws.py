@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from ssmpi.data.schema import DENSE_FEATURES
+from data_prep.columns import DENSE_FEATURES
 
 MISSING_INTEGER = -(2**31)
 NEGATIVE_RATE = 0.105  # of I2, the only integer of the Kaggle set that goes below zero

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from data_prep.columns import SPARSE_FEATURES
 from data_prep.progress import ProgressBar
 from data_prep.ranks import Ranks
 from data_prep.splits import split_rows
@@ -23,7 +24,6 @@ from data_prep.synthetic.ceiling import Ceiling
 from data_prep.synthetic.teacher import Teacher, TeacherSettings
 from data_prep.synthetic.text_writer import TextWriter
 from ssmpi.core.errors import UserError
-from ssmpi.data.schema import SPARSE_FEATURES
 
 TEACHER_NAME = "teacher.json"
 BLOCK_ROWS = 16_384

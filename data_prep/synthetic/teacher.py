@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data_prep.columns import DENSE_FEATURES, DENSE_NAMES, SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.synthetic.draws import HEAD, RANK, TeacherTables, draw, fill_gaussians, mix
-from ssmpi.data.schema import DENSE_FEATURES, DENSE_NAMES, SPARSE_FEATURES, SPARSE_NAMES
 
 KAGGLE_CARDINALITIES = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),

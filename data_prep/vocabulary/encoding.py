@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from data_prep.columns import SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.files import save_array
 from data_prep.preparation import Preparation
 from data_prep.ranks import RawDataError
@@ -14,7 +15,6 @@ from data_prep.raw.parser import ParsedRows
 from data_prep.vocabulary.scan import reduce_tokens
 from data_prep.vocabulary.tables import look_up
 from data_prep.vocabulary.vocabulary_file import Vocabulary
-from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.columns import SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.files import load_json, save_array, save_json
 from data_prep.preparation import Preparation
 from data_prep.progress import ProgressBar
@@ -25,7 +26,7 @@ from data_prep.vocabulary.vocabulary_file import (
     read_vocabulary,
     write_vocabulary,
 )
-from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES, VOCABULARY_NAME
+from ssmpi.data.schema import VOCABULARY_NAME
 
 
 def fit_vocabulary(job: Preparation, found: ScanResult, ranges: Ranges) -> Vocabulary:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.columns import DENSE_FEATURES, SPARSE_FEATURES
 from data_prep.files import load_json, save_array, save_json
 from data_prep.options import DLRM
 from data_prep.preparation import Preparation
@@ -20,7 +21,6 @@ from data_prep.raw.parser import ParsedRows, tally
 from data_prep.raw.pieces import OpenPiece, Piece, deal, open_pieces
 from data_prep.raw.sources import TextDigest
 from data_prep.vocabulary.tables import CountTable, FirstTable, TokenTable
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 
 PIECES_PER_RUN = 64
 SOURCE_SHIFT = 46  # a position is (source, byte); files are smaller than 64 TiB

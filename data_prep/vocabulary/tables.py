@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numba import njit
 
+from data_prep.columns import DENSE_FEATURES
 from data_prep.raw.fields import Integer
 from data_prep.raw.parser import ParsedRows
-from ssmpi.data.schema import DENSE_FEATURES, MISSING_ID, RARE_ID
+from ssmpi.data.schema import MISSING_ID, RARE_ID
 
 FIRST_BITS = 10
 LOAD = 0.6

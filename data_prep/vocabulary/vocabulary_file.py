@@ -17,12 +17,12 @@ from typing import Any
 import h5py
 import numpy as np
 
+from data_prep.columns import SPARSE_FEATURES, SPARSE_NAMES
 from data_prep.files import whole
 from data_prep.options import DLRM, FREQUENCY, MERGE_ENTRIES
 from data_prep.vocabulary.scan import Spill
 from data_prep.vocabulary.tables import lookup_table
 from ssmpi.core.errors import DamageError, DataError
-from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
 
 FORMAT, VERSION = "ssmpi-vocabulary", 1
 STATED_MIN_COUNTS = (1, 2, 3, 10, 15)

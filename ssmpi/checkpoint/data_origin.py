@@ -4,7 +4,8 @@ data that it was trained on, and ids of another vocabulary are refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 from ssmpi.checkpoint import model_files, store
 from ssmpi.comm.failure import say
 from ssmpi.core.errors import DataError, json_problem
+from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.schema import MANIFEST_NAME, VOCABULARY_NAME, Manifest, read_manifest
 
+SHOWN = 3  # features of a kind, in a message
 KEY = "data"  # in the state of a model's or checkpoint's manifest
 
 
@@ -26,12 +29,13 @@ class DataOrigin:
     folder: str
     cardinalities: tuple[int, ...]
     vocabulary: str | None
+    features: Features = CRITEO
 
     @classmethod
     def of_data(cls, folder: Path, manifest: Manifest | None = None) -> DataOrigin:
         """Of a model that is trained on the data in ``folder``."""
         manifest = manifest or read_manifest(folder)
-        return cls(str(folder.resolve()), manifest.cardinalities, vocabulary_checksum(manifest))
+        return cls(str(folder.resolve()), manifest.cardinalities, vocabulary_checksum(manifest), manifest.features)
 
     @classmethod
     def of_model(cls, model: Path, setting: str) -> DataOrigin:
@@ -45,7 +49,9 @@ class DataOrigin:
             except DataError as error:
                 raise DataError(f"{model}: an older version saved it, so its data folder is needed. {error}") from error
         try:
-            return cls(str(saved["folder"]), tuple(map(int, saved["cardinalities"])), saved["vocabulary"])
+            cardinalities, named = tuple(map(int, saved["cardinalities"])), saved.get("features")
+            features = Features.recorded(**named) if named else CRITEO
+            return cls(str(saved["folder"]), cardinalities, saved["vocabulary"], features)
         except (KeyError, TypeError, ValueError) as error:
             problem = f"state.{KEY}: {json_problem(error)}"
             raise DataError(
@@ -54,7 +60,8 @@ class DataOrigin:
 
     def state(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {**asdict(self), "cardinalities": list(self.cardinalities)}
+        lists: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return lists
 
     def find(self, setting: str) -> Path:
         """The data folder: ``setting``, the run's ``data.folder``, if it is one seen from here; else where it was."""
@@ -69,7 +76,12 @@ class DataOrigin:
         )
 
     def check(self, folder: Path, manifest: Manifest) -> None:
-        """Raise DataError if a data folder has other ids than this model."""
+        """Raise DataError if a data folder has other ids than this model, or other features."""
+        if manifest.features != self.features:
+            raise DataError(
+                f"{folder}: other features ({described(manifest.features)}) than the data this model was trained on "
+                f"({described(self.features)}): name data with the same ones"
+            )
         self._compare(folder, manifest.cardinalities, vocabulary_checksum(manifest))
 
     def check_vocabulary(self, path: Path) -> Path:
@@ -95,6 +107,17 @@ class DataOrigin:
             f" tokens. Use the vocabulary.h5 of that data (it was in {self.folder}), or data prepared with it"
             " (ssmpi-prepare criteo --vocabulary)"
         )
+
+
+def described(features: Features) -> str:
+    """Features in words, as far as a message has room for them."""
+    dense, sparse = features.dense, features.sparse
+    return f"{len(dense)} dense, {shown(dense)}; {len(sparse)} sparse, {shown(sparse)}"
+
+
+def shown(names: Sequence[str]) -> str:
+    """The first few of many names."""
+    return ", ".join([*names[:SHOWN], *(["..."] * (len(names) > SHOWN))]) or "none"
 
 
 def vocabulary_checksum(manifest: Manifest) -> str | None:

@@ -9,7 +9,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Batch:
-    """ids int32 (batch, features); dense float32 (batch, 13); labels float32 (batch,), NaN in unlabelled data."""
+    """ids int32 (batch, sparse features); dense float32 (batch, dense features); labels float32 (batch,), NaN in
+    unlabelled data.
+    """
 
     ids: np.ndarray
     dense: np.ndarray

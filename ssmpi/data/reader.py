@@ -14,7 +14,7 @@ from ssmpi.core.errors import DataError
 from ssmpi.core.settings import COUNT, require, within
 from ssmpi.data import columns
 from ssmpi.data.batch import Batch
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, Manifest, open_shard, read_manifest
+from ssmpi.data.schema import Manifest, open_shard, read_manifest
 
 
 @dataclass(frozen=True)
@@ -92,19 +92,18 @@ class SplitReader:
 
     def room(self) -> Batch:
         """Arrays for ``read`` that hold any block: fresh ones would be paged in anew for every block."""
-        most = max((block.rows for block in self.blocks), default=0)
-        ids, dense = np.empty((most, SPARSE_FEATURES), np.int32), np.empty((most, DENSE_FEATURES), np.float32)
-        return Batch(ids, dense, np.full(most, np.nan, np.float32))
+        return self._room(max((block.rows for block in self.blocks), default=0))
+
+    def _room(self, rows: int) -> Batch:
+        """Arrays for so many rows, without labels."""
+        features = self.manifest.features
+        ids, dense = (rows, len(features.sparse)), (rows, len(features.dense))
+        return Batch(np.empty(ids, np.int32), np.empty(dense, np.float32), np.full(rows, np.nan, np.float32))
 
     def means(self, most: int = 8192) -> np.ndarray:
         """Means of the dense features over the first rows, at most so many of the first shard; float32 (features,)."""
         first = Block(0, 0, min(most, self.shards[0].rows))
-        ids, dense = (
-            np.empty((first.rows, SPARSE_FEATURES), np.int32),
-            np.empty((first.rows, DENSE_FEATURES), np.float32),
-        )
-        self.read(first, Batch(ids, dense, np.empty(first.rows, np.float32)))
-        return dense.mean(axis=0, dtype=float).astype(np.float32)
+        return self.read(first, self._room(first.rows)).dense.mean(axis=0, dtype=float).astype(np.float32)
 
     def read(self, block: Block, room: Batch | None = None) -> Batch:
         """Read one block, into ``room`` (what it held is gone) or into fresh arrays."""

@@ -5,11 +5,12 @@ A data set is a folder::
 
     manifest.json            written last: a folder without it is not whole
     vocabulary.h5            token -> id, per feature
-    train/shard-00000.h5     ids int32 (rows, 26), dense float32 (rows, 13), label uint8 (rows,)
+    train/shard-00000.h5     ids int32 (rows, sparse), dense float32 (rows, dense), label uint8 (rows,)
     validation/shard-00000.h5, test/shard-00000.h5
 
 Data sets are contiguous and uncompressed, so that a reader gets blocks at memory speed. An unlabelled set has no
-``label``. Ids of feature ``f`` lie in ``[0, cardinalities[f])``: 0 is missing, 1 is rare or unseen, then by frequency.
+``label``. The manifest names the sparse and the dense features. Ids of sparse feature ``f`` lie in
+``[0, cardinalities[f])``: 0 is missing, 1 is rare or unseen, then by frequency.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import DamageError, DataError, json_problem
+from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.shard_frame import frame_checksum
 
 SCHEMA_VERSION = 1
@@ -36,13 +38,6 @@ MANIFEST_NAME = "manifest.json"
 WORK_NAME = ".prepare"  # what a preparation under way keeps; removed at its end
 VOCABULARY_NAME = "vocabulary.h5"
 SPLITS = ("train", "validation", "test")
-
-DENSE_FEATURES = 13
-SPARSE_FEATURES = 26
-DENSE_NAMES = tuple(f"I{i}" for i in range(1, DENSE_FEATURES + 1))
-SPARSE_NAMES = tuple(f"C{i}" for i in range(1, SPARSE_FEATURES + 1))
-
-ROW_BYTES = 4 * SPARSE_FEATURES + 4 * DENSE_FEATURES + 1
 
 MISSING_ID = 0
 RARE_ID = 1
@@ -82,12 +77,20 @@ class Split:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a prepared folder holds. ``provenance`` is free-form: transform, seed, sources with sizes and checksums."""
+    """What a prepared folder holds, ``cardinalities`` by sparse feature, else DataError. ``provenance`` is free-form:
+    transform, seed, sources with sizes and checksums.
+    """
 
     cardinalities: tuple[int, ...]
     splits: Mapping[str, Split]
     labelled: bool = True
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    features: Features = CRITEO
+
+    def __post_init__(self) -> None:
+        tables, sparse = len(self.cardinalities), len(self.features.sparse)
+        if tables != sparse:
+            raise DataError(f"{tables} cardinalities, expected {sparse}: one for each sparse feature")
 
     def has_rows(self, name: str) -> bool:
         """Whether there is such a split with anything in it."""
@@ -138,14 +141,15 @@ def read_manifest(folder: Path) -> Manifest:
             for name, split in body.pop("splits").items()
         }
         cardinalities = tuple(int(c) for c in body.pop("cardinalities"))
-        manifest = Manifest(cardinalities, splits, **body)
+        recorded = body.pop("features", None)
+        features = CRITEO if recorded is None else Features.recorded(**recorded)
+        return Manifest(cardinalities, splits, **body, features=features)
     except DamageError:
         raise
+    except DataError as error:
+        raise DamageError(path, f"damaged: {error}", MAKE_AGAIN) from error
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise DamageError(path, f"damaged: {json_problem(error)}", MAKE_AGAIN) from error
-    if len(cardinalities) != SPARSE_FEATURES:
-        raise DamageError(path, f"{len(cardinalities)} cardinalities, expected {SPARSE_FEATURES}", MAKE_AGAIN)
-    return manifest
 
 
 def checksum(ids: np.ndarray, dense: np.ndarray, label: np.ndarray | None) -> str:
@@ -177,7 +181,7 @@ def lay_out_shard(
 ) -> str:
     """Write the bytes of a shard, not yet flushed to disk. Returns its checksum.
 
-    ids int32 (rows, 26); dense float32 (rows, 13); label uint8 (rows,) or None. ``attributes`` go on the file:
+    ids int32 (rows, sparse); dense float32 (rows, dense); label uint8 (rows,) or None. ``attributes`` go on the file:
     split, cardinalities, transform, seed, source row range. The same arguments give the same bytes.
     """
     total = checksum(ids, dense, label)
@@ -229,8 +233,8 @@ def open_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> h5py.File
     except OSError as error:
         raise DamageError(path, f"not a readable HDF5 file ({error})", MAKE_AGAIN) from error
     wanted: dict[str, tuple[str, tuple[int, ...]]] = {
-        "ids": ("int32", (entry.rows, SPARSE_FEATURES)),
-        "dense": ("float32", (entry.rows, DENSE_FEATURES)),
+        "ids": ("int32", (entry.rows, len(manifest.features.sparse))),
+        "dense": ("float32", (entry.rows, len(manifest.features.dense))),
     }
     if manifest.labelled:
         wanted["label"] = ("uint8", (entry.rows,))

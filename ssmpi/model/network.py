@@ -170,6 +170,8 @@ class Network:
             for name in operator.inputs:
                 if name not in widths:
                     raise SettingsError(f"{place} reads {name!r}, which nothing before it makes: {', '.join(widths)}")
+                if not widths[name]:
+                    raise SettingsError(f"{place} reads {name!r}, but this data has no {name} features")
             if operator.name in widths:
                 raise SettingsError(f"{place}: its name is taken")
             try:

@@ -46,7 +46,7 @@ class Program:
                 self.places[name] = self.floats
                 self.floats += width
         instructions = np.array(list(self._instructions()), np.int64).reshape(-1, FLAGS + 1)
-        _mark_gradients(instructions, self.places[DENSE])
+        _mark_gradients(instructions, self.places[DENSE] if self.network.inputs.dense else NOWHERE)
         self.table = instructions
 
     def _instructions(self) -> Iterator[list[int]]:

@@ -11,7 +11,7 @@ from ssmpi.config import Config
 from ssmpi.core.errors import DataError
 from ssmpi.core.metrics import BINS, SUMS
 from ssmpi.core.topology import Role
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES, read_manifest
+from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import Placement, place
 from ssmpi.sync import ALGORITHMS
 
@@ -28,13 +28,9 @@ def read_tables(path: Path) -> tuple[int, ...]:
         text = path.read_text(encoding="utf-8", errors="replace")  # what is no text has no numbers
         words = " ".join(line.partition("#")[0] for line in text.splitlines()).split()
     except OSError as error:
-        raise DataError(
-            f"{path}: {error.strerror}; name a text file with the rows of {SPARSE_FEATURES} tables"
-        ) from None
-    if len(words) != SPARSE_FEATURES or not all(word.isdigit() and int(word) for word in words):
-        raise DataError(
-            f"{path}: expected {SPARSE_FEATURES} whole numbers, the rows of each table; found {len(words)} words"
-        )
+        raise DataError(f"{path}: {error.strerror}; name a text file with the rows of each table") from None
+    if wrong := [word for word in words if not (word.isdigit() and int(word))] or [""] * (not words):
+        raise DataError(f"{path}: expected whole numbers, the rows of each table; found {wrong[0] or 'none'}")
     return tuple(map(int, words))
 
 
@@ -46,8 +42,9 @@ def dense_parameters(config: Config) -> int:
 def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     """Expected bytes of one rank of each role, libraries included; of the PS that holds most."""
     parameters, topology = dense_parameters(config), config.topology
-    features = SPARSE_FEATURES * config.embedding.dim * 4 * config.data.batch_size
-    block = config.data.block_rows * 2 * (SPARSE_FEATURES + DENSE_FEATURES + 1) * 4
+    inputs = config.network.inputs
+    features = inputs.tables * config.embedding.dim * 4 * config.data.batch_size
+    block = config.data.block_rows * 2 * (inputs.tables + inputs.dense + 1) * 4
     activations = config.data.batch_size * 4 * 4 * config.network.activations
     trainer = 4.0 * parameters * (5 + topology.threads) + topology.threads * (6.0 * features + block + activations)
     rows = _largest_share(config, placement)

@@ -31,8 +31,8 @@ LEASE_SECONDS = 120.0  # a lost host keeps its locks on a shared file system unt
 
 
 def prepare(config: Config, ranks: int, overwrite: bool) -> Config:
-    """Check all that can be checked before training, then make the run folder. Returns ``config``."""
-    check(config, ranks)
+    """Check all that can be checked before training, then make the run folder. Returns ``config`` with its network."""
+    config = config.over(check(config, ranks).manifest.features)
     make(Path(config.run.folder), config, overwrite)
     return config
 

@@ -8,8 +8,9 @@ from ssmpi.cluster.node_layout import NodeLayout, layout_of
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
 from ssmpi.core.topology import Role
+from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.reader import SplitReader
-from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
+from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import Placement
 from ssmpi.run.requirements import checkpoint_copies, dense_parameters, kept_memory, memory_of_ranks, placement_of
 from ssmpi.sync import ALGORITHMS
@@ -20,17 +21,26 @@ def describe(config: Config, where: Site | None = None, tables_file: Path | None
     stands in for data that is not prepared yet.
     """
     placement = placement_of(config, tables_file)
+    features = features_of(config, placement, known=not tables_file)
+    config = config.over(features)
     layout = layout_of(config, where, placement) if where else None
     sections = [
         ranks(config),
-        tables(config, placement),
-        network(config),
+        tables(config, placement, features),
+        network(config, known=not tables_file),
         memory(config, placement),
         *([layout.describe(where), memory_files(config, placement, layout, where)] if where and layout else []),
         traffic(config, placement),
         *([] if tables_file else [work(config)]),
     ]
     return "\n\n".join(sections)
+
+
+def features_of(config: Config, placement: Placement, *, known: bool) -> Features:
+    """Those of the data; before there is any, as many dense ones as Criteo's rows have."""
+    if known:
+        return read_manifest(Path(config.data.folder)).features
+    return Features.numbered(len(CRITEO.dense), len(placement.cardinalities))
 
 
 def ranks(config: Config) -> str:
@@ -45,7 +55,7 @@ def ranks(config: Config) -> str:
     return "\n".join(lines)
 
 
-def tables(config: Config, placement: Placement) -> str:
+def tables(config: Config, placement: Placement, features: Features) -> str:
     """The tables of each embedding PS, with memory and expected lookups."""
     row = config.embedding.row_bytes
     lines = [
@@ -54,7 +64,7 @@ def tables(config: Config, placement: Placement) -> str:
     ]
     for server in range(placement.servers):
         names = [
-            SPARSE_NAMES[p.table] if p.stride == 1 else f"{SPARSE_NAMES[p.table]}[{p.first}::{p.stride}]"
+            features.sparse[p.table] if p.stride == 1 else f"{features.sparse[p.table]}[{p.first}::{p.stride}]"
             for p in sorted(placement.parts_of(server), key=lambda p: p.table)
         ]
         where = f"embedding_ps {server}" if config.topology.embedding_ps else "trainer 0"
@@ -65,11 +75,12 @@ def tables(config: Config, placement: Placement) -> str:
     return "\n".join(lines)
 
 
-def network(config: Config) -> str:
+def network(config: Config, *, known: bool = True) -> str:
     """The dense network, an operator a line; widths are floats per example."""
     found = config.network
     head = f"network: {config.model.name}, {found.parameters:,} parameters ({_bytes(4 * found.parameters)})"
-    return "\n".join([head, *(f"  {line}" for line in found.describe())])
+    assumed = f"  over {found.inputs.dense} dense features as in Criteo's rows: the data is not prepared yet"
+    return "\n".join([head, *([] if known else [assumed]), *(f"  {line}" for line in found.describe())])
 
 
 def memory(config: Config, placement: Placement) -> str:
@@ -107,7 +118,7 @@ def memory_files(config: Config, placement: Placement, layout: NodeLayout, where
 
 def traffic(config: Config, placement: Placement) -> str:
     """Bytes on the wire per iteration of a thread and per round of a trainer; repeated ids of a batch are sent once."""
-    ids = config.data.batch_size * SPARSE_FEATURES
+    ids = config.data.batch_size * config.network.inputs.tables
     row = 4 * config.embedding.dim
     parameters = dense_parameters(config)
     n = config.topology.trainers

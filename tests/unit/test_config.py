@@ -1,5 +1,6 @@
 """Settings that do not fit together, or make no sense, are refused before anything starts."""
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -13,6 +14,9 @@ from ssmpi.cluster.site import Site
 from ssmpi.config import Config, load
 from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.core.settings import build
+from ssmpi.data.features import CRITEO
+from ssmpi.run import resume
+from ssmpi.run.request import RunRequest
 
 
 def read(tmp_path, *overrides):
@@ -155,11 +159,21 @@ def test_every_number_has_bounds(tmp_path, name, hint):
 
 def test_a_vector_has_no_more_fragments_than_parameters(tmp_path):
     small = ("model.bottom=[1]", "model.top=[1]", "embedding.dim=1")
-    assert read(tmp_path, *small, "sync.fragments=367").sync.fragments == 367
+    assert read(tmp_path, *small, "sync.fragments=367").over(CRITEO).network.parameters == 367
     with pytest.raises(
         SettingsError, match=r"sync\.fragments = 368 is more than the 367 parameters of the dense model"
     ):
-        read(tmp_path, *small, "sync.fragments=368")
+        read(tmp_path, *small, "sync.fragments=368").over(CRITEO)
+
+
+def test_too_many_fragments_are_refused_before_the_run_folder_is_made(tmp_path, small_data):
+    """The features are known once the data is."""
+    (tmp_path / "run.toml").write_text(f"[data]\nfolder = '{small_data}'")
+    small = ("model.bottom=[1]", "model.top=[1]", "embedding.dim=1", f"run.folder={tmp_path / 'run'}")
+    request = RunRequest(tmp_path / "run.toml", (*small, "sync.fragments=368", "topology.embedding_ps=0"))
+    with pytest.raises(SettingsError, match="is more than the 367 parameters"):
+        resume.prepare(request, request.load().topology.size, contextlib.ExitStack())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("rate", [(), ("sync.every_iterations=3", "sync.every_seconds=1.0")])

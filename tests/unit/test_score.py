@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import flip_a_value
-from ranks import PretendedJob, PretendedWorld
 from runs import train_over_threads
 
 from data_prep.cli import main
@@ -57,32 +56,7 @@ def forget_the_place(copy, trained):
     path.write_text(path.read_text().replace(str(trained), str(copy)))
 
 
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """Scoring in this process, which never enters MPI; the jobs that this pretends."""
-
-    class Job:
-        rank, size = 0, 1
-
-        def agree(self, body):
-            return body()
-
-        def gather(self, value):
-            return [value]
-
-        def leave(self):
-            """Nobody waits."""
-
-    def world(job, topology):
-        jobs.append(PretendedJob(topology, np.inf))
-        return PretendedWorld(jobs[-1], 0)
-
-    jobs = []
-    monkeypatch.setattr(score, "joined", lambda: contextlib.nullcontext(Job()))
-    monkeypatch.setattr(score, "World", world)
-    return jobs
-
-
+pytestmark = pytest.mark.usefixtures("alone")
 RUN = Path("trained/run")
 
 

@@ -331,4 +331,4 @@ def test_plan_refuses_what_no_node_can_hold(tmp_path, capsys, overrides, words):
 def test_plan_refuses_a_list_of_tables_that_is_none(tmp_path, capsys):
     (tmp_path / "tables").write_text("10 20 thirty\n")
     assert command("plan", TERABYTE[1], "--tables", tmp_path / "tables") == 2
-    assert "expected 26 whole numbers" in capsys.readouterr().err
+    assert "expected whole numbers, the rows of each table; found thirty" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
+from data_prep.columns import DENSE_NAMES, SPARSE_NAMES
 from data_prep.synthetic import command as module
 from data_prep.synthetic.synthesize import SynthesisPlan, synthesize
 from data_prep.synthetic.teacher import (
@@ -19,7 +20,6 @@ from data_prep.synthetic.teacher import (
 )
 from data_prep.synthetic.text_writer import token_masks, token_of
 from ssmpi.core.errors import UserError
-from ssmpi.data.schema import DENSE_NAMES, SPARSE_NAMES
 
 SMALL = scaled_cardinalities(0.001)
 ROWS = 40_000

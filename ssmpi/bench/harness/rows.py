@@ -37,7 +37,7 @@ class Source:
         return [b for b in batches_in(order, self._reader.read(block), size) if len(b) == size]
 
     def with_rows(self, thread: int) -> list[tuple[Batch, np.ndarray]]:
-        """Batches with their embedding rows, float32 (batch, 26, dim), as they are before training."""
+        """Batches with their embedding rows, float32 (batch, features, dim), as they are before training."""
         placement = place(self.cardinalities, 1)
         tables = LocalTables(Arena(self._config.embedding, placement, 0, self._config.run.seed))
         lookups = Lookups(tables, placement, self._config.embedding, thread)

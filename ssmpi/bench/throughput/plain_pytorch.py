@@ -13,17 +13,18 @@ from torch import nn
 from ssmpi.bench.harness.rows import Source
 from ssmpi.config import Config
 from ssmpi.data.batch import Batch
-from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 
 
 class PlainDLRM(nn.Module):
-    """Probabilities (batch,) for dense (batch, 13) and, by feature, ids (batch,) with their offsets."""
+    """Probabilities (batch,) for dense (batch, features) and, by feature, ids (batch,) with their offsets."""
 
-    def __init__(self, cardinalities: tuple[int, ...], bottom: tuple[int, ...], top: tuple[int, ...]) -> None:
+    def __init__(
+        self, cardinalities: tuple[int, ...], dense: int, bottom: tuple[int, ...], top: tuple[int, ...]
+    ) -> None:
         super().__init__()
         dim = bottom[-1]
         self.tables = nn.ModuleList(nn.EmbeddingBag(rows, dim, mode="sum", sparse=True) for rows in cardinalities)
-        self.bottom = layers((DENSE_FEATURES, *bottom), nn.ReLU())
+        self.bottom = layers((dense, *bottom), nn.ReLU())
         vectors = 1 + len(cardinalities)
         self.top = layers((dim + vectors * (vectors - 1) // 2, *top), nn.Sigmoid())
         self.lower = torch.tril_indices(vectors, vectors, offset=-1)
@@ -48,7 +49,7 @@ def layers(sizes: tuple[int, ...], last: nn.Module) -> nn.Sequential:
 
 def collated(batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor, torch.Tensor]:
     """A batch as the reference's data loader hands it over. Made before the window: its time is not charged."""
-    ids = [torch.from_numpy(batch.ids[:, f].astype("int64")) for f in range(SPARSE_FEATURES)]
+    ids = [torch.from_numpy(batch.ids[:, f].astype("int64")) for f in range(batch.ids.shape[1])]
     labels = torch.from_numpy(batch.labels.copy())
     return torch.from_numpy(batch.dense.copy()), ids, torch.arange(len(batch)), labels
 
@@ -56,7 +57,7 @@ def collated(batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tens
 def plain_step(config: Config, source: Source) -> Callable[[], object]:
     """One training step."""
     torch.manual_seed(config.run.seed)
-    model = PlainDLRM(source.cardinalities, config.model.bottom, config.model.top)
+    model = PlainDLRM(source.cardinalities, config.network.inputs.dense, config.model.bottom, config.model.top)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss_of = nn.BCELoss()
     batches = cycle([collated(batch) for batch in source.batches(0)])

@@ -1,0 +1,9 @@
+"""The columns of Criteo's raw rows, and so the features of the sets that are made of them."""
+
+from __future__ import annotations
+
+from ssmpi.data.features import CRITEO
+
+DENSE_NAMES, SPARSE_NAMES = CRITEO.dense, CRITEO.sparse
+DENSE_FEATURES, SPARSE_FEATURES = len(DENSE_NAMES), len(SPARSE_NAMES)
+ROW_BYTES = 4 * SPARSE_FEATURES + 4 * DENSE_FEATURES + 1  # of a shard

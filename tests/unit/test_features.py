@@ -1,0 +1,153 @@
+"""Number, names and kinds of features are the data set's, from its manifest."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from datasets import FEW, FEW_CARDINALITIES, make_dataset
+from ranks import ssmpi
+from runs import Run, train_over_threads, write_run_file
+
+from data_prep.check.baseline import baseline
+from data_prep.check.verify import _bad_values
+from data_prep.shards.provenance import manifest_checksum
+from ssmpi.checkpoint import model_files
+from ssmpi.checkpoint.data_origin import DataOrigin
+from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.core.settings import dump
+from ssmpi.data.features import CRITEO, Features
+from ssmpi.data.reader import SplitReader
+from ssmpi.data.schema import Manifest, read_manifest, write_manifest
+from ssmpi.tools import plan, score
+
+NO_DENSE = Features((), FEW.sparse)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """3 dense and 5 sparse features."""
+    return make_dataset(tmp_path_factory.mktemp("few"), 6_000, cardinalities=FEW_CARDINALITIES, features=FEW)
+
+
+@pytest.fixture(scope="module")
+def trained(few, tmp_path_factory):
+    """Two trainers and two embedding PSs."""
+    settings = ("topology.trainers=2", "topology.embedding_ps=2", "data.passes=2")
+    return train_over_threads(tmp_path_factory.mktemp("run"), few, *settings)
+
+
+def test_a_manifest_records_them(few):
+    assert read_manifest(few).features == FEW
+    assert json.loads((few / "manifest.json").read_text())["features"] == {
+        "dense": ["age", "price", "hour"],
+        "sparse": ["user", "item", "shop", "colour", "page"],
+    }
+
+
+def test_sets_of_older_versions_have_criteos(tmp_path, small_data):
+    """Their manifests record none, and their own checksums were made without."""
+    body = json.loads((small_data / "manifest.json").read_text())
+    old = {key: value for key, value in body.items() if key != "features"}
+    (tmp_path / "manifest.json").write_text(json.dumps(old))
+    assert read_manifest(tmp_path) == read_manifest(small_data)
+    assert len(read_manifest(tmp_path).features.dense) == 13
+    few_named = Features(tuple(f"x{i}" for i in range(13)), CRITEO.sparse)
+    of = {features: manifest_checksum(Manifest((9,) * 26, {}, features=features)) for features in (CRITEO, few_named)}
+    assert of[CRITEO].startswith("b7e55e12969df330")  # as the version that did not record them gave it
+    assert of[CRITEO] != of[few_named]
+
+
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        ({"dense": ["a"], "sparse": ["a", "b"]}, "two features of the name 'a'"),
+        ({"dense": [""], "sparse": ["b"]}, "a feature without a name"),
+        ({"dense": ["a"], "sparse": []}, "no sparse features"),
+        ({"dense": ["a"], "sparse": ["b", "c"]}, "5 cardinalities, expected 2: one for each sparse feature"),
+        ({"sparse": ["b"]}, "its values are not of the expected kinds"),
+        (["a"], "its values are not of the expected kinds"),
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_refused(few, tmp_path, features, words):
+    body = json.loads((few / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**body, "features": features}))
+    with pytest.raises(DataError, match=f"manifest.json: .*{words}"):
+        read_manifest(tmp_path)
+
+
+def test_a_manifest_with_too_few_tables_is_not_written(tmp_path):
+    with pytest.raises(DataError, match="4 cardinalities, expected 5"):
+        write_manifest(tmp_path, Manifest((9,) * 4, {}, features=FEW))
+
+
+def test_a_shard_with_other_columns_is_refused(few, tmp_path):
+    manifest = replace(read_manifest(few), features=Features(FEW.dense[:2], FEW.sparse))
+    write_manifest(tmp_path, manifest)
+    (tmp_path / "train").symlink_to(few / "train")
+    with pytest.raises(DataError, match=r"shard-00000.h5: not the shard that the manifest names .*\(6000, 3\)"):
+        SplitReader(tmp_path, "train", 1_000).check()
+
+
+def test_the_plan_names_them(few, tmp_path):
+    text = plan.describe(write_run_file(tmp_path, few))
+    assert "5.00 lookups an example: user item shop colour page" in text
+    assert "Linear + relu of dense (3)" in text
+    assert "pairs (23) = DotInteraction of bottom.2 (8), rows (40)" in text
+    assert "640 ids" not in text
+
+
+def test_a_plan_without_data_says_what_it_assumes(few, tmp_path):
+    (tmp_path / "sizes").write_text("400 300 20 # rows\n9 50")
+    text = plan.describe(write_run_file(tmp_path, few / "not there"), tables_file=tmp_path / "sizes")
+    assert "over 13 dense features as in Criteo's rows: the data is not prepared yet" in text
+    assert "C1 C2 C3 C4 C5" in text
+    (tmp_path / "sizes").write_text("400 many")
+    with pytest.raises(DataError, match="sizes: expected whole numbers, the rows of each table; found many"):
+        plan.describe(write_run_file(tmp_path, few), tables_file=tmp_path / "sizes")
+
+
+def test_they_are_trained_and_scored(trained, alone, capsys):
+    assert trained.result["status"] == "complete"
+    assert trained.quality("test")["ne"] < 1.0
+    assert [len(table) for table in trained.tables()] == list(FEW_CARDINALITIES)
+    assert trained.dense()["bottom.0.weight"].shape == (32, 3)
+    assert score.evaluate(trained.folder, "test", None) == 0
+    assert f"NE {trained.quality('test')['ne']:.5f}" in capsys.readouterr().out
+
+
+def test_a_model_is_not_scored_on_other_features(trained, few, tmp_path):
+    """Equal numbers of ids alone would not tell."""
+    origin = DataOrigin.of_model(model_files.find(trained.folder), "")
+    assert origin.features == FEW
+    other = replace(read_manifest(few), features=Features(("age",), FEW.sparse))
+    with pytest.raises(DataError, match=r"other features \(1 dense, age; 5 sparse, user, item, shop, ...\) than"):
+        origin.check(tmp_path, other)
+
+
+def test_real_ranks_train_on_them(few, tmp_path):
+    """Own processes, which get the network with the settings."""
+    config = write_run_file(tmp_path, few, "topology.trainers=2", "topology.embedding_ps=1", "sync.algorithm=ma")
+    (tmp_path / "run.toml").write_text(dump(config))
+    ssmpi("train", tmp_path / "run.toml", ranks=3).check()
+    assert Run(tmp_path / "run").quality("test")["ne"] < 1.0
+
+
+def test_without_dense_features_networks_that_read_them_are_refused(tmp_path):
+    data = make_dataset(tmp_path / "data", 600, cardinalities=FEW_CARDINALITIES, features=NO_DENSE)
+    reader = SplitReader(data, "train", 100)
+    reader.check()
+    reader.verify(0)
+    assert reader.read(reader.blocks[1]).dense.shape == (100, 0)
+    with pytest.raises(
+        SettingsError, match=r"operator 'bottom.0' \(Linear\) reads 'dense', but this data has no dense"
+    ):
+        plan.describe(write_run_file(tmp_path, data))
+
+
+def test_the_tools_of_preparation_take_them(few):
+    found = baseline(few)
+    assert found["logistic_regression"]["ne"] < found["constant"]["ne"]
+    ids, dense = np.array([[0, 0, 0, 9, 0]]), np.array([[0.0, np.inf, 0.0]])
+    said = list(_bad_values(ids, dense, None, read_manifest(few)))
+    assert said == ["row 0: id 9 of colour is outside [0, 9)", "row 0: price is inf"]
