@@ -46,13 +46,16 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     features = inputs.tables * config.embedding.dim * 4 * config.data.batch_size
     block = config.data.block_rows * 2 * (inputs.tables + inputs.dense + 1) * 4
     activations = config.data.batch_size * 4 * 4 * config.network.activations
-    trainer = 4.0 * parameters * (5 + topology.threads) + topology.threads * (6.0 * features + block + activations)
+    own = 2 if config.model.precision == "bf16" else 1  # of each thread: gradients, and the weights rounded, twice
+    trainer = 4.0 * parameters * (5 + topology.threads * own) + topology.threads * (
+        6.0 * features + block + activations
+    )
     rows = _largest_share(config, placement)
     sync_ps = 8.0 * parameters / max(1, topology.sync_ps)
     if not topology.embedding_ps:
         trainer += rows
-    own = {Role.TRAINER: trainer, Role.EMBEDDING_PS: float(rows), Role.SYNC_PS: sync_ps}
-    return {role: own.get(role, 0.0) + role.traits.process_bytes for role in Role}
+    ranks = {Role.TRAINER: trainer, Role.EMBEDDING_PS: float(rows), Role.SYNC_PS: sync_ps}
+    return {role: ranks.get(role, 0.0) + role.traits.process_bytes for role in Role}
 
 
 def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
