@@ -96,7 +96,9 @@ def lockstep(arguments: argparse.Namespace) -> int:
 
     log.configure("lockstep", verbose=True)
     seed = arguments.seed
-    given = Lockstep(arguments.gap, arguments.staleness, seed, seed, seed, arguments.interleaving)
+    given = Lockstep(
+        arguments.gap, arguments.staleness, seed, seed, seed, arguments.interleaving, steps=arguments.steps
+    )
     vary = [name for name in arguments.vary.split(",") if name]
     bench.measure(load(arguments.run_file, arguments.overrides), given, vary, arguments.runs, arguments.out)
     return 0

@@ -136,6 +136,9 @@ def add_lockstep_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--staleness", type=int, default=0, metavar="N", help="iterations between snapshot and merge (default: 0)"
     )
+    sub.add_argument(
+        "--steps", type=int, default=0, metavar="N", help="end after so many iterations (default: 0, with the data)"
+    )
     sub.add_argument("--seed", type=int, default=1, help="of initial values and of the order of rows (default: 1)")
     sub.add_argument(
         "--interleaving", type=int, default=0, metavar="SEED", help="shuffle who steps first (default: 0, not at all)"
