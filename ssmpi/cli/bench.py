@@ -102,3 +102,12 @@ def lockstep(arguments: argparse.Namespace) -> int:
     vary = [name for name in arguments.vary.split(",") if name]
     bench.measure(load(arguments.run_file, arguments.overrides), given, vary, arguments.runs, arguments.out)
     return 0
+
+
+def equivalence(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench equivalence``."""
+    from ssmpi.bench.lockstep import study
+    from ssmpi.bench.lockstep.design import load
+
+    log.configure("equivalence", verbose=True)
+    return study.run_all(load(arguments.study_file, arguments.overrides), arguments.minutes)
