@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ def add_benchmarks(among: Commands) -> None:
     add_cluster_options(sub)
     text = "repeat a run in one process, without MPI and races, and vary its seeds one by one"
     add_lockstep_options(add(kinds, "lockstep", bench.lockstep, text))
+    text = "in lockstep: tune, then test by pairs of seeds whether shadow and foreground come to the same quality"
+    add_equivalence_options(add(kinds, "equivalence", bench.equivalence, text))
     text = "what losses of embedding PSs cost and do to quality, by strategy of saving, emulated in one process"
     add_recovery_emulation(add(kinds, "recovery", bench.recovery, text))
     sub = add(kinds, "scale", bench.scale, "the cost of starting and ending a job of many ranks on this host")
@@ -136,6 +139,9 @@ def add_lockstep_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--staleness", type=int, default=0, metavar="N", help="iterations between snapshot and merge (default: 0)"
     )
+    sub.add_argument(
+        "--steps", type=int, default=0, metavar="N", help="end after so many iterations (default: 0, with the data)"
+    )
     sub.add_argument("--seed", type=int, default=1, help="of initial values and of the order of rows (default: 1)")
     sub.add_argument(
         "--interleaving", type=int, default=0, metavar="SEED", help="shuffle who steps first (default: 0, not at all)"
@@ -148,3 +154,11 @@ def add_lockstep_options(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--runs", type=int, default=1, metavar="N", help="repeat with seeds 1 to N (default: 1)")
     sub.add_argument("--out", type=Path, help="JSON file with all results")
+
+
+def add_equivalence_options(sub: argparse.ArgumentParser) -> None:
+    """What ``ssmpi bench equivalence`` takes."""
+    sub.add_argument("study_file", type=Path, help="TOML file; see jobs/studies/lockstep")
+    sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="what overrides the study file")
+    text = "begin no run after so many; the same command goes on (default: to the end)"
+    sub.add_argument("--minutes", type=float, default=math.inf, metavar="N", help=text)
