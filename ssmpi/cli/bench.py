@@ -61,6 +61,14 @@ def cluster(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def compression(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench compression``."""
+    from ssmpi.bench.compression import speed
+
+    speed.measure(arguments.codecs.split(","), arguments.entries, arguments.rounds, arguments.out)
+    return 0
+
+
 def recovery(arguments: argparse.Namespace) -> int:
     """``ssmpi bench recovery``."""
     from ssmpi.bench.recovery import recovery as bench

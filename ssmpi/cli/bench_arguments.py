@@ -39,6 +39,8 @@ def add_benchmarks(among: Commands) -> None:
     add_lockstep_options(add(kinds, "lockstep", bench.lockstep, text))
     text = "in lockstep: tune, then test by pairs of seeds whether shadow and foreground come to the same quality"
     add_equivalence_options(add(kinds, "equivalence", bench.equivalence, text))
+    text = "what codecs cost and save: nanoseconds and bytes an entry"
+    add_compression_options(add(kinds, "compression", bench.compression, text))
     text = "what losses of embedding PSs cost and do to quality, by strategy of saving, emulated in one process"
     add_recovery_emulation(add(kinds, "recovery", bench.recovery, text))
     sub = add(kinds, "scale", bench.scale, "the cost of starting and ending a job of many ranks on this host")
@@ -77,6 +79,15 @@ def add_bench_options(sub: argparse.ArgumentParser) -> None:
     shares = "values of sync.cpu_share for the section shadow, 0 for the shipped one (default: 0,1)"
     sub.add_argument("--shares", default="0,1", metavar="SHARES", help=shares)
     sub.add_argument("--short", action="store_true", help="batch 128, one round, few contenders: a smoke test")
+
+
+def add_compression_options(sub: argparse.ArgumentParser) -> None:
+    """What ``ssmpi bench compression`` takes."""
+    known = "dense,bf16,threshold:0.95,threshold:0.99,threshold:0.99:bf16,random-k:0.99"
+    sub.add_argument("--codecs", default=known, metavar="CODECS", help=f"which, see sync.codec (default: {known})")
+    sub.add_argument("--entries", type=int, default=1_000_000, metavar="N", help="of the vector (default: 1,000,000)")
+    sub.add_argument("--rounds", type=int, default=15, metavar="N", help="turns of all codecs (default: 15)")
+    sub.add_argument("--out", type=Path, help="JSON file with all results")
 
 
 def add_cluster_options(sub: argparse.ArgumentParser) -> None:

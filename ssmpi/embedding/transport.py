@@ -17,6 +17,7 @@ from ssmpi.comm.waiting import WaitOptions, wait_all
 from ssmpi.core.errors import PeerError
 from ssmpi.core.protocols import MPIRequest, RowLookup, RowSet
 from ssmpi.core.topology import Role
+from ssmpi.core.traffic import Link, Traffic
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.push_counts import SentPushes
@@ -60,16 +61,17 @@ class Lookup:
 class LocalTables:
     """All tables in this process: ``topology.embedding_ps = 0``, and scoring with a finished model.
 
-    ``saver`` writes them; where nothing is saved there need not be one.
+    ``saver`` writes them; where nothing is saved there need not be one. ``traffic`` counts the rows.
     """
 
-    def __init__(self, arena: Arena, saver: Saver | None = None) -> None:
-        self.arena, self._saver = arena, saver
+    def __init__(self, arena: Arena, saver: Saver | None = None, traffic: Traffic | None = None) -> None:
+        self.arena, self._saver, self._traffic = arena, saver, traffic or Traffic()
         self._path = Path()
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """Fetch at once, so that a prefetched row is as old as one that a message brought."""
         kernels.gather(self.arena.weights, lookup.rows[: lookup.found], lookup.distinct)
+        self._traffic.add_rows(lookup.found)
 
     def collect(self, lookup: RowLookup) -> None:
         """Nothing to wait for."""
@@ -77,6 +79,7 @@ class LocalTables:
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Apply at once."""
         self.arena.update(lookup.rows[: len(gradients)], gradients, factor)
+        self._traffic.add_rows(len(gradients))
 
     def drain(self) -> None:
         """Every update has been applied."""
@@ -117,6 +120,7 @@ class RemoteTables:
         sent: SentPushes | None = None,
     ) -> None:
         self._conversation, self._options, self._waiting = conversation, options, waiting
+        self._traffic = conversation.meter.traffic
         self._servers = conversation.directory.ranks_of(Role.EMBEDDING_PS)
         self._in_flight: dict[int, deque[tuple[list[MPIRequest], list[np.ndarray]]]] = {}
         self._sent = sent or SentPushes(servers=len(self._servers))
@@ -160,10 +164,13 @@ class RemoteTables:
         for server, rows, near in zip(self._servers, lookup.parts, self._near, strict=True):
             if near:
                 kernels.gather(near.weights, lookup.rows[rows], lookup.distinct[rows])
+                self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
                 lookup.requests += [
-                    self._conversation.irecv(lookup.distinct[rows], server, thread),
-                    self._conversation.isend(lookup.rows[rows], server, wire.tag(wire.PULL, thread)),
+                    self._conversation.irecv(lookup.distinct[rows], server, thread, Link.EMBEDDING_PULL),
+                    self._conversation.isend(
+                        lookup.rows[rows], server, wire.tag(wire.PULL, thread), Link.EMBEDDING_PULL
+                    ),
                 ]
 
     def collect(self, lookup: RowLookup) -> None:
@@ -181,11 +188,14 @@ class RemoteTables:
         for index, (rows, near) in enumerate(zip(lookup.parts, self._near, strict=True)):
             if near:
                 near.update(lookup.rows[rows], gradients[rows], factor)
+                self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
                 messages.append(wire.push(factor, lookup.rows[rows], gradients[rows]))
                 sent[index] += 1
                 requests.append(
-                    self._conversation.isend(messages[-1], self._servers[index], wire.tag(wire.PUSH, thread))
+                    self._conversation.isend(
+                        messages[-1], self._servers[index], wire.tag(wire.PUSH, thread), Link.EMBEDDING_PUSH
+                    )
                 )
         if requests:
             queue.append((requests, messages))

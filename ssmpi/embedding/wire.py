@@ -62,6 +62,16 @@ def read_push(payload: np.ndarray, dim: int) -> tuple[float, np.ndarray, np.ndar
     return float(words[0]), rows, words[1 + count :].reshape(count, dim)
 
 
+def pulled_bytes(rows: float, dim: int) -> float:
+    """Payload of pulling so many rows, request and replies, however many PSs have them."""
+    return rows * (4 + 4 * dim)
+
+
+def pushed_bytes(messages: float, rows: float, dim: int) -> float:
+    """Payload of so many PUSH messages with so many rows in all."""
+    return 4 * messages + rows * (4 + 4 * dim)
+
+
 def bags(lengths: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The PULL_BAGS payload, int32 words."""
     return np.concatenate([np.array([lengths.size], np.int32), lengths, rows])

@@ -48,7 +48,7 @@ class Tables:
         arena = Arena(config.embedding, self.placement, 0, config.run.seed, start.memory.part(ROWS, shared=False))
         if start.checkpoint:
             load_tables(arena, start.checkpoint)
-        self.transport = LocalTables(arena, ArenaWriter(world.same_role_here))
+        self.transport = LocalTables(arena, ArenaWriter(world.same_role_here), world.traffic)
 
     def lookups(self, thread: int, held: HeldRows | None = None, through: RowTransport | None = None) -> Lookups:
         """Pull and push for one thread, ``through`` another transport than the plain one if given; ``held`` keeps what

@@ -141,11 +141,13 @@ class Trainer:
             self._started = True
         assert self._cursor.dispatcher
         self._control.begin(self._cursor.dispatcher)
+        self.world.traffic.on = True
         self.pace.begin()
         workers = [self.start(f"worker {k}", hogwild, k, self) for k in range(self.config.topology.threads)]
         self._supervise(lambda: not any(w.is_alive() for w in workers), finished=False)
         clock, closing = Clock(), self.start("closing", self.pace.end)
         self._supervise(lambda: not closing.is_alive(), finished=True)
+        self.world.traffic.on = False
         wishes = np.array([self._stop.stopping, self._checkpoint_due()], np.float32)
         wait(self.world.trainers.iallreduce(wishes), self.config.waiting, "the other trainers (to end this part)")
         if wishes[0]:
@@ -245,7 +247,7 @@ class Trainer:
         return TrainerReport(
             stop=float(self._stop.stopping), finished=float(finished), examples=float(self.progress.examples),
             iterations=float(self.progress.iterations.sum()), **sync.figures(self.synchronizers),
-            sums=quality.sums, histogram=quality.histogram,
+            traffic=self.world.traffic.totals(), sums=quality.sums, histogram=quality.histogram,
         )  # fmt: skip
 
     def _supervise(self, done: Callable[[], bool], *, finished: bool) -> None:

@@ -78,6 +78,11 @@ class AsyncPS(Centered):
         self._accounts: dict[int, PendingGradients] = {}
         self._sum = np.empty(max(f.stop - f.start for f in self.fragments), np.float32)
 
+    @classmethod
+    def words_beside(cls, options: RoundOptions) -> int:
+        """The factor of the learning rate."""
+        return 1
+
     @staticmethod
     def server(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
         """A center that takes steps."""
