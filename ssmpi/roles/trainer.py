@@ -180,11 +180,7 @@ class Trainer:
         evaluations, choice = self._evaluations, self._selection
         if not choice.scored_finally and (scored := self._score_model(split)):
             evaluations.record(split, scored, best=choice.best_on(split))
-        if self.config.evaluate.replica and not self.stopped and evaluations.has(split):
-            vector = self.replica.vector.copy()
-            evaluations.share(vector, "the other trainers")
-            if scored := evaluations.score(split, vector):
-                evaluations.record(split, scored, "replica 0")
+        evaluations.score_replica(split, self.replica.vector)
         if self.stopped:
             self.save()
 
