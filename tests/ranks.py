@@ -26,6 +26,7 @@ import numpy as np
 from ssmpi.cluster.session_folder import session_folder
 from ssmpi.core.mpi_environment import environment
 from ssmpi.core.topology import CONVERSATIONS, Directory
+from ssmpi.core.traffic import Traffic, meter
 
 TESTS = Path(__file__).parent
 # What only extras of ssmpi bring is hidden from ranks, as where none is installed: numba imports scipy if it is there,
@@ -258,10 +259,11 @@ class PretendedWorld:
         self.same_role_here, self.oversubscribed, self.shadow_share = 1, "", 1.0
         self.host, self.who = "here", job.topology.name_of(rank)
         self.role, self.index = job.topology.role_of(rank)
-        self._job = job
+        self._job, self.traffic = job, Traffic()
         for name, exchange in job.exchanges.items():
             alone = Exchange(job, Directory(((self.role, self.index),)))
-            setattr(self, name, PretendedConversation(exchange if rank in exchange.members else alone, rank))
+            used = exchange if rank in exchange.members else alone
+            setattr(self, name, PretendedConversation(used, rank, meter(self.traffic, name)))
 
     def start_heartbeat(self, waiting):
         """Threads of one process freeze together."""
@@ -314,16 +316,18 @@ class PretendedConversation:
     too early shows. Messages of one thread stay in order, those of different ranks or threads are taken in any order.
     """
 
-    def __init__(self, exchange, world_rank):
-        self._exchange, self._job = exchange, exchange.job
+    def __init__(self, exchange, world_rank, meter):
+        self._exchange, self._job, self.meter = exchange, exchange.job, meter
         self.directory, self.names = exchange.directory, exchange.directory.names
         self.rank, self.size = exchange.members.index(world_rank), len(exchange.members)
         self._collectives = 0
 
-    def isend(self, array, dest, tag):
+    def isend(self, array, dest, tag, link=None):
+        self.meter.sent(array.nbytes, link)
         return self._meet(array, (dest, self.rank, tag), self._exchange.awaited, self._exchange.sent)
 
-    def irecv(self, array, source, tag):
+    def irecv(self, array, source, tag, link=None):
+        self.meter.received(array.nbytes, link)
         return self._meet(array, (self.rank, source, tag), self._exchange.sent, self._exchange.awaited)
 
     def _meet(self, array, address, others, ours):
@@ -365,6 +369,7 @@ class PretendedConversation:
             for each in arrays.values():
                 each[...] = total
 
+        self.meter.reduced(array.nbytes, self.size)
         return self._collective("allreduce", array, add)
 
     def ibcast(self, array):
@@ -372,6 +377,7 @@ class PretendedConversation:
             for each in arrays.values():
                 each[...] = arrays[0]
 
+        self.meter.spread(array.nbytes, self.rank, self.size)
         return self._collective("bcast", array, copy)
 
     def ibarrier(self):
@@ -381,7 +387,7 @@ class PretendedConversation:
         colors = self.gather(color)
         ranks = [rank for rank, other in enumerate(colors) if other == color]
         mine = Exchange(self._job, self.directory.subset(ranks)) if self.rank == ranks[0] else None
-        return PretendedConversation(self.gather(mine)[ranks[0]], self._exchange.members[self.rank])
+        return PretendedConversation(self.gather(mine)[ranks[0]], self._exchange.members[self.rank], self.meter)
 
     def share(self, value):
         return self.gather(value)[0]

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ssmpi.checkpoint.pending_save import Tables
+    from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.comm.waiting import WaitOptions
     from ssmpi.comm.world import World
     from ssmpi.config import CheckpointOptions
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveContext:
-    """Where, with whom and by which rules a trainer saves. ``stop`` tells whether the run is to end."""
+    """Where, with whom and by which rules a trainer saves. ``stop`` tells whether the run is to end, ``memory`` when
+    the last checkpoint was saved before a kill.
+    """
 
     run: Path
     options: CheckpointOptions
@@ -25,6 +28,7 @@ class SaveContext:
     world: World
     tables: Tables
     stop: Stop
+    memory: RankMemory
 
 
 class SaveLog(Protocol):

@@ -57,7 +57,7 @@ class CheckpointManager:
         self._tables, self._log = context.tables, log
         self._store = store.Store(context.run)
         self._newest = next(reversed(self._store.committed()), None)  # in memory: who ends a job must not ask a disk
-        self._timer = CheckpointTimer(self._options, examples)
+        self._timer = CheckpointTimer(self._options, examples, context.memory)
         self._writing: PendingCheckpoint | None = None
         self._mine: Future[None] | None = None  # this trainer's files, and what it tells about them
         self._making: Future[int] | None = None  # a folder
@@ -221,28 +221,27 @@ class CheckpointManager:
             self._failed(cause(error), writing.clock)
             return
         self._newest = writing.folder
+        self._timer.committed()
         self._committed(writing, manifest)
         self._removing = start_background("retire", self._store.retire, self._options.keep)
 
     def _committed(self, writing: PendingCheckpoint, manifest: store.FileManifest) -> None:
         assert self._log
-        seconds, cost = writing.clock.wall, writing.stood_still
-        self._log.saved({
-            "name": writing.folder.name, "O_save": cost, "write_seconds": seconds, "bytes": manifest.bytes,
-            "position": manifest.state["examples"],
-        })  # fmt: skip
+        name, seconds, cost = writing.folder.name, writing.clock.wall, writing.stood_still
+        saved = {"name": name, "O_save": cost, "write_seconds": seconds, "bytes": manifest.bytes}
+        self._log.saved({**saved, "position": manifest.state["examples"]})
         self._log.say(
-            f"{writing.folder.name} committed at {manifest.state['examples']:,} examples: {manifest.bytes / 1e6:,.1f}"
+            f"{name} committed at {manifest.state['examples']:,} examples: {manifest.bytes / 1e6:,.1f}"
             f" MB in {seconds:.2f} s, training stood still for {cost:.2f} s (O_save)"
         )
 
     def _failed(self, text: str, clock: Clock) -> None:
         """On the first trainer: a checkpoint could not be written. That ends the job only if it is stopping."""
+        assert self._log
         there = self._what_there_is()
         if self._context.stop.stopped:
             raise DataError(f"no checkpoint could be saved, and the job was asked to stop: {text}. {there}")
         log.error(f"error: no checkpoint could be saved, training goes on: {text}. {there}")
-        assert self._log
         self._log.saved({"error": text, "O_save": clock.wall})
 
     def _out_of_budget(self) -> None:

@@ -6,19 +6,33 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.config import CheckpointOptions
+
+SAVED = "saved"  # the name of a note: after how many examples, and when in seconds since the epoch
 
 
 class CheckpointTimer:
-    """Says when the next checkpoint is due."""
+    """Says when the next checkpoint is due. Its clock goes on after a kill, from the last one that was committed:
+    a job that is killed often must save all the same.
+    """
 
-    def __init__(self, options: CheckpointOptions, examples: int) -> None:
-        self._options = options
+    def __init__(self, options: CheckpointOptions, examples: int, memory: RankMemory) -> None:
+        self._options, self._memory = options, memory
         self.saved(examples)
+        if kept := memory.noted(SAVED):
+            self._examples, at = kept
+            self._at -= max(0.0, time.time() - at)
+        else:
+            self.committed()
 
     def saved(self, examples: int) -> None:
         """A checkpoint was begun after this many examples, or failed to be: either way the next one waits its time."""
         self._examples, self._at = examples, time.monotonic()
+
+    def committed(self) -> None:
+        """The checkpoint that was begun last is one to go back to."""
+        self._memory.note(SAVED, (self._examples, time.time() - time.monotonic() + self._at))
 
     def now(self, examples: int) -> bool:
         """Whether one is due after this many examples."""

@@ -61,6 +61,14 @@ def cluster(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def compression(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench compression``."""
+    from ssmpi.bench.compression import speed
+
+    speed.measure(arguments.codecs.split(","), arguments.entries, arguments.rounds, arguments.out)
+    return 0
+
+
 def recovery(arguments: argparse.Namespace) -> int:
     """``ssmpi bench recovery``."""
     from ssmpi.bench.recovery import recovery as bench
@@ -96,7 +104,18 @@ def lockstep(arguments: argparse.Namespace) -> int:
 
     log.configure("lockstep", verbose=True)
     seed = arguments.seed
-    given = Lockstep(arguments.gap, arguments.staleness, seed, seed, seed, arguments.interleaving)
+    given = Lockstep(
+        arguments.gap, arguments.staleness, seed, seed, seed, arguments.interleaving, steps=arguments.steps
+    )
     vary = [name for name in arguments.vary.split(",") if name]
     bench.measure(load(arguments.run_file, arguments.overrides), given, vary, arguments.runs, arguments.out)
     return 0
+
+
+def equivalence(arguments: argparse.Namespace) -> int:
+    """``ssmpi bench equivalence``."""
+    from ssmpi.bench.lockstep import study
+    from ssmpi.bench.lockstep.design import load
+
+    log.configure("equivalence", verbose=True)
+    return study.run_all(load(arguments.study_file, arguments.overrides), arguments.minutes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,10 @@ def add_benchmarks(among: Commands) -> None:
     add_cluster_options(sub)
     text = "repeat a run in one process, without MPI and races, and vary its seeds one by one"
     add_lockstep_options(add(kinds, "lockstep", bench.lockstep, text))
+    text = "in lockstep: tune, then test by pairs of seeds whether shadow and foreground come to the same quality"
+    add_equivalence_options(add(kinds, "equivalence", bench.equivalence, text))
+    text = "what codecs cost and save: nanoseconds and bytes an entry"
+    add_compression_options(add(kinds, "compression", bench.compression, text))
     text = "what losses of embedding PSs cost and do to quality, by strategy of saving, emulated in one process"
     add_recovery_emulation(add(kinds, "recovery", bench.recovery, text))
     sub = add(kinds, "scale", bench.scale, "the cost of starting and ending a job of many ranks on this host")
@@ -74,6 +79,15 @@ def add_bench_options(sub: argparse.ArgumentParser) -> None:
     shares = "values of sync.cpu_share for the section shadow, 0 for the shipped one (default: 0,1)"
     sub.add_argument("--shares", default="0,1", metavar="SHARES", help=shares)
     sub.add_argument("--short", action="store_true", help="batch 128, one round, few contenders: a smoke test")
+
+
+def add_compression_options(sub: argparse.ArgumentParser) -> None:
+    """What ``ssmpi bench compression`` takes."""
+    known = "dense,bf16,threshold:0.95,threshold:0.99,threshold:0.99:bf16,random-k:0.99"
+    sub.add_argument("--codecs", default=known, metavar="CODECS", help=f"which, see sync.codec (default: {known})")
+    sub.add_argument("--entries", type=int, default=1_000_000, metavar="N", help="of the vector (default: 1,000,000)")
+    sub.add_argument("--rounds", type=int, default=15, metavar="N", help="turns of all codecs (default: 15)")
+    sub.add_argument("--out", type=Path, help="JSON file with all results")
 
 
 def add_cluster_options(sub: argparse.ArgumentParser) -> None:
@@ -136,6 +150,9 @@ def add_lockstep_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--staleness", type=int, default=0, metavar="N", help="iterations between snapshot and merge (default: 0)"
     )
+    sub.add_argument(
+        "--steps", type=int, default=0, metavar="N", help="end after so many iterations (default: 0, with the data)"
+    )
     sub.add_argument("--seed", type=int, default=1, help="of initial values and of the order of rows (default: 1)")
     sub.add_argument(
         "--interleaving", type=int, default=0, metavar="SEED", help="shuffle who steps first (default: 0, not at all)"
@@ -148,3 +165,11 @@ def add_lockstep_options(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--runs", type=int, default=1, metavar="N", help="repeat with seeds 1 to N (default: 1)")
     sub.add_argument("--out", type=Path, help="JSON file with all results")
+
+
+def add_equivalence_options(sub: argparse.ArgumentParser) -> None:
+    """What ``ssmpi bench equivalence`` takes."""
+    sub.add_argument("study_file", type=Path, help="TOML file; see jobs/studies/lockstep")
+    sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="what overrides the study file")
+    text = "begin no run after so many; the same command goes on (default: to the end)"
+    sub.add_argument("--minutes", type=float, default=math.inf, metavar="N", help=text)

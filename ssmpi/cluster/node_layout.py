@@ -55,6 +55,10 @@ class NodeLayout:
         needs = [self.needs[self.topology.role_of(rank)[0]] for rank in self.ranks_on(node)]
         return Resources(*(sum(getattr(need, name) for need in needs) for name in ("cores", "bytes", "spare")))
 
+    def kept_on(self, node: int, kept: Mapping[Role, float]) -> float:
+        """Bytes that all ranks of one node keep in memory files, given those of one rank of each role."""
+        return sum(kept.get(self.topology.role_of(rank)[0], 0.0) for rank in self.ranks_on(node))
+
     @property
     def tasks_per_node(self) -> int:
         """Ranks on the node with the most ranks."""

@@ -8,7 +8,6 @@ is whole; an update that was interrupted does not make it less so: updates are l
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import mmap
@@ -25,15 +24,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ssmpi.comm.rank_memory import ProcessMemory
+from ssmpi.comm.reservation import reserve
 from ssmpi.comm.shared_memory import KEY, Memory, address, hold, mapped
-from ssmpi.core.host_memory import free_memory
 from ssmpi.core.log import log
 
-MAGIC, LAYOUT = b"ssmpimem", 1  # raise LAYOUT with every change of what lies in a file or in a note
+MAGIC, LAYOUT = b"ssmpimem", 2  # raise LAYOUT with every change of what lies in a file or in a note
 HEADER = 4 * mmap.ALLOCATIONGRANULARITY
 FIXED = struct.Struct(f"={KEY}s8sIII")  # key, magic, whether it is being filled, length and checksum of the table
 LOCK_SECONDS = 5.0  # for the processes of the last start to be gone
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LostMemoryError(Exception):
@@ -56,6 +54,7 @@ class MemoryFile:
     def __init__(self, path: Path, origin: Origin) -> None:
         self.path, self.origin, self.kept = path, origin, False
         self._table: dict[str, tuple[int, int]] = {}  # offset and bytes by name
+        self._notes: set[str] = set()
         self._failed = ""
         path.parent.mkdir(mode=0o700, exist_ok=True)
         remove(path)
@@ -81,9 +80,15 @@ class MemoryFile:
         weakref.finalize(own, os.close, own.file)
         _lock(own.file, path)
         own._size = os.fstat(own.file).st_size
-        own._head, own._table, own._key, own.origin = _read_header(own.file, path)
+        own._head, table, own._key = _read_header(own.file, path)
+        own.origin = Origin(table["run"], table["rank"], table["start"])
+        own._table = {name: (offset, there) for name, (offset, there) in table["arrays"].items()}
+        own._notes = set(table["notes"])
         if own.origin[:2] != (run, rank):
             raise LostMemoryError(f"{path}: it is of {own.origin.rank} of run {own.origin.run}")
+        for name in sorted(own._notes):
+            if not _note(path, name).is_file():
+                raise LostMemoryError(f"{_note(path, name)}: it was removed")
         own.path, own.kept, own._failed = path, True, ""
         return own
 
@@ -101,7 +106,7 @@ class MemoryFile:
         if self._failed or self.kept:
             return
         table = {"layout": LAYOUT, "size": self._size, **self.origin._asdict(), "arrays": self._table}
-        text = json.dumps(table).encode()
+        text = json.dumps({**table, "notes": sorted(self._notes)}).encode()
         assert len(text) <= HEADER - FIXED.size, "too many arrays for the header"
         self._head[FIXED.size : FIXED.size + len(text)] = text
         FIXED.pack_into(self._head, 0, self._key, MAGIC, True, len(text), zlib.crc32(text))
@@ -116,6 +121,7 @@ class MemoryFile:
         try:
             beside.write_text(json.dumps(value), encoding="utf-8")
             beside.replace(path)
+            self._notes.add(name)
         except OSError as error:
             self._give_up(str(error))
 
@@ -150,22 +156,12 @@ class MemoryFile:
         return np.frombuffer(mapped(self.file, size, offset), np.uint8), address(self.file, offset, self._key)
 
     def _grow(self, size: int) -> bool:
-        """Reserve so many more bytes; False where there is no room: touching what is not reserved would kill."""
-        if self._failed:
-            return False
+        """Reserve so many more bytes; False where there is no room."""
         whole = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        system = os.fstatvfs(self.file)
-        room = min(system.f_bavail * system.f_frsize, free_memory())
-        if whole > room:
-            self._give_up(f"{whole:,} bytes are needed, {int(room):,} are free")
-        elif whole:
-            try:
-                os.posix_fallocate(self.file, self._size, whole)
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                self._give_up(f"{whole:,} bytes are needed: {error.strerror}")
-        self._size += whole
+        if whole and not self._failed:
+            if why := reserve(self.file, self.path.parent, self._size, whole):
+                self._give_up(why)
+            self._size += whole
         return not self._failed
 
     def _give_up(self, why: str) -> None:
@@ -221,7 +217,8 @@ def _lock(file: int, path: Path) -> None:
     hold(file, fcntl.F_RDLCK)
 
 
-def _read_header(file: int, path: Path) -> tuple[mmap.mmap, dict[str, tuple[int, int]], bytes, Origin]:
+def _read_header(file: int, path: Path) -> tuple[mmap.mmap, dict[str, Any], bytes]:
+    """Where it is mapped, what it says, and the key of this memory."""
     size = os.fstat(file).st_size
     if size < HEADER:
         raise LostMemoryError(f"{path}: it is cut off")
@@ -239,5 +236,4 @@ def _read_header(file: int, path: Path) -> tuple[mmap.mmap, dict[str, tuple[int,
         raise LostMemoryError(f"{path}: another version of ssmpi made it")
     if table["size"] != size:
         raise LostMemoryError(f"{path}: it has {size:,} bytes, not {table['size']:,}")
-    arrays = {name: (offset, there) for name, (offset, there) in table["arrays"].items()}
-    return head, arrays, key, Origin(table["run"], table["rank"], table["start"])
+    return head, table, key

@@ -14,33 +14,38 @@ from mpi4py import MPI
 from ssmpi.comm.inbox import Inbox
 from ssmpi.core.protocols import MPIRequest
 from ssmpi.core.topology import Directory
+from ssmpi.core.traffic import Link, Meter
 
 T = TypeVar("T")
 
 
 class Conversation:
     """A communicator of its own for one purpose; ``directory`` says which of its ranks plays which role, and ``names``
-    how messages call them (``embedding_ps 1``).
+    how messages call them (``embedding_ps 1``). ``meter`` counts what it carries.
     """
 
-    def __init__(self, comm: MPI.Comm, directory: Directory) -> None:
-        self._comm, self.directory, self.names = comm, directory, directory.names
+    def __init__(self, comm: MPI.Comm, directory: Directory, meter: Meter) -> None:
+        self._comm, self.directory, self.names, self.meter = comm, directory, directory.names, meter
         self.rank, self.size = comm.rank, comm.size
 
-    def isend(self, array: np.ndarray, dest: int, tag: int) -> MPIRequest:
+    def isend(self, array: np.ndarray, dest: int, tag: int, link: Link | None = None) -> MPIRequest:
         """Start sending a contiguous array; it must not change until the request is complete."""
+        self.meter.sent(array.nbytes, link)
         return self._comm.Isend([array.view(np.uint8).reshape(-1), MPI.BYTE], dest, tag)
 
-    def irecv(self, array: np.ndarray, source: int, tag: int) -> MPIRequest:
-        """Start receiving into a contiguous array."""
+    def irecv(self, array: np.ndarray, source: int, tag: int, link: Link | None = None) -> MPIRequest:
+        """Start receiving into a contiguous array, which the message will fill."""
+        self.meter.received(array.nbytes, link)
         return self._comm.Irecv([array.view(np.uint8).reshape(-1), MPI.BYTE], source, tag)
 
     def iallreduce(self, array: np.ndarray) -> MPIRequest:
         """Start summing an array in place over all ranks."""
+        self.meter.reduced(array.nbytes, self.size)
         return self._comm.Iallreduce(MPI.IN_PLACE, array)
 
     def ibcast(self, array: np.ndarray) -> MPIRequest:
         """Start giving every rank the first rank's array."""
+        self.meter.spread(array.nbytes, self.rank, self.size)
         return self._comm.Ibcast(array, 0)
 
     def ibarrier(self) -> MPIRequest:
@@ -61,7 +66,7 @@ class Conversation:
         """A conversation of the ranks that give the same color, in rank order. Every rank calls, on its main thread."""
         colors = self._comm.allgather(color)
         ranks = [rank for rank, other in enumerate(colors) if other == color]
-        return Conversation(self._comm.Split(color, self.rank), self.directory.subset(ranks))
+        return Conversation(self._comm.Split(color, self.rank), self.directory.subset(ranks), self.meter)
 
     def share(self, value: T) -> T:
         """Give every rank the first rank's value."""

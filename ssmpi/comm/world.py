@@ -38,6 +38,7 @@ except (ImportError, RuntimeError) as error:
 from ssmpi.comm.heartbeat import Heartbeat  # noqa: E402 - these two import MPI
 from ssmpi.comm.messages import Conversation  # noqa: E402
 from ssmpi.core.topology import CONVERSATIONS, Role, Topology  # noqa: E402
+from ssmpi.core.traffic import Traffic, meter  # noqa: E402
 
 T = TypeVar("T")
 FOR_ROUNDS = 0.02  # of a host's cores, where workers and servers already use them all
@@ -134,8 +135,8 @@ def joined() -> Iterator[Job]:
 
 
 class World:
-    """This rank's role and its communicators. ``same_role_here`` ranks of this host play the same role, this one
-    included.
+    """This rank's role and its communicators, whose ``traffic`` is counted. ``same_role_here`` ranks of this host play
+    the same role, this one included.
     """
 
     def __init__(self, job: Job, topology: Topology) -> None:
@@ -143,7 +144,7 @@ class World:
         self.rank, self.size, self.host = job.rank, job.size, job.host
         self.role, self.index = topology.role_of(job.rank)
         self.who = topology.name_of(job.rank)
-        self._job = job
+        self._job, self.traffic = job, Traffic()
         job.set_names([topology.name_of(r) for r in range(job.size)])
         self.embedding, self.center, self.trainers, self.control = map(self._conversation, CONVERSATIONS)
         self.same_role_here, self.shadow_share, self.oversubscribed = self._share_host()
@@ -199,7 +200,7 @@ class World:
         """A communicator of the ranks that take part, in rank order; on other ranks one of this rank alone."""
         takes_part = name in self.role.traits.conversations
         comm = self._job.comm.Split(0 if takes_part else 1 + self.rank, self.rank)
-        return Conversation(comm, self.topology.directory(name))
+        return Conversation(comm, self.topology.directory(name), meter(self.traffic, name))
 
 
 def shadow_share(roles: list[Role], threads: int, cores: int) -> float:

@@ -4,6 +4,33 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
+
+IN_MEMORY = ("tmpfs", "ramfs")  # kinds of file systems
+
+
+class FileSystem(NamedTuple):
+    """What a folder lies in; ``size`` and ``free`` are bytes, ``kind`` is empty where nobody says."""
+
+    kind: str
+    size: int
+    free: int
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether what lies there is in memory only."""
+        return self.kind in IN_MEMORY
+
+
+def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> FileSystem:
+    """The file system of a folder that is there; OSError if it is not."""
+    found, real = os.statvfs(folder), folder.resolve()
+    kinds = {}
+    for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines() if mounts.exists() else ():
+        _, place, kind, *_ = line.split(" ")
+        kinds[Path(place.replace("\\040", " "))] = kind  # of two mounts in one place the later one is seen
+    kind = next((kinds[each] for each in (real, *real.parents) if each in kinds), "")
+    return FileSystem(kind, found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
 def of_launch(memory: str, launch: str) -> Path:

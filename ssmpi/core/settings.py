@@ -139,6 +139,18 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``section.key`` to value, as a run file has them."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        *sections, key = name.split(".")
+        place = found
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = value
+    return found
+
+
 def require(condition: bool, message: str) -> None:
     """Raise SettingsError unless ``condition``; for the checks in a settings class."""
     if not condition:

@@ -12,6 +12,7 @@ import numpy as np
 from ssmpi.comm.waiting import WaitOptions, wait_all
 from ssmpi.core.protocols import MPIRequest
 from ssmpi.core.topology import Role
+from ssmpi.core.traffic import Link
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import raise_bad_id
 from ssmpi.embedding.placement import Placement
@@ -44,8 +45,8 @@ class BagLookups:
             part = np.empty((bags.size, self._dim), np.float32)
             message = wire.bags(lengths, rows)
             requests += [
-                self._conversation.irecv(part, server, self._thread),
-                self._conversation.isend(message, server, wire.tag(wire.PULL_BAGS, self._thread)),
+                self._conversation.irecv(part, server, self._thread, Link.EMBEDDING_PULL),
+                self._conversation.isend(message, server, wire.tag(wire.PULL_BAGS, self._thread), Link.EMBEDDING_PULL),
             ]
             arrived.append((bags, part, message))
         wait_all(requests, self._waiting, "the embedding PSs")
@@ -68,7 +69,9 @@ class BagLookups:
             head = np.array([factor], np.float32).view(np.int32)
             body = wire.bags(lengths, rows)
             message = np.concatenate([head, body, scaled[owned].reshape(-1).view(np.int32)])
-            request = self._conversation.isend(message, server, wire.tag(wire.PUSH_BAGS, self._thread))
+            request = self._conversation.isend(
+                message, server, wire.tag(wire.PUSH_BAGS, self._thread), Link.EMBEDDING_PUSH
+            )
             self._in_flight.append((request, message))
 
     def _route(self, values: np.ndarray, offsets: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:

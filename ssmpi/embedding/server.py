@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from ssmpi.comm.service import Service
 from ssmpi.embedding import kernels, wire
+from ssmpi.embedding.push_counts import AppliedPushes
 from ssmpi.embedding.table import Arena, Saver
 
 
@@ -18,12 +18,15 @@ class EmbeddingServer:
     """Answers pulls and pushes on one arena. ``handle`` is the handler of ``Service.serve``.
 
     ``address`` tells processes of this host how to map the rows; empty if they are not to. ``saver``
-    writes them; where nothing is saved there need not be one.
+    writes them; where nothing is saved there need not be one. ``applied`` counts pushes.
     """
 
-    def __init__(self, arena: Arena, service: Service, saver: Saver | None = None, address: bytes = b"") -> None:
+    def __init__(
+        self, arena: Arena, service: Service, saver: Saver | None = None, address: bytes = b"",
+        applied: AppliedPushes | None = None,
+    ) -> None:  # fmt: skip
         self.arena, self._service, self._saver, self._address = arena, service, saver, address
-        self._applied: Counter[int] = Counter()  # pushes, by trainer
+        self._applied = applied or AppliedPushes()
         self._draining: dict[int, tuple[int, int]] = {}  # by trainer: the thread that waits, and for how many pushes
         self._kinds: dict[int, Callable[[int, int, np.ndarray], None]] = {
             wire.PULL: self._pull,
@@ -34,6 +37,7 @@ class EmbeddingServer:
             wire.SAVE: self._save,
             wire.SAVED: self._saved,
             wire.ATTACH: self._attach,
+            wire.APPLIED: self._tell_applied,
         }
 
     def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
@@ -52,7 +56,7 @@ class EmbeddingServer:
         factor, rows, gradients = wire.read_push(payload, self.arena.options.dim)
         self.arena.check(rows)
         self.arena.update(rows, gradients, factor)
-        self._applied[source] += 1
+        self._applied.by_client[source] += 1
         if source in self._draining:
             self._answer_if_drained(source)
 
@@ -82,7 +86,7 @@ class EmbeddingServer:
     def _answer_if_drained(self, source: int) -> None:
         """Pushes are counted because MPI does not order messages of different threads: a drain may overtake them."""
         thread, sent = self._draining[source]
-        if self._applied[source] >= sent:
+        if self._applied.by_client[source] >= sent:
             del self._draining[source]
             self._service.reply(source, thread, self._service.buffer(1))
 
@@ -99,6 +103,11 @@ class EmbeddingServer:
 
     def _attach(self, source: int, thread: int, payload: np.ndarray) -> None:
         self._reply_text(source, thread, self._address)
+
+    def _tell_applied(self, source: int, thread: int, payload: np.ndarray) -> None:
+        buffer = self._service.buffer(wire.COUNT)
+        self._applied.answer(source, buffer)
+        self._service.reply(source, thread, buffer)
 
     def _reply_text(self, source: int, thread: int, value: bytes) -> None:
         buffer = self._service.buffer(wire.TEXT)

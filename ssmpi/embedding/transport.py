@@ -17,8 +17,10 @@ from ssmpi.comm.waiting import WaitOptions, wait_all
 from ssmpi.core.errors import PeerError
 from ssmpi.core.protocols import MPIRequest, RowLookup, RowSet
 from ssmpi.core.topology import Role
+from ssmpi.core.traffic import Link, Traffic
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
+from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.embedding.table import Arena, EmbeddingOptions, RowArray, Saver
 
 if TYPE_CHECKING:
@@ -59,16 +61,17 @@ class Lookup:
 class LocalTables:
     """All tables in this process: ``topology.embedding_ps = 0``, and scoring with a finished model.
 
-    ``saver`` writes them; where nothing is saved there need not be one.
+    ``saver`` writes them; where nothing is saved there need not be one. ``traffic`` counts the rows.
     """
 
-    def __init__(self, arena: Arena, saver: Saver | None = None) -> None:
-        self.arena, self._saver = arena, saver
+    def __init__(self, arena: Arena, saver: Saver | None = None, traffic: Traffic | None = None) -> None:
+        self.arena, self._saver, self._traffic = arena, saver, traffic or Traffic()
         self._path = Path()
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """Fetch at once, so that a prefetched row is as old as one that a message brought."""
         kernels.gather(self.arena.weights, lookup.rows[: lookup.found], lookup.distinct)
+        self._traffic.add_rows(lookup.found)
 
     def collect(self, lookup: RowLookup) -> None:
         """Nothing to wait for."""
@@ -76,6 +79,7 @@ class LocalTables:
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Apply at once."""
         self.arena.update(lookup.rows[: len(gradients)], gradients, factor)
+        self._traffic.add_rows(len(gradients))
 
     def drain(self) -> None:
         """Every update has been applied."""
@@ -104,7 +108,7 @@ class RemoteTables:
     """Tables on embedding PSs: rows of one on this host are read and updated in place, others are reached by messages.
 
     ``near`` says of each PS whether its rows are at hand; PeerError if ``embedding.transport`` demands that of all and
-    one is not.
+    one is not. ``sent`` counts pushes by message.
     """
 
     def __init__(
@@ -113,17 +117,25 @@ class RemoteTables:
         placement: Placement,
         options: EmbeddingOptions,
         waiting: WaitOptions,
+        sent: SentPushes | None = None,
     ) -> None:
         self._conversation, self._options, self._waiting = conversation, options, waiting
+        self._traffic = conversation.meter.traffic
         self._servers = conversation.directory.ranks_of(Role.EMBEDDING_PS)
         self._in_flight: dict[int, deque[tuple[list[MPIRequest], list[np.ndarray]]]] = {}
-        self._sent: dict[int, list[int]] = {}  # pushes, by thread and PS: no two threads count in one place
+        self._sent = sent or SentPushes(servers=len(self._servers))
         self._outcomes: dict[int, dict[str, Any]] = {}
         self._paths: list[Path] = []
         wanted = options.transport != "messages"
         self._near = [
             self._attach(index, placement.rows_of(index)) if wanted else None for index in range(len(self._servers))
         ]
+
+    def compare_pushes(self) -> None:
+        """Before the first push: find those that an earlier process has sent and no PS has applied."""
+        for index, server in enumerate(self._servers):
+            whose, applied = self._call(server, wire.APPLIED, np.empty(0, np.uint8), wire.COUNT).view(np.int64)
+            self._sent.compare(index, int(whose), int(applied))
 
     @property
     def near(self) -> list[bool]:
@@ -152,10 +164,13 @@ class RemoteTables:
         for server, rows, near in zip(self._servers, lookup.parts, self._near, strict=True):
             if near:
                 kernels.gather(near.weights, lookup.rows[rows], lookup.distinct[rows])
+                self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
                 lookup.requests += [
-                    self._conversation.irecv(lookup.distinct[rows], server, thread),
-                    self._conversation.isend(lookup.rows[rows], server, wire.tag(wire.PULL, thread)),
+                    self._conversation.irecv(lookup.distinct[rows], server, thread, Link.EMBEDDING_PULL),
+                    self._conversation.isend(
+                        lookup.rows[rows], server, wire.tag(wire.PULL, thread), Link.EMBEDDING_PULL
+                    ),
                 ]
 
     def collect(self, lookup: RowLookup) -> None:
@@ -168,17 +183,20 @@ class RemoteTables:
         queue = self._in_flight.setdefault(thread, deque())
         while len(queue) >= self._options.pushes_in_flight:
             wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
-        sent = self._sent.setdefault(thread, [0] * len(self._servers))
+        sent = self._sent.by_thread[thread]
         requests, messages = [], []
         for index, (rows, near) in enumerate(zip(lookup.parts, self._near, strict=True)):
             if near:
                 near.update(lookup.rows[rows], gradients[rows], factor)
+                self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
                 messages.append(wire.push(factor, lookup.rows[rows], gradients[rows]))
-                requests.append(
-                    self._conversation.isend(messages[-1], self._servers[index], wire.tag(wire.PUSH, thread))
-                )
                 sent[index] += 1
+                requests.append(
+                    self._conversation.isend(
+                        messages[-1], self._servers[index], wire.tag(wire.PUSH, thread), Link.EMBEDDING_PUSH
+                    )
+                )
         if requests:
             queue.append((requests, messages))
 
@@ -188,8 +206,7 @@ class RemoteTables:
             while queue:
                 wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
         for index, server in enumerate(self._servers):
-            sent = sum(counts[index] for counts in self._sent.values())
-            self._call(server, wire.DRAIN, np.array([sent], np.int64), 1)
+            self._call(server, wire.DRAIN, np.array([self._sent.to(index)], np.int64), 1)
 
     def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
         """Let every PS start writing its part into ``folder``, all at once; the rows may change when this returns."""

@@ -8,12 +8,14 @@ PULL       rows int32 (n,)                                                 float
 PUSH       factor float32, rows int32 (n,), gradients float32 (n, dim)     none
 PULL_BAGS  bags int32, lengths int32 (bags,), rows int32 (sum of lengths,) float32 (bags, dim)
 PUSH_BAGS  factor float32, then as PULL_BAGS, gradients (bags, dim)        none
-DRAIN      int64: how many PUSH messages this trainer has sent so far      one byte, once so many have been applied
+DRAIN      int64: how many PUSH messages of this trainer there are so far  one byte, once so many have been applied
 SAVE       JSON: path, limit in seconds, whether in the background         one byte, once the rows may change again
 SAVED      nothing                                                         JSON: bytes and checksum, or what went wrong;
                                                                            empty while it is being written
 ATTACH     nothing                                                         how to map the rows; empty if they are not
                                                                            shared
+APPLIED    nothing                                                         int64: name of the count of this trainer's
+                                                                           pushes, and how many were applied
 ========== =============================================================== =============================================
 """
 
@@ -23,7 +25,8 @@ import numpy as np
 
 THREADS = 1000
 TEXT = 8192  # bytes of a reply that is text, padded with zeros
-PULL, PUSH, PULL_BAGS, PUSH_BAGS, DRAIN, SAVE, SAVED, ATTACH = range(8)
+PULL, PUSH, PULL_BAGS, PUSH_BAGS, DRAIN, SAVE, SAVED, ATTACH, APPLIED = range(9)
+COUNT = 16  # bytes of the reply to APPLIED
 
 
 def tag(kind: int, thread: int) -> int:
@@ -57,6 +60,16 @@ def read_push(payload: np.ndarray, dim: int) -> tuple[float, np.ndarray, np.ndar
     count = (words.size - 1) // (1 + dim)
     rows = words[1 : 1 + count].view(np.int32)
     return float(words[0]), rows, words[1 + count :].reshape(count, dim)
+
+
+def pulled_bytes(rows: float, dim: int) -> float:
+    """Payload of pulling so many rows, request and replies, however many PSs have them."""
+    return rows * (4 + 4 * dim)
+
+
+def pushed_bytes(messages: float, rows: float, dim: int) -> float:
+    """Payload of so many PUSH messages with so many rows in all."""
+    return 4 * messages + rows * (4 + 4 * dim)
 
 
 def bags(lengths: np.ndarray, rows: np.ndarray) -> np.ndarray:

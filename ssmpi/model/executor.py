@@ -7,10 +7,12 @@ kernel knows a network.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
-from ssmpi.model import blas, kernels
+from ssmpi.model import blas, brgemm, kernels
 from ssmpi.model.program import (
     ADD_A,
     ADD_B,
@@ -23,6 +25,7 @@ from ssmpi.model.program import (
     DETAIL,
     FLAGS,
     GATE,
+    HALF,
     INPUTS,
     INTERACTION,
     KIND,
@@ -61,16 +64,27 @@ class Results:
         return self._logits[: len(rows)], self._by_rows[: len(rows)]
 
 
+class Products(NamedTuple):
+    """Of matrices: BLAS's ``sgemm`` by address, and what layers of bfloat16 take."""
+
+    sgemm: int
+    half: brgemm.Operands
+
+
 class CompiledStep:
     """``step(dense, rows, labels)``: logits and gradients by rows, as ``ThreadModel.forward_backward`` gives them.
 
     To be made on the thread that calls it. ``weights`` and ``gradients`` float32 (parameters,), as the network lays
-    them out; ``sgemm`` is BLAS's by address.
+    them out; ``sgemm`` is BLAS's by address, ``kernels`` are what a program with layers of bfloat16 needs beside it.
     """
 
-    def __init__(self, program: Program, weights: np.ndarray, gradients: np.ndarray, sgemm: int) -> None:
+    def __init__(
+        self, program: Program, weights: np.ndarray, gradients: np.ndarray, sgemm: int,
+        kernels: brgemm.Kernels = brgemm.NONE,
+    ) -> None:  # fmt: skip
         blas.use_one_thread()
-        self._sgemm, self._table, self._weights, self._gradients = sgemm, program.table, weights, gradients
+        self._products = Products(sgemm, brgemm.operands(kernels, program.half_layers, PIECE))
+        self._table, self._weights, self._gradients = program.table, weights, gradients
         self._values, self._by_values = np.empty((2, PIECE * program.floats), np.float32)
         self._results = Results()
 
@@ -78,7 +92,7 @@ class CompiledStep:
         """What it returns is valid until the next call."""
         logits, by_rows = self._results.of(rows)
         _step(
-            self._sgemm, self._table, self._weights, self._gradients, self._values, self._by_values,
+            self._products, self._table, self._weights, self._gradients, self._values, self._by_values,
             dense, rows.reshape(-1), labels, logits, by_rows.reshape(-1),
         )  # fmt: skip
         return logits, by_rows
@@ -87,7 +101,7 @@ class CompiledStep:
         """Logits float32 (batch,), without gradients."""
         logits = np.empty(len(dense), np.float32)
         _score(
-            self._sgemm, self._table, self._weights, self._gradients, self._values, self._by_values,
+            self._products, self._table, self._weights, self._gradients, self._values, self._by_values,
             dense, rows.reshape(-1), logits,
         )  # fmt: skip
         return logits
@@ -95,7 +109,7 @@ class CompiledStep:
 
 @njit(cache=True, nogil=True)
 def _step(
-    sgemm: int, table: np.ndarray, weights: np.ndarray, gradients: np.ndarray, values: np.ndarray,
+    products: Products, table: np.ndarray, weights: np.ndarray, gradients: np.ndarray, values: np.ndarray,
     by_values: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, logits: np.ndarray,
     by_rows: np.ndarray,
 ) -> None:  # fmt: skip
@@ -104,21 +118,32 @@ def _step(
     if not count:
         gradients[:] = 0.0
         return
+    _refresh(products, table, weights)
     size, width, logit, end = -(-count // -(-count // PIECE)), rows.size // count, table[-1, OUT], len(table)
     for start in range(0, count, size):
         stop = min(start + size, count)
         n, fresh = stop - start, start == 0
         own, by_own = rows[start * width : stop * width], by_rows[start * width : stop * width]
         values[: n * dense.shape[1]] = dense[start:stop].ravel()
-        run(sgemm, table, 0, end, False, n, fresh, weights, gradients, values, by_values, own, by_own)
+        run(products, table, 0, end, False, n, fresh, weights, gradients, values, by_values, own, by_own)
         logits[start:stop] = values[n * logit : n * logit + n]
         kernels.by_logits(logits[start:stop], labels[start:stop], count, by_values[n * logit : n * logit + n])
-        run(sgemm, table, 0, end, True, n, fresh, weights, gradients, values, by_values, own, by_own)
+        run(products, table, 0, end, True, n, fresh, weights, gradients, values, by_values, own, by_own)
+    brgemm.release(products.half)
+
+
+@njit(cache=True, nogil=True)
+def _refresh(products: Products, table: np.ndarray, weights: np.ndarray) -> None:
+    """Round the weights as they are now, once a step."""
+    for row in table:
+        if row[KIND] == LINEAR and row[FLAGS] & HALF:
+            weight, wanted = weights[row[WEIGHT] :], row[FLAGS] & BY_A != 0
+            brgemm.refresh(products.half, row[DETAIL], weight, row[OUTPUTS], row[INPUTS], wanted)
 
 
 @njit(cache=True, nogil=True)
 def _score(
-    sgemm: int, table: np.ndarray, weights: np.ndarray, gradients: np.ndarray, values: np.ndarray,
+    products: Products, table: np.ndarray, weights: np.ndarray, gradients: np.ndarray, values: np.ndarray,
     by_values: np.ndarray, dense: np.ndarray, rows: np.ndarray, logits: np.ndarray,
 ) -> None:  # fmt: skip
     count = len(logits)
@@ -129,13 +154,13 @@ def _score(
         stop = min(start + PIECE, count)
         n, own = stop - start, rows[start * width : stop * width]
         values[: n * dense.shape[1]] = dense[start:stop].ravel()
-        run(sgemm, table, 0, len(table), False, n, True, weights, gradients, values, by_values, own, own)
+        run(products, table, 0, len(table), False, n, True, weights, gradients, values, by_values, own, own)
         logits[start:stop] = values[n * logit : n * logit + n]
 
 
 @njit(cache=True, nogil=True)
 def run(
-    sgemm: int, table: np.ndarray, first: int, last: int, backward: bool, n: int, fresh: bool,
+    products: Products, table: np.ndarray, first: int, last: int, backward: bool, n: int, fresh: bool,
     weights: np.ndarray, gradients: np.ndarray, values: np.ndarray, by_values: np.ndarray,
     rows: np.ndarray, by_rows: np.ndarray,
 ) -> None:  # fmt: skip
@@ -145,10 +170,10 @@ def run(
     """
     if backward:
         for step in range(last - 1, first - 1, -1):
-            _backward(sgemm, table[step], n, fresh, weights, gradients, values, by_values, rows, by_rows)
+            _backward(products, table[step], n, fresh, weights, gradients, values, by_values, rows, by_rows)
     else:
         for step in range(first, last):
-            _forward(sgemm, table[step], n, weights, values, rows)
+            _forward(products, table[step], n, weights, values, rows)
 
 
 @njit(cache=True, nogil=True)
@@ -158,12 +183,17 @@ def _place(place: int, n: int, values: np.ndarray, rows: np.ndarray) -> np.ndarr
 
 
 @njit(cache=True, nogil=True)
-def _forward(sgemm: int, row: np.ndarray, n: int, weights: np.ndarray, values: np.ndarray, rows: np.ndarray) -> None:
+def _forward(
+    products: Products, row: np.ndarray, n: int, weights: np.ndarray, values: np.ndarray, rows: np.ndarray
+) -> None:
     kind, k, m = row[KIND], row[INPUTS], row[OUTPUTS]
     a, flat = _place(row[A], n, values, rows), values[n * row[OUT] : n * (row[OUT] + m)]
     out = flat.reshape(n, m)
     if kind == LINEAR:
-        blas.outputs(sgemm, a, weights[row[WEIGHT] :], flat, n, m, k)
+        if row[FLAGS] & HALF:
+            brgemm.outputs(products.half, row[DETAIL], a, flat, n, m, k)
+        else:
+            blas.outputs(products.sgemm, a, weights[row[WEIGHT] :], flat, n, m, k)
         if row[BIAS] >= 0:
             kernels.add_bias(out, weights[row[BIAS] : row[BIAS] + m], row[FLAGS] & RELU != 0)
         elif row[FLAGS] & RELU:
@@ -180,7 +210,7 @@ def _forward(sgemm: int, row: np.ndarray, n: int, weights: np.ndarray, values: n
 
 @njit(cache=True, nogil=True)
 def _backward(
-    sgemm: int, row: np.ndarray, n: int, fresh: bool, weights: np.ndarray, gradients: np.ndarray,
+    products: Products, row: np.ndarray, n: int, fresh: bool, weights: np.ndarray, gradients: np.ndarray,
     values: np.ndarray, by_values: np.ndarray, rows: np.ndarray, by_rows: np.ndarray,
 ) -> None:  # fmt: skip
     """From the gradient by an instruction's output to those by its inputs and parameters."""
@@ -198,9 +228,14 @@ def _backward(
             if flags & SIGMOID:
                 kernels.sigmoid_backward(flat, values[place : place + n * m])
             kernels.column_sums(by_out, by_bias, fresh)
-        blas.by_weight(sgemm, flat, a, gradients[row[WEIGHT] :], n, m, k, fresh)
-        if flags & BY_A:
-            blas.by_values(sgemm, flat, weights[row[WEIGHT] :], by_a, n, m, k, flags & ADD_A == 0)
+        if flags & HALF:
+            brgemm.by_weight(products.half, flat, a, gradients[row[WEIGHT] :], n, m, k, fresh)
+            if flags & BY_A:
+                brgemm.by_values(products.half, row[DETAIL], flat, by_a, n, m, k, flags & ADD_A == 0)
+        else:
+            blas.by_weight(products.sgemm, flat, a, gradients[row[WEIGHT] :], n, m, k, fresh)
+            if flags & BY_A:
+                blas.by_values(products.sgemm, flat, weights[row[WEIGHT] :], by_a, n, m, k, flags & ADD_A == 0)
     elif kind == INTERACTION:
         vectors, by_vectors = rows.reshape(n, row[DETAIL], k), by_rows.reshape(n, row[DETAIL], k)
         x, by_x = a[: n * k].reshape(n, k), by_a[: n * k].reshape(n, k)

@@ -18,16 +18,26 @@ def name(path: Path = Path("/proc/cpuinfo")) -> str:
     return next(found, "") or platform.processor() or platform.machine()
 
 
+def has_bfloat16(path: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor is known to have products of bfloat16 numbers."""
+    return not BFLOAT16.isdisjoint(_flags(path))
+
+
 def without_bfloat16(path: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the processor is known to have no products of bfloat16 numbers: each is then computed by several
     steps.
     """
+    flags = _flags(path)
+    return bool(flags) and BFLOAT16.isdisjoint(flags)
+
+
+def _flags(path: Path) -> list[str]:
+    """What Linux says that the processor can; nothing where it does not say."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return False
-    found = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    return bool(found) and BFLOAT16.isdisjoint(found.split())
+        return []
+    return next((line.split() for line in lines if line.lower().startswith(("flags", "features"))), [])
 
 
 SLOW_BFLOAT16 = (

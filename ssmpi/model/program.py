@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ssmpi.model.brgemm import copies_of
 from ssmpi.model.network import DENSE, ROWS, Concat, DotInteraction, Gate, Linear, Network, Operator, floats_in
 
 ROWS_PLACE = -1
@@ -21,21 +22,28 @@ NOWHERE = -2  # no bias, no second input
 # Kinds of instructions.
 LINEAR, INTERACTION, COPY, GATE = range(4)
 
-# Columns. A, B and C are the places of inputs; DETAIL is the number of tables of an interaction and the first column
-# that a copy fills.
+# Columns. A, B and C are the places of inputs; DETAIL is the number of tables of an interaction, the first column that
+# a copy fills, and where the copies of the weights of a layer in bfloat16 begin.
 KIND, A, B, C, OUT, INPUTS, OUTPUTS, WEIGHT, BIAS, DETAIL, FLAGS = range(11)
 
 # Flags: the activation; whose gradients are wanted, and whose are added to what is there.
 RELU, SIGMOID = 1, 2
 BY_A, BY_B, BY_C = 4, 8, 16
 ADD_A, ADD_B, ADD_C = 32, 64, 128
+HALF = 256  # products of a linear layer in bfloat16
+
+NARROWEST = 32  # inputs or outputs of a layer in bfloat16: a fixed rule, so that bits do not depend on the machine
 
 
 @dataclass
 class Program:
-    """``table`` int64 (instructions, 11); ``floats`` per example that the values take, the last of them the logit's."""
+    """``table`` int64 (instructions, 11); ``floats`` per example that the values take, the last of them the logit's.
+    With ``precision`` "bf16" products of wide layers are in bfloat16: ``half_layers`` are their outputs and inputs.
+    """
 
     network: Network
+    precision: str = "fp32"
+    half_layers: list[tuple[int, int]] = field(init=False, default_factory=list)
     places: dict[str, int] = field(init=False)
     floats: int = field(init=False)
 
@@ -62,8 +70,11 @@ class Program:
         match operator:
             case Linear():
                 bias = weight + width * widths[0] if operator.bias else NOWHERE
-                flag = {"none": 0, "relu": RELU, "sigmoid": SIGMOID}[operator.activation]
-                yield [LINEAR, places[0], NOWHERE, NOWHERE, out, widths[0], width, weight, bias, 0, flag]
+                flag, copies = {"none": 0, "relu": RELU, "sigmoid": SIGMOID}[operator.activation], 0
+                if self.precision == "bf16" and min(widths[0], width) >= NARROWEST:
+                    flag, copies = flag | HALF, sum(sum(copies_of(*layer)) for layer in self.half_layers)
+                    self.half_layers.append((width, widths[0]))
+                yield [LINEAR, places[0], NOWHERE, NOWHERE, out, widths[0], width, weight, bias, copies, flag]
             case DotInteraction():
                 yield [INTERACTION, *places, NOWHERE, out, widths[0], width, 0, 0, operator.tables, 0]
             case Concat():

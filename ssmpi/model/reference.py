@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import torch
 from torch.nn.functional import linear
@@ -14,6 +15,12 @@ ACTIVATION: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,
     "sigmoid": torch.sigmoid,
 }
+
+
+@cache
+def _pairs(vectors: int) -> torch.Tensor:
+    """(2, pairs): the two vectors of every pair, in the order of a lower triangle without its diagonal."""
+    return torch.tril_indices(vectors, vectors, offset=-1)
 
 
 def logits(
@@ -33,7 +40,7 @@ def _output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: 
             return ACTIVATION[operator.activation](linear(inputs[0], parameters[f"{operator.name}.weight"], bias))
         case DotInteraction():
             vectors = torch.cat(inputs, dim=1).unflatten(1, (operator.tables + 1, -1))
-            lower = torch.tril_indices(operator.tables + 1, operator.tables + 1, offset=-1)
+            lower = _pairs(operator.tables + 1)
             dots = torch.bmm(vectors, vectors.transpose(1, 2))[:, lower[0], lower[1]]
             return torch.cat([inputs[0], dots], dim=1)
         case Concat():

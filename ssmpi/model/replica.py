@@ -15,7 +15,7 @@ import numpy as np
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.core.errors import DataError
-from ssmpi.model import blas
+from ssmpi.model import blas, brgemm
 from ssmpi.model.executor import CompiledStep
 from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import Network
@@ -83,6 +83,8 @@ class ThreadModel:
         self._step: Step
         if compiled and precision == "fp32":
             self._step = compiled
+        elif sgemm and precision == "bf16" and (kernels := brgemm.kernels()):
+            self._step = CompiledStep(Program(network, precision), *self.arrays, sgemm, kernels)
         else:
             from ssmpi.model.torch_step import TorchStep  # here, because importing torch takes seconds
 

@@ -1,4 +1,5 @@
-"""The step with products by torch's operators: for bfloat16, and where torch's BLAS cannot be called without torch.
+"""The step with products by torch's operators: where torch's library lacks what the compiled one calls, and
+for bfloat16 on processors without instructions for it.
 
 The same program as ``executor`` walks, in the same buffers; only linear layers are computed by torch. What lies between
 two layers of bfloat16 stays bfloat16; weights, their gradients and everything else are float32.
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from ssmpi.model import executor, kernels
+from ssmpi.model import brgemm, executor, kernels
 from ssmpi.model.program import (
     ADD_A,
     BIAS,
@@ -20,6 +21,7 @@ from ssmpi.model.program import (
     INPUTS,
     KIND,
     LINEAR,
+    NARROWEST,
     OUT,
     OUTPUTS,
     RELU,
@@ -32,7 +34,7 @@ from ssmpi.model.program import (
     Program,
 )  # fmt: skip
 
-NARROWEST = 32  # inputs or outputs of a layer in bfloat16: a fixed rule, so that bits do not depend on the machine
+NO_PRODUCTS = executor.Products(0, brgemm.operands(brgemm.NONE, (), 0))
 MOST_SIZES = 4  # of a piece, for which buffers are kept
 
 Arrays = tuple[np.ndarray, np.ndarray]  # weights and gradients
@@ -236,6 +238,6 @@ class Piece:
     def _run(self, number: int, *, fresh: bool, backward: bool) -> None:
         rows, by_rows = self._rows.array.reshape(-1), self._rows.by_array.reshape(-1)
         executor.run(
-            0, self._table, number, number + 1, backward, self._n, fresh, *self._arrays, self._values,
+            NO_PRODUCTS, self._table, number, number + 1, backward, self._n, fresh, *self._arrays, self._values,
             self._by_values, rows, by_rows,
         )  # fmt: skip

@@ -29,6 +29,18 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
         (TRAIN,),
         "distance of a replica from the reference of its round, relative to that one's length, last seen",
     ),
+    **{
+        f"bytes_{link}": ((TRAIN,), f"payload bytes in this window, all trainers: {meaning}")
+        for link, meaning in {
+            "embedding_pull": "row numbers to embedding PSs, rows back",
+            "embedding_push": "row gradients to them",
+            "center_push": "snapshots or gradients to sync PSs",
+            "center_pull": "what comes back",
+            "trainers": "among trainers; an all-reduce of n counts 2 (n - 1) / n of its vector on each",
+            "control": "row blocks dealt, reports, drains",
+        }.items()
+    },
+    "rows_in_place": ((TRAIN,), "rows read or updated in memory of this host in this window, which travel nowhere"),
     "split": ((EVALUATION,), "what was scored"),
     "weights": ((EVALUATION,), "`model`: the common model; `replica 0`: the first trainer's own (`evaluate.replica`)"),
     "rows": ((EVALUATION,), "rows scored"),

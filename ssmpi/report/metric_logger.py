@@ -20,6 +20,7 @@ from ssmpi.core.metrics import SUMS, Quality
 from ssmpi.core.run_files import METRICS
 from ssmpi.core.topology import Topology
 from ssmpi.report.jsonl import JsonlFile
+from ssmpi.report.traffic import TrafficLog
 from ssmpi.report.trainer_report import TrainerReport
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class MetricLogger:
         self._began = self._window_began = self._line_said = time.monotonic()
         self._earlier = {name: numbers.get(name, 0.0) for name in ("seconds", "iterations", "rounds")}
         self._saving = {name: numbers.get(name, 0.0) for name in SAVING}
+        self.traffic = TrafficLog(topology.trainers, numbers)
         self._paused = 0.0
         self._warned = False
 
@@ -78,6 +80,7 @@ class MetricLogger:
         for name, counts in self._counts.items():
             counts[trainer] = getattr(report, name)
         self._divergence[trainer] = report.divergence
+        self.traffic.gathered(trainer, report.traffic)
         self._bar.update(int(news.sums[0]))
         if time.monotonic() - self._window_began >= self._every:
             self.window()
@@ -89,7 +92,7 @@ class MetricLogger:
             return
         seconds = time.monotonic() - self._window_began
         line = {"kind": "train", **self._where(), "eps": examples / seconds, **self._window.compute()}
-        line |= self.sync(self._window_counts)
+        line |= self.sync(self._window_counts) | self.traffic.window()
         self._write(line)
         self._show(line)
         self._warn(line["ne"], line["auc"])
@@ -122,7 +125,8 @@ class MetricLogger:
     def numbers(self) -> dict[str, float]:
         """The numbers of ``state``, as they are now."""
         totals = self.totals()
-        return {name: totals[name] for name in ("examples", *self._earlier, *SAVING)} | {"bytes": self._lines.size}
+        kept = {name: totals[name] for name in ("examples", *self._earlier, *SAVING)}
+        return kept | self.traffic.totals() | {"bytes": self._lines.size}
 
     def sync(self, since: dict[str, np.ndarray] | None = None) -> dict[str, float]:
         """Synchronization in figures, averages over all trainers; nothing if there was no round.

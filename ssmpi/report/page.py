@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ssmpi import __version__
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import UserError
-from ssmpi.report import figures
+from ssmpi.report import figures, traffic
 from ssmpi.report.columns import NOTHING, cells, headings, shown
 from ssmpi.report.groups import NOT_SETTINGS, SEED, Group, Row, by_settings, differing, row
 from ssmpi.report.record import CIRCUMSTANCES, Record
@@ -77,7 +77,8 @@ def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path
         headings=headings(subject.rows), rows=[cells(r, shown(subject.rows)) for r in subject.rows],
         split=next((record.final[0] for record in records if record.final[0]), ""),
         settings=_settings(records), broken=[record for record in records if record.missing],
-        runs=[_run(record) for record in records],
+        runs=[_run(record) for record in records], links=traffic.HEADINGS,
+        traffic=[(record.folder, found) for record in records if (found := traffic.cells(record.result))],
         validations=[(record.folder, _validations(record)) for record in records if record.evaluations],
         ranks=[(record.folder, _ranks(record)) for record in records if record.usage],
         version=__version__, made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",

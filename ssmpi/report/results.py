@@ -16,6 +16,7 @@ from ssmpi.core.result_marker import COMPLETE, INCOMPLETE, STOPPED
 from ssmpi.core.run_files import RESULT_NAME
 from ssmpi.report import recoveries
 from ssmpi.report.metric_logger import EarlierLog, MetricLogger
+from ssmpi.report.traffic import nested
 
 if TYPE_CHECKING:
     from ssmpi.config import Run
@@ -76,6 +77,7 @@ class Results:
         complete = not stopped and (all_done or bool(ended_by))
         status = STOPPED if stopped else COMPLETE if complete else INCOMPLETE
         body = {"status": status, "ended": now(), "expected_examples": self._expected, **totals}
+        body |= nested(self.logbook.traffic.totals())
         found = recoveries.read(self.folder)["recoveries"]
         body |= {"restarts": len(found), "recoveries": found, "evaluations": self.evaluations}
         if complete:

@@ -10,6 +10,7 @@ from ssmpi.core.result_marker import COMPLETE
 from ssmpi.core.run_files import RESULT_NAME
 from ssmpi.report.reader import read, read_json
 from ssmpi.report.record import FINAL_SPLITS, Record
+from ssmpi.report.traffic import in_words
 
 REFERENCES = "--baseline takes what 'ssmpi-prepare baseline --json' wrote, --teacher the teacher.json of 'synthesize'"
 COLUMNS = ("ne", "log_loss", "auc", "accuracy")
@@ -48,7 +49,8 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
             f"rounds: {result['rounds']:,.0f} of {1000 * result['round_seconds']:.1f} ms, in which a trainer makes "
             f"{result['staleness']:.1f} iterations{far}"
         )
-    return "\n".join(lines)
+    sent = in_words(result)
+    return "\n".join([*lines, sent] if sent else lines)
 
 
 def _without_result(record: Record) -> str:

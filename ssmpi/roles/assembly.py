@@ -137,11 +137,14 @@ def trained_rows(
     return made
 
 
-def save_context(config: Config, world: World, folder: Path, tables: Tables, stop: Stop) -> SaveContext:
+def save_context(
+    config: Config, world: World, folder: Path, tables: Tables, stop: Stop, memory: RankMemory
+) -> SaveContext:
     """What saving needs of this trainer."""
     return SaveContext(
-        run=folder, options=config.checkpoint, waiting=config.waiting, world=world, tables=tables.transport, stop=stop
-    )
+        run=folder, options=config.checkpoint, waiting=config.waiting, world=world, tables=tables.transport, stop=stop,
+        memory=memory,
+    )  # fmt: skip
 
 
 def results(config: Config, folder: Path, rows: int, saved: Saved | None) -> Results:

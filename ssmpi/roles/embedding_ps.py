@@ -13,6 +13,7 @@ from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
 from ssmpi.core import cpu_usage
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.push_counts import AppliedPushes
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import ROWS, Arena
 
@@ -29,10 +30,11 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
     arena = Arena(config.embedding, placement, world.index, config.run.seed, memory)
     if model:
         load_tables(arena, model, world.index)
+    applied = AppliedPushes(start.memory, world.embedding.size)
     start.memory.ready()
     world.start_heartbeat(config.waiting)
     service = Service(world.embedding, config.waiting)
     cpu_usage.set_up()
-    saver = ArenaWriter(world.same_role_here)
-    service.serve(config.topology.trainers, EmbeddingServer(arena, service, saver, memory.address).handle)
+    server = EmbeddingServer(arena, service, ArenaWriter(world.same_role_here), memory.address, applied)
+    service.serve(config.topology.trainers, server.handle)
     return True

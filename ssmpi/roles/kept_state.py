@@ -133,13 +133,15 @@ class RunNote:
         if time.monotonic() - self._written >= NOTE_SECONDS:
             self._write()
 
-    def started(self, examples: int) -> None:
+    def started(self, examples: int, pushes_lost: int) -> None:
         """All ranks have their parts, and training goes on after ``examples`` of all trainers: from now on it may go on
-        from this memory. If it does so after a kill already, add that to the record.
+        from this memory. If it does so after a kill already, add that to the record, with the pushes that were lost on
+        their way.
         """
         self._memory.ready()
         if self._results:
-            recoveries.complete(self._results.folder, {"examples": examples, "batches_repeated": self._repeated})
+            found = {"examples": examples, "batches_repeated": self._repeated, "pushes_lost": pushes_lost}
+            recoveries.complete(self._results.folder, found)
 
     def evaluated(self, part: int) -> None:
         """A part of the run is over, its evaluation included: write that at once."""

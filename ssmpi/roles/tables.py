@@ -12,6 +12,7 @@ from ssmpi.comm.world import World
 from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding.client import HeldRows, Lookups
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.embedding.table import ROWS, Arena
 from ssmpi.embedding.transport import LocalTables, RemoteTables
 
@@ -31,19 +32,23 @@ def placing(cardinalities: Sequence[int], servers: int, start: Start) -> str:
 
 
 class Tables:
-    """Reaches the embedding PSs of the topology, or holds the rows itself where there are none."""
+    """Reaches the embedding PSs of the topology, or holds the rows itself where there are none. ``sent`` are pushes by
+    message.
+    """
 
     def __init__(self, config: Config, world: World, cardinalities: tuple[int, ...], start: Start) -> None:
         servers = config.topology.embedding_ps
         self._options, self.placement = config.embedding, place(cardinalities, max(1, servers))
         self.transport: LocalTables | RemoteTables
+        self.sent = SentPushes(start.memory, config.topology.threads, servers)
         if servers:
-            self.transport = RemoteTables(world.embedding, self.placement, config.embedding, config.waiting)
+            self.transport = RemoteTables(world.embedding, self.placement, config.embedding, config.waiting, self.sent)
+            self.transport.compare_pushes()
             return
         arena = Arena(config.embedding, self.placement, 0, config.run.seed, start.memory.part(ROWS, shared=False))
         if start.checkpoint:
             load_tables(arena, start.checkpoint)
-        self.transport = LocalTables(arena, ArenaWriter(world.same_role_here))
+        self.transport = LocalTables(arena, ArenaWriter(world.same_role_here), world.traffic)
 
     def lookups(self, thread: int, held: HeldRows | None = None, through: RowTransport | None = None) -> Lookups:
         """Pull and push for one thread, ``through`` another transport than the plain one if given; ``held`` keeps what

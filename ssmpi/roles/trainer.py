@@ -77,7 +77,7 @@ class Trainer:
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica, live=live,
             progress=self.progress, checked=self._control.checked, results=self._results,
         )  # fmt: skip
-        context = assembly.save_context(config, world, folder, self.tables, self._stop)
+        context = assembly.save_context(config, world, folder, self.tables, self._stop, memory)
         self._checkpoints = CheckpointManager(
             context, self._results.logbook if self._results else None, self.progress.of_all
         )
@@ -134,17 +134,20 @@ class Trainer:
             with during("waiting for the other ranks"):
                 self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
             cpu_usage.set_up()
-            self._note.started(self.progress.of_all)
+            self._note.started(self.progress.of_all, sum(self.world.trainers.gather(self.tables.sent.lost)))
+            self.tables.sent.reported()
             if self._results:
                 self._results.logbook.start_clock()
             self._started = True
         assert self._cursor.dispatcher
         self._control.begin(self._cursor.dispatcher)
+        self.world.traffic.on = True
         self.pace.begin()
         workers = [self.start(f"worker {k}", hogwild, k, self) for k in range(self.config.topology.threads)]
         self._supervise(lambda: not any(w.is_alive() for w in workers), finished=False)
         clock, closing = Clock(), self.start("closing", self.pace.end)
         self._supervise(lambda: not closing.is_alive(), finished=True)
+        self.world.traffic.on = False
         wishes = np.array([self._stop.stopping, self._checkpoint_due()], np.float32)
         wait(self.world.trainers.iallreduce(wishes), self.config.waiting, "the other trainers (to end this part)")
         if wishes[0]:
@@ -244,7 +247,7 @@ class Trainer:
         return TrainerReport(
             stop=float(self._stop.stopping), finished=float(finished), examples=float(self.progress.examples),
             iterations=float(self.progress.iterations.sum()), **sync.figures(self.synchronizers),
-            sums=quality.sums, histogram=quality.histogram,
+            traffic=self.world.traffic.totals(), sums=quality.sums, histogram=quality.histogram,
         )  # fmt: skip
 
     def _supervise(self, done: Callable[[], bool], *, finished: bool) -> None:

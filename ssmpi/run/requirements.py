@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ssmpi.comm.memory_file import HEADER
 from ssmpi.config import Config
 from ssmpi.core.errors import DataError
+from ssmpi.core.metrics import BINS, SUMS
 from ssmpi.core.topology import Role
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import Placement, place
+from ssmpi.sync import ALGORITHMS
 
 
 def placement_of(config: Config, tables_file: Path | None = None) -> Placement:
@@ -43,13 +46,34 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     features = inputs.tables * config.embedding.dim * 4 * config.data.batch_size
     block = config.data.block_rows * 2 * (inputs.tables + inputs.dense + 1) * 4
     activations = config.data.batch_size * 4 * 4 * config.network.activations
-    trainer = 4.0 * parameters * (5 + topology.threads) + topology.threads * (6.0 * features + block + activations)
+    own = 2 if config.model.precision == "bf16" else 1  # of each thread: gradients, and the weights rounded, twice
+    trainer = 4.0 * parameters * (5 + topology.threads * own) + topology.threads * (
+        6.0 * features + block + activations
+    )
     rows = _largest_share(config, placement)
     sync_ps = 8.0 * parameters / max(1, topology.sync_ps)
     if not topology.embedding_ps:
         trainer += rows
-    own = {Role.TRAINER: trainer, Role.EMBEDDING_PS: float(rows), Role.SYNC_PS: sync_ps}
-    return {role: own.get(role, 0.0) + role.traits.process_bytes for role in Role}
+    ranks = {Role.TRAINER: trainer, Role.EMBEDDING_PS: float(rows), Role.SYNC_PS: sync_ps}
+    return {role: ranks.get(role, 0.0) + role.traits.process_bytes for role in Role}
+
+
+def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
+    """Bytes of what one rank of each role keeps in a memory file system, of the PS that holds most; part of
+    ``memory_of_ranks``. Nothing where a loss ends the job.
+    """
+    if config.recovery.mode == "off":
+        return {}
+    topology, rows = config.topology, float(_largest_share(config, placement))
+    vector, state = 4.0 * dense_parameters(config), 2 if config.dense.optimizer == "adagrad" else 1
+    vectors = state + ALGORITHMS[config.sync.algorithm].kept_vectors(topology.threads)
+    counts = topology.threads * (2.0 * BINS + len(SUMS) + topology.embedding_ps + 2) * 8
+    own = {
+        Role.TRAINER: vectors * vector + counts + (0.0 if topology.embedding_ps else rows),
+        Role.EMBEDDING_PS: rows + 8.0 * topology.size,
+        Role.SYNC_PS: state * vector / max(1, topology.sync_ps),
+    }
+    return {role: own.get(role, 0.0) + HEADER for role in Role}
 
 
 def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]:

@@ -78,10 +78,20 @@ class AsyncPS(Centered):
         self._accounts: dict[int, PendingGradients] = {}
         self._sum = np.empty(max(f.stop - f.start for f in self.fragments), np.float32)
 
+    @classmethod
+    def words_beside(cls, options: RoundOptions) -> int:
+        """The factor of the learning rate."""
+        return 1
+
     @staticmethod
     def server(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
         """A center that takes steps."""
         return GradientCenter(optimizer, options.fragments, service, memory)
+
+    @classmethod
+    def kept_vectors(cls, threads: int) -> int:
+        """What each thread has not pushed yet."""
+        return threads
 
     def optimizer(self, thread: int) -> AccumulatingStep:
         """Steps the replica and keeps the gradients for the next push."""

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
 
+def reduced_bytes(size: int, ranks: int) -> float:
+    """What each of so many ranks sends for an all-reduce of ``size`` bytes around a ring."""
+    return 2 * (ranks - 1) * size / ranks
+
+
 class Average:
     """Weighted means of vectors of at most ``size`` floats. The sum of the weights travels in the same buffer."""
 

@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 
 from ssmpi.core.protocols import DenseStep, RowTransport
+from ssmpi.core.traffic import Link
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.peers import Peers
 
@@ -80,6 +81,11 @@ class Synchronizer(ABC):
         self._merge(nothing, nothing, nothing, 0.0)  # compiles now, not in the first round
 
     @classmethod
+    def kept_vectors(cls, threads: int) -> int:
+        """How many arrays as long as ``weights`` a trainer of so many threads keeps in memory that outlives a kill."""
+        return 0
+
+    @classmethod
     def option_error(cls, options: RoundOptions) -> str:
         """Why these ``[sync]`` settings make no sense for this algorithm and what would; empty if they do."""
         return ""
@@ -88,6 +94,13 @@ class Synchronizer(ABC):
     def topology_error(cls, topology: Topology) -> str:
         """Why this algorithm cannot run on this topology and what to set; empty if it can."""
         return ""
+
+    @classmethod
+    def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
+        """Payload bytes that one trainer's round over the whole vector of so many parameters moves by messages, by
+        class of link: what ``plan`` prints is what is counted.
+        """
+        return {}
 
     def round(self) -> None:
         """Exchange once with the others and move the live weights by what came back."""

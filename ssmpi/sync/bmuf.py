@@ -52,6 +52,11 @@ class BlockFiltered(MA):
         super().__init__(options, weights, peers)
         self._global, self._delta = self.kept("global", weights), self.kept("delta", np.zeros_like(weights))
 
+    @classmethod
+    def kept_vectors(cls, threads: int) -> int:
+        """The global model and its last move."""
+        return 2
+
     def kept(self, name: str, values: np.ndarray) -> np.ndarray:
         """An array that is the same on every trainer: one for all members of a group, the leader's. It begins as a copy
         of ``values``, or as this trainer's memory has kept it. All trainers call.
@@ -95,12 +100,23 @@ def filter_mean(
 ) -> None:
     """Filter a mean into ``model``, ``delta`` and ``reference``, all float32 (n,). ``coefficients`` are eta, momentum,
     and the momentum by which the reference is ahead of the model.
+
+    Memory is what this costs, so each form touches only what it needs: without momentum not ``delta``, and
+    ``reference``, which is ``model`` where it is not ahead, only where it is.
     """
     eta, momentum, ahead = np.float32(coefficients[0]), np.float32(coefficients[1]), np.float32(coefficients[2])
-    for i in range(mean.shape[0]):
-        delta[i] = momentum * delta[i] + eta * (mean[i] - reference[i])
-        model[i] += delta[i]
-        reference[i] = model[i] + ahead * delta[i]
+    if ahead:
+        for i in range(mean.shape[0]):
+            delta[i] = momentum * delta[i] + eta * (mean[i] - reference[i])
+            model[i] += delta[i]
+            reference[i] = model[i] + ahead * delta[i]
+    elif momentum:
+        for i in range(mean.shape[0]):
+            delta[i] = momentum * delta[i] + eta * (mean[i] - model[i])
+            model[i] += delta[i]
+    else:
+        for i in range(mean.shape[0]):
+            model[i] += eta * (mean[i] - model[i])
 
 
 @njit(cache=True, nogil=True)
@@ -125,14 +141,18 @@ def move_filtered(
 
 
 class BMUF(BlockFiltered):  # the same exchange and the same way to leave as model averaging, another use of the mean
-    """Filters the mean by a step and block momentum."""
+    """Filters the mean by a step and block momentum.
+
+    The reference has memory of its own only where it is ahead of the global model; the last step stays 0 without
+    momentum.
+    """
 
     Options: ClassVar[type] = BMUFOptions
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
         self._own = own = options.own(BMUFOptions)
-        self._reference = self.kept("reference", weights)
+        self._reference = self.kept("reference", weights) if own.nesterov else self._global
         self._filtered = self._global, self._delta, self._reference
         self._coefficients = own.eta, own.momentum, own.momentum if own.nesterov else 0.0
         nothing = np.empty(0, np.float32)

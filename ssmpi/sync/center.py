@@ -18,6 +18,7 @@ from ssmpi.comm.shared_lock import SharedLock
 from ssmpi.comm.shared_memory import attach
 from ssmpi.comm.waiting import wait, wait_all
 from ssmpi.core.topology import Topology
+from ssmpi.core.traffic import Link
 from ssmpi.sync.base import SYNC_PS, Synchronizer, cut, divergence
 from ssmpi.sync.center_shard import ADDRESS, FETCH, MAP, START, THREADS, Center, MakeStep
 from ssmpi.sync.options import RoundOptions
@@ -57,6 +58,17 @@ class Centered(Synchronizer):
     def topology_error(cls, topology: Topology) -> str:
         """A center needs sync PSs."""
         return "" if topology.sync_ps else "keeps its center on sync PSs: set topology.sync_ps = 1 or more"
+
+    @classmethod
+    def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
+        """The vector there and back, and what comes with each message to a sync PS."""
+        words = cls.words_beside(options) * topology.sync_ps * options.fragments
+        return {Link.CENTER_PUSH: 4.0 * (parameters + words), Link.CENTER_PULL: 4.0 * parameters}
+
+    @classmethod
+    def words_beside(cls, options: RoundOptions) -> int:
+        """Words that each sync PS gets besides its shard of a fragment."""
+        return 0
 
     @staticmethod
     @abstractmethod

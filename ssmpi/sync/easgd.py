@@ -84,6 +84,11 @@ class EASGD(Centered):
             nothing = np.empty(0, np.float32)
             self.move(shard.lock, nothing, nothing, 0.0)  # compiles now, not in the first round
 
+    @classmethod
+    def words_beside(cls, options: RoundOptions) -> int:
+        """The pull, where it is coupled."""
+        return 1 if options.own(EASGDOptions).coupling else 0
+
     @staticmethod
     def server(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
         """A center that is pulled."""

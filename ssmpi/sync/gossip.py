@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from ssmpi.comm.service import Service
 from ssmpi.comm.waiting import Backoff, wait_all, wait_until
 from ssmpi.core.settings import COUNT, within
+from ssmpi.core.traffic import Link
 from ssmpi.sync.ma import MA
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.peers import Peers
+
+if TYPE_CHECKING:
+    from ssmpi.core.topology import Topology
 
 DONE = 0  # tag of an asking trainer's last word in a part of the run
 ANSWER = 1  # tag of a snapshot that comes back
@@ -58,6 +62,11 @@ class Gossip(MA):  # the model is the mean of the replicas, too
         self._service = Service(trainers, peers.waiting)
         self._pause = Backoff(peers.waiting)
         self._done = 0
+
+    @classmethod
+    def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
+        """A snapshot, of each of the two."""
+        return {Link.TRAINERS: 4.0 * parameters}
 
     @classmethod
     def option_error(cls, options: RoundOptions) -> str:

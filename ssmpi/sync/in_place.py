@@ -10,7 +10,7 @@ import numpy as np
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-BLOCK = 2048  # floats
+BLOCK = 256  # floats: larger ones of several vectors, which begin at pages, drive each other out of the first cache
 compiled = njit(cache=True, nogil=True, error_model="numpy")  # else the check of a divisor slows its loop
 
 

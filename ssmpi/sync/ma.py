@@ -11,15 +11,19 @@ buffer, so n is those that still train. When it reaches 0, all of them leave in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ssmpi.sync.average import Average
+from ssmpi.core.traffic import Link
+from ssmpi.sync.average import Average, reduced_bytes
 from ssmpi.sync.base import Synchronizer, divergence
 from ssmpi.sync.in_place import Replicas, average
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.peers import Peers
+
+if TYPE_CHECKING:
+    from ssmpi.core.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class MA(Synchronizer):
 
     Options: ClassVar[type] = MAOptions
     in_groups = True
+    words_beside = 1  # in each all-reduce: the weight
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
@@ -39,6 +44,12 @@ class MA(Synchronizer):
         if self.group:
             self._of_leaders = Average(self.group.leaders, peers.waiting, weights.size)
         self._all_ended = False  # on all hosts; every leader learns it in the same round
+
+    @classmethod
+    def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
+        """An all-reduce of each fragment, among the hosts where one trainer averages those of its host."""
+        words = parameters + cls.words_beside * options.fragments
+        return {Link.TRAINERS: reduced_bytes(4 * words, topology.trainers)}
 
     @property
     def idle(self) -> bool:

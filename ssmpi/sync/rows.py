@@ -19,6 +19,11 @@ KEYS, GRADIENTS = range(2)  # tags
 SERVER = 1 << 32  # a row's key is its PS times this plus its number there
 
 
+def row_gradient_bytes(rows: float, dim: int) -> float:
+    """Payload of the gradients of so many rows on their way to the trainers that update them."""
+    return rows * (8 + 4 * dim)
+
+
 class StepAgreement(Protocol):
     """See ``Synchronous``."""
 

@@ -42,6 +42,7 @@ class SlowMo(BlockFiltered):
 
     Options: ClassVar[type] = SlowMoOptions
     in_groups = False  # the learning-rate factor of every trainer travels along
+    words_beside = 2  # the weight, and that factor
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)

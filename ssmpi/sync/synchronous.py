@@ -25,7 +25,8 @@ import numpy as np
 from ssmpi.comm.waiting import wait
 from ssmpi.core.protocols import DenseModel, DenseStep, RowTransport
 from ssmpi.core.topology import Topology
-from ssmpi.sync.average import Average
+from ssmpi.core.traffic import Link
+from ssmpi.sync.average import Average, reduced_bytes
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.peers import Peers
@@ -48,6 +49,12 @@ class Synchronous(NoSync):
         self._average = Average(peers.trainers, peers.waiting, weights.size)
         self._rows = SynchronousRows(self, peers)
         self._examples, self._factor, self._began = 0.0, 1.0, 0.0
+
+    @classmethod
+    def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
+        """The all-reduce of the dense gradients with their weight, and the agreement; row gradients come on top."""
+        n = topology.trainers
+        return {Link.TRAINERS: reduced_bytes(4 * (parameters + 1) + 8 * (n * n + 2), n)}
 
     @classmethod
     def option_error(cls, options: RoundOptions) -> str:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
 from ssmpi import __version__
 from ssmpi.comm.world import Job, join
 from ssmpi.comm.world import versions as mpi_versions
-from ssmpi.core import launcher_env
+from ssmpi.core import launcher_env, memory_folder
+from ssmpi.core.host_memory import free_memory
 from ssmpi.core.mpi_environment import missing
 from ssmpi.core.packages import package_versions
 from ssmpi.model import processor
+
+MEMORY = Path("/dev/shm")  # recovery.memory_folder by default
 
 
 def examine() -> int:
@@ -25,7 +30,7 @@ def examine() -> int:
     cores = len(os.sched_getaffinity(0))
     bound = sorted(os.sched_getaffinity(0))
     here = [b for host, b in job.comm.allgather((socket.gethostname(), bound)) if host == socket.gethostname()]
-    problems = self_test(job)
+    problems, memory = self_test(job), dict(job.comm.allgather((socket.gethostname(), kept_memory(MEMORY))))
     open_mpi = "Open MPI" in mpi_versions()["mpi_library"]
     remarks = job.comm.allgather(
         (socket.gethostname(), advice(cores, open_mpi=open_mpi) if launcher_env.ranks() else [])
@@ -37,7 +42,9 @@ def examine() -> int:
     print("  " + ", ".join(f"{name} {value}" for name, value in mpi_versions().items()))
     print(f"cores: {os.cpu_count()} on this host, {cores} usable by this rank; {len(here)} of {job.size} ranks here")
     print("\n".join(f"  {line}" for line in thread_plan(here)))
+    print("\n".join(f"  {host}: {line}" for host, line in sorted(memory.items())))
     print(f"  {dense_step()}")
+    print(f"  {half_step()}")
     if processor.without_bfloat16():
         print(f"  {processor.SLOW_BFLOAT16}")
     if len(here) > cores:
@@ -51,6 +58,33 @@ def examine() -> int:
     well = "it works, but see above" if any(lines for _, lines in remarks) else "all is well"
     print(f"{len(problems)} problem(s)" if problems else well)
     return 1 if problems else 0
+
+
+def kept_memory(folder: Path) -> str:
+    """What there is on this host for memory that outlives killed ranks."""
+    try:
+        found = memory_folder.file_system(folder)
+    except OSError as error:
+        return f"no memory outlives a killed rank ({folder}: {error.strerror}): set recovery.memory_folder"
+    used, limit = found.size - found.free, free_memory()
+    text = f"memory that outlives killed ranks: {folder}, {_gb(found.size)} of which {_gb(used)} are used; "
+    text += f"this process may take {_gb(limit)} of memory, of which those files are a part"
+    if not found.in_memory:
+        text += f". It is {found.kind or 'of an unknown kind'}, not in memory: training there waits for a disk"
+    if left := memory_folder.all_in(folder):
+        size = sum(_size(path) for each in left for path in each.glob("*"))
+        text += f". {len(left)} of your launches have {_gb(size)} there; --clean removes what nobody uses"
+    return text
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):  # its run has removed it meanwhile
+        return path.stat().st_size
+    return 0
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:,.1f} GB"
 
 
 def group_by_advice(remarks: list[tuple[str, list[str]]]) -> list[str]:
@@ -92,6 +126,42 @@ def dense_step() -> str:
     )
 
 
+def half_step() -> str:
+    """How this host computes the step with products in bfloat16."""
+    from ssmpi.model import blas, brgemm  # as above
+
+    if blas.sgemm() and brgemm.kernels():
+        return "bfloat16 step: compiled, with the kernels that oneDNN in torch's library makes for this processor"
+    if limits := [name for name in brgemm.LIMITS if name in os.environ]:
+        return f"bfloat16 step: by torch's operators, because {limits[0]} is set; unset it for the compiled one"
+    if not processor.has_bfloat16() or platform.machine() != "x86_64":
+        return "bfloat16 step: by torch's operators: the compiled one needs an x86 processor with bfloat16 instructions"
+    return (
+        f"bfloat16 step: by torch's operators, because {blas.LIBRARY} does not export oneDNN's kernel; a compiled one "
+        "is 10 to 20 % faster and holds the interpreter lock less. torch 2.8 and later from PyPI have it"
+    )
+
+
+def half_problems() -> list[str]:
+    """Whether a compiled bfloat16 step is far from the float32 one: the kernels are made for this very processor."""
+    from ssmpi.model import blas, brgemm
+    from ssmpi.model.network import Inputs
+    from ssmpi.model.options import ModelOptions
+    from ssmpi.model.replica import Replica
+    from ssmpi.model.zoo import network_of
+
+    if not (blas.sgemm() and brgemm.kernels()):
+        return []
+    network, generator = network_of(ModelOptions(), Inputs(13, 26, 16)), np.random.default_rng(0)
+    batch = [generator.random(shape, np.float32) for shape in ((64, 13), (64, 26, 16), (64,))]
+    steps = []
+    for precision in ("fp32", "bf16"):
+        model = Replica(network, precision, seed=0).thread_model()
+        steps.append(np.concatenate([*(found.ravel() for found in model.forward_backward(*batch)), model.gradients]))
+    off = np.linalg.norm(steps[1] - steps[0]) / np.linalg.norm(steps[0])
+    return [] if off < 0.1 else [f"the compiled bfloat16 step gives wrong results: off by {off:.2g} of their length"]
+
+
 def advice(cores: int, *, open_mpi: bool) -> list[str]:
     """What this rank's environment lacks, and what that costs."""
     lines = [
@@ -123,6 +193,7 @@ def self_test(job: Job) -> list[str]:
     step = options.rate / (np.sqrt(options.initial_state + 1.0) + options.epsilon)
     if not np.allclose(arena.weights[7], before - step, atol=1e-6):
         problems.append("the compiled row-wise Adagrad gives wrong results")
+    problems += half_problems()
     matrix = np.ones((512, 512), np.float32)
     began, products = time.monotonic(), 0
     while time.monotonic() - began < 0.5:

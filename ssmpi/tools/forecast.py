@@ -17,6 +17,7 @@ from ssmpi.core.errors import SettingsError
 from ssmpi.core.protocols import RowLookup
 from ssmpi.core.settings import SECONDS, positive, require
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
+from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
 from ssmpi.run.requirements import dense_parameters, placement_of
 from ssmpi.sync import ALGORITHMS, SYNC_PS
@@ -178,7 +179,7 @@ def distinct_rows(config: Config) -> list[float]:
 
 def iteration_bytes(rows: Sequence[float], dim: int) -> float:
     """To the busiest embedding PS: row numbers to pull; factor, row numbers and gradients to push. Less goes back."""
-    return 4 * max(rows) + 4 + max(rows) * (4 + 4 * dim)
+    return 4 * max(rows) + wire.pushed_bytes(1, max(rows), dim)
 
 
 def describe(config: Config, step: float, links: LinkSpeeds, counts: Sequence[int]) -> str:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ssmpi.cluster.node_layout import layout_of
+from ssmpi.cluster.node_layout import NodeLayout, layout_of
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
 from ssmpi.core.topology import Role
+from ssmpi.core.traffic import Link
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
+from ssmpi.embedding import wire
 from ssmpi.embedding.placement import Placement
-from ssmpi.run.requirements import checkpoint_copies, dense_parameters, memory_of_ranks, placement_of
-from ssmpi.sync import ALGORITHMS
+from ssmpi.run.requirements import checkpoint_copies, dense_parameters, kept_memory, memory_of_ranks, placement_of
+from ssmpi.sync import ALGORITHMS, SYNC_PS
+from ssmpi.sync.rows import row_gradient_bytes
 
 
 def describe(config: Config, where: Site | None = None, tables_file: Path | None = None) -> str:
@@ -23,12 +26,13 @@ def describe(config: Config, where: Site | None = None, tables_file: Path | None
     placement = placement_of(config, tables_file)
     features = features_of(config, placement, known=not tables_file)
     config = config.over(features)
+    layout = layout_of(config, where, placement) if where else None
     sections = [
         ranks(config),
         tables(config, placement, features),
         network(config, known=not tables_file),
         memory(config, placement),
-        *([layout_of(config, where, placement).describe(where)] if where else []),
+        *([layout.describe(where), memory_files(config, placement, layout, where)] if where and layout else []),
         traffic(config, placement),
         *([] if tables_file else [work(config)]),
     ]
@@ -88,32 +92,57 @@ def memory(config: Config, placement: Placement) -> str:
     for role, size in memory_of_ranks(config, placement).items():
         if config.topology.counts[role]:
             lines.append(f"  {role}: about {_bytes(size)}")
+    if kept := kept_memory(config, placement):
+        shown = ", ".join(f"{role} {_bytes(size)}" for role, size in kept.items() if config.topology.counts[role])
+        lines.append(f"  of that in {config.recovery.memory_folder}, to outlive a kill: {shown}")
     for role, size in checkpoint_copies(config, placement).items():
         lines.append(f"  {role} while a checkpoint is written: {_bytes(size)} more, where there is room for it")
     return "\n".join(lines)
 
 
+def memory_files(config: Config, placement: Placement, layout: NodeLayout, where: Site) -> str:
+    """What the ranks of a node keep in its memory file system, against the size that has by default: half of the
+    node's memory.
+    """
+    kept, folder, room = kept_memory(config, placement), config.recovery.memory_folder, where.node.memory_gb * 1e9 / 2
+    if not kept:
+        return "memory files: none (recovery.mode = 'off'): a killed rank ends the job"
+    needs = [layout.kept_on(node, kept) for node in range(layout.count)]
+    lines = [
+        f"memory files: node {node} keeps {_bytes(need)} in {folder}, more than the {_bytes(room)} that it has by "
+        f"default: make it larger (mount -o remount,size=...), or a killed rank there costs what came after the newest "
+        "checkpoint"
+        for node, need in enumerate(needs)
+        if need > room
+    ]
+    most = f"memory files: at most {_bytes(max(needs))} a node, {folder} has {_bytes(room)} by default (half of memory)"
+    return "\n".join(lines or [most])
+
+
 def traffic(config: Config, placement: Placement) -> str:
     """Bytes on the wire per iteration of a thread and per round of a trainer; repeated ids of a batch are sent once."""
     ids = config.data.batch_size * config.network.inputs.tables
-    row = 4 * config.embedding.dim
-    parameters = dense_parameters(config)
-    n = config.topology.trainers
+    dim, servers, n = config.embedding.dim, placement.servers, config.topology.trainers
     lines = ["on the wire, at most:"]
     if config.topology.embedding_ps:
         lines.append(
-            f"  an iteration: {_bytes(ids * (4 + row))} pulled, {_bytes(ids * (4 + row))} pushed, "
-            f"{2 * placement.servers} messages out, {placement.servers} in"
+            f"  an iteration: {_bytes(wire.pulled_bytes(ids, dim))} pulled, "
+            f"{_bytes(wire.pushed_bytes(servers, ids, dim))} pushed, {2 * servers} messages out, {servers} in"
         )
     kind, sync = ALGORITHMS[config.sync.algorithm], config.sync
-    dense = 4 * parameters / sync.fragments
+    found = kind.round_bytes(sync, config.topology, dense_parameters(config))
+    each = {link: size / sync.fragments for link, size in found.items()}
     when = "an iteration, too" if kind.in_the_step else "a round" if sync.fragments == 1 else "a round of one fragment"
     if kind.in_the_step and n > 1:
-        lines.append(f"  an iteration, too: {_bytes((n - 1) / n * ids * (8 + row))} of row gradients to other trainers")
-    if kind.partner not in ("", "all trainers"):
-        lines.append(f"  {when}: {_bytes(dense)} to {kind.partner} and as much back")
+        rows = _bytes(row_gradient_bytes((n - 1) / n * ids, dim))
+        lines.append(f"  an iteration, too: {rows} of row gradients to other trainers")
+    if kind.partner == SYNC_PS:
+        there, back = (_bytes(each[link]) for link in (Link.CENTER_PUSH, Link.CENTER_PULL))
+        lines.append(f"  {when}: {there} to {kind.partner} and {'as much' if there == back else back} back")
+    elif kind.partner == "all trainers":
+        lines.append(f"  {when}: {_bytes(each[Link.TRAINERS])} sent by each of {n} trainers (ring all-reduce)")
     elif kind.partner:
-        lines.append(f"  {when}: {_bytes(2 * (n - 1) / n * dense)} sent by each of {n} trainers (ring all-reduce)")
+        lines.append(f"  {when}: {_bytes(each[Link.TRAINERS])} to {kind.partner} and as much back")
     return "\n".join(lines) if len(lines) > 1 else "on the wire: nothing"
 
 

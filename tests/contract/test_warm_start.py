@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import mmap
+import re
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -14,13 +16,17 @@ from runs import Run, train_over_threads, write_run_file
 from ssmpi.checkpoint.start import Start
 from ssmpi.comm import memory_file
 from ssmpi.comm.memory_file import MemoryFile, Origin
+from ssmpi.config import load
+from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.model.options import DenseOptions
 from ssmpi.roles import sync_ps
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.kept_state import RunNote
 from ssmpi.roles.progress import Progress
 from ssmpi.run import run_folder
+from ssmpi.run.requirements import kept_memory, placement_of
 from ssmpi.sync import Options as RoundOptions
 from ssmpi.sync.async_ps import AsyncPS
 from ssmpi.train import PARTS
@@ -145,12 +151,47 @@ def test_several_trainers_go_on_together(tmp_path, small_data, algorithm):
         tmp_path, small_data, kills, *several, f"sync.algorithm={algorithm}", "sync.transport=messages"
     )
     assert (run.result["status"], run.result["examples"]) == ("complete", 6_000)
+    check_sizes(tmp_path, load(run.folder / "run.toml"))
     assert run.result["iterations"] == pytest.approx(6_000 / 128, rel=0.3)
+
+
+def check_sizes(folder, config):
+    """What the plan says of memory files is what the largest one of a role takes, but for pages that are not full."""
+    for role, planned in kept_memory(config, placement_of(config)).items():
+        found = [p.stat().st_size for p in (folder / "memory").iterdir() if re.fullmatch(rf"{role}-\d+", p.name)]
+        assert not found or max(found) == pytest.approx(planned, abs=20 * mmap.PAGESIZE), role
 
 
 TWO = ("topology.threads=2",)
 BY = defaultdict(lambda: TWO, synchronous=("sync.pace=fixed_rate", "sync.every_iterations=1"))
 BY |= dict.fromkeys(("easgd", "async_ps"), (*TWO, "topology.sync_ps=2", "sync.fragments=3"))
+
+
+def test_pushes_that_a_kill_has_lost_are_told(tmp_path, small_data, monkeypatch):
+    """One that a PS has taken and not applied, and those that no PS has taken: as many as were made and not applied."""
+    made, applied, told = [], [], []
+    push, take, started = wire.push, EmbeddingServer._push, RunNote.started
+
+    def taking(*arguments):
+        take(*arguments)
+        applied.append(1)
+
+    def starting(note, examples, pushes_lost):
+        told.append(pushes_lost)
+        started(note, examples, pushes_lost)
+
+    monkeypatch.setattr(wire, "push", lambda *arguments: made.append(1) or push(*arguments))
+    monkeypatch.setattr(EmbeddingServer, "_push", taking)
+    monkeypatch.setattr(RunNote, "started", starting)
+    kills = [Kill(EmbeddingServer, "_push", 40), Kill(Progress, "record", 15)]
+    both = ("sync.transport=messages", "embedding.transport=messages", "sync.algorithm=ma")
+    two = ("topology.trainers=2", "topology.embedding_ps=2", *both)
+    run = train_with_kills(tmp_path, small_data, kills, *two)
+    assert run.result["status"] == "complete"
+    of_first = [told[k : k + 2] for k in (0, 2, 4)]  # both trainers hear the same
+    assert of_first[0] == [0, 0]
+    assert of_first[1][0] == of_first[1][1] > 0
+    assert sum(pair[0] for pair in of_first) == len(made) - len(applied)
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])

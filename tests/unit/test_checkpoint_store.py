@@ -7,14 +7,17 @@ import random
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
 
-from ssmpi.checkpoint import disk, files, store
+from ssmpi.checkpoint import disk, files, store, timer
 from ssmpi.checkpoint.store import FileManifest, Store
 from ssmpi.checkpoint.timer import CheckpointTimer
+from ssmpi.comm.memory_file import MemoryFile, Origin
+from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.config import CheckpointOptions
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.run import restart_guard
@@ -286,9 +289,30 @@ def test_a_run_that_gets_nowhere_twice_is_given_up(tmp_path):
 
 
 def test_due_by_examples_or_by_time():
-    due = CheckpointTimer(CheckpointOptions(every_minutes=0, every_examples=100), examples=40)
+    nowhere = ProcessMemory()
+    due = CheckpointTimer(CheckpointOptions(every_minutes=0, every_examples=100), 40, nowhere)
     assert [due.now(examples) for examples in (40, 139, 140)] == [False, False, True]
     due.saved(150)
     assert [due.now(examples) for examples in (249, 250)] == [False, True]
-    assert not CheckpointTimer(CheckpointOptions(every_minutes=60), 0).now(10**9)
-    assert CheckpointTimer(CheckpointOptions(every_minutes=1e-9), 0).now(0)
+    assert not CheckpointTimer(CheckpointOptions(every_minutes=60), 0, nowhere).now(10**9)
+    assert CheckpointTimer(CheckpointOptions(every_minutes=1e-9), 0, nowhere).now(0)
+
+
+def test_the_clock_of_checkpoints_goes_on_after_a_kill(tmp_path, monkeypatch):
+    """Ten kills a quarter of the interval apart: without it there would never be a checkpoint."""
+    clock = SimpleNamespace(time=lambda: 1e9 + clock.now, monotonic=lambda: clock.now, now=50.0)
+    monkeypatch.setattr(timer, "time", clock)
+    options, path, found = CheckpointOptions(every_minutes=1), tmp_path / "ssmpi-0-run" / "trainer-0", []
+    for process in range(10):
+        fresh = not process
+        memory = MemoryFile(path, Origin("run", "0", 1)) if fresh else MemoryFile.found(path, "run", "0")
+        due = CheckpointTimer(options, 0, memory)
+        found.append(due.now(0))
+        if found[-1]:
+            due.saved(0)
+            if found.count(True) > 1:  # the first one is not committed before the next kill
+                due.committed()
+        memory.ready()
+        del memory, due  # the next one finds nobody's lock
+        clock.now += 15
+    assert found == [False] * 4 + [True, True] + [False] * 3 + [True]

@@ -1,6 +1,7 @@
 """The recommended environment: set without overruling the user, and what is missing is told with its cost."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from ssmpi.cluster.site import Launcher
+from ssmpi.core import memory_folder
 from ssmpi.core import mpi_environment as env
-from ssmpi.model import blas
-from ssmpi.tools.doctor import advice, dense_step, group_by_advice, thread_plan
+from ssmpi.model import blas, brgemm, processor, program
+from ssmpi.tools.doctor import advice, dense_step, group_by_advice, half_problems, half_step, kept_memory, thread_plan
 
 CLONE = Path(__file__).parents[2]
 
@@ -161,3 +163,43 @@ def test_doctor_counts_ranks_by_their_cores():
     assert lines[0] == "2 rank(s) of this host: on cores 0, 1"
     assert lines[1] == "1 rank(s) of this host: on cores 2"
     assert lines[2].startswith("thread plan: 3 worker threads")
+
+
+def test_doctor_says_what_memory_outlives_a_killed_rank(tmp_path):
+    """As the system's own df says it."""
+    folder = memory_folder.of_launch(str(tmp_path), "left")
+    folder.mkdir()
+    (folder / "trainer-0").write_bytes(b"x" * 60_000_000)
+    asked = ["df", "-B1", "--output=fstype,size", tmp_path]
+    kind, size = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()[-2:]
+    found, said = memory_folder.file_system(tmp_path), kept_memory(tmp_path)
+    assert (found.kind, found.size) == (kind, int(size))
+    assert f"{int(size) / 1e9:,.1f} GB of which" in said
+    assert "1 of your launches have 0.1 GB there" in said
+    assert ("not in memory" in said) == (kind not in ("tmpfs", "ramfs"))
+    assert memory_folder.file_system(Path("/dev/shm")).in_memory
+    assert "No such file" in kept_memory(tmp_path / "nowhere")
+
+
+def test_doctor_says_how_the_bfloat16_step_is_computed(bare, tmp_path):
+    bare.setattr(processor, "has_bfloat16", lambda: True)
+    bare.setattr(platform, "machine", lambda: "x86_64")
+    for name in brgemm.LIMITS:
+        bare.delenv(name, raising=False)
+    assert half_step().startswith("bfloat16 step: compiled")
+    bare.setenv(brgemm.LIMITS[1], "AVX2")
+    assert half_step() == (
+        f"bfloat16 step: by torch's operators, because {brgemm.LIMITS[1]} is set; unset it for the compiled one"
+    )
+    bare.delenv(brgemm.LIMITS[1])
+    bare.setattr(blas, "LIBRARY", tmp_path / "none")
+    assert "does not export oneDNN's kernel" in half_step()
+    bare.setattr(processor, "has_bfloat16", lambda: False)
+    assert "needs an x86 processor" in half_step()
+
+
+@pytest.mark.skipif(not brgemm.kernels(), reason="this processor has no bfloat16 instructions of x86")
+def test_doctor_sees_a_bfloat16_step_that_is_wrong(monkeypatch):
+    assert half_problems() == []
+    monkeypatch.setattr(program, "copies_of", lambda outputs, inputs: (0, 0))  # every layer has the last one's weights
+    assert "wrong results" in half_problems()[0]

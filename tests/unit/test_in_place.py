@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ssmpi.sync.base import merge_difference, merge_interpolate
-from ssmpi.sync.bmuf import filter_mean, move_filtered
+from ssmpi.sync.bmuf import move_filtered
 from ssmpi.sync.in_place import BLOCK, Replicas, average
 
 SIZE, PART = 2 * BLOCK + 77, (5, 2 * BLOCK + 66)  # three blocks, the last one short
@@ -44,15 +44,32 @@ def test_replicas_move_towards_the_mean_of_those_that_count(counts, difference):
         np.testing.assert_array_equal(found, each)
 
 
+def filtered(mean, kept, eta, momentum, ahead):
+    """Block momentum as its paper has it, float32."""
+    model, delta, reference = kept
+    delta = np.float32(momentum) * delta + np.float32(eta) * (mean - reference)
+    return model + delta, delta, model + delta + np.float32(ahead) * delta
+
+
 @pytest.mark.parametrize("difference", [True, False])
-@pytest.mark.parametrize("ahead", [0.0, 0.6])
-def test_replicas_move_towards_the_filtered_mean(ahead, difference):
-    live, kept, counts = vectors(3), tuple(vectors(3, seed=1)), [True, False, True]
-    coefficients, part = (0.7, 0.6, ahead), slice(*PART)
-    filtered = tuple(values.copy() for values in kept)
-    filter_mean(mean_of(live, counts)[part], *(values[part] for values in filtered), coefficients)
-    wanted = expected(live, filtered[2], difference)
+@pytest.mark.parametrize(("momentum", "ahead"), [(0.0, 0.0), (0.6, 0.0), (0.6, 0.6)])
+def test_replicas_move_towards_the_filtered_mean(momentum, ahead, difference):
+    live, counts, part = vectors(3), [True, False, True], slice(*PART)
+    model, delta, reference = vectors(3, seed=1)
+    if not ahead:
+        reference = model
+    wanted = [values.copy() for values in (model, delta, reference)]
+    for each, found in zip(
+        wanted, filtered(mean_of(live, counts), (model, delta, reference), 0.7, momentum, ahead), strict=True
+    ):
+        each[part] = found[part]
+    if not momentum:
+        wanted[1] = delta.copy()  # nobody needs it
+    moved = expected(live, wanted[2], difference)
     own = Replicas(live)
-    move_filtered((own.addresses, np.array(counts), own.room), PART, kept, coefficients, ALPHA, difference)
-    for found, each in zip((*live, *kept), (*wanted, *filtered), strict=True):
+    move_filtered(
+        (own.addresses, np.array(counts), own.room), PART, (model, delta, reference), (0.7, momentum, ahead), ALPHA,
+        difference,
+    )  # fmt: skip
+    for found, each in zip((*live, model, delta, reference), (*moved, *wanted), strict=True):
         np.testing.assert_array_equal(found, each)

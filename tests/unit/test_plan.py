@@ -4,10 +4,13 @@ import re
 
 import pytest
 
+from ssmpi.cluster.node_layout import lay_out
+from ssmpi.cluster.site import Node, Site, SitePlacement
 from ssmpi.config import load
+from ssmpi.core.topology import Role
 from ssmpi.embedding.placement import place
 from ssmpi.model.replica import Replica
-from ssmpi.run.requirements import dense_parameters
+from ssmpi.run.requirements import dense_parameters, placement_of
 from ssmpi.tools import plan
 
 
@@ -62,3 +65,20 @@ def test_traffic_of_a_round(tmp_path, small_data, algorithm, expected):
     number, unit = re.search(r"a round: ([\d.]+) (kB|MB)", text).groups()
     sent = float(number) * {"kB": 1e3, "MB": 1e6}[unit]
     assert sent == pytest.approx(expected * 4 * dense_parameters(config), rel=5e-3)
+
+
+def test_memory_files_are_held_against_half_of_a_nodes_memory(tmp_path, small_data):
+    """By hand: 4 P + 4 P (Adagrad) and the histograms of two threads a trainer, two of them on a node with all rows."""
+    config = read(tmp_path, small_data, "topology.trainers=2", "topology.threads=2", "sync.algorithm=ma")
+    rows = 17 * 4 * sum(placement_of(config).cardinalities)
+    counts = 2 * 2 * 2 * 16_384 * 8
+    text = plan.describe(config, Site(Node(cores=8, memory_gb=8), SitePlacement(trainers_per_node=2)))
+    (most,) = re.findall(r"memory files: at most ([\d.]+) MB a node, /dev/shm has 4 GB by default", text)
+    assert float(most) == pytest.approx((2 * 8 * config.network.parameters + rows + counts) / 1e6, rel=0.02)
+    tight = Site(Node(cores=8, memory_gb=0.001), SitePlacement(trainers_per_node=2))
+    layout = lay_out(config.topology, tight, dict.fromkeys(Role, 0.0))
+    text = plan.memory_files(config, placement_of(config), layout, tight)
+    assert re.search(r"node 0 keeps [\d.]+ MB in /dev/shm, more than the 500 kB that it has by default", text)
+    off = read(tmp_path, small_data, "recovery.mode=off")
+    assert "none (recovery.mode = 'off')" in plan.describe(off, Site(Node(cores=8, memory_gb=8)))
+    assert "to outlive a kill" not in plan.describe(off)

@@ -76,6 +76,15 @@ def test_a_metric_that_is_missing_is_a_dash(tmp_path):
     assert " - " in text
 
 
+def test_what_was_sent_is_in_it(tmp_path):
+    nothing = dict.fromkeys(("embedding_push", "center_push", "center_pull", "trainers"), 0)
+    sent = {"embedding_pull": 12_345_000.0, "control": 24_690, **nothing, "rows_in_place": 1_234_567}
+    text = report.table(run_folder(tmp_path, bytes=sent), None, None)
+    assert "sent: embedding pull 12.3, control 0.0247 MB; 1,002.0 bytes an example; 1,234,567 rows in place" in text
+    assert "sent" not in report.table(run_folder(tmp_path, bytes={"unknown": 1}), None, None)
+    assert "sent" not in report.table(run_folder(tmp_path), None, None)
+
+
 STOPPED = {"status": "stopped", "examples": 70.0, "expected_examples": 6000, "evaluations": {}}
 WINDOW = '{"kind": "train", "examples": 4000, "seconds": 12.5}\n'
 VALIDATION = (

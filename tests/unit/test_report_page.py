@@ -122,6 +122,12 @@ def test_a_page_says_where_when_and_with_what_its_runs_were_made(runs, files):
     assert not any(name in record.versions for name in record.circumstances)
 
 
+def test_a_page_says_what_was_sent(runs, files):
+    found = json.loads((runs[0] / "result.json").read_text())["bytes"]
+    assert found["rows_in_place"] > 0
+    assert f" {found['rows_in_place']:,.0f} " in Page(files[0]).text.partition("Traffic")[2]
+
+
 def test_a_page_has_every_evaluation_of_a_run(runs, tmp_path):
     result = json.loads((runs[0] / "result.json").read_text())
     page = Page(write([runs[0]], tmp_path / "page.html")[0])

@@ -3,12 +3,17 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from ssmpi.config import Run
+from ssmpi.core.metrics import BINS
 from ssmpi.core.topology import Topology
+from ssmpi.core.traffic import COUNTED, LINKS
 from ssmpi.report import metric_logger
-from ssmpi.report.results import Results
+from ssmpi.report.metric_logger import EarlierLog
+from ssmpi.report.results import EarlierResults, Results
+from ssmpi.report.trainer_report import COUNTERS, TrainerReport
 
 
 @pytest.fixture
@@ -20,6 +25,38 @@ def test_a_run_that_lost_rows_is_not_complete(results, tmp_path):
     with pytest.raises(AssertionError, match=r"trained on 0\.0 examples of 10"):
         results.finish(stopped=False)
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "incomplete"
+
+
+def report_of(traffic):
+    """A trainer's report of one example and some traffic."""
+    sums = np.array([1.0, 0.0, 0.7, 0.5, 1.0])
+    return TrainerReport(*np.zeros(COUNTERS), np.array(traffic), sums, np.zeros((2, BINS), np.int64))
+
+
+def test_traffic_adds_up_over_trainers_windows_and_jobs(tmp_path):
+    """A job that goes on from another's numbers, as a checkpoint or a killed start has left them."""
+    first = Results(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=2)
+    one, two = np.arange(len(COUNTED)) + 1.0, 100 * (np.arange(len(COUNTED)) + 1.0)
+    first.logbook.gathered(0, report_of(one))
+    first.logbook.window()
+    first.logbook.gathered(1, report_of(two))
+    first.logbook.gathered(0, report_of(2 * one))
+    numbers, _ = first.logbook.state()
+    assert numbers["bytes"] == (tmp_path / "metrics.jsonl").stat().st_size  # not what has travelled
+    earlier = EarlierResults(EarlierLog(json.loads(json.dumps(numbers)), []), {})
+    second = Results(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=1, earlier=earlier)
+    second.logbook.gathered(1, report_of(one))
+    second.finish(stopped=True)
+    found = json.loads((tmp_path / "result.json").read_text())
+    total = dict(zip(COUNTED, (3 * one + two).tolist(), strict=True))
+    assert found["bytes"] == {
+        **{link: total[f"bytes_{link}"] for link in LINKS},
+        "rows_in_place": total["rows_in_place"],
+    }
+    assert found["messages"] == {link: total[f"messages_{link}"] for link in LINKS}
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["bytes_embedding_push"] for line in lines] == [2.0, 202.0, 2.0]
+    assert [line["rows_in_place"] for line in lines] == [one[-1], one[-1] + two[-1], one[-1]]
 
 
 def test_what_training_stood_still_for_is_no_time_of_training(results, monkeypatch):

@@ -1,4 +1,6 @@
-"""The ceilings: the bare dense step, which is all that this program computes, and the matrix products inside it."""
+"""What the whole loop is measured against: the bare dense step, which is all that this program computes, the matrix
+products inside it, and PyTorch's step of the same network.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from itertools import cycle
 
 import torch
 
+from ssmpi.bench.harness import plain_pytorch
 from ssmpi.bench.harness.rows import Source
 from ssmpi.config import Config
 from ssmpi.model.network import DENSE, DotInteraction, Linear
@@ -14,6 +17,18 @@ from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.replica import Replica
 
 Step = Callable[[], object]
+
+
+def steps_of(kind: str, config: Config) -> list[Step]:
+    """A step for each thread, of the bare step or of its products (``gemm``); one of PyTorch."""
+    match kind:
+        case "bare step":
+            return bare_steps(config, Source(config))
+        case "gemm":
+            return gemm_steps(config)
+        case "pytorch":
+            return [plain_pytorch.plain_step(config, Source(config))]
+    raise ValueError(f"no steps of {kind!r}")
 
 
 def bare_steps(config: Config, source: Source) -> list[Step]:

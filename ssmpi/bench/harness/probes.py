@@ -136,16 +136,15 @@ class OneThreadProbe(AlternatingProbe):
         pace.after_step = gated  # type: ignore[method-assign]
 
 
-class BareStepProbe(AlternatingProbe):
-    """The whole loop, or the dense step alone on rows that are there: the ceiling of this program."""
+class OtherStepProbe(AlternatingProbe):
+    """The whole loop, or what it is measured against, on the same threads: one of the ``kind`` that ``dense`` knows."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, kind: str) -> None:
         from ssmpi.bench.harness import dense  # here, because servers know all probes and load no torch
-        from ssmpi.bench.harness.rows import Source
 
         super().__init__()
         after_step = trainer.pace.after_step
-        steps = dense.bare_steps(trainer.config, Source(trainer.config))
+        steps = dense.steps_of(kind, trainer.config)
 
         def gated(thread: int) -> None:
             after_step(thread)
@@ -217,6 +216,8 @@ PROBES: dict[str, Callable[[Trainer, Sequence[float]], tuple[Body, Probe]]] = {
     "gil": lambda trainer, _: (hogwild, GilProbe()),
     "shadow": lambda trainer, shares: (hogwild, ShadowProbe(trainer, shares)),
     "threads": lambda trainer, _: (hogwild, OneThreadProbe(trainer)),
-    "bare": lambda trainer, _: (hogwild, BareStepProbe(trainer)),
+    "bare step": lambda trainer, _: (hogwild, OtherStepProbe(trainer, "bare step")),
+    "gemm": lambda trainer, _: (hogwild, OtherStepProbe(trainer, "gemm")),
+    "pytorch": lambda trainer, _: (hogwild, OtherStepProbe(trainer, "pytorch")),
     "exchange": exchange,
 }

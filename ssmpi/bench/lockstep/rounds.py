@@ -11,6 +11,7 @@ import numpy as np
 
 from ssmpi.core.errors import SettingsError
 from ssmpi.sync.base import merge_difference, merge_interpolate
+from ssmpi.sync.bmuf import BMUFOptions, filter_mean
 from ssmpi.sync.easgd import pull_center
 from ssmpi.sync.options import RoundOptions
 
@@ -66,16 +67,50 @@ class MeanRounds(Rounds):
         """As the base class."""
         super().after_tick(tick, training)
         for _ in range(self.due(tick)):
-            snapshots = [replica.copy() for replica in self.replicas]
-            mean = np.stack([snapshots[k] for k in training]).mean(axis=0)
-            for trainer, snapshot in enumerate(snapshots):
-                self.move(tick, trainer, mean, snapshot)
-            self.count += 1
+            self.average(tick, training)
+
+    def average(self, tick: int, counted: Sequence[int]) -> None:
+        """A round in which the replicas of some trainers count; all move."""
+        snapshots = [replica.copy() for replica in self.replicas]
+        reference = self.refer(np.stack([snapshots[k] for k in counted]).mean(axis=0))
+        for trainer, snapshot in enumerate(snapshots):
+            self.move(tick, trainer, reference, snapshot)
+        self.count += 1
+
+    def refer(self, mean: np.ndarray) -> np.ndarray:
+        """What replicas move towards, given the mean of those that count: that itself."""
+        return mean
 
     def model(self) -> np.ndarray:
         """The mean of all replicas."""
         mean: np.ndarray = np.stack(self.replicas).mean(axis=0)
         return mean
+
+
+class FilteredRounds(MeanRounds):
+    """S-BMUF: all replicas move towards the filtered mean, and after each part of the run once more."""
+
+    def __init__(self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int) -> None:
+        super().__init__(options, replicas, gap, staleness)
+        own = options.own(BMUFOptions)
+        self._coefficients = own.eta, own.momentum, own.momentum if own.nesterov else 0.0
+        self._global, self._reference = replicas[0].copy(), replicas[0].copy()
+        self._delta = np.zeros_like(self._global)
+
+    def refer(self, mean: np.ndarray) -> np.ndarray:
+        """The reference that the filter makes of it; a copy, because rounds under way keep theirs."""
+        filter_mean(mean, self._global, self._delta, self._reference, self._coefficients)
+        return self._reference.copy()
+
+    def close(self) -> None:
+        """As the base class, then a last block over all replicas."""
+        super().close()
+        self.average(0, range(len(self.replicas)))
+        super().close()
+
+    def model(self) -> np.ndarray:
+        """The global model."""
+        return self._global.copy()
 
 
 class ElasticRounds(Rounds):
@@ -110,7 +145,7 @@ class ElasticRounds(Rounds):
         return self._center.copy()
 
 
-KINDS: dict[str, type[Rounds]] = {"none": Rounds, "ma": MeanRounds, "easgd": ElasticRounds}
+KINDS: dict[str, type[Rounds]] = {"none": Rounds, "ma": MeanRounds, "bmuf": FilteredRounds, "easgd": ElasticRounds}
 
 
 def make(options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int) -> Rounds:

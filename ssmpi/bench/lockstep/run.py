@@ -9,7 +9,7 @@ real run of several is time alone: here it is given, by ``Lockstep``, and not th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,7 @@ class Lockstep:
     """What a real run leaves to chance. ``gap`` is the number of ticks between two rounds, ``staleness`` that between
     snapshot and merge. ``dense`` and ``embedding`` are the seeds of initial values, ``order`` that of the rows; with a
     seed for ``interleaving`` trainers follow each other in another order in every tick, without one (0) in the same.
+    After so many ``steps``, that is ticks, the run ends, with 0 where the data does.
     """
 
     gap: float = 1.0
@@ -55,8 +56,10 @@ class Lockstep:
     embedding: int = 1
     order: int = 1
     interleaving: int = 0
+    steps: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
+        within("steps", self.steps, 0, EXAMPLES)
         positive("gap", self.gap, EXAMPLES)
         within("staleness", self.staleness, 0, EXAMPLES)
         for name in SEEDS:
@@ -130,13 +133,13 @@ class LockstepRun:
         self._cursor = DataCursor(options, 0, self._reader, checked, begin, trained)
 
     def train(self, watch: Callable[[int], None] = lambda tick: None) -> None:
-        """All parts of the run, to the end of the last."""
-        threads, tick = self.config.topology.threads, 0
+        """All parts of the run, to the end of the last or of its steps."""
+        threads, tick, most = self.config.topology.threads, 0, self._lockstep.steps
         turns = np.random.default_rng(self._lockstep.interleaving) if self._lockstep.interleaving else None
         for _ in self._cursor.parts():
             self._begin_part(threads)
             training = list(range(len(self.trainers)))
-            while training:
+            while training and not (most and tick == most):
                 if turns:
                     turns.shuffle(training)
                 training = [k for k in training if self.trainers[k].tick(self.progress)]
@@ -145,6 +148,8 @@ class LockstepRun:
                     self.rounds.after_tick(tick, training)
                     watch(tick)
             self.rounds.close()
+            if training:
+                return
             self._cursor.gather_remaining(OneProcess())  # type: ignore[arg-type]  # of a Conversation only this
 
     def _begin_part(self, threads: int) -> None:

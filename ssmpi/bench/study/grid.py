@@ -16,7 +16,7 @@ from typing import Any
 from ssmpi.config import Config
 from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError
-from ssmpi.core.settings import SECONDS, flat, positive, require
+from ssmpi.core.settings import SECONDS, flat, nested, positive, require
 from ssmpi.report.groups import CASE, RUN, SEED, name_of
 
 Point = dict[str, Any]  # axis to value; the axis "case" to a name, all others are settings
@@ -162,18 +162,6 @@ def _cell(file: StudyFile, number: int, point: Point) -> Cell:
         raise SettingsError(f"cell '{name}': {error}") from None
     reference = {n: v for n, v in compared.items() if n != SEED} if compared else None
     return Cell(number, name, labels or {RUN: file.study.title}, reference, config)
-
-
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``section.key`` to value, as a run file has them."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        *sections, key = name.split(".")
-        place = found
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[key] = value
-    return found
 
 
 def slug(name: str) -> str:

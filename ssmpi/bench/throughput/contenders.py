@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 BARE, GEMM, PYTORCH, SSMPI = "bare step", "gemm", "pytorch", "ssmpi"
 
 SHADOWS = ("easgd", "ma", "bmuf")
+ADAGRAD = ("embedding.optimizer=rowwise_adagrad", "dense.optimizer=adagrad")
 EXTRA_THREADS = 4  # more than there are cores, for the over-subscribed contender
 
 
 @dataclass(frozen=True)
 class Contender:
-    """``threads`` are Hogwild threads of a trainer (bare step, gemm, ssmpi) or threads inside an operator (pytorch)."""
+    """``threads`` are Hogwild threads of a trainer (bare step, gemm, ssmpi) or threads inside an operator (pytorch).
+    ``network`` is one of ``zoo.NETWORKS``, which trains with Adagrad; "" leaves both to the run file.
+    """
 
     kind: str
     batch: int
@@ -22,6 +25,7 @@ class Contender:
     trainers: int = 1
     algorithm: str = "none"
     transport: str = field(default="auto", kw_only=True)
+    network: str = field(default="", kw_only=True)
 
     @property
     def short_name(self) -> str:
@@ -33,8 +37,8 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """What results, ``--only`` and messages call it: ``ssmpi 2x1 ma, 128, fp32``."""
-        return f"{self.short_name}, {self.batch}, {self.precision}"
+        """What results, ``--only`` and messages call it: ``ssmpi 2x1 ma, 128, fp32``, and its network."""
+        return ", ".join(filter(None, (self.short_name, str(self.batch), self.precision, self.network)))
 
     @property
     def ranks(self) -> int:
@@ -54,6 +58,7 @@ class Contender:
             "sync.pace=shadow",
             f"model.precision={self.precision}",
             f"embedding.transport={self.transport}",
+            *((f"model.name={self.network}", *ADAGRAD) if self.network else ()),
         )
 
 

@@ -12,10 +12,9 @@ from typing import TypeVar
 
 from ssmpi.bench.harness.process_usage import host_busy, private_memory
 from ssmpi.bench.harness.results import Visit
-from ssmpi.bench.harness.rows import Source
 from ssmpi.bench.harness.windows import Readings, Ticks, Timing, clock, spent, watch
-from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, Contender
-from ssmpi.config import Config, load
+from ssmpi.bench.throughput.contenders import PYTORCH, Contender
+from ssmpi.config import load
 
 T = TypeVar("T")
 
@@ -35,6 +34,8 @@ def visit(contender: Contender, run_file: Path, timing: Timing) -> Visit:
     """Measure a contender in this process: examples per second by window, CPU seconds and memory."""
     import torch  # here, because the process that starts all others has no use for it
 
+    from ssmpi.bench.harness import dense
+
     config = load(run_file, contender.overrides)
     inside = contender.threads if contender.kind == PYTORCH else 1
 
@@ -42,7 +43,7 @@ def visit(contender: Contender, run_file: Path, timing: Timing) -> Visit:
         torch.set_num_threads(inside)  # OpenMP keeps this by thread, and a new one starts from OMP_NUM_THREADS
 
     begin()
-    edges, ticks, readings = run(steps_of(config, contender), timing, begin)
+    edges, ticks, readings = run(dense.steps_of(contender.kind, config), timing, begin)
     return {
         "eps": [rate * contender.batch for rate in ticks.rates(edges)],
         "cpu": spent(readings, "cpu"),
@@ -51,18 +52,6 @@ def visit(contender: Contender, run_file: Path, timing: Timing) -> Visit:
         "rounds": 0.0,
         "rss": {"process": [readings[0]["rss"], readings[-1]["rss"]]},
     }
-
-
-def steps_of(config: Config, contender: Contender) -> list[Callable[[], object]]:
-    """A step for each thread of a contender."""
-    from ssmpi.bench.harness import dense
-    from ssmpi.bench.throughput import plain_pytorch
-
-    if contender.kind == BARE:
-        return dense.bare_steps(config, Source(config))
-    if contender.kind == GEMM:
-        return dense.gemm_steps(config)
-    return [plain_pytorch.plain_step(config, Source(config))]
 
 
 def run(

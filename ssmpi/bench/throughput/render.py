@@ -127,6 +127,18 @@ def bare(found: Mapping[str, Ratio]) -> str:
     return in_turns("examples per second of the whole loop over those of the bare dense step", found)
 
 
+def half(found: Mapping[str, Any]) -> str:
+    """How near the loop in bfloat16 is to its ceiling, or loudly that it was not measured."""
+    if "missing" in found:
+        return f"!!! {found['missing']}"
+    return in_turns("examples per second of the whole loop over those of torch's bfloat16 products alone", found)
+
+
+def networks(found: Mapping[str, Ratio]) -> str:
+    """Every network beside PyTorch's step of it."""
+    return in_turns("examples per second of the whole loop over those of PyTorch's step, one thread, Adagrad", found)
+
+
 def threads(found: Mapping[str, Ratio]) -> str:
     """What threads gain."""
     return in_turns("examples per second of all threads over those of one", found)
@@ -163,9 +175,11 @@ def reader(found: Mapping[str, float]) -> str:
 
 def gil(found: Mapping[str, Any]) -> str:
     """The GIL, or loudly that it was not measured."""
-    if "missing" in found:
-        return f"!!! {found['missing']}"
-    return f"GIL: held {found['share']:.1%} of a worker's time at batch 200 ({found['samples']:.0f} samples)"
+    lines = ["GIL: share of a worker's time in which it is held"]
+    for name, seen in found.items():
+        told = f"!!! {seen['missing']}" if "missing" in seen else f"{seen['share']:.1%} ({seen['samples']:.0f} samples)"
+        lines.append(f"  {name}: {told}")
+    return "\n".join(lines)
 
 
 def memory(found: Mapping[str, Any]) -> str:
@@ -184,8 +198,8 @@ def mega(values: Iterable[float]) -> list[str]:
 
 
 SECTIONS = {
-    "stages": stages, "bare": bare, "threads": threads, "shadow": shadow, "server": server, "reader": reader,
-    "gil": gil, "memory": memory,
+    "stages": stages, "bare": bare, "half": half, "networks": networks, "threads": threads, "shadow": shadow,
+    "server": server, "reader": reader, "gil": gil, "memory": memory,
 }  # fmt: skip
 
 

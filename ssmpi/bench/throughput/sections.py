@@ -11,10 +11,12 @@ from ssmpi.bench.harness import gil
 from ssmpi.bench.harness.windows import Timing, median
 from ssmpi.bench.throughput import frontier, microbench
 from ssmpi.bench.throughput.alternation import Harness, Ratio, in_turns
-from ssmpi.bench.throughput.contenders import SSMPI, Contender
+from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
 from ssmpi.bench.throughput.local_contenders import in_fresh_process
 from ssmpi.config import load
 from ssmpi.data.schema import read_manifest
+from ssmpi.model import processor
+from ssmpi.model.zoo import NETWORKS
 
 LONG = Timing(3.0, 3.0, 20)  # for memory, which must not grow
 LONG_STEPS, SLOW = 25, 25_000.0  # steps of a window, at so many examples per second of a thread
@@ -62,7 +64,21 @@ def shares(seconds: dict[str, float], whole: float | None = None, apart: tuple[s
 
 def bare_share(harness: Harness) -> dict[str, Ratio]:
     """Examples per second of the whole loop over those of the bare dense step, all threads, within one job."""
-    return in_turns(harness, "bare", of_all_threads(harness))
+    return in_turns(harness, BARE, of_all_threads(harness))
+
+
+def half_share(harness: Harness) -> Mapping[str, object]:
+    """Examples per second of the whole loop in bfloat16 over those of torch's products alone, as ``bare_share``."""
+    if processor.without_bfloat16():
+        return {"missing": f"bfloat16 was NOT measured: {processor.name()} has no instructions for it"}
+    return in_turns(harness, GEMM, [replace(contender, precision="bf16") for contender in of_all_threads(harness)])
+
+
+def networks(harness: Harness) -> dict[str, Ratio]:
+    """Examples per second of the whole loop over those of PyTorch's step of the same network, one thread each."""
+    sizes = {contender.batch for contender in of_all_threads(harness)}
+    asked = [Contender(SSMPI, size, network=name) for name in NETWORKS for size in sorted(sizes)]
+    return in_turns(harness, PYTORCH, asked)
 
 
 def thread_gain(harness: Harness) -> dict[str, Ratio]:
@@ -107,13 +123,23 @@ def reader_rate(harness: Harness) -> dict[str, float]:
     return in_fresh_process(microbench.reader_rate, harness.run_file, overrides, harness.timing.seconds)
 
 
-def gil_share(harness: Harness) -> dict[str, Any]:
-    """Share of a single worker's time in which it holds the GIL, batch 200 as in the paper's runs."""
-    seconds = 1.0 if harness.short else 20.0
+def gil_share(harness: Harness) -> dict[str, dict[str, Any]]:
+    """Share of a single worker's time in which it holds the GIL, batch 200 as in the paper's runs, by network and
+    precision; that of bfloat16 where there are instructions for it.
+    """
+    precisions = ("fp32",) if processor.without_bfloat16() else ("fp32", "bf16")
+    asked = [Contender(SSMPI, 200, 1, precision, network=name) for name in NETWORKS for precision in precisions]
+    seconds = 1.0 if harness.short else 10.0
+    timing = Timing(harness.timing.warmup, seconds, 1)
+    return {contender.name: _held(harness, contender, timing) for contender in (asked[:1] if harness.short else asked)}
+
+
+def _held(harness: Harness, contender: Contender, timing: Timing) -> dict[str, Any]:
+    """Samples and share, or what is ``missing``."""
     if gil.find() is None:
         missing = "py-spy is not installed: pip install 'ssmpi[test]'"
     else:
-        seen = harness.job(Contender(SSMPI, 200), "gil", Timing(harness.timing.warmup, seconds, 1))["seen"]
+        seen = harness.job(contender, "gil", timing)["seen"]
         if seen.get("samples"):
             return {**seen, "share": seen["holding"] / seen["samples"]}
         missing = seen.get("failed", "py-spy saw no worker thread")
@@ -147,6 +173,8 @@ def memory(harness: Harness) -> dict[str, Any]:
 SECTIONS: dict[str, Callable[[Harness], Mapping[str, object]]] = {
     "stages": where_time_goes,
     "bare": bare_share,
+    "half": half_share,
+    "networks": networks,
     "threads": thread_gain,
     "shadow": frontier.measure,
     "server": server_rate,
@@ -154,4 +182,4 @@ SECTIONS: dict[str, Callable[[Harness], Mapping[str, object]]] = {
     "gil": gil_share,
     "memory": memory,
 }
-NOT_SHORT = ("threads", "memory")  # the first works as "bare" does, the second needs a minute for itself
+NOT_SHORT = ("half", "networks", "threads", "memory")  # these work as "bare" does; memory needs a minute for itself

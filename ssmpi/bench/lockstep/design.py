@@ -1,0 +1,209 @@
+"""A study file of ``ssmpi bench equivalence``: which algorithms, at which gaps and numbers of trainers, tuned over
+what, with which seeds, and the margin within which results count as equal. All of it is decided before the first run.
+
+Every algorithm runs at two paces. In the *foreground* training stops for a round, so it has staleness 0. In the
+*shadow* rounds run back to back: each takes the whole gap, so what it brings is as stale as that. Every replica takes
+the same number of steps, whatever there is of trainers; beside them stand two references that see the same rows: one
+trainer, which takes the steps of all, and as many trainers without rounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ssmpi.bench.lockstep.rounds import KINDS
+from ssmpi.bench.lockstep.run import LARGEST_SEED, Lockstep
+from ssmpi.config import Config
+from ssmpi.core import settings
+from ssmpi.core.errors import SettingsError
+from ssmpi.core.settings import COUNT, EXAMPLES, flat, nested, positive, require, within
+from ssmpi.core.topology import MAX_RANKS
+
+ONE, UNSYNCED = REFERENCES = ("one trainer", "no rounds")
+SHADOW, FOREGROUND = PACES = ("S", "FR")  # as the paper's names begin: S-EASGD, FR-EASGD
+NAME = "lockstep study"  # what messages call the file
+Choice = dict[str, Any]  # tuned setting to value
+
+
+@dataclass(frozen=True, kw_only=True)
+class DesignOptions:
+    """The ``[study]`` section.
+
+    ``folder`` gets all results. ``run_file``, named as seen from the study file, is what the settings start from.
+    Every replica takes ``steps``; the rates fall to 0 over the last ``decay_share`` of the examples. Seeds 1 to
+    ``seeds`` are reported; ``tuning_seeds`` only choose settings, each at another pace and gap in turn. Two results are
+    equal within ``margin`` of NE, tests are at ``level``.
+    """
+
+    folder: str
+    steps: int
+    trainers: tuple[int, ...]
+    gaps: tuple[float, ...]
+    tuning_seeds: tuple[int, ...]
+    title: str = "Equivalence"
+    run_file: str = ""
+    seeds: int = 30
+    decay_share: float = 1 / 3
+    margin: float = 0.003
+    level: float = 0.05
+
+    def __post_init__(self) -> None:
+        require(bool(self.folder), "folder must not be empty")
+        within("steps", self.steps, 1, COUNT)
+        within("seeds", self.seeds, 1, COUNT)
+        positive("margin", self.margin, 1.0)
+        positive("level", self.level, 0.5)
+        require(0 <= self.decay_share <= 1, f"decay_share must be in [0, 1], got {self.decay_share}")
+        for name, least, most in (("trainers", 2, MAX_RANKS), ("gaps", 1, EXAMPLES), ("tuning_seeds", 1, LARGEST_SEED)):
+            values = getattr(self, name)
+            require(len(values) > 0 and len(set(values)) == len(values), f"{name} = {values} must be different values")
+            for value in values:
+                within(name, value, least, most)
+        reported = [seed for seed in self.tuning_seeds if seed <= self.seeds]
+        require(
+            not reported, f"tuning_seeds = {self.tuning_seeds}: {reported} are reported, choose others to tune with"
+        )
+
+
+@dataclass(frozen=True)
+class DesignFile:
+    """A study file as it stands. ``[settings]`` is a run file; ``[algorithms.NAME]`` and ``[references]`` are run files
+    too, with lists of candidates for what is tuned.
+    """
+
+    study: DesignOptions
+    settings: dict = field(default_factory=dict)
+    references: dict = field(default_factory=dict)
+    algorithms: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is tuned together: an algorithm, or a reference, among so many trainers (ONE: with their rows)."""
+
+    algorithm: str
+    trainers: int
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it has neither pace nor gap."""
+        return self.algorithm in REFERENCES
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is compared: a subject at a pace and a gap; a reference has neither ("", 0)."""
+
+    subject: Subject
+    pace: str = ""
+    gap: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """As in the paper, with the gap: ``S-EASGD-5``."""
+        algorithm = self.subject.algorithm
+        return algorithm if self.subject.is_reference else f"{self.pace}-{algorithm}-{self.gap:g}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run."""
+
+    arm: Arm
+    choice: Choice
+    seed: int
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What names it on disk."""
+        arm = self.arm
+        return {"arm": arm.name, "trainers": arm.subject.trainers, "seed": self.seed, "choice": self.choice}
+
+
+class Design:
+    """A study file, resolved. SettingsError for what makes no sense, before anything runs."""
+
+    def __init__(self, path: Path, file: DesignFile) -> None:
+        self.path, self.options, self.folder = path, file.study, Path(file.study.folder)
+        shared = settings.read(path.parent / file.study.run_file) if file.study.run_file else {}
+        self._shared = flat(shared) | flat(file.settings)
+        require(bool(file.algorithms), "no [algorithms.NAME]: nothing to study")
+        self._own = {name: flat(values) for name, values in file.algorithms.items()}
+        for name in self._own:
+            require(name not in REFERENCES, f"algorithms.{name}: is the name of a reference, choose another")
+        self._own |= dict.fromkeys(
+            REFERENCES, {"sync.algorithm": "none", "topology.sync_ps": 0} | flat(file.references)
+        )
+        self.algorithms = list(file.algorithms)
+        for subject in self.subjects:
+            for choice in self.candidates(subject):
+                self._check(subject, choice)
+
+    @property
+    def subjects(self) -> list[Subject]:
+        """References first."""
+        return [Subject(name, n) for n in self.options.trainers for name in (*REFERENCES, *self.algorithms)]
+
+    def arms(self, subject: Subject) -> list[Arm]:
+        """All of a subject."""
+        if subject.is_reference:
+            return [Arm(subject)]
+        return [Arm(subject, pace, gap) for gap in self.options.gaps for pace in PACES]
+
+    def candidates(self, subject: Subject) -> list[Choice]:
+        """All combinations of what is to be tuned."""
+        axes = {name: value for name, value in self._own[subject.algorithm].items() if isinstance(value, list)}
+        return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+    def tuning(self, subject: Subject) -> list[list[Trial]]:
+        """The trials of each candidate, none of a single one: seeds go through paces and gaps in turn."""
+        arms, seeds = self.arms(subject), self.options.tuning_seeds
+        if len(self.candidates(subject)) == 1:
+            return []
+        if not subject.is_reference:  # one pace and the other, one gap and the next: a diagonal of the two
+            arms = [Arm(subject, PACES[k % 2], gap) for k, gap in enumerate(self.options.gaps)] + [
+                Arm(subject, PACES[(k + 1) % 2], gap) for k, gap in enumerate(self.options.gaps)
+            ]
+        return [
+            [Trial(arms[k % len(arms)], choice, seed) for k, seed in enumerate(seeds)]
+            for choice in self.candidates(subject)
+        ]
+
+    def config(self, subject: Subject, choice: Choice) -> Config:
+        """The settings of its runs."""
+        fixed = {name: value for name, value in self._own[subject.algorithm].items() if not isinstance(value, list)}
+        values = self._shared | fixed | choice
+        values["topology.trainers"] = 1 if subject.algorithm == ONE else subject.trainers
+        values["evaluate.per_pass"] = 1
+        examples = self.options.steps * subject.trainers * values.get("data.batch_size", 128)
+        decay = round(examples * self.options.decay_share)
+        if decay:
+            values |= {"schedule.decay_start_examples": examples - decay, "schedule.decay_examples": decay}
+        return settings.build(Config, nested(values))
+
+    def lockstep(self, arm: Arm, seed: int) -> Lockstep:
+        """What a run gets instead of chance: one seed for all."""
+        subject = arm.subject
+        steps = self.options.steps * (subject.trainers if subject.algorithm == ONE else 1)
+        stale = round(arm.gap) if arm.pace == SHADOW else 0
+        return Lockstep(arm.gap or 1.0, stale, seed, seed, seed, seed, steps=steps)
+
+    def _check(self, subject: Subject, choice: Choice) -> None:
+        try:
+            algorithm = self.config(subject, choice).sync.algorithm
+            require(algorithm in KINDS, f"lockstep knows sync.algorithm = {', '.join(KINDS)}, got {algorithm!r}")
+        except SettingsError as error:
+            raise SettingsError(f"{subject.algorithm}, {subject.trainers} trainers: {error}") from None
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Design:
+    """Read a study file; SettingsError names it."""
+    file = settings.load(DesignFile, path, overrides, kind=NAME)
+    try:
+        return Design(path, file)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None

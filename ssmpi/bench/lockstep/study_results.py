@@ -1,0 +1,98 @@
+"""The outcome of a lockstep study: what was tuned, NE of every arm, what was decided; Markdown, JSON, pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from ssmpi.bench.lockstep import comparisons, study_picture
+from ssmpi.bench.lockstep.design import Choice, Design, Subject
+from ssmpi.core import atomic_file
+from ssmpi.core.errors import UserError
+from ssmpi.core.git_commit import commit
+from ssmpi.core.log import log
+from ssmpi.report.equivalence import Verdict, decide
+
+Chosen = Mapping[Subject, Choice]
+
+
+def write(design: Design, chosen: Chosen, seeds: Sequence[int], results: comparisons.Results) -> tuple[str, list[Path]]:
+    """Write ``results.md``, ``results.json`` and pictures of the complete seeds; returns the text and the files."""
+    options = design.options
+    verdicts = decide(comparisons.of(design, results), options.margin, options.level)
+    text = markdown(design, chosen, results, verdicts)
+    files = [design.folder / "results.md", design.folder / "results.json"]
+    body = {
+        "title": options.title,
+        "code": commit(),
+        "seeds": list(seeds),
+        "chosen": [{"algorithm": s.algorithm, "trainers": s.trainers, "choice": c} for s, c in chosen.items()],
+        "arms": [{"arm": a.name, "trainers": a.subject.trainers, "ne": list(ne)} for a, ne in results.items()],
+        "verdicts": [{**asdict(verdict), "text": verdict.text} for verdict in verdicts],
+    }
+    atomic_file.write(files[0], text)
+    atomic_file.write(files[1], json.dumps(body, indent=1) + "\n")
+    try:
+        files += study_picture.draw(design, results, verdicts)
+    except UserError as error:
+        log.info("no pictures: %s", error)
+    return text, files
+
+
+def markdown(design: Design, chosen: Chosen, results: comparisons.Results, verdicts: Sequence[Verdict]) -> str:
+    """All tables, with what one must know to read them."""
+    options = design.options
+    count = len(next(iter(results.values())))
+    lines = [
+        f"## {options.title}",
+        "",
+        f"`ssmpi bench equivalence {design.path}`: {count} of {options.seeds} seeds, {options.steps:,} steps of every "
+        f"replica, commit {commit() or 'not known'}. Lockstep: a shadow round is as stale as its gap is long, one in "
+        "the foreground not at all.",
+        "",
+        *_arms(design, chosen, results),
+        "",
+        f"Equal: two one-sided t-tests show the mean difference of NE to lie within {options.margin:.1%}. Worse or "
+        f"better: a two-sided t-test shows that it is not 0. Both at {options.level:.0%}, by pairs of seeds, with "
+        "Holm's correction for the tests of one family. Below 0 the first is better.",
+    ]
+    for family in comparisons.FAMILIES:
+        found = [verdict for verdict in verdicts if verdict.comparison.family == family]
+        lines += ["", f"**{family[0].upper()}{family[1:]}**", "", *_table(found, options.level)]
+    return "\n".join(lines) + "\n"
+
+
+def _arms(design: Design, chosen: Chosen, results: comparisons.Results) -> list[str]:
+    heads = ["arm", "trainers", "tuned", "test NE", "standard deviation", "worst"]
+    rows = []
+    for arm, ne in results.items():
+        values, choice = np.array(ne), chosen[arm.subject]
+        tuned = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in choice.items())
+        mean, spread = values.mean(), values.std(ddof=1)
+        rows.append([
+            arm.name, str(arm.subject.trainers), tuned, f"{mean:.5f}", f"{spread / mean:.2%}",
+            f"{values.max() / mean - 1:+.2%}",
+        ])  # fmt: skip
+    return _lines(heads, rows)
+
+
+def _table(verdicts: Sequence[Verdict], level: float) -> list[str]:
+    heads = ["", "mean difference", f"{1 - level:.0%} interval", "p equal", "p different", "decided"]
+    rows = [
+        [
+            v.comparison.name, f"{v.mean:+.3%}", f"{v.interval[0]:+.3%} to {v.interval[1]:+.3%}",
+            f"{v.p_equal:.3f}", f"{v.p_different:.3f}", v.text,
+        ]
+        for v in verdicts
+    ]  # fmt: skip
+    return _lines(heads, rows)
+
+
+def _lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table in Markdown, the first column to the left."""
+    rule = ["---", *["---:" for _ in heads[1:-1]], "---"]
+    return [f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows)]

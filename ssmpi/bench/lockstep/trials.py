@@ -1,0 +1,116 @@
+"""The trials of a lockstep study on disk and off: one JSON object a line, so that a study that was killed goes on where
+it stood.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ssmpi.bench.lockstep.design import Choice, Design, Subject, Trial
+from ssmpi.bench.lockstep.run import LockstepRun
+from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.core.git_commit import commit
+from ssmpi.core.log import during
+from ssmpi.data.reader import SplitReader
+from ssmpi.report.jsonl import JsonlFile
+
+TRIALS = "trials.jsonl"
+VALIDATION, TEST = "validation", "test"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """NE by split, of those that were scored: trials that tune know no test rows. ``seconds`` are the processor's."""
+
+    ne: dict[str, float]
+    seconds: float
+    commit: str
+
+    @staticmethod
+    def of(values: dict[str, Any]) -> Outcome:
+        """Of a line of the file."""
+        ne = {split: float(values[split]) for split in (VALIDATION, TEST) if split in values}
+        return Outcome(ne, float(values["seconds"]), str(values["commit"]))
+
+
+class Ledger:
+    """All trials done so far, by what names them."""
+
+    def __init__(self, design: Design) -> None:
+        self._path, self._done = design.folder / TRIALS, dict[str, Outcome]()
+        whole = self._read() if self._path.exists() else 0
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = JsonlFile(self._path, whole)
+
+    def find(self, trial: Trial) -> Outcome | None:
+        """What came of it; None if it is still to be run."""
+        return self._done.get(_text(trial))
+
+    def note(self, trial: Trial, outcome: Outcome) -> None:
+        """One more."""
+        self._done[_text(trial)] = outcome
+        self._file.write(
+            json.dumps({"trial": trial.key, **outcome.ne, "seconds": outcome.seconds, "commit": outcome.commit})
+        )
+
+    def _read(self) -> int:
+        """Bytes of whole lines; the last one may be torn."""
+        whole = 0
+        for number, line in enumerate(self._path.read_bytes().splitlines(keepends=True), 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                values = json.loads(line)
+                self._done[json.dumps(values["trial"], sort_keys=True)] = Outcome.of(values)
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(
+                    f"{self._path}, line {number}: not the record of a trial; remove that line, and it is run again"
+                ) from error
+            whole += len(line)
+        return whole
+
+
+def _text(trial: Trial) -> str:
+    return json.dumps(trial.key, sort_keys=True)
+
+
+def run(design: Design, trial: Trial, splits: Sequence[str]) -> Outcome:
+    """One trial, on this thread; NE on the splits."""
+    config = design.config(trial.arm.subject, trial.choice)
+    began = time.process_time()
+    with during(f"{trial.arm.name}, seed {trial.seed}"):
+        one = LockstepRun(config, design.lockstep(trial.arm, trial.seed))
+        one.train()
+        ne = {split: one.score(split)["ne"] for split in splits}
+    return Outcome(ne, round(time.process_time() - began, 2), commit())
+
+
+def check_rows(design: Design) -> None:
+    """SettingsError unless there are as many rows as the most trainers take."""
+    subject = max(design.subjects, key=lambda subject: subject.trainers)
+    data = design.config(subject, design.candidates(subject)[0]).data
+    there = SplitReader(Path(data.folder), data.train_split, data.block_rows).rows * data.passes
+    needed = design.options.steps * subject.trainers * data.batch_size
+    if there < needed:
+        raise SettingsError(
+            f"{design.path}: {subject.trainers} trainers take {needed:,} rows in {design.options.steps:,} steps, and "
+            f"{data.folder} has {there:,}: prepare more, or lower steps"
+        )
+
+
+def best(design: Design, subject: Subject, ledger: Ledger) -> Choice | None:
+    """The candidate with the lowest mean NE on the validation split; None while not all have been tried."""
+    means = []
+    for trials in design.tuning(subject):
+        found = [ledger.find(trial) for trial in trials]
+        if not all(found):
+            return None
+        means.append(float(np.mean([outcome.ne[VALIDATION] for outcome in found if outcome])))
+    return design.candidates(subject)[int(np.argmin(means)) if means else 0]

@@ -1,0 +1,45 @@
+"""Room in a memory file system, taken before it is used: touching what is not there kills a process (SIGBUS), and a job
+that takes more than its batch system allows is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ssmpi.core.host_memory import free_memory
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def reserve(file: int, folder: Path, start: int, size: int) -> str:
+    """Make an open file ``size`` bytes longer than ``start``, where its file system, the machine and the control group
+    have room for them; else say why not. Ranks that keep their files in one ``folder`` take turns: they would count on
+    the same room.
+    """
+    with _in_turn(folder):
+        system = os.fstatvfs(file)
+        room = min(system.f_bavail * system.f_frsize, free_memory())
+        if size > room:
+            return f"{size:,} bytes are needed, {int(room):,} are free"
+        try:
+            os.posix_fallocate(file, start, size)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return f"{size:,} bytes are needed: {error.strerror}"
+    return ""
+
+
+@contextlib.contextmanager
+def _in_turn(folder: Path) -> Iterator[None]:
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)

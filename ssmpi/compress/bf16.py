@@ -1,0 +1,26 @@
+"""Every entry, rounded to bfloat16: half the bytes. What rounding cuts off is left for the next payload."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ssmpi.compress import kernels
+from ssmpi.compress.codec import Codec, finite
+from ssmpi.compress.payload import DENSE_HALF, HEADER, payload_bytes, seal
+
+
+class BF16(Codec):
+    """bfloat16, rounded to the nearest; what is left is below 1/256 of the entry."""
+
+    def take(self, vector: np.ndarray) -> np.ndarray:
+        """As the base class."""
+        self.encoded()
+        payload = self._payload[: payload_bytes(DENSE_HALF, self.size, ())]
+        payload[-4:] = 0  # where the number of entries is odd
+        halves = payload[HEADER:].view(np.uint16)[: self.size]
+        kernels.to_bf16(vector.view(np.uint32), halves)
+        sent = np.empty(self.size, np.uint32)
+        kernels.from_bf16(halves, sent)
+        finite(sent.view(np.float32))
+        vector -= sent.view(np.float32)
+        return seal(payload, DENSE_HALF, self.size, self.size)

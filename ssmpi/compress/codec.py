@@ -1,0 +1,137 @@
+"""What every codec is: ``encode`` makes a payload of a vector, ``take`` also leaves what was not sent.
+
+Memory is apart, as in GRACE (Xu et al., ICDCS 2021): a codec knows nothing of what earlier payloads left unsent. Error
+feedback is ``take`` on one vector again and again, to which new gradients are added in between: ``Residual``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ssmpi.compress import kernels
+from ssmpi.compress.payload import HEADER, SPARSE, SPARSE_HALF, room, seal
+from ssmpi.core.errors import SettingsError, TrainingError
+from ssmpi.core.settings import EXAMPLES, require, within
+
+BLOCK, TINY = kernels.BLOCK, float(np.finfo(np.float32).smallest_subnormal)
+REFRESHES = ("doubling", "plain")
+
+
+@dataclass(frozen=True)
+class CodecOptions:
+    """``share`` of the entries that is dropped, in [0, 1); thresholds live ``life_span`` encodes, and ``refresh`` says
+    whether they are also found anew at the encodes 1, 2, 4, 8, ... (``doubling``), because the first one is far from
+    later ones, or not (``plain``, the paper's). Values are bfloat16 where ``half``; ``whole`` ignores layers.
+    """
+
+    share: float = 0.0
+    life_span: int = 1000
+    refresh: str = "doubling"
+    half: bool = False
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        require(0 <= self.share < 1, f"a codec drops a share of the entries in [0, 1), got {self.share}")
+        require(self.refresh in REFRESHES, f"refresh is doubling or plain, got {self.refresh!r}")
+        within("life_span", self.life_span, 1, EXAMPLES)
+
+
+class Codec(ABC):
+    """A way to send vectors of ``size`` entries, of layers that end at ``borders``; ``state`` float64 is what it goes
+    on with: of zeros at first, live, ``state_size(borders)`` numbers. A payload is valid until the next one is made.
+    """
+
+    takes_share = False  # whether its name goes on with one
+
+    def __init__(self, options: CodecOptions, size: int, borders: Sequence[int], state: np.ndarray, seed: int) -> None:
+        self.options, self.size, self.state, self._seed = options, size, state, seed
+        self._payload = np.empty(room(size), np.uint8)
+        edges = [0, size] if options.whole else sorted({0, *(b for b in borders if 0 < b < size), size})
+        self.edges = np.array(edges, np.int64)
+
+    @classmethod
+    def state_size(cls, options: CodecOptions, size: int, borders: Sequence[int]) -> int:
+        """Numbers in ``state``: encodes so far, by default."""
+        return 1
+
+    @abstractmethod
+    def take(self, vector: np.ndarray) -> np.ndarray:
+        """A payload of what is to be sent of float32 (size,), which keeps the rest: both add up to what it was, to the
+        last bit. TrainingError for NaN and infinity.
+        """
+
+    def encode(self, vector: np.ndarray) -> np.ndarray:
+        """The same payload; the vector stays as it is."""
+        return self.take(vector.copy())
+
+    def encoded(self) -> int:
+        """The number of this encode, from 0."""
+        number = int(self.state[0])
+        self.state[0] = number + 1
+        return number
+
+
+class SparseCodec(Codec):
+    """Sends some entries."""
+
+    takes_share = True
+
+    def __init__(self, options: CodecOptions, size: int, borders: Sequence[int], state: np.ndarray, seed: int) -> None:
+        super().__init__(options, size, borders, state, seed)
+        self._places = np.empty(min(size, BLOCK) + 1, np.uint16)
+        self._values = np.empty(min(size, BLOCK) + 1, np.float32)
+
+    @abstractmethod
+    def select(self, part: np.ndarray, start: int, places: np.ndarray, values: np.ndarray) -> int:
+        """Move what is to be sent of a block, which begins at entry ``start``, into ``places`` and ``values``; its
+        count.
+        """
+
+    @abstractmethod
+    def prepare(self, vector: np.ndarray) -> None:
+        """Look at the whole vector before its blocks are selected from."""
+
+    def take(self, vector: np.ndarray) -> np.ndarray:
+        """As the base class, block by block."""
+        self.prepare(vector)
+        body, at, total, half = self._payload[HEADER:].view(np.uint32), 0, 0, self.options.half
+        values = self._values.view(np.uint32)
+        for start in range(0, self.size, BLOCK):
+            part = vector[start : start + BLOCK]
+            found = self.select(part, start, self._places, self._values)
+            if half:
+                kernels.give_back_rounding(part.view(np.uint32), self._places, values, found)
+            finite(self._values[:found])
+            at = kernels.write_block(body, at, part.size, self._places, values, found, half)
+            total += found
+        return seal(self._payload[: HEADER + 4 * at], SPARSE_HALF if half else SPARSE, self.size, total)
+
+
+def finite(values: np.ndarray) -> None:
+    """TrainingError if there is a NaN or an infinity: a residual would hide it."""
+    if not kernels.all_finite(values):
+        raise TrainingError(
+            "a gradient that is to be sent is not finite: training has diverged; lower dense.rate and embedding.rate,"
+            " or set schedule.warmup_examples"
+        )
+
+
+class Residual:
+    """Error feedback: what was not sent is part of what comes next."""
+
+    def __init__(self, codec: Codec, values: np.ndarray) -> None:
+        self._codec, self.values = codec, values
+
+    def send(self, gradient: np.ndarray) -> np.ndarray:
+        """The payload of a gradient and of all that is left of earlier ones, float32 (size,)."""
+        self.values += gradient
+        return self._codec.take(self.values)
+
+
+def refuse(text: str, known: Sequence[str]) -> SettingsError:
+    """A codec's name that is none."""
+    return SettingsError(f"codec is one of {', '.join(known)}, with ':bf16' or ':whole' after a share; got {text!r}")

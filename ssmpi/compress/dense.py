@@ -1,0 +1,21 @@
+"""Every entry as it is: the payload that all others are compared with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ssmpi.compress.codec import Codec, finite
+from ssmpi.compress.payload import DENSE, HEADER, payload_bytes, seal
+
+
+class Dense(Codec):
+    """float32; nothing is left."""
+
+    def take(self, vector: np.ndarray) -> np.ndarray:
+        """As the base class."""
+        finite(vector)
+        self.encoded()
+        payload = self._payload[: payload_bytes(DENSE, self.size, ())]
+        payload[HEADER:].view(np.float32)[:] = vector
+        vector[:] = 0.0
+        return seal(payload, DENSE, self.size, self.size)

@@ -1,0 +1,184 @@
+"""Compiled loops over payloads. Each releases the interpreter lock; none allocates.
+
+A sparse body is made block by block: a word with the block's count and the form of its places, the places, and the
+values. Selecting reads a vector in short pieces, and only in those where something is selected it goes on entry by
+entry, without branches. Compilers rarely emit compress instructions, and on Zen 4 and 5 those that write to
+memory are microcoded; this form is fast everywhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+BLOCK = 65_536  # entries whose places fit into 16 bits
+PIECE = 8  # floats
+BITMAP = 1 << 31  # in a block's first word: places are bits, not numbers
+WEIGHT = np.uint64(0x9E3779B97F4A7C15)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def checksum(words: np.ndarray) -> np.uint64:
+    """A sum over uint32 (n,) in which each word has an odd weight of its own: one changed word always shows, two that
+    changed places too.
+    """
+    total, weight = np.uint64(0), np.uint64(1)
+    for i in range(words.shape[0]):
+        weight = np.uint64(i) * WEIGHT | np.uint64(1)
+        total += np.uint64(words[i]) * weight
+    return total
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def to_bf16(values: np.ndarray, halves: np.ndarray) -> None:
+    """Round float32, seen as uint32 (n,), to the nearest bfloat16, ties to even; uint16 (n,)."""
+    for i in range(values.shape[0]):
+        bits = values[i]
+        halves[i] = np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def from_bf16(halves: np.ndarray, values: np.ndarray) -> None:
+    """Widen bfloat16, seen as uint16 (n,), to float32, seen as uint32 (n,)."""
+    for i in range(halves.shape[0]):
+        values[i] = np.uint32(halves[i]) << np.uint32(16)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def all_finite(values: np.ndarray) -> bool:
+    """Whether float32 (n,) holds neither NaN nor infinity."""
+    bad = 0
+    for i in range(values.shape[0]):
+        bad += not (abs(values[i]) <= np.float32(3.4028235e38))
+    return bad == 0
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def take_above(vector: np.ndarray, start: int, tau: float, places: np.ndarray, values: np.ndarray, found: int) -> int:
+    """Move the entries of float32 (n,) that are not below ``tau`` in size, NaN included, to the end of the ``found``
+    ones in ``values`` float32, with their places, counted from ``start``, in ``places`` uint16; zeros stay behind.
+    Returns how many are found then. Both have room for one more than there can be.
+    """
+    limit = np.float32(tau)
+    for first in range(0, vector.shape[0], PIECE):
+        last = min(first + PIECE, vector.shape[0])
+        hits = 0
+        if last - first == PIECE:
+            for i in range(PIECE):
+                hits += not (abs(vector[first + i]) < limit)
+        else:
+            hits = 1
+        if hits:
+            for i in range(first, last):
+                value = vector[i]
+                hit = not (abs(value) < limit)
+                places[found] = start + i
+                values[found] = value
+                found += hit
+                vector[i] = np.float32(0.0) if hit else value
+    return found
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def take_random(vector: np.ndarray, start: int, seed: int, share: float, places: np.ndarray, values: np.ndarray) -> int:
+    """As ``take_above``, but each entry that is not zero with the chance ``share``, by a hash of its place."""
+    limit, found = np.uint64(share * 4294967296.0), 0
+    for i in range(vector.shape[0]):
+        key = np.uint64(seed) + np.uint64(start + i) * WEIGHT
+        key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        value = vector[i]
+        hit = ((key ^ (key >> np.uint64(31))) >> np.uint64(32)) < limit and value != 0
+        places[found] = i
+        values[found] = value
+        found += int(hit)
+        vector[i] = np.float32(0.0) if hit else value
+    return found
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def write_block(
+    body: np.ndarray, at: int, size: int, places: np.ndarray, values: np.ndarray, found: int, half: bool
+) -> int:
+    """Write a block of ``size`` entries, of which ``found`` are sent, at word ``at`` of uint32 ``body``; the word after
+    it. ``values`` are float32 seen as uint32; as bfloat16 where ``half``.
+    """
+    bitmap_words, index_words = (size + 31) // 32, (found + 1) // 2
+    dense = bitmap_words < index_words
+    body[at] = np.uint32(found) | (np.uint32(BITMAP) if dense else np.uint32(0))
+    at += 1
+    words = bitmap_words if dense else index_words
+    for k in range(words):
+        body[at + k] = 0
+    if dense:
+        for k in range(found):
+            body[at + (places[k] >> 5)] |= np.uint32(1) << np.uint32(places[k] & 31)
+    else:
+        for k in range(found):
+            body[at + (k >> 1)] |= np.uint32(places[k]) << np.uint32(16 * (k & 1))
+    at += words
+    if not half:
+        for k in range(found):
+            body[at + k] = values[k]
+        return at + found
+    if found & 1:
+        body[at + (found >> 1)] = 0
+    for k in range(found):
+        bits = (values[k] + np.uint32(0x7FFF) + ((values[k] >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        body[at + (k >> 1)] = bits if not k & 1 else body[at + (k >> 1)] | (bits << np.uint32(16))
+    return at + (found + 1) // 2
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def give_back_rounding(vector: np.ndarray, places: np.ndarray, values: np.ndarray, found: int) -> None:
+    """What bfloat16 has cut off the ``found`` values, float32 seen as uint32, stays in ``vector``, seen so too."""
+    whole, kept = values.view(np.float32), vector.view(np.float32)
+    for k in range(found):
+        value = whole[k]
+        bits = values[k]
+        values[k] = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+        kept[places[k]] = value - whole[k]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def read_block(
+    body: np.ndarray, at: int, size: int, half: bool, places: np.ndarray, values: np.ndarray
+) -> tuple[int, int]:
+    """The word after the block at word ``at``, and its count; (-1, 0) if there is no such block. ``places`` uint16 and
+    ``values``, float32 seen as uint32, become what it holds.
+    """
+    if at >= body.shape[0]:
+        return -1, 0
+    dense, found = (body[at] & np.uint32(BITMAP)) != 0, int(np.int32(body[at] & np.uint32(BITMAP - 1)))
+    at += 1
+    words = (size + 31) // 32 if dense else (found + 1) // 2
+    if found > size or at + words + ((found + 1) // 2 if half else found) > body.shape[0]:
+        return -1, 0
+    seen = 0
+    if dense:
+        for i in range(32 * words):
+            if body[at + (i >> 5)] >> np.uint32(i & 31) & np.uint32(1):
+                if i >= size or seen == found:
+                    return -1, 0
+                places[seen] = i
+                seen += 1
+        if seen != found:
+            return -1, 0
+    else:
+        before = -1
+        for k in range(found):
+            place = int(np.int32(body[at + (k >> 1)] >> np.uint32(16 * (k & 1)) & np.uint32(0xFFFF)))
+            if place <= before or place >= size:
+                return -1, 0
+            places[k] = before = place
+    at += words
+    for k in range(found):
+        values[k] = (body[at + (k >> 1)] >> np.uint32(16 * (k & 1))) << np.uint32(16) if half else body[at + k]
+    return at + ((found + 1) // 2 if half else found), found
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def add_at(vector: np.ndarray, places: np.ndarray, values: np.ndarray, found: int) -> None:
+    """vector[places] += values, float32."""
+    for k in range(found):
+        vector[places[k]] += values[k]

@@ -1,0 +1,143 @@
+"""What a codec makes of a vector, and a vector of it again: uint8, a header of six 32-bit words and a body.
+
+========  ==================================================================================================
+word      holds
+========  ==================================================================================================
+0         ``MARK`` and the kind: values of the whole vector or of some entries, float32 or bfloat16
+1, 2, 3   entries of the vector, entries sent, bytes of the payload
+4, 5      a checksum of the body, of the kind and of both numbers
+========  ==================================================================================================
+
+A sparse body has a block for each 65,536 entries: a word with the count of those sent, their places as 16-bit numbers
+or, where that is shorter (from 1/16 on), as bits, and their values. All of it is padded to whole words. A payload says
+all that is needed to decode it, so any rank can; one that is damaged is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ssmpi.compress import kernels
+from ssmpi.compress.kernels import BLOCK
+from ssmpi.core.errors import PeerError
+
+MARK = 0x55C0DE00
+DENSE, DENSE_HALF, SPARSE, SPARSE_HALF = range(4)  # kinds
+HEADER = 24  # bytes
+LARGEST = 2**31
+
+
+class PayloadError(PeerError):
+    """A payload that does not say what a codec says."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"a payload is damaged: {found}; the network or memory changed it, or versions of ssmpi differ"
+        )
+
+
+def room(size: int) -> int:
+    """Bytes that a payload of a vector of ``size`` entries takes at most."""
+    blocks = -(-size // BLOCK)
+    return HEADER + 4 * (size + blocks * (1 + BLOCK // 32))
+
+
+def payload_bytes(kind: int, size: int, found: Sequence[int]) -> int:
+    """The length of a payload of ``size`` entries with ``found`` sent in each block; a dense one does not ask that."""
+    if kind in (DENSE, DENSE_HALF):
+        return HEADER + (4 * size if kind == DENSE else 4 * ((size + 1) // 2))
+    sizes = [min(BLOCK, size - start) for start in range(0, size, BLOCK)]
+    words = sum(
+        1 + min((block + 31) // 32, (count + 1) // 2) + (count if kind == SPARSE else (count + 1) // 2)
+        for block, count in zip(sizes, found, strict=True)
+    )
+    return HEADER + 4 * words
+
+
+def seal(payload: np.ndarray, kind: int, size: int, count: int) -> np.ndarray:
+    """Write the header of a payload, uint8 with its body in place; the payload."""
+    words = payload.view(np.uint32)
+    words[:4] = MARK | kind, size, count, payload.size
+    words[4:6].view(np.uint64)[0] = _checksum(words)
+    return payload
+
+
+def _checksum(words: np.ndarray) -> np.uint64:
+    return np.uint64(kernels.checksum(words[6:]) ^ (kernels.checksum(words[:4]) << np.uint64(1)))
+
+
+def count_of(payload: np.ndarray) -> tuple[int, int]:
+    """How many entries the vector has and how many of them are sent; PayloadError if it is damaged."""
+    words = _whole(payload)
+    return int(words[1]), int(words[2])
+
+
+def length_of(stream: np.ndarray) -> int:
+    """Bytes of the payload that uint8 ``stream`` begins with; PayloadError if there is none."""
+    if stream.size < HEADER:
+        raise PayloadError(f"{stream.size} bytes, a header has {HEADER}")
+    length = int(stream[:HEADER].view(np.uint32)[3])
+    if not HEADER <= length <= stream.size or length % 4:
+        raise PayloadError(f"it says {length:,} bytes where there are {stream.size:,}")
+    return length
+
+
+def add(payload: np.ndarray, vector: np.ndarray) -> int:
+    """Add what is sent to ``vector`` float32; how many entries those are. PayloadError if it is damaged or of a vector
+    of another size; the vector then holds nothing to rely on.
+    """
+    words = _whole(payload)
+    kind, size, count = int(words[0]) & 0xFF, int(words[1]), int(words[2])
+    if size != vector.size:
+        raise PayloadError(f"it is of {size:,} entries, not {vector.size:,}")
+    if kind in (DENSE, DENSE_HALF):
+        vector += _dense(words[6:], kind, size)
+        return count
+    body, at, added = words[6:], 0, 0
+    places, values = np.empty(min(size, BLOCK), np.uint16), np.empty(min(size, BLOCK), np.uint32)
+    for start in range(0, size, BLOCK):
+        part = vector[start : start + BLOCK]
+        at, found = kernels.read_block(body, at, part.size, kind == SPARSE_HALF, places, values)
+        if at < 0:
+            raise PayloadError(f"block {start // BLOCK} is not one")
+        kernels.add_at(part, places, values.view(np.float32), found)
+        added += found
+    if (at, added) != (body.size, count):
+        raise PayloadError(f"it says {count:,} entries in {body.size:,} words, and has {added:,} in {at:,}")
+    return added
+
+
+def decode(payload: np.ndarray) -> np.ndarray:
+    """The vector, float32 (entries,): zeros where nothing was sent. PayloadError if it is damaged."""
+    vector = np.zeros(count_of(payload)[0], np.float32)
+    add(payload, vector)
+    return vector
+
+
+def _whole(payload: np.ndarray) -> np.ndarray:
+    """Its words, if they are what was sealed."""
+    if length_of(payload) != payload.size:
+        raise PayloadError(f"it says {length_of(payload):,} bytes and has {payload.size:,}")
+    words: np.ndarray = payload.view(np.uint32)
+    kind, size, count = int(words[0]) ^ MARK, int(words[1]), int(words[2])
+    if kind not in (DENSE, DENSE_HALF, SPARSE, SPARSE_HALF):
+        raise PayloadError("it does not begin as one")
+    if words[4:6].view(np.uint64)[0] != _checksum(words):
+        raise PayloadError("its checksum is wrong")
+    if (
+        count > size
+        or size >= LARGEST
+        or (kind in (DENSE, DENSE_HALF) and payload.size != payload_bytes(kind, size, ()))
+    ):
+        raise PayloadError(f"{count:,} of {size:,} entries cannot be in {payload.size:,} bytes")
+    return words
+
+
+def _dense(body: np.ndarray, kind: int, size: int) -> np.ndarray:
+    if kind == DENSE:
+        return body.view(np.float32)
+    values = np.empty(size, np.uint32)
+    kernels.from_bf16(body.view(np.uint16)[:size], values)
+    return values.view(np.float32)

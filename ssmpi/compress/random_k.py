@@ -1,0 +1,22 @@
+"""Entries at random: the control that tells what choosing the largest is worth."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ssmpi.compress import kernels
+from ssmpi.compress.codec import SparseCodec, finite
+
+
+class RandomK(SparseCodec):
+    """Each entry is dropped with the chance ``share``, in every encode anew and by the seed alike."""
+
+    def prepare(self, vector: np.ndarray) -> None:
+        """Nothing is to be found; what stays must be finite too."""
+        finite(vector)
+        self._draw = self.encoded()
+
+    def select(self, part: np.ndarray, start: int, places: np.ndarray, values: np.ndarray) -> int:
+        """By a hash of seed, encode and place."""
+        seed = (self._seed * 1_000_003 + self._draw) % 2**31 << 32
+        return int(kernels.take_random(part, start, seed, 1.0 - self.options.share, places, values))

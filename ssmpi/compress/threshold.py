@@ -1,0 +1,64 @@
+"""Dynamic communication thresholding (Gupta et al., KDD 2021, arXiv 2010.08899, Algorithm 1)::
+
+    W  = gradient + what was left
+    at a refresh    tau = the k-th largest |W|, k = N - floor(N eta)     of each layer, exactly
+    send W where |W| >= tau;  what is left = W elsewhere
+
+The threshold hardly moves during training, so it is found once in a life span: between refreshes it is a hard
+threshold, and how many entries are sent varies. What differs from the paper: k entries are sent at a refresh, not
+k + 1; zeros are never sent, so a layer of zeros has no threshold and looks for one at the next encode; and the first
+thresholds, of a residual that is still small, are found anew at the encodes 1, 2, 4, 8, ... unless ``refresh`` is
+``plain``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ssmpi.compress import kernels
+from ssmpi.compress.codec import TINY, CodecOptions, SparseCodec
+
+
+class Threshold(SparseCodec):
+    """``state`` is how many encodes there were, then each layer's threshold; 0 where there is none yet."""
+
+    @classmethod
+    def state_size(cls, options: CodecOptions, size: int, borders: Sequence[int]) -> int:
+        """One more for each layer."""
+        return 2 if options.whole else 2 + len({b for b in borders if 0 < b < size})
+
+    def prepare(self, vector: np.ndarray) -> None:
+        """Find the thresholds that are due."""
+        due = self._refreshes(self.encoded())
+        taus = self.state[1:]
+        if not self.options.share:
+            return
+        for layer, (first, last) in enumerate(zip(self.edges, self.edges[1:], strict=False)):
+            if due or not taus[layer]:
+                taus[layer] = kth_largest(vector[first:last], self.options.share)
+
+    def select(self, part: np.ndarray, start: int, places: np.ndarray, values: np.ndarray) -> int:
+        """What reaches its layer's threshold."""
+        found, stop = 0, start + part.size
+        first = int(np.searchsorted(self.edges, start, side="right")) - 1
+        for layer in range(first, len(self.edges) - 1):
+            low, high = max(start, int(self.edges[layer])), min(stop, int(self.edges[layer + 1]))
+            if low >= stop:
+                break
+            tau = max(float(self.state[1 + layer]), TINY)
+            found = kernels.take_above(part[low - start : high - start], low - start, tau, places, values, found)
+        return found
+
+    def _refreshes(self, encode: int) -> bool:
+        life_span = self.options.life_span
+        early = self.options.refresh == "doubling" and encode < life_span and encode & (encode - 1) == 0
+        return early or encode % life_span == 0
+
+
+def kth_largest(values: np.ndarray, share: float) -> float:
+    """The size that all but a ``share`` of float32 (n,) have at least."""
+    dropped = min(math.floor(values.size * share), values.size - 1)
+    return float(np.partition(np.abs(values), dropped)[dropped])

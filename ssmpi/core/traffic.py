@@ -1,0 +1,104 @@
+"""What one process has sent, and fetched from servers: payload bytes and messages by class of link.
+
+A message between a trainer and a server is counted by the trainer, in whichever direction it goes; one between two
+trainers by its sender; an all-reduce of n trainers as 2 (n - 1) / n of its vector on each of them, what a ring sends,
+and as one message. So the sum over all trainers is what travels. Rows and rounds in memory that ranks of a host share
+travel nowhere: such rows are counted as ``rows_in_place``. Envelopes of MPI and of the network are left out.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from threading import get_ident
+
+import numpy as np
+
+
+class Link(IntEnum):
+    """A class of link, as the results name it."""
+
+    EMBEDDING_PULL = 0
+    EMBEDDING_PUSH = 1
+    CENTER_PUSH = 2
+    CENTER_PULL = 3
+    TRAINERS = 4
+    CONTROL = 5
+
+
+LINKS = tuple(link.name.lower() for link in Link)
+BYTES = tuple(f"bytes_{name}" for name in LINKS)
+MESSAGES = tuple(f"messages_{name}" for name in LINKS)
+ROWS = "rows_in_place"
+COUNTED = (*BYTES, *MESSAGES, ROWS)  # the order of ``Traffic.totals``
+_FIRST_MESSAGES, _ROWS = len(BYTES), len(BYTES) + len(MESSAGES)
+
+
+class Traffic:
+    """Counts while ``on``: a trainer's while it trains, not while it evaluates or saves, as with its seconds. Each
+    thread counts in a place of its own, so no lock is needed and nothing is lost.
+    """
+
+    def __init__(self, *, on: bool = False) -> None:
+        self.on = on
+        self._of_threads: dict[int, list[float]] = {}
+
+    def add(self, link: Link, size: float) -> None:
+        """One message of so many bytes."""
+        if self.on:
+            counts = self._mine()
+            counts[link] += size
+            counts[_FIRST_MESSAGES + link] += 1
+
+    def add_rows(self, rows: int) -> None:
+        """So many rows were read or updated where they lie."""
+        if self.on:
+            self._mine()[_ROWS] += rows
+
+    def totals(self) -> np.ndarray:
+        """float64 (COUNTED,): sums over all threads so far."""
+        return np.sum([np.zeros(len(COUNTED)), *map(np.array, list(self._of_threads.values()))], axis=0)
+
+    def _mine(self) -> list[float]:
+        counts = self._of_threads.get(get_ident())
+        if counts is None:
+            counts = self._of_threads[get_ident()] = [0] * len(COUNTED)
+        return counts
+
+
+class Meter:
+    """The traffic of one conversation: the class of what is ``sent`` and ``received`` in it where a caller says no
+    other; None where the other end counts.
+    """
+
+    def __init__(self, traffic: Traffic, sent: Link, received: Link | None = None) -> None:
+        self.traffic, self._sent, self._received = traffic, sent, received
+
+    def sent(self, size: int, link: Link | None = None) -> None:
+        """A message leaves."""
+        self.traffic.add(self._sent if link is None else link, size)
+
+    def received(self, size: int, link: Link | None = None) -> None:
+        """An answer of this size is expected."""
+        if self._received is not None:
+            self.traffic.add(self._received if link is None else link, size)
+
+    def reduced(self, size: int, ranks: int) -> None:
+        """A vector is summed over so many ranks."""
+        if ranks > 1:
+            self.traffic.add(self._sent, 2 * (ranks - 1) * size / ranks)
+
+    def spread(self, size: int, rank: int, ranks: int) -> None:
+        """The first rank gives all others its vector."""
+        if rank == 0 and ranks > 1:
+            self.traffic.add(self._sent, (ranks - 1) * size)
+
+
+def meter(traffic: Traffic, conversation: str) -> Meter:
+    """The meter of a conversation by its name. Of those with servers the trainers count both directions."""
+    links = {
+        "embedding": (Link.CONTROL, Link.CONTROL),  # pulls and pushes say that they are
+        "center": (Link.CENTER_PUSH, Link.CENTER_PULL),
+        "trainers": (Link.TRAINERS, None),
+        "control": (Link.CONTROL, None),
+    }
+    return Meter(traffic, *links[conversation])

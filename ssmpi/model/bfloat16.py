@@ -1,0 +1,158 @@
+"""float32 matrices as the bfloat16 operands that processors multiply, compiled and run without the interpreter lock.
+
+A bfloat16 number is the upper half of a float32 one, rounded to nearest, and seen as the uint16 it is stored in. The
+left operand of a product is row-major. The right one, k by n, lies in panels of PANEL columns, each with two rows
+interleaved: ``[n / PANEL][k / 2][PANEL][2]``, which instructions for dot products of pairs read from end to end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+PANEL = 64  # columns: four vectors of 16 float32 sums
+TILE = 16  # words of 32 bits in a vector, and vectors in a square that is transposed in registers
+EDGE = 2 * TILE  # rows to which panels are filled, so that transposed squares fit
+
+
+@njit(cache=True, nogil=True, inline="always")
+def up_to(size: int, multiple: int) -> int:
+    """``size`` rounded up."""
+    return -(-size // multiple) * multiple
+
+
+@intrinsic
+def _pair(typing: Any, upper: Any, lower: Any) -> Any:
+    """The bfloat16 numbers nearest to two float32 ones, of two equally near ones the even one, as a word that begins
+    with the ``upper`` one. NaN stays.
+    """
+    signature = types.uint32(types.float32, types.float32)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(32)
+
+        def number(value: int) -> Any:
+            return ir.Constant(word, value)
+
+        def half(value: Any) -> Any:
+            bits = builder.bitcast(value, word)
+            odd = builder.and_(builder.lshr(bits, number(16)), number(1))
+            nearest = builder.add(bits, builder.add(odd, number(0x7FFF)))
+            nan = builder.fcmp_unordered("uno", value, value)
+            return builder.select(nan, builder.or_(bits, number(0x400000)), nearest)
+
+        first, second = (half(value) for value in arguments)
+        return builder.or_(builder.lshr(first, number(16)), builder.and_(second, number(0xFFFF0000)))
+
+    return signature, generate
+
+
+@njit(cache=True, nogil=True)
+def rows(values: np.ndarray, n: int, k: int, width: int, out: np.ndarray) -> None:
+    """out uint16 (n, width) = values float32 (n, k), flat both, with zeros behind each row."""
+    for i in range(n):
+        given, target = values[i * k : (i + 1) * k], out[i * width : (i + 1) * width]
+        for j in range(k):
+            target[j] = np.uint16(_pair(given[j], np.float32(0.0)))  # type: ignore[call-arg]  # numba gives the first
+        for j in range(k, width):
+            target[j] = 0
+
+
+@njit(cache=True, nogil=True)
+def _line(values: np.ndarray, n: int, k: int, row: int, first: int, count: int, out: np.ndarray) -> None:
+    """out uint32 (count,): rows ``row`` and ``row`` + 1 of values float32 (n, k) from column ``first`` on interleaved,
+    0 for a row that is not.
+    """
+    upper = values[row * k + first : row * k + first + count]
+    if row + 1 < n:
+        lower = values[(row + 1) * k + first : (row + 1) * k + first + count]
+        for j in range(count):
+            out[j] = _pair(upper[j], lower[j])  # type: ignore[call-arg]
+    elif row < n:
+        for j in range(count):
+            out[j] = _pair(upper[j], np.float32(0.0))  # type: ignore[call-arg]
+    else:
+        out[:count] = 0
+
+
+@njit(cache=True, nogil=True)
+def panels(values: np.ndarray, n: int, k: int, height: int, out: np.ndarray) -> None:
+    """values float32 (n, k) as a right operand of n rows and k columns, filled with zeros to ``height`` rows, even."""
+    words = out.view(np.uint32)
+    for row in range(0, height, 2):
+        for column in range(0, k, PANEL):
+            place = (column * height + row * PANEL) // 2
+            _line(values, n, k, row, column, min(PANEL, k - column), words[place : place + PANEL])
+
+
+@njit(cache=True, nogil=True)
+def panels_of_transposed(values: np.ndarray, n: int, k: int, lines: np.ndarray, out: np.ndarray) -> None:
+    """values float32 (n, k) as a right operand of k rows and n columns: k is filled up to a multiple of EDGE.
+
+    ``lines`` uint16 of at least TILE rows of so many.
+    """
+    height = up_to(k, EDGE)
+    words, target = lines.view(np.uint32), out.view(np.uint32)
+    for row in range(0, n, TILE):
+        rows(values[row * k :], min(TILE, n - row), k, height, lines)
+        panel = (row - row % PANEL) * height // 2 + row % PANEL
+        for word in range(0, height // 2, TILE):
+            _square(words[word:], height // 2, target[panel + word * PANEL :], PANEL)
+
+
+@njit(cache=True, nogil=True)
+def transposed(values: np.ndarray, n: int, k: int, width: int, lines: np.ndarray, out: np.ndarray) -> None:
+    """out uint16 (k up to a multiple of TILE, width) = values float32 (n, k) transposed, flat both, with zeros behind
+    each row; ``width`` is n up to a multiple of EDGE.
+
+    ``lines`` uint16 of at least EDGE rows of k, up to a multiple of TILE.
+    """
+    across = up_to(k, TILE)
+    words, target = lines.view(np.uint32), out.view(np.uint32)
+    for row in range(0, width, EDGE):
+        for pair in range(TILE):
+            _line(values, n, k, row + 2 * pair, 0, k, words[pair * across : pair * across + k])
+        for column in range(0, across, TILE):
+            _square(words[column:], across, target[(column * width + row) // 2 :], width // 2)
+
+
+@njit(cache=True, nogil=True)
+def _square(words: np.ndarray, across: int, out: np.ndarray, stride: int) -> None:
+    """TILE x TILE words of 32 bits from where ``words`` begin, transposed, to where ``out`` begins."""
+    _transpose(words.ctypes.data, across, out.ctypes.data, stride)  # type: ignore[call-arg]
+
+
+@intrinsic
+def _transpose(typing: Any, source: Any, across: Any, target: Any, stride: Any) -> Any:
+    """A square of TILE x TILE words of 32 bits, by addresses; ``across`` and ``stride`` are words from row to row."""
+    signature = types.void(types.uintp, types.intp, types.uintp, types.intp)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(32), TILE)
+
+        def place(address: Any, words: Any, row: int) -> Any:
+            size = ir.Constant(words.type, 4 * row)
+            return builder.inttoptr(builder.add(address, builder.mul(words, size)), vector.as_pointer())
+
+        found = []
+        for row in range(TILE):
+            found.append(builder.load(place(arguments[0], arguments[1], row)))
+            found[-1].align = 4
+        distance = 1
+        while distance < TILE:  # squares of ``distance`` words above the diagonal change places with those below
+            upper = [lane + (TILE - distance if lane & distance else 0) for lane in range(TILE)]
+            lower = [lane + (TILE if lane & distance else distance) for lane in range(TILE)]
+            masks = [ir.Constant(ir.VectorType(ir.IntType(32), TILE), lanes) for lanes in (upper, lower)]
+            for row in (row for row in range(TILE) if not row & distance):
+                pair = found[row], found[row + distance]
+                found[row], found[row + distance] = (builder.shuffle_vector(*pair, mask) for mask in masks)
+            distance *= 2
+        for row, value in enumerate(found):
+            builder.store(value, place(arguments[2], arguments[3], row)).align = 4
+        return context.get_dummy_value()
+
+    return signature, generate

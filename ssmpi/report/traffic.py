@@ -1,0 +1,69 @@
+"""What all trainers have sent and fetched, as the first one hears it: totals over all jobs of a run, and by window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ssmpi.core.traffic import BYTES, COUNTED, LINKS, MESSAGES, ROWS
+
+
+class TrafficLog:
+    """Sums over ``trainers``; ``earlier`` are the totals of the jobs that this one continues, by name."""
+
+    def __init__(self, trainers: int, earlier: Mapping[str, float]) -> None:
+        self._earlier = np.array([earlier.get(name, 0.0) for name in COUNTED])
+        self._told, self._window = np.zeros((trainers, len(COUNTED))), self._earlier
+
+    def gathered(self, trainer: int, counts: np.ndarray) -> None:
+        """What one trainer has counted so far, float64 (COUNTED,)."""
+        self._told[trainer] = counts
+
+    def totals(self) -> dict[str, float]:
+        """By name, earlier jobs included."""
+        return dict(zip(COUNTED, self._totals().tolist(), strict=True))
+
+    def window(self) -> dict[str, float]:
+        """Bytes and rows since the last call."""
+        before, self._window = self._window, self._totals()
+        news = dict(zip(COUNTED, (self._window - before).tolist(), strict=True))
+        return {name: news[name] for name in (*BYTES, ROWS)}
+
+    def _totals(self) -> np.ndarray:
+        total: np.ndarray = self._earlier + self._told.sum(axis=0)
+        return total
+
+
+def nested(totals: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """As ``result.json`` has it: ``bytes`` and ``messages`` by class of link, rows in place among the former."""
+    by_link = [{link: totals[name] for link, name in zip(LINKS, names, strict=True)} for names in (BYTES, MESSAGES)]
+    return {"bytes": {**by_link[0], ROWS: totals[ROWS]}, "messages": by_link[1]}
+
+
+HEADINGS = (*(f"{link.replace('_', ' ')}, MB" for link in LINKS), "bytes an example", "rows in place")
+
+
+def cells(result: Mapping[str, Any]) -> list[str]:
+    """Under ``HEADINGS``, from ``result.json``; none where a run did not count."""
+    found, examples = result.get("bytes"), result.get("examples")
+    if not isinstance(found, dict) or not examples or not all(name in found for name in (*LINKS, ROWS)):
+        return []
+    sizes = [found[link] for link in LINKS]
+    return [*map(megabytes, sizes), f"{sum(sizes) / examples:,.1f}", f"{found[ROWS]:,.0f}"]
+
+
+def in_words(result: Mapping[str, Any]) -> str:
+    """What went over the wire, all trainers; empty where a run did not count it."""
+    texts = cells(result)
+    if not texts:
+        return ""
+    parts = [f"{link.replace('_', ' ')} {text}" for link, text in zip(LINKS, texts, strict=False) if text != "0"]
+    sent = f"sent: {', '.join(parts)} MB; {texts[-2]} bytes an example" if parts else "sent: nothing"
+    return f"{sent}; {texts[-1]} rows in place" if texts[-1] != "0" else sent
+
+
+def megabytes(size: float) -> str:
+    """``12,345.7``, and of what is less than one three digits."""
+    return f"{size / 1e6:,.1f}" if size >= 1e6 else f"{size / 1e6:.3g}"

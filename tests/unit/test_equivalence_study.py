@@ -1,0 +1,165 @@
+"""Lockstep studies: what is run, that it goes on where it stood, and what is compared."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ssmpi.bench.lockstep import comparisons, study, trials
+from ssmpi.bench.lockstep.design import Arm, Subject, Trial, load
+from ssmpi.bench.lockstep.run import Lockstep, LockstepRun
+from ssmpi.core.errors import DataError, SettingsError
+
+ROOT = Path(__file__).parents[2]
+STUDY = """
+[study]
+folder = '{folder}'
+steps = 6
+trainers = [2]
+gaps = [2, 3]
+tuning_seeds = [101, 102]
+seeds = 2
+[settings]
+data.folder = '{data}'
+model.bottom = [16, 4]
+model.top = [1]
+embedding.dim = 4
+[algorithms.MA]
+sync.algorithm = "ma"
+sync.alpha = [0.5, 1.0]
+topology.sync_ps = 0
+"""
+
+
+def a_study(folder, data, *overrides, text=STUDY):
+    file = folder / "study.toml"
+    file.write_text(text.format(folder=folder / "results", data=data))
+    return load(file, overrides)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, small_data):
+    """A study that was stopped before each of its first runs, and then went on to the end."""
+    design = a_study(tmp_path_factory.mktemp("study"), small_data)
+    ledger = trials.Ledger(design)
+    for _ in range(5):
+        trial, splits = next(study.missing(design, ledger))
+        trials.Ledger(design).note(trial, trials.run(design, trial, splits))
+        ledger = trials.Ledger(design)
+    assert study.run_all(design, minutes=0) == 1
+    assert study.run_all(design) == 0
+    return design
+
+
+def lines(design):
+    return [json.loads(line) for line in (design.folder / trials.TRIALS).read_text().splitlines()]
+
+
+def test_every_trial_is_run_once_and_tuning_sees_no_test_rows(finished):
+    found = lines(finished)
+    keys = [json.dumps(line["trial"]) for line in found]
+    assert len(set(keys)) == len(keys) == 2 * 2 + 2 * 6  # two candidates are tuned, six arms reported
+    for line in found:
+        assert ("test" in line) == (line["trial"]["seed"] < 100)
+
+
+def test_the_candidate_with_the_lowest_validation_ne_is_reported(finished):
+    tuned = {}
+    for line in lines(finished):
+        key = line["trial"]
+        if "MA" in key["arm"] and key["seed"] > 100:
+            tuned.setdefault(key["choice"]["sync.alpha"], []).append(line["validation"])
+    best = min(tuned, key=lambda alpha: np.mean(tuned[alpha]))
+    reported = {line["trial"]["choice"]["sync.alpha"] for line in lines(finished) if line["trial"]["choice"]} - {
+        alpha for alpha in tuned if alpha != best
+    }
+    assert reported == {best}
+    assert {len(values) for values in tuned.values()} == {2}
+
+
+@pytest.mark.parametrize(("pace", "stale"), [("S", 3), ("FR", 0)])
+def test_an_arm_is_the_lockstep_run_of_its_settings(finished, pace, stale):
+    subject = Subject("MA", 2)
+    choice = trials.best(finished, subject, trials.Ledger(finished))
+    found = trials.Ledger(finished).find(Trial(Arm(subject, pace, 3.0), choice, 2))
+    run = LockstepRun(finished.config(subject, choice), Lockstep(3, stale, 2, 2, 2, 2, steps=6))
+    run.train()
+    assert found.ne["test"] == run.score("test")["ne"]
+
+
+def test_one_trainer_sees_the_rows_of_all(finished):
+    found = trials.Ledger(finished).find(Trial(Arm(Subject("one trainer", 2)), {}, 1))
+    config = finished.config(Subject("one trainer", 2), {})
+    assert (config.topology.trainers, config.sync.algorithm) == (1, "none")
+    assert (config.schedule.decay_start_examples, config.schedule.decay_examples) == (1024, 512)
+    run = LockstepRun(config, Lockstep(1, 0, 1, 1, 1, 1, steps=12))
+    run.train()
+    assert found.ne["test"] == run.score("test")["ne"]
+
+
+def test_results_say_what_was_decided(finished):
+    text = (finished.folder / "results.md").read_text()
+    body = json.loads((finished.folder / "results.json").read_text())
+    assert body["seeds"] == [1, 2]
+    ne = {arm["arm"]: np.array(arm["ne"]) for arm in body["arms"]}
+    whole = np.mean([ne[f"S-MA-{gap}"] / ne[f"FR-MA-{gap}"] - 1 for gap in (2, 3)], axis=0)
+    np.testing.assert_allclose(body["verdicts"][0]["comparison"]["differences"], whole)
+    assert f"| all | {whole.mean():+.3%} |" in text
+    assert {path.name for path in finished.folder.glob("*.png")} == {"trend.png", "verdicts.png"}
+
+
+def test_differences_of_several_arms_are_averaged_within_a_seed(tmp_path, small_data):
+    design = a_study(tmp_path, small_data)
+    subject, values = Subject("MA", 2), iter(np.random.default_rng(0).uniform(0.7, 0.8, (6, 3)))
+    results = {arm: next(values) for arm in design.arms(subject)}
+    results |= {Arm(Subject(name, 2)): next(values) for name in ("one trainer", "no rounds")}
+    found = {each.name: each.differences for each in comparisons.of(design, results)}
+    shadow = (results[Arm(subject, "S", 2.0)] + results[Arm(subject, "S", 3.0)]) / 2
+    wanted = shadow / results[Arm(Subject("one trainer", 2))] - 1
+    np.testing.assert_allclose(found["S-MA, 2 trainers, against one trainer"], wanted)
+    assert len(found) == 1 + 1 + 2 + 4
+
+
+def test_a_torn_last_line_is_run_again_and_a_damaged_one_is_named(tmp_path, small_data):
+    design = a_study(tmp_path, small_data)
+    first, second = (Trial(Arm(Subject("one trainer", 2)), {}, seed) for seed in (1, 2))
+    ledger = trials.Ledger(design)
+    for trial in (first, second):
+        ledger.note(trial, trials.Outcome({"test": 0.7}, 1.0, ""))
+    path = design.folder / trials.TRIALS
+    path.write_bytes(path.read_bytes()[:-5])
+    ledger = trials.Ledger(design)
+    assert ledger.find(first)
+    assert not ledger.find(second)
+    path.write_text("{}\n")
+    with pytest.raises(DataError, match=r"trials.jsonl, line 1: .* remove that line"):
+        trials.Ledger(design)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("study.tuning_seeds=[2]", r"\[2\] are reported"),
+        ("study.trainers=[1]", "trainers must be at least 2"),
+        ("study.gaps=[5, 5]", "must be different"),
+        ("algorithms.MA.sync.algorithm=gossip", "lockstep knows"),
+        ("algorithms.MA.sync.alhpa=1", "alhpa"),
+        ("study.margn=1", "margn"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_runs(tmp_path, small_data, override, said):
+    with pytest.raises(SettingsError, match=said):
+        a_study(tmp_path, small_data, override)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "jobs/studies/lockstep").glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_studies_resolve(path):
+    design = load(path)
+    assert {"EASGD", "MA", "BMUF"} <= set(design.algorithms)
+    assert design.options.gaps == (5, 30)
+
+
+def test_too_few_rows_are_refused(tmp_path, small_data):
+    with pytest.raises(SettingsError, match="2 trainers take 256,000,000 rows in 1,000,000 steps"):
+        study.run_all(a_study(tmp_path, small_data, "study.steps=1_000_000"))
