@@ -21,6 +21,7 @@ from ssmpi.data.features import Features
 from ssmpi.data.reader import DataOptions
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import table
+from ssmpi.model import own
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
 from ssmpi.model.zoo import network_of
@@ -163,7 +164,8 @@ class Config:
     waiting: WaitOptions = field(default_factory=WaitOptions)
 
     def __post_init__(self) -> None:
-        network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim))  # refuses what fits no data
+        if not own.is_own(self.model.name):
+            network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim))  # refuses what fits no data
         try:
             sync.check_topology(self.sync, self.topology)
         except ValueError as error:
@@ -202,16 +204,24 @@ def inputs_of(features: Features, dim: int) -> Inputs:
 
 
 def differences(before: Config, now: Config) -> list[str]:
-    """Settings that differ, as text; the run folder and the spelling of the data path are ignored."""
+    """Settings that differ, as text; the run folder, the spelling of the data path and where the file of one's own
+    network lies are ignored.
+    """
     was, are = (config.flat() for config in (before, now))
     for values in (was, are):
         values["run.folder"], values["data.folder"] = "", str(Path(values["data.folder"]).resolve())
+        if before.model.name != now.model.name and own.is_own(values["model.name"]):
+            values["model.name"] = own.identity(values["model.name"])
     return [f"{name} was {was.get(name)!r}, now {are[name]!r}" for name in are if was.get(name) != are[name]]
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a run file with overrides; SettingsError says what is wrong with it."""
     try:
-        return settings.load(Config, path, overrides)
+        found = settings.load(Config, path, overrides)
     except settings.UnsetError as error:
         raise SettingsError(f"{error}; {SHORTEST}") from None
+    if not own.is_own(found.model.name):
+        return found
+    name = own.resolved(found.model.name, path.parent)
+    return dataclasses.replace(found, model=dataclasses.replace(found.model, name=name))

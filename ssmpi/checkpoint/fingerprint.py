@@ -6,32 +6,52 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ssmpi.checkpoint import saved_network
 from ssmpi.core.errors import SettingsError
+from ssmpi.model import own
 
 if TYPE_CHECKING:
     from ssmpi.data.schema import Manifest
+    from ssmpi.model.network import Network
 
 SAME = (
     "run.seed", "data.train_split", "data.shuffle", "evaluate.per_pass", "model.name", "model.bottom", "model.top",
     "embedding.dim", "embedding.optimizer", "dense.optimizer",
 )  # fmt: skip
+MODEL = "model."
 DATA = "data.folder (its contents)"
 
 
 def fingerprint(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
-    """Some of a run's ``settings`` by name, and a digest of its training data, as JSON has them."""
-    names = (*SAME, *(name for name in settings if name.startswith(f"model.{settings['model.name']}.")))
-    found = {name: list(value) if isinstance(value := settings[name], tuple) else value for name in names}
+    """Some of a run's ``settings`` by name, and a digest of its training data, as JSON has them. The network itself is
+    saved beside them.
+    """
+    name = settings["model.name"]
+    names = (*SAME, *(other for other in settings if other.startswith(f"model.{name}.")))
+    found = {key: list(value) if isinstance(value := settings[key], tuple) else value for key in names}
+    if own.is_own(name):  # of ``[model]`` its function is given nothing
+        found = {key: value for key, value in found.items() if not key.startswith(MODEL)}
+        found["model.name"] = own.shown(name)
     shards = [(shard.rows, shard.checksum) for shard in manifest.split(settings["data.train_split"]).shards]
     found[DATA] = hashlib.sha256(repr((manifest.cardinalities, shards)).encode()).hexdigest()[:16]
     return found
 
 
-def check_fingerprint(name: str, saved: dict[str, Any], found: dict[str, Any]) -> None:
-    """Raise SettingsError if a job with ``found`` cannot resume from the checkpoint ``name``."""
-    for key, value in saved.items():
-        if found.get(key) != value:
+def check_fingerprint(name: str, state: Mapping[str, Any], found: dict[str, Any], network: Network) -> None:
+    """Raise SettingsError if a job with ``found`` and ``network`` cannot resume from the checkpoint ``name``, by its
+    ``state``. Networks are compared by what they are; settings that differ in vain are let pass.
+    """
+    why = saved_network.difference(state, network)
+    of_model = bool(why) or saved_network.KEY not in state
+    for key, value in state["identity"].items():
+        shipped = not own.is_own(str(found.get(key, own.MARK)))  # else the operator that differs says more
+        if found.get(key) != value and (not key.startswith(MODEL) or (of_model and (shipped or not why))):
             raise SettingsError(
                 f"{key} is {found.get(key)}, checkpoint {name} was made with {value}: set it back, or start a new run"
                 " in another run.folder"
             )
+    if why:
+        raise SettingsError(
+            f"checkpoint {name} was made with another network than model.name = '{found['model.name']}' gives: {why}. "
+            "Set it back, or start a new run in another run.folder"
+        )

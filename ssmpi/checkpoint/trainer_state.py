@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ssmpi.checkpoint import files, store
+from ssmpi.checkpoint import files, saved_network, store
 from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.comm.waiting import wait
 from ssmpi.core.errors import DataError
@@ -133,6 +133,7 @@ class RunState:
     algorithm: str
     fingerprint: dict[str, Any]
     origin: DataOrigin
+    network: dict[str, Any]
     log: dict[str, float]
     evaluations: dict[str, Any]
     checked: Iterable[int]
@@ -151,6 +152,7 @@ class RunState:
             "evaluations": self.evaluations,
             "checked": sorted(self.checked),
             KEY: self.origin.state(),
+            saved_network.KEY: self.network,
             "choice": self.selection,
         }
 

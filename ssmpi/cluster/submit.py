@@ -21,8 +21,9 @@ from ssmpi.config import Config
 from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.core.packages import package_versions
-from ssmpi.core.run_files import BATCH_FILE, BATCH_LOG, RUN_FILE, SITE_FILE, VERSIONS
+from ssmpi.core.run_files import BATCH_FILE, BATCH_LOG, NETWORK, RUN_FILE, SITE_FILE, VERSIONS
 from ssmpi.core.writable import check_writable
+from ssmpi.run import run_folder
 
 FILES = (RUN_FILE, SITE_FILE, BATCH_FILE, VERSIONS)
 
@@ -93,6 +94,7 @@ def removed_on_failure(folder: Path) -> Iterator[None]:
     except Exception:
         for name in FILES:
             (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / NETWORK, ignore_errors=True)
         for path in made:
             with contextlib.suppress(OSError):  # another run's by now
                 path.rmdir()
@@ -102,7 +104,7 @@ def removed_on_failure(folder: Path) -> Iterator[None]:
 def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
     """Make the run folder: resolved settings, site file, batch file and versions."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RUN_FILE).write_text(settings.dump(config), encoding="utf-8")
+    run_folder.write_settings(folder, config)
     (folder / SITE_FILE).write_text(settings.dump(where), encoding="utf-8")
     (folder / BATCH_FILE).write_text(text, encoding="utf-8")
     versions = {"ssmpi": __version__, "python": platform.python_version(), "command": sys.argv}

@@ -24,6 +24,7 @@ EXPORTS = {"torch": "model.pt", "safetensors": "model.safetensors"}
 REPORT = "report.html"
 
 MODEL, BEST, CHECKPOINTS, ROWS, USAGE, LOGS = "model", "best", "checkpoints", "rows", "usage", "logs"  # folders
+NETWORK = "network"  # the folder of a user's own network
 CHECKPOINT, ASIDE = "checkpoint-", "set-aside-"  # folders in CHECKPOINTS
 MANIFEST_NAME = "manifest.json"
 
@@ -41,6 +42,7 @@ _IN_FOLDER = {  # a folder to the files that it holds; the first is the run fold
     rf"{BEST}/\.?after-\d+(\.(tmp|old))?/": _WEIGHTS,
     rf"{CHECKPOINTS}/({ASIDE})?{CHECKPOINT}\d+/": _WEIGHTS,
     f"{ROWS}/": r"embedding-\d+\.rows",
+    f"{NETWORK}/": r"[^/]+\.py",
     f"{USAGE}/": rf"{_RANK}\.json",
     f"{LOGS}/": rf"{_RANK}\.log",
 }  # fmt: skip

@@ -25,8 +25,9 @@ class DCNv2Options:
 class ModelOptions:
     """The ``[model]`` section; the defaults are the Kaggle sizes of facebookresearch/dlrm.
 
-    ``name`` is one of ``zoo.NETWORKS``. ``bottom`` and ``top`` list the outputs of each layer of the MLPs that networks
-    have below and above; the top one ends in 1.
+    ``name`` is one of ``zoo.NETWORKS``, or ``FILE.py:FUNCTION``, a network of one's own in a file beside the run file.
+    ``bottom`` and ``top`` list the outputs of each layer of the MLPs that shipped networks have below and above; the
+    top one ends in 1.
     ``precision`` is that of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state and rows
     are float32 in either case, and so are scores. With ``center_inputs`` the first biases begin where the layer sees
     its inputs as if their mean were 0; without, as in facebookresearch/dlrm, half of its units begin on, or off, for

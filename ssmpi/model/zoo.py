@@ -1,8 +1,11 @@
-"""The networks that ``model.name`` can name. A new one is a file beside ``dlrm`` and a line here."""
+"""The networks that ``model.name`` can name. A new one is a file beside ``dlrm`` and a line here; one of a user's own
+is a file beside the run file, see ``own``.
+"""
 
 from __future__ import annotations
 
 from ssmpi.core.errors import SettingsError
+from ssmpi.model import own
 from ssmpi.model.dcn_v2 import dcn_v2
 from ssmpi.model.dlrm import dlrm
 from ssmpi.model.network import Inputs, Network
@@ -13,6 +16,9 @@ NETWORKS = {"dlrm": dlrm, "dcn_v2": dcn_v2}
 
 def network_of(options: ModelOptions, inputs: Inputs) -> Network:
     """The network that ``[model]`` describes, over these inputs; SettingsError where they do not fit."""
+    if own.is_own(options.name):
+        return own.network_of(options.name, inputs)
     if options.name not in NETWORKS:
-        raise SettingsError(f"model.name is one of {', '.join(NETWORKS)}, got {options.name!r}")
+        known = ", ".join(NETWORKS)
+        raise SettingsError(f"model.name is one of {known}, got {options.name!r}; your own is 'FILE.py:FUNCTION'")
     return NETWORKS[options.name](options, inputs)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ssmpi.checkpoint import saved_network
 from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.checkpoint.fingerprint import fingerprint
 from ssmpi.checkpoint.trainer_state import LOG, LiveState, ModelState, RunState, TrainerState
+from ssmpi.model import graph
 from ssmpi.report.results import Results, plain
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class SavedParts:
                 algorithm=self.config.sync.algorithm,
                 fingerprint=fingerprint(self.config.flat(), self.reader.manifest),
                 origin=self._origin(),
+                network=graph.as_json(self.replica.network),
                 log=numbers,
                 evaluations=plain(self.results.evaluations),
                 checked=self.checked,
@@ -62,11 +65,15 @@ class SavedParts:
         """On the first trainer: the model with these dense weights, as it is now."""
         assert self.results
         examples = int(self.results.logbook.totals()["examples"])
-        return self._model(vector, {"examples": examples, KEY: self._origin().state()})
+        return self._model(vector, {"examples": examples, **self._about()})
 
     def _model(self, vector: np.ndarray, state: dict[str, Any]) -> ModelState:
         rows = sum(self.placement.cardinalities) * self.config.embedding.row_bytes
         return ModelState(self.replica.datasets(vector), rows + vector.nbytes, state)
+
+    def _about(self) -> dict[str, Any]:
+        """What it takes to score a model without its run."""
+        return {KEY: self._origin().state(), saved_network.KEY: graph.as_json(self.replica.network)}
 
     def _origin(self) -> DataOrigin:
         return DataOrigin.of_data(self.reader.folder, self.reader.manifest)

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class Scorer:
-    """Scores with the model saved in the folder ``model``."""
+    """Scores with the model saved in the folder ``model``, whose network is that of ``config``."""
 
     def __init__(self, config: Config, world: World, model: Path) -> None:
         self._config, self._world = config, world
         world.start_heartbeat(config.waiting)
-        origin = DataOrigin.of_model(model, config.data.folder)
-        self._tables = Tables(config, world, origin.cardinalities, Start(model))
-        self._replica = Replica(config.over(origin.features).network, config.model.precision, config.run.seed)
+        cardinalities = DataOrigin.of_model(model, config.data.folder).cardinalities
+        self._tables = Tables(config, world, cardinalities, Start(model))
+        self._replica = Replica(config.network, config.model.precision, config.run.seed)
         self._replica.vector[:] = self._replica.load(model / "dense.h5")
 
     def evaluate(self, split: str) -> dict[str, float]:

@@ -12,7 +12,6 @@ from ssmpi.checkpoint.disk_space import expect_room
 from ssmpi.checkpoint.fingerprint import check_fingerprint, fingerprint
 from ssmpi.comm.world import Job
 from ssmpi.config import Config, differences, load
-from ssmpi.core import settings
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
 from ssmpi.core.result_marker import is_finished
@@ -64,10 +63,10 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
         return check_nothing_to_do(request, config)
     found = usable_checkpoints(run, request.checkpoint)
     for path in found:
-        found_settings = fingerprint(config.flat(), reader.manifest)
-        check_fingerprint(path.name, store.read_manifest(path).state["identity"], found_settings)
+        state, found_settings = store.read_manifest(path).state, fingerprint(config.flat(), reader.manifest)
+        check_fingerprint(path.name, state, found_settings, config.network)
     disk.remove_file(run / RESULT_NAME)  # the run has not ended any more
-    write_settings(run, config)
+    run_folder.write_settings(run, config)
     return ResumePlan(config, tuple(found), again=again)
 
 
@@ -152,10 +151,3 @@ def manifest_error(path: Path) -> str:
     except DataError as error:
         return str(error)
     return ""
-
-
-def write_settings(run: Path, config: Config) -> None:
-    """Replace the run folder's settings: a resumed job may have another number of ranks."""
-    beside = run / f".{RUN_FILE}.tmp"
-    disk.write(beside, settings.dump(config).encode())
-    disk.rename(beside, run / RUN_FILE)

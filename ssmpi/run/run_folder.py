@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import platform
@@ -12,16 +13,17 @@ from pathlib import Path
 from typing import IO
 
 from ssmpi import __version__
+from ssmpi.checkpoint import disk
 from ssmpi.comm.world import versions as mpi_versions
 from ssmpi.config import NO_SPLIT, Config, EvaluateOptions
 from ssmpi.core import git_commit, run_files, settings
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
 from ssmpi.core.packages import package_versions
-from ssmpi.core.run_files import LOCK_NAME, RUN_FILE, VERSIONS
+from ssmpi.core.run_files import LOCK_NAME, NETWORK, RUN_FILE, VERSIONS
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
-from ssmpi.model import processor
+from ssmpi.model import own, processor
 from ssmpi.report.results import now
 from ssmpi.run import lockfile
 
@@ -136,6 +138,7 @@ def shown(found: list[str]) -> str:
 
 def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = None) -> None:
     """Make the run folder with ``run.toml`` and ``versions.json`` in it; ``run_file`` is the run file in use."""
+    text = own.text_of(config.model.name)  # before anything is removed: it may lie here
     for path in check_overwrite(folder, overwrite, run_file):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -147,4 +150,25 @@ def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = 
     versions |= package_versions() | mpi_versions()
     versions |= {"host": socket.gethostname(), "processor": processor.name(), "started": now()}
     (folder / VERSIONS).write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
-    (folder / RUN_FILE).write_text(settings.dump(config), encoding="utf-8")
+    write_settings(folder, config, text)
+
+
+def write_settings(folder: Path, config: Config, text: bytes | None = None) -> None:
+    """Replace the run folder's settings: a resumed job may have another number of ranks. Beside them lies a copy of the
+    file of one's own network (``text``, if it has been read), so that nobody needs the original.
+    """
+    if own.is_own(config.model.name):
+        file, function = own.parts(config.model.name)
+        text = text or own.text_of(config.model.name)
+        assert text is not None
+        (folder / NETWORK).mkdir(exist_ok=True)
+        _replace(folder / NETWORK / file.name, text)
+        model = dataclasses.replace(config.model, name=f"{NETWORK}/{file.name}:{function}")
+        config = dataclasses.replace(config, model=model)
+    _replace(folder / RUN_FILE, settings.dump(config).encode())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}.tmp")
+    disk.write(beside, content)
+    disk.rename(beside, path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.checkpoint import files, model_files
+from ssmpi.checkpoint import files, model_files, saved_network
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.config import Config, load
 from ssmpi.core import atomic_file, run_files
@@ -33,7 +33,7 @@ def export(run: Path, kind: str, file: Path | None) -> int:
     atomic_file.check_replaceable(target, re.compile(rb"PK\x03\x04|.{8}\{", re.DOTALL))  # torch, safetensors
     with atomic_file.whole(target) as beside:
         model_files.check_alone(folder)
-        arrays = state_dict(load(run / RUN_FILE), folder)
+        arrays = state_dict(saved_network.of_model(load(run / RUN_FILE), folder), folder)
         FORMATS[kind](arrays, beside)
     print(f"{len(arrays)} tensors, {target.stat().st_size / 1e6:,.1f} MB in {target}, from {folder}")
     return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.checkpoint import model_files
+from ssmpi.checkpoint import model_files, saved_network
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.start import Start
 from ssmpi.comm.failure import say
@@ -69,7 +69,8 @@ def open_run(run: Path, ranks: int, data: Path | None = None) -> SavedModel:
             f"or with mpirun -n {topology.size}"
         )
     config = dataclasses.replace(config, topology=topology, sync=dataclasses.replace(config.sync, algorithm="none"))
-    return SavedModel(model, config, DataOrigin.of_model(model, str(data or config.data.folder)))
+    setting = str(data or config.data.folder)
+    return SavedModel(model, saved_network.of_model(config, model, setting), DataOrigin.of_model(model, setting))
 
 
 def evaluate(run: Path, split: str, data: Path | None) -> int:
@@ -118,7 +119,8 @@ def open_split(saved: SavedModel, split: str, data: Path | None) -> SavedModel:
         raise DataError(f"{folder}: this data has no labels to compare with; use 'ssmpi predict'")
     reader.check()
     options = dataclasses.replace(saved.config.data, folder=str(folder))
-    return dataclasses.replace(saved, config=dataclasses.replace(saved.config, data=options))
+    config = dataclasses.replace(saved.config, data=options).with_network(saved.config.network)
+    return dataclasses.replace(saved, config=config)
 
 
 def open_input(run: Path, ranks: int, source: ScoringInput, file: Path) -> tuple[SavedModel, ScoringInput]:

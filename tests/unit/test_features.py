@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from datasets import FEW, FEW_CARDINALITIES, make_dataset
-from ranks import ssmpi
-from runs import Run, train_over_threads, write_run_file
+from runs import train_over_threads, write_run_file
 
 from data_prep.check.baseline import baseline
 from data_prep.check.verify import _bad_values
@@ -15,7 +14,6 @@ from data_prep.shards.provenance import manifest_checksum
 from ssmpi.checkpoint import model_files
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.core.errors import DataError, SettingsError
-from ssmpi.core.settings import dump
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import Manifest, read_manifest, write_manifest
@@ -123,14 +121,6 @@ def test_a_model_is_not_scored_on_other_features(trained, few, tmp_path):
     other = replace(read_manifest(few), features=Features(("age",), FEW.sparse))
     with pytest.raises(DataError, match=r"other features \(1 dense, age; 5 sparse, user, item, shop, ...\) than"):
         origin.check(tmp_path, other)
-
-
-def test_real_ranks_train_on_them(few, tmp_path):
-    """Own processes, which get the network with the settings."""
-    config = write_run_file(tmp_path, few, "topology.trainers=2", "topology.embedding_ps=1", "sync.algorithm=ma")
-    (tmp_path / "run.toml").write_text(dump(config))
-    ssmpi("train", tmp_path / "run.toml", ranks=3).check()
-    assert Run(tmp_path / "run").quality("test")["ne"] < 1.0
 
 
 def test_without_dense_features_networks_that_read_them_are_refused(tmp_path):

@@ -1,0 +1,43 @@
+"""The network of a saved model: scoring and exporting rebuild it from what was saved, and run none of a user's code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssmpi.checkpoint import model_files, store
+from ssmpi.checkpoint.data_origin import DataOrigin
+from ssmpi.core.errors import DataError
+from ssmpi.model import graph
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ssmpi.config import Config
+    from ssmpi.model.network import Network
+
+KEY = "network"  # in the state of a model's or checkpoint's manifest
+
+
+def of_model(config: Config, model: Path, data: str | None = None) -> Config:
+    """``config`` with the network that was saved in ``model``; where an older version saved it without, the one that
+    ``config`` names, over the features of its data (``data``, if not ``data.folder``).
+    """
+    saved = store.read_manifest(model).state.get(KEY)
+    if saved is None:
+        return config.over(DataOrigin.of_model(model, data or config.data.folder).features)
+    try:
+        return config.with_network(graph.from_json(saved))
+    except DataError as error:
+        raise DataError(
+            f"{model / store.MANIFEST_NAME}: {error}. Read it with the version of ssmpi that saved it, or: "
+            f"{model_files.remedy(model)}"
+        ) from error
+
+
+def difference(state: Mapping[str, Any], network: Network) -> str:
+    """In what ``network`` is not that of a checkpoint, by its ``state``, in words; empty if it is, or an older version
+    saved it without.
+    """
+    saved = state.get(KEY)
+    return graph.difference(saved, graph.as_json(network)) if saved else ""

@@ -1,0 +1,319 @@
+"""A network of a user's own: named in a run file, checked before ranks work, saved as a table that needs no code."""
+
+import ast
+import contextlib
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import FEW, FEW_CARDINALITIES, make_dataset
+from ranks import ssmpi
+from runs import Run, train_over_threads, write_run_file
+
+from ssmpi.checkpoint.store import Store
+from ssmpi.cli import main
+from ssmpi.config import differences, load
+from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.model import graph
+from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
+from ssmpi.model.options import ModelOptions
+from ssmpi.model.zoo import NETWORKS, network_of
+from ssmpi.run import resume
+from ssmpi.run.request import RunRequest
+from ssmpi.tools import plan, score
+from ssmpi.tools.export import export
+
+OWN = """
+from ssmpi.model.network import DENSE, ROWS, Concat, Network, cross, mlp
+
+def network(inputs):
+    start = Concat("start", (DENSE, ROWS))
+    crossed = cross("cross", "start", inputs.dense + inputs.tables * inputs.dim, layers=2, rank=4)
+    deep = mlp("deep", "start", [WIDTH, 8])
+    both = Concat("both", (crossed[-1].name, deep[-1].name))
+    return Network((start, *crossed, *deep, both, *mlp("top", "both", [16, 1], last="none")), inputs)
+"""
+
+
+def write_own(folder, text=OWN, width=32):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "net.py").write_text(text.replace("WIDTH", str(width)))
+    return folder
+
+
+def command(*words):
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return ended.value.code
+
+
+NAMED = "model.name=net.py:network"
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("few"), 6_000, cardinalities=FEW_CARDINALITIES, features=FEW)
+
+
+@pytest.fixture(scope="module")
+def real(few, tmp_path_factory):
+    """Real ranks, in another folder than the run file's. Then the file is gone."""
+    base = write_own(tmp_path_factory.mktemp("own"))
+    sections = {
+        "data": f'folder = "{few}"\npasses = 3',
+        "model": 'name = "net.py:network"',
+        "embedding": "dim = 8",
+        "sync": 'algorithm = "ma"',
+        "topology": "trainers = 2\nembedding_ps = 1",
+        "run": f'folder = "{base / "run"}"\ntensorboard = false',
+    }
+    (base / "run.toml").write_text("".join(f"[{name}]\n{text}\n" for name, text in sections.items()))
+    ssmpi("train", base / "run.toml", ranks=3).check()
+    (base / "net.py").unlink()
+    return Run(base / "run")
+
+
+def spoil(run):
+    """From here on the user's code is an error."""
+    (run.folder / "network/net.py").write_text("raise RuntimeError('user code was run')")
+
+
+def test_real_ranks_train_it(real):
+    assert real.result["status"] == "complete"
+    assert real.quality("test")["ne"] < 1.0
+    assert real.dense()["cross.0.v.weight"].shape == (4, 43)
+    assert 'name = "network/net.py:network"' in (real.folder / "run.toml").read_text()
+
+
+def test_scoring_exporting_and_inspecting_run_no_code_of_the_users(real, few, tmp_path, alone, capsys, monkeypatch):
+    run = Run(Path(shutil.copytree(real.folder, tmp_path / "moved")))
+    spoil(run)
+    monkeypatch.chdir(tmp_path)
+    assert score.evaluate(run.folder, "test", None) == 0
+    assert f"NE {run.quality('test')['ne']:.5f}" in capsys.readouterr().out
+    assert score.predict(run.folder, score.ScoringInput(few, "test", None), tmp_path / "scores") == 0
+    assert len(np.loadtxt(tmp_path / "scores")) == 600
+    assert export(run.folder, "safetensors", None) == 0
+    assert command("inspect", run.folder) == 0
+    shutil.rmtree(run.folder / "network")
+    assert score.evaluate(run.folder, "test", None) == 0
+
+
+def test_a_finished_run_is_known_again(real, tmp_path):
+    """With the same file at another place, and as long as that is the same."""
+    write_own(tmp_path)
+    saved, again = load(real.folder / "run.toml"), (real.folder / "run.toml").read_text()
+    (tmp_path / "run.toml").write_text(again.replace("network/net.py", "net.py"))
+    assert differences(saved, load(tmp_path / "run.toml")) == []
+    write_own(tmp_path, width=33)
+    (found,) = differences(saved, load(tmp_path / "run.toml"))
+    assert found.startswith("model.name was 'net.py:network (SHA-256 ")
+
+
+def test_the_plan_prints_it_in_words(few, tmp_path, capsys):
+    write_own(tmp_path)
+    text = plan.describe(write_run_file(tmp_path, few, NAMED))
+    assert f"network: {tmp_path}/net.py:network, " in text
+    assert "deep.0 (32) = Linear + relu of start (43): 1,408 parameters, 1,376 products" in text
+    assert "cross.1 (43) = Gate of start (43), cross.1.w (43), cross.0 (43)" in text
+
+
+# What can be wrong with it
+
+
+WRONG = [
+    ("nett.py:network", OWN, "nett.py:network': no such file; a relative path begins in the folder of the run file"),
+    ("net.py:netwrok", OWN, r"net.py: 'netwrok', which model.name names, is not in it; did you mean 'network'\?"),
+    ("net.py:other", OWN, "'other', which model.name names, is not in it; it has cross, mlp, network; README.md"),
+    ("net.py:network", "network = 3", "net.py: 'network', which model.name names, is no function; it has none"),
+    ("net.py:network", "def network(inputs):\n    1 / 0", "net.py, line 2: ZeroDivisionError: division by zero; 'n"),
+    ("net.py:network", "\nimport nowhere", "net.py, line 2: ModuleNotFoundError: No module named 'nowhere'"),
+    ("net.py:network", "def network(inputs)\n", "net.py, line 1: expected ':'; 'python .*net.py' shows the place"),
+    ("net.py:network", "def network():\n    pass", r"net.py: TypeError: network\(\) takes 0 .* is called with Inputs"),
+    ("net.py:network", "raise SystemExit(0)", "net.py, line 1: SystemExit: 0"),
+    ("net.py:network", "def network(inputs):\n    return [inputs]", r"gave \[Inputs.*\(list\), not a Network: let it"),
+    ("net.py:network", OWN.replace("WIDTH", "0"), "line 9: 'network': .*operator 'deep.0' .*at least 1, got 0"),
+    ("net.py:network", OWN.replace("[16, 1]", "[16, 2]"), "ends in 'top.2' of width 2, not in a logit of width 1"),
+    (
+        "net.py:network",
+        "from ssmpi.model.network import *\ndef network(inputs):\n"
+        "    return Network((Linear('a', ('rows',), 1),), Inputs(1, 2, 3))",
+        r"gave a network over Inputs\(dense=1, .*\), but the data has Inputs\(dense=3, tables=5, dim=8\): give Network",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "words"), WRONG)
+def test_what_is_wrong_with_it_is_said_before_ranks_work(few, tmp_path, capsys, name, text, words):
+    """With the file, the place, what was found and a remedy; exit code 2, and nothing left."""
+    write_own(tmp_path, text)
+    (tmp_path / "run.toml").write_text(f"[data]\nfolder = '{few}'\n[embedding]\ndim = 8\n")
+    settings = (f"model.name={name}", f"run.folder={tmp_path / 'run'}")
+    request = RunRequest(tmp_path / "run.toml", settings)
+    with pytest.raises(SettingsError, match=words):
+        resume.prepare(request, request.load().topology.size, contextlib.ExitStack())
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "__pycache__").exists()
+    assert command("plan", tmp_path / "run.toml", *settings) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_name_that_is_no_network_is_told_how_to_name_ones_own(tmp_path):
+    with pytest.raises(SettingsError, match=r"got 'net\.py'; your own is 'FILE\.py:FUNCTION'"):
+        write_run_file(tmp_path, tmp_path, "model.name=net.py")
+
+
+# The table
+
+
+EXAMPLES = {"str": "a", "int": 3, "bool": True, "float": 0.5, "tuple[str, ...]": ("a", "b"), "tuple[int, ...]": (3, 4)}
+
+
+def classes():
+    """Names of all operators that are written down, whoever imports them."""
+    bases, found = {"Operator"}, set()
+    trees = [ast.parse(path.read_text()) for path in Path(graph.__file__).parent.glob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    while more := {n.name for n in nodes if bases & {ast.unparse(base) for base in n.bases}} - found:
+        found |= more
+        bases |= more
+    return found
+
+
+def test_every_operator_is_known_and_comes_back_from_json():
+    """Also those that are added later: their fields say it all."""
+    kinds = {kind.__name__: kind for kind in graph.kinds()}
+    assert kinds.keys() == classes() >= {"Linear", "DotInteraction", "Concat", "Gate"}
+    for kind in kinds.values():
+        operator = kind(**{field.name: EXAMPLES[str(field.type)] for field in dataclasses.fields(kind)})
+        assert graph.operator_of(json.loads(json.dumps(graph.saved(operator)))) == operator
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_shipped_network_comes_back_from_json(name):
+    network = network_of(ModelOptions(name=name, bottom=(24, 4), top=(16, 1)), Inputs(5, 3, 4))
+    again = graph.from_json(json.loads(json.dumps(graph.as_json(network))))
+    assert again == network
+    assert [type(operator) for operator in again.operators] == [type(operator) for operator in network.operators]
+    assert again.describe() == network.describe()
+    assert {field.name for field in dataclasses.fields(Network)} == {"operators", "inputs"}  # nothing else to save
+
+
+def table(width=32, **changes):
+    deep = mlp("deep", "start", [width, 1], last="none")
+    return graph.as_json(Network((Concat("start", (DENSE, ROWS)), *deep), Inputs(3, 5, 8))) | changes
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (table(version=2), "its network is saved as version 2, this program reads 1"),
+        (table(operators=[{"kind": "Cube", "name": "a", "inputs": ["rows"]}]), "'a' is of the kind 'Cube', which this"),
+        (table(operators=[{"kind": "Concat", "name": "a", "inputs": [], "axis": 1}]), r"'a' \(Concat\): unknown key"),
+        (table(inputs={"dense": 3}), "cannot be read: 'tables' is required"),
+        (table(inputs={"dense": 4, "tables": 5, "dim": 8}), "operator 'start' is saved 43 wide, and here 44"),
+        (table(operators=3), "its values are not of the expected kinds"),
+        (table(operators=[]), "network: ends in 'dense'"),
+        ({}, "it has no 'version'"),
+    ],
+)  # fmt: skip
+def test_a_table_that_makes_no_sense_is_refused(body, words):
+    with pytest.raises(DataError, match=words):
+        graph.from_json(body)
+
+
+def test_two_networks_differ_in_words():
+    assert graph.difference(table(), table()) == ""
+    words = "its operator 'deep.0' is Linear (outputs 32, width 32), not Linear (outputs 16, width 16)"
+    assert graph.difference(table(16), table(32)) == words
+    longer, shorter = table(), table()
+    shorter["operators"] = shorter["operators"][:2]
+    assert graph.difference(shorter, longer) == "it has an operator 'deep.2' (Linear)"
+    assert graph.difference(longer, shorter) == "it lacks an operator 'deep.2' (Linear)"
+    other = table(inputs={"dense": 4, "tables": 5, "dim": 8})
+    assert graph.difference(table(), other).startswith("it is over dense 4, tables 5, dim 8, not dense 3")
+
+
+# Resuming
+
+
+def interrupted(folder, data, *settings):
+    """A run with a checkpoint, as if killed after it."""
+    run = train_over_threads(folder, data, "checkpoint.every_examples=2000", "topology.embedding_ps=0", *settings)
+    (run.folder / "result.json").unlink()
+    shutil.rmtree(run.folder / "model")
+    return run
+
+
+def prepare(run, *settings, file=None):
+    request = RunRequest(file, settings, run=run.folder)
+    with contextlib.ExitStack() as held:
+        return resume.prepare(request, request.load().topology.size, held)
+
+
+def test_it_is_resumed_from_the_run_folder_and_not_with_another_network(few, tmp_path):
+    write_own(tmp_path)
+    run = interrupted(tmp_path, few, NAMED)
+    (tmp_path / "net.py").unlink()
+    start = prepare(run)
+    assert start.checkpoints
+    assert start.config.network.widths["deep.0"] == 32
+    spoiled = run.folder / "network/net.py"
+    spoiled.write_text("# told in other words\n" + spoiled.read_text())
+    assert prepare(run).checkpoints  # it is the network that counts
+    write_own(run.folder / "network", width=48)
+    words = (
+        r"checkpoint-00000\d was made with another network than model.name = 'net.py:network' gives: "
+        r"its operator 'deep.0' is Linear \(outputs 48, width 48\), not Linear \(outputs 32, width 32\)\. Set it back"
+    )
+    with pytest.raises(SettingsError, match=words):
+        prepare(run)
+    with pytest.raises(SettingsError, match=r"model.name is dlrm, checkpoint .* was made with net.py:network: set it"):
+        prepare(run, "model.name=dlrm")
+
+
+def test_another_file_of_the_same_network_may_take_over(few, tmp_path):
+    """A run file beside it, from now on."""
+    write_own(tmp_path)
+    run = interrupted(tmp_path, few, NAMED)
+    moved = write_own(tmp_path / "elsewhere", "# mended\n" + OWN)
+    shutil.copy(tmp_path / "given.toml", moved / "run.toml")
+    text = (run.folder / "run.toml").read_text().replace("network/net.py", "net.py")
+    (moved / "run.toml").write_text(text)
+    assert prepare(run, file=moved / "run.toml").checkpoints
+    assert (run.folder / "network/net.py").read_text().startswith("# mended")
+
+
+def test_checkpoints_of_older_versions_go_by_name(few, tmp_path, alone):
+    """They say nothing of their network."""
+    run = interrupted(tmp_path, few)
+    newest = Store(run.folder).committed()[-1]
+    body = json.loads((newest / "manifest.json").read_text())
+    assert graph.from_json(body["state"].pop("network")) == load(run.folder / "run.toml").network
+    (newest / "manifest.json").write_text(json.dumps(body))
+    assert prepare(run).checkpoints
+    assert score.evaluate(run.folder, "test", None) == 0
+    with pytest.raises(SettingsError, match=r"model.bottom is \[16, 8\], checkpoint .* was made with \[32, 8\]"):
+        prepare(run, "model.bottom=[16,8]")
+    with pytest.raises(SettingsError, match=r"model.name is dcn_v2, checkpoint .* was made with dlrm"):
+        prepare(run, "model.name=dcn_v2")
+
+
+def test_a_shipped_networks_setting_is_named(few, tmp_path):
+    run = interrupted(tmp_path, few)
+    with pytest.raises(SettingsError, match=r"model.bottom is \[16, 8\], checkpoint .* was made with \[32, 8\]"):
+        prepare(run, "model.bottom=[16,8]")
+
+
+def test_a_damaged_table_is_told(few, tmp_path, alone):
+    run = interrupted(tmp_path, few)
+    newest = Store(run.folder).committed()[-1]
+    body = json.loads((newest / "manifest.json").read_text())
+    body["state"]["network"]["operators"][0]["kind"] = "Liner"
+    (newest / "manifest.json").write_text(json.dumps(body))
+    words = f"{newest.name}/manifest.json: operator 'bottom.0' is of the kind 'Liner', which this version .*--resume"
+    with pytest.raises(DataError, match=words):
+        score.evaluate(run.folder, "test", None)
