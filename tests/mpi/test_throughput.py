@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+from pathlib import Path
 
 import pytest
 from ranks import ssmpi, with_plots
@@ -39,6 +41,8 @@ def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_
     assert math.isclose(sum(stages["embedding_ps"].values()), 1.0)
     for turns in report["sections"]["bare"].values():
         assert turns["ratio"] > 0
+    assert all(turns["ratio"] > 0 for turns in report["sections"]["recovery"]["speed"].values())
+    assert not list(Path("/dev/shm").glob(f"ssmpi-{os.geteuid()}-bench-*"))
     (frontier,) = report["sections"]["shadow"].values()
     as_shipped, hot = frontier["points"]
     assert (as_shipped["cpu_share"], hot["cpu_share"]) == (0, 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ssmpi.bench.harness import gil
 from ssmpi.bench.harness.windows import Timing, median
-from ssmpi.bench.throughput import frontier, microbench
+from ssmpi.bench.throughput import frontier, microbench, recovery_cost
 from ssmpi.bench.throughput.alternation import Harness, Ratio, in_turns
 from ssmpi.bench.throughput.contenders import SSMPI, Contender
 from ssmpi.bench.throughput.local_contenders import in_fresh_process
@@ -153,5 +153,6 @@ SECTIONS: dict[str, Callable[[Harness], Mapping[str, object]]] = {
     "reader": reader_rate,
     "gil": gil_share,
     "memory": memory,
+    "recovery": recovery_cost.measure,
 }
 NOT_SHORT = ("threads", "memory")  # the first works as "bare" does, the second needs a minute for itself
