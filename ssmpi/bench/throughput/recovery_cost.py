@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
-from ssmpi.bench.harness.recovery_probes import FORGOTTEN, IN_TURNS, KEPT
 from ssmpi.bench.harness.results import JobResult
 from ssmpi.bench.throughput.alternation import Harness, Ratio, on_over_off
 from ssmpi.bench.throughput.contenders import SSMPI, Contender
+
+IN_TURNS, KEPT, FORGOTTEN = "recovery", "kept", "forgotten"  # of ``harness.recovery_probes``
 
 
 class RecoveryCost(TypedDict):
@@ -19,24 +20,23 @@ class RecoveryCost(TypedDict):
 
     speed: Mapping[str, Ratio]
     per_cpu_second: Mapping[str, Ratio]
-    kept: NotRequired[float]
-    forgotten: NotRequired[float]
+    kept: float
+    forgotten: float
 
 
 def measure(harness: Harness) -> RecoveryCost:
     """One trainer with a thread for each core, smallest and largest batch."""
-    sizes = {min(harness.batches)} if harness.short else {min(harness.batches), max(harness.batches)}
-    contenders = [Contender(SSMPI, size, harness.cores) for size in sorted(sizes)]
+    sizes = sorted({min(harness.batches), max(harness.batches)})
+    contenders = [Contender(SSMPI, size, harness.cores) for size in sizes]
     jobs = {contender.name: harness.alternating_job(contender, IN_TURNS) for contender in contenders}
-    found: RecoveryCost = {
+    once = replace(harness.timing, windows=1)
+    kept, forgotten = (harness.job(contenders[-1], probe, once)["rss"]["whole job"] for probe in (KEPT, FORGOTTEN))
+    return {
         "speed": {name: on_over_off(job) for name, job in jobs.items()},
         "per_cpu_second": {name: on_over_off(per_cpu_second(job)) for name, job in jobs.items()},
+        "kept": kept[-1],
+        "forgotten": forgotten[-1],
     }
-    if not harness.short:
-        once = replace(harness.timing, windows=1)
-        kept, forgotten = (harness.job(contenders[-1], probe, once)["rss"]["whole job"] for probe in (KEPT, FORGOTTEN))
-        found |= {"kept": kept[-1], "forgotten": forgotten[-1]}
-    return found
 
 
 def per_cpu_second(job: JobResult) -> JobResult:

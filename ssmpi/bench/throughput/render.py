@@ -184,9 +184,8 @@ def recovery(found: Mapping[str, Any]) -> str:
         in_turns("examples per second with recovery.mode = auto over off", found["speed"]),
         in_turns("the same per CPU second of the worker threads", found["per_cpu_second"]),
     ]
-    if "kept" in found:
-        kept, forgotten = mega((found["kept"], found["forgotten"]))
-        lines.append(f"  memory of a whole job: {kept} / {forgotten} MB = {found['kept'] / found['forgotten']:.3f}")
+    kept, forgotten = mega((found["kept"], found["forgotten"]))
+    lines.append(f"  memory of a whole job: {kept} / {forgotten} MB = {found['kept'] / found['forgotten']:.3f}")
     return "\n".join(lines)
 
 

@@ -155,4 +155,4 @@ SECTIONS: dict[str, Callable[[Harness], Mapping[str, object]]] = {
     "memory": memory,
     "recovery": recovery_cost.measure,
 }
-NOT_SHORT = ("threads", "memory")  # the first works as "bare" does, the second needs a minute for itself
+NOT_SHORT = ("threads", "memory", "recovery")  # the first works as "bare" does, the others need a minute each

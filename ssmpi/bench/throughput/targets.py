@@ -144,9 +144,8 @@ def of_parts(sections: Mapping[str, Any], cores: int) -> list[Target]:
             for what, key in (("", "speed"), ("per CPU second, ", "per_cpu_second"))
             for name, turns in cost[key].items()
         ]
-        if "kept" in cost:
-            ratio = cost["kept"] / cost["forgotten"]
-            found.append(Target("memory of a job, recovery auto / off", ratio, 1.02, at_most=True))
+        ratio = cost["kept"] / cost["forgotten"]
+        found.append(Target("memory of a job, recovery auto / off", ratio, 1.02, at_most=True))
     if memory := sections.get("memory"):
         note = f"over {memory['seconds']:.0f} s only"
         found += [
