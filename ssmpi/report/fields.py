@@ -41,6 +41,10 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
         }.items()
     },
     "rows_in_place": ((TRAIN,), "rows read or updated in memory of this host in this window, which travel nowhere"),
+    "density": (
+        (TRAIN,),
+        "share of the entries that pushes have sent in this window, where `sync.codec` is not `dense`",
+    ),
     "split": ((EVALUATION,), "what was scored"),
     "weights": ((EVALUATION,), "`model`: the common model; `replica 0`: the first trainer's own (`evaluate.replica`)"),
     "rows": ((EVALUATION,), "rows scored"),

@@ -59,7 +59,7 @@ class Trainer:
         local = sync.LocalTrainer(
             self.progress.iterations, self.progress.factor, self.optimizer, self.replica.thread_model,
             sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.embedding.dim),
-            sync.ReplicaMemory(world.host, self.replica.memory), memory,
+            sync.ReplicaMemory(world.host, self.replica.memory, self.replica.network.borders), memory,
         )  # fmt: skip
         self.synchronizers, self.pace = assembly.synchronization(config, world, self.replica, local, saved)
         trained = assembly.trained_rows(config, world.index, self._reader, saved, self.progress, memory)

@@ -65,6 +65,7 @@ class Synchronizer(ABC):
     partner: ClassVar[str] = "all trainers"  # whom a round is with: these, SYNC_PS, another trainer or nobody
     each_thread = False  # worker threads may run rounds of their own, through one synchronizer each
     in_groups = False  # one trainer may run the rounds of all trainers of its host
+    no_codec: ClassVar[str] = "exchanges weights, and a codec leaves out most of what it is given"  # empty: takes one
     in_the_step = False  # belongs into the optimizer's step, so that no rounds are left for a pace
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:

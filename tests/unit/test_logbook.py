@@ -94,7 +94,8 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
 
     monkeypatch.setattr(disk, "write", full_at_first)
     often = ("checkpoint.every_examples=600", "checkpoint.background=false", "data.passes=2")
-    run = train_over_threads(tmp_path, small_data, *SETTINGS[1:], *EASGD, *often, "evaluate.replica=true")
+    sparse = ("sync.algorithm=async_ps", "sync.codec=threshold:0.9")
+    run = train_over_threads(tmp_path, small_data, *SETTINGS[1:], *EASGD, *sparse, *often, "evaluate.replica=true")
     found = {}
     for line in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines()):
         found.setdefault(line["kind"], set()).update(line)
