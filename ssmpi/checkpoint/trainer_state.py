@@ -137,6 +137,7 @@ class RunState:
     evaluations: dict[str, Any]
     checked: Iterable[int]
     selection: dict[str, Any]
+    ledger: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
         """As the manifest has it."""
@@ -152,6 +153,7 @@ class RunState:
             "checked": sorted(self.checked),
             KEY: self.origin.state(),
             "choice": self.selection,
+            "ledger": self.ledger,
         }
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.metrics import Quality
 from ssmpi.data.trained_rows import Deal, TrainedRows, latest
+from ssmpi.recovery.ledger import LEDGER
 from ssmpi.report import recoveries
 from ssmpi.roles.progress import Progress
 from ssmpi.sync.warmup import OVER
@@ -137,9 +138,15 @@ class RunNote:
         """All ranks have their parts, and training goes on after ``examples`` of all trainers: from now on it may go on
         from this memory. If it does so after a kill already, add that to the record.
         """
+        results = self._results
+        if results:  # the first trainer's memory is whole only with it
+            self._memory.note(LEDGER, results.ledger)
         self._memory.ready()
-        if self._results:
-            recoveries.complete(self._results.folder, {"examples": examples, "batches_repeated": self._repeated})
+        if results:
+            found = {"examples": examples, "batches_repeated": self._repeated, **results.news, "pls": results.pls}
+            if recovery := recoveries.complete(results.folder, found):
+                results.logbook.recovered(recovery)
+                self._write()  # or a kill within a second takes that line back
 
     def evaluated(self, part: int) -> None:
         """A part of the run is over, its evaluation included: write that at once."""
