@@ -70,8 +70,6 @@ def _refusal(lost: Sequence[int], topology: Topology, options: RecoverySettings,
     roles = [topology.role_of(rank) for rank in lost]
     if (Role.TRAINER, 0) in roles:
         return "and the first trainer's is needed to go on"
-    if any(role is not Role.EMBEDDING_PS for role, _ in roles):
-        return "and that of a trainer or sync PS is not made anew by itself"
     if options.mode == FULL:
         return "and recovery.mode = 'full'"
     servers = sum(role is Role.EMBEDDING_PS for role, _ in roles)

@@ -69,5 +69,20 @@ def complete(run: Path, more: dict[str, Any]) -> dict[str, Any]:
     return amend(run, {**more, "seconds": {"restore": round(restore, 3)}})
 
 
+def describe(record: dict[str, Any]) -> str:
+    """What a partial recovery has cost, in a sentence."""
+    parts = [
+        f"{record['rows_reloaded']:,} embedding rows reloaded ("
+        + ", ".join(f"{who} from {source}" for who, source in record["sources"].items())
+        + f"), which miss {record['samples_lost']:,} samples"
+    ] * bool(record["rows_reloaded"])
+    if record["rows_dealt_again"]:
+        parts.append(f"up to {record['rows_dealt_again']:,} rows of the data are trained on again")
+    if record["accounts_lost"]:
+        parts.append(f"gradients of {record['accounts_lost']} threads that were not pushed are lost")
+    cost = "; ".join(parts) or "nothing but what follows from the ranks that live"
+    return f"going on after {record['examples']:,} examples: {cost}. PLS is {record['pls']:.3g} so far"
+
+
 def _write(run: Path, found: dict[str, Any]) -> None:
     atomic_file.write(run / RECOVERIES, json.dumps(found, indent=1) + "\n")

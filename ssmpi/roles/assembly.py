@@ -74,7 +74,7 @@ def dense_model(config: Config, reader: SplitReader, start: Start) -> tuple[Repl
 def saved_state(config: Config, world: World, start: Start) -> Saved | None:
     """What a trainer goes on with; None at the beginning of a run."""
     if start.warm:
-        return KeptState.gather(config, world, start.memory)
+        return KeptState.gather(config, world, start.memory, start.repair)
     return Checkpoint.at(start.checkpoint) if start.checkpoint else None
 
 
@@ -130,7 +130,8 @@ def trained_rows(
     counts what earlier jobs have done.
     """
     position = saved.deal(config.topology, config.data.batch_size).position if saved else Position(0)
-    made = TrainedRows(memory, config.topology.threads, most_pieces(cursor_options(config), reader, position))
+    most = most_pieces(cursor_options(config), reader, position)
+    made = TrainedRows(memory, config.topology.threads, most, dealer=trainer == 0)
     if not memory.kept:
         made.rows[:] = progress.scored
         if saved and trainer == 0:
@@ -157,6 +158,12 @@ def results(config: Config, folder: Path, rows: int, saved: Saved | None, start:
         assert saved
         taken = {index: loaded.samples for index, loaded in start.repair.loaded.items()}
         ledger = before.reloaded(start.repair.ranks, taken, saved.state["examples"])
-        made.news = {"samples_lost": ledger.samples_lost - before.samples_lost}
+        made.news = {
+            "samples_lost": ledger.samples_lost - before.samples_lost,
+            "rows_dealt_again": saved.state["dealt_again"][1],
+            "accounts_lost": len(start.repair.trainers)
+            * config.topology.threads
+            * (config.sync.algorithm == "async_ps"),
+        }
     made.ledger, made.pls = ledger.state(), ledger.pls(expected)
     return made

@@ -14,7 +14,7 @@ others on average, which is the staleness of its gradients.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -111,6 +111,14 @@ class AsyncPS(Centered):
         if self.state():
             for fragment, part in enumerate(self.fragments):
                 self.ask(STATE, fragment, self.shards_of(saved["center"][part], fragment))
+
+    def remember(self, servers: Collection[int], saved: Mapping[str, np.ndarray]) -> None:
+        """As the base class; the other sync PSs keep theirs."""
+        if "center" not in saved:
+            return
+        for fragment, part in enumerate(self.fragments):
+            shards = self.shards_of(saved["center"][part], fragment)
+            self.ask(STATE, fragment, [shard if i in servers else shard[:0] for i, shard in enumerate(shards)])
 
     def close(self) -> None:
         """Push the rest of every thread whose rounds these are."""

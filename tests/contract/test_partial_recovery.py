@@ -6,6 +6,7 @@ import itertools
 import json
 import threading
 import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ssmpi.core import memory_folder
 from ssmpi.core.run_files import RECOVERIES
 from ssmpi.data.block_dispatcher import block_order
 from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
+from ssmpi.data.trained_rows import TrainedRows
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.transport import LocalTables
@@ -288,3 +290,98 @@ def test_a_death_in_the_middle_of_a_recovery_begins_again_and_books_once(tmp_pat
     lost = after(killed.config, LOST) - taken
     assert killed.run.result["pls"] == pytest.approx((1 + lost_again) * lost / (12_000 * 2))
     assert killed.run.result["status"] == "complete"
+
+
+BY_MESSAGES = ("topology.trainers=2", "sync.transport=messages", "embedding.prefetch=true", *ONE[1:])
+EVERY = {
+    "none": (), "ma": (), "gossip": (), "bmuf": (), "slowmo": (),
+    "synchronous": ("sync.pace=fixed_rate", "sync.every_iterations=1"),
+    "easgd": ("topology.sync_ps=2", "sync.fragments=3"),
+    "async_ps": ("topology.sync_ps=2", "sync.fragments=3"),
+}  # fmt: skip
+
+
+SOAK = {"ma", "gossip", "slowmo"}
+
+
+@pytest.mark.parametrize("algorithm", [pytest.param(a, marks=[pytest.mark.soak] * (a in SOAK)) for a in EVERY])
+def test_no_row_of_a_lost_trainer_is_left_out(tmp_path, small_data, algorithm, monkeypatch):
+    """Rows that it had in hand come again, and no others but those of batches under way."""
+    trained, add = [], TrainedRows.add
+    monkeypatch.setattr(TrainedRows, "add", lambda self, thread, rows: (trained.append(rows), add(self, thread, rows)))
+    settings = (*BY_MESSAGES, f"sync.algorithm={algorithm}", *EVERY[algorithm], "data.passes=1")
+    killed = Killed(tmp_path, small_data, *settings).start(Kill(Progress, "record", 28))
+    killed.lose("trainer-1").start(Kill(RunNote, "started", number=2)).start()
+    partial = [each for each in killed.recoveries if each["how"] == "partial" and "examples" in each]
+    result, last = killed.run.result, partial[-1]
+    assert (result["status"], result["examples"], result["pls"]) == ("complete", 6_000, 0.0)
+    times = Counter((rows.block, row) for rows in trained for row in range(rows.start, rows.stop))
+    assert len(times) == 6_000
+    assert 0 <= sum(times.values()) - 6_000 <= sum(each["rows_dealt_again"] for each in partial) > 0
+    assert last["rows_reloaded"] == last["samples_lost"] == 0
+    assert last["accounts_lost"] == (algorithm == "async_ps")
+
+
+def kept_until_started(tmp_path, data, lost, algorithm):
+    """What trainers and sync PSs hold when some are lost, and when all is made good but nobody has trained yet."""
+    killed = Killed(tmp_path, data, *BY_MESSAGES, f"sync.algorithm={algorithm}", *EVERY[algorithm], *TWO_PS[-2:])
+    killed.start(Kill(Progress, "record", 60))
+    ranks = ["trainer-0", "trainer-1", *(["sync_ps-0", "sync_ps-1"] if len(EVERY[algorithm]) == 2 else [])]
+    before = {rank: killed.arrays(rank) for rank in ranks}
+    killed.lose(lost)
+    with pytest.MonkeyPatch.context() as patch:  # nobody goes further than this
+        patch.setattr(RunNote, "started", lambda self, examples: self._memory.ready() or die())
+        with pytest.raises(KilledError):
+            over_threads(killed.config.topology, play, killed.config, 2)
+    return killed, before, {rank: killed.arrays(rank) for rank in ranks}
+
+
+def die():
+    time.sleep(0.2)  # so that the other trainers come here too
+    raise KilledError
+
+
+@pytest.mark.parametrize("algorithm", ["none", "easgd"])
+def test_a_lost_replica_is_that_of_the_living_or_the_center(tmp_path, small_data, algorithm):
+    _, before, now = kept_until_started(tmp_path, small_data, "trainer-1", algorithm)
+    for rank in before.keys() - {"trainer-1"}:
+        for name in ("replica", "dense optimizer") if rank == "trainer-0" else ("center",):
+            np.testing.assert_array_equal(before[rank][name], now[rank][name])
+    found = now["trainer-1"]
+    np.testing.assert_array_equal(found["dense optimizer"], before["trainer-0"]["dense optimizer"])
+    common = before["trainer-0"]["replica"]
+    if algorithm == "easgd":
+        common = whole_vector([before[f"sync_ps-{k}"]["center"] for k in range(2)], found["replica"].size // 4, 3)
+    np.testing.assert_array_equal(found["replica"].view(np.float32), common.view(np.float32))
+
+
+def whole_vector(shards, size, fragments):
+    """The vector of which each sync PS holds its part of each fragment, one after the other."""
+    values, vector = [shard.view(np.float32) for shard in shards], np.empty(size, np.float32)
+    edges, at = [size * p // fragments for p in range(fragments + 1)], [0] * len(shards)
+    for start, stop in itertools.pairwise(edges):
+        cuts = [start + (stop - start) * p // len(shards) for p in range(len(shards) + 1)]
+        for k, (first, last) in enumerate(itertools.pairwise(cuts)):
+            vector[first:last] = values[k][at[k] : at[k] + last - first]
+            at[k] += last - first
+    return vector
+
+
+@pytest.mark.parametrize("algorithm", ["easgd", "async_ps"])
+def test_a_lost_center_is_the_mean_of_the_replicas_with_the_saved_optimizer(tmp_path, small_data, algorithm):
+    killed, before, now = kept_until_started(tmp_path, small_data, "sync_ps-1", algorithm)
+    replicas = [before[f"trainer-{k}"]["replica"].view(np.float32) for k in range(2)]
+    size = replicas[0].size
+    expected = {"center": replicas[0] / np.float32(2) + replicas[1] / np.float32(2)}
+    if algorithm == "async_ps":
+        with h5py.File(Store(killed.folder).committed()[-1] / "trainer-0000.h5") as saved:
+            expected["optimizer"] = saved["sync/center"][()]
+    lost = whole_vector([np.zeros(size, np.float32), np.ones(size, np.float32)], size, 3) == 1
+    for name, values in expected.items():
+        found = whole_vector([now[f"sync_ps-{k}"][name] for k in range(2)], size, 3)
+        old = whole_vector([before[f"sync_ps-{k}"][name] for k in range(2)], size, 3)
+        np.testing.assert_array_equal(found[lost], values[lost])
+        np.testing.assert_array_equal(found[~lost], old[~lost])
+        assert (old[lost] != found[lost]).any()
+    for rank in ("trainer-0", "trainer-1"):
+        np.testing.assert_array_equal(before[rank]["replica"], now[rank]["replica"])
