@@ -72,7 +72,7 @@ class Trainer:
             restore(live, saved, world, config.sync.algorithm, config.waiting)
         elif saved:
             saved.make_equal(self.synchronizers[0], world, config.waiting)
-        self._results = assembly.results(config, folder, rows, saved) if world.index == 0 else None
+        self._results = assembly.results(config, folder, rows, saved, start) if world.index == 0 else None
         self._parts = SavedParts(
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica, live=live,
             progress=self.progress, checked=self._control.checked, results=self._results,

@@ -16,7 +16,7 @@ in checkpoints, and at the end of a run it is what the center has not heard. Pul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -169,6 +169,14 @@ class AsyncPS(Centered):
         for thread, (_, state) in unsent.items():
             if thread in codecs and codecs[thread].shape == state.shape:  # else thresholds are found anew
                 state[:] = codecs[thread]
+
+    def remember(self, servers: Collection[int], saved: Mapping[str, np.ndarray]) -> None:
+        """As the base class; the other sync PSs keep theirs."""
+        if "center" not in saved:
+            return
+        for fragment, part in enumerate(self.fragments):
+            shards = self.shards_of(saved["center"][part], fragment)
+            self.ask(STATE, fragment, [shard if i in servers else shard[:0] for i, shard in enumerate(shards)])
 
     def close(self) -> None:
         """Push the rest of every thread whose rounds these are. What a codec keeps back stays."""
