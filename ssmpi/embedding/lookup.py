@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 
 from ssmpi.core.protocols import MPIRequest
+from ssmpi.embedding import kernels
 
 
 class Lookup:
@@ -38,3 +39,9 @@ class Lookup:
     def found(self) -> int:
         """How many distinct rows there are."""
         return int(self.parts[-1].stop)
+
+    def occurrences(self) -> np.ndarray:
+        """int32 (found,): how often each of the distinct rows is in the batch."""
+        times = np.empty(self.found, np.int32)
+        kernels.occurrences(self.inverse, times)
+        return times

@@ -18,7 +18,9 @@ from ssmpi.core.protocols import MPIRequest, RowLookup, RowSet
 from ssmpi.core.topology import Role
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
+from ssmpi.embedding.server_news import ServerNews
 from ssmpi.embedding.table import Arena, EmbeddingOptions, RowArray, Saver
+from ssmpi.embedding.trackers import NOTHING, Scope, Tracking, scope_of
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -64,6 +66,10 @@ class LocalTables:
         """Who has not written what."""
         return f"trainer 0 has not written {self._path}"
 
+    def exchange_news(self, samples: int) -> list[dict[str, Any]]:
+        """Nobody to tell."""
+        return []
+
     def goodbye(self) -> None:
         """Nobody to take leave of."""
 
@@ -81,8 +87,10 @@ class RemoteTables:
         placement: Placement,
         options: EmbeddingOptions,
         waiting: WaitOptions,
+        tracking: Tracking = NOTHING,
     ) -> None:
         self._conversation, self._options, self._waiting = conversation, options, waiting
+        self._tracking = tracking
         self._servers = conversation.directory.ranks_of(Role.EMBEDDING_PS)
         self._in_flight: dict[int, deque[tuple[list[MPIRequest], list[np.ndarray]]]] = {}
         self._sent: dict[int, list[int]] = {}  # pushes, by thread and PS: no two threads count in one place
@@ -90,20 +98,26 @@ class RemoteTables:
         self._paths: list[Path] = []
         wanted = options.transport != "messages"
         self._near = [
-            self._attach(index, placement.rows_of(index)) if wanted else None for index in range(len(self._servers))
+            self._attach(index, scope_of(placement, index)) if wanted else None for index in range(len(self._servers))
         ]
+        self._news = ServerNews(conversation, waiting)
 
     @property
     def near(self) -> list[bool]:
         """Of each PS, whether this process works on its rows in place."""
         return [rows is not None for rows in self._near]
 
-    def _attach(self, index: int, count: int) -> RowArray | None:
+    def _attach(self, index: int, scope: Scope) -> RowArray | None:
         """The rows of one PS in its own memory, if that can be mapped."""
         server = self._servers[index]
-        address = wire.read_text(self._call(server, wire.ATTACH, np.empty(0, np.uint8), wire.TEXT))
+        text = wire.read_text(self._call(server, wire.ATTACH, np.empty(0, np.uint8), wire.TEXT))
+        address, _, counts = text.partition("\n")
         try:
-            return RowArray(self._options, attach(address, count * self._options.row_bytes), count)
+            rows = RowArray(self._options, attach(address, scope.rows * self._options.row_bytes), scope.rows)
+            if self._tracking.counts:
+                memory = attach(counts, self._tracking.bytes_for(scope))
+                rows.tell(self._tracking.over(scope, memory).observe)
+            return rows
         except OSError as error:
             if self._options.transport == "auto":
                 return None
@@ -111,6 +125,12 @@ class RemoteTables:
                 f"the rows of {self._conversation.names[server]} cannot be shared: {error}; "
                 "set embedding.transport = 'auto', or place a PS on every trainer's host"
             ) from error
+
+    def exchange_news(self, samples: int) -> list[dict[str, Any]]:
+        """Tell every PS how many samples all trainers have done: what it saves by itself is dated with that; what the
+        PSs have saved so by the last time this was called.
+        """
+        return self._news.exchange(samples)
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """Gather the rows of PSs on this host; send every other PS one request, whose reply goes straight into
@@ -137,12 +157,14 @@ class RemoteTables:
         while len(queue) >= self._options.pushes_in_flight:
             wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
         sent = self._sent.setdefault(thread, [0] * len(self._servers))
+        times = lookup.occurrences() if self._tracking.counts else None
         requests, messages = [], []
         for index, (rows, near) in enumerate(zip(lookup.parts, self._near, strict=True)):
+            counted = None if times is None else times[rows]
             if near:
-                near.update(lookup.rows[rows], gradients[rows], factor)
+                near.update(lookup.rows[rows], gradients[rows], factor, counted)
             elif rows.start < rows.stop:
-                messages.append(wire.push(factor, lookup.rows[rows], gradients[rows]))
+                messages.append(wire.push(factor, lookup.rows[rows], gradients[rows], counted))
                 requests.append(
                     self._conversation.isend(messages[-1], self._servers[index], wire.tag(wire.PUSH, thread))
                 )
@@ -188,6 +210,7 @@ class RemoteTables:
 
     def goodbye(self) -> None:
         """Tell every PS that this trainer will not ask again."""
+        self._news.finish()
         say_goodbye(self._conversation, self._servers, self._waiting)
 
     def _call(self, server: int, kind: int, payload: np.ndarray, size: int) -> np.ndarray:
