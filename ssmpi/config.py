@@ -20,6 +20,7 @@ from ssmpi.core.topology import Topology
 from ssmpi.data.reader import DataOptions
 from ssmpi.data.schema import DENSE_FEATURES, SPARSE_FEATURES
 from ssmpi.embedding import table
+from ssmpi.embedding.trackers import Tracking
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
 from ssmpi.model.zoo import network_of
@@ -106,6 +107,12 @@ class CheckpointOptions:
     whichever comes first; 0 means never. The newest ``keep`` stay. With ``background`` an embedding PS copies its rows
     and writes the copy while training continues; without, or where memory has no room for the copy, training waits. A
     run asked to stop saves within ``stop_budget_seconds`` or gives up; any other save has ``limit_seconds``.
+
+    Besides, under ``ssmpi launch``, each embedding PS saves its rows by itself while training goes on, for partial
+    recovery: all of them, every T_save that ``recovery.target_pls`` asks for, unless a checkpoint is newer. With
+    another ``priority`` than ``none`` a ``priority_fraction`` of them, in that fraction of T_save: those accessed most
+    often (``mfu``), those in a sample of one access in ``priority_period`` (``ssu``), or those changed most (``scar``,
+    which needs memory for a copy of the weights). The smallest tables, with 1 % of all rows, are saved whole.
     """
 
     every_minutes: float = 30.0
@@ -114,11 +121,16 @@ class CheckpointOptions:
     background: bool = True
     stop_budget_seconds: float = 60.0
     limit_seconds: float = 3600.0
+    priority: Literal["none", "mfu", "ssu", "scar"] = "none"
+    priority_fraction: float = 0.125
+    priority_period: int = 2
 
     def __post_init__(self) -> None:
         within("every_minutes", self.every_minutes, 0.0, SECONDS)
         within("every_examples", self.every_examples, 0, EXAMPLES)
         within("keep", self.keep, 1, COUNT)
+        positive("priority_fraction", self.priority_fraction, 1.0)
+        within("priority_period", self.priority_period, 1, COUNT)
         positive("stop_budget_seconds", self.stop_budget_seconds, SECONDS)
         positive("limit_seconds", self.limit_seconds, SECONDS)
 
@@ -131,14 +143,22 @@ class RecoveryOptions:
     job is started again at once: each rank goes on with what it finds there. Where memory is lost too, all ranks go
     back to the newest checkpoint. A job that was started again ``max_restarts`` times within ``within_minutes`` ends
     (exit code 86), as the first loss ends one with ``"off"``.
+
+    How often embedding PSs save rows by themselves follows from ``target_pls``, the portion of lost samples that is
+    accepted, and ``mtbf_hours``, the mean time between two losses of an embedding PS's memory; 0 is not known, and an
+    example's 504 h / N.
     """
 
     mode: Literal["auto", "off"] = "auto"
+    target_pls: float = 0.1
+    mtbf_hours: float = 0.0
     memory_folder: str = "/dev/shm"
     max_restarts: int = 10
     within_minutes: float = 60.0
 
     def __post_init__(self) -> None:
+        positive("target_pls", self.target_pls, 1.0)
+        within("mtbf_hours", self.mtbf_hours, 0.0, SECONDS / 3600)
         require(Path(self.memory_folder).is_absolute(), f"memory_folder is an absolute path, got {self.memory_folder}")
         within("max_restarts", self.max_restarts, 0, COUNT)
         positive("within_minutes", self.within_minutes, SECONDS)
@@ -167,10 +187,34 @@ class Config:
             self.sync.fragments <= parameters,
             f"sync.fragments = {self.sync.fragments:,} is more than the {parameters:,} parameters of the dense model",
         )
+        self._check_priority()
         try:
             sync.check_topology(self.sync, self.topology)
         except ValueError as error:
             raise SettingsError(str(error)) from None
+
+    def _check_priority(self) -> None:
+        wanted = f'checkpoint.priority = "{self.checkpoint.priority}" saves rows of embedding PSs for partial recovery'
+        none = self.checkpoint.priority == "none"
+        require(
+            none or self.topology.embedding_ps > 0,
+            f"{wanted}, and there are none: set topology.embedding_ps, or 'none'",
+        )
+        require(
+            none or self.saves_rows,
+            f'{wanted}, and recovery.mode = "{self.recovery.mode}" has none: set it to "auto", or priority to "none"',
+        )
+
+    @property
+    def saves_rows(self) -> bool:
+        """Whether embedding PSs save rows by themselves, for partial recovery."""
+        return self.recovery.mode in ("auto", "partial")
+
+    @property
+    def tracking(self) -> Tracking:
+        """What is counted where rows are updated."""
+        options = self.checkpoint
+        return Tracking(options.priority, options.priority_fraction, options.priority_period, self.run.seed)
 
     @cached_property
     def network(self) -> Network:

@@ -14,6 +14,7 @@ class Start:
 
     checkpoint: Path | None = None
     memory: RankMemory = field(default_factory=ProcessMemory)
+    timeline: int = 1  # rows that were saved beside training in another one do not count
 
 
 BEGINNING = Start()

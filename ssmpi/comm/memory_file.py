@@ -126,6 +126,10 @@ class MemoryFile:
         except FileNotFoundError:
             return None
 
+    def holds(self, name: str) -> bool:
+        """As ``RankMemory``."""
+        return self.kept or (name in self._table and not self._failed)
+
     def remove(self) -> None:
         """As ``RankMemory``; the last rank of a host removes the folder."""
         remove(self.path)

@@ -4,11 +4,11 @@ this table.
 
 from __future__ import annotations
 
-TRAIN, EVALUATION, CHECKPOINT = KINDS = ("train", "evaluation", "checkpoint")
-ALL, SCORED = KINDS, (TRAIN, EVALUATION)
+TRAIN, EVALUATION, CHECKPOINT, ROW_SAVE = KINDS = ("train", "evaluation", "checkpoint", "row_save")
+ALL, SCORED, SAVED = KINDS, (TRAIN, EVALUATION), (CHECKPOINT, ROW_SAVE)
 
 FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
-    "kind": (ALL, "`train` for a window of training, `evaluation`, or `checkpoint`"),
+    "kind": (ALL, "`train` for a window of training, `evaluation`, `checkpoint`, or `row_save`"),
     "examples": (ALL, "examples of all trainers so far, earlier jobs of the run included"),
     "seconds": (ALL, "seconds of training so far, earlier jobs included; evaluations and saves are left out"),
     "eps": ((TRAIN,), "examples a second in this window, all trainers"),
@@ -31,13 +31,19 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "split": ((EVALUATION,), "what was scored"),
     "weights": ((EVALUATION,), "`model`: the common model; `replica 0`: the first trainer's own (`evaluate.replica`)"),
-    "rows": ((EVALUATION,), "rows scored"),
+    "rows": ((EVALUATION, ROW_SAVE), "rows scored, or saved"),
     "name": ((CHECKPOINT,), "folder of the checkpoint"),
     "O_save": ((CHECKPOINT,), "seconds that training stood still for it"),
-    "write_seconds": ((CHECKPOINT,), "seconds from its start to its commit"),
-    "bytes": ((CHECKPOINT,), "size of its files"),
-    "position": ((CHECKPOINT,), "examples after which it was taken; `examples` is when it was committed"),
-    "error": ((CHECKPOINT,), "why it could not be saved; then only `O_save` is there besides"),
+    "write_seconds": (SAVED, "seconds from its start to its commit"),
+    "bytes": (SAVED, "size of its files; of saved rows, what was written"),
+    "position": (SAVED, "examples after which it was taken; `examples` is when it was committed, or heard of"),
+    "error": (SAVED, "why it could not be saved; then only `O_save`, or `ps`, is there besides"),
+    "ps": ((ROW_SAVE,), "the embedding PS that has saved rows by itself"),
+    "covered": (
+        (ROW_SAVE,),
+        "share of what has happened since the last save that the saved rows have: accesses (`mfu`), sampled accesses"
+        " (`ssu`), squared change (`scar`)",
+    ),
 }
 
 

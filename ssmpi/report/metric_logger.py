@@ -109,6 +109,10 @@ class MetricLogger:
         self._saving["O_save"] += line["O_save"]
         self._write({"kind": "checkpoint", **self._where(), **line})
 
+    def rows_saved(self, line: dict[str, Any]) -> None:
+        """Write what an embedding PS has saved by itself, or that it could not."""
+        self._write({"kind": "row_save", **self._where(), **line})
+
     def pause(self, seconds: float) -> None:
         """Training stood still for this long."""
         self._paused += seconds

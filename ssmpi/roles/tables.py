@@ -38,7 +38,9 @@ class Tables:
         self._options, self.placement = config.embedding, place(cardinalities, max(1, servers))
         self.transport: LocalTables | RemoteTables
         if servers:
-            self.transport = RemoteTables(world.embedding, self.placement, config.embedding, config.waiting)
+            self.transport = RemoteTables(
+                world.embedding, self.placement, config.embedding, config.waiting, config.tracking
+            )
             return
         arena = Arena(config.embedding, self.placement, 0, config.run.seed, start.memory.part(ROWS, shared=False))
         if start.checkpoint:

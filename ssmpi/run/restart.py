@@ -40,13 +40,14 @@ def begin(job: Job, plan: ResumePlan, supervised: Supervised | None) -> Start:
         lost = loss(job.gather((who, why, memory.origin.start if memory else 0)))
         if memory and not lost:
             job.agree(lambda: decide(run, supervised, MEMORY, lost))
-            return Start(memory=memory)
+            return Start(memory=memory, timeline=job.agree(lambda: recoveries.timeline(run)))
     checkpoint = resume.choose_checkpoint(job, plan)
     if plan.again:
         job.agree(lambda: decide(run, supervised, checkpoint.name if checkpoint else BEGINNING, lost))
     else:
         job.agree(lambda: recoveries.begin(run, supervised.launch))
-    return Start(checkpoint, fresh(path, Origin(supervised.launch, who, supervised.start)))
+    timeline = job.agree(lambda: recoveries.begin_timeline(run))
+    return Start(checkpoint, fresh(path, Origin(supervised.launch, who, supervised.start)), timeline)
 
 
 def fresh(path: Path, origin: Origin) -> RankMemory:

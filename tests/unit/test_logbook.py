@@ -15,11 +15,13 @@ from runs import train_over_threads
 
 from ssmpi import report
 from ssmpi.checkpoint import disk
+from ssmpi.checkpoint.row_store import RowStore
 from ssmpi.core import log
 from ssmpi.core.topology import Topology
 from ssmpi.report.fields import FIELDS, KINDS, markdown
 from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.metric_logger import MetricLogger
+from ssmpi.roles import control, row_saver
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01")
 
@@ -84,8 +86,20 @@ def test_rounds_in_figures(tmp_path, small_data):
 
 
 def test_every_field_is_documented_and_every_documented_field_is_written(tmp_path, small_data, monkeypatch):
-    """By kind of line: rounds, evaluations, a checkpoint that finds the disk full, and later ones that do not."""
+    """By kind of line: rounds, evaluations, a checkpoint that finds the disk full, and later ones that do not; saves of
+    rows, the first of which fails too.
+    """
     write, full = disk.write, [True]
+    save_all, fails = RowStore.save_all, [True]
+
+    def failing_at_first(store, samples):
+        if fails and fails.pop():
+            raise OSError(28, "No space left on device", str(store.path))
+        return save_all(store, samples)
+
+    monkeypatch.setattr(RowStore, "save_all", failing_at_first)
+    monkeypatch.setattr(control, "REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(row_saver, "POLL_SECONDS", 0.01)
 
     def full_at_first(path, content):
         if full and full.pop():
@@ -93,8 +107,14 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
         write(path, content)
 
     monkeypatch.setattr(disk, "write", full_at_first)
-    often = ("checkpoint.every_examples=600", "checkpoint.background=false", "data.passes=2")
-    run = train_over_threads(tmp_path, small_data, *SETTINGS[1:], *EASGD, *often, "evaluate.replica=true")
+    often = (
+        "checkpoint.every_examples=600",
+        "checkpoint.background=false",
+        "data.passes=2",
+        "recovery.mtbf_hours=1e-6",
+    )
+    options = (*SETTINGS[1:], *EASGD, *often, "evaluate.replica=true", "checkpoint.priority=mfu")
+    run = train_over_threads(tmp_path, small_data, *options, memory=tmp_path)
     found = {}
     for line in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines()):
         found.setdefault(line["kind"], set()).update(line)
