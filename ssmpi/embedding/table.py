@@ -20,7 +20,7 @@ from ssmpi.embedding.placement import Part, Placement
 ROWS_AT_A_TIME = 1 << 18  # when loading
 ROWS = "rows"  # the name of an arena in the memory of its rank
 
-Observe = Callable[[np.ndarray, np.ndarray | None], None]  # rows int32 (n,) and how many accesses each has had
+Observe = Callable[[np.ndarray, np.ndarray], None]  # rows int32 (n,) and how many accesses each has had
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ class RowArray:
 
     def update(self, rows: np.ndarray, gradients: np.ndarray, factor: float, times: np.ndarray | None = None) -> None:
         """Apply gradients float32 (n, dim) of different rows int32 (n,) at ``factor`` times the learning rate;
-        ``times`` int32 (n,) says for how many accesses each, one if None.
+        ``times`` int32 (n,) says for how many accesses each, None that they do not count.
         """
         self._step(rows, gradients, factor)
-        if self._observe:
+        if self._observe and times is not None:
             self._observe(rows, times)
 
     def tell(self, observe: Observe) -> None:

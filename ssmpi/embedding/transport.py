@@ -78,7 +78,7 @@ class RemoteTables:
     """Tables on embedding PSs: rows of one on this host are read and updated in place, others are reached by messages.
 
     ``near`` says of each PS whether its rows are at hand; PeerError if ``embedding.transport`` demands that of all and
-    one is not.
+    one is not. ``tracking`` is what they count of updates.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RemoteTables:
         tracking: Tracking = NOTHING,
     ) -> None:
         self._conversation, self._options, self._waiting = conversation, options, waiting
-        self._tracking = tracking
+        self.tracking = tracking
         self._servers = conversation.directory.ranks_of(Role.EMBEDDING_PS)
         self._in_flight: dict[int, deque[tuple[list[MPIRequest], list[np.ndarray]]]] = {}
         self._sent: dict[int, list[int]] = {}  # pushes, by thread and PS: no two threads count in one place
@@ -114,9 +114,9 @@ class RemoteTables:
         address, _, counts = text.partition("\n")
         try:
             rows = RowArray(self._options, attach(address, scope.rows * self._options.row_bytes), scope.rows)
-            if self._tracking.counts:
-                memory = attach(counts, self._tracking.bytes_for(scope))
-                rows.tell(self._tracking.over(scope, memory).observe)
+            if self.tracking.counts:
+                memory = attach(counts, self.tracking.bytes_for(scope))
+                rows.tell(self.tracking.over(scope, memory).observe)
             return rows
         except OSError as error:
             if self._options.transport == "auto":
@@ -157,7 +157,7 @@ class RemoteTables:
         while len(queue) >= self._options.pushes_in_flight:
             wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
         sent = self._sent.setdefault(thread, [0] * len(self._servers))
-        times = lookup.occurrences() if self._tracking.counts else None
+        times = lookup.occurrences() if self.tracking.counts else None
         requests, messages = [], []
         for index, (rows, near) in enumerate(zip(lookup.parts, self._near, strict=True)):
             counted = None if times is None else times[rows]

@@ -207,10 +207,11 @@ def test_every_update_is_told_and_computes_the_same(optimizer):
     for rows in (rows_of(0, 3), rows_of(3, 6, 2)):
         gradients = generator.random((len(rows), 3)).astype(np.float32)
         plain.update(rows, gradients, 0.5)
-        told.update(rows, gradients, 0.5)
+        told.update(rows, gradients, 0.5, np.full(len(rows), 2, np.int32))
     np.testing.assert_array_equal(plain.weights, told.weights)
     np.testing.assert_array_equal(plain.state, told.state)
-    assert tracker.counts.tolist() == [1, 0, 1, 2, 0, 0, 1]
+    told.update(rows_of(5), gradients[:1], 0.5)  # not to be counted
+    assert tracker.counts.tolist() == [2, 0, 2, 4, 0, 0, 2]
 
 
 @pytest.mark.parametrize("kind", [MFU, SSU])

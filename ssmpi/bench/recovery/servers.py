@@ -84,8 +84,7 @@ class EmulatedServer:
         self._unsaved[:] = 0
         self._tracker = self._make_tracker() if self._make_tracker else None
 
-    def _observe(self, rows: np.ndarray, times: np.ndarray | None) -> None:
-        assert times is not None
+    def _observe(self, rows: np.ndarray, times: np.ndarray) -> None:
         tracker_kernels.count(self._unsaved[0], rows, times)
         tracker_kernels.count(self._unsaved[1], rows, np.ones_like(times))
         if self._tracker:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 BARE, GEMM, PYTORCH, SSMPI = "bare step", "gemm", "pytorch", "ssmpi"
 
 SHADOWS = ("easgd", "ma", "bmuf")
+AS_OFTEN_AS_CAN_BE = "recovery.mtbf_hours=1e-9"  # rows are saved a tenth of the time, the most that there is
 EXTRA_THREADS = 4  # more than there are cores, for the over-subscribed contender
 
 
@@ -22,13 +23,15 @@ class Contender:
     trainers: int = 1
     algorithm: str = "none"
     transport: str = field(default="auto", kw_only=True)
+    priority: str = field(default="none", kw_only=True)
 
     @property
     def short_name(self) -> str:
         """The name without batch and precision: ``ssmpi 2x1 ma``."""
         if self.kind == SSMPI:
             far = "" if self.transport == "auto" else f" by {self.transport}"
-            return f"{SSMPI} {self.trainers}x{self.threads} {self.algorithm}{far}"
+            saving = "" if self.priority == "none" else f" saving by {self.priority}"
+            return f"{SSMPI} {self.trainers}x{self.threads} {self.algorithm}{far}{saving}"
         return f"{self.kind} {self.threads}t"
 
     @property
@@ -54,6 +57,8 @@ class Contender:
             "sync.pace=shadow",
             f"model.precision={self.precision}",
             f"embedding.transport={self.transport}",
+            f"checkpoint.priority={self.priority}",
+            *(() if self.priority == "none" else (AS_OFTEN_AS_CAN_BE,)),
         )
 
 

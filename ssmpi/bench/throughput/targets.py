@@ -118,6 +118,7 @@ def of_parts(sections: Mapping[str, Any], cores: int) -> list[Target]:
         for section, what, wanted in (
             ("bare", "whole loop / bare dense step", 0.85),
             ("threads", f"{cores} threads / 1 thread", 0.95 * cores),
+            ("priority", "saves by priority / none", 0.97),
         )
         for name, turns in sections.get(section, {}).items()
     ]
