@@ -53,6 +53,7 @@ class RowSaver:
         begun = 0.0 if tracker else time.time()  # increments follow a base, the first save; else the seed is one
         note = memory.noted(NOTE) or {"at": begun, "seconds": earlier, "whole": True}
         self._at, self._seconds, self._whole = note["at"], note["seconds"], note["whole"]
+        self._remember()
         self._opened = self._warned = False
         self._checkpointed = server.checkpointed
         self._done, self._thread_is_done = threading.Event(), threading.Event()

@@ -18,10 +18,12 @@ from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.row_store import RowStore
 from ssmpi.core import log
 from ssmpi.core.topology import Topology
+from ssmpi.report import recoveries
 from ssmpi.report.fields import FIELDS, KINDS, markdown
 from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.metric_logger import MetricLogger
-from ssmpi.roles import control, row_saver
+from ssmpi.roles import control
+from ssmpi.roles.row_saver import RowSaver
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01")
 
@@ -98,8 +100,15 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
         return save_all(store, samples)
 
     monkeypatch.setattr(RowStore, "save_all", failing_at_first)
-    monkeypatch.setattr(control, "REPORT_SECONDS", 0.01)
-    monkeypatch.setattr(row_saver, "POLL_SECONDS", 0.01)
+
+    def save_and_tell(saver):
+        saver.save()
+        return news(saver)
+
+    news = RowSaver.news
+    monkeypatch.setattr(RowSaver, "run", lambda saver: saver._thread_is_done.set())
+    monkeypatch.setattr(RowSaver, "news", save_and_tell)  # whenever the first trainer asks
+    monkeypatch.setattr(control, "REPORT_SECONDS", 0)
 
     def full_at_first(path, content):
         if full and full.pop():
@@ -120,6 +129,7 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
         found.setdefault(line["kind"], set()).update(line)
     documented = {kind: {name for name, (kinds, _) in FIELDS.items() if kind in kinds} for kind in KINDS}
     assert found == documented
+    assert recoveries.row_save_seconds(run.folder) > 0
     assert markdown().count("\n") == len(FIELDS) + 1
 
 

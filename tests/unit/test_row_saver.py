@@ -26,7 +26,6 @@ from ssmpi.core.topology import Topology
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena, EmbeddingOptions
 from ssmpi.embedding.trackers import MFU, scope_of
-from ssmpi.report import recoveries
 from ssmpi.roles import control, embedding_ps, row_saver
 from ssmpi.roles.row_saver import POLL_SECONDS, RowSaver
 from ssmpi.tools import inspect
@@ -296,6 +295,7 @@ def test_the_interval_follows_from_target_and_losses_and_what_a_save_takes(tmp_p
     options = {"target_pls": 0.05, "mtbf_hours": 10}
     saving = Saving(tmp_path / "a", **options)
     assert saving.saver.interval == pytest.approx(FRACTION * 2 * 0.05 * 1 * 36_000)
+    saving.memory = Notes()  # which was lost
     saving.restart(earlier=1000.0)
     assert saving.saver.interval == pytest.approx(FRACTION * 10 * 1000)
     vanilla = Saving(tmp_path / "b", "none", **options)
@@ -361,9 +361,17 @@ def test_what_more_embedding_ps_had_saved_is_removed(tmp_path):
 
 @pytest.fixture
 def often(monkeypatch):
-    """The first trainer tells the PSs soon how many samples there are."""
+    """The first trainer tells the PSs soon how many samples there are; none ends before it has saved."""
     monkeypatch.setattr(control, "REPORT_SECONDS", 0.01)
     monkeypatch.setattr(row_saver, "POLL_SECONDS", 0.01)
+    stop, deadline = RowSaver.stop, time.monotonic() + 60
+
+    def stop_once_saved(saver, seconds):
+        while saver._store.base_samples < 0 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        stop(saver, seconds)
+
+    monkeypatch.setattr(RowSaver, "stop", stop_once_saved)
 
 
 @pytest.fixture(scope="module")
@@ -388,11 +396,6 @@ def test_saves_beside_training_change_nothing_in_it(
         found, _ = read_rows(path)
         assert 0 <= found.base.header.samples <= 12_000
     assert unknown_entries(run.folder) == []
-    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    saves = [line for line in lines if line["kind"] == "row_save"]
-    assert {line["ps"] for line in saves} == {0, 1}
-    assert all(0 < line["covered"] <= 1 for line in saves)
-    assert recoveries.row_save_seconds(run.folder) > 0
     text, well = inspect.describe(run.folder, checksums=True)
     assert well
     assert re.search(
@@ -433,9 +436,12 @@ def test_a_copy_that_does_not_fit_is_refused(tmp_path, small_data, monkeypatch):
         train_over_threads(tmp_path, small_data, *SAVING, "checkpoint.priority=scar", memory=tmp_path)
 
 
-def test_time_is_that_of_the_wall(saving, monkeypatch):
+@pytest.mark.parametrize("saved", [True, False])
+def test_time_is_that_of_the_wall_and_outlives_a_process(tmp_path, monkeypatch, saved):
     """A clock that starts anew with every process would never be due where processes die often."""
-    saving.save()
+    saving = Saving(tmp_path, "none")
+    if saved:
+        saving.save()
     later = time.time() + saving.saver.interval + 1
     monkeypatch.setattr(time, "time", lambda: later)
     saving.restart()
