@@ -235,9 +235,9 @@ def test_losses_are_those_of_one_process_that_overwrites_the_same_rows(tmp_path,
     cardinalities = SplitReader(small_data, "train", 600).manifest.cardinalities
     parts = {part.table: part for part in place(cardinalities, 1).parts}
 
-    def made(self, arena, saver=None):
+    def made(self, arena, *others):
         arenas.append(arena)
-        make(self, arena, saver)
+        make(self, arena, *others)
 
     def pushed(*arguments):
         push(*arguments)
@@ -330,7 +330,7 @@ def kept_until_started(tmp_path, data, lost, algorithm):
     before = {rank: killed.arrays(rank) for rank in ranks}
     killed.lose(lost)
     with pytest.MonkeyPatch.context() as patch:  # nobody goes further than this
-        patch.setattr(RunNote, "started", lambda self, examples: self._memory.ready() or die())
+        patch.setattr(RunNote, "started", lambda self, examples, pushes_lost: self._memory.ready() or die())
         with pytest.raises(KilledError):
             over_threads(killed.config.topology, play, killed.config, 2)
     return killed, before, {rank: killed.arrays(rank) for rank in ranks}

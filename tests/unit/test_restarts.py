@@ -8,9 +8,9 @@ import pytest
 
 from ssmpi.cluster.restarts import SEGMENTS, Restarts
 from ssmpi.comm.memory_file import Origin
-from ssmpi.config import RecoveryOptions
 from ssmpi.core import log, memory_folder
 from ssmpi.core.run_files import RECOVERIES
+from ssmpi.core.run_options import RecoveryOptions
 from ssmpi.report import recoveries
 from ssmpi.run import restart
 from ssmpi.run.request import Supervised
