@@ -116,7 +116,7 @@ def test_a_file_that_was_cut_is_lost(path, size, why):
 
 def test_another_version_of_the_layout_is_lost(path, monkeypatch):
     leave(path)
-    monkeypatch.setattr(memory_file, "LAYOUT", 2)
+    monkeypatch.setattr(memory_file, "LAYOUT", memory_file.LAYOUT + 1)
     with pytest.raises(LostMemoryError, match="another version"):
         find(path)
 
@@ -191,3 +191,15 @@ def test_a_full_file_system_is_no_signal(path, monkeypatch, caplog):
     monkeypatch.setattr(memory_file.os, "posix_fallocate", full)
     assert memory.array("rows", (4,), np.float32).tolist() == [0, 0, 0, 0]
     assert "No space left on device" in caplog.text
+
+
+def test_what_was_filled_before_the_role_began_is_there_and_nothing_else(path):
+    """A lost rank's rows are loaded first; its role finds them, and makes the rest."""
+    memory = MemoryFile(path, ORIGIN)
+    memory.part("rows", shared=False).allocate(8)[:] = 5
+    assert (memory.holds("rows"), memory.holds("other"), memory.kept) == (True, False, False)
+    again, other = (memory.part(name, shared=False) for name in ("rows", "other"))
+    assert (again.kept, other.kept) == (True, False)
+    assert again.allocate(8).tolist() == [5] * 8
+    with pytest.raises(LostMemoryError, match="'rows' has 8 bytes, not 9"):
+        again.allocate(9)
