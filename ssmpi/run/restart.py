@@ -14,6 +14,7 @@ from ssmpi.checkpoint.start import Start
 from ssmpi.comm.memory_file import LostMemoryError, MemoryFile, Origin
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 from ssmpi.core import memory_folder
+from ssmpi.core.clock import process_age
 from ssmpi.core.log import last_end, log
 from ssmpi.report import recoveries
 from ssmpi.run import resume
@@ -97,5 +98,5 @@ def decide(run: Path, supervised: Supervised, how: str, lost: str) -> None:
         "why": last_end(run, datetime.fromisoformat(before[-1]) if before else None),
         "how": how,
         "lost": lost,
-        "seconds": {"ranks": round(time.time() - supervised.ended, 3)},
+        "seconds": {"ranks": round(time.time() - supervised.ended, 3), "process": round(process_age(), 3)},
     })  # fmt: skip

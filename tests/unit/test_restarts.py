@@ -127,7 +127,7 @@ def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path):
     (only,) = json.loads((Path(tmp_path) / RECOVERIES).read_text())["recoveries"]
     assert (only["start"], only["how"], only["why"], only["lost"]) == (2, "memory", "last", "")
     assert (only["examples"], only["batches_repeated"]) == (9, 1)
-    assert set(only["seconds"]) == {"ranks", "restore"}
+    assert set(only["seconds"]) == {"ranks", "process", "restore"}
     restart.decide(tmp_path, Supervised("launch", 3, 0.0), restart.BEGINNING, "it is lost")
     *_, second = recoveries.read(tmp_path)["recoveries"]
     assert (second["how"], second["lost"], second["why"]) == ("beginning", "it is lost", "")  # nobody has said why
