@@ -45,6 +45,8 @@ def add_benchmarks(among: Commands) -> None:
     add_recovery_emulation(add(kinds, "recovery", bench.recovery, text))
     sub = add(kinds, "scale", bench.scale, "the cost of starting and ending a job of many ranks on this host")
     sub.add_argument("--ranks", default="8,32", metavar="NUMBERS", help="ranks of the jobs (default: 8,32)")
+    text = "then kill a rank so often, and print how long it takes until training goes on (default: 5)"
+    sub.add_argument("--kills", type=int, default=5, metavar="N", help=text)
     sub.add_argument(
         "--folder",
         type=Path,

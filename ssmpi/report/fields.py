@@ -78,6 +78,7 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "accounts_lost": ((RECOVERY,), "threads of lost trainers whose gradients were not all pushed (`async_ps`)"),
     "pls": ((RECOVERY,), "portion of lost samples so far"),
     "seconds_ranks": ((RECOVERY,), "from the end of the last start to the decision"),
+    "seconds_process": ((RECOVERY,), "of these, since the process of the first rank was started"),
     "seconds_load": ((RECOVERY,), "then for loading rows"),
     "seconds_restore": ((RECOVERY,), "from the decision to training"),
 }
