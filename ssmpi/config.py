@@ -129,18 +129,29 @@ class CheckpointOptions:
 class RecoveryOptions:
     """The ``[recovery]`` section: what ``ssmpi launch`` does when ranks are killed.
 
-    With ``mode = "auto"`` the state of every rank lies in ``memory_folder``, a memory file system of its host, and the
-    job is started again at once: each rank goes on with what it finds there. Where memory is lost too, all ranks go
-    back to the newest checkpoint. A job that was started again ``max_restarts`` times within ``within_minutes`` ends
-    (exit code 86), as the first loss ends one with ``"off"``.
+    Unless ``mode = "off"`` the state of every rank lies in ``memory_folder``, a memory file system of its host, and the
+    job is started again at once: each rank goes on with what it finds there. Where the memory of a rank is lost too,
+    ``"partial"`` reloads what was lost alone, ``"full"`` takes all ranks back to the newest checkpoint, and ``"auto"``
+    does what costs less at the PLS (portion of lost samples) ``target_pls``. ``mtbf_hours`` is the mean time between
+    two losses of an embedding PS's memory; 0 is not known, and an example's 504 h / N. Full recovery it is in any case
+    if the first trainer's memory is lost, or that of more than ``max_lost_fraction`` of the embedding PSs.
+
+    A job that was started again ``max_restarts`` times within ``within_minutes`` ends (exit code 86), as the first
+    loss ends one with ``"off"``.
     """
 
-    mode: Literal["auto", "off"] = "auto"
+    mode: Literal["auto", "full", "partial", "off"] = "auto"
+    target_pls: float = 0.1
+    mtbf_hours: float = 0.0
+    max_lost_fraction: float = 0.5
     memory_folder: str = "/dev/shm"
     max_restarts: int = 10
     within_minutes: float = 60.0
 
     def __post_init__(self) -> None:
+        positive("target_pls", self.target_pls, 1.0)
+        within("mtbf_hours", self.mtbf_hours, 0.0, SECONDS / 3600)
+        within("max_lost_fraction", self.max_lost_fraction, 0.0, 1.0)
         require(Path(self.memory_folder).is_absolute(), f"memory_folder is an absolute path, got {self.memory_folder}")
         within("max_restarts", self.max_restarts, 0, COUNT)
         positive("within_minutes", self.within_minutes, SECONDS)

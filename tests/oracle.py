@@ -104,10 +104,11 @@ class PlainDLRM(nn.Module):
             for kind in ("weight", "bias")
         }
 
-    def train_on(self, batches, optimizers, schedule):
-        """Mean log-loss of every batch, before its update."""
+    def train_on(self, batches, optimizers, schedule, before=lambda number, model, sparse: None):
+        """Mean log-loss of every batch, before its update. ``before(number, model, sparse)`` is called before each."""
         losses, examples, rates = [], 0, [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-        for batch in batches:
+        for number, batch in enumerate(batches):
+            before(number, self, optimizers[1])
             for optimizer, rate in zip(optimizers, rates, strict=True):
                 optimizer.param_groups[0]["lr"] = rate * scheduled(schedule, examples)
             examples += len(batch.labels)
@@ -121,8 +122,10 @@ class PlainDLRM(nn.Module):
         return np.array(losses)
 
 
-def train_plainly(config, cardinalities, batches):
-    """A run's model and optimizers in one process, trained on ``batches``: the model and its losses."""
+def train_plainly(config, cardinalities, batches, before=lambda number, model, sparse: None):
+    """A run's model and optimizers in one process, trained on ``batches``: the model and its losses. ``before`` as in
+    ``train_on``.
+    """
     torch.set_num_threads(1)
     mine, theirs = config.dense, config.embedding
     model = PlainDLRM(config.model.bottom, config.model.top, cardinalities, theirs.dim, config.run.seed)
@@ -135,4 +138,4 @@ def train_plainly(config, cardinalities, batches):
             model.dense_parameters, mine.rate, initial_accumulator_value=mine.initial_state, eps=mine.epsilon
         )
         sparse = RowwiseAdagrad(tables, theirs.rate, theirs.epsilon, theirs.initial_state)
-    return model, model.train_on(batches, (dense, sparse), config.schedule)
+    return model, model.train_on(batches, (dense, sparse), config.schedule, before)

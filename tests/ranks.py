@@ -236,6 +236,7 @@ class PretendedJob:
         self.lock = threading.RLock()
         self.error = None
         self.exchanges = {name: Exchange(self, topology.directory(name)) for name in CONVERSATIONS}
+        self.everybody = Exchange(self, Directory(tuple(map(topology.role_of, range(topology.size)))))
 
     def fail(self, error):
         """Remember the first error; every rank then fails at its next call."""
@@ -272,6 +273,20 @@ class PretendedWorld:
         """Called in the handler of the exception that ends the job."""
         self._job.fail(sys.exception())
         raise SystemExit(text)
+
+
+class PretendedStart:
+    """The interface of ``ssmpi.comm.world.Job`` over threads, as far as ranks agree on where they start from."""
+
+    def __init__(self, world):
+        self._all = PretendedConversation(world._job.everybody, world.rank)
+        self.rank, self.size = world.rank, world.size
+
+    def gather(self, value):
+        return self._all.gather(value)
+
+    def agree(self, body):
+        return self._all.share(body() if self.rank == 0 else None)
 
 
 class Exchange:

@@ -81,16 +81,18 @@ def move_into_place(new: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load_tables(arena: Arena, folder: Path, server: int = 0) -> None:
+def load_tables(arena: Arena, folder: Path, server: int = 0, check: Callable[[Path], None] = lambda path: None) -> None:
     """Fill the arena of PS ``server`` from saved parts, whatever placement saved them; DataError if rows are missing.
 
-    Its own file comes first, and no more are opened than needed: with equal numbers of PSs one by each.
+    Its own file comes first, and no more are opened than needed: with equal numbers of PSs one by each. ``check`` is
+    called with each before it is read.
     """
     taken, files = 0, tables(folder)
     first = server % max(1, len(files))
     for path in [*files[first:], *files[:first]]:
         if taken == len(arena.weights):
             break
+        check(path)
         try:
             taken += arena.load(path)
         except (OSError, KeyError, RuntimeError) as error:

@@ -162,6 +162,15 @@ class SavedRows:
                     words[record.rows[first:last] - piece.start] = news[:, 1:]
                 yield piece, words.view(np.float32)
 
+    def increments_after(self, samples: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Rows int32 (n,) and values float32 (n, width) of the increments that were begun after so many ``samples``,
+        the oldest first. Errors as ``merged``.
+        """
+        with _readable(self.path) as descriptor:
+            for record in self.records[1:]:
+                for piece in record.header.pieces() if record.header.samples > samples else ():
+                    yield record.rows[piece], record.read(descriptor, piece)[:, 1:].view(np.float32)
+
 
 def read_rows(path: Path) -> tuple[SavedRows, int] | None:
     """What a file holds, every byte checked, and how many bytes at its end do not count; None if there is no file.

@@ -61,6 +61,18 @@ class RowStore:
             if state:
                 arena.state[rows] = values[:, 0]
 
+    def restore_after(self, saved: SavedRows, samples: int) -> int:
+        """Give those rows the values of their newest save that were saved in increments begun after so many
+        ``samples``; how many times one was.
+        """
+        arena, state, count = self._arena, self._state_floats, 0
+        for rows, values in saved.increments_after(samples):
+            arena.weights[rows] = values[:, state:]
+            if state:
+                arena.state[rows] = values[:, 0]
+            count += len(rows)
+        return count
+
     def save_all(self, samples: int) -> int:
         """Save all rows as the new base, in place of all that was saved; bytes written. OSError if the disk does not
         take it; what was saved before then still counts. ``samples`` have been trained on by all trainers.

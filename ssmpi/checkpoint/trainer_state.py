@@ -138,6 +138,7 @@ class RunState:
     evaluations: dict[str, Any]
     checked: Iterable[int]
     selection: dict[str, Any]
+    ledger: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
         """As the manifest has it."""
@@ -154,6 +155,7 @@ class RunState:
             KEY: self.origin.state(),
             saved_network.KEY: self.network,
             "choice": self.selection,
+            "ledger": self.ledger,
         }
 
 

@@ -118,4 +118,4 @@ def equivalence(arguments: argparse.Namespace) -> int:
     from ssmpi.bench.lockstep.design import load
 
     log.configure("equivalence", verbose=True)
-    return study.run_all(load(arguments.study_file, arguments.overrides), arguments.minutes)
+    return study.run_all(load(arguments.study_file, arguments.overrides), arguments.minutes, arguments.jobs)

@@ -17,7 +17,6 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -155,17 +154,18 @@ class HostFlags:
     def __init__(self, comm: MPI.Comm, local: list[int]) -> None:
         path, self._size = "", comm.size
         if comm.rank == local[0]:
-            folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-            handle, path = tempfile.mkstemp(prefix="ssmpi-watch-", dir=folder)
-            os.ftruncate(handle, self._size + 1)
-            os.close(handle)
+            path = self._create()
         path = comm.allgather(path)[local[0]]
         self._file = open(path, "r+b")  # noqa: PTH123, SIM115 - stays open: it carries the lock
         self._bytes = mmap.mmap(self._file.fileno(), self._size + 1)
         self._threads = threading.Lock()
-        comm.allgather(0)  # all have it open: remove the name
-        if comm.rank == local[0]:
-            os.unlink(path)  # noqa: PTH108
+        comm.allgather(0)  # all have it open
+
+    def _create(self) -> str:
+        """A file of memory without a name: a rank that is killed here leaves nothing."""
+        handle = os.memfd_create("ssmpi-watch")
+        os.ftruncate(handle, self._size + 1)
+        return f"/proc/{os.getpid()}/fd/{handle}"
 
     def leaving(self, rank: int) -> None:
         """Note that a rank exits on purpose."""

@@ -132,6 +132,10 @@ class MemoryFile:
         except FileNotFoundError:
             return None
 
+    def holds(self, name: str) -> bool:
+        """As ``RankMemory``."""
+        return self.kept or name in self._table
+
     def remove(self) -> None:
         """As ``RankMemory``; the last rank of a host removes the folder."""
         remove(self.path)
@@ -142,7 +146,7 @@ class MemoryFile:
         """An array of so many bytes, uint8, and its address; None if there is no room, LostMemoryError if there is no
         such array in what was left.
         """
-        if self.kept:
+        if self.kept or name in self._table:
             offset, there = self._table.get(name, (0, -1))
             if there != size:
                 raise LostMemoryError(f"{self.path}: '{name}' has {there:,} bytes, not {size:,}")
@@ -179,7 +183,7 @@ class _Part:
 
     def __init__(self, memory: MemoryFile, name: str, *, shared: bool) -> None:
         self._memory, self._name, self._shared = memory, name, shared
-        self.address, self.file, self.kept = b"", -1, memory.kept
+        self.address, self.file, self.kept = b"", -1, memory.holds(name)
 
     def allocate(self, size: int) -> np.ndarray:
         """uint8 (size,)."""

@@ -33,6 +33,11 @@ class RankMemory(Protocol):
     def noted(self, name: str) -> Any:
         """The last value of this name; None if there is none."""
 
+    def holds(self, name: str) -> bool:
+        """Whether an array of this name is there and filled: by an earlier process, or by this one before its role
+        began.
+        """
+
     def remove(self) -> None:
         """The run is over here: nobody will go on with it."""
 
@@ -59,6 +64,10 @@ class ProcessMemory:
     def noted(self, name: str) -> Any:
         """Nothing."""
         return None
+
+    def holds(self, name: str) -> bool:
+        """Nothing."""
+        return False
 
     def remove(self) -> None:
         """Nothing is left anyway."""

@@ -41,6 +41,11 @@ def make(
     return kind(own, size, borders, np.zeros(kind.state_size(own, size, borders)) if state is None else state, seed)
 
 
+def compile_kernels(text: str) -> None:
+    """Compile now what a codec and decoding its payloads need, not in the first round."""
+    add(make(text, CodecOptions(), 1).take(np.ones(1, np.float32)), np.zeros(1, np.float32))
+
+
 __all__ = [
     "CODECS",
     "Codec",
@@ -48,6 +53,7 @@ __all__ = [
     "PayloadError",
     "Residual",
     "add",
+    "compile_kernels",
     "count_of",
     "decode",
     "length_of",

@@ -5,12 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from ssmpi.compress import kernels
-from ssmpi.compress.codec import Codec, finite
+from ssmpi.compress.codec import Codec, CodecOptions, finite
 from ssmpi.compress.payload import DENSE_HALF, HEADER, payload_bytes, seal
 
 
 class BF16(Codec):
     """bfloat16, rounded to the nearest; what is left is below 1/256 of the entry."""
+
+    @classmethod
+    def expected_bytes(cls, options: CodecOptions, size: int) -> int:
+        """As the base class."""
+        return payload_bytes(DENSE_HALF, size, ())
 
     def take(self, vector: np.ndarray) -> np.ndarray:
         """As the base class."""

@@ -6,6 +6,7 @@ feedback is ``take`` on one vector again and again, to which new gradients are a
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ssmpi.compress import kernels
-from ssmpi.compress.payload import HEADER, SPARSE, SPARSE_HALF, room, seal
+from ssmpi.compress.payload import HEADER, SPARSE, SPARSE_HALF, payload_bytes, room, seal
 from ssmpi.core.errors import SettingsError, TrainingError
 from ssmpi.core.settings import EXAMPLES, require, within
 
@@ -58,6 +59,11 @@ class Codec(ABC):
         """Numbers in ``state``: encodes so far, by default."""
         return 1
 
+    @classmethod
+    @abstractmethod
+    def expected_bytes(cls, options: CodecOptions, size: int) -> int:
+        """Length of a payload where just as many entries are sent as ``options`` ask for."""
+
     @abstractmethod
     def take(self, vector: np.ndarray) -> np.ndarray:
         """A payload of what is to be sent of float32 (size,), which keeps the rest: both add up to what it was, to the
@@ -84,6 +90,13 @@ class SparseCodec(Codec):
         super().__init__(options, size, borders, state, seed)
         self._places = np.empty(min(size, BLOCK) + 1, np.uint16)
         self._values = np.empty(min(size, BLOCK) + 1, np.float32)
+
+    @classmethod
+    def expected_bytes(cls, options: CodecOptions, size: int) -> int:
+        """As the base class; alike in all blocks."""
+        blocks = [min(BLOCK, size - start) for start in range(0, size, BLOCK)]
+        found = [block - math.floor(block * options.share) for block in blocks]
+        return payload_bytes(SPARSE_HALF if options.half else SPARSE, size, found)
 
     @abstractmethod
     def select(self, part: np.ndarray, start: int, places: np.ndarray, values: np.ndarray) -> int:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.compress.codec import Codec, finite
+from ssmpi.compress.codec import Codec, CodecOptions, finite
 from ssmpi.compress.payload import DENSE, HEADER, payload_bytes, seal
 
 
 class Dense(Codec):
     """float32; nothing is left."""
+
+    @classmethod
+    def expected_bytes(cls, options: CodecOptions, size: int) -> int:
+        """As the base class."""
+        return payload_bytes(DENSE, size, ())
 
     def take(self, vector: np.ndarray) -> np.ndarray:
         """As the base class."""

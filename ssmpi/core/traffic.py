@@ -3,7 +3,8 @@
 A message between a trainer and a server is counted by the trainer, in whichever direction it goes; one between two
 trainers by its sender; an all-reduce of n trainers as 2 (n - 1) / n of its vector on each of them, what a ring sends,
 and as one message. So the sum over all trainers is what travels. Rows and rounds in memory that ranks of a host share
-travel nowhere: such rows are counted as ``rows_in_place``. Envelopes of MPI and of the network are left out.
+travel nowhere: such rows are counted as ``rows_in_place``. What a codec sends of the
+``entries`` that it is given is ``entries_sent``. Envelopes of MPI and of the network are left out.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class Link(IntEnum):
 LINKS = tuple(link.name.lower() for link in Link)
 BYTES = tuple(f"bytes_{name}" for name in LINKS)
 MESSAGES = tuple(f"messages_{name}" for name in LINKS)
-ROWS = "rows_in_place"
-COUNTED = (*BYTES, *MESSAGES, ROWS)  # the order of ``Traffic.totals``
-_FIRST_MESSAGES, _ROWS = len(BYTES), len(BYTES) + len(MESSAGES)
+ROWS, ENTRIES, SENT = "rows_in_place", "entries", "entries_sent"
+COUNTED = (*BYTES, *MESSAGES, ROWS, ENTRIES, SENT)  # the order of ``Traffic.totals``
+_FIRST_MESSAGES, _ROWS, _ENTRIES, _SENT = map(COUNTED.index, (MESSAGES[0], ROWS, ENTRIES, SENT))
 
 
 class Traffic:
@@ -53,6 +54,13 @@ class Traffic:
         """So many rows were read or updated where they lie."""
         if self.on:
             self._mine()[_ROWS] += rows
+
+    def add_entries(self, entries: int, sent: int) -> None:
+        """Of so many entries of a vector a codec has sent some."""
+        if self.on:
+            counts = self._mine()
+            counts[_ENTRIES] += entries
+            counts[_SENT] += sent
 
     def totals(self) -> np.ndarray:
         """float64 (COUNTED,): sums over all threads so far."""

@@ -21,19 +21,25 @@ class BlockDispatcher:
     job.
 
     ``dynamic`` gives the next block to whoever asks; ``static`` gives asker ``k`` the blocks ``k``, ``k + threads``...
-    Neither gives one that is not ``ready``, nor another in its place: the order stays.
+    Neither gives one that is not ``ready``, nor another in its place: the order stays. ``told`` hears each answer.
     """
 
     options: DataOptions
     order: list[int]
     threads: int
     ready: Callable[[int], bool] = lambda block: True
+    told: Callable[[int, int], None] = lambda asker, answer: None
     _dealt: int = 0
     _taken: dict[int, int] = field(default_factory=dict)
     log: list[tuple[int, int]] = field(default_factory=list)
 
     def next_block(self, asker: int) -> int:
         """The next block for one thread (numbered over the job), or NOTHING_LEFT, or NOT_YET."""
+        answer = self._next_block(asker)
+        self.told(asker, answer)
+        return answer
+
+    def _next_block(self, asker: int) -> int:
         if self.options.handout == "static":
             place = asker + self.threads * self._taken.get(asker, 0)
         else:

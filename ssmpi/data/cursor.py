@@ -104,6 +104,8 @@ class DataCursor:
         waiting = [self._pieces[number] for number in self.dispatcher.waiting()] if self._trainer == 0 else []
         found = trainers.gather((mine, waiting))
         begun = tuple(one for each, _ in found for one in each)
+        if self._trained.handed:
+            self._trained.handed.at_rest([each.piece for each in begun])
         self.position = replace(self.position, begun=begun, waiting=tuple(found[0][1]))
 
     def _deal(self) -> BlockDispatcher:
@@ -128,9 +130,12 @@ class DataCursor:
         for thread, stream in enumerate(self.streams):
             stream.begun = position.of(self._trainer, thread)
         pieces, order = self._pieces, list(range(len(self._pieces)))
-        return BlockDispatcher(
+        dispatcher = BlockDispatcher(
             data, order, self._askers, lambda number: self._shard(pieces[number].block) in self._checked
         )
+        if handed := self._trained.handed:
+            dispatcher.told = partial(handed.asked, ahead=self._options.ahead)
+        return dispatcher
 
 
 def most_pieces(options: CursorOptions, reader: SplitReader, position: Position) -> int:

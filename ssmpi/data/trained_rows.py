@@ -46,14 +46,15 @@ class TrainedRows:
     ``rows`` and ``batches`` int64 (threads,) are what each thread has done in all deals.
 
     There are two banks, for this deal and the last one: a deal counts once its note is there, and a kill before that
-    changes nothing.
+    changes nothing. The ``dealer`` also has ``handed`` out.
     """
 
-    def __init__(self, memory: RankMemory, threads: int, most: int) -> None:
+    def __init__(self, memory: RankMemory, threads: int, most: int, *, dealer: bool = False) -> None:
         self._memory = memory
         if memory.kept:
             most = memory.noted(MOST)
         memory.note(MOST, most)
+        self.handed = HandedOut(memory, threads, most) if dealer else None
         self._banks = memory.array("rows done", (2, most), np.int64)
         self.rows, self.batches = (
             memory.array(f"{what} by thread", (threads,), np.int64) for what in ("rows", "batches")
@@ -68,6 +69,8 @@ class TrainedRows:
             of_block[piece.block].append((number, piece))
         self._of_block, self._bank = dict(of_block), self._banks[dealt.number % 2]
         self._bank[:] = 0
+        if self.handed:
+            self.handed.deal(dealt)
         self._memory.note(DEAL, [dealt.number, dealt.examples, dealt.position.state()])
 
     def add(self, thread: int, rows: Piece) -> None:
@@ -75,7 +78,7 @@ class TrainedRows:
         self.rows[thread] += rows.rows
         self.batches[thread] += 1
         for number, piece in self._of_block[rows.block]:
-            if piece.start < rows.stop and rows.start < piece.stop:
+            if overlap(piece, rows):
                 self._bank[number] = min(rows.stop, piece.stop) - piece.start
 
     def kept(self) -> tuple[Deal, np.ndarray] | None:
@@ -85,6 +88,74 @@ class TrainedRows:
             return None
         deal = Deal(found[0], found[1], Position.of_state(found[2]))
         return deal, self._banks[deal.number % 2][: len(deal.pieces)].copy()
+
+
+class HandedOut:
+    """On the dealer: which trainer has which piece of a deal, in memory: what it knows of those whose memory is lost.
+
+    A thread that asks for more has done all that it was given before, but for the last piece if it takes batches
+    ``ahead``. int32 (2, pieces): 0 for a piece that nobody was given, k + 1 for one that trainer k has, -k - 1 for one
+    that it has done.
+    """
+
+    def __init__(self, memory: RankMemory, threads: int, most: int) -> None:
+        self._threads = threads
+        self._banks = memory.array("pieces handed out", (2, most), np.int32)
+        self._bank, self._pieces, self._begun = self._banks[0], list[Piece](), 0
+        self._has: dict[int, list[int]] = {}  # pieces, by asker
+
+    def deal(self, dealt: Deal) -> None:
+        """Begin with what is dealt anew: what was begun is handed out."""
+        self._bank, self._pieces, self._begun = self._banks[dealt.number % 2], dealt.pieces, len(dealt.position.begun)
+        self._bank[:], self._has = 0, {}
+        for number, begun in enumerate(dealt.position.begun):
+            self._give(begun.trainer * self._threads + begun.thread, number)
+
+    def asked(self, asker: int, given: int, *, ahead: bool) -> None:
+        """A thread, by its number in the job, has asked for more and was ``given`` one of what nobody had begun, if it
+        is not negative.
+        """
+        has = self._has.get(asker, [])
+        for _ in has[int(ahead) :]:
+            self._done(has.pop(0))
+        if given >= 0:
+            self._give(asker, self._begun + given)
+
+    def at_rest(self, begun: Sequence[Piece]) -> None:
+        """All threads have come to rest: what each has ``begun`` is not done, all else that it was given is."""
+        for has in self._has.values():
+            for number in has:
+                piece = self._pieces[number]
+                if not any(overlap(piece, rest) for rest in begun):
+                    self._done(number)
+
+    def kept(self, deal: Deal) -> np.ndarray:
+        """What an earlier process has handed out of a deal, int32 (pieces,)."""
+        return self._banks[deal.number % 2][: len(deal.pieces)].copy()
+
+    def _give(self, asker: int, number: int) -> None:
+        self._has.setdefault(asker, []).append(number)
+        self._bank[number] = asker // self._threads + 1
+
+    def _done(self, number: int) -> None:
+        self._bank[number] = -abs(self._bank[number])
+
+
+def overlap(one: Piece, other: Piece) -> bool:
+    """Whether two pieces have rows in common."""
+    return one.block == other.block and one.start < other.stop and other.start < one.stop
+
+
+def done_by(trainer: int, deal: Deal, handed: np.ndarray) -> np.ndarray:
+    """How many rows of each piece of a deal a trainer has done for sure, by what the dealer has ``handed`` out, int64
+    (pieces,).
+    """
+    return np.where(handed == -trainer - 1, [piece.rows for piece in deal.pieces], 0).astype(np.int64)
+
+
+def rows_in_hand(trainer: int, deal: Deal, handed: np.ndarray) -> int:
+    """How many rows a trainer may have done besides."""
+    return sum(piece.rows for piece, whose in zip(deal.pieces, handed.tolist(), strict=True) if whose == trainer + 1)
 
 
 def latest(found: Sequence[tuple[Deal, np.ndarray] | None]) -> Deal | None:

@@ -7,6 +7,7 @@ outside: ``dense``, and ``rows``, the embedding rows of an example's ids behind 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -190,6 +191,12 @@ class Network:
     def layout(self) -> list[Parameter]:
         """Names and shapes of all parameters, in the order of the flat vector."""
         return [parameter for form in self.forms.values() for parameter in form.parameters]
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Where each layer, an operator with all its parameters, ends in the flat vector."""
+        ends = itertools.accumulate(floats_in(form.parameters) for form in self.forms.values())
+        return tuple(dict.fromkeys(end for end in ends if end))
 
     @property
     def parameters(self) -> int:

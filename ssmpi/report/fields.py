@@ -4,11 +4,11 @@ this table.
 
 from __future__ import annotations
 
-TRAIN, EVALUATION, CHECKPOINT = KINDS = ("train", "evaluation", "checkpoint")
+TRAIN, EVALUATION, CHECKPOINT, RECOVERY = KINDS = ("train", "evaluation", "checkpoint", "recovery")
 ALL, SCORED = KINDS, (TRAIN, EVALUATION)
 
 FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
-    "kind": (ALL, "`train` for a window of training, `evaluation`, or `checkpoint`"),
+    "kind": (ALL, "`train` for a window of training, `evaluation`, `checkpoint`, or `recovery`"),
     "examples": (ALL, "examples of all trainers so far, earlier jobs of the run included"),
     "seconds": (ALL, "seconds of training so far, earlier jobs included; evaluations and saves are left out"),
     "eps": ((TRAIN,), "examples a second in this window, all trainers"),
@@ -41,6 +41,10 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
         }.items()
     },
     "rows_in_place": ((TRAIN,), "rows read or updated in memory of this host in this window, which travel nowhere"),
+    "density": (
+        (TRAIN,),
+        "share of the entries that pushes have sent in this window, where `sync.codec` is not `dense`",
+    ),
     "split": ((EVALUATION,), "what was scored"),
     "weights": ((EVALUATION,), "`model`: the common model; `replica 0`: the first trainer's own (`evaluate.replica`)"),
     "rows": ((EVALUATION,), "rows scored"),
@@ -50,6 +54,24 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "bytes": ((CHECKPOINT,), "size of its files"),
     "position": ((CHECKPOINT,), "examples after which it was taken; `examples` is when it was committed"),
     "error": ((CHECKPOINT,), "why it could not be saved; then only `O_save` is there besides"),
+    "start": ((RECOVERY,), "the number of the start, within its launch"),
+    "at": ((RECOVERY,), "when it decided, in UTC"),
+    "why": ((RECOVERY,), "why the last start had ended, as a rank wrote it; may be empty"),
+    "how": (
+        (RECOVERY,),
+        "how the run goes on: from `memory`, `partial`, from a checkpoint (its name) or from the `beginning`",
+    ),
+    "lost": ((RECOVERY,), "whose memory was lost, and why; empty if nobody's"),
+    "batches_repeated": ((RECOVERY,), "batches under way, which come again"),
+    "rows_reloaded": ((RECOVERY,), "embedding rows loaded anew; `partial` only, as what follows up to `pls`"),
+    "sources": ((RECOVERY,), "where each lost embedding PS has its rows from"),
+    "samples_lost": ((RECOVERY,), "samples that those rows miss, summed over the embedding PSs lost"),
+    "rows_dealt_again": ((RECOVERY,), "rows that lost trainers had in hand: they come again, trained on or not"),
+    "accounts_lost": ((RECOVERY,), "threads of lost trainers whose gradients were not all pushed (`async_ps`)"),
+    "pls": ((RECOVERY,), "portion of lost samples so far"),
+    "seconds_ranks": ((RECOVERY,), "from the end of the last start to the decision"),
+    "seconds_load": ((RECOVERY,), "then for loading rows"),
+    "seconds_restore": ((RECOVERY,), "from the decision to training"),
 }
 
 

@@ -112,6 +112,11 @@ class MetricLogger:
         self._saving["O_save"] += line["O_save"]
         self._write({"kind": "checkpoint", **self._where(), **line})
 
+    def recovered(self, record: dict[str, Any]) -> None:
+        """Write how the run goes on after a kill: a record of ``recoveries.json``."""
+        seconds = {f"seconds_{name}": value for name, value in record["seconds"].items()}
+        self._write({"kind": "recovery", **record, **self._where(), **seconds})
+
     def pause(self, seconds: float) -> None:
         """Training stood still for this long."""
         self._paused += seconds

@@ -29,21 +29,59 @@ def begin(run: Path, launch: str) -> None:
     _write(run, {**read(run), "launch": launch})
 
 
+def timeline(run: Path) -> int:
+    """How often the run has gone back to a checkpoint, or to the beginning, the first start included: rows that were
+    saved beside training in an earlier timeline are those of a future that did not come.
+    """
+    return int(read(run).get("timeline", 0))
+
+
+def begin_timeline(run: Path) -> int:
+    """The number of one more."""
+    _write(run, {**read(run), "timeline": timeline(run) + 1})
+    return timeline(run)
+
+
 def add(run: Path, recovery: dict[str, Any]) -> None:
     """One more."""
     found = read(run)
     _write(run, {**found, "recoveries": [*found["recoveries"], recovery]})
 
 
-def complete(run: Path, more: dict[str, Any]) -> None:
-    """Training goes on after the last one: add that, and the seconds that it took to restore the state."""
+def amend(run: Path, more: dict[str, Any]) -> dict[str, Any]:
+    """Add to the last one what came out meanwhile, to its ``seconds`` too; the whole record."""
+    found = read(run)
+    last: dict[str, Any] = found["recoveries"][-1]
+    last |= {**more, "seconds": {**last["seconds"], **more["seconds"]}}
+    _write(run, found)
+    return last
+
+
+def complete(run: Path, more: dict[str, Any]) -> dict[str, Any]:
+    """Training goes on after the last one: add that, and the seconds that it took to restore the state. The whole
+    record; an empty one if this start is no recovery.
+    """
     found = read(run)
     last = found["recoveries"][-1] if found["recoveries"] else {}
     if "seconds" not in last or "restore" in last["seconds"]:
-        return  # this start is not a recovery
+        return {}
     restore = (datetime.now(UTC) - datetime.fromisoformat(last["at"])).total_seconds()
-    last |= {**more, "seconds": {**last["seconds"], "restore": round(restore, 3)}}
-    _write(run, found)
+    return amend(run, {**more, "seconds": {"restore": round(restore, 3)}})
+
+
+def describe(record: dict[str, Any]) -> str:
+    """What a partial recovery has cost, in a sentence."""
+    parts = [
+        f"{record['rows_reloaded']:,} embedding rows reloaded ("
+        + ", ".join(f"{who} from {source}" for who, source in record["sources"].items())
+        + f"), which miss {record['samples_lost']:,} samples"
+    ] * bool(record["rows_reloaded"])
+    if record["rows_dealt_again"]:
+        parts.append(f"up to {record['rows_dealt_again']:,} rows of the data are trained on again")
+    if record["accounts_lost"]:
+        parts.append(f"gradients of {record['accounts_lost']} threads that were not pushed are lost")
+    cost = "; ".join(parts) or "nothing but what follows from the ranks that live"
+    return f"going on after {record['examples']:,} examples: {cost}. PLS is {record['pls']:.3g} so far"
 
 
 def _write(run: Path, found: dict[str, Any]) -> None:

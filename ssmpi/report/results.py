@@ -42,13 +42,17 @@ class EarlierResults(NamedTuple):
 class Results:
     """Kept by the first trainer. A run is finished when ``result.json`` says ``"status": "complete"``, never before.
 
-    ``expected`` is how many examples the whole run has.
+    ``expected`` is how many examples the whole run has. ``ledger`` is what is to be noted of all memory, ``pls`` the
+    portion of lost samples by then, ``news`` what this start adds to the record of recoveries.
     """
 
     def __init__(
         self, folder: Path, options: Run, topology: Topology, expected: int, earlier: EarlierResults | None = None
     ) -> None:
         self.folder, self._expected = folder, expected
+        self.ledger: dict[str, Any] = {}
+        self.news: dict[str, Any] = {}
+        self.pls = 0.0
         logbook, self.evaluations = (earlier.logbook, earlier.evaluations) if earlier else (None, {})
         self.logbook = MetricLogger(folder, topology, expected, options.log_seconds, logbook)
         if options.tensorboard:
@@ -79,7 +83,7 @@ class Results:
         body = {"status": status, "ended": now(), "expected_examples": self._expected, **totals}
         body |= nested(self.logbook.traffic.totals())
         found = recoveries.read(self.folder)["recoveries"]
-        body |= {"restarts": len(found), "recoveries": found, "evaluations": self.evaluations}
+        body |= {"pls": self.pls, "restarts": len(found), "recoveries": found, "evaluations": self.evaluations}
         if complete:
             body |= {"ended_by": "passes" if all_done else ended_by, "kept": kept}
         atomic_file.write(self.folder / RESULT_NAME, json.dumps(plain(body), indent=1) + "\n")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.core.traffic import BYTES, COUNTED, LINKS, MESSAGES, ROWS
+from ssmpi.core.traffic import BYTES, COUNTED, ENTRIES, LINKS, MESSAGES, ROWS, SENT
 
 
 class TrafficLog:
@@ -26,20 +26,27 @@ class TrafficLog:
         return dict(zip(COUNTED, self._totals().tolist(), strict=True))
 
     def window(self) -> dict[str, float]:
-        """Bytes and rows since the last call."""
+        """Bytes, rows and, where a codec encodes, density since the last call."""
         before, self._window = self._window, self._totals()
         news = dict(zip(COUNTED, (self._window - before).tolist(), strict=True))
-        return {name: news[name] for name in (*BYTES, ROWS)}
+        return {name: news[name] for name in (*BYTES, ROWS)} | density(news)
 
     def _totals(self) -> np.ndarray:
         total: np.ndarray = self._earlier + self._told.sum(axis=0)
         return total
 
 
-def nested(totals: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """As ``result.json`` has it: ``bytes`` and ``messages`` by class of link, rows in place among the former."""
+def density(counts: Mapping[str, float]) -> dict[str, float]:
+    """The share of the entries that a codec has sent of those it was given; nothing where there was none."""
+    return {"density": counts[SENT] / counts[ENTRIES]} if counts[ENTRIES] else {}
+
+
+def nested(totals: Mapping[str, float]) -> dict[str, Any]:
+    """As ``result.json`` has it: ``bytes`` and ``messages`` by class of link, rows in place among the former; and the
+    ``density`` of what a codec has sent.
+    """
     by_link = [{link: totals[name] for link, name in zip(LINKS, names, strict=True)} for names in (BYTES, MESSAGES)]
-    return {"bytes": {**by_link[0], ROWS: totals[ROWS]}, "messages": by_link[1]}
+    return {"bytes": {**by_link[0], ROWS: totals[ROWS]}, "messages": by_link[1], **density(totals)}
 
 
 HEADINGS = (*(f"{link.replace('_', ' ')}, MB" for link in LINKS), "bytes an example", "rows in place")
@@ -61,6 +68,8 @@ def in_words(result: Mapping[str, Any]) -> str:
         return ""
     parts = [f"{link.replace('_', ' ')} {text}" for link, text in zip(LINKS, texts, strict=False) if text != "0"]
     sent = f"sent: {', '.join(parts)} MB; {texts[-2]} bytes an example" if parts else "sent: nothing"
+    if isinstance(result.get("density"), float):
+        sent += f"; {result['density']:.2%} of the entries pushed"
     return f"{sent}; {texts[-1]} rows in place" if texts[-1] != "0" else sent
 
 

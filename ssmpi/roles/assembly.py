@@ -21,6 +21,7 @@ from ssmpi.data.trained_rows import Deal, TrainedRows
 from ssmpi.model import own_code, processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
+from ssmpi.recovery.ledger import Ledger
 from ssmpi.report.metric_logger import EarlierLog
 from ssmpi.report.results import EarlierResults, Results
 from ssmpi.roles.kept_state import KeptState
@@ -75,8 +76,8 @@ def dense_model(config: Config, reader: SplitReader, start: Start) -> tuple[Repl
 
 def saved_state(config: Config, world: World, start: Start) -> Saved | None:
     """What a trainer goes on with; None at the beginning of a run."""
-    if start.memory.kept:
-        return KeptState.gather(config, world, start.memory)
+    if start.warm:
+        return KeptState.gather(config, world, start.memory, start.repair)
     return Checkpoint.at(start.checkpoint) if start.checkpoint else None
 
 
@@ -96,7 +97,7 @@ def synchronization(
 ) -> tuple[list[sync.Synchronizer], sync.Pace]:
     """The synchronizers of a trainer, and when they run their rounds."""
     options, threads = config.sync, config.topology.threads
-    if saved and (saved.state["examples"] or local.memory.kept):
+    if saved and (saved.state["examples"] or isinstance(saved, KeptState)):
         options = replace(options, warmup_steps=0)  # over since the first rest, at the latest
     if not options.warmup_steps and not local.memory.kept:
         local.memory.note(OVER, True)
@@ -132,7 +133,8 @@ def trained_rows(
     counts what earlier jobs have done.
     """
     position = saved.deal(config.topology, config.data.batch_size).position if saved else Position(0)
-    made = TrainedRows(memory, config.topology.threads, most_pieces(cursor_options(config), reader, position))
+    most = most_pieces(cursor_options(config), reader, position)
+    made = TrainedRows(memory, config.topology.threads, most, dealer=trainer == 0)
     if not memory.kept:
         made.rows[:] = progress.scored
         if saved and trainer == 0:
@@ -150,9 +152,24 @@ def save_context(
     )  # fmt: skip
 
 
-def results(config: Config, folder: Path, rows: int, saved: Saved | None) -> Results:
+def results(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> Results:
     """What the first trainer writes of a run over so many rows."""
-    earlier = None
+    earlier, expected = None, rows * config.data.passes
     if saved:
         earlier = EarlierResults(EarlierLog(saved.state["logbook"], saved.scored()), saved.state["evaluations"])
-    return Results(folder, config.run, config.topology, rows * config.data.passes, earlier)
+    made = Results(folder, config.run, config.topology, expected, earlier)
+    before = Ledger.of_state(start.ledger) if start.ledger else Ledger()
+    ledger = before
+    if start.repair:
+        assert saved
+        taken = {index: loaded.samples for index, loaded in start.repair.loaded.items()}
+        ledger = before.reloaded(start.repair.ranks, taken, saved.state["examples"])
+        made.news = {
+            "samples_lost": ledger.samples_lost - before.samples_lost,
+            "rows_dealt_again": saved.state["dealt_again"][1],
+            "accounts_lost": len(start.repair.trainers)
+            * config.topology.threads
+            * (config.sync.algorithm == "async_ps"),
+        }
+    made.ledger, made.pls = ledger.state(), ledger.pls(expected)
+    return made

@@ -122,6 +122,15 @@ class Evaluations:
             return None
         return Scored(vector, metrics, clock.wall)
 
+    def score_replica(self, split: str, replica: np.ndarray) -> None:
+        """If ``evaluate.replica`` asks for it, score the first trainer's own weights and record them."""
+        if not self.options.replica or self.stopped or not self.has(split):
+            return
+        vector = replica.copy()
+        self.share(vector, "the other trainers")
+        if scored := self.score(split, vector):
+            self.record(split, scored, "replica 0")
+
     def record(self, split: str, scored: Scored, what: str = "model", best: bool | None = None) -> None:
         """Keep an evaluation; see ``Results.evaluated``."""
         if self.results:

@@ -10,14 +10,17 @@ import numpy as np
 
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.metrics import Quality
-from ssmpi.data.trained_rows import Deal, TrainedRows, latest
+from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
+from ssmpi.recovery.ledger import LEDGER
 from ssmpi.report import recoveries
 from ssmpi.roles.progress import Progress
+from ssmpi.roles.repair import make_good
 from ssmpi.sync.warmup import OVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
 
+    from ssmpi.checkpoint.start import Repair
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.comm.world import World
     from ssmpi.config import Config
@@ -31,7 +34,9 @@ RUN, NOTE_SECONDS = "run", 1.0  # the name of the first trainer's note, and how 
 
 
 class _Kept(NamedTuple):
-    """What one trainer has kept: its last deal, its note, what it has scored, batches under way and done."""
+    """What one trainer has kept: its last deal, its note, what it has scored, batches under way and done; the dealer
+    also what it had handed out. Nothing, if its memory is lost.
+    """
 
     deal: tuple[Deal, np.ndarray] | None
     run: dict[str, Any]
@@ -39,13 +44,17 @@ class _Kept(NamedTuple):
     under_way: int
     batches: int
     warmed_up: bool
+    handed: np.ndarray | None = None
+
+
+LOST = _Kept(None, {}, Quality(), 0, -1, True)
 
 
 @dataclass(frozen=True)
 class KeptState:
     """The same on all trainers. ``state`` is the first one's note, with ``examples``; ``left`` of the latest
-    deal; ``quality`` what each trainer has scored; ``repeated`` how many batches were under way. The
-    trainer ``furthest`` ahead has done most batches.
+    deal; ``quality`` what each trainer has scored; ``repeated`` how many batches were under way. What must be equal
+    comes from the trainer ``furthest`` ahead; ``repair`` says whose memory is lost.
     """
 
     state: dict[str, Any]
@@ -54,36 +63,36 @@ class KeptState:
     repeated: int
     furthest: int
     warming_up: bool
+    repair: Repair | None = None
 
     @classmethod
-    def gather(cls, config: Config, world: World, memory: RankMemory) -> KeptState:
+    def gather(cls, config: Config, world: World, memory: RankMemory, repair: Repair | None = None) -> KeptState:
         """Every trainer calls. The memory changes only in that batches under way are not counted as such again."""
-        trained = TrainedRows(memory, config.topology.threads, 0)
-        progress = Progress(config.topology.threads, world.trainers.size, config.schedule, memory=memory)
-        scored = progress.scored
-        found = world.trainers.gather(
-            _Kept(
-                trained.kept(),
-                memory.noted(RUN),
-                progress.quality(),
-                int((scored != trained.rows).sum()),
-                int(trained.batches.sum()),
-                bool(memory.noted(OVER)),
-            )
-        )
-        trained.rows[:] = scored
-        deal, run, batches = latest([each.deal for each in found]), found[0].run, [each.batches for each in found]
+        lost = repair.trainers if repair else frozenset()
+        mine = LOST if world.index in lost else _own(config, world, memory)
+        found = world.trainers.gather(mine)
+        deals, run, batches = [each.deal for each in found], found[0].run, [each.batches for each in found]
+        again = (0, 0)
+        if lost and found[0].deal and found[0].handed is not None:
+            dealt, handed = found[0].deal[0], found[0].handed
+            deals += [(dealt, done_by(trainer, dealt, handed)) for trainer in lost]
+            again = dealt.number, sum(rows_in_hand(trainer, dealt, handed) for trainer in lost)
+            before, rows = run["dealt_again"]
+            again = again[0], again[1] + rows * (before < dealt.number)
+        deal = latest(deals)
         assert deal, "whole memory has this note"
         if deal.position.done and run["evaluated"] >= deal.position.part:
             deal = deal._replace(position=deal.position.next(config.evaluate.per_pass))
-        logbook = {**run["logbook"], "examples": deal.examples, "iterations": sum(batches)}
+        iterations = max(sum(max(each, 0) for each in batches), run["logbook"]["iterations"] if lost else 0)
+        logbook = {**run["logbook"], "examples": deal.examples, "iterations": iterations}
         return cls(
-            state={**run, "examples": deal.examples, "logbook": logbook},
+            state={**run, "examples": deal.examples, "logbook": logbook, "dealt_again": again},
             left=deal,
             quality=[each.quality for each in found],
             repeated=sum(each.under_way for each in found),
-            furthest=batches.index(max(batches)),
+            furthest=0 if lost else batches.index(max(batches)),  # the first one's group surely has its leader
             warming_up=not all(each.warmed_up for each in found),
+            repair=repair,
         )
 
     def deal(self, topology: Topology, batch_size: int) -> Deal:
@@ -109,6 +118,27 @@ class KeptState:
         if self.warming_up:
             synchronizer.restart()
             synchronizer.peers.local.memory.note(OVER, True)
+        if self.repair:
+            make_good(self.repair, synchronizer, world, waiting)
+
+
+def _own(config: Config, world: World, memory: RankMemory) -> _Kept:
+    """What this trainer has kept."""
+    threads, first = config.topology.threads, world.index == 0
+    trained = TrainedRows(memory, threads, 0, dealer=first)
+    progress = Progress(threads, world.trainers.size, config.schedule, memory=memory)
+    scored, deal = progress.scored, trained.kept()
+    kept = _Kept(
+        deal,
+        memory.noted(RUN),
+        progress.quality(),
+        int((scored != trained.rows).sum()),
+        int(trained.batches.sum()),
+        bool(memory.noted(OVER)),
+        trained.handed.kept(deal[0]) if trained.handed and deal else None,
+    )
+    trained.rows[:] = scored
+    return kept
 
 
 class RunNote:
@@ -123,6 +153,7 @@ class RunNote:
         self._memory, self._results, self._selection, self._checked = memory, results, selection, checked
         kept = saved if isinstance(saved, KeptState) else None
         self._repeated = kept.repeated if kept else 0
+        self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
         self._write()
 
@@ -138,10 +169,19 @@ class RunNote:
         from this memory. If it does so after a kill already, add that to the record, with the pushes that were lost on
         their way.
         """
+        results = self._results
+        if results:  # the first trainer's memory is whole only with it
+            self._memory.note(LEDGER, results.ledger)
         self._memory.ready()
-        if self._results:
-            found = {"examples": examples, "batches_repeated": self._repeated, "pushes_lost": pushes_lost}
-            recoveries.complete(self._results.folder, found)
+        if results:
+            found: dict[str, float] = {"examples": examples, "batches_repeated": self._repeated}
+            found |= {"pushes_lost": pushes_lost, **results.news, "pls": results.pls}
+            if recovery := recoveries.complete(results.folder, found):
+                results.logbook.recovered(recovery)
+                if results.news:
+                    results.logbook.say(recoveries.describe(recovery))
+                self._again = (0, 0)
+                self._write()  # or a kill within a second takes that line back
 
     def evaluated(self, part: int) -> None:
         """A part of the run is over, its evaluation included: write that at once."""
@@ -158,4 +198,5 @@ class RunNote:
             "choice": asdict(self._selection.standing),
             "checked": sorted(self._checked),
             "evaluated": self._evaluated,
+            "dealt_again": self._again,
         })  # fmt: skip

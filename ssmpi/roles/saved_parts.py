@@ -58,6 +58,7 @@ class SavedParts:
                 evaluations=plain(self.results.evaluations),
                 checked=self.checked,
                 selection=asdict(standing),
+                ledger=self.results.ledger,
             ).as_json()
         return TrainerState(arrays, self.progress.of_all, self._model(vector, run))
 

@@ -26,7 +26,7 @@ def placing(cardinalities: Sequence[int], servers: int, start: Start) -> str:
         f"{sum(cardinalities):,} embedding rows",
         f"on {servers} embedding PS{'s' * (servers > 1)}" if servers else "in the trainer",
     )
-    if start.memory.kept:
+    if start.warm:
         return f"mapping {rows} {where}"
     return f"loading {rows} of {start.checkpoint.name} {where}" if start.checkpoint else f"placing {rows} {where}"
 

@@ -59,7 +59,7 @@ class Trainer:
         local = sync.LocalTrainer(
             self.progress.iterations, self.progress.factor, self.optimizer, self.replica.thread_model,
             sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.embedding.dim),
-            sync.ReplicaMemory(world.host, self.replica.memory), memory,
+            sync.ReplicaMemory(world.host, self.replica.memory, self.replica.network.borders), memory,
         )  # fmt: skip
         self.synchronizers, self.pace = assembly.synchronization(config, world, self.replica, local, saved)
         trained = assembly.trained_rows(config, world.index, self._reader, saved, self.progress, memory)
@@ -72,7 +72,7 @@ class Trainer:
             restore(live, saved, world, config.sync.algorithm, config.waiting)
         elif saved:
             saved.make_equal(self.synchronizers[0], world, config.waiting)
-        self._results = assembly.results(config, folder, rows, saved) if world.index == 0 else None
+        self._results = assembly.results(config, folder, rows, saved, start) if world.index == 0 else None
         self._parts = SavedParts(
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica, live=live,
             progress=self.progress, checked=self._control.checked, results=self._results,
@@ -180,11 +180,7 @@ class Trainer:
         evaluations, choice = self._evaluations, self._selection
         if not choice.scored_finally and (scored := self._score_model(split)):
             evaluations.record(split, scored, best=choice.best_on(split))
-        if self.config.evaluate.replica and not self.stopped and evaluations.has(split):
-            vector = self.replica.vector.copy()
-            evaluations.share(vector, "the other trainers")
-            if scored := evaluations.score(split, vector):
-                evaluations.record(split, scored, "replica 0")
+        evaluations.score_replica(split, self.replica.vector)
         if self.stopped:
             self.save()
 

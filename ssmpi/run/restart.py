@@ -1,52 +1,117 @@
-"""Where the ranks of a job start from: what an earlier start of the same launch has left in memory; or a checkpoint, or
-the beginning, as any job.
+"""Where the ranks of a job start from: what an earlier start of the same launch has left in memory, with what is lost
+of it made anew; or a checkpoint, or the beginning, as any job.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
+from ssmpi.checkpoint import store
 from ssmpi.checkpoint.start import Start
 from ssmpi.comm.memory_file import LostMemoryError, MemoryFile, Origin
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 from ssmpi.core import memory_folder
 from ssmpi.core.log import last_end, log
+from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Choice, Found, choose
+from ssmpi.recovery.ledger import LEDGER, Ledger
 from ssmpi.report import recoveries
-from ssmpi.run import resume
+from ssmpi.run import partial_recovery, policy_inputs, resume
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import Job
     from ssmpi.run.request import Supervised
     from ssmpi.run.resume import ResumePlan
 
-MEMORY, BEGINNING = "memory", "beginning"  # how a run went on, if not from a checkpoint
-SHOWN = 3  # ranks, in a message
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+BEGINNING = "beginning"  # how a run went on, if not from memory or a checkpoint
 
 
 def begin(job: Job, plan: ResumePlan, supervised: Supervised | None) -> Start:
     """Where this rank starts from; the first rank decides for all."""
-    config, run = plan.config, Path(plan.config.run.folder)
-    if supervised is None or config.recovery.mode == "off":
-        return Start(resume.choose_checkpoint(job, plan))
-    role, index = config.topology.role_of(job.rank)
-    path = memory_folder.of_launch(config.recovery.memory_folder, supervised.launch) / f"{role}-{index}"
-    who, lost = config.topology.name_of(job.rank), ""
-    if plan.again:
-        memory, why = look(path, supervised.launch, who)
-        lost = loss(job.gather((who, why, memory.origin.start if memory else 0)))
-        if memory and not lost:
-            job.agree(lambda: decide(run, supervised, MEMORY, lost))
-            return Start(memory=memory)
-    checkpoint = resume.choose_checkpoint(job, plan)
-    if plan.again:
-        job.agree(lambda: decide(run, supervised, checkpoint.name if checkpoint else BEGINNING, lost))
-    else:
-        job.agree(lambda: recoveries.begin(run, supervised.launch))
-    return Start(checkpoint, fresh(path, Origin(supervised.launch, who, supervised.start)))
+    if supervised is None or plan.config.recovery.mode == "off":
+        return without_memory(job, plan, ProcessMemory(), resume.choose_checkpoint(job, plan), 0)
+    return Restart(job, plan, supervised).begin()
+
+
+class Restart:
+    """A start of a job that its launch starts again."""
+
+    def __init__(self, job: Job, plan: ResumePlan, supervised: Supervised) -> None:
+        self._job, self._plan, self._supervised, config = job, plan, supervised, plan.config
+        self._run = Path(config.run.folder)
+        role, index = config.topology.role_of(job.rank)
+        folder = memory_folder.of_launch(config.recovery.memory_folder, supervised.launch)
+        self._path, self._who = folder / f"{role}-{index}", config.topology.name_of(job.rank)
+
+    def begin(self) -> Start:
+        """From memory, unless this is the first start or too much of it is lost."""
+        job, lost = self._job, ""
+        if self._plan.again:
+            start, lost = self._from_memory()
+            if start:
+                return start
+        checkpoint = resume.choose_checkpoint(job, self._plan)
+        if self._plan.again:
+            how = checkpoint.name if checkpoint else BEGINNING
+            job.agree(lambda: self._decide(how, lost))
+        else:
+            job.agree(lambda: recoveries.begin(self._run, self._supervised.launch))
+            if job.rank == 0:
+                policy_inputs.say(self._plan.config, checkpoint)
+        return without_memory(job, self._plan, self._fresh(), checkpoint, self._supervised.start)
+
+    def _from_memory(self) -> tuple[Start | None, str]:
+        """None, and why, where all ranks go back to a checkpoint."""
+        memory, why = look(self._path, self._supervised.launch, self._who)
+        found = self._job.gather(Found(why, memory.origin.start if memory else 0))
+        choice, ledger, timeline = self._job.agree(lambda: self._choose(memory, found))
+        if choice.how == FULL:
+            return None, choice.why
+        if choice.how == MEMORY:
+            self._job.agree(lambda: self._decide(MEMORY))
+            assert memory
+            return Start(memory=memory, ledger=ledger, timeline=timeline), ""
+        mine = memory if memory and self._job.rank not in choice.lost else self._fresh()
+        start = Start(memory=mine, ledger=ledger, timeline=timeline)
+        made = partial_recovery.make_good(self._job, self._plan, start, choice.lost, self._supervised.start)
+        if isinstance(made, str):
+            return None, f"{choice.why}, and {made}"
+        assert made.repair
+        more = partial_recovery.record(made.repair)
+        self._job.agree(lambda: self._decide(PARTIAL, choice.why, more))
+        return made, ""
+
+    def _choose(self, memory: MemoryFile | None, found: list[Found]) -> tuple[Choice, Mapping[str, Any] | None, int]:
+        """On the first rank: how the run goes on, what it has noted of all memory, and its timeline."""
+        config, noted = self._plan.config, memory.noted(LEDGER) if memory else None
+        starts = Ledger.of_state(noted).starts if noted else ()
+        choice = choose(found, starts, config.topology, config.recovery, lambda: policy_inputs.decision(config, memory))
+        if choice.how == PARTIAL:
+            log.info(
+                f"start {self._supervised.start} of this job: {choice.why}: it is made anew from the newest saves,"
+                " every other rank goes on with what its memory has kept (partial recovery)"
+            )
+        return choice, noted, recoveries.timeline(self._run)
+
+    def _fresh(self) -> RankMemory:
+        return fresh(self._path, Origin(self._supervised.launch, self._who, self._supervised.start))
+
+    def _decide(self, how: str, lost: str = "", more: Mapping[str, Any] = NOTHING) -> None:
+        decide(self._run, self._supervised, how, lost, more)
+
+
+def without_memory(job: Job, plan: ResumePlan, memory: RankMemory, checkpoint: Path | None, start: int) -> Start:
+    """From a checkpoint, or the beginning: what is in ``memory`` from now on, this start has made."""
+    topology, run = plan.config.topology, Path(plan.config.run.folder)
+    timeline = job.agree(lambda: recoveries.begin_timeline(run))
+    state = store.read_manifest(checkpoint).state if checkpoint and job.rank == 0 else {}
+    ledger = Ledger.begin([start] * topology.size, topology.embedding_ps, state.get(LEDGER), state.get("examples", 0))
+    return Start(checkpoint, memory, ledger=ledger.state(), timeline=timeline)
 
 
 def fresh(path: Path, origin: Origin) -> RankMemory:
@@ -56,8 +121,8 @@ def fresh(path: Path, origin: Origin) -> RankMemory:
     except OSError as error:
         log.warning(
             f"no memory for {origin.rank} in {path.parent.parent} ({error}): training goes on, but if a rank is killed"
-            " it goes back to the newest checkpoint. Set recovery.memory_folder to a memory file system, or"
-            " recovery.mode = 'off'"
+            " this one loses what it has learned since the newest save. Set recovery.memory_folder to a memory file"
+            " system, or recovery.mode = 'off'"
         )
         return ProcessMemory()
 
@@ -70,26 +135,14 @@ def look(path: Path, launch: str, who: str) -> tuple[MemoryFile | None, str]:
         return None, str(error)
 
 
-def loss(found: Sequence[tuple[str, str, int]]) -> str:
-    """Why not all ranks can go on with their memory; empty if they can. Of each rank its name, why its memory is lost,
-    and which start has made it.
-    """
-    lost = [(who, why) for who, why, _ in found if why]
-    if lost:
-        names, why = [who for who, _ in lost], lost[0][1]
-        more = f" and {len(names) - SHOWN} others" * (len(names) > SHOWN)
-        return f"the memory of {', '.join(names[:SHOWN])}{more} is lost ({why})"
-    if len({start for *_, start in found}) > 1:
-        return "the last start was killed before every rank had its memory"
-    return ""
-
-
-def decide(run: Path, supervised: Supervised, how: str, lost: str) -> None:
-    """On the first rank: say in one sentence how the run goes on, and record it."""
-    what = "every rank goes on with what its memory has kept"
-    if how != MEMORY:
-        what = f"{lost}: all ranks go back to {'the ' * (how == BEGINNING)}{how}"
-    log.info(f"start {supervised.start} of this job: {what}")
+def decide(run: Path, supervised: Supervised, how: str, lost: str, more: Mapping[str, Any] = NOTHING) -> None:
+    """On the first rank: say in one sentence how the run goes on, and record it, with what there is ``more`` to say."""
+    load = more.get("seconds", {}).get("load", 0.0)
+    if how == MEMORY:
+        log.info(f"start {supervised.start} of this job: every rank goes on with what its memory has kept")
+    elif how != PARTIAL:  # which was said before it began
+        there = f"all ranks go back to {'the ' * (how == BEGINNING)}{how}"
+        log.info(f"start {supervised.start} of this job: {lost}: {there} (full recovery)")
     before = [each["at"] for each in recoveries.read(run)["recoveries"]]
     recoveries.add(run, {
         "start": supervised.start,
@@ -97,5 +150,6 @@ def decide(run: Path, supervised: Supervised, how: str, lost: str) -> None:
         "why": last_end(run, datetime.fromisoformat(before[-1]) if before else None),
         "how": how,
         "lost": lost,
-        "seconds": {"ranks": round(time.time() - supervised.ended, 3)},
+        **more,
+        "seconds": {"ranks": round(time.time() - supervised.ended - load, 3), **more.get("seconds", {})},
     })  # fmt: skip

@@ -25,6 +25,7 @@ from ssmpi.sync.none import NoSync
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.pace import PACES, Pace, StartThread, make_pace
 from ssmpi.sync.peers import LocalTrainer, Peers, ReplicaMemory, RowAccess
+from ssmpi.sync.pushes import codec_of
 from ssmpi.sync.slowmo import SlowMo
 from ssmpi.sync.synchronous import Synchronous
 from ssmpi.sync.warmup import WarmUp
@@ -56,6 +57,9 @@ def _check(options: RoundOptions) -> None:
     within("fragments", options.fragments, 1, 10_000)
     within("warmup_steps", options.warmup_steps, 0, EXAMPLES)
     require(options.transport in ("auto", "messages"), f"transport is auto or messages, got {options.transport!r}")
+    codec_of(options)
+    why = ALGORITHMS[options.algorithm].no_codec if options.codec != "dense" else ""
+    require(not why, f"codec = '{options.codec}': algorithm = '{options.algorithm}' {why}: set sync.codec = 'dense'")
     option_error = ALGORITHMS[options.algorithm].option_error(options)
     require(not option_error, f"algorithm = '{options.algorithm}' {option_error}")
     if options.pace == "fixed_rate" and options.algorithm != "none":
@@ -88,6 +92,11 @@ else:
     syncs for the trainer. A round exchanges one of ``fragments`` of the vector, in turn. The first ``warmup_steps``
     steps are synchronous, see ``warmup``. With ``transport = "auto"`` replicas and centers of one host meet in memory
     that its ranks share, with ``"messages"`` they never do; what a round computes is the same.
+
+    ``codec`` is what pushes of ``async_ps`` are encoded with: ``dense`` (as they are), ``bf16``, or ``threshold:0.99``,
+    which drops 99 % of the entries and keeps them for later; ``random-k:0.99`` is the control for it. With ``:bf16``
+    values are sent in 16 bits, with ``:whole`` one threshold serves all layers. A threshold lives ``life_span`` pushes;
+    ``refresh = "doubling"`` also finds it anew at the pushes 1, 2, 4, 8, ..., ``"plain"`` does not.
     """
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -65,6 +65,7 @@ class Synchronizer(ABC):
     partner: ClassVar[str] = "all trainers"  # whom a round is with: these, SYNC_PS, another trainer or nobody
     each_thread = False  # worker threads may run rounds of their own, through one synchronizer each
     in_groups = False  # one trainer may run the rounds of all trainers of its host
+    no_codec: ClassVar[str] = "exchanges weights, and a codec leaves out most of what it is given"  # empty: takes one
     in_the_step = False  # belongs into the optimizer's step, so that no rounds are left for a pace
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
@@ -225,6 +226,16 @@ class Synchronizer(ABC):
 
     def restart(self) -> None:
         """All trainers have equal weights, of their warm-up: begin from there instead of the initial ones."""
+        return
+
+    def recenter(self, servers: Collection[int], center: np.ndarray, saved: Mapping[str, np.ndarray]) -> None:
+        """The shards of some sync PSs, which have lost their memory, begin at ``center``, float32 (parameters,), the
+        same on every trainer. The first one has what was ``saved`` of ``state``. Every trainer calls.
+        """
+        return
+
+    def join(self) -> None:
+        """This trainer has lost its memory; its replica is the mean of the others: begin from the common model."""
         return
 
     def goodbye(self) -> None:

@@ -24,7 +24,7 @@ from numba import njit
 from ssmpi.comm.shared_memory import placed
 from ssmpi.core.log import log
 from ssmpi.core.settings import require
-from ssmpi.sync.in_place import BLOCK, Replicas, move, take_mean
+from ssmpi.sync.in_place import Replicas, move, take_mean
 from ssmpi.sync.ma import MA
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.peers import Peers
@@ -133,8 +133,8 @@ def move_filtered(
     """
     addresses, counts, room = replicas
     model, delta, reference = kept
-    for start in range(part[0], part[1], BLOCK):
-        stop = min(start + BLOCK, part[1])
+    for start in range(part[0], part[1], room.shape[1]):
+        stop = min(start + room.shape[1], part[1])
         take_mean(addresses, counts, start, stop - start, room)
         filter_mean(room[-1, : stop - start], model[start:stop], delta[start:stop], reference[start:stop], coefficients)
         move(addresses, start, room, reference[start:stop], alpha, difference)

@@ -8,6 +8,7 @@ shards, so that all of them share every round.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,6 +118,23 @@ class Centered(Synchronizer):
             self.fetch()
         wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers (to end their warm-up)")
 
+    def recenter(self, servers: Collection[int], center: np.ndarray, saved: Mapping[str, np.ndarray]) -> None:
+        """The first trainer says where those begin, and nobody asks before it is there."""
+        if self.peers.trainers.rank == 0:
+            for fragment, part in enumerate(self.fragments):
+                shards = enumerate(self.shards_of(center[part], fragment))
+                self.send_some(START, {index: shard for index, shard in shards if index in servers})
+            self.remember(servers, saved)
+            self.fetch()
+        wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers (to make good what was lost)")
+
+    def remember(self, servers: Collection[int], saved: Mapping[str, np.ndarray]) -> None:
+        """Give those sync PSs what was saved of their optimizer's state, if they have one."""
+
+    def join(self) -> None:
+        """The center is the common model."""
+        self.weights[:] = self.fetch()
+
     def goodbye(self) -> None:
         """Tell the sync PSs that this trainer will not ask again."""
         say_goodbye(self.peers.center, self._servers, self.peers.waiting)
@@ -131,10 +149,12 @@ class Centered(Synchronizer):
 
     def send_all(self, kind: int, messages: list[np.ndarray]) -> None:
         """Send each sync PS its message."""
-        sends = [
-            self.peers.center.isend(message, r, kind * THREADS + self._thread)
-            for r, message in zip(self._servers, messages, strict=True)
-        ]
+        self.send_some(kind, dict(enumerate(messages)))
+
+    def send_some(self, kind: int, messages: Mapping[int, np.ndarray]) -> None:
+        """Send some sync PSs, by index, a message each."""
+        tag = kind * THREADS + self._thread
+        sends = [self.peers.center.isend(message, self._servers[i], tag) for i, message in messages.items()]
         wait_all(sends, self.peers.waiting, "the sync PSs")
 
     def _map(self) -> list[MappedShard]:

@@ -50,6 +50,7 @@ class Gossip(MA):  # the model is the mean of the replicas, too
 
     Options: ClassVar[type] = GossipOptions
     partner = "another trainer"
+    no_codec = "conserves the sum of two replicas, which no codec does that keeps something back"
     in_groups = False
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:

@@ -76,7 +76,8 @@ def average(
     addresses: np.ndarray, counts: np.ndarray, part: tuple[int, int], room: np.ndarray, alpha: float, difference: bool
 ) -> None:
     """Move a part of every replica, from the first to before the second, towards the mean of those that count."""
-    for start in range(part[0], part[1], BLOCK):
-        size = min(BLOCK, part[1] - start)
+    block = room.shape[1]
+    for start in range(part[0], part[1], block):
+        size = min(block, part[1] - start)
         take_mean(addresses, counts, start, size, room)
         move(addresses, start, room, room[-1, :size], alpha, difference)

@@ -25,6 +25,9 @@ class RoundOptions:
     fragments: int = 1
     warmup_steps: int = 0
     transport: str = "auto"
+    codec: str = "dense"
+    life_span: int = 1000
+    refresh: str = "doubling"
 
     def own(self, section: type[T]) -> T:
         """The section of one algorithm."""

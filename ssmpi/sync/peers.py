@@ -44,10 +44,11 @@ class RowAccess:
 
 @dataclass
 class ReplicaMemory:
-    """Where the live replica lies: in ``memory`` of ``host``."""
+    """Where the live replica lies: in ``memory`` of ``host``; and where its ``layers`` end."""
 
     host: str = ""
     memory: Memory = field(default_factory=PrivateMemory)
+    layers: tuple[int, ...] = ()
 
 
 @dataclass
@@ -56,6 +57,7 @@ class LocalTrainer:
 
     ``iterations`` int64 (threads,) done so far; ``factor`` of the learning rates now; ``optimizer`` steps what a
     ``thread_model`` holds. An algorithm's own arrays lie in ``memory``, so that it goes on with them after a kill.
+    What a codec has not sent is ``unsent``, with what the codec goes on with, by worker thread.
     """
 
     iterations: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
@@ -65,6 +67,7 @@ class LocalTrainer:
     rows: RowAccess = field(default_factory=RowAccess)
     replica: ReplicaMemory = field(default_factory=ReplicaMemory)
     memory: RankMemory = field(default_factory=ProcessMemory)
+    unsent: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
 
 @dataclass

@@ -43,6 +43,7 @@ class Synchronous(NoSync):
 
     Options: ClassVar[type] = SynchronousOptions
     partner, in_the_step = "all trainers", True
+    no_codec = "adds gradients up in an all-reduce, which adds numbers and no payloads"
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)

@@ -11,6 +11,7 @@ import pytest
 from runs import Run
 from training_job import STOPPING, TWO_TRAINERS
 
+from ssmpi.comm.memory_file import remove
 from ssmpi.core.errors import STOPPED
 
 
@@ -23,10 +24,15 @@ def memory():
 
 
 def test_launch_goes_on_at_once_whoever_is_killed(start, memory):
-    """An embedding PS, a trainer, then all ranks; in the end the job stops as it is told to."""
-    job = start(*TWO_TRAINERS, f"recovery.memory_folder={memory}", program=("-m", "ssmpi", "launch")).until_it_trains()
-    for victims in ((2,), (1,), (0, 1, 2)):
+    """An embedding PS, a trainer, then all ranks; and an embedding PS and a trainer with their memory. In the end the
+    job stops as it is told to.
+    """
+    settings = (f"recovery.memory_folder={memory}", "recovery.max_lost_fraction=1")
+    job = start(*TWO_TRAINERS, *settings, program=("-m", "ssmpi", "launch")).until_it_trains()
+    for victims, lost in (((2,), ""), ((1,), ""), ((0, 1, 2), ""), ((2,), "embedding_ps-0"), ((1,), "trainer-1")):
         killed = job.ranks()
+        for path in memory.glob(f"*/{lost}") if lost else ():
+            remove(path)  # those who map it keep it, until they are killed
         for rank in victims:
             os.kill(killed[rank], signal.SIGKILL)
         job.until(lambda: not set(killed.values()) & set(job.living()))  # noqa: B023 - called in this turn only
@@ -35,8 +41,15 @@ def test_launch_goes_on_at_once_whoever_is_killed(start, memory):
     code, output = job.end(STOPPING)
     assert code == STOPPED, output
     result = Run(job.run).result
-    assert (result["status"], result["restarts"]) == ("stopped", 3)
-    assert [each["how"] for each in result["recoveries"]] == ["memory"] * 3
+    assert (result["status"], result["restarts"]) == ("stopped", 5)
+    assert [each["how"] for each in result["recoveries"]] == ["memory"] * 3 + ["partial"] * 2
+    of_server, of_trainer = result["recoveries"][3:]
+    assert of_server["sources"] == {"embedding_ps 0": "the initial rows"}  # nothing was saved
+    assert (of_server["rows_reloaded"], of_server["samples_lost"]) == (26 * 50, of_server["examples"])
+    assert result["pls"] == of_server["pls"] == of_trainer["pls"] == of_server["examples"] / result["expected_examples"]
+    assert (of_trainer["rows_reloaded"], of_trainer["samples_lost"]) == (0, 0)
+    assert "embedding_ps 0 is lost" in output
+    assert "PLS is" in output
     assert all(each["batches_repeated"] <= 4 for each in result["recoveries"])
     places = [json.loads(line)["examples"] for line in job.told("train")]
     assert places == sorted(places)

@@ -1,6 +1,7 @@
 """Lockstep studies: what is run, that it goes on where it stood, and what is compared."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -42,13 +43,14 @@ def a_study(folder, data, *overrides, text=STUDY):
 def finished(tmp_path_factory, small_data):
     """A study that was stopped before each of its first runs, and then went on to the end."""
     design = a_study(tmp_path_factory.mktemp("study"), small_data)
-    ledger = trials.Ledger(design)
     for _ in range(5):
-        trial, splits = next(study.missing(design, ledger))
-        trials.Ledger(design).note(trial, trials.run(design, trial, splits))
         ledger = trials.Ledger(design)
+        task = study.missing(design, ledger)[0]
+        ledger.note(task[0], trials.run(design, *task))
     assert study.run_all(design, minutes=0) == 1
-    assert study.run_all(design) == 0
+    with pytest.MonkeyPatch.context() as patch:  # threads start in no time
+        patch.setattr(study, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs))
+        assert study.run_all(design, jobs=2) == 0
     return design
 
 

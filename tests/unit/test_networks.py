@@ -121,6 +121,14 @@ def test_layers_are_named_and_laid_out_as_they_were():
     ]  # fmt: skip
 
 
+def test_a_layer_ends_where_the_next_ones_weights_begin():
+    """Weights and bias of one operator are one layer; an operator without parameters is none."""
+    network = network_of(ModelOptions(bottom=(8, 4), top=(5, 1)), Inputs(dense=13, tables=26, dim=4))
+    pairs = 4 + 27 * 26 // 2
+    sizes = [13 * 8 + 8, 8 * 4 + 4, pairs * 5 + 5, 5 + 1]
+    assert network.borders == tuple(np.cumsum(sizes))
+
+
 def test_cross_layers_are_the_papers():
     """x' = x_0 * (W x + b) + x, written down."""
     inputs = Inputs(dense=2, tables=2, dim=2)

@@ -1,6 +1,7 @@
 """How often a job is started again, and what the first rank makes of what the last start has left."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -89,23 +90,6 @@ def test_a_start_travels_on_the_command_line():
     assert Supervised.parse(start.word) == start
 
 
-@pytest.mark.parametrize(
-    ("found", "why"),
-    [
-        ([("trainer 0", "", 1), ("embedding_ps 0", "", 1)], ""),
-        (
-            [("trainer 0", "", 1), ("embedding_ps 0", "/m/e-0: it is cut off", 0)],
-            "the memory of embedding_ps 0 is lost (/m/e-0: it is cut off)",
-        ),
-        ([(f"trainer {k}", "gone", 0) for k in range(5)], "the memory of trainer 0, trainer 1, trainer 2 and 2 others"),
-        ([("trainer 0", "", 2), ("embedding_ps 0", "", 1)], "killed before every rank had its memory"),
-    ],
-)
-def test_memory_is_used_where_all_of_it_is_whole_and_of_one_start(found, why):
-    assert why in restart.loss(found)
-    assert bool(why) == bool(restart.loss(found))
-
-
 def test_without_a_memory_folder_training_goes_on(tmp_path, caplog):
     memory = restart.fresh(tmp_path / "nowhere" / "ssmpi-0-launch" / "trainer-0", Origin("launch", "trainer 0", 1))
     assert memory.array("rows", (2,), float).tolist() == [0, 0]
@@ -128,6 +112,11 @@ def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path):
     assert (only["start"], only["how"], only["why"], only["lost"]) == (2, "memory", "last", "")
     assert (only["examples"], only["batches_repeated"]) == (9, 1)
     assert set(only["seconds"]) == {"ranks", "restore"}
+    more = {"rows_reloaded": 5, "seconds": {"load": 0.25}}
+    restart.decide(tmp_path, Supervised("launch", 2, time.time() - 1), restart.PARTIAL, "", more)
+    *_, partial = recoveries.read(tmp_path)["recoveries"]
+    assert (partial["rows_reloaded"], partial["seconds"]["load"]) == (5, 0.25)
+    assert 0.75 <= partial["seconds"]["ranks"] < 0.95
     restart.decide(tmp_path, Supervised("launch", 3, 0.0), restart.BEGINNING, "it is lost")
     *_, second = recoveries.read(tmp_path)["recoveries"]
     assert (second["how"], second["lost"], second["why"]) == ("beginning", "it is lost", "")  # nobody has said why

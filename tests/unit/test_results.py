@@ -56,7 +56,10 @@ def test_traffic_adds_up_over_trainers_windows_and_jobs(tmp_path):
     assert found["messages"] == {link: total[f"messages_{link}"] for link in LINKS}
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["bytes_embedding_push"] for line in lines] == [2.0, 202.0, 2.0]
-    assert [line["rows_in_place"] for line in lines] == [one[-1], one[-1] + two[-1], one[-1]]
+    rows = COUNTED.index("rows_in_place")
+    assert [line["rows_in_place"] for line in lines] == [one[rows], one[rows] + two[rows], one[rows]]
+    assert lines[0]["density"] == one[-1] / one[-2]
+    assert found["density"] == total["entries_sent"] / total["entries"]
 
 
 def test_what_training_stood_still_for_is_no_time_of_training(results, monkeypatch):

@@ -119,6 +119,19 @@ def test_an_optimizer_on_sync_pss_goes_on_to_the_same_bits(tmp_path, small_data,
             np.testing.assert_array_equal(saved["sync/center"], saved["dense/sums"])  # of one trainer the same
 
 
+def test_what_a_codec_has_not_sent_goes_on(tmp_path, small_data, watched):
+    """Also where thresholds are found anew in between. To rounding: a pause pulls once more, and w + (c - w) is not
+    always c.
+    """
+    steps = ("sync.algorithm=async_ps", "sync.pace=fixed_rate", "sync.every_iterations=1", "topology.sync_ps=2")
+    overrides = ("embedding.prefetch=false", *steps, "sync.codec=threshold:0.9", "sync.life_span=20")
+    reference = train_over_threads(tmp_path / "whole", small_data, *overrides)
+    run = in_pieces(tmp_path / "cut", small_data, watched, [30], *overrides)
+    np.testing.assert_allclose(run.losses(), reference.losses(), rtol=1e-6)
+    with h5py.File(Store(run.folder).committed()[-1] / "trainer-0000.h5") as saved:
+        assert saved["sync/trainer 0 of 1/residual 0"][()].any()
+
+
 def test_checkpoints_on_the_way_change_no_bit(tmp_path, small_data):
     reference = train_over_threads(tmp_path / "without", small_data, *ONE)
     run = train_over_threads(tmp_path / "with", small_data, *ONE, "checkpoint.every_examples=500")

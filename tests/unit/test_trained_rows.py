@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssmpi.comm.rank_memory import ProcessMemory
+from ssmpi.data.block_dispatcher import NOTHING_LEFT
 from ssmpi.data.position import Piece, Position, StartedPiece
-from ssmpi.data.trained_rows import Deal, TrainedRows, latest
+from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
 
 
 class KeptMemory(ProcessMemory):
@@ -88,3 +89,32 @@ def test_a_deal_counts_once_its_note_is_there():
     assert deal.examples == 64
     assert deal.position.waiting[0] == Piece(3, 64, 100)
     assert latest([None, None]) is None
+
+
+@given(st.data(), st.booleans())
+def test_what_the_dealer_knows_of_a_trainer_it_has_done_and_the_rest_it_has_in_hand(data, ahead):
+    """Two threads each of two trainers, in any order; with ``ahead`` the last piece of a thread may not be done yet."""
+    begun = tuple(StartedPiece(k // 2, k % 2, Piece(k, 10, 20)) for k in range(data.draw(st.integers(0, 4))))
+    deal = Deal(3, 0, Position(0, 100, True, begun, tuple(Piece(9, 10 * n, 10 * n + 10) for n in range(6))))
+    memory = KeptMemory()
+    trained = TrainedRows(memory, 2, len(deal.pieces), dealer=True)
+    trained.deal(deal)
+    has = {asker: [n for n, each in enumerate(begun) if 2 * each.trainer + each.thread == asker] for asker in range(4)}
+    done, left = set(), list(range(len(begun), len(deal.pieces)))
+    for asker in data.draw(st.lists(st.integers(0, 3), max_size=12)):
+        while len(has[asker]) > ahead:
+            done.add((asker // 2, has[asker].pop(0)))
+        given = left.pop(0) if left else -1
+        trained.handed.asked(asker, given - len(begun) if given >= 0 else NOTHING_LEFT, ahead=ahead)
+        has[asker] += [given] * (given >= 0)
+    handed = TrainedRows(memory.next(), 2, 0, dealer=True).handed.kept(deal)
+    for trainer in range(2):
+        found = done_by(trainer, deal, handed)
+        assert {(trainer, n) for n in np.flatnonzero(found)} == {each for each in done if each[0] == trainer}
+        assert all(found[n] == deal.pieces[n].rows for n in np.flatnonzero(found))
+        assert rows_in_hand(trainer, deal, handed) == 10 * sum(len(has[2 * trainer + k]) for k in range(2))
+    rests = [Piece(piece.block, piece.stop - 3, piece.stop) for n, piece in enumerate(deal.pieces) if n in has[0]]
+    trained.handed.at_rest(rests)
+    handed = trained.handed.kept(deal)
+    assert rows_in_hand(0, deal, handed) == 10 * len(has[0])
+    assert rows_in_hand(1, deal, handed) == 0

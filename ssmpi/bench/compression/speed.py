@@ -46,10 +46,8 @@ def measure(codecs: Sequence[str], entries: int, rounds: int, out: Path | None) 
     }
     found: dict[str, list[tuple[float, float, float, int]]] = {text: [] for text in codecs}
     left, decoded, generator = np.empty(entries, np.float32), np.zeros(entries, np.float32), np.random.default_rng(1)
-    for text in codecs:  # compiles now, not in the first turn
-        compress.add(
-            compress.make(text, compress.CodecOptions(), 1).take(np.ones(1, np.float32)), np.zeros(1, np.float32)
-        )
+    for text in codecs:
+        compress.compile_kernels(text)
     for _ in range(rounds):
         gradient = generator.standard_t(3, size=entries).astype(np.float32)
         for text, codec in made.items():

@@ -47,6 +47,22 @@ def private_memory() -> int:
     return (int(all_pages) - int(shared)) * PAGE
 
 
+def proportional(pid: int) -> int:
+    """Bytes of memory in use, without files on disks; what n processes share counts for each of them as an n-th."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+
+
+def of_siblings() -> int:
+    """Bytes of memory in use by all ranks that this one's launcher has started on this host, together."""
+    parent, found = str(os.getppid()), 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            if (folder / "stat").read_text().rpartition(") ")[2].split()[1] == parent:
+                found += proportional(int(folder.name))
+    return found
+
+
 def own_cpu() -> Readings:
     """CPU seconds of this trainer's process: its workers, its shadow thread, and the rest.
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssmpi.bench.harness import gil, process_usage, results, stages
+from ssmpi.bench.harness import gil, process_usage, recovery_probes, results, stages
 from ssmpi.bench.harness.jobs import Task
 from ssmpi.bench.harness.probes import PROBES
 from ssmpi.bench.harness.results import ServerResult, TrainerResult
@@ -24,6 +24,7 @@ from ssmpi.core.topology import Role
 from ssmpi.train import PARTS
 
 if TYPE_CHECKING:
+    from ssmpi.checkpoint.start import Start
     from ssmpi.comm.world import Job, World
 
 
@@ -51,30 +52,33 @@ def play(task: Task, config: Config, job: Job) -> None:
     names = [config.topology.name_of(rank) for rank in range(job.size)]
     pids = dict(zip(names, job.comm.allgather((job.host, os.getpid())), strict=True))
     out = Path(config.run.folder) / f"{world.who.replace(' ', '-')}.json"
+    start = recovery_probes.start(task.probe, config, job)
     if world.role is Role.TRAINER:
         servers = {
             name: pid for name, (host, pid) in pids.items() if host == job.host and not name.startswith(Role.TRAINER)
         }
-        found: TrainerResult | ServerResult = train_in_windows(task, config, world, servers if world.index == 0 else {})
+        own = servers if world.index == 0 else {}
+        found: TrainerResult | ServerResult = train_in_windows(task, config, world, own, start)
     else:
         if task.emulation:
             task.emulation.limit_links(world)
         watching = stages.of_server(world) if task.probe == "stages" else dict
-        PARTS[world.role](config, world, Path(config.run.folder))
+        PARTS[world.role](config, world, Path(config.run.folder), start)
         found = {"stages": watching()}
+    start.memory.remove()
     out.write_text(json.dumps(found), encoding="utf-8")
 
 
-def train_in_windows(task: Task, config: Config, world: World, servers: dict[str, int]) -> TrainerResult:
+def train_in_windows(task: Task, config: Config, world: World, servers: dict[str, int], start: Start) -> TrainerResult:
     """A trainer that stops, as if it had been asked to, when its windows are over."""
     from ssmpi.roles.trainer import Trainer
 
-    trainer = Trainer(config, world, Path(config.run.folder))
+    trainer = Trainer(config, world, Path(config.run.folder), start)
     if task.emulation:
         task.emulation.replace_dense(trainer)
     ticks = Ticks(config.topology.threads)
     trainer.pace = TickingPace(trainer.pace, ticks)
-    body, probe = PROBES[task.probe](trainer, task.shares)
+    body, probe = (PROBES | recovery_probes.PROBES)[task.probe](trainer, task.shares)
     world.trainers.gather(0)  # all are ready: the clock may start
     edges = task.timing.edges(world.trainers.share(clock()))
     probe.begin(edges)

@@ -6,50 +6,79 @@ Lockstep runs depend on their seeds alone, so a study may share its processors w
 from __future__ import annotations
 
 import math
+import multiprocessing
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 
 from ssmpi.bench.lockstep import study_results as results
 from ssmpi.bench.lockstep import trials
-from ssmpi.bench.lockstep.design import Arm, Choice, Design, Subject, Trial
-from ssmpi.bench.lockstep.trials import TEST, VALIDATION, Ledger
+from ssmpi.bench.lockstep.design import Arm, Design, Trial
+from ssmpi.bench.lockstep.trials import TEST, VALIDATION, Ledger, Outcome
 from ssmpi.core.log import log
+from ssmpi.core.settings import positive
+from ssmpi.core.topology import MAX_RANKS
+
+Task = tuple[Trial, tuple[str, ...]]  # with the splits that are scored
 
 
-def run_all(design: Design, minutes: float = math.inf) -> int:
-    """All trials that are missing, as far as the minutes last, and the results. 0, or 1 if trials are left."""
+def run_all(design: Design, minutes: float = math.inf, jobs: int = 1) -> int:
+    """All trials that are missing, as far as the minutes last, so many at once; then the results. 0, or 1 if trials are
+    left.
+    """
+    positive("--jobs", jobs, MAX_RANKS)
     trials.check_rows(design)
     ledger, until = Ledger(design), time.monotonic() + 60 * minutes
-    left = 0
-    for trial, splits in missing(design, ledger):
-        if time.monotonic() > until:
-            left = 1
-            log.info("%g minutes are over; the same command goes on with %s", minutes, _named(trial))
-            break
-        outcome = trials.run(design, trial, splits)
-        ledger.note(trial, outcome)
-        split = splits[-1]
-        log.info("%s: %s NE %.5f, %.1f s", _named(trial), split, outcome.ne[split], outcome.seconds)
+    for _ in ("tuning", "reporting"):
+        for (trial, splits), outcome in outcomes(design, missing(design, ledger), jobs, until):
+            ledger.note(trial, outcome)
+            split = splits[-1]
+            log.info("%s: %s NE %.5f, %.1f s", _named(trial), split, outcome.ne[split], outcome.seconds)
     conclude(design, ledger)
-    return left
+    left = missing(design, ledger)
+    if left:
+        log.info("%g minutes are over; the same command goes on with %s", minutes, _named(left[0][0]))
+    return int(bool(left))
 
 
-def missing(design: Design, ledger: Ledger) -> Iterator[tuple[Trial, tuple[str, ...]]]:
-    """What is to be run and on which splits it is scored: all tuning, then one seed after the other."""
-    chosen: dict[Subject, Choice] = {}
-    for subject in design.subjects:
-        for trial in (trial for candidate in design.tuning(subject) for trial in candidate):
-            if not ledger.find(trial):
-                yield trial, (VALIDATION,)
-        found = trials.best(design, subject, ledger)
-        if found is None:
-            return  # whoever asks has not run what was to be run
-        chosen[subject] = found
-    for seed in range(1, design.options.seeds + 1):
-        for subject, choice in chosen.items():
-            for trial in (Trial(arm, choice, seed) for arm in design.arms(subject)):
-                if not ledger.find(trial):
-                    yield trial, (VALIDATION, TEST)
+def missing(design: Design, ledger: Ledger) -> list[Task]:
+    """What is to be run next: all tuning, and once that is done all arms of one seed after the other."""
+    tuning = [
+        trial for subject in design.subjects for trials_of_one in design.tuning(subject) for trial in trials_of_one
+    ]
+    if any(not ledger.find(trial) for trial in tuning):
+        return [(trial, (VALIDATION,)) for trial in tuning if not ledger.find(trial)]
+    chosen = {subject: trials.best(design, subject, ledger) or {} for subject in design.subjects}
+    reported = (
+        Trial(arm, choice, seed)
+        for seed in range(1, design.options.seeds + 1)
+        for subject, choice in chosen.items()
+        for arm in design.arms(subject)
+    )
+    return [(trial, (VALIDATION, TEST)) for trial in reported if not ledger.find(trial)]
+
+
+def outcomes(design: Design, todo: list[Task], jobs: int, until: float) -> Iterator[tuple[Task, Outcome]]:
+    """What comes of each task that begins before ``until`` (monotonic seconds), in processes of their own if several
+    run at once.
+    """
+    if jobs == 1:
+        for task in todo:
+            if time.monotonic() >= until:
+                return
+            yield task, trials.run(design, *task)
+        return
+    waiting, running = deque(todo), dict[Future[Outcome], Task]()
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        while True:
+            while waiting and len(running) < jobs and time.monotonic() < until:
+                task = waiting.popleft()
+                running[pool.submit(trials.run, design, *task)] = task
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()
 
 
 def conclude(design: Design, ledger: Ledger) -> None:

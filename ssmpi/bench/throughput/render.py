@@ -192,6 +192,17 @@ def memory(found: Mapping[str, Any]) -> str:
     )
 
 
+def recovery(found: Mapping[str, Any]) -> str:
+    """What it costs that the state of a job outlives a kill."""
+    lines = [
+        in_turns("examples per second with recovery.mode = auto over off", found["speed"]),
+        in_turns("the same per CPU second of the worker threads", found["per_cpu_second"]),
+    ]
+    kept, forgotten = mega((found["kept"], found["forgotten"]))
+    lines.append(f"  memory of a whole job: {kept} / {forgotten} MB = {found['kept'] / found['forgotten']:.3f}")
+    return "\n".join(lines)
+
+
 def mega(values: Iterable[float]) -> list[str]:
     """Bytes in MB."""
     return [f"{value / 1e6:,.0f}" for value in values]
@@ -199,7 +210,7 @@ def mega(values: Iterable[float]) -> list[str]:
 
 SECTIONS = {
     "stages": stages, "bare": bare, "half": half, "networks": networks, "threads": threads, "shadow": shadow,
-    "server": server, "reader": reader, "gil": gil, "memory": memory,
+    "server": server, "reader": reader, "gil": gil, "memory": memory, "recovery": recovery,
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ssmpi.bench.harness import gil
 from ssmpi.bench.harness.windows import Timing, median
-from ssmpi.bench.throughput import frontier, microbench
+from ssmpi.bench.throughput import frontier, microbench, recovery_cost
 from ssmpi.bench.throughput.alternation import Harness, Ratio, in_turns
 from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
 from ssmpi.bench.throughput.local_contenders import in_fresh_process
@@ -181,5 +181,7 @@ SECTIONS: dict[str, Callable[[Harness], Mapping[str, object]]] = {
     "reader": reader_rate,
     "gil": gil_share,
     "memory": memory,
+    "recovery": recovery_cost.measure,
 }
-NOT_SHORT = ("half", "networks", "threads", "memory")  # these work as "bare" does; memory needs a minute for itself
+# "half", "networks" and "threads" work as "bare" does, the others need a minute each
+NOT_SHORT = ("half", "networks", "threads", "memory", "recovery")

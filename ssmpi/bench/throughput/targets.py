@@ -156,6 +156,14 @@ def of_parts(sections: Mapping[str, Any], cores: int) -> list[Target]:
         ]
     if reader := sections.get("reader"):
         found.append(Target("reader, shuffled, rows per core-second", reader["rows"], 5e6))
+    if cost := sections.get("recovery"):
+        found += [
+            Target(f"recovery auto / off, {what}{name}", turns["ratio"], 0.99, note=f"+- {turns['error']:.3f}")
+            for what, key in (("", "speed"), ("per CPU second, ", "per_cpu_second"))
+            for name, turns in cost[key].items()
+        ]
+        ratio = cost["kept"] / cost["forgotten"]
+        found.append(Target("memory of a job, recovery auto / off", ratio, 1.02, at_most=True))
     if memory := sections.get("memory"):
         note = f"over {memory['seconds']:.0f} s only"
         found += [

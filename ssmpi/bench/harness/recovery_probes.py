@@ -1,0 +1,92 @@
+"""What it costs that the state of a job outlives a kill: speed in turns within one job, memory of whole jobs."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ssmpi.bench.harness import process_usage
+from ssmpi.bench.harness.probes import AlternatingProbe, Body, Probe
+from ssmpi.bench.harness.two_memories import TwoMemories, mappings_below
+from ssmpi.bench.harness.windows import Readings, TickingPace
+from ssmpi.checkpoint.start import BEGINNING, Start
+from ssmpi.comm.memory_file import MemoryFile, Origin
+from ssmpi.core import memory_folder
+from ssmpi.core.topology import Role
+from ssmpi.train import hogwild
+
+if TYPE_CHECKING:
+    from ssmpi.comm.world import Job
+    from ssmpi.config import Config
+    from ssmpi.roles.trainer import Trainer
+
+IN_TURNS, KEPT, FORGOTTEN = "recovery", "kept", "forgotten"  # names of probes
+
+
+class MemoryProbe(Probe):
+    """Memory of the whole job."""
+
+    def read(self) -> Readings:
+        """What all its ranks use together."""
+        return {"rss/whole job": float(process_usage.of_siblings())}
+
+
+class RecoveryProbe(AlternatingProbe):
+    """Rows, replica and optimizer state lie in files of a memory file system, and notes are written beside them; or
+    they lie where they do without recovery. Of one trainer without rounds: nobody else works on its replica. All
+    threads stop to change over. Sums and histograms, which the main thread reads too, stay in files.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        pace, memory = trainer.pace, trainer.synchronizers[0].peers.local.memory
+        assert isinstance(pace, TickingPace)
+        assert isinstance(memory, MemoryFile)
+        assert trainer.world.trainers.size == 1
+        self._pace, self._threads = pace, trainer.config.topology.threads
+        found, state = mappings_below(memory.path.parent), trainer.optimizer.state().values()
+        own = [each for each in found if any(each.holds(values) for values in state)]
+        shared = [each for each in found if each.holds(trainer.replica.vector) or Role.EMBEDDING_PS in each.path]
+        self._memories, self._other = TwoMemories([each for each in shared if each not in own], own), False
+        self._here, self._all_here = 0, threading.Condition()
+        note, after_step = memory.note, pace.after_step
+
+        def gated(thread: int) -> None:
+            after_step(thread)
+            if self.others_turn() != self._other:
+                self._change_over()
+
+        pace.after_step = gated  # type: ignore[method-assign]
+        memory.note = lambda *what: None if self.others_turn() else note(*what)  # type: ignore[method-assign]
+
+    def _change_over(self) -> None:
+        """The last thread to come here does it; none waits for one that has no more data."""
+        with self._all_here:
+            before = self._other
+            self._here += 1
+            if self._here == self._threads:
+                self._memories.exchange()
+                self._other = not before
+                self._all_here.notify_all()
+            while self._other == before and not self._pace.ending:
+                self._all_here.wait(self.LATE_SECONDS)
+            self._here -= 1
+
+
+def start(probe: str, config: Config, job: Job) -> Start:
+    """What a measured rank starts from: for these probes with memory that would outlive it."""
+    launch = f"bench-{job.comm.bcast(secrets.token_hex(6))}"
+    if probe not in (IN_TURNS, KEPT):
+        return BEGINNING
+    (role, index), who = config.topology.role_of(job.rank), config.topology.name_of(job.rank)
+    path = memory_folder.of_launch(config.recovery.memory_folder, launch) / f"{role}-{index}"
+    return Start(memory=MemoryFile(path, Origin(launch, who, 1)))
+
+
+PROBES: dict[str, Callable[[Trainer, Sequence[float]], tuple[Body, Probe]]] = {
+    IN_TURNS: lambda trainer, _: (hogwild, RecoveryProbe(trainer)),
+    KEPT: lambda trainer, _: (hogwild, MemoryProbe()),
+    FORGOTTEN: lambda trainer, _: (hogwild, MemoryProbe()),
+}

@@ -1,0 +1,97 @@
+"""How a run goes on when ranks were killed: warm, partial or full. The first rank decides, from what all have found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ssmpi.core.topology import Role
+from ssmpi.recovery.explain import duration, percent
+from ssmpi.recovery.policy import Decision
+
+if TYPE_CHECKING:
+    from ssmpi.core.topology import Topology
+    from ssmpi.recovery.settings import RecoverySettings
+
+MEMORY, PARTIAL, FULL = "memory", "partial", "full"
+SHOWN = 3  # ranks, in a message
+
+
+class Found(NamedTuple):
+    """What a rank has found of its own memory: why it is lost, empty if it is not, and which start has made it."""
+
+    why: str
+    start: int = 0
+
+
+class Choice(NamedTuple):
+    """``how`` the run goes on, the ranks whose memory is ``lost``, and ``why`` in a sentence without its end."""
+
+    how: str
+    lost: tuple[int, ...]
+    why: str
+
+
+def choose(
+    found: Sequence[Found], starts: Sequence[int], topology: Topology, options: RecoverySettings,
+    policy: Callable[[], Decision],
+) -> Choice:  # fmt: skip
+    """Warm if all memory is whole; of what is lost, the least that can be made good. ``found`` is by rank; ``starts``
+    is what the first trainer has noted of who has made which memory, if its own is whole.
+    """
+    checked = [_checked(each, start) for each, start in zip(found, starts or [0] * len(found), strict=True)]
+    if starts:
+        lost = tuple(rank for rank, each in enumerate(checked) if each.why)
+    else:
+        lost = tuple(rank for rank, each in enumerate(found) if each.why) or (0,)
+    if not lost:
+        return Choice(MEMORY, (), "")
+    why = _names(lost, topology, checked[lost[0]].why or "the last start was killed before every rank had its memory")
+    if refusal := _refusal(lost, topology, options, policy):
+        return Choice(FULL, lost, f"{why}, {refusal}")
+    return Choice(PARTIAL, lost, why)
+
+
+def _checked(found: Found, start: int) -> Found:
+    """The same, lost if another start than ``start`` has made it: a rank may come back to a host that it had left."""
+    if not found.why and start and found.start != start:
+        return found._replace(why=f"what is there is that of start {found.start}, not {start}")
+    return found
+
+
+def _names(lost: Sequence[int], topology: Topology, why: str) -> str:
+    names = [topology.name_of(rank) for rank in lost]
+    more = f" and {len(names) - SHOWN} others" * (len(names) > SHOWN)
+    return f"the memory of {', '.join(names[:SHOWN])}{more} is lost ({why})"
+
+
+def _refusal(lost: Sequence[int], topology: Topology, options: RecoverySettings, policy: Callable[[], Decision]) -> str:
+    """Why this loss cannot or should not be made good by itself; empty if it can."""
+    roles = [topology.role_of(rank) for rank in lost]
+    if (Role.TRAINER, 0) in roles:
+        return "and the first trainer's is needed to go on"
+    if options.mode == FULL:
+        return "and recovery.mode = 'full'"
+    servers = sum(role is Role.EMBEDDING_PS for role, _ in roles)
+    if servers > (most := options.max_lost_fraction * topology.embedding_ps):
+        return f"more than {most:g} embedding PSs' (recovery.max_lost_fraction = {options.max_lost_fraction:g})"
+    if options.mode != PARTIAL and servers:
+        decision = policy()
+        if decision.mode == FULL:
+            return f"and {in_short(decision)}"
+    return ""
+
+
+def in_short(decision: Decision) -> str:
+    """A decision of the policy, in a clause."""
+    given, partial, full = decision.given, decision.partial, decision.full
+    if not decision.keeps_target:
+        return (
+            f"partial recovery cannot keep the target PLS of {given.target_pls:g}: it would have to save every"
+            f" {duration(partial.wanted)}"
+        )
+    less = "less" if decision.mode == PARTIAL else "not less"
+    return (
+        f"partial recovery costs {less} than full recovery: {percent(partial.overhead)} of the job, not"
+        f" {percent(full.overhead)}, at an expected PLS of {partial.pls:.2g}"
+    )

@@ -1,0 +1,40 @@
+"""The inputs of the policy for a run: what it has measured, what its run file says, defaults for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from ssmpi.recovery.defaults import HOUR, INPUTS, inputs_of
+from ssmpi.recovery.policy import RecoveryInputs
+
+if TYPE_CHECKING:
+    from ssmpi.recovery.settings import RecoverySettings
+
+
+def from_settings(options: RecoverySettings) -> dict[str, float]:
+    """What the run file says, as ``inputs_of`` takes it."""
+    mtbf = {"mtbf_seconds": options.mtbf_hours} if options.mtbf_hours else {}
+    return {"target_pls": options.target_pls, **mtbf}
+
+
+def from_run(log: Mapping[str, float], expected: int, recoveries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What a run has measured so far, as ``inputs_of`` takes it: ``log`` are the numbers of its log book, ``expected``
+    the examples that it will have trained on, ``recoveries`` those of ``recoveries.json``.
+    """
+    found = {}
+    if log.get("examples") and log.get("seconds"):
+        found["total_seconds"] = log["seconds"] / log["examples"] * expected / HOUR
+    if log.get("checkpoints") and log.get("O_save"):
+        found["save_seconds"] = log["O_save"] / log["checkpoints"]
+    seconds = [each["seconds"] for each in recoveries]
+    for name, of in (("restart_seconds", "ranks"), ("load_seconds", "load")):
+        if taken := [each[of] for each in seconds if each.get(of)]:
+            found[name] = fmean(taken)
+    return {name: value for name, value in found.items() if 0 < value <= INPUTS[name].most}  # hosts' clocks may differ
+
+
+def inputs(options: RecoverySettings, servers: int, measured: Mapping[str, float]) -> RecoveryInputs:
+    """Of a run with so many embedding PSs."""
+    return inputs_of(servers, {**measured, **from_settings(options)})

@@ -1,0 +1,58 @@
+"""What a partial recovery makes good among trainers and sync PSs: a lost replica comes from the common model, a lost
+center from the replicas. EASGD's gap and the shadow's pace begin anew with every process anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmpi.checkpoint import files, store
+from ssmpi.checkpoint.trainer_state import Checkpoint
+from ssmpi.comm.waiting import WaitOptions, wait
+from ssmpi.core.errors import DataError
+from ssmpi.core.log import log
+
+if TYPE_CHECKING:
+    from ssmpi.checkpoint.start import Repair
+    from ssmpi.comm.world import World
+    from ssmpi.sync import Synchronizer
+
+
+def make_good(repair: Repair, synchronizer: Synchronizer, world: World, waiting: WaitOptions) -> None:
+    """Every trainer calls, once what must be equal on all of them is.
+
+    The shards of lost sync PSs begin at the mean of the living replicas, with the optimizer state of the checkpoint.
+    A lost trainer has the center, or the mean of the living replicas where there is none, and the mean of their
+    optimizers' states.
+    """
+    lost, living = world.index in repair.trainers, world.trainers.size - len(repair.trainers)
+    arrays = [synchronizer.weights, *synchronizer.peers.local.optimizer.state().values()]
+    means = [np.zeros_like(values) if lost else values / np.float32(living) for values in arrays]
+    for mean in means:
+        wait(world.trainers.iallreduce(mean), waiting, "the other trainers (to make good what was lost)")
+    if repair.sync_ps:
+        saved = algorithm_state(repair, synchronizer) if world.index == 0 else {}
+        synchronizer.recenter(repair.sync_ps, means[0], saved)
+    if lost:
+        for values, mean in zip(arrays, means, strict=True):
+            values[:] = mean
+        synchronizer.join()
+
+
+def algorithm_state(repair: Repair, synchronizer: Synchronizer) -> Mapping[str, np.ndarray]:
+    """What the newest checkpoint holds of the algorithm; nothing if there is none, or a damaged one."""
+    if not repair.checkpoint or not synchronizer.state():
+        return {}
+    try:
+        for entry in store.read_manifest(repair.checkpoint).files:
+            if entry.file == "trainer-0000.h5":
+                files.verify(repair.checkpoint, entry)
+        checkpoint = Checkpoint.at(repair.checkpoint)
+        same = checkpoint.state["algorithm"] == synchronizer.options.algorithm
+        return checkpoint.arrays(0).below("sync/") if same else {}
+    except DataError as error:
+        log.warning(f"the optimizer state of lost sync PSs begins anew: {error}")
+        return {}

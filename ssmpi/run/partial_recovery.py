@@ -1,0 +1,76 @@
+"""Makes good what was lost of the ranks' memory before any role begins, so that the run goes on as if nothing was.
+
+The rows of a lost embedding PS are loaded here, into new memory that counts once the first trainer notes it
+(``roles.kept_state``): a death before that begins again, and nothing was consumed. Lost trainers and sync PSs have new
+memory too, which their roles fill (``roles.repair``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssmpi.checkpoint import newest_rows
+from ssmpi.checkpoint.start import Loaded, Repair, Start
+from ssmpi.core.errors import DataError
+from ssmpi.core.log import during
+from ssmpi.core.topology import Role
+from ssmpi.embedding.table import ROWS
+from ssmpi.roles.embedding_ps import rows_in
+
+if TYPE_CHECKING:
+    from ssmpi.comm.world import Job
+    from ssmpi.run.resume import ResumePlan
+
+
+def make_good(job: Job, plan: ResumePlan, start: Start, lost: Collection[int], number: int) -> Start | str:
+    """Every rank calls, with fresh memory in its ``start`` if it is among the ``lost``: from where it goes on, which
+    start ``number`` has then made; or, on all ranks alike, why that cannot be.
+    """
+    topology = plan.config.topology
+    outcome: Loaded | str | None = None
+    if job.rank in lost and topology.role_of(job.rank)[0] is Role.EMBEDDING_PS:
+        outcome = reload(job.rank, plan, start)
+    outcomes = job.gather(outcome)
+    for rank, each in enumerate(outcomes):
+        if isinstance(each, str):
+            return f"that of {topology.name_of(rank)} cannot be made anew ({each})"
+    of_role = {
+        role: frozenset(index for played, index in map(topology.role_of, lost) if played is role) for role in Role
+    }
+    repair = Repair(
+        trainers=of_role[Role.TRAINER],
+        sync_ps=of_role[Role.SYNC_PS],
+        checkpoint=next(iter(plan.checkpoints), None),
+        ranks=dict.fromkeys(lost, number),
+        loaded={topology.role_of(rank)[1]: each for rank, each in enumerate(outcomes) if isinstance(each, Loaded)},
+    )
+    return replace(start, repair=repair)
+
+
+def reload(rank: int, plan: ResumePlan, start: Start) -> Loaded | str:
+    """Load the rows of an embedding PS; why not, where they cannot be."""
+    config, began = plan.config, time.monotonic()
+    index = config.topology.role_of(rank)[1]
+    with during(f"loading the rows of embedding_ps {index} anew"):
+        try:
+            arena, _ = rows_in(start.memory, config, index)
+            found = newest_rows.restore(arena, index, Path(config.run.folder), plan.checkpoints, start.timeline)
+        except (DataError, OSError) as error:
+            return str(error)
+    if not start.memory.holds(ROWS):
+        return "there is no room for its memory"
+    return Loaded(found.samples, found.rows, found.source, time.monotonic() - began)
+
+
+def record(repair: Repair) -> dict[str, Any]:
+    """What ``recoveries.json`` says of it."""
+    loaded = repair.loaded
+    return {
+        "rows_reloaded": sum(each.rows for each in loaded.values()),
+        "sources": {f"embedding_ps {index}": each.source for index, each in loaded.items()},
+        "seconds": {"load": round(max((each.seconds for each in loaded.values()), default=0.0), 3)},
+    }

@@ -1,0 +1,135 @@
+"""What worker threads have not pushed yet, and the messages that a push is made of.
+
+A codec takes out of a thread's account what it sends; the rest stays and is part of the next push: error feedback, of
+which the account is the memory. Each thread has its own: in the paper (Gupta et al., KDD 2021) Hogwild threads share
+one residual without locks, of which an entry may then be sent twice or get lost, and which has to be drained now and
+then.
+
+A push to a sync PS is float32 ``factor`` of the learning rate and uint32 number of payloads, then the payloads, one for
+each thread that has made a step; with the codec ``dense`` it is the sum over the threads and the factor, as float32
+words.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ssmpi import compress
+from ssmpi.comm.rank_memory import RankMemory
+from ssmpi.core.traffic import Traffic
+from ssmpi.sync.options import RoundOptions
+
+HEAD = 8  # bytes of a push before its payloads
+Shards = Sequence[Sequence[slice]]  # of the vector, by fragment and sync PS
+
+
+class PendingGradients:
+    """The ``gradients`` of one worker thread that are not pushed yet, float32 (parameters,); a push of them has the
+    ``factor`` of the last step. The lock is free but for the moment of a push."""
+
+    def __init__(self, gradients: np.ndarray, factor: float) -> None:
+        self.gradients, self._lock, self.factor = gradients, threading.Lock(), factor
+        self._encoded: set[int] = set()  # fragments, since the last step
+
+    def add(self, gradients: np.ndarray, factor: float) -> None:
+        """Keep one step's gradients and the factor of its learning rate."""
+        with self._lock:
+            self.gradients += gradients
+            self.factor = factor
+            self._encoded.clear()
+
+    def move(self, part: slice, into: np.ndarray) -> None:
+        """Hand over what there is of one part of the vector."""
+        with self._lock:
+            into += self.gradients[part]
+            self.gradients[part] = 0.0
+
+    def encode(self, encoders: Encoders, fragment: int) -> list[np.ndarray] | None:
+        """Hand over what a codec sends of a fragment: a payload for each sync PS, valid until the next; None if there
+        was no step since the last one, so that pauses of a run change nothing.
+        """
+        with self._lock:
+            if fragment in self._encoded:
+                return None
+            self._encoded.add(fragment)
+            return encoders.take(self.gradients, fragment)
+
+
+class Encoders:
+    """One thread's codecs: one for each sync PS's shard of each fragment. What they go on with lies in ``state``,
+    float64: how often each has encoded, and its thresholds, of the layers that end at ``borders``.
+    """
+
+    def __init__(
+        self, options: RoundOptions, shards: Shards, borders: Sequence[int], memory: RankMemory, seed: Sequence[int]
+    ) -> None:
+        kind, own = codec_of(options)
+        compress.compile_kernels(options.codec)
+        self._shards = shards
+        cuts = [[_inside(borders, part) for part in parts] for parts in shards]
+        sizes = [kind.state_size(own, p.stop - p.start, c) for ps, cs in zip(shards, cuts, strict=True)
+                 for p, c in zip(ps, cs, strict=True)]  # fmt: skip
+        self.state = memory.array(f"codec of thread {seed[-1]}", (sum(sizes),), np.float64)
+        states = iter(np.split(self.state, np.cumsum(sizes)[:-1]))
+        seeds = iter(np.random.SeedSequence(list(seed)).generate_state(len(sizes)).tolist())
+        self._codecs = [
+            [kind(own, p.stop - p.start, c, next(states), next(seeds)) for p, c in zip(ps, cs, strict=True)]
+            for ps, cs in zip(shards, cuts, strict=True)
+        ]
+
+    def take(self, vector: np.ndarray, fragment: int) -> list[np.ndarray]:
+        """A payload for each sync PS of a fragment of the vector, which keeps what is not sent."""
+        parts = zip(self._codecs[fragment], self._shards[fragment], strict=True)
+        return [codec.take(vector[part]) for codec, part in parts]
+
+
+def codec_of(options: RoundOptions) -> tuple[type[compress.Codec], compress.CodecOptions]:
+    """The codec of ``[sync]``; SettingsError if there is none of that name."""
+    own = compress.CodecOptions(life_span=options.life_span, refresh=options.refresh)
+    return compress.parse(options.codec, own)
+
+
+def message(payloads: Sequence[np.ndarray], factor: float, traffic: Traffic) -> np.ndarray:
+    """The push to one sync PS, uint8, of each thread's payload for it."""
+    head = np.empty(HEAD, np.uint8)
+    head[:4].view(np.float32)[0], head[4:].view(np.uint32)[0] = factor, len(payloads)
+    for payload in payloads:
+        traffic.add_entries(*compress.count_of(payload))
+    return np.concatenate([head, *payloads])
+
+
+def read_push(message: np.ndarray, gradients: np.ndarray) -> float:
+    """Make ``gradients`` float32 (shard,) the sum of the payloads of a push, uint8; its factor. PayloadError if one is
+    damaged.
+    """
+    factor, number, at = float(message[:4].view(np.float32)[0]), int(message[4:HEAD].view(np.uint32)[0]), HEAD
+    gradients[:] = 0.0
+    for _ in range(number):
+        length = compress.length_of(message[at:])
+        compress.add(message[at : at + length], gradients)
+        at += length
+    if at != message.size:
+        raise compress.PayloadError(f"{message.size - at:,} bytes follow the last of {number}")
+    return factor
+
+
+def expected_bytes(options: RoundOptions, shards: Shards, accounts: int) -> float:
+    """Payload of a push of every fragment, so many accounts each, to all sync PSs, at the density asked for."""
+    kind, own = codec_of(options)
+    sizes = [part.stop - part.start for parts in shards for part in parts]
+    return sum(HEAD + accounts * kind.expected_bytes(own, size) for size in sizes)
+
+
+def take_back(residuals: Mapping[int, np.ndarray], saved: Mapping[int, np.ndarray]) -> None:
+    """Add what each thread's account held in an earlier job, to those of as many threads as there are now."""
+    threads = sorted(residuals)
+    for thread, values in saved.items():
+        residuals[threads[thread % len(threads)]] += values
+
+
+def _inside(borders: Sequence[int], part: slice) -> list[int]:
+    """Where layers end within a part of the vector, counted from its start."""
+    return [border - part.start for border in borders if part.start < border < part.stop]

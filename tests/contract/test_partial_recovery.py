@@ -1,0 +1,387 @@
+"""A run whose processes are killed, and with them the memory of some ranks, goes on: what was lost is made anew, and
+nobody else notices.
+"""
+
+import itertools
+import json
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from oracle import train_plainly
+from ranks import PATIENCE, PretendedStart, over_threads
+from runs import Run, train_over_threads, write_run_file
+
+from ssmpi.checkpoint import newest_rows
+from ssmpi.checkpoint.store import Store, read_manifest
+from ssmpi.comm import memory_file
+from ssmpi.comm.memory_file import MemoryFile
+from ssmpi.core import memory_folder
+from ssmpi.core.run_files import RECOVERIES
+from ssmpi.data.block_dispatcher import block_order
+from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
+from ssmpi.data.trained_rows import TrainedRows
+from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.transport import LocalTables
+from ssmpi.report import recoveries
+from ssmpi.report.fields import FIELDS, RECOVERY
+from ssmpi.roles.kept_state import RunNote
+from ssmpi.roles.progress import Progress
+from ssmpi.run import restart, run_folder
+from ssmpi.run.request import Supervised
+from ssmpi.run.resume import ResumePlan
+from ssmpi.train import PARTS
+
+# Threads of killed ranks end with what killed them.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+LAUNCH = "launch"
+ONE = (
+    "embedding.prefetch=false", "data.block_rows=600", "data.passes=2", "run.log_seconds=0.01",
+    "checkpoint.background=false", "evaluate.split=none",
+)  # fmt: skip
+TWO_PS = (*ONE, "topology.embedding_ps=2", "checkpoint.every_examples=2000", "checkpoint.keep=9")
+SAVED, LOST = 51, 58  # batches
+CALL = 1 + LOST + 1  # the first one compiles
+
+
+class KilledError(Exception):
+    """Stands for SIGKILL: whatever a process was about to do it does not do."""
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch):
+    """Pretended ranks share a process, which does not let go of what they mapped."""
+    monkeypatch.setattr(memory_file, "_lock", lambda file, path: None)
+
+
+def play(world, config, number):
+    """A body: one rank's part in the ``number``-th start of a launch."""
+    run = Path(config.run.folder)
+    plan = ResumePlan(config, tuple(Store(run).committed()[::-1]) if number > 1 else (), again=number > 1)
+    start = restart.begin(PretendedStart(world), plan, Supervised(LAUNCH, number, time.time()))
+    return PARTS[world.role](config, world, run, start)
+
+
+class Killed:
+    """A run over threads that is killed, and loses memory, between its starts."""
+
+    def __init__(self, folder, data, *overrides):
+        self.memory = folder / "memory"
+        self.memory.mkdir(parents=True)
+        config = write_run_file(folder, data, *overrides, f"recovery.memory_folder={self.memory}")
+        self.config, self.folder, self._number = config, Path(config.run.folder), 0
+        run_folder.make(self.folder, config, overwrite=False)
+
+    def start(self, *kills):
+        """One more start, which one of ``kills``, context managers, makes a ``KilledError`` come in; or none."""
+        self._number += 1
+        with ExitStack() as stack:
+            for kill in kills:
+                stack.enter_context(kill)
+            if kills:
+                stack.enter_context(pytest.raises(KilledError))
+            over_threads(self.config.topology, play, self.config, self._number)
+        for thread in {each for each in threading.enumerate() if each.name.startswith(("worker", "shadow"))}:
+            thread.join(PATIENCE)  # unlike killed ones they end at their next message only
+        return self
+
+    def lose(self, *ranks):
+        """Their memory goes, with their host."""
+        for rank in ranks:
+            memory_file.remove(self.path(rank))
+        return self
+
+    def path(self, rank):
+        return memory_folder.of_launch(str(self.memory), LAUNCH) / rank
+
+    def arrays(self, rank, *names):
+        """Copies of what the memory of a rank, ``trainer-0``, holds."""
+        memory = MemoryFile.found(self.path(rank), LAUNCH, rank.replace("-", " "))
+        return {name: memory.place(name, memory._table[name][1])[0].copy() for name in names or memory._table}
+
+    @property
+    def run(self):
+        return Run(self.folder)
+
+    @property
+    def recoveries(self):
+        return json.loads((self.folder / RECOVERIES).read_text())["recoveries"]
+
+
+class Kill:
+    """Kills at the ``number``-th call of a function, before it does anything, or when it is done."""
+
+    def __init__(self, owner, name, number=1, after=False):
+        self._owner, self._name, self._number, self._after = owner, name, number, after
+
+    def __enter__(self):
+        self._whole = whole = getattr(self._owner, self._name)
+        calls = itertools.count(1)
+
+        def killing(*arguments, **named):
+            number = next(calls)
+            if number == self._number and not self._after:
+                raise KilledError
+            result = whole(*arguments, **named)
+            if number == self._number:
+                raise KilledError
+            return result
+
+        setattr(self._owner, self._name, killing)
+
+    def __exit__(self, *error):
+        setattr(self._owner, self._name, self._whole)
+
+
+def batches(config):
+    """All batches of a run of one thread, in order."""
+    data, seed = config.data, config.run.seed
+    whole = SplitReader(Path(data.folder), "train", data.block_rows)
+    reader = SplitReader(Path(data.folder), "train", suit_block_rows(data, whole.rows, 1))
+    for a_pass in range(data.passes):
+        for number in block_order(data, seed, a_pass, len(reader.blocks)):
+            block = reader.blocks[number]
+            order = shuffled(seed, 2, a_pass, number, size=block.rows)
+            yield from batches_in(order, reader.read(block), data.batch_size)
+
+
+def after(config, number):
+    """Examples after so many batches."""
+    return sum(len(batch) for batch in itertools.islice(batches(config), number))
+
+
+def saved_rows(checkpoint, index):
+    """Weights and optimizer state of an embedding PS in a checkpoint, by the names of their data sets."""
+    with h5py.File(checkpoint / f"embedding-{index:04}.h5") as saved:
+        return {name: (group["weights"][()], group["state"][()]) for name, group in saved.items()}
+
+
+def rows_in(killed, index):
+    """The same, as they lie in the memory of the PS."""
+    config = killed.config
+    placement = place(SplitReader(Path(config.data.folder), "train", 600).manifest.cardinalities, 2)
+    values = killed.arrays(f"embedding_ps-{index}", "rows")["rows"].view(np.float32)
+    count, dim = placement.rows_of(index), config.embedding.dim
+    weights, state = values[: count * dim].reshape(count, dim), values[count * dim :]
+    return {
+        f"table-{part.table:02}-{part.first}-{part.stride}": (
+            weights[part.base : part.base + part.rows],
+            state[part.base : part.base + part.rows],
+        )
+        for part in placement.parts_of(index)
+    }
+
+
+def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_and_nobody_else_anything(tmp_path, small_data):
+    """Its memory is removed at rest, between two starts; what the others had there is the same to the last bit."""
+    killed = Killed(tmp_path / "killed", small_data, *TWO_PS).start(Kill(Progress, "record", CALL))
+    checkpoint = Store(killed.folder).committed()[-1]
+    taken, at_kill = read_manifest(checkpoint).state["examples"], after(killed.config, LOST)
+    server, trainer = killed.arrays("embedding_ps-0"), killed.arrays("trainer-0", "replica", "dense optimizer")
+    unsaved = rows_in(killed, 1)
+    killed.lose("embedding_ps-1").start(Kill(RunNote, "started", after=True))
+    for before, now in ((server, killed.arrays("embedding_ps-0")), (trainer, killed.arrays("trainer-0", *trainer))):
+        for name, values in before.items():
+            np.testing.assert_array_equal(values, now[name], err_msg=name)
+    found, expected = rows_in(killed, 1), saved_rows(checkpoint, 1)
+    assert found.keys() == expected.keys()
+    for name, pair in expected.items():
+        for values, there in zip(pair, found[name], strict=True):
+            np.testing.assert_array_equal(values, there)
+    assert any((unsaved[name][0] != pair[0]).any() for name, pair in found.items())
+    (only,) = killed.recoveries
+    assert (only["how"], only["examples"], only["batches_repeated"]) == ("partial", at_kill, 0)
+    assert only["rows_reloaded"] == sum(len(pair[0]) for pair in found.values())
+    assert only["sources"] == {"embedding_ps 1": checkpoint.name}
+    assert only["samples_lost"] == at_kill - taken > 0
+    killed.start()
+    result = killed.run.result
+    assert (result["status"], result["examples"], result["restarts"]) == ("complete", 12_000, 2)
+    assert result["pls"] == pytest.approx((at_kill - taken) / (12_000 * 2))
+    assert [each["how"] for each in result["recoveries"]] == ["partial", "memory"]
+    lines = [json.loads(line) for line in (killed.folder / "metrics.jsonl").read_text().splitlines()]
+    partial, warm = (line for line in lines if line["kind"] == RECOVERY)
+    assert (partial["how"], warm["how"]) == ("partial", "memory")
+    assert set(partial) == {name for name, (kinds, _) in FIELDS.items() if RECOVERY in kinds}
+
+
+def own_rows(cardinalities, index):
+    """Tables and the stripes of them that one of two embedding PSs holds."""
+    return [(part.table, slice(part.first, None, part.stride)) for part in place(cardinalities, 2).parts_of(index)]
+
+
+@pytest.fixture(scope="module")
+def lost_once(tmp_path_factory, small_data):
+    """A run of which PS 1 was lost after so many batches, and saved before."""
+    killed = Killed(tmp_path_factory.mktemp("once"), small_data, *TWO_PS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_file, "_lock", lambda file, path: None)
+        killed.start(Kill(Progress, "record", CALL)).lose("embedding_ps-1").start()
+    assert read_manifest(Store(killed.folder).committed()[2]).state["examples"] == after(killed.config, SAVED)
+    return killed
+
+
+def test_losses_are_those_of_one_process_that_overwrites_the_same_rows(tmp_path, small_data, lost_once, monkeypatch):
+    """To the last bit; there are no servers in it and no recovery."""
+    arenas, calls, copies = [], itertools.count(1), {}
+    make, push = LocalTables.__init__, Lookups.push
+    cardinalities = SplitReader(small_data, "train", 600).manifest.cardinalities
+    parts = {part.table: part for part in place(cardinalities, 1).parts}
+
+    def made(self, arena, saver=None):
+        arenas.append(arena)
+        make(self, arena, saver)
+
+    def pushed(*arguments):
+        push(*arguments)
+        number = next(calls) - 1  # the first one compiles
+        if number not in (SAVED, LOST):
+            return
+        for table, stripe in own_rows(cardinalities, 1):
+            rows = slice(parts[table].base, parts[table].base + parts[table].rows)
+            for values in (arenas[0].weights[rows][stripe], arenas[0].state[rows][stripe]):
+                copy = copies.setdefault((table, stripe.start, values.ndim), values.copy())
+                values[:] = copy
+
+    monkeypatch.setattr(LocalTables, "__init__", made)
+    monkeypatch.setattr(Lookups, "push", pushed)
+    oracle = train_over_threads(tmp_path, small_data, *ONE, "topology.embedding_ps=0")
+    found = lost_once.run.losses()
+    assert lost_once.run.result["status"] == "complete"
+    np.testing.assert_array_equal(found, oracle.losses()[-len(found) :])
+    for mine, theirs in zip(lost_once.run.tables(), oracle.tables(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_losses_are_those_of_plain_pytorch_that_overwrites_the_same_rows(small_data, lost_once):
+    config, copies = lost_once.config, {}
+    cardinalities = SplitReader(small_data, "train", 600).manifest.cardinalities
+
+    def overwrite(number, model, sparse):
+        if number not in (SAVED, LOST):
+            return
+        for table, stripe in own_rows(cardinalities, 1):
+            for values in (model.tables[table].weight.data[stripe], sparse.sums[table][stripe]):
+                values[:] = copies.setdefault((table, stripe.start, values.ndim), values.clone())
+
+    _, losses = train_plainly(config, cardinalities, itertools.islice(batches(config), LOST + 10), overwrite)
+    np.testing.assert_allclose(lost_once.run.losses()[:10], losses[LOST:], rtol=2e-4)
+
+
+@pytest.mark.parametrize("lost_again", [False, True])
+def test_a_death_in_the_middle_of_a_recovery_begins_again_and_books_once(tmp_path, small_data, lost_again):
+    """At the load, when it is done, and before the first trainer has noted it; another PS may be lost meanwhile."""
+    killed = Killed(tmp_path, small_data, *TWO_PS, "recovery.max_lost_fraction=1").start(Kill(Progress, "record", CALL))
+    before, taken = killed.recoveries, read_manifest(Store(killed.folder).committed()[-1]).state["examples"]
+    killed.lose("embedding_ps-1")
+    killed.start(Kill(newest_rows, "restore")).start(Kill(newest_rows, "restore", after=True))
+    assert killed.recoveries == before == []
+    if lost_again:
+        killed.lose("embedding_ps-0")
+    killed.start(Kill(RunNote, "started")).start(Kill(recoveries, "complete")).start()
+    assert [each["how"] for each in killed.recoveries] == ["partial"] * 2 + ["memory"]
+    lost = after(killed.config, LOST) - taken
+    assert killed.run.result["pls"] == pytest.approx((1 + lost_again) * lost / (12_000 * 2))
+    assert killed.run.result["status"] == "complete"
+
+
+BY_MESSAGES = ("topology.trainers=2", "sync.transport=messages", "embedding.prefetch=true", *ONE[1:])
+EVERY = {
+    "none": (), "ma": (), "gossip": (), "bmuf": (), "slowmo": (),
+    "synchronous": ("sync.pace=fixed_rate", "sync.every_iterations=1"),
+    "easgd": ("topology.sync_ps=2", "sync.fragments=3"),
+    "async_ps": ("topology.sync_ps=2", "sync.fragments=3"),
+}  # fmt: skip
+
+
+SOAK = {"ma", "gossip", "slowmo"}
+
+
+@pytest.mark.parametrize("algorithm", [pytest.param(a, marks=[pytest.mark.soak] * (a in SOAK)) for a in EVERY])
+def test_no_row_of_a_lost_trainer_is_left_out(tmp_path, small_data, algorithm, monkeypatch):
+    """Rows that it had in hand come again, and no others but those of batches under way."""
+    trained, add = [], TrainedRows.add
+    monkeypatch.setattr(TrainedRows, "add", lambda self, thread, rows: (trained.append(rows), add(self, thread, rows)))
+    settings = (*BY_MESSAGES, f"sync.algorithm={algorithm}", *EVERY[algorithm], "data.passes=1")
+    killed = Killed(tmp_path, small_data, *settings).start(Kill(Progress, "record", 28))
+    killed.lose("trainer-1").start(Kill(RunNote, "started", number=2)).start()
+    partial = [each for each in killed.recoveries if each["how"] == "partial" and "examples" in each]
+    result, last = killed.run.result, partial[-1]
+    assert (result["status"], result["examples"], result["pls"]) == ("complete", 6_000, 0.0)
+    times = Counter((rows.block, row) for rows in trained for row in range(rows.start, rows.stop))
+    assert len(times) == 6_000
+    assert 0 <= sum(times.values()) - 6_000 <= sum(each["rows_dealt_again"] for each in partial) > 0
+    assert last["rows_reloaded"] == last["samples_lost"] == 0
+    assert last["accounts_lost"] == (algorithm == "async_ps")
+
+
+def kept_until_started(tmp_path, data, lost, algorithm):
+    """What trainers and sync PSs hold when some are lost, and when all is made good but nobody has trained yet."""
+    killed = Killed(tmp_path, data, *BY_MESSAGES, f"sync.algorithm={algorithm}", *EVERY[algorithm], *TWO_PS[-2:])
+    killed.start(Kill(Progress, "record", 60))
+    ranks = ["trainer-0", "trainer-1", *(["sync_ps-0", "sync_ps-1"] if len(EVERY[algorithm]) == 2 else [])]
+    before = {rank: killed.arrays(rank) for rank in ranks}
+    killed.lose(lost)
+    with pytest.MonkeyPatch.context() as patch:  # nobody goes further than this
+        patch.setattr(RunNote, "started", lambda self, examples: self._memory.ready() or die())
+        with pytest.raises(KilledError):
+            over_threads(killed.config.topology, play, killed.config, 2)
+    return killed, before, {rank: killed.arrays(rank) for rank in ranks}
+
+
+def die():
+    time.sleep(0.2)  # so that the other trainers come here too
+    raise KilledError
+
+
+@pytest.mark.parametrize("algorithm", ["none", "easgd"])
+def test_a_lost_replica_is_that_of_the_living_or_the_center(tmp_path, small_data, algorithm):
+    _, before, now = kept_until_started(tmp_path, small_data, "trainer-1", algorithm)
+    for rank in before.keys() - {"trainer-1"}:
+        for name in ("replica", "dense optimizer") if rank == "trainer-0" else ("center",):
+            np.testing.assert_array_equal(before[rank][name], now[rank][name])
+    found = now["trainer-1"]
+    np.testing.assert_array_equal(found["dense optimizer"], before["trainer-0"]["dense optimizer"])
+    common = before["trainer-0"]["replica"]
+    if algorithm == "easgd":
+        common = whole_vector([before[f"sync_ps-{k}"]["center"] for k in range(2)], found["replica"].size // 4, 3)
+    np.testing.assert_array_equal(found["replica"].view(np.float32), common.view(np.float32))
+
+
+def whole_vector(shards, size, fragments):
+    """The vector of which each sync PS holds its part of each fragment, one after the other."""
+    values, vector = [shard.view(np.float32) for shard in shards], np.empty(size, np.float32)
+    edges, at = [size * p // fragments for p in range(fragments + 1)], [0] * len(shards)
+    for start, stop in itertools.pairwise(edges):
+        cuts = [start + (stop - start) * p // len(shards) for p in range(len(shards) + 1)]
+        for k, (first, last) in enumerate(itertools.pairwise(cuts)):
+            vector[first:last] = values[k][at[k] : at[k] + last - first]
+            at[k] += last - first
+    return vector
+
+
+@pytest.mark.parametrize("algorithm", ["easgd", "async_ps"])
+def test_a_lost_center_is_the_mean_of_the_replicas_with_the_saved_optimizer(tmp_path, small_data, algorithm):
+    killed, before, now = kept_until_started(tmp_path, small_data, "sync_ps-1", algorithm)
+    replicas = [before[f"trainer-{k}"]["replica"].view(np.float32) for k in range(2)]
+    size = replicas[0].size
+    expected = {"center": replicas[0] / np.float32(2) + replicas[1] / np.float32(2)}
+    if algorithm == "async_ps":
+        with h5py.File(Store(killed.folder).committed()[-1] / "trainer-0000.h5") as saved:
+            expected["optimizer"] = saved["sync/center"][()]
+    lost = whole_vector([np.zeros(size, np.float32), np.ones(size, np.float32)], size, 3) == 1
+    for name, values in expected.items():
+        found = whole_vector([now[f"sync_ps-{k}"][name] for k in range(2)], size, 3)
+        old = whole_vector([before[f"sync_ps-{k}"][name] for k in range(2)], size, 3)
+        np.testing.assert_array_equal(found[lost], values[lost])
+        np.testing.assert_array_equal(found[~lost], old[~lost])
+        assert (old[lost] != found[lost]).any()
+    for rank in ("trainer-0", "trainer-1"):
+        np.testing.assert_array_equal(before[rank]["replica"], now[rank]["replica"])

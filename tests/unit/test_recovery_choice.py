@@ -1,0 +1,100 @@
+"""Warm, partial or full: what the first rank decides from what all ranks have found of their memory."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from ssmpi.config import RecoveryOptions
+from ssmpi.core.topology import Topology
+from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Found, choose, in_short
+from ssmpi.recovery.defaults import inputs_of
+from ssmpi.recovery.ledger import Ledger
+from ssmpi.recovery.measured import from_run, inputs
+from ssmpi.recovery.pls import LossAccount
+from ssmpi.recovery.policy import decide
+
+TOPOLOGY = Topology(trainers=2, embedding_ps=2, sync_ps=1)  # ranks 0, 1; 2, 3; 4
+PAYS = decide(inputs_of(18, {}))
+COSTS = decide(inputs_of(18, {"target_pls": 0.001}))
+MISSES = decide(replace(inputs_of(18, {}), mtbf_seconds=1.0))
+
+
+def expected(states, mode, fraction, pays):
+    """The same by the rule in words; ``states`` are ``whole``, ``lost`` or ``old``."""
+    lost = [rank for rank, state in enumerate(states) if state != "whole"]
+    if states[0] == "lost":
+        return FULL
+    if not lost:
+        return MEMORY
+    if 0 in lost or mode == "full":
+        return FULL
+    servers = len({2, 3}.intersection(lost))
+    if servers / 2 > fraction:
+        return FULL
+    return PARTIAL if mode == "partial" or pays or not servers else FULL
+
+
+@pytest.mark.parametrize("mode", ["auto", "partial", "full"])
+@pytest.mark.parametrize("pays", [True, False])
+def test_every_combination_of_what_is_left_is_decided_by_the_rule(mode, pays):
+    kinds = {"whole": Found("", 3), "lost": Found("m: it is gone"), "old": Found("", 1)}
+    for fraction, states in itertools.product((0.0, 0.5, 1.0), itertools.product(kinds, repeat=5)):
+        options = RecoveryOptions(mode=mode, max_lost_fraction=fraction)
+        starts = () if states[0] == "lost" else (3,) * 5
+        choice = choose([kinds[s] for s in states], starts, TOPOLOGY, options, lambda: PAYS if pays else COSTS)
+        assert choice.how == expected(states, mode, fraction, pays), (states, fraction, choice)
+        if starts:
+            assert choice.lost == tuple(rank for rank, state in enumerate(states) if state != "whole")
+        assert bool(choice.why) == (choice.how != MEMORY)
+
+
+def test_a_rank_may_have_been_made_anew_by_a_later_start_than_the_others():
+    found = [Found("", 1), Found("", 1), Found("", 4), Found("", 1), Found("", 1)]
+    assert choose(found, (1, 1, 4, 1, 1), TOPOLOGY, RecoveryOptions(), lambda: PAYS).how == MEMORY
+    choice = choose(found, (1, 1, 5, 1, 1), TOPOLOGY, RecoveryOptions(), lambda: PAYS)
+    assert choice == (PARTIAL, (2,), "the memory of embedding_ps 0 is lost (what is there is that of start 4, not 5)")
+
+
+@pytest.mark.parametrize(
+    ("lost", "options", "policy", "said"),
+    [
+        ((0, 3), {}, PAYS, "the memory of trainer 0, embedding_ps 1 is lost (gone), and the first trainer's is needed"),
+        ((3,), {"mode": "full"}, PAYS, "recovery.mode = 'full'"),
+        ((2, 3), {}, PAYS, "more than 1 embedding PSs' (recovery.max_lost_fraction = 0.5)"),
+        ((3,), {}, COSTS, "partial recovery costs not less than full recovery: "),
+        ((3,), {}, MISSES, "partial recovery cannot keep the target PLS of 0.1"),
+        ((1, 2, 3, 4), {"max_lost_fraction": 1.0}, PAYS, "trainer 1, embedding_ps 0, embedding_ps 1 and 1 others"),
+    ],
+)
+def test_the_decision_is_one_plain_sentence(lost, options, policy, said):
+    found = [Found("gone") if rank in lost else Found("", 1) for rank in range(5)]
+    starts = () if 0 in lost else (1,) * 5
+    choice = choose(found, starts, TOPOLOGY, RecoveryOptions(**options), lambda: policy)
+    assert said in choice.why
+    assert in_short(PAYS).startswith("partial recovery costs less than full recovery: 0.482 % of the job, not 8.34")
+
+
+def test_measured_inputs_win_over_defaults_and_settings_over_those():
+    log = {"examples": 1_000.0, "seconds": 10.0, "checkpoints": 4.0, "O_save": 2.0}
+    recoveries = [{"seconds": {"ranks": 3.0}}, {"seconds": {"ranks": 5.0, "load": 0.5}}, {"seconds": {"ranks": -1e10}}]
+    measured = from_run(log, 36_000, recoveries[:2])
+    found = inputs(RecoveryOptions(target_pls=0.02, mtbf_hours=7.0), 3, measured)
+    assert (found.total_seconds, found.save_seconds) == (360.0, 0.5)
+    assert (found.restart_seconds, found.load_seconds) == (4.0, 0.5)
+    assert (found.target_pls, found.mtbf_seconds, found.servers) == (0.02, 7 * 3600.0, 3)
+    assert from_run({}, 36_000, recoveries[2:]) == {}  # hosts whose clocks differ
+    assert inputs(RecoveryOptions(), 3, {}) == inputs_of(3, {})
+
+
+def test_a_ledger_books_by_ps_and_keeps_what_is_lost():
+    ledger = Ledger.begin([1] * 5, 2, None, 0).reloaded({3: 2}, {1: 400}, 1_000)
+    assert ledger.starts == (1, 1, 1, 2, 1)
+    assert ledger.accounts == (LossAccount(), LossAccount(1_000, 600))
+    ledger = ledger.reloaded({2: 3, 3: 3}, {0: 400, 1: 400}, 1_100)  # again before the next save: since the reload
+    assert ledger.samples_lost == 600 + 700 + 100
+    assert ledger.pls(10_000) == 0.5 * 1_400 / 10_000
+    assert Ledger.of_state(ledger.state()) == ledger
+    assert ledger.reloaded({3: 4}, {1: 400}, 1_050).samples_lost == 1_400  # rows of a lost trainer are dealt again
+    resumed = Ledger.begin([1] * 4, 1, ledger.state(), 900)
+    assert (resumed.accounts, resumed.pls(10_000)) == ((LossAccount(900),), ledger.pls(10_000))
