@@ -23,7 +23,7 @@ from ssmpi.data.reader import DataOptions
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import table
 from ssmpi.embedding.trackers import Tracking
-from ssmpi.model import own
+from ssmpi.model import graph, own, own_code
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
 from ssmpi.model.zoo import network_of
@@ -101,9 +101,24 @@ class Config:
             f"sync.fragments = {self.sync.fragments:,} is more than the {network.parameters:,} parameters of the dense "
             "model",
         )
+        own_operators = own_code.own_operators(network.operators)
+        require(
+            not own_operators or self.model.precision == "fp32",
+            f"model.precision = '{self.model.precision}': operators of one's own are computed in float32: set 'fp32'",
+        )
         copy = dataclasses.replace(self)
         vars(copy)["network"] = network  # where ``cached_property`` keeps it: no setting, so no field
         return copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Other ranks get the network as its table: a class of the user's has no module there."""
+        state = vars(self).copy()
+        return state | {"network": graph.as_json(state["network"])} if "network" in state else state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if "network" in state:
+            vars(self)["network"] = graph.from_json(state["network"])
 
     def flat(self) -> dict[str, Any]:
         """All settings by their names, ``section.key``."""

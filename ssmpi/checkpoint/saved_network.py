@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssmpi.checkpoint import model_files, store
 from ssmpi.checkpoint.data_origin import DataOrigin
+from ssmpi.comm.failure import say
 from ssmpi.core.errors import DataError
 from ssmpi.model import graph
 
@@ -27,6 +28,8 @@ def of_model(config: Config, model: Path, data: str | None = None) -> Config:
     if saved is None:
         return config.over(DataOrigin.of_model(model, data or config.data.folder).features)
     try:
+        if files := saved.get("code"):
+            say(f"{model}: runs code that was saved with it, of {', '.join(files)}: operators of its network")
         return config.with_network(graph.from_json(saved))
     except DataError as error:
         raise DataError(

@@ -3,6 +3,8 @@ has made it. Kinds and settings are those of the operators' classes; widths are 
 
     {"version": 1, "inputs": {"dense": 13, "tables": 26, "dim": 16},
      "operators": [{"kind": "Linear", "name": "bottom.0", "inputs": ["dense"], "outputs": 512, ..., "width": 512}, ...]}
+
+An operator of a user's own, ``net.py:Cube``, needs its code: ``"code": {"net.py": TEXT}`` is saved too, and run again.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ssmpi.core import settings
 from ssmpi.core.errors import DataError, SettingsError, json_problem
-from ssmpi.model import program, zoo
+from ssmpi.model import own_code, program, zoo
 from ssmpi.model.network import Inputs, Network, Operator
 
 VERSION = 1
@@ -35,6 +39,8 @@ def as_json(network: Network) -> dict[str, Any]:
     """``network`` as JSON has it."""
     operators = [{**saved(operator), "width": network.widths[operator.name]} for operator in network.operators]
     body = {"version": VERSION, "inputs": dataclasses.asdict(network.inputs), "operators": operators}
+    if code := own_code.texts_of(network.operators):
+        body["code"] = code
     found: dict[str, Any] = json.loads(json.dumps(body))
     return found
 
@@ -45,7 +51,8 @@ def from_json(body: Mapping[str, Any]) -> Network:
         if body["version"] != VERSION:
             raise DataError(f"its network is saved as version {body['version']}, this program reads {VERSION}")
         inputs = settings.build(Inputs, body["inputs"])
-        network = Network(tuple(operator_of(each) for each in body["operators"]), inputs)
+        own = _own_kinds(body.get("code", {}))
+        network = Network(tuple(operator_of(each, own) for each in body["operators"]), inputs)
         for each in body["operators"]:
             if (found := network.widths[each["name"]]) != each["width"]:
                 raise DataError(f"operator {each['name']!r} is saved {each['width']} wide, and here {found}")
@@ -58,12 +65,24 @@ def from_json(body: Mapping[str, Any]) -> Network:
 
 def saved(operator: Operator) -> dict[str, Any]:
     """One operator: its kind, and what it was made of."""
-    return {"kind": type(operator).__name__, **dataclasses.asdict(operator)}
+    kind = type(operator)
+    return {"kind": own_code.kind_of(kind) if own_code.is_own(kind) else kind.__name__, **dataclasses.asdict(operator)}
 
 
-def operator_of(body: Mapping[str, Any]) -> Operator:
-    """What ``saved`` was given; DataError."""
-    by_name = {kind.__name__: kind for kind in kinds()}
+def _own_kinds(code: Mapping[str, str]) -> dict[str, type[Operator]]:
+    """The operators in files of the user's, by kind."""
+    found: dict[str, type[Operator]] = {}
+    for file, text in code.items():
+        path = Path(file)
+        module = own_code.in_words(path, "the file", partial(own_code.module_of, path, text))
+        own = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Operator)]
+        found |= {f"{file}:{kind.__qualname__}": kind for kind in own if kind.__module__ == module.__name__}
+    return found
+
+
+def operator_of(body: Mapping[str, Any], own: Mapping[str, type[Operator]] | None = None) -> Operator:
+    """What ``saved`` was given; DataError. ``own`` are the user's kinds."""
+    by_name = {**{kind.__name__: kind for kind in kinds()}, **(own or {})}
     name, kind = body["name"], body["kind"]
     if kind not in by_name:
         raise DataError(f"operator {name!r} is of the kind {kind!r}, which this version of ssmpi does not have")
@@ -75,7 +94,13 @@ def operator_of(body: Mapping[str, Any]) -> Operator:
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first thing in which two networks, as JSON has them, differ, in words; empty where nothing does."""
+    """The first thing in which two networks, as JSON has them, differ, in words; empty where nothing does. DataError
+    where ``before``, which was saved, cannot be read.
+    """
+    before = as_json(from_json(before))  # with all that this version knows of operators
+    for file in before.get("code", {}).keys() & now.get("code", {}).keys():
+        if own_code.meaning(before["code"][file]) != own_code.meaning(now["code"][file]):
+            return f"the code of {file}, whose operators it uses, is another one"
     if before["inputs"] != now["inputs"]:
         return f"it is over {_words(now['inputs'])}, not {_words(before['inputs'])}"
     for here, there in zip(now["operators"], before["operators"], strict=False):

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import sys
-import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.util import decode_source
 from pathlib import Path
 
 from ssmpi.core.errors import SettingsError
+from ssmpi.model import own_code
 from ssmpi.model.network import Inputs, Network
 
 MARK = ".py:"
-EXAMPLE = "README.md has one under 'Your own network'"
 
 
 def is_own(name: str) -> bool:
@@ -70,11 +69,13 @@ def identity(name: str) -> str:
 def network_of(name: str, inputs: Inputs) -> Network:
     """What the function gives for ``inputs``; SettingsError says what is wrong with it, and where."""
     path, function = parts(name)
-    network = _in_words(path, function, lambda: _function(path, function, source(name))(inputs))
+    what, text = f"'{function}', called with {Inputs.__name__}", source(name)
+    module = own_code.in_words(path, "the file", lambda: own_code.module_of(path, decode_source(text)))
+    network = own_code.in_words(path, what, lambda: _function(path, function, vars(module))(inputs))
     if not isinstance(network, Network):
         raise SettingsError(
             f"{path}: '{function}' gave {network!r:.60} ({type(network).__name__}), not a Network: let it return "
-            f"Network((operator, ...), inputs); {EXAMPLE}"
+            f"Network((operator, ...), inputs); {own_code.REMEDY}"
         )
     if network.inputs != inputs:
         raise SettingsError(
@@ -84,52 +85,12 @@ def network_of(name: str, inputs: Inputs) -> Network:
     return network
 
 
-def _function(path: Path, function: str, text: bytes) -> Callable[[Inputs], object]:
-    names = vars(_module(path, text))
-    found: object = names.get(function)
+def _function(path: Path, function: str, names: Mapping[str, object]) -> Callable[[Inputs], object]:
+    found = names.get(function)
     if not callable(found):
         there = [name for name, value in names.items() if isinstance(value, types.FunctionType)]
         close = difflib.get_close_matches(function, there, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"it has {', '.join(there) or 'none'}; {EXAMPLE}"
+        hint = f"did you mean '{close[0]}'?" if close else f"it has {', '.join(there) or 'none'}; {own_code.REMEDY}"
         what = "is no function" if function in names else "is not in it"
         raise SettingsError(f"{path}: '{function}', which model.name names, {what}; {hint}")
     return found
-
-
-def _module(path: Path, text: bytes) -> types.ModuleType:
-    """The file's names. Files of one text are one module, so that its classes are the same; nothing is written."""
-    name = f"ssmpi_own_{hashlib.sha256(text).hexdigest()[:16]}"
-    if name not in sys.modules:
-        module = types.ModuleType(name)
-        module.__file__ = str(path)
-        sys.modules[name] = module  # dataclasses look there for what annotations mean
-        try:
-            exec(compile(text, path, "exec"), vars(module))
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
-
-
-def _in_words(path: Path, function: str, body: Callable[[], object]) -> object:
-    """What ``body``, the user's code, gives; what it raises as SettingsError with its line."""
-    try:
-        return body()
-    except SettingsError as error:
-        if not _lines(error, path):
-            raise
-        raise SettingsError(f"{path}, line {_lines(error, path)[-1]}: '{function}': {error}") from error
-    except SyntaxError as error:
-        where = error.filename or path
-        raise SettingsError(f"{where}, line {error.lineno}: {error.msg}; 'python {where}' shows the place") from error
-    except (Exception, SystemExit) as error:
-        lines = _lines(error, path)
-        where = f"{path}, line {lines[-1]}" if lines else str(path)
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise SettingsError(f"{where}: {said}; '{function}' is called with {Inputs.__name__}; {EXAMPLE}") from error
-
-
-def _lines(error: BaseException, path: Path) -> list[int]:
-    """The lines of the file that were under way, the innermost last."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return [frame.lineno for frame in frames if frame.filename == str(path) and frame.lineno]

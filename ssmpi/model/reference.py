@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch.nn.functional import linear
 
+from ssmpi.model import own_code, own_operator
 from ssmpi.model.network import DENSE, ROWS, Concat, DotInteraction, Gate, Linear, Network, Operator
 
 ACTIVATION: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -35,6 +36,8 @@ def logits(
 
 def _output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]) -> torch.Tensor:
     match operator:
+        case _ if own_code.is_own(type(operator)):
+            return own_operator.output(operator, parameters, inputs)
         case Linear():
             bias = parameters[f"{operator.name}.bias"] if operator.bias else None
             return ACTIVATION[operator.activation](linear(inputs[0], parameters[f"{operator.name}.weight"], bias))

@@ -15,7 +15,7 @@ import numpy as np
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.core.errors import DataError
-from ssmpi.model import blas, brgemm
+from ssmpi.model import blas, brgemm, own_code
 from ssmpi.model.executor import CompiledStep
 from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import Network
@@ -69,6 +69,14 @@ def by_name(network: Network, vector: np.ndarray) -> list[tuple[str, np.ndarray]
     return [(name, part.reshape(shape)) for (name, shape), part in zip(network.layout, parts, strict=True)]
 
 
+def try_own_operators(network: Network) -> None:
+    """One step on two made-up examples; SettingsError says what is wrong with an operator of the user's."""
+    draw, inputs, labels = np.random.default_rng(0), network.inputs, np.zeros(2, np.float32)
+    dense = draw.random((2, inputs.dense), np.float32)
+    rows = draw.random((2, inputs.tables, inputs.dim), np.float32)
+    Replica(network, "fp32", seed=0).thread_model().forward_backward(dense, rows, labels)
+
+
 class ThreadModel:
     """A network over ``weights`` that leaves its gradients in ``gradients``, both float32 (parameters,).
 
@@ -77,10 +85,15 @@ class ThreadModel:
 
     def __init__(self, network: Network, vector: np.ndarray, precision: str) -> None:
         self._network, self.weights, self.gradients = network, vector, np.zeros_like(vector)
+        if own_code.own_operators(network.operators):
+            from ssmpi.model.autograd_step import AutogradStep  # here, because importing torch takes seconds
+
+            self._score = self._by_torch
+            self._step: Step = AutogradStep(network, *(by_name(network, array) for array in self.arrays))
+            return
         program, sgemm = Program(network), blas.sgemm()
         compiled = CompiledStep(program, *self.arrays, sgemm) if sgemm else None
         self._score = compiled.score if compiled else self._by_torch
-        self._step: Step
         if compiled and precision == "fp32":
             self._step = compiled
         elif sgemm and precision == "bf16" and (kernels := brgemm.kernels()):

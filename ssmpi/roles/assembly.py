@@ -18,7 +18,7 @@ from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.trained_rows import Deal, TrainedRows
-from ssmpi.model import processor
+from ssmpi.model import own_code, processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.recovery.ledger import Ledger
@@ -45,6 +45,9 @@ def check_host(config: Config, world: World) -> None:
         log.warning(world.oversubscribed)
     if config.model.precision == "bf16" and world.index == 0 and processor.without_bfloat16():
         log.warning(processor.SLOW_BFLOAT16)
+    if (slow := own_code.own_operators(config.network.operators)) and world.index == 0:
+        names = ", ".join(dict.fromkeys(own_code.kind_of(type(operator)) for operator in slow))
+        log.warning(f"no kernels for {names}: all of the network is computed by torch's autograd, which is slower")
 
 
 def tables(config: Config, world: World, cardinalities: tuple[int, ...], start: Start) -> Tables:

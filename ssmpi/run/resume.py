@@ -17,6 +17,7 @@ from ssmpi.core.log import log
 from ssmpi.core.result_marker import is_finished
 from ssmpi.core.run_files import MODEL, RESULT_NAME, RUN_FILE, is_run_folder
 from ssmpi.core.writable import check_writable
+from ssmpi.model import own_code
 from ssmpi.report import recoveries
 from ssmpi.run import restart_guard, run_folder
 from ssmpi.run.request import RunRequest
@@ -51,6 +52,10 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     check_writable(run)
     reader = run_folder.check(config, ranks, request.overridden())
     config = config.over(reader.manifest.features)
+    if own_code.own_operators(config.network.operators):
+        from ssmpi.model.replica import try_own_operators  # here, because it takes seconds to import what that needs
+
+        try_own_operators(config.network)
     rows = sum(reader.manifest.cardinalities) * config.embedding.row_bytes
     expect_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
     if not request.run or not is_run_folder(run):

@@ -4,7 +4,9 @@ import ast
 import contextlib
 import dataclasses
 import json
+import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +14,19 @@ import pytest
 from datasets import FEW, FEW_CARDINALITIES, make_dataset
 from ranks import ssmpi
 from runs import Run, train_over_threads, write_run_file
+from test_networks import assert_gradients, example
 
 from ssmpi.checkpoint.store import Store
 from ssmpi.cli import main
 from ssmpi.config import differences, load
 from ssmpi.core.errors import DataError, SettingsError
-from ssmpi.model import graph
+from ssmpi.data.features import Features
+from ssmpi.model import graph, own, own_code
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
 from ssmpi.model.options import ModelOptions
+from ssmpi.model.replica import Replica, by_name
 from ssmpi.model.zoo import NETWORKS, network_of
+from ssmpi.roles import assembly
 from ssmpi.run import resume
 from ssmpi.run.request import RunRequest
 from ssmpi.tools import plan, score
@@ -129,13 +135,25 @@ WRONG = [
     ("net.py:netwrok", OWN, r"net.py: 'netwrok', which model.name names, is not in it; did you mean 'network'\?"),
     ("net.py:other", OWN, "'other', which model.name names, is not in it; it has cross, mlp, network; README.md"),
     ("net.py:network", "network = 3", "net.py: 'network', which model.name names, is no function; it has none"),
-    ("net.py:network", "def network(inputs):\n    1 / 0", "net.py, line 2: ZeroDivisionError: division by zero; 'n"),
-    ("net.py:network", "\nimport nowhere", "net.py, line 2: ModuleNotFoundError: No module named 'nowhere'"),
+    (
+        "net.py:network",
+        "def network(inputs):\n    1 / 0",
+        "net.py, line 2: 'network', called .*: ZeroDivisionError: division",
+    ),
+    ("net.py:network", "\nimport nowhere", "net.py, line 2: the file: ModuleNotFoundError: No module named 'nowhere'"),
     ("net.py:network", "def network(inputs)\n", "net.py, line 1: expected ':'; 'python .*net.py' shows the place"),
-    ("net.py:network", "def network():\n    pass", r"net.py: TypeError: network\(\) takes 0 .* is called with Inputs"),
-    ("net.py:network", "raise SystemExit(0)", "net.py, line 1: SystemExit: 0"),
+    (
+        "net.py:network",
+        "def network():\n    pass",
+        r"net.py: 'network', called with Inputs: TypeError: network\(",
+    ),
+    ("net.py:network", "raise SystemExit(0)", "net.py, line 1: the file: SystemExit: 0"),
     ("net.py:network", "def network(inputs):\n    return [inputs]", r"gave \[Inputs.*\(list\), not a Network: let it"),
-    ("net.py:network", OWN.replace("WIDTH", "0"), "line 9: 'network': .*operator 'deep.0' .*at least 1, got 0"),
+    (
+        "net.py:network",
+        OWN.replace("WIDTH", "0"),
+        "line 9: 'network', .*operator 'deep.0' .*at least 1, got 0",
+    ),
     ("net.py:network", OWN.replace("[16, 1]", "[16, 2]"), "ends in 'top.2' of width 2, not in a logit of width 1"),
     (
         "net.py:network",
@@ -229,10 +247,15 @@ def test_two_networks_differ_in_words():
     assert graph.difference(table(), table()) == ""
     words = "its operator 'deep.0' is Linear (outputs 32, width 32), not Linear (outputs 16, width 16)"
     assert graph.difference(table(16), table(32)) == words
-    longer, shorter = table(), table()
+    longer = table()
+    longer["operators"] = [*longer["operators"], {"kind": "Linear", "name": "more"}]
+    assert graph.difference(table(), longer) == "it has an operator 'more' (Linear)"
+    shorter = table()
     shorter["operators"] = shorter["operators"][:2]
-    assert graph.difference(shorter, longer) == "it has an operator 'deep.2' (Linear)"
-    assert graph.difference(longer, shorter) == "it lacks an operator 'deep.2' (Linear)"
+    assert graph.difference(table(), shorter) == "it lacks an operator 'deep.2' (Linear)"
+    older = table()
+    del older["operators"][2]["activation"]  # which a later version has added, with a default
+    assert graph.difference(older, table()) == ""
     other = table(inputs={"dense": 4, "tables": 5, "dim": 8})
     assert graph.difference(table(), other).startswith("it is over dense 4, tables 5, dim 8, not dense 3")
 
@@ -317,3 +340,144 @@ def test_a_damaged_table_is_told(few, tmp_path, alone):
     words = f"{newest.name}/manifest.json: operator 'bottom.0' is of the kind 'Liner', which this version .*--resume"
     with pytest.raises(DataError, match=words):
         score.evaluate(run.folder, "test", None)
+
+
+# Operators of the user's own
+
+
+CUBE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from ssmpi.model.network import DENSE, ROWS, Concat, Form, Linear, Network, Operator, mlp
+
+@dataclass(frozen=True)
+class Cube(Operator):
+    scale: float = 1.0
+
+    def form(self, *widths):
+        (x,) = widths
+        return Form(x, ((f"{self.name}.shift", (x,)),))
+
+    def by_torch(self, parameters, x):
+        return self.scale * (x + parameters["shift"]) ** 3
+
+def network(inputs):
+    deep = mlp("deep", "all", [16, 8])
+    cube = Cube("cube", (deep[-1].name,), 0.5)
+    return Network((Concat("all", (DENSE, ROWS)), *deep, cube, Linear("out", ("cube",), 1)), inputs)
+"""
+
+
+def cubed(folder):
+    return own.network_of(f"{write_own(folder, CUBE)}/net.py:network", Inputs(3, 5, 8))
+
+
+@pytest.mark.parametrize("batch", [0, 1, 7])
+def test_its_gradients_are_those_of_the_formula(tmp_path, batch):
+    """Written down in numpy, in float64."""
+    network = cubed(tmp_path)
+    model, (dense, rows, labels) = Replica(network, "fp32", seed=3).thread_model(), example(network, batch)
+    logits, by_rows = model.forward_backward(dense, rows, labels)
+    w, b, v, c, shift, out, bias = (a.astype(float) for _, a in by_name(network, model.weights))
+    start = np.concatenate([dense, rows.reshape(batch, 40)], axis=1).astype(float)
+    hidden = np.maximum(start @ w.T + b, 0)
+    last = np.maximum(hidden @ v.T + c, 0)
+    expected = 0.5 * (last + shift) ** 3 @ out.T + bias
+    by_logit = (1 / (1 + np.exp(-expected[:, 0])) - labels) / max(1, batch)
+    by_cube = by_logit[:, None] * out * 1.5 * (last + shift) ** 2
+    by_start = ((by_cube * (last > 0)) @ v * (hidden > 0)) @ w
+    np.testing.assert_allclose(logits, expected[:, 0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(model.score(dense, rows), expected[:, 0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(by_rows.reshape(batch, 40), by_start[:, 3:], rtol=1e-3, atol=1e-6)
+    gradients = dict(by_name(network, model.gradients))
+    np.testing.assert_allclose(gradients["cube.shift"], by_cube.sum(axis=0), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(gradients["out.bias"], by_logit.sum(keepdims=True), rtol=1e-3, atol=1e-6)
+
+
+def test_it_is_trained_saved_with_its_code_and_resumed(few, tmp_path, alone, capsys, monkeypatch):
+    said = []
+    monkeypatch.setattr(assembly.log, "warning", said.append)
+    run = interrupted(write_own(tmp_path, CUBE), few, NAMED, "data.passes=2")
+    assert [text for text in said if "no kernels for net.py:Cube: all of the network is computed by torch" in text]
+    assert prepare(run).checkpoints
+    own_file = run.folder / "network/net.py"
+    own_file.write_text("# a comment\n" + CUBE)
+    assert prepare(run).checkpoints
+    own_file.write_text(CUBE.replace("** 3", "** 2"))
+    with pytest.raises(SettingsError, match=r"gives: the code of net\.py, whose operators it uses, is another one"):
+        prepare(run)
+    own_file.unlink()
+    forget()
+    assert score.evaluate(run.folder, "test", None) == 0
+    assert "runs code that was saved with it, of net.py" in capsys.readouterr().err
+    assert export(run.folder, "safetensors", None) == 0
+
+
+def forget():
+    """As in another process, which has not read the file."""
+    for name in [name for name in sys.modules if name.startswith(own_code.PREFIX)]:
+        del sys.modules[name]
+
+
+def test_other_ranks_are_given_it(few, tmp_path):
+    """They have not read the file, and need not see it."""
+    write_own(tmp_path, CUBE)
+    config = write_run_file(tmp_path, few, NAMED).over(FEW)
+    expected, sent = graph.as_json(config.network), pickle.dumps(config)
+    (tmp_path / "net.py").unlink()
+    forget()
+    received = pickle.loads(sent)
+    assert graph.as_json(received.network) == expected
+    assert received == config
+
+
+WRONG_OPERATORS = [
+    (
+        CUBE.replace("by_torch", "by_hand"),
+        r"operator 'cube' \(Cube\) has no method 'by_torch\(self, parameters, ",
+    ),
+    (CUBE.replace("** 3", "** (3 / 0)"), r"net\.py, line 15: operator 'cube' \(Cube\): ZeroDivisionError"),
+    (CUBE.replace("** 3", "@ x.T"), r"by_torch gave a tensor \(2, 2\), its form says \(2, 8\): mend one of them"),
+    (CUBE.replace("return self.scale", "return None and self.scale"), r"by_torch gave None, its form says \(2, 8\)"),
+    (CUBE.replace('["shift"]', '["weight"]'), r"net\.py, line 15: operator 'cube' \(Cube\): KeyError: 'weight'"),
+    (CUBE.replace("(x,) = widths", "raise ValueError('odd')"), r"line 20: 'network', .*operator 'cube' \(Cube\): odd"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), WRONG_OPERATORS)
+def test_what_is_wrong_with_an_operator_is_said_before_ranks_work(few, tmp_path, text, words):
+    write_own(tmp_path, text)
+    write_run_file(tmp_path, few)
+    settings = (f"data.folder={few}", "embedding.dim=8", NAMED, f"run.folder={tmp_path / 'run'}")
+    request = RunRequest(tmp_path / "given.toml", settings)
+    with pytest.raises(SettingsError, match=words):
+        resume.prepare(request, request.load().topology.size, contextlib.ExitStack())
+    assert not (tmp_path / "run").exists()
+
+
+def test_it_is_not_computed_in_bfloat16(few, tmp_path):
+    write_own(tmp_path, CUBE)
+    with pytest.raises(SettingsError, match=r"precision = 'bf16': operators of one's own are computed in float32"):
+        write_run_file(tmp_path, few, NAMED, "model.precision=bf16").over(FEW)
+
+
+ROWS_ALONE = """
+from ssmpi.model.network import Network, mlp
+
+def network(inputs):
+    return Network(tuple(mlp("top", "rows", [6, 1], last="none")), inputs)
+"""
+
+
+def test_without_dense_features_a_network_of_rows_alone_trains(tmp_path):
+    """The first operator's values then begin where the dense ones would."""
+    features = Features((), FEW.sparse)
+    data = make_dataset(tmp_path / "data", 600, cardinalities=FEW_CARDINALITIES, features=features)
+    write_own(tmp_path, ROWS_ALONE)
+    network = write_run_file(tmp_path, data, NAMED).over(features).network
+    assert network.inputs.dense == 0
+    for batch in (1, 7):
+        assert_gradients(network, batch)
+    run = train_over_threads(tmp_path, data, NAMED, "topology.embedding_ps=0", "model.center_inputs=true")
+    assert run.result["status"] == "complete"
+    assert np.isfinite(run.losses()).all()

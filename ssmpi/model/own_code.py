@@ -1,0 +1,90 @@
+"""Python files of the user's: modules made of their text, and what goes wrong in them in words. Nothing is written."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from ssmpi.core.errors import SettingsError
+from ssmpi.model.network import Operator
+
+PREFIX = "ssmpi_own_"  # of the modules' names
+REMEDY = "README.md has an example under 'Your own network'"
+
+T = TypeVar("T")
+
+
+def module_of(path: Path, text: str) -> types.ModuleType:
+    """The file's names. Files of one text are one module, so that its classes are the same."""
+    name = PREFIX + hashlib.sha256(text.encode()).hexdigest()[:16]
+    if name not in sys.modules:
+        module = types.ModuleType(name)
+        module.__file__, vars(module)["__source__"] = str(path), text
+        sys.modules[name] = module  # dataclasses look there for what annotations mean
+        try:
+            exec(compile(text, path, "exec"), vars(module))
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def is_own(kind: type[Operator]) -> bool:
+    """Whether an operator's class is of a user's file."""
+    return kind.__module__.startswith(PREFIX)
+
+
+def own_operators(operators: Iterable[Operator]) -> list[Operator]:
+    """Those that are of the user's."""
+    return [operator for operator in operators if is_own(type(operator))]
+
+
+def path_of(kind: type[Operator]) -> Path:
+    """The file of a user's operator."""
+    return Path(str(sys.modules[kind.__module__].__file__))
+
+
+def kind_of(kind: type[Operator]) -> str:
+    """``net.py:Cube``: the file and the class."""
+    return f"{path_of(kind).name}:{kind.__qualname__}"
+
+
+def texts_of(operators: Iterable[Operator]) -> dict[str, str]:
+    """The files that the user's among some operators are from: their names and their text."""
+    modules = [sys.modules[type(operator).__module__] for operator in own_operators(operators)]
+    return {Path(str(module.__file__)).name: vars(module)["__source__"] for module in modules}
+
+
+def meaning(text: str) -> str:
+    """What there is in a file besides comments and layout."""
+    return ast.dump(ast.parse(text))
+
+
+def in_words(path: Path, what: str, body: Callable[[], T]) -> T:
+    """What ``body``, the user's code, gives; what it raises as SettingsError with its line. ``what`` it was about."""
+    try:
+        return body()
+    except SettingsError as error:
+        if not _lines(error, path):
+            raise
+        raise SettingsError(f"{path}, line {_lines(error, path)[-1]}: {what}: {error}") from error
+    except SyntaxError as error:
+        where = error.filename or path
+        raise SettingsError(f"{where}, line {error.lineno}: {error.msg}; 'python {where}' shows the place") from error
+    except (Exception, SystemExit) as error:
+        lines = _lines(error, path)
+        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise SettingsError(f"{where}: {what}: {said}; {REMEDY}") from error
+
+
+def _lines(error: BaseException, path: Path) -> list[int]:
+    """The lines of the file that were under way, the innermost last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame.lineno for frame in frames if Path(frame.filename).name == path.name and frame.lineno]

@@ -1,0 +1,41 @@
+"""Operators of the user's own by torch: what their classes have besides ``form``, and what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from ssmpi.core.errors import SettingsError
+from ssmpi.model import own_code
+from ssmpi.model.network import Operator
+
+
+@runtime_checkable
+class ByTorch(Protocol):
+    """An operator, as torch computes it."""
+
+    def by_torch(self, parameters: Mapping[str, torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        """Its output (batch, width) for ``inputs``, each (batch, its width), by operators that autograd knows;
+        ``parameters`` by the names that ``form`` gives them, without the operator's.
+        """
+
+
+def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]) -> torch.Tensor:
+    """What the user's operator gives; SettingsError says what is wrong with it, and where."""
+    kind, path = type(operator), own_code.path_of(type(operator))
+    what = f"operator {operator.name!r} ({kind.__name__})"
+    if not isinstance(operator, ByTorch):
+        raise SettingsError(
+            f"{path}: {what} has no method 'by_torch(self, parameters, *inputs)', which gives its output (batch, width)"
+            f" by torch; {own_code.REMEDY}"
+        )
+    begin = f"{operator.name}."
+    own = {name.removeprefix(begin): value for name, value in parameters.items() if name.startswith(begin)}
+    found: object = own_code.in_words(path, what, lambda: operator.by_torch(own, *inputs))
+    wanted = len(inputs[0]), operator.form(*(value.shape[1] for value in inputs)).width
+    if not isinstance(found, torch.Tensor) or found.shape != wanted:
+        given = f"a tensor {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"{found!r:.60}"
+        raise SettingsError(f"{path}: {what}: by_torch gave {given}, its form says {wanted}: mend one of them")
+    return found
