@@ -173,6 +173,6 @@ def add_equivalence_options(sub: argparse.ArgumentParser) -> None:
     """What ``ssmpi bench equivalence`` takes."""
     sub.add_argument("study_file", type=Path, help="TOML file; see jobs/studies/lockstep")
     sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="what overrides the study file")
-    text = "begin no run after so many; the same command goes on (default: to the end)"
+    text = "begin no run after so many, with 0 only print; the same command goes on (default: to the end)"
     sub.add_argument("--minutes", type=float, default=math.inf, metavar="N", help=text)
     sub.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time, a core each (default: 1)")
