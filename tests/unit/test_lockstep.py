@@ -49,8 +49,9 @@ def test_one_trainer_computes_what_a_run_does(tmp_path, small_data, prefetch):
     assert run.score("test")["log_loss"] == pytest.approx(real.quality()["log_loss"], rel=1e-9)
 
 
-def test_rounds_of_one_trainer_and_its_center_are_those_of_a_run(tmp_path, small_data):
-    overrides = (*FIXED_RATE, "sync.algorithm=easgd", "topology.sync_ps=1")
+@pytest.mark.parametrize("codec", ["dense", "threshold:0.9"])
+def test_rounds_of_one_trainer_and_its_center_are_those_of_a_run(tmp_path, small_data, codec):
+    overrides = (*FIXED_RATE, "sync.algorithm=easgd", "topology.sync_ps=1", f"sync.codec={codec}")
     real = train_over_threads(tmp_path / "real", small_data, *overrides)
     run = in_lockstep(tmp_path / "lockstep", small_data, *overrides, gap=4)
     np.testing.assert_array_equal(run.progress.losses, real.losses())
@@ -157,8 +158,8 @@ def test_cases_are_compared_by_pairs_of_seeds(tmp_path, small_data, monkeypatch,
     paired.measure(cases, "test", 3, tmp_path / "out.json")
     line = capsys.readouterr().out.splitlines()[-1].split()
     expected = np.array([0.8, 1.0, 1.2])
-    assert line[-8:-4] == [f"+{expected.mean():.3f}", "±", f"{expected.std(ddof=1) / 3**0.5:.3f}", "%"]
-    assert (line[-4], line[-2]) == ("0.0500", "20.0")
+    assert line[-9:-5] == [f"+{expected.mean():.3f}", "±", f"{expected.std(ddof=1) / 3**0.5:.3f}", "%"]
+    assert (line[-5], line[-3]) == ("0.0500", "20.0")
     assert len(json.loads((tmp_path / "out.json").read_text())["runs"]) == 6
     with pytest.raises(SettingsError, match="--runs must be at least 2"):
         paired.measure(cases, "test", 1, None)

@@ -6,21 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssmpi.bench.lockstep.push_rounds import Pushing, PushRounds
-from ssmpi.bench.lockstep.rounds import ElasticRounds, MeanRounds, Rounds
+from ssmpi.bench.lockstep.codec_rounds import Pushing, PushRounds, SelectedRounds
+from ssmpi.bench.lockstep.rounds import MeanRounds, Rounds
 from ssmpi.core.errors import SettingsError
 from ssmpi.sync.options import RoundOptions
 
-PUSHES = "async_ps"
-KINDS: dict[str, type[Rounds]] = {"none": Rounds, "ma": MeanRounds, "easgd": ElasticRounds}
+KINDS: dict[str, type[Rounds]] = {"none": Rounds, "ma": MeanRounds}
+WITH_CODECS: dict[str, type[PushRounds | SelectedRounds]] = {"easgd": SelectedRounds, "async_ps": PushRounds}
 
 
 def make(
     options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int, pushing: Pushing | None = None
 ) -> Rounds:
     """The rounds of ``sync.algorithm``; SettingsError for one that has none here."""
-    if options.algorithm == PUSHES:
-        return PushRounds(options, replicas, gap, staleness, pushing or Pushing())
+    if options.algorithm in WITH_CODECS:
+        return WITH_CODECS[options.algorithm](options, replicas, gap, staleness, pushing or Pushing())
     if options.algorithm not in KINDS:
-        raise SettingsError(f"lockstep knows sync.algorithm = {', '.join([*KINDS, PUSHES])}, got {options.algorithm!r}")
+        known = ", ".join([*KINDS, *WITH_CODECS])
+        raise SettingsError(f"lockstep knows sync.algorithm = {known}, got {options.algorithm!r}")
     return KINDS[options.algorithm](options, replicas, gap, staleness)

@@ -70,15 +70,16 @@ def table(results: Sequence[dict[str, Any]], names: Sequence[str], split: str) -
     """One line a case; relative to the first one, by pairs of seeds, with the standard error of the mean."""
     width, of = max(map(len, names)), {name: [r for r in results if r["case"] == name] for name in names}
     first = of[names[0]]
-    lines = [f"{'':{width}}  {split + ' NE':>10}  relative NE (pairs)   density  push MB  times less  CPU s"]
+    lines = [f"{'':{width}}  {split + ' NE':>10}  relative NE (pairs)   density  push MB  times less  pull MB  CPU s"]
     for name in names:
         ne, reference = (np.array([r[split]["ne"] for r in runs]) for runs in (of[name], first))
         change = 100 * (ne / reference - 1)
         error = change.std(ddof=1) / math.sqrt(len(change))
         pushed, before = (float(np.mean([r.get("push_bytes", 0.0) for r in runs])) for runs in (of[name], first))
+        pulled = float(np.mean([r.get("pull_bytes", 0.0) for r in of[name]]))
         density, cpu = (float(np.mean([r.get(key, 1.0) for r in of[name]])) for key in ("density", "cpu_seconds"))
         less = f"{before / pushed:10.1f}" if pushed else f"{'-':>10}"
         relative = "reference" if name == names[0] else f"{change.mean():+.3f} ± {error:.3f} %"
         quality = f"{name:{width}}  {ne.mean():10.5f}  {relative:>19}"
-        lines.append(f"{quality}  {density:8.4f}  {pushed / 1e6:7.2f}  {less}  {cpu:5.1f}")
+        lines.append(f"{quality}  {density:8.4f}  {pushed / 1e6:7.2f}  {less}  {pulled / 1e6:7.2f}  {cpu:5.1f}")
     return "\n".join(lines)

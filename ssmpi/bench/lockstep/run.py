@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ssmpi.bench.lockstep.algorithms import make
-from ssmpi.bench.lockstep.push_rounds import Pushing
+from ssmpi.bench.lockstep.codec_rounds import Pushing
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.shared_memory import PrivateMemory
 from ssmpi.core.metrics import Quality

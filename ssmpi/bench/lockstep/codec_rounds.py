@@ -1,5 +1,5 @@
-"""Pushes of gradients and pulls of weights among replicas of one process, as ``sync.async_ps`` makes them: by its own
-accounts, codecs and messages.
+"""Rounds with a codec among replicas of one process, by the accounts, codecs and messages of ``ssmpi.sync``: pushes of
+gradients and pulls of weights (``async_ps``), and elastic exchanges of some entries (``easgd``).
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ssmpi.bench.lockstep.rounds import Rounds
+from ssmpi import compress
+from ssmpi.bench.lockstep.rounds import ElasticRounds, Rounds
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.protocols import DenseStep
 from ssmpi.core.traffic import ENTRIES, SENT, Link, Traffic
 from ssmpi.model.options import DenseOptions
 from ssmpi.roles.sync_ps import optimizer
 from ssmpi.sync import pushes
-from ssmpi.sync.async_ps import DENSE, AccumulatingStep
-from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.async_ps import AccumulatingStep
+from ssmpi.sync.options import DENSE, RoundOptions
+from ssmpi.sync.peers import LocalTrainer, ReplicaMemory
 from ssmpi.sync.pushes import Encoders, PendingGradients
+from ssmpi.sync.selected import SelectedEntries, pull_at
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,13 @@ class PushRounds(Rounds):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Also the payload of all pushes, and the share of the entries that a codec has sent."""
-        counts = self._traffic.by_name()
-        density = {"density": counts[SENT] / counts[ENTRIES]} if counts[ENTRIES] else {}
-        return {**super().figures, "push_bytes": counts["bytes_center_push"], **density}
+        """Also of the traffic."""
+        return {**super().figures, **traffic_of(self._traffic)}
 
     def _exchange(self, tick: int, trainer: int) -> None:
         snapshot = self.replicas[trainer].copy()
         self._step(self._sum, self._push(trainer))
+        self._traffic.add(Link.CENTER_PULL, self._center.nbytes)
         self.move(tick, trainer, self._center.copy(), snapshot)
         self.count += 1
 
@@ -105,3 +107,45 @@ class PushRounds(Rounds):
             for account in accounts:
                 account.gradients[:] = 0.0
         return pushes.read_push(message, self._sum)
+
+
+class SelectedRounds(ElasticRounds):
+    """Elastic exchanges of the entries that a codec chooses; with ``dense`` of all."""
+
+    def __init__(
+        self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int, pushing: Pushing
+    ) -> None:
+        super().__init__(options, replicas, gap, staleness)
+        self._traffic, local = Traffic(on=True), LocalTrainer(replica=ReplicaMemory(layers=tuple(pushing.layers)))
+        whole = [[slice(0, self._center.size)]]
+        self._chosen = [
+            SelectedEntries(options, whole, self._center.copy(), local, k) if options.codec != DENSE else None
+            for k in range(len(replicas))
+        ]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Also of the traffic."""
+        return {**super().figures, **traffic_of(self._traffic)}
+
+    def _exchange(self, tick: int, trainer: int) -> None:
+        chosen, snapshot = self._chosen[trainer], self.replicas[trainer].copy()
+        if chosen is None:
+            super()._exchange(tick, trainer)
+            sent = back = snapshot.nbytes
+        else:
+            (payload,), (old,) = chosen.choose(snapshot, 0, self._traffic), chosen.answers()
+            pull_at(self._center, *compress.entries(payload, snapshot.size), self.alpha, old)
+            reference, sent, back = snapshot.copy(), payload.size, old.nbytes
+            chosen.refer(snapshot, [old], self.alpha, reference)
+            self.move(tick, trainer, reference, snapshot)
+            self.count += 1
+        self._traffic.add(Link.CENTER_PUSH, sent)
+        self._traffic.add(Link.CENTER_PULL, back)
+
+
+def traffic_of(traffic: Traffic) -> dict[str, float]:
+    """Payload there and back, and the share of the entries that a codec has sent."""
+    counts = traffic.by_name()
+    density = {"density": counts[SENT] / counts[ENTRIES]} if counts[ENTRIES] else {}
+    return {"push_bytes": counts["bytes_center_push"], "pull_bytes": counts["bytes_center_pull"], **density}
