@@ -177,6 +177,11 @@ class Config:
         """What the trainers train, over the features of the data."""
         return network_of(self.model, Inputs(DENSE_FEATURES, SPARSE_FEATURES, self.embedding.dim))
 
+    @cached_property
+    def rows(self) -> table.RowOptions:
+        """The embedding rows, as the network wants them."""
+        return table.RowOptions(self.embedding, self.network.rows)
+
     def flat(self) -> dict[str, Any]:
         """All settings by their names, ``section.key``."""
         return settings.flat(dataclasses.asdict(self))

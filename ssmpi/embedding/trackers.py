@@ -147,7 +147,7 @@ class SSU:
 
 
 class SCAR:
-    """Those that have changed most: by the Euclidean distance of each row of ``weights`` float32 (rows, dim) from its
+    """Those that have changed most: by the Euclidean distance of each row of ``weights`` float32 (rows, width) from its
     copy, which is as it was saved last. The copies need as much memory as the weights.
     """
 

@@ -19,23 +19,23 @@ from ssmpi.core.protocols import MPIRequest, RowLookup, RowSet
 from ssmpi.core.topology import Role
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
-from ssmpi.embedding.table import Arena, EmbeddingOptions, RowArray, Saver
+from ssmpi.embedding.table import Arena, RowArray, RowOptions, Saver
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
 
 class Lookup:
-    """One batch's rows on their way: ``values`` float32 (batch, features, dim) once they have arrived; ``flat`` are the
-    same, (batch * features, dim). ``parts`` says which of the distinct rows are those of each PS.
+    """One batch's rows on their way: ``values`` float32 (batch, features, width) once they have arrived; ``flat`` are
+    the same, (batch * features, width). ``parts`` says which of the distinct rows are those of each PS.
     """
 
-    def __init__(self, batch: int, features: int, dim: int, servers: int) -> None:
+    def __init__(self, batch: int, features: int, width: int, servers: int) -> None:
         most = batch * features
         self.rows, self._inverse = np.empty(most, np.int32), np.empty(most, np.int32)
         self.starts = np.zeros(servers + 1, np.int64)
-        self.distinct = np.empty((most, dim), np.float32)
-        self._values = np.empty((batch, features, dim), np.float32)
+        self.distinct = np.empty((most, width), np.float32)
+        self._values = np.empty((batch, features, width), np.float32)
         self.parts: list[slice] = []
         self.requests: list[MPIRequest] = []
         self.resize(batch)
@@ -111,7 +111,7 @@ class RemoteTables:
         self,
         conversation: Conversation,
         placement: Placement,
-        options: EmbeddingOptions,
+        options: RowOptions,
         waiting: WaitOptions,
     ) -> None:
         self._conversation, self._options, self._waiting = conversation, options, waiting
@@ -120,7 +120,7 @@ class RemoteTables:
         self._sent: dict[int, list[int]] = {}  # pushes, by thread and PS: no two threads count in one place
         self._outcomes: dict[int, dict[str, Any]] = {}
         self._paths: list[Path] = []
-        wanted = options.transport != "messages"
+        wanted = options.settings.transport != "messages"
         self._near = [
             self._attach(index, placement.rows_of(index)) if wanted else None for index in range(len(self._servers))
         ]
@@ -137,7 +137,7 @@ class RemoteTables:
         try:
             return RowArray(self._options, attach(address, count * self._options.row_bytes), count)
         except OSError as error:
-            if self._options.transport == "auto":
+            if self._options.settings.transport == "auto":
                 return None
             raise PeerError(
                 f"the rows of {self._conversation.names[server]} cannot be shared: {error}; "
@@ -166,7 +166,7 @@ class RemoteTables:
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """In place, or one message a PS, not waited for; at most ``pushes_in_flight`` batches are on their way."""
         queue = self._in_flight.setdefault(thread, deque())
-        while len(queue) >= self._options.pushes_in_flight:
+        while len(queue) >= self._options.settings.pushes_in_flight:
             wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
         sent = self._sent.setdefault(thread, [0] * len(self._servers))
         requests, messages = [], []

@@ -4,10 +4,10 @@ thread's number as its tag. Payloads are 32-bit words where nothing else is said
 ========== =============================================================== =============================================
 kind       request                                                         reply
 ========== =============================================================== =============================================
-PULL       rows int32 (n,)                                                 float32 (n, dim)
-PUSH       factor float32, rows int32 (n,), gradients float32 (n, dim)     none
-PULL_BAGS  bags int32, lengths int32 (bags,), rows int32 (sum of lengths,) float32 (bags, dim)
-PUSH_BAGS  factor float32, then as PULL_BAGS, gradients (bags, dim)        none
+PULL       rows int32 (n,)                                                 float32 (n, width)
+PUSH       factor float32, rows int32 (n,), gradients float32 (n, width)     none
+PULL_BAGS  bags int32, lengths int32 (bags,), rows int32 (sum of lengths,) float32 (bags, width)
+PUSH_BAGS  factor float32, then as PULL_BAGS, gradients (bags, width)        none
 DRAIN      int64: how many PUSH messages this trainer has sent so far      one byte, once so many have been applied
 SAVE       JSON: path, limit in seconds, whether in the background         one byte, once the rows may change again
 SAVED      nothing                                                         JSON: bytes and checksum, or what went wrong;
@@ -51,12 +51,12 @@ def push(factor: float, rows: np.ndarray, gradients: np.ndarray) -> np.ndarray:
     return message
 
 
-def read_push(payload: np.ndarray, dim: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """Factor, rows and gradients (n, dim) of a PUSH payload, without copies."""
+def read_push(payload: np.ndarray, width: int) -> tuple[float, np.ndarray, np.ndarray]:
+    """Factor, rows and gradients (n, width) of a PUSH payload, without copies."""
     words = payload.view(np.float32)
-    count = (words.size - 1) // (1 + dim)
+    count = (words.size - 1) // (1 + width)
     rows = words[1 : 1 + count].view(np.int32)
-    return float(words[0]), rows, words[1 + count :].reshape(count, dim)
+    return float(words[0]), rows, words[1 + count :].reshape(count, width)
 
 
 def bags(lengths: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ssmpi.model import blas, kernels
+from ssmpi.model import blas, field_kernels, kernels
 from ssmpi.model.program import (
+    ADD,
     ADD_A,
     ADD_B,
     ADD_C,
+    ADD_SUMS,
     BIAS,
     BY_A,
     BY_B,
@@ -32,6 +34,7 @@ from ssmpi.model.program import (
     RELU,
     ROWS_PLACE,
     SIGMOID,
+    TAKE,
     WEIGHT,
     A,
     B,
@@ -55,8 +58,8 @@ class Results:
         self._logits, self._by_rows = np.empty(0, np.float32), np.empty(0, np.float32)
 
     def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Logits float32 (batch,) and gradients by ``rows``, float32 (batch, tables, dim), to be filled."""
-        if rows.size > self._by_rows.size:
+        """Logits float32 (batch,) and gradients by ``rows``, float32 (batch, tables, width), to be filled."""
+        if rows.size > self._by_rows.size or rows.shape[1:] != self._by_rows.shape[1:]:
             self._logits, self._by_rows = np.empty(len(rows), np.float32), np.empty_like(rows)
         return self._logits[: len(rows)], self._by_rows[: len(rows)]
 
@@ -171,11 +174,19 @@ def _forward(sgemm: int, row: np.ndarray, n: int, weights: np.ndarray, values: n
         if row[FLAGS] & SIGMOID:
             kernels.sigmoid(flat)
     elif kind == INTERACTION:
-        kernels.interact(a[: n * k].reshape(n, k), rows.reshape(n, row[DETAIL], k), out)
+        vectors = _place(row[B], n, values, rows)[: n * row[DETAIL] * k]
+        kernels.interact(a[: n * k].reshape(n, k), vectors.reshape(n, row[DETAIL], k), out)
     elif kind == COPY:
         out[:, row[DETAIL] : row[DETAIL] + k] = a[: n * k].reshape(n, k)
     elif kind == GATE:
         kernels.gate(a, _place(row[B], n, values, rows), _place(row[C], n, values, rows), flat)
+    elif kind == ADD:
+        kernels.hand_on(a[: n * k].reshape(n, k), out, row[DETAIL] != 0)
+    elif kind == TAKE:
+        tables = rows.size // (n * k)
+        field_kernels.take(rows.reshape(n, tables, k), row[DETAIL], flat.reshape(n, tables, m // tables))
+    elif kind >= ADD_SUMS:
+        field_kernels.forward(row, n, a[: n * k], weights, flat)
 
 
 @njit(cache=True, nogil=True)
@@ -202,7 +213,9 @@ def _backward(
         if flags & BY_A:
             blas.by_values(sgemm, flat, weights[row[WEIGHT] :], by_a, n, m, k, flags & ADD_A == 0)
     elif kind == INTERACTION:
-        vectors, by_vectors = rows.reshape(n, row[DETAIL], k), by_rows.reshape(n, row[DETAIL], k)
+        size, shape = n * row[DETAIL] * k, (n, row[DETAIL], k)
+        vectors = _place(row[B], n, values, rows)[:size].reshape(shape)
+        by_vectors = _place(row[B], n, by_values, by_rows)[:size].reshape(shape)
         x, by_x = a[: n * k].reshape(n, k), by_a[: n * k].reshape(n, k)
         kernels.interact_backward(x, vectors, by_out, by_x, by_vectors, flags & ADD_A != 0, flags & ADD_B != 0)
     elif kind == COPY and flags & BY_A:
@@ -216,3 +229,10 @@ def _backward(
             kernels.multiply(flat, a, by_b, flags & ADD_B != 0)
         if flags & BY_A:
             kernels.multiply(flat, b, by_a, flags & ADD_A != 0)
+    elif kind == ADD and flags & BY_A:
+        kernels.hand_on(by_out, by_a[: n * k].reshape(n, k), flags & ADD_A != 0)
+    elif kind == TAKE:
+        tables = rows.size // (n * k)
+        field_kernels.put(flat.reshape(n, tables, m // tables), row[DETAIL], by_rows.reshape(n, tables, k))
+    elif kind >= ADD_SUMS:
+        field_kernels.backward(row, n, fresh, a[: n * k], by_a[: n * k], weights, gradients, flat)

@@ -26,7 +26,7 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
     origin = DataOrigin.of_model(model, setting) if model else DataOrigin.of_data(Path(setting))
     placement = place(origin.cardinalities, config.topology.embedding_ps)
     memory = start.memory.part(ROWS, shared=config.embedding.transport != "messages")
-    arena = Arena(config.embedding, placement, world.index, config.run.seed, memory)
+    arena = Arena(config.rows, placement, world.index, config.run.seed, memory)
     if model:
         load_tables(arena, model, world.index)
     start.memory.ready()

@@ -24,7 +24,7 @@ def compile_kernels(config: Config, replica: Replica, optimizer: DenseOptimizer)
     """One step on made-up rows that leaves ``replica`` and ``optimizer`` as they were."""
     inputs = replica.network.inputs
     rows, placement = 2, place((1,) * inputs.tables, 1)
-    lookups = Lookups(LocalTables(Arena(config.embedding, placement, 0, seed=0)), placement, config.embedding, thread=0)
+    lookups = Lookups(LocalTables(Arena(config.rows, placement, 0, seed=0)), placement, config.rows, thread=0)
     lookup = lookups.pull(np.zeros((rows, inputs.tables), np.int32))
     model = replica.thread_model(replica.vector.copy())
     labels = np.zeros(rows, np.float32)

@@ -65,7 +65,7 @@ class SavedParts:
         return self._model(vector, {"examples": examples, KEY: self._origin().state()})
 
     def _model(self, vector: np.ndarray, state: dict[str, Any]) -> ModelState:
-        rows = sum(self.placement.cardinalities) * self.config.embedding.row_bytes
+        rows = sum(self.placement.cardinalities) * self.config.rows.row_bytes
         return ModelState(self.replica.datasets(vector), rows + vector.nbytes, state)
 
     def _origin(self) -> DataOrigin:

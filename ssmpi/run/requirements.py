@@ -43,7 +43,7 @@ def dense_parameters(config: Config) -> int:
 def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     """Expected bytes of one rank of each role, libraries included; of the PS that holds most."""
     parameters, topology = dense_parameters(config), config.topology
-    features = SPARSE_FEATURES * config.embedding.dim * 4 * config.data.batch_size
+    features = SPARSE_FEATURES * config.rows.layout.width * 4 * config.data.batch_size
     block = config.data.block_rows * 2 * (SPARSE_FEATURES + DENSE_FEATURES + 1) * 4
     activations = config.data.batch_size * 4 * 4 * config.network.activations
     trainer = 4.0 * parameters * (5 + topology.threads) + topology.threads * (6.0 * features + block + activations)
@@ -65,4 +65,4 @@ def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]
 
 def _largest_share(config: Config, placement: Placement) -> int:
     """Bytes of rows and optimizer state where most of them lie."""
-    return max(placement.rows_of(server) for server in range(placement.servers)) * config.embedding.row_bytes
+    return max(placement.rows_of(server) for server in range(placement.servers)) * config.rows.row_bytes

@@ -51,7 +51,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
         return check_nothing_to_do(request, config)
     check_writable(run)
     reader = run_folder.check(config, ranks, request.overridden())
-    rows = sum(reader.manifest.cardinalities) * config.embedding.row_bytes
+    rows = sum(reader.manifest.cardinalities) * config.rows.row_bytes
     expect_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
     if not request.run or not is_run_folder(run):
         run_folder.check_overwrite(run, request.overwrite, request.run_file)

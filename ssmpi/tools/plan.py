@@ -46,9 +46,9 @@ def ranks(config: Config) -> str:
 
 def tables(config: Config, placement: Placement) -> str:
     """The tables of each embedding PS, with memory and expected lookups."""
-    row = config.embedding.row_bytes
+    row = config.rows.row_bytes
     lines = [
-        f"embedding tables: {sum(placement.cardinalities):,} rows x {config.embedding.dim}, "
+        f"embedding tables: {sum(placement.cardinalities):,} rows x {config.rows.layout.width}, "
         f"{_bytes(sum(placement.cardinalities) * row)} with {config.embedding.optimizer} state"
     ]
     for server in range(placement.servers):
@@ -85,7 +85,7 @@ def memory(config: Config, placement: Placement) -> str:
 def traffic(config: Config, placement: Placement) -> str:
     """Bytes on the wire per iteration of a thread and per round of a trainer; repeated ids of a batch are sent once."""
     ids = config.data.batch_size * SPARSE_FEATURES
-    row = 4 * config.embedding.dim
+    row = 4 * config.rows.layout.width
     parameters = dense_parameters(config)
     n = config.topology.trainers
     lines = ["on the wire, at most:"]
