@@ -22,6 +22,7 @@ SERVED = ("topology.embedding_ps=2", "embedding.transport=messages")
 RUNS = (
     ("topology.embedding_ps=0",),
     ("topology.embedding_ps=0", "embedding.prefetch=false", *SGD),
+    ("topology.embedding_ps=0", "model.name=deepfm"),
     SERVED,
     (*SERVED, *SGD),
     *(("topology.trainers=2", f"sync.algorithm={name}") for name in ("ma", "bmuf", "slowmo", "gossip")),

@@ -1,22 +1,26 @@
 """DeepFM (Guo et al., IJCAI 2017)::
 
-    clicked?                            logit (batch,)
-                                           |
-                                          sum
-                   ________________________|________________________
-                  |                        |                        |
-    FM       first order           pairwise products           deep MLP  400-400-400-1
-                  |                        |________________________|
-                  |                                    |
-                  |                      fields: 13 + 26 vectors of 16, shared
-             _____|_____                       ________|________
-            |           |                     |                 |
-          w, b     row weights            x_i v_i          row vectors (batch, 26, 16)  <- pulled
-            |       <- pulled                 |                 |
-    dense (batch, 13)  |              dense (batch, 13)         |
-                       ids (batch, 26) _________________________|
+    clicked?                     logit (batch,)
+                                       |
+                                      sum
+                 +---------------------+---------------------+
+                 |                     |                     |
+            first order          factorization            deep MLP
+         w x + b + weights          machine            400-400-400-1
+             |        |                |                     |
+             |        |                +----------+----------+
+             |        |                           |
+             |        |          fields [ x_i v_i | vectors ] (batch, 39, 16)
+             |        |                     |          |
+           dense   weights                dense     vectors
+    (batch, 13)    (batch, 26)      (batch, 13)     (batch, 26, 16)
+                      |                                |
+                      +-- rows (batch, 26, 17) <- pulled
+                                 ids (batch, 26)
 
-Dense features are fields as the paper has them: their value times a vector and a weight of their own. No dropout.
+A dense feature is a field as the paper has it: its value times a weight and a vector, which are dense parameters. There
+is no dropout. A factorization machine multiplies rows with each other, so row-wise Adagrad needs smaller steps than
+DLRM's: ``embedding.rate = 0.05`` where that takes 0.15.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from pathlib import Path
 from ssmpi.cluster.node_layout import layout_of
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
+from ssmpi.core.row_layout import RowLayout
 from ssmpi.core.topology import Role
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import SPARSE_FEATURES, SPARSE_NAMES
@@ -48,7 +49,7 @@ def tables(config: Config, placement: Placement) -> str:
     """The tables of each embedding PS, with memory and expected lookups."""
     row = config.rows.row_bytes
     lines = [
-        f"embedding tables: {sum(placement.cardinalities):,} rows x {config.rows.layout.width}, "
+        f"embedding tables: {sum(placement.cardinalities):,} rows x {_floats(config.rows.layout)}, "
         f"{_bytes(sum(placement.cardinalities) * row)} with {config.embedding.optimizer} state"
     ]
     for server in range(placement.servers):
@@ -62,6 +63,11 @@ def tables(config: Config, placement: Placement) -> str:
             "example: " + " ".join(names)
         )
     return "\n".join(lines)
+
+
+def _floats(layout: RowLayout) -> str:
+    """Of a row, and what they are where they are not a vector alone."""
+    return f"{layout.width} ({layout.describe()})" if layout.weight else f"{layout.width}"
 
 
 def network(config: Config) -> str:
