@@ -120,6 +120,11 @@ class Config:
         if "network" in state:
             vars(self)["network"] = graph.from_json(state["network"])
 
+    @cached_property
+    def rows(self) -> table.RowOptions:
+        """The embedding rows, as the network wants them."""
+        return table.RowOptions(self.embedding, self.network.rows)
+
     def flat(self) -> dict[str, Any]:
         """All settings by their names, ``section.key``."""
         return settings.flat(dataclasses.asdict(self))

@@ -22,6 +22,7 @@ SERVED = ("topology.embedding_ps=2", "embedding.transport=messages")
 RUNS = (
     ("topology.embedding_ps=0",),
     ("topology.embedding_ps=0", "embedding.prefetch=false", *SGD),
+    ("topology.embedding_ps=0", "model.name=deepfm"),
     SERVED,
     (*SERVED, *SGD),
     *((*SERVED, f"checkpoint.priority={name}") for name in ("mfu", "ssu")),

@@ -95,6 +95,11 @@ class PlainDLRM(nn.Module):
     def dense_parameters(self):
         return [*self.bottom.parameters(), *self.top.parameters()]
 
+    @property
+    def rows(self):
+        """Embedding tables, float32 (rows, width), as ssmpi keeps them."""
+        return [table.weight.detach().numpy() for table in self.tables]
+
     def dense_parameters_by_name(self):
         """As ssmpi names them: its MLPs count their ReLUs."""
         return {
@@ -122,13 +127,67 @@ class PlainDLRM(nn.Module):
         return np.array(losses)
 
 
+class PlainDeepFM(PlainDLRM):
+    """The same with DeepFM: first-order weights begin at 0, vectors of dense fields ~ N(0, 0.01^2)."""
+
+    def __init__(self, deep, cardinalities, dim, seed):
+        nn.Module.__init__(self)
+        generator = np.random.default_rng([seed, 0])
+        self.first = nn.Linear(13, 1)
+        nn.init.zeros_(self.first.weight)
+        nn.init.zeros_(self.first.bias)
+        self.vectors = nn.Parameter(self._normal(generator, 0.01**2, (13, dim)))
+        self.deep = self._mlp([39 * dim, *deep, 1])
+        for layer in self.deep:
+            outputs, inputs = layer.weight.shape
+            layer.weight.data = self._normal(generator, 2 / (inputs + outputs), (outputs, inputs))
+            layer.bias.data = self._normal(generator, 1 / outputs, (outputs,))
+        vectors, weights = initial_tables(seed, cardinalities, dim), [torch.zeros(rows, 1) for rows in cardinalities]
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag.from_pretrained(torch.as_tensor(t), freeze=False, mode="sum") for t in (*vectors, *weights)
+        )
+
+    def forward(self, dense, ids):
+        rows = [table(ids[:, f % 26, None]) for f, table in enumerate(self.tables)]
+        fields = torch.stack([*(dense[:, i, None] * self.vectors[i] for i in range(13)), *rows[:26]], dim=1)
+        pairs = torch.tril(fields @ fields.transpose(1, 2), diagonal=-1).sum(dim=(1, 2))
+        z = fields.flatten(1)
+        for layer in self.deep[:-1]:
+            z = layer(z).relu()
+        return (self.first(dense) + sum(rows[26:]) + self.deep[-1](z)).squeeze(1) + pairs
+
+    @property
+    def dense_parameters(self):
+        return [*self.first.parameters(), self.vectors, *self.deep.parameters()]
+
+    @property
+    def rows(self):
+        """A vector, and its first-order weight behind it."""
+        vectors, weights = super().rows[:26], super().rows[26:]
+        return [np.concatenate(groups, axis=1) for groups in zip(vectors, weights, strict=True)]
+
+    def dense_parameters_by_name(self):
+        named = {"first.weight": self.first.weight, "first.bias": self.first.bias, "vectors.vectors": self.vectors}
+        for k, layer in enumerate(self.deep):
+            named |= {f"deep.{2 * k}.weight": layer.weight, f"deep.{2 * k}.bias": layer.bias}
+        return {name: values.detach().numpy() for name, values in named.items()}
+
+
+def plain_model(config, cardinalities):
+    """The untrained model of a run."""
+    dim, seed = config.embedding.dim, config.run.seed
+    if config.model.name == "deepfm":
+        return PlainDeepFM(config.model.deepfm.deep, cardinalities, dim, seed)
+    return PlainDLRM(config.model.bottom, config.model.top, cardinalities, dim, seed)
+
+
 def train_plainly(config, cardinalities, batches, before=lambda number, model, sparse: None):
     """A run's model and optimizers in one process, trained on ``batches``: the model and its losses. ``before`` as in
     ``train_on``.
     """
     torch.set_num_threads(1)
     mine, theirs = config.dense, config.embedding
-    model = PlainDLRM(config.model.bottom, config.model.top, cardinalities, theirs.dim, config.run.seed)
+    model = plain_model(config, cardinalities)
     tables = [table.weight for table in model.tables]
     if mine.optimizer == "sgd":
         dense = torch.optim.SGD(model.dense_parameters, mine.rate)

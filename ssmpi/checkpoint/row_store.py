@@ -50,7 +50,7 @@ class RowStore:
         if saved.base.header.layout != self._layout:
             raise DataError(
                 f"{self.path}: holds the rows of other tables, or of another number of embedding PSs; remove it, or"
-                " set topology.embedding_ps, embedding.dim and embedding.optimizer back"
+                " set topology.embedding_ps, model.name, embedding.dim and embedding.optimizer back"
             )
         if dropped:
             log.warning(
@@ -65,7 +65,7 @@ class RowStore:
         for rows, values in saved.merged():
             arena.weights[rows] = values[:, state:]
             if state:
-                arena.state[rows] = values[:, 0]
+                arena.state[rows] = values[:, :state]
 
     def restore_after(self, saved: SavedRows, samples: int) -> int:
         """Give those rows the values of their newest save that were saved in increments begun after so many
@@ -75,7 +75,7 @@ class RowStore:
         for rows, values in saved.increments_after(samples):
             arena.weights[rows] = values[:, state:]
             if state:
-                arena.state[rows] = values[:, 0]
+                arena.state[rows] = values[:, :state]
             count += len(rows)
         return count
 
@@ -130,7 +130,7 @@ class RowStore:
 
     @property
     def _state_floats(self) -> int:
-        return 1 if len(self._arena.state) else 0
+        return self._arena.state.shape[1] if len(self._arena.state) else 0
 
     def _header(self, samples: int, count: int, *, increment: bool) -> RecordHeader:
         width = self._state_floats + self._arena.weights.shape[1]
@@ -147,7 +147,7 @@ class RowStore:
         out = np.empty((rows.stop - rows.start, state + self._arena.weights.shape[1]), np.float32)
         out[:, state:] = self._arena.weights[rows]
         if state:
-            out[:, 0] = self._arena.state[rows]
+            out[:, :state] = self._arena.state[rows]
         return out.view(np.int32)
 
     def _numbered(self, rows: np.ndarray) -> np.ndarray:
@@ -157,7 +157,7 @@ class RowStore:
         out[:, 0] = rows
         values = out.view(np.float32)
         if self._state_floats:
-            values[:, 1] = self._arena.state[rows]
+            values[:, 1:first] = self._arena.state[rows]
         kernels.gather(self._arena.weights, rows, values[:, first:])
         return out
 
@@ -196,5 +196,7 @@ def _beside(path: Path) -> Path:
 def layout_of(arena: Arena) -> bytes:
     """A digest of which rows of which tables the arena holds, and of how wide they are."""
     parts = [(part.table, part.first, part.stride, part.rows, part.base) for part in arena.parts]
-    shape = (arena.cardinalities, parts, arena.weights.shape, len(arena.state))
+    shape: tuple[object, ...] = (arena.cardinalities, parts, arena.weights.shape, arena.state.size)
+    if arena.options.layout.weight:
+        shape = (*shape, arena.options.layout)
     return hashlib.sha256(repr(shape).encode()).digest()

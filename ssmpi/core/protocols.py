@@ -62,11 +62,11 @@ class RowLookup(RowSet, Protocol):
 
     @property
     def distinct(self) -> np.ndarray:
-        """float32 (distinct rows or more, dim): the values of ``rows``."""
+        """float32 (distinct rows or more, width): the values of ``rows``."""
 
     @property
     def values(self) -> np.ndarray:
-        """float32 (batch, features, dim)."""
+        """float32 (batch, features, width)."""
 
     @property
     def found(self) -> int:
@@ -83,7 +83,7 @@ class RowTransport(Protocol):
         """Wait until ``lookup.distinct`` has arrived."""
 
     def update(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
-        """Apply gradients (distinct rows, dim) at ``factor`` times the learning rate; may return before it is done."""
+        """Apply gradients (distinct rows, width) at ``factor`` times the learning rate; it may return before then."""
 
 
 class RowTables(RowTransport, Protocol):

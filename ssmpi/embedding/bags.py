@@ -28,21 +28,21 @@ class BagLookups:
     rows themselves do not. An empty bag is zero.
     """
 
-    def __init__(self, conversation: Conversation, placement: Placement, dim: int, thread: int) -> None:
+    def __init__(self, conversation: Conversation, placement: Placement, width: int, thread: int) -> None:
         self._conversation, self._placement = conversation, placement
         self._servers = conversation.directory.ranks_of(Role.EMBEDDING_PS)
-        self._dim, self._thread = dim, thread
+        self._width, self._thread = width, thread
         self._waiting = WaitOptions()
         self._in_flight: list[tuple[MPIRequest, np.ndarray]] = []
 
     def pull(self, values: np.ndarray, offsets: np.ndarray, pooling: Literal["sum", "mean"]) -> np.ndarray:
-        """Pooled rows float32 (bags, dim) for values int32 (ids,), offsets int64 (bags + 1,), bag k of feature
+        """Pooled rows float32 (bags, width) for values int32 (ids,), offsets int64 (bags + 1,), bag k of feature
         k mod F.
         """
-        pooled = np.zeros((offsets.size - 1, self._dim), np.float32)
+        pooled = np.zeros((offsets.size - 1, self._width), np.float32)
         requests, arrived = [], []
         for server, bags, lengths, rows in self._route(values, offsets):
-            part = np.empty((bags.size, self._dim), np.float32)
+            part = np.empty((bags.size, self._width), np.float32)
             message = wire.bags(lengths, rows)
             requests += [
                 self._conversation.irecv(part, server, self._thread, Link.EMBEDDING_PULL),
@@ -61,7 +61,7 @@ class BagLookups:
         pooling: Literal["sum", "mean"],
         factor: float = 1.0,
     ) -> None:
-        """Send gradients float32 (bags, dim) of the pooled rows of ``bags = (values, offsets)``."""
+        """Send gradients float32 (bags, width) of the pooled rows of ``bags = (values, offsets)``."""
         wait_all([request for request, _ in self._in_flight], self._waiting, "the embedding PSs (to take a push)")
         self._in_flight = []
         scaled = gradients * _weights(bags[1], pooling)

@@ -15,7 +15,7 @@ from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding import kernels
 from ssmpi.embedding.lookup import Lookup
 from ssmpi.embedding.placement import Placement
-from ssmpi.embedding.table import EmbeddingOptions
+from ssmpi.embedding.table import RowOptions
 
 
 class HasIds(Protocol):
@@ -34,7 +34,7 @@ class HeldRows:
     """The rows of a batch that had been pulled when its thread was cut: what is learned does not depend on cuts.
 
     ``keep()`` tells, once there are no more batches, whether the last one is for later. ``values`` are its rows,
-    float32 (batch, features, dim).
+    float32 (batch, features, width).
     """
 
     keep: Callable[[], bool]
@@ -48,7 +48,7 @@ class Lookups:
         self,
         transport: RowTransport,
         placement: Placement,
-        options: EmbeddingOptions,
+        options: RowOptions,
         thread: int,
         held: HeldRows | None = None,
     ) -> None:
@@ -58,11 +58,11 @@ class Lookups:
         self._turn = 0
         self._keys = np.full(16, kernels.EMPTY, np.int64)
         self._places = np.empty(16, np.int32)
-        self._summed = np.empty((0, options.dim), np.float32)
+        self._summed = np.empty((0, options.layout.width), np.float32)
 
     def prefetched(self, batches: Iterable[B]) -> Iterator[tuple[B, Lookup]]:
         """Each batch with its rows; the next batch's rows are already on their way if ``prefetch`` is set."""
-        if not self._options.prefetch:
+        if not self._options.settings.prefetch:
             for batch in batches:
                 yield batch, self.pull(batch.ids)
             return
@@ -112,7 +112,7 @@ class Lookups:
         return lookup
 
     def push(self, lookup: Lookup, gradients: np.ndarray, factor: float = 1.0) -> None:
-        """Send gradients float32 (batch, features, dim) of ``lookup.values``; those of one row are summed first."""
+        """Send gradients float32 (batch, features, width) of ``lookup.values``; those of one row are summed first."""
         summed = self._summed[: lookup.found]
         kernels.sum_by_row(gradients.reshape(lookup.flat.shape), lookup.inverse, summed)
         self._transport.update(lookup, summed, factor, self._thread)
@@ -121,8 +121,9 @@ class Lookups:
         features = len(self._placement.cardinalities)
         size = batch * features
         if size > len(self._summed):
-            self._lookups = [Lookup(batch, features, self._options.dim, self._placement.servers) for _ in range(2)]
-            self._summed = np.empty((size, self._options.dim), np.float32)
+            width = self._options.layout.width
+            self._lookups = [Lookup(batch, features, width, self._placement.servers) for _ in range(2)]
+            self._summed = np.empty((size, width), np.float32)
             slots = 1 << (2 * size - 1).bit_length()
             self._keys, self._places = np.full(slots, kernels.EMPTY, np.int64), np.empty(slots, np.int32)
         self._turn = 1 - self._turn

@@ -1,4 +1,4 @@
-"""The inner loops of pull and push, compiled and run without the interpreter lock. Rows are float32 (rows, dim).
+"""The inner loops of pull and push, compiled and run without the interpreter lock. Rows are float32 (rows, width).
 
 Row numbers are int32 positions in one PS's arena (``table``). Nothing here checks them except ``route``, which sees
 the ids of the data, and ``out_of_range``, with which a server checks what a client sent.
@@ -25,7 +25,7 @@ def mix(x: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def initial_rows(out: np.ndarray, seed: int, table: int, ids: tuple[int, int], bound: float) -> None:
-    """Fill ``out`` (rows, dim) with U(-bound, bound) keyed by (seed, table, id, column): no order, no state.
+    """Fill ``out`` (rows, columns) with U(-bound, bound) keyed by (seed, table, id, column): no order, no state.
 
     Row ``r`` is that of id ``ids[0] + r * ids[1]``, so that a part of a table gets what the whole table would.
     """
@@ -96,6 +96,28 @@ def rowwise_adagrad(
         step = np.float32(rate / (math.sqrt(state[r]) + epsilon))
         for j in range(weights.shape[1]):
             weights[r, j] -= step * gradients[k, j]
+
+
+@njit(cache=True, nogil=True)
+def grouped_adagrad(
+    weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float
+) -> None:
+    """The same with two accumulators, ``state`` (rows, 2): of a row's last column, the first-order weight, and of the
+    columns before it, the vector.
+    """
+    vector = weights.shape[1] - 1
+    for k in range(rows.shape[0]):
+        r = rows[k]
+        square = np.float32(0.0)
+        for j in range(vector):
+            square += gradients[k, j] * gradients[k, j]
+        state[r, 0] += square / np.float32(vector)
+        step = np.float32(rate / (math.sqrt(state[r, 0]) + epsilon))
+        for j in range(vector):
+            weights[r, j] -= step * gradients[k, j]
+        last = gradients[k, vector]
+        state[r, 1] += last * last
+        weights[r, vector] -= np.float32(rate / (math.sqrt(state[r, 1]) + epsilon)) * last
 
 
 @njit(cache=True, nogil=True)

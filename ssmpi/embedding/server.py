@@ -56,13 +56,13 @@ class EmbeddingServer:
     def _pull(self, source: int, thread: int, payload: np.ndarray) -> None:
         rows = payload.view(np.int32)
         self.arena.check(rows)
-        buffer = self._service.buffer(rows.size * self.arena.options.dim * 4)
+        buffer = self._service.buffer(rows.size * self.arena.options.layout.width * 4)
         kernels.gather(self.arena.weights, rows, buffer.view(np.float32).reshape(rows.size, -1))
         self._service.reply(source, thread, buffer)
 
     def _push(self, source: int, thread: int, payload: np.ndarray) -> None:
-        counted = self._counts is not None
-        factor, rows, gradients, times = wire.read_push(payload, self.arena.options.dim, counted=counted)
+        width, counted = self.arena.options.layout.width, self._counts is not None
+        factor, rows, gradients, times = wire.read_push(payload, width, counted=counted)
         self.arena.check(rows)
         self.arena.update(rows, gradients, factor, times)
         self._applied.by_client[source] += 1
@@ -72,7 +72,7 @@ class EmbeddingServer:
     def _pull_bags(self, source: int, thread: int, payload: np.ndarray) -> None:
         lengths, rows, _ = wire.read_bags(payload.view(np.int32))
         self.arena.check(rows)
-        buffer = self._service.buffer(lengths.size * self.arena.options.dim * 4)
+        buffer = self._service.buffer(lengths.size * self.arena.options.layout.width * 4)
         out = buffer.view(np.float32).reshape(lengths.size, -1)
         kernels.gather_bags(self.arena.weights, rows, lengths, out)
         self._service.reply(source, thread, buffer)
@@ -84,7 +84,7 @@ class EmbeddingServer:
         gradients = np.repeat(rest.view(np.float32).reshape(lengths.size, -1), lengths, axis=0)
         distinct, inverse = np.empty_like(rows), np.empty_like(rows)
         count = kernels.distinct_rows(rows, distinct, inverse)
-        summed = np.empty((count, self.arena.options.dim), np.float32)
+        summed = np.empty((count, self.arena.options.layout.width), np.float32)
         kernels.sum_by_row(gradients, inverse, summed)
         times = np.bincount(inverse, minlength=count).astype(np.int32)
         self.arena.update(distinct[:count], summed, float(words[:1].view(np.float32)[0]), times)

@@ -168,7 +168,7 @@ class SSU:
 
 
 class SCAR:
-    """Those that have changed most: by the Euclidean distance of each row of ``weights`` float32 (rows, dim) from its
+    """Those that have changed most: by the Euclidean distance of each row of ``weights`` float32 (rows, width) from its
     copy ``saved``, which is as it was saved last; None makes one. It needs as much memory as the weights.
     """
 

@@ -21,7 +21,7 @@ from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.embedding.server_news import ServerNews
-from ssmpi.embedding.table import Arena, EmbeddingOptions, RowArray, Saver
+from ssmpi.embedding.table import Arena, RowArray, RowOptions, Saver
 from ssmpi.embedding.trackers import NOTHING, Scope, Tracking, scope_of
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class RemoteTables:
         self,
         conversation: Conversation,
         placement: Placement,
-        options: EmbeddingOptions,
+        options: RowOptions,
         waiting: WaitOptions,
         sent: SentPushes | None = None,
         tracking: Tracking = NOTHING,
@@ -101,7 +101,7 @@ class RemoteTables:
         self._sent = sent or SentPushes(servers=len(self._servers))
         self._outcomes: dict[int, dict[str, Any]] = {}
         self._paths: list[Path] = []
-        wanted = options.transport != "messages"
+        wanted = options.settings.transport != "messages"
         self._near = [
             self._attach(index, scope_of(placement, index)) if wanted else None for index in range(len(self._servers))
         ]
@@ -130,7 +130,7 @@ class RemoteTables:
                 rows.tell(self.tracking.over(scope, memory).observe)
             return rows
         except OSError as error:
-            if self._options.transport == "auto":
+            if self._options.settings.transport == "auto":
                 return None
             raise PeerError(
                 f"the rows of {self._conversation.names[server]} cannot be shared: {error}; "
@@ -168,7 +168,7 @@ class RemoteTables:
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """In place, or one message a PS, not waited for; at most ``pushes_in_flight`` batches are on their way."""
         queue = self._in_flight.setdefault(thread, deque())
-        while len(queue) >= self._options.pushes_in_flight:
+        while len(queue) >= self._options.settings.pushes_in_flight:
             wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
         sent = self._sent.by_thread[thread]
         times = lookup.occurrences() if self.tracking.counts else None

@@ -4,11 +4,11 @@ thread's number as its tag. Payloads are 32-bit words where nothing else is said
 ========== =============================================================== =============================================
 kind       request                                                         reply
 ========== =============================================================== =============================================
-PULL       rows int32 (n,)                                                 float32 (n, dim)
-PUSH       factor float32, rows int32 (n,), gradients float32 (n, dim);    none
+PULL       rows int32 (n,)                                                 float32 (n, width)
+PUSH       factor float32, rows int32 (n,), gradients float32 (n, width);  none
            then int32 (n,), where accesses are counted: how many each has
-PULL_BAGS  bags int32, lengths int32 (bags,), rows int32 (sum of lengths,) float32 (bags, dim)
-PUSH_BAGS  factor float32, then as PULL_BAGS, gradients (bags, dim)        none
+PULL_BAGS  bags int32, lengths int32 (bags,), rows int32 (sum of lengths,) float32 (bags, width)
+PUSH_BAGS  factor float32, then as PULL_BAGS, gradients (bags, width)      none
 DRAIN      int64: how many PUSH messages of this trainer there are so far  one byte, once so many have been applied
 SAVE       JSON: path, limit in seconds, whether in the background         one byte, once the rows may change again
 SAVED      nothing                                                         JSON: bytes and checksum, or what went wrong;
@@ -63,27 +63,27 @@ def push(factor: float, rows: np.ndarray, gradients: np.ndarray, times: np.ndarr
 
 
 def read_push(
-    payload: np.ndarray, dim: int, *, counted: bool = False
+    payload: np.ndarray, width: int, *, counted: bool = False
 ) -> tuple[float, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Factor, rows, gradients (n, dim) and, if accesses are ``counted``, how many each row has, of a PUSH payload,
+    """Factor, rows, gradients (n, width) and, if accesses are ``counted``, how many each row has, of a PUSH payload,
     without copies.
     """
     words = payload.view(np.float32)
-    count = (words.size - 1) // (1 + dim + counted)
-    edge = 1 + count * (1 + dim)
+    count = (words.size - 1) // (1 + width + counted)
+    edge = 1 + count * (1 + width)
     rows = words[1 : 1 + count].view(np.int32)
     times = words[edge:].view(np.int32) if counted else None
-    return float(words[0]), rows, words[1 + count : edge].reshape(count, dim), times
+    return float(words[0]), rows, words[1 + count : edge].reshape(count, width), times
 
 
-def pulled_bytes(rows: float, dim: int) -> float:
+def pulled_bytes(rows: float, width: int) -> float:
     """Payload of pulling so many rows, request and replies, however many PSs have them."""
-    return rows * (4 + 4 * dim)
+    return rows * (4 + 4 * width)
 
 
-def pushed_bytes(messages: float, rows: float, dim: int, *, counted: bool = False) -> float:
+def pushed_bytes(messages: float, rows: float, width: int, *, counted: bool = False) -> float:
     """Payload of so many PUSH messages with so many rows in all, with the accesses of each if they are ``counted``."""
-    return 4 * messages + rows * (4 + 4 * dim + 4 * counted)
+    return 4 * messages + rows * (4 + 4 * width + 4 * counted)
 
 
 def bags(lengths: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -7,40 +7,12 @@ kernel knows a network.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 
 from ssmpi.model import blas, brgemm, kernels
-from ssmpi.model.program import (
-    ADD_A,
-    ADD_B,
-    ADD_C,
-    BIAS,
-    BY_A,
-    BY_B,
-    BY_C,
-    COPY,
-    DETAIL,
-    FLAGS,
-    GATE,
-    HALF,
-    INPUTS,
-    INTERACTION,
-    KIND,
-    LINEAR,
-    OUT,
-    OUTPUTS,
-    RELU,
-    ROWS_PLACE,
-    SIGMOID,
-    WEIGHT,
-    A,
-    B,
-    C,
-    Program,
-)  # fmt: skip
+from ssmpi.model.instructions import Products, run
+from ssmpi.model.program import BY_A, DETAIL, FLAGS, HALF, INPUTS, KIND, LINEAR, OUT, OUTPUTS, WEIGHT, Program
 
 PIECE = 512  # examples: measured best of 128 to 2048 on 1 MB of second-level cache a core
 
@@ -58,17 +30,10 @@ class Results:
         self._logits, self._by_rows = np.empty(0, np.float32), np.empty(0, np.float32)
 
     def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Logits float32 (batch,) and gradients by ``rows``, float32 (batch, tables, dim), to be filled."""
-        if rows.size > self._by_rows.size:
+        """Logits float32 (batch,) and gradients by ``rows``, float32 (batch, tables, width), to be filled."""
+        if rows.size > self._by_rows.size or rows.shape[1:] != self._by_rows.shape[1:]:
             self._logits, self._by_rows = np.empty(len(rows), np.float32), np.empty_like(rows)
         return self._logits[: len(rows)], self._by_rows[: len(rows)]
-
-
-class Products(NamedTuple):
-    """Of matrices: BLAS's ``sgemm`` by address, and what layers of bfloat16 take."""
-
-    sgemm: int
-    half: brgemm.Operands
 
 
 class CompiledStep:
@@ -156,98 +121,3 @@ def _score(
         values[: n * dense.shape[1]] = dense[start:stop].ravel()
         run(products, table, 0, len(table), False, n, True, weights, gradients, values, by_values, own, own)
         logits[start:stop] = values[n * logit : n * logit + n]
-
-
-@njit(cache=True, nogil=True)
-def run(
-    products: Products, table: np.ndarray, first: int, last: int, backward: bool, n: int, fresh: bool,
-    weights: np.ndarray, gradients: np.ndarray, values: np.ndarray, by_values: np.ndarray,
-    rows: np.ndarray, by_rows: np.ndarray,
-) -> None:  # fmt: skip
-    """Instructions ``first`` to ``last`` - 1 over ``n`` examples, or, ``backward``, their gradients in reverse order.
-
-    All arrays are flat. The gradients by parameters are added to what is there unless ``fresh``.
-    """
-    if backward:
-        for step in range(last - 1, first - 1, -1):
-            _backward(products, table[step], n, fresh, weights, gradients, values, by_values, rows, by_rows)
-    else:
-        for step in range(first, last):
-            _forward(products, table[step], n, weights, values, rows)
-
-
-@njit(cache=True, nogil=True)
-def _place(place: int, n: int, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Where a value of ``n`` examples begins."""
-    return rows if place == ROWS_PLACE else values[n * place :]
-
-
-@njit(cache=True, nogil=True)
-def _forward(
-    products: Products, row: np.ndarray, n: int, weights: np.ndarray, values: np.ndarray, rows: np.ndarray
-) -> None:
-    kind, k, m = row[KIND], row[INPUTS], row[OUTPUTS]
-    a, flat = _place(row[A], n, values, rows), values[n * row[OUT] : n * (row[OUT] + m)]
-    out = flat.reshape(n, m)
-    if kind == LINEAR:
-        if row[FLAGS] & HALF:
-            brgemm.outputs(products.half, row[DETAIL], a, flat, n, m, k)
-        else:
-            blas.outputs(products.sgemm, a, weights[row[WEIGHT] :], flat, n, m, k)
-        if row[BIAS] >= 0:
-            kernels.add_bias(out, weights[row[BIAS] : row[BIAS] + m], row[FLAGS] & RELU != 0)
-        elif row[FLAGS] & RELU:
-            kernels.relu(flat)
-        if row[FLAGS] & SIGMOID:
-            kernels.sigmoid(flat)
-    elif kind == INTERACTION:
-        kernels.interact(a[: n * k].reshape(n, k), rows.reshape(n, row[DETAIL], k), out)
-    elif kind == COPY:
-        out[:, row[DETAIL] : row[DETAIL] + k] = a[: n * k].reshape(n, k)
-    elif kind == GATE:
-        kernels.gate(a, _place(row[B], n, values, rows), _place(row[C], n, values, rows), flat)
-
-
-@njit(cache=True, nogil=True)
-def _backward(
-    products: Products, row: np.ndarray, n: int, fresh: bool, weights: np.ndarray, gradients: np.ndarray,
-    values: np.ndarray, by_values: np.ndarray, rows: np.ndarray, by_rows: np.ndarray,
-) -> None:  # fmt: skip
-    """From the gradient by an instruction's output to those by its inputs and parameters."""
-    kind, k, m, flags = row[KIND], row[INPUTS], row[OUTPUTS], row[FLAGS]
-    place = n * row[OUT]
-    a, by_a = _place(row[A], n, values, rows), _place(row[A], n, by_values, by_rows)
-    flat = by_values[place : place + n * m]
-    by_out = flat.reshape(n, m)
-    if kind == LINEAR:
-        bias = row[BIAS]
-        by_bias = gradients[bias : bias + m] if bias >= 0 else np.empty(m, np.float32)
-        if flags & RELU:
-            kernels.relu_backward(by_out, values[place : place + n * m].reshape(n, m), by_bias, fresh)
-        else:
-            if flags & SIGMOID:
-                kernels.sigmoid_backward(flat, values[place : place + n * m])
-            kernels.column_sums(by_out, by_bias, fresh)
-        if flags & HALF:
-            brgemm.by_weight(products.half, flat, a, gradients[row[WEIGHT] :], n, m, k, fresh)
-            if flags & BY_A:
-                brgemm.by_values(products.half, row[DETAIL], flat, by_a, n, m, k, flags & ADD_A == 0)
-        else:
-            blas.by_weight(products.sgemm, flat, a, gradients[row[WEIGHT] :], n, m, k, fresh)
-            if flags & BY_A:
-                blas.by_values(products.sgemm, flat, weights[row[WEIGHT] :], by_a, n, m, k, flags & ADD_A == 0)
-    elif kind == INTERACTION:
-        vectors, by_vectors = rows.reshape(n, row[DETAIL], k), by_rows.reshape(n, row[DETAIL], k)
-        x, by_x = a[: n * k].reshape(n, k), by_a[: n * k].reshape(n, k)
-        kernels.interact_backward(x, vectors, by_out, by_x, by_vectors, flags & ADD_A != 0, flags & ADD_B != 0)
-    elif kind == COPY and flags & BY_A:
-        kernels.hand_on(by_out[:, row[DETAIL] : row[DETAIL] + k], by_a[: n * k].reshape(n, k), flags & ADD_A != 0)
-    elif kind == GATE:
-        b, by_b = _place(row[B], n, values, rows), _place(row[B], n, by_values, by_rows)
-        by_c = _place(row[C], n, by_values, by_rows)
-        if flags & BY_C:
-            kernels.hand_on(by_out, by_c[: n * k].reshape(n, k), flags & ADD_C != 0)
-        if flags & BY_B:
-            kernels.multiply(flat, a, by_b, flags & ADD_B != 0)
-        if flags & BY_A:
-            kernels.multiply(flat, b, by_a, flags & ADD_A != 0)

@@ -1,8 +1,9 @@
 """A network as a value: an ordered list of operators, each with named inputs, whose last output is the logit.
 
 The list is the program. Widths, the parameters and their places in the flat vector, sizes and costs all follow from
-it; ``program`` compiles it, ``reference`` computes it by torch. Every value is a vector per example; two come from
-outside: ``dense``, and ``rows``, the embedding rows of an example's ids behind each other.
+it; ``program`` compiles it, ``reference`` computes it by torch. Every value is a vector per example; three come from
+outside: ``dense``, and of the embedding rows of an example's ids, behind each other, their vectors (``rows``) and their
+first-order weights (``weights``). What of a row is read is what a row has.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ssmpi.core.errors import SettingsError
+from ssmpi.core.row_layout import RowLayout
 
-DENSE, ROWS = "dense", "rows"
+DENSE, ROWS, WEIGHTS = "dense", "rows", "weights"
 ACTIVATIONS = ("none", "relu", "sigmoid")
 
 Shape = tuple[int, ...]
@@ -24,7 +26,9 @@ Parameter = tuple[str, Shape]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a network is given per example: ``dense`` continuous features, a row of ``dim`` floats of each table."""
+    """What a network is given per example: ``dense`` continuous features, a row of each table, whose vector, if it has
+    one, is of ``dim`` floats.
+    """
 
     dense: int
     tables: int
@@ -32,7 +36,7 @@ class Inputs:
 
     def widths(self) -> dict[str, int]:
         """Floats per example of the values from outside."""
-        return {DENSE: self.dense, ROWS: self.tables * self.dim}
+        return {DENSE: self.dense, ROWS: self.tables * self.dim, WEIGHTS: self.tables}
 
 
 @dataclass(frozen=True)
@@ -154,13 +158,24 @@ class Network:
     inputs: Inputs
 
     def __post_init__(self) -> None:
-        read = {name for operator in self.operators for name in operator.inputs}
+        read = self._read
         last = self.operators[-1].name if self.operators else DENSE
         if not self.operators or self.widths[last] != 1:
             raise SettingsError(f"network: ends in {last!r} of width {self.widths[last]}, not in a logit of width 1")
-        for name in (ROWS, *(operator.name for operator in self.operators[:-1])):
-            if name not in read:
-                raise SettingsError(f"network: no operator reads {name!r}")
+        if not read & {ROWS, WEIGHTS}:
+            raise SettingsError(f"network: no operator reads {ROWS!r} or {WEIGHTS!r}")
+        for operator in self.operators[:-1]:
+            if operator.name not in read:
+                raise SettingsError(f"network: no operator reads {operator.name!r}")
+
+    @cached_property
+    def _read(self) -> set[str]:
+        return {name for operator in self.operators for name in operator.inputs}
+
+    @cached_property
+    def rows(self) -> RowLayout:
+        """What of a row its operators read."""
+        return RowLayout(self.inputs.dim if ROWS in self._read else 0, WEIGHTS in self._read)
 
     @cached_property
     def forms(self) -> dict[str, Form]:

@@ -22,6 +22,17 @@ class DCNv2Options:
 
 
 @dataclass(frozen=True)
+class DeepFMOptions:
+    """``[model.deepfm]``: the outputs of each hidden layer of the deep part."""
+
+    deep: tuple[int, ...] = (400, 400, 400)
+
+    def __post_init__(self) -> None:
+        for layer, size in enumerate(self.deep):
+            within(f"deep[{layer}]", size, 1, WIDEST)
+
+
+@dataclass(frozen=True)
 class ModelOptions:
     """The ``[model]`` section; the defaults are the Kaggle sizes of facebookresearch/dlrm.
 
@@ -41,6 +52,7 @@ class ModelOptions:
     top: tuple[int, ...] = (512, 256, 1)
 
     dcn_v2: DCNv2Options = field(default_factory=DCNv2Options)
+    deepfm: DeepFMOptions = field(default_factory=DeepFMOptions)
 
     def __post_init__(self) -> None:
         require(self.precision in ("fp32", "bf16"), f"precision is 'fp32' or 'bf16', got {self.precision!r}")

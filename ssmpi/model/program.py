@@ -3,7 +3,8 @@
 Values lie one behind the other in a buffer, each as (examples, width); a place is the number of floats per example
 before it. The rows stay where they were pulled to: their place is ``ROWS_PLACE``. Gradients by values lie at the same
 places of a second buffer. Where several instructions read a value, the last of them, which the backward pass meets
-first, writes its gradient; the others add theirs.
+first, writes its gradient; the others add theirs. Where rows have vectors and weights, the first instructions take
+them apart.
 """
 
 from __future__ import annotations
@@ -14,16 +15,29 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ssmpi.model.brgemm import copies_of
-from ssmpi.model.network import DENSE, ROWS, Concat, DotInteraction, Gate, Linear, Network, Operator, floats_in
+from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
+from ssmpi.model.network import (
+    DENSE,
+    ROWS,
+    WEIGHTS,
+    Concat,
+    DotInteraction,
+    Gate,
+    Linear,
+    Network,
+    Operator,
+    floats_in,
+)
 
 ROWS_PLACE = -1
 NOWHERE = -2  # no bias, no second input
 
 # Kinds of instructions.
-LINEAR, INTERACTION, COPY, GATE = range(4)
+LINEAR, INTERACTION, COPY, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE = range(9)
 
 # Columns. A, B and C are the places of inputs; DETAIL is the number of tables of an interaction, the first column that
-# a copy fills, and where the copies of the weights of a layer in bfloat16 begin.
+# a copy fills, whether an addition is to what is there, the floats of a vector, of a row the first column to take, and
+# where the copies of the weights of a layer in bfloat16 begin.
 KIND, A, B, C, OUT, INPUTS, OUTPUTS, WEIGHT, BIAS, DETAIL, FLAGS = range(11)
 
 # Flags: the activation; whose gradients are wanted, and whose are added to what is there.
@@ -48,9 +62,12 @@ class Program:
     floats: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.places, self.floats = {ROWS: ROWS_PLACE}, 0
+        rows = self.network.rows
+        unread = {ROWS} if not rows.vector else {WEIGHTS} if not rows.weight else set()
+        as_pulled = {ROWS, WEIGHTS} - unread if unread else set()
+        self.places, self.floats = dict.fromkeys(as_pulled, ROWS_PLACE), 0
         for name, width in self.network.widths.items():
-            if name != ROWS:
+            if name not in as_pulled | unread:
                 self.places[name] = self.floats
                 self.floats += width
         instructions = np.array(list(self._instructions()), np.int64).reshape(-1, FLAGS + 1)
@@ -58,7 +75,11 @@ class Program:
         self.table = instructions
 
     def _instructions(self) -> Iterator[list[int]]:
-        weight = 0
+        weight, rows = 0, self.network.rows
+        if rows.groups > 1:
+            for name, first in ((ROWS, 0), (WEIGHTS, rows.vector)):
+                place, width = self.places[name], self.network.widths[name]
+                yield [TAKE, ROWS_PLACE, NOWHERE, NOWHERE, place, rows.width, width, 0, 0, first, 0]
         for operator in self.network.operators:
             yield from self._of(operator, weight)
             weight += floats_in(self.network.forms[operator.name].parameters)
@@ -84,6 +105,17 @@ class Program:
                     column += inputs
             case Gate():
                 yield [GATE, *places, out, width, width, 0, 0, 0, 0]
+            case Sum():
+                for number, place in enumerate(places):
+                    yield [ADD, place, NOWHERE, NOWHERE, out, width, width, 0, 0, min(number, 1), 0]
+            case FirstOrder():
+                bias = weight + widths[0]
+                yield [LINEAR, places[0], NOWHERE, NOWHERE, out, widths[0], width, weight, bias, 0, 0]
+                yield [ADD_SUMS, places[1], NOWHERE, NOWHERE, out, widths[1], width, 0, 0, 0, 0]
+            case FieldVectors():
+                yield [SCALE, places[0], NOWHERE, NOWHERE, out, widths[0], width, weight, 0, operator.dim, 0]
+            case FactorizationMachine():
+                yield [MACHINE, places[0], NOWHERE, NOWHERE, out, widths[0], width, 0, 0, operator.dim, 0]
             case _:
                 raise NotImplementedError(f"no instruction for {type(operator).__name__}")
 

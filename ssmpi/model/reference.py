@@ -9,7 +9,18 @@ import torch
 from torch.nn.functional import linear
 
 from ssmpi.model import own_code, own_operator
-from ssmpi.model.network import DENSE, ROWS, Concat, DotInteraction, Gate, Linear, Network, Operator
+from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
+from ssmpi.model.network import (
+    DENSE,
+    ROWS,
+    WEIGHTS,
+    Concat,
+    DotInteraction,
+    Gate,
+    Linear,
+    Network,
+    Operator,
+)
 
 ACTIVATION: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda values: values,
@@ -27,8 +38,9 @@ def _pairs(vectors: int) -> torch.Tensor:
 def logits(
     network: Network, parameters: Mapping[str, torch.Tensor], dense: torch.Tensor, rows: torch.Tensor
 ) -> torch.Tensor:
-    """Logits (batch,) for dense (batch, features) and rows (batch, tables, dim), in the precision of what is given."""
-    values = {DENSE: dense, ROWS: rows.flatten(1)}
+    """Logits (batch,) of dense (batch, features) and rows (batch, tables, width), in the precision of what is given."""
+    vector = network.rows.vector
+    values = {DENSE: dense, ROWS: rows[:, :, :vector].flatten(1), WEIGHTS: rows[:, :, vector:].flatten(1)}
     for operator in network.operators:
         values[operator.name] = _output(operator, parameters, [values[name] for name in operator.inputs])
     return values[network.operators[-1].name].squeeze(1)
@@ -50,4 +62,15 @@ def _output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: 
             return torch.cat(inputs, dim=1)
         case Gate():
             return inputs[0] * inputs[1] + inputs[2]
+        case Sum():
+            return torch.stack(inputs).sum(dim=0)
+        case FirstOrder():
+            weight, bias = parameters[f"{operator.name}.weight"], parameters[f"{operator.name}.bias"]
+            return linear(inputs[0], weight, bias) + inputs[1].sum(dim=1, keepdim=True)
+        case FieldVectors():
+            return (inputs[0].unsqueeze(2) * parameters[f"{operator.name}.vectors"]).flatten(1)
+        case FactorizationMachine():
+            vectors = inputs[0].unflatten(1, (-1, operator.dim))
+            squares = vectors.sum(dim=1).square() - vectors.square().sum(dim=1)
+            return 0.5 * squares.sum(dim=1, keepdim=True)
     raise NotImplementedError(f"torch's form of {type(operator).__name__} is not written")

@@ -111,7 +111,7 @@ class ThreadModel:
     def forward_backward(
         self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Logits float32 (batch,) before the update and gradients (batch, tables, dim) of the mean log-loss by
+        """Logits float32 (batch,) before the update and gradients (batch, tables, width) of the mean log-loss by
         ``rows``.
 
         The dense gradients are left in ``gradients``. What is returned is valid until the next call.

@@ -186,7 +186,7 @@ class Piece:
     def __init__(self, program: Program, arrays: Arrays, layers: Mapping[int, Weights], examples: int) -> None:
         self._table, self._n, self._arrays = program.table, examples, arrays
         self._values, self._by_values = np.zeros((2, examples * program.floats), np.float32)
-        width = program.network.inputs.tables * program.network.inputs.dim
+        width = program.network.inputs.tables * program.network.rows.width
         self._rows = Value(*np.empty((2, examples, width), np.float32), half=any(w.half for w in layers.values()))
         values = {ROWS_PLACE: self._rows}
         for name, place in program.places.items():

@@ -7,11 +7,13 @@ from __future__ import annotations
 from ssmpi.core.errors import SettingsError
 from ssmpi.model import own
 from ssmpi.model.dcn_v2 import dcn_v2
+from ssmpi.model.deepfm import deepfm
 from ssmpi.model.dlrm import dlrm
+from ssmpi.model.logistic import logistic
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import ModelOptions
 
-NETWORKS = {"dlrm": dlrm, "dcn_v2": dcn_v2}
+NETWORKS = {"dlrm": dlrm, "dcn_v2": dcn_v2, "deepfm": deepfm, "logistic": logistic}
 
 
 def network_of(options: ModelOptions, inputs: Inputs) -> Network:

@@ -83,7 +83,7 @@ def rows_in(memory: RankMemory, config: Config, index: int, model: Path | None =
     origin = DataOrigin.of_model(model, setting) if model else DataOrigin.of_data(Path(setting))
     placement = place(origin.cardinalities, config.topology.embedding_ps)
     part = memory.part(ROWS, shared=config.embedding.transport != "messages")
-    return Arena(config.embedding, placement, index, config.run.seed, part), part
+    return Arena(config.rows, placement, index, config.run.seed, part), part
 
 
 def tracked(config: Config, arena: Arena, scope: Scope, counts: Memory) -> Tracker:

@@ -25,10 +25,10 @@ def compile_kernels(config: Config, replica: Replica, optimizer: DenseOptimizer)
     """One step on made-up rows that leaves ``replica`` and ``optimizer`` as they were."""
     inputs = replica.network.inputs
     rows, placement = 2, place((1,) * inputs.tables, 1)
-    arena, scope = Arena(config.embedding, placement, 0, seed=0), scope_of(placement, 0)
+    arena, scope = Arena(config.rows, placement, 0, seed=0), scope_of(placement, 0)
     if config.tracking.counts:
         arena.tell(config.tracking.over(scope, np.zeros(config.tracking.bytes_for(scope), np.uint8)).observe)
-    lookups = Lookups(LocalTables(arena), placement, config.embedding, thread=0)
+    lookups = Lookups(LocalTables(arena), placement, config.rows, thread=0)
     lookup = lookups.pull(np.zeros((rows, inputs.tables), np.int32))
     model = replica.thread_model(replica.vector.copy())
     labels = np.zeros(rows, np.float32)

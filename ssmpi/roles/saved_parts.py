@@ -69,7 +69,7 @@ class SavedParts:
         return self._model(vector, {"examples": examples, **self._about()})
 
     def _model(self, vector: np.ndarray, state: dict[str, Any]) -> ModelState:
-        rows = sum(self.placement.cardinalities) * self.config.embedding.row_bytes
+        rows = sum(self.placement.cardinalities) * self.config.rows.row_bytes
         return ModelState(self.replica.datasets(vector), rows + vector.nbytes, state)
 
     def _about(self) -> dict[str, Any]:

@@ -38,16 +38,16 @@ class Tables:
 
     def __init__(self, config: Config, world: World, cardinalities: tuple[int, ...], start: Start) -> None:
         servers = config.topology.embedding_ps
-        self._options, self.placement = config.embedding, place(cardinalities, max(1, servers))
+        self._options, self.placement = config.rows, place(cardinalities, max(1, servers))
         self.transport: LocalTables | RemoteTables
         self.sent = SentPushes(start.memory, config.topology.threads, servers)
         if servers:
             self.transport = RemoteTables(
-                world.embedding, self.placement, config.embedding, config.waiting, self.sent, config.tracking
+                world.embedding, self.placement, config.rows, config.waiting, self.sent, config.tracking
             )
             self.transport.compare_pushes()
             return
-        arena = Arena(config.embedding, self.placement, 0, config.run.seed, start.memory.part(ROWS, shared=False))
+        arena = Arena(config.rows, self.placement, 0, config.run.seed, start.memory.part(ROWS, shared=False))
         if start.checkpoint:
             load_tables(arena, start.checkpoint)
         self.transport = LocalTables(arena, ArenaWriter(world.same_role_here), world.traffic)

@@ -58,7 +58,7 @@ class Trainer:
         self._control = Control(world.control, config.topology.threads, config.waiting, self.progress, self._stop)
         local = sync.LocalTrainer(
             self.progress.iterations, self.progress.factor, self.optimizer, self.replica.thread_model,
-            sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.embedding.dim),
+            sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.rows.layout.width),
             sync.ReplicaMemory(world.host, self.replica.memory, self.replica.network.borders), memory,
         )  # fmt: skip
         self.synchronizers, self.pace = assembly.synchronization(config, world, self.replica, local, saved)

@@ -43,7 +43,7 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     """Expected bytes of one rank of each role, libraries included; of the PS that holds most."""
     parameters, topology = dense_parameters(config), config.topology
     inputs = config.network.inputs
-    features = inputs.tables * config.embedding.dim * 4 * config.data.batch_size
+    features = inputs.tables * config.rows.layout.width * 4 * config.data.batch_size
     block = config.data.block_rows * 2 * (inputs.tables + inputs.dense + 1) * 4
     activations = config.data.batch_size * 4 * 4 * config.network.activations
     own = 2 if config.model.precision == "bf16" else 1  # of each thread: gradients, and the weights rounded, twice
@@ -86,4 +86,4 @@ def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]
 
 def _largest_share(config: Config, placement: Placement) -> int:
     """Bytes of rows and optimizer state where most of them lie."""
-    return max(placement.rows_of(server) for server in range(placement.servers)) * config.embedding.row_bytes
+    return max(placement.rows_of(server) for server in range(placement.servers)) * config.rows.row_bytes

@@ -56,7 +56,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
         from ssmpi.model.replica import try_own_operators  # here, because it takes seconds to import what that needs
 
         try_own_operators(config.network)
-    rows = sum(reader.manifest.cardinalities) * config.embedding.row_bytes
+    rows = sum(reader.manifest.cardinalities) * config.rows.row_bytes
     expect_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
     if not request.run or not is_run_folder(run):
         run_folder.check_overwrite(run, request.overwrite, request.run_file)

@@ -35,11 +35,11 @@ class NoDenseModel:
 
 @dataclass
 class RowAccess:
-    """The embedding rows as this trainer reaches them: ``dim`` floats each, on that many ``servers``."""
+    """The embedding rows as this trainer reaches them: ``width`` floats each, on that many ``servers``."""
 
     transport: RowTables | None = None
     servers: int = 1
-    dim: int = 1
+    width: int = 1
 
 
 @dataclass

@@ -52,7 +52,7 @@ class SynchronousRows:
     def __init__(self, agreement: StepAgreement, peers: Peers) -> None:
         rows = peers.local.rows
         self._agreement, self._peers, self._tables = agreement, peers, rows.transport
-        self._servers, self._dim = rows.servers, rows.dim
+        self._servers, self._width = rows.servers, rows.width
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """Start fetching rows."""
@@ -75,7 +75,7 @@ class SynchronousRows:
 
     def follow(self) -> None:
         """The same without a batch: rows of other trainers may be this one's to update."""
-        self._update(np.empty(0, np.int64), np.empty((0, self._dim), np.float32), 0, 1.0, 0)
+        self._update(np.empty(0, np.int64), np.empty((0, self._width), np.float32), 0, 1.0, 0)
 
     def _update(self, keys: np.ndarray, gradients: np.ndarray, examples: int, factor: float, thread: int) -> None:
         size = self._peers.trainers.size
@@ -85,7 +85,7 @@ class SynchronousRows:
         ours, parts = self._exchange(keys[order], gradients[order] * np.float32(share), counts)
         distinct, places = np.unique(ours, return_inverse=True)
         if len(distinct):
-            summed = np.zeros((len(distinct), self._dim), np.float32)
+            summed = np.zeros((len(distinct), self._width), np.float32)
             np.add.at(summed, places, parts)
             assert self._tables
             self._tables.update(SummedRows(distinct, self._servers), summed, factor, thread)
@@ -100,7 +100,7 @@ class SynchronousRows:
         starts = np.concatenate([[0], np.cumsum(counts[rank])])
         ends = np.concatenate([[0], np.cumsum(counts[:, rank])])
         ours = np.empty(ends[-1], np.int64)
-        parts = np.empty((ends[-1], self._dim), np.float32)
+        parts = np.empty((ends[-1], self._width), np.float32)
         requests = []
         for other in range(trainers.size):
             out, into = slice(*starts[other : other + 2]), slice(*ends[other : other + 2])

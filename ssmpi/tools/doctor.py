@@ -19,6 +19,7 @@ from ssmpi.core import launcher_env, memory_folder
 from ssmpi.core.host_memory import free_memory
 from ssmpi.core.mpi_environment import missing
 from ssmpi.core.packages import package_versions
+from ssmpi.core.row_layout import RowLayout
 from ssmpi.model import processor
 
 MEMORY = Path("/dev/shm")  # recovery.memory_folder by default
@@ -180,15 +181,16 @@ def advice(cores: int, *, open_mpi: bool) -> list[str]:
 def self_test(job: Job) -> list[str]:
     """About a second: compile and run the kernels, sum a vector over all ranks, time a matrix product."""
     from ssmpi.embedding.placement import place
-    from ssmpi.embedding.table import Arena, EmbeddingOptions
+    from ssmpi.embedding.table import Arena, EmbeddingOptions, RowOptions
 
     problems = []
     vector = np.full(1 << 16, job.rank + 1, np.float32)
     job.comm.Allreduce(vector.copy(), vector)
     if vector[0] != job.size * (job.size + 1) / 2:
         problems.append(f"a sum over {job.size} ranks came out as {vector[0]}")
-    arena = Arena(EmbeddingOptions(), place([1000], 1), 0, seed=1)
-    options, before = arena.options, arena.weights[7].copy()
+    options = EmbeddingOptions()
+    arena = Arena(RowOptions(options, RowLayout(options.dim)), place([1000], 1), 0, seed=1)
+    before = arena.weights[7].copy()
     arena.update(np.array([7], np.int32), np.ones((1, options.dim), np.float32), 1.0)
     step = options.rate / (np.sqrt(options.initial_state + 1.0) + options.epsilon)
     if not np.allclose(arena.weights[7], before - step, atol=1e-6):

@@ -2,7 +2,8 @@
 
 emb_l.{feature}.weight   (rows, dim)      bot_l.{0,2,...}.weight, .bias      top_l.{0,2,...}.weight, .bias
 
-What other networks than DLRM have besides keeps its name (``ssmpi plan`` prints it).
+What other networks than DLRM have besides keeps its name (``ssmpi plan`` prints it); the first-order weights of their
+tables are ``first_l.{feature}.weight`` (rows, 1).
 """
 
 from __future__ import annotations
@@ -46,10 +47,15 @@ def state_dict(config: Config, folder: Path) -> dict[str, np.ndarray]:
         mlp, _, rest = name.partition(".")
         found[f"{NAMES.get(mlp, mlp)}.{rest}"] = values
     cardinalities = DataOrigin.of_model(folder, config.data.folder).cardinalities
-    arena = Arena(config.embedding, place(cardinalities, 1), 0, config.run.seed)
+    arena = Arena(config.rows, place(cardinalities, 1), 0, config.run.seed)
     model_files.load_tables(arena, folder)
+    layout = config.rows.layout
     for part in arena.parts:
-        found[f"emb_l.{part.table}.weight"] = arena.weights[part.base : part.base + part.rows]
+        rows = arena.weights[part.base : part.base + part.rows]
+        if layout.vector:
+            found[f"emb_l.{part.table}.weight"] = rows[:, : layout.vector]
+        if layout.weight:
+            found[f"first_l.{part.table}.weight"] = rows[:, layout.vector :]
     return found
 
 

@@ -142,7 +142,7 @@ def forecast(config: Config, step: float, links: LinkSpeeds) -> Forecast:
         not (kind.each_thread and sync.by == "thread"),
         sync.fragments,
     )
-    rows = iteration_bytes(distinct_rows(config), config.embedding.dim) if config.topology.embedding_ps else 0.0
+    rows = iteration_bytes(distinct_rows(config), config.rows.layout.width) if config.topology.embedding_ps else 0.0
     return Forecast(Compute(step, config.data.batch_size, config.topology.threads), links, rounds, rows)
 
 
@@ -163,7 +163,7 @@ def distinct_rows(config: Config) -> list[float]:
     """Distinct rows that a batch requests of each embedding PS: the mean over a few batches of the data."""
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
     placement = placement_of(config)
-    lookups = Lookups(_NoTransport(), placement, config.embedding, 0)
+    lookups = Lookups(_NoTransport(), placement, config.rows, 0)
     size, counts = config.data.batch_size, [0.0] * placement.servers
     seen = 0
     for number, block in enumerate(reader.blocks):
@@ -177,9 +177,9 @@ def distinct_rows(config: Config) -> list[float]:
     return [count / max(1, seen) for count in counts]
 
 
-def iteration_bytes(rows: Sequence[float], dim: int) -> float:
+def iteration_bytes(rows: Sequence[float], width: int) -> float:
     """To the busiest embedding PS: row numbers to pull; factor, row numbers and gradients to push. Less goes back."""
-    return 4 * max(rows) + wire.pushed_bytes(1, max(rows), dim)
+    return 4 * max(rows) + wire.pushed_bytes(1, max(rows), width)
 
 
 def describe(config: Config, step: float, links: LinkSpeeds, counts: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from ssmpi.cluster.node_layout import NodeLayout, layout_of
 from ssmpi.cluster.site import Site
 from ssmpi.config import Config
+from ssmpi.core.row_layout import RowLayout
 from ssmpi.core.topology import Role
 from ssmpi.core.traffic import Link
 from ssmpi.data.features import CRITEO, Features
@@ -60,9 +61,9 @@ def ranks(config: Config) -> str:
 
 def tables(config: Config, placement: Placement, features: Features) -> str:
     """The tables of each embedding PS, with memory and expected lookups."""
-    row = config.embedding.row_bytes
+    row = config.rows.row_bytes
     lines = [
-        f"embedding tables: {sum(placement.cardinalities):,} rows x {config.embedding.dim}, "
+        f"embedding tables: {sum(placement.cardinalities):,} rows x {_floats(config.rows.layout)}, "
         f"{_bytes(sum(placement.cardinalities) * row)} with {config.embedding.optimizer} state"
     ]
     for server in range(placement.servers):
@@ -76,6 +77,11 @@ def tables(config: Config, placement: Placement, features: Features) -> str:
             "example: " + " ".join(names)
         )
     return "\n".join(lines)
+
+
+def _floats(layout: RowLayout) -> str:
+    """Of a row, and what they are where they are not a vector alone."""
+    return f"{layout.width} ({layout.describe()})" if layout.weight else f"{layout.width}"
 
 
 def network(config: Config, *, known: bool = True) -> str:
@@ -122,7 +128,7 @@ def memory_files(config: Config, placement: Placement, layout: NodeLayout, where
 def traffic(config: Config, placement: Placement) -> str:
     """Bytes on the wire per iteration of a thread and per round of a trainer; repeated ids of a batch are sent once."""
     ids = config.data.batch_size * config.network.inputs.tables
-    dim, servers, n = config.embedding.dim, placement.servers, config.topology.trainers
+    dim, servers, n = config.rows.layout.width, placement.servers, config.topology.trainers
     lines = ["on the wire, at most:"]
     if config.topology.embedding_ps:
         pushed = wire.pushed_bytes(servers, ids, dim, counted=config.tracking.counts)

@@ -1,6 +1,9 @@
 """What the ranks do in ``test_embedding``; apart from it, because ranks need no torch and importing it takes long."""
 
+from dataclasses import replace
+
 import numpy as np
+from rows import row_options
 
 from ssmpi.comm import failure
 from ssmpi.comm.rank_memory import ProcessMemory
@@ -11,32 +14,39 @@ from ssmpi.embedding.bags import BagLookups
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
-from ssmpi.embedding.table import Arena, EmbeddingOptions
+from ssmpi.embedding.table import Arena
 from ssmpi.embedding.transport import LocalTables, RemoteTables
 
 WAITING = WaitOptions(time_limit_seconds=60)
 CARDINALITIES = (3, 700, 40, 1, 90)  # the second is split as soon as there are two PSs
 FEATURES, DIM, SEED, BATCH, STEPS = len(CARDINALITIES), 6, 11, 17, 4
-SGD = EmbeddingOptions(dim=DIM, optimizer="sgd", rate=0.05, transport="messages")
-ADAGRAD = EmbeddingOptions(dim=DIM, rate=0.3, transport="messages")
+SGD = row_options(DIM, optimizer="sgd", rate=0.05, transport="messages")
+ADAGRAD = row_options(DIM, rate=0.3, transport="messages")
+WEIGHTED = row_options(DIM, weight=True, rate=0.3, transport="messages")
+WEIGHTS = row_options(0, weight=True, rate=0.3, transport="messages")
 LOCAL = Topology(trainers=1, embedding_ps=0)
 REMOTE = Topology(trainers=2, threads=2, embedding_ps=2)
 
 
-def batch_of(*key):
-    """ids int32 (batch, features), with many repeats, and gradients float32 (batch, features, dim)."""
+def other(options, **settings):
+    """The same with other settings."""
+    return replace(options, settings=replace(options.settings, **settings))
+
+
+def batch_of(*key, width=DIM):
+    """ids int32 (batch, features), with many repeats, and gradients float32 (batch, features, width)."""
     generator = np.random.default_rng(key)
     ids = (generator.random((BATCH, FEATURES)) ** 3 * CARDINALITIES).astype(np.int32)
-    return ids, generator.normal(size=(BATCH, FEATURES, DIM)).astype(np.float32)
+    return ids, generator.normal(size=(BATCH, FEATURES, width)).astype(np.float32)
 
 
-def bags_of(*key):
-    """values int32 (ids,), offsets int64 (bags + 1,), gradients (bags, dim); some bags are empty, some repeat an id."""
+def bags_of(*key, width=DIM):
+    """values int32 (ids,), offsets int64 (bags + 1,), gradients (bags, width); bags may be empty or repeat an id."""
     generator = np.random.default_rng(key)
     lengths = generator.integers(0, 5, BATCH * FEATURES)
     values = np.concatenate([(generator.random(n) ** 3 * CARDINALITIES[k % FEATURES]) for k, n in enumerate(lengths)])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return values.astype(np.int32), offsets, generator.normal(size=(lengths.size, DIM)).astype(np.float32)
+    return values.astype(np.int32), offsets, generator.normal(size=(lengths.size, width)).astype(np.float32)
 
 
 def on_trainers(world, options, work):
@@ -44,7 +54,7 @@ def on_trainers(world, options, work):
     placement = place(CARDINALITIES, max(1, world.topology.embedding_ps))
     if world.role is Role.EMBEDDING_PS:
         service = Service(world.embedding, WAITING)
-        memory = ProcessMemory().part("rows", shared=options.transport != "messages")
+        memory = ProcessMemory().part("rows", shared=options.settings.transport != "messages")
         arena = Arena(options, placement, world.index, SEED, memory)
         server = EmbeddingServer(arena, service, address=memory.address)
         service.serve(world.topology.trainers, server.handle)
@@ -52,7 +62,7 @@ def on_trainers(world, options, work):
         return None
     if world.topology.embedding_ps:
         transport = RemoteTables(world.embedding, placement, options, WAITING)
-        assert transport.near == [options.transport == "shared"] * world.topology.embedding_ps
+        assert transport.near == [options.settings.transport == "shared"] * world.topology.embedding_ps
     else:
         transport = LocalTables(Arena(options, placement, 0, SEED))
     result = work(transport, placement)
@@ -80,7 +90,7 @@ def train_in_turn(world, options):
 
         def steps():
             for step in range(STEPS):
-                ids, gradients = batch_of(world.rank, step)
+                ids, gradients = batch_of(world.rank, step, width=options.layout.width)
                 lookup = lookups.pull(ids)
                 pulled.append(lookup.values.copy())
                 lookups.push(lookup, gradients, factor=0.5 if step == 1 else 1.0)
@@ -152,11 +162,11 @@ class Ids:
 
 def train_bags(world, options, pooling):
     def work(transport, placement):
-        pulled, lookups = [], BagLookups(world.embedding, placement, DIM, thread=0)
+        pulled, lookups = [], BagLookups(world.embedding, placement, options.layout.width, thread=0)
 
         def steps():
             for step in range(STEPS):
-                values, offsets, gradients = bags_of(world.rank, step)
+                values, offsets, gradients = bags_of(world.rank, step, width=options.layout.width)
                 pulled.append(lookups.pull(values, offsets, pooling))
                 lookups.push((values, offsets), gradients, pooling)
             transport.drain()

@@ -18,8 +18,11 @@ from embedding_bodies import (
     SEED,
     SGD,
     STEPS,
+    WEIGHTED,
+    WEIGHTS,
     bags_of,
     batch_of,
+    other,
     pull_bad_id,
     train_at_once,
     train_bags,
@@ -35,38 +38,55 @@ from ssmpi.core.errors import PeerError, TrainingError
 from ssmpi.embedding.placement import place
 
 
-def plain_tables():
-    """nn.EmbeddingBag tables with the rows that training starts from."""
-    return [
-        nn.EmbeddingBag.from_pretrained(torch.from_numpy(t), freeze=False, mode="sum")
-        for t in initial_tables(SEED, CARDINALITIES, DIM)
-    ]
+class PlainTable(nn.Module):
+    """nn.EmbeddingBag over the vectors that training starts from, and another over the first-order weights, which are
+    0: what of both a row has, side by side.
+    """
+
+    def __init__(self, vectors, layout):
+        super().__init__()
+        groups = [vectors] if layout.vector else []
+        groups += [np.zeros((len(vectors), 1), np.float32)] if layout.weight else []
+        self.groups = nn.ModuleList(
+            nn.EmbeddingBag.from_pretrained(torch.from_numpy(values), freeze=False, mode="sum") for values in groups
+        )
+
+    def forward(self, *ids):
+        return torch.cat([group(*ids) for group in self.groups], dim=1)
+
+    @property
+    def values(self):
+        return torch.cat([group.weight for group in self.groups], dim=1).detach()
+
+
+def plain_tables(options):
+    return [PlainTable(vectors, options.layout) for vectors in initial_tables(SEED, CARDINALITIES, DIM)]
 
 
 def plain_optimizer(tables, options):
-    weights = [table.weight for table in tables]
+    options, weights = options.settings, [parameter for table in tables for parameter in table.parameters()]
     if options.optimizer == "sgd":
         return torch.optim.SGD(weights, options.rate)
     return RowwiseAdagrad(weights, options.rate, options.epsilon, options.initial_state)
 
 
 def check_against_plain(results, options):
-    tables = plain_tables()
+    tables = plain_tables(options)
     optimizer = plain_optimizer(tables, options)
     for rank, (pulled, _) in enumerate(results):
         for step in range(STEPS):
-            ids, gradients = batch_of(rank, step)
+            ids, gradients = batch_of(rank, step, width=options.layout.width)
             rows = torch.stack([t(torch.from_numpy(ids[:, f : f + 1])) for f, t in enumerate(tables)], dim=1)
             np.testing.assert_allclose(pulled[step], rows.detach(), rtol=2e-6, atol=2e-6)
             for table in tables:
                 table.zero_grad()
             rows.backward(torch.from_numpy(gradients))
-            optimizer.param_groups[0]["lr"] = options.rate * (0.5 if step == 1 else 1.0)
+            optimizer.param_groups[0]["lr"] = options.settings.rate * (0.5 if step == 1 else 1.0)
             optimizer.step()
     for _, everything in results:
         for f, table in enumerate(tables):
             rows = everything[: CARDINALITIES[f], f]
-            np.testing.assert_allclose(rows, table.weight.detach(), rtol=2e-6, atol=2e-6)
+            np.testing.assert_allclose(rows, table.values, rtol=2e-6, atol=2e-6)
 
 
 def add_gradients(tables, rank, thread, options):
@@ -75,7 +95,7 @@ def add_gradients(tables, rank, thread, options):
         ids, gradients = batch_of(rank, thread, step)
         for count in (BATCH, 5):
             for f, table in enumerate(tables):
-                np.subtract.at(table, ids[:count, f], options.rate * gradients[:count, f].astype(float))
+                np.subtract.at(table, ids[:count, f], options.settings.rate * gradients[:count, f].astype(float))
 
 
 def check_sum_of_all(results, options):
@@ -117,7 +137,7 @@ def check_updates_in_place(results, options):
     )
     for everything in results:
         for f, start in enumerate(initial_tables(SEED, CARDINALITIES, DIM)):
-            found = (start - everything[: len(start), f].astype(float)) / options.rate
+            found = (start - everything[: len(start), f].astype(float)) / options.settings.rate
             np.testing.assert_allclose(found, np.rint(found), rtol=0, atol=0.02, err_msg="updates are whole")
             assert np.all(np.rint(found) >= least[f][:, None])
             assert np.all(np.rint(found) <= most[f][:, None])
@@ -128,18 +148,18 @@ def check_every_update(results, options):
     _, most = updates(len(results))
     for everything in results:
         for f, start in enumerate(initial_tables(SEED, CARDINALITIES, DIM)):
-            found = (start - everything[: len(start), f].astype(float)) / options.rate
+            found = (start - everything[: len(start), f].astype(float)) / options.settings.rate
             np.testing.assert_allclose(found, np.repeat(most[f][:, None], DIM, 1), rtol=0, atol=0.02)
 
 
 def check_bags(results, options, pooling):
-    tables = plain_tables()
+    tables = plain_tables(options)
     optimizer = plain_optimizer(tables, options)
-    for table in tables:
-        table.mode = pooling
+    for group in (group for table in tables for group in table.groups):
+        group.mode = pooling
     for rank, pulled in enumerate(results):
         for step in range(STEPS):
-            values, offsets, gradients = (torch.from_numpy(a) for a in bags_of(rank, step))
+            values, offsets, gradients = (torch.from_numpy(a) for a in bags_of(rank, step, width=options.layout.width))
             for table in tables:
                 table.zero_grad()
             for f, table in enumerate(tables):
@@ -155,15 +175,20 @@ def check_bags(results, options, pooling):
 CASES = {
     "sgd": (train_in_turn, check_against_plain, (SGD,)),
     "rowwise_adagrad": (train_in_turn, check_against_plain, (ADAGRAD,)),
-    "one push in flight": (train_in_turn, check_against_plain, (replace(SGD, pushes_in_flight=1),)),
+    "vectors and weights": (train_in_turn, check_against_plain, (WEIGHTED,)),
+    "vectors and weights in place": (train_in_turn, check_against_plain, (other(WEIGHTED, transport="shared"),)),
+    "vectors and weights by sgd": (train_in_turn, check_against_plain, (other(WEIGHTED, optimizer="sgd"),)),
+    "weights": (train_in_turn, check_against_plain, (WEIGHTS,)),
+    "one push in flight": (train_in_turn, check_against_plain, (other(SGD, pushes_in_flight=1),)),
     "threads at once": (train_at_once, check_sum_of_all, (SGD,)),
-    "sgd in place": (train_in_turn, check_against_plain, (replace(SGD, transport="shared"),)),
-    "rowwise_adagrad in place": (train_in_turn, check_against_plain, (replace(ADAGRAD, transport="shared"),)),
-    "threads at once in place": (train_in_step, check_updates_in_place, (replace(SGD, rate=1.0, transport="shared"),)),
-    "threads at once in step": (train_in_step, check_every_update, (replace(SGD, rate=1.0),)),
+    "sgd in place": (train_in_turn, check_against_plain, (other(SGD, transport="shared"),)),
+    "rowwise_adagrad in place": (train_in_turn, check_against_plain, (other(ADAGRAD, transport="shared"),)),
+    "threads at once in place": (train_in_step, check_updates_in_place, (other(SGD, rate=1.0, transport="shared"),)),
+    "threads at once in step": (train_in_step, check_every_update, (other(SGD, rate=1.0),)),
     "bags sum sgd": (train_bags, check_bags, (SGD, "sum")),
     "bags mean sgd": (train_bags, check_bags, (SGD, "mean")),
     "bags sum adagrad": (train_bags, check_bags, (ADAGRAD, "sum")),
+    "bags of vectors and weights": (train_bags, check_bags, (WEIGHTED, "sum")),
     "bags mean adagrad": (train_bags, check_bags, (ADAGRAD, "mean")),
 }
 
@@ -189,12 +214,15 @@ def test_like_plain_tables_over_mpi(case):
     check(over_mpi()[case][:2], *arguments)
 
 
-@pytest.mark.parametrize("options", [SGD, ADAGRAD], ids=lambda options: options.optimizer)
+LAYOUTS = {"sgd": SGD, "rowwise_adagrad": ADAGRAD, "vectors and weights": WEIGHTED}
+
+
+@pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
 def test_like_plain_tables_inside_the_trainer(options):
     check_against_plain(over_threads(LOCAL, train_in_turn, options), options)
 
 
-@pytest.mark.parametrize("options", [SGD, ADAGRAD], ids=lambda options: options.optimizer)
+@pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
 def test_the_number_of_servers_changes_no_bit(options):
     reference = over_threads(REMOTE, train_in_turn, options)[0][1]
     for servers in (1, 3, 4):
@@ -202,10 +230,10 @@ def test_the_number_of_servers_changes_no_bit(options):
         np.testing.assert_array_equal(everything, reference)
 
 
-@pytest.mark.parametrize("options", [SGD, ADAGRAD], ids=lambda options: options.optimizer)
+@pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
 def test_rows_at_hand_and_rows_by_message_are_the_same_bits(options):
     by_message = over_threads(REMOTE, train_in_turn, options)
-    in_place = over_threads(REMOTE, train_in_turn, replace(options, transport="shared"))
+    in_place = over_threads(REMOTE, train_in_turn, other(options, transport="shared"))
     for (pulled, everything), (pulled_in_place, everything_in_place) in zip(by_message[:2], in_place[:2], strict=True):
         np.testing.assert_array_equal(pulled_in_place, pulled)
         np.testing.assert_array_equal(everything_in_place, everything)
@@ -218,8 +246,8 @@ def test_rows_of_another_host_cannot_be_shared(monkeypatch):
     with pytest.raises(
         PeerError, match=r"rows of embedding_ps 0 cannot be shared: it runs on host elsewhere, this rank on"
     ):
-        over_threads(REMOTE, train_in_turn, replace(SGD, transport="shared"))
-    check_against_plain(over_threads(REMOTE, train_in_turn, replace(SGD, transport="auto"))[:2], SGD)
+        over_threads(REMOTE, train_in_turn, other(SGD, transport="shared"))
+    check_against_plain(over_threads(REMOTE, train_in_turn, other(SGD, transport="auto"))[:2], SGD)
 
 
 def test_tables_are_split_in_these_tests():

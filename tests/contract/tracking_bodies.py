@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 from embedding_bodies import CARDINALITIES, DIM, SEED, STEPS, WAITING, batch_of, in_turn
+from rows import row_options
 
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.service import Service
@@ -11,7 +12,7 @@ from ssmpi.core.topology import Role
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
-from ssmpi.embedding.table import Arena, EmbeddingOptions
+from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import Tracking, scope_of
 from ssmpi.embedding.transport import RemoteTables
 
@@ -22,7 +23,7 @@ def count(world, transport):
     """On an embedding PS: how often each of its rows was looked up, and the samples that it was told of. On the first
     trainer: what the PSs have told it, each the samples that it knew of.
     """
-    options = EmbeddingOptions(dim=DIM, rate=0.3, transport=transport)
+    options = row_options(DIM, rate=0.3, transport=transport)
     placement = place(CARDINALITIES, world.topology.embedding_ps)
     if world.role is Role.EMBEDDING_PS:
         return count_on_server(world, options, placement)
@@ -48,7 +49,7 @@ def count(world, transport):
 
 def count_on_server(world, options, placement):
     scope, service, memory = scope_of(placement, world.index), Service(world.embedding, WAITING), ProcessMemory()
-    rows, counts = (memory.part(name, shared=options.transport == "shared") for name in ("rows", "accesses"))
+    rows, counts = (memory.part(name, shared=options.settings.transport == "shared") for name in ("rows", "accesses"))
     arena = Arena(options, placement, world.index, SEED, rows)
     place_of_counts = counts.allocate(TRACKING.bytes_for(scope))
     place_of_counts[:] = 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from oracle import train_plainly
 from ranks import ssmpi
 from runs import train, train_over_threads
@@ -15,6 +16,7 @@ from sklearn.metrics import log_loss
 from ssmpi.config import load
 from ssmpi.data.block_dispatcher import block_order
 from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
+from ssmpi.tools.export import state_dict
 
 ADAGRAD = ("embedding.prefetch=false", "data.passes=2")
 SGD = (
@@ -115,8 +117,35 @@ def test_equals_plain_pytorch(trained, tmp_path, small_data, settings):
     np.testing.assert_allclose(run.losses(), losses, rtol=2e-5, atol=0)
     for name, value in model.dense_parameters_by_name().items():
         np.testing.assert_allclose(run.dense()[name], value, rtol=0, atol=5e-5, err_msg=name)
-    for f, (table, plain) in enumerate(zip(run.tables(), model.tables, strict=True)):
-        np.testing.assert_allclose(table, plain.weight.detach(), rtol=0, atol=5e-5, err_msg=f"C{f + 1}")
+    for f, (table, plain) in enumerate(zip(run.tables(), model.rows, strict=True)):
+        np.testing.assert_allclose(table, plain, rtol=0, atol=5e-5, err_msg=f"C{f + 1}")
+
+
+def plain_log_loss(model, data, split):
+    reader = SplitReader(data, split, 600)
+    batch = reader.read(reader.blocks[0])
+    with torch.inference_mode():
+        logits = model(torch.from_numpy(batch.dense), torch.from_numpy(batch.ids))
+    return log_loss(batch.labels, torch.sigmoid(logits.double()).numpy())
+
+
+@pytest.mark.parametrize("settings", [ADAGRAD, (*SGD, "embedding.rate=0.1")], ids=["adagrad", "sgd"])
+def test_deepfm_equals_plain_pytorch(tmp_path, small_data, settings):
+    """A vector and a first-order weight in one row are what two tables with optimizers of their own are."""
+    deepfm = ("model.name=deepfm", "model.deepfm.deep=[32,16]", "topology.embedding_ps=2")
+    rate = ("embedding.rate=0.05",) if settings is ADAGRAD else ()
+    run = train_over_threads(tmp_path, small_data, *settings, *deepfm, *rate)
+    model, losses = plain_training(load(run.folder / "run.toml"))
+    np.testing.assert_allclose(run.losses(), losses, rtol=2e-5, atol=0)
+    for name, value in model.dense_parameters_by_name().items():
+        np.testing.assert_allclose(run.dense()[name], value, rtol=0, atol=5e-5, err_msg=name)
+    for f, (table, plain) in enumerate(zip(run.tables(), model.rows, strict=True)):
+        np.testing.assert_allclose(table, plain, rtol=0, atol=5e-5, err_msg=f"C{f + 1}")
+        assert plain[:, -1].any(), "first-order weights have learned"
+    assert run.quality("test")["log_loss"] == pytest.approx(plain_log_loss(model, small_data, "test"), rel=1e-4)
+    exported = state_dict(load(run.folder / "run.toml"), run.folder / "model")
+    np.testing.assert_array_equal(exported["emb_l.3.weight"], run.tables()[3][:, :8])
+    np.testing.assert_array_equal(exported["first_l.3.weight"], run.tables()[3][:, 8:])
 
 
 # Several trainers

@@ -67,8 +67,8 @@ def check_one_process(run):
     np.testing.assert_allclose(mean_losses(run, weights), losses, rtol=2e-5, atol=0)
     for name, value in model.dense_parameters_by_name().items():
         np.testing.assert_allclose(run.dense()[name], value, rtol=0, atol=5e-5, err_msg=name)
-    for f, (table, plain) in enumerate(zip(run.tables(), model.tables, strict=True)):
-        np.testing.assert_allclose(table, plain.weight.detach(), rtol=0, atol=5e-5, err_msg=f"C{f + 1}")
+    for f, (table, plain) in enumerate(zip(run.tables(), model.rows, strict=True)):
+        np.testing.assert_allclose(table, plain, rtol=0, atol=5e-5, err_msg=f"C{f + 1}")
 
 
 @OPTIMIZERS
@@ -77,6 +77,11 @@ def test_synchronous_steps_are_those_of_one_process(tmp_path, small_data, optimi
     """Rows that several trainers met in a step too, for either optimizer."""
     ranks = (f"topology.trainers={trainers}", f"topology.embedding_ps={servers}", f"embedding.transport={transport}")
     check_one_process(train_over_threads(tmp_path, small_data, *SYNCHRONOUS, *optimizer, *ranks))
+
+
+def test_synchronous_steps_of_rows_with_weights(tmp_path, small_data):
+    deepfm = ("model.name=deepfm", "model.deepfm.deep=[16]", "embedding.rate=0.05", *ADAGRAD)
+    check_one_process(train_over_threads(tmp_path, small_data, *SYNCHRONOUS, *deepfm, "topology.trainers=2"))
 
 
 def test_synchronous_steps_over_real_ranks(tmp_path, small_data):

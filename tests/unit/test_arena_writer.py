@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from rows import row_options
 
 from ssmpi.checkpoint import arena_writer
 from ssmpi.checkpoint.arena_writer import ArenaWriter, free_memory
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import Arena, EmbeddingOptions
+from ssmpi.embedding.table import Arena
 
 GIB = 2**30
 
@@ -53,7 +54,7 @@ def test_the_limit_of_a_batch_job_counts_wherever_above_the_process_it_is(machin
 @pytest.mark.parametrize(("sharers", "copied"), [(1, True), (2, False)])
 def test_who_shares_a_host_shares_its_free_memory(tmp_path, monkeypatch, sharers, copied):
     """All copy at the same moment: each must leave room for the others."""
-    arena = Arena(EmbeddingOptions(dim=4), place((1000,) * 26, 1), 0, seed=1)
+    arena = Arena(row_options(dim=4), place((1000,) * 26, 1), 0, seed=1)
     needed = arena.weights.nbytes + arena.state.nbytes
     monkeypatch.setattr(arena_writer, "free_memory", lambda: 1.5 * needed / arena_writer.MOST)
     one = ArenaWriter(sharers)
@@ -62,6 +63,6 @@ def test_who_shares_a_host_shares_its_free_memory(tmp_path, monkeypatch, sharers
     while one.outcome() is None:
         pass
     assert "error" not in one.outcome()
-    again = Arena(EmbeddingOptions(dim=4), place((1000,) * 26, 1), 0, seed=2)
+    again = Arena(row_options(dim=4), place((1000,) * 26, 1), 0, seed=2)
     again.load(tmp_path / "embedding-0000.h5")
     np.testing.assert_array_equal(again.weights, arena.weights)

@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 import numpy as np
+from rows import row_options
 
 from ssmpi.comm.waiting import WaitOptions
 from ssmpi.core.topology import Directory, Role
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import EmbeddingOptions
 from ssmpi.embedding.transport import RemoteTables
 from ssmpi.sync.peers import Peers
 
@@ -33,7 +33,7 @@ class Posts:
 
 def test_embedding_ps_are_asked_by_their_index():
     posts = Posts(Role.EMBEDDING_PS)
-    tables = RemoteTables(posts, place((40, 30), 2), EmbeddingOptions(transport="messages"), WaitOptions())
+    tables = RemoteTables(posts, place((40, 30), 2), row_options(transport="messages"), WaitOptions())
     tables.goodbye()
     tables.drain()
     assert posts.sent == [1, 0, 1, 0]

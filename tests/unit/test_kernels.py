@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import initial_row, initial_tables
+from rows import row_options
 
 from ssmpi.embedding import kernels
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import Arena, EmbeddingOptions
+from ssmpi.embedding.table import Arena
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_initial_rows_do_not_depend_on_placement(cardinalities, servers, seed):
     plan = place(cardinalities, servers)
     tables = initial_tables(seed, cardinalities, 4)
     for server in range(servers):
-        arena = Arena(EmbeddingOptions(dim=4), plan, server, seed)
+        arena = Arena(row_options(dim=4), plan, server, seed)
         for p in arena.parts:
             np.testing.assert_array_equal(arena.weights[p.base : p.base + p.rows], tables[p.table][p.first :: p.stride])
 
@@ -94,6 +95,29 @@ def test_rowwise_adagrad(generator):
         kernels.rowwise_adagrad(weights, state, rows, gradients, 0.1, 1e-8)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(state, sums, rtol=1e-6)
+
+
+def test_vector_and_weight_have_an_accumulator_each(generator):
+    """Both as ``test_rowwise_adagrad`` has it, each over its own columns."""
+    weights, state = normal(generator, 9, 5), np.full((9, 2), 0.5, np.float32)
+    expected, sums = weights.astype(float), state.astype(float)
+    for _ in range(5):
+        rows, gradients = generator.permutation(9)[:6].astype(np.int32), normal(generator, 6, 5)
+        for group, columns in enumerate((slice(0, 4), slice(4, 5))):
+            own = gradients[:, columns].astype(float)
+            sums[rows, group] += (own**2).mean(axis=1)
+            expected[rows, columns] -= 0.1 * own / (np.sqrt(sums[rows, group]) + 1e-8)[:, None]
+        kernels.grouped_adagrad(weights, state, rows, gradients, 0.1, 1e-8)
+    np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(state, sums, rtol=1e-6)
+
+
+def test_first_order_weights_begin_at_zero_and_change_no_vector():
+    plain, weighted = (Arena(row_options(dim=4, weight=w), place((50,), 1), 0, seed=3) for w in (False, True))
+    np.testing.assert_array_equal(weighted.weights[:, :4], plain.weights)
+    assert not weighted.weights[:, 4].any()
+    assert weighted.state.shape == (50, 2)
+    assert weighted.options.row_bytes == 4 * (5 + 2)
 
 
 def test_rowwise_adagrad_with_gradient_zero_from_state_zero_is_no_step():

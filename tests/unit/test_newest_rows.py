@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+from rows import row_options
 
 from ssmpi.checkpoint import files, newest_rows, store
 from ssmpi.checkpoint.newest_rows import Reloaded, restore
@@ -11,10 +12,10 @@ from ssmpi.checkpoint.row_store import RowStore
 from ssmpi.checkpoint.store import FileManifest
 from ssmpi.core.errors import DataError
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import Arena, EmbeddingOptions
+from ssmpi.embedding.table import Arena
 
 TABLES, DIM, WHO = (40, 12, 6), 3, 1
-OPTIONS = EmbeddingOptions(dim=DIM)
+OPTIONS = row_options(DIM)
 
 
 @pytest.fixture(autouse=True)

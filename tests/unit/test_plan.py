@@ -39,6 +39,23 @@ def test_every_rank_and_every_table_is_in_it(tmp_path, small_data):
     assert set(shown) == {f"C{f}" for f in range(1, 27)}
 
 
+@pytest.mark.parametrize(
+    ("overrides", "rows", "accumulators"),
+    [
+        (("model.name=deepfm",), "17 (embedding.dim = 16 and a first-order weight)", 2),
+        (("model.name=deepfm", "embedding.dim=8"), "9 (embedding.dim = 8 and a first-order weight)", 2),
+        (("model.name=logistic",), "1 (a first-order weight)", 1),
+        ((), "16", 1),
+    ],
+)
+def test_rows_are_as_wide_as_the_network_reads_them(tmp_path, small_data, overrides, rows, accumulators):
+    config = read(tmp_path, small_data, *overrides)
+    width = int(rows.split()[0])
+    assert f" rows x {rows}, " in plan.describe(config)
+    assert config.rows.row_bytes == 4 * (width + accumulators)
+    assert f"{128 * 26 * (4 + 4 * width) / 1e3:.3g} kB pulled" in plan.traffic(config, place([10] * 26, 1))
+
+
 def test_tables_without_servers_are_the_trainers(tmp_path, small_data):
     text = plan.describe(read(tmp_path, small_data, "topology.embedding_ps=0", "sync.algorithm=none"))
     assert re.search(r"trainer 0: .* 26.00 lookups an example", text)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import row_options
 from runs import train_over_threads, write_run_file
 
 from ssmpi.checkpoint import disk
@@ -24,7 +25,7 @@ from ssmpi.core.run_files import unknown_entries
 from ssmpi.core.run_options import CheckpointOptions, RecoveryOptions
 from ssmpi.core.topology import Topology
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import Arena, EmbeddingOptions
+from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import MFU, scope_of
 from ssmpi.roles import control, embedding_ps, row_saver
 from ssmpi.roles.row_saver import POLL_SECONDS, RowSaver
@@ -70,7 +71,7 @@ class Saving:
         )  # fmt: skip
         self.path, plan = path_of(folder / "run", 0), place((ROWS,), 1)
         self.path.parent.mkdir(parents=True)
-        self.arena = Arena(EmbeddingOptions(dim=4), plan, 0, seed=1)
+        self.arena = Arena(row_options(4), plan, 0, seed=1)
         self.tracker = None
         if priority == "mfu":
             scope = scope_of(plan, 0)

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import row_options
 
 from ssmpi.checkpoint import disk, row_records
 from ssmpi.checkpoint.row_store import RowStore
 from ssmpi.core.errors import DataError
 from ssmpi.core.log import log
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import Arena, EmbeddingOptions
+from ssmpi.embedding.table import Arena
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad")
+LAYOUTS = ({"optimizer": "sgd"}, {}, {"weight": True}, {"optimizer": "sgd", "weight": True})
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +31,8 @@ def path(tmp_path):
     return tmp_path / "embedding-0000.rows"
 
 
-def arena_of(rows=8, optimizer="rowwise_adagrad", seed=1, dim=3):
-    return Arena(EmbeddingOptions(dim=dim, optimizer=optimizer), place((rows - 2, 2), 1), 0, seed)
+def arena_of(rows=8, optimizer="rowwise_adagrad", seed=1, dim=3, weight=False):
+    return Arena(row_options(dim=dim, weight=weight, optimizer=optimizer), place((rows - 2, 2), 1), 0, seed)
 
 
 def values_of(arena):
@@ -70,10 +72,10 @@ STEPS = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(OPTIMIZERS), STEPS, st.floats(0, 1), st.sampled_from([1, 20, 10_000]))
-def test_any_saves_torn_at_any_byte_read_back(tmp_path_factory, optimizer, steps, cut, piece):
+@given(st.sampled_from(LAYOUTS), STEPS, st.floats(0, 1), st.sampled_from([1, 20, 10_000]))
+def test_any_saves_torn_at_any_byte_read_back(tmp_path_factory, layout, steps, cut, piece):
     path = tmp_path_factory.mktemp("rows") / "embedding-0000.rows"
-    arena, generator = arena_of(optimizer=optimizer), np.random.default_rng(1)
+    arena, generator = arena_of(**layout), np.random.default_rng(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_records, "PIECE", piece)  # a row at a time, two, all
         store = RowStore(path, arena, 0)
@@ -171,7 +173,7 @@ def test_increments_of_another_timeline_do_not_continue_a_base(path):
     assert len(loaded(path, arena, timeline=1)[1].records) == 1
 
 
-@pytest.mark.parametrize("other", [{"rows": 9}, {"dim": 4}, {"optimizer": "sgd"}])
+@pytest.mark.parametrize("other", [{"rows": 9}, {"dim": 4}, {"dim": 2, "weight": True}, {"optimizer": "sgd"}])
 def test_rows_of_other_tables_are_refused(path, other):
     RowStore(path, arena_of(), 0).save_all(0)
     with pytest.raises(DataError, match=r"embedding-0000\.rows: holds the rows of other tables.* set topology"):
@@ -263,7 +265,7 @@ def test_killed_or_failing_at_any_change_on_disk(path, step, error):
 def test_rows_are_saved_whole_while_they_are_updated(path):
     """No rest: the checksum is that of what is written, and every value is one that the row has had."""
     arena = arena_of(rows=5000, dim=16)
-    arena.weights[:] = arena.state[:, None] = 0
+    arena.weights[:] = arena.state[:] = 0
     store, done = RowStore(path, arena, 0), threading.Event()
 
     def update():

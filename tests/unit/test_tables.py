@@ -2,19 +2,20 @@
 
 import numpy as np
 import pytest
+from rows import row_options
 
 from ssmpi.checkpoint import files, store
 from ssmpi.checkpoint.model_files import find, load_tables
 from ssmpi.core.errors import DataError
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import Arena, EmbeddingOptions
+from ssmpi.embedding.table import Arena
 
 CARDINALITIES = (3, 500, 40, 1, 77)
 
 
 def arenas(servers, seed, **options):
     plan = place(CARDINALITIES, servers)
-    return [Arena(EmbeddingOptions(dim=4, **options), plan, server, seed) for server in range(servers)]
+    return [Arena(row_options(dim=4, **options), plan, server, seed) for server in range(servers)]
 
 
 def by_table(parts, what):
@@ -38,7 +39,7 @@ def save(parts, folder):
 def test_any_placement_loads_what_any_other_saved(tmp_path, before, after):
     saved = arenas(before, seed=1)
     for arena in saved:
-        arena.state[:] = np.random.default_rng(0).random(len(arena.state))
+        arena.state[:] = np.random.default_rng(0).random(arena.state.shape)
     save(saved, tmp_path)
     loaded = arenas(after, seed=2)
     for arena in loaded:
@@ -69,9 +70,52 @@ def test_a_missing_part_is_noticed(tmp_path):
 def test_rows_of_another_size_than_the_settings_say_are_refused(tmp_path, dim):
     """``embedding.dim`` was edited in the run folder's settings; rows of one float would fit into any."""
     save(arenas(1, seed=1), tmp_path)
-    saved = rf"embedding-0000\.h5: rows of 4 floats, but embedding\.dim = {dim} in the settings: set it back"
+    saved = rf"embedding-0000\.h5: rows of 4 floats, but embedding\.dim = {dim} in the settings: set model"
     with pytest.raises(DataError, match=saved):
-        load_tables(Arena(EmbeddingOptions(dim=dim), place(CARDINALITIES, 1), 0, seed=1), tmp_path)
+        load_tables(Arena(row_options(dim=dim), place(CARDINALITIES, 1), 0, seed=1), tmp_path)
+
+
+WEIGHTED = [(5, False, "5 floats"), (4, True, "4 floats and a first-order weight"), (4, False, "4 floats")]
+
+
+@pytest.mark.parametrize(("dim", "weight", "saved"), WEIGHTED)
+def test_rows_of_another_layout_are_refused(tmp_path, dim, weight, saved):
+    """A vector of 5 is no vector of 4 and a weight, though as wide."""
+    plan = place(CARDINALITIES, 1)
+    save([Arena(row_options(dim, weight=weight), plan, 0, seed=1)], tmp_path)
+    ours = row_options(4, weight=True) if not weight else row_options(5)
+    words = "embedding.dim = 4 and a first-order weight" if not weight else "embedding.dim = 5"
+    with pytest.raises(DataError, match=rf"rows of {saved}, but {words} in the settings"):
+        load_tables(Arena(ours, plan, 0, seed=1), tmp_path)
+
+
+@pytest.mark.parametrize("before", [1, 3])
+def test_vectors_and_weights_are_loaded_into_any_placement(tmp_path, before):
+    generator = np.random.default_rng(0)
+    saved, loaded = arenas(before, seed=1, weight=True), arenas(2, seed=2, weight=True)
+    for arena in saved:
+        arena.weights[:], arena.state[:] = generator.random(arena.weights.shape), generator.random(arena.state.shape)
+    save(saved, tmp_path)
+    for arena in loaded:
+        load_tables(arena, tmp_path)
+    for what in ("weights", "state"):
+        for one, other in zip(by_table(saved, what), by_table(loaded, what), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_tables_saved_before_files_told_their_layout_are_vectors(tmp_path):
+    (saved,) = arenas(1, seed=1)
+    older = [
+        (name, values, {key: value for key, value in place.items() if key != "vector"})
+        for name, values, place in saved.datasets()
+    ]
+    assert all(values.ndim == 1 for name, values, _ in older if name.endswith("state"))
+    entries = [files.write(tmp_path / name, data) for name, data in
+               (("dense.h5", [("weight", np.zeros(1, np.float32), {})]), ("embedding-0000.h5", older))]  # fmt: skip
+    store.commit(tmp_path, store.FileManifest(tuple(entries), {}))
+    (loaded,) = arenas(1, seed=2)
+    load_tables(loaded, tmp_path)
+    np.testing.assert_array_equal(loaded.weights, saved.weights)
 
 
 def test_a_model_that_was_not_saved_to_the_end_is_refused(tmp_path):

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import row_options
 
 from ssmpi.comm.shared_memory import SharedMemory, attach
 from ssmpi.embedding import tracker_kernels
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import EmbeddingOptions, RowArray
+from ssmpi.embedding.table import RowArray
 from ssmpi.embedding.trackers import MFU, SCAR, SSU, Scope, largest_tables, scope_of
 
 KAGGLE = (
@@ -199,7 +200,7 @@ def test_scar_saves_what_has_changed_most_since_it_was_saved():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_every_update_is_told_and_computes_the_same(optimizer):
-    options, generator = EmbeddingOptions(dim=3, optimizer=optimizer), np.random.default_rng(4)
+    options, generator = row_options(dim=3, optimizer=optimizer), np.random.default_rng(4)
     memory = generator.random(7 * options.row_bytes // 4).astype(np.float32).view(np.uint8)
     plain, told = (RowArray(options, memory.copy(), 7) for _ in range(2))
     tracker = mfu(scope_with((7, False)), 1.0)

@@ -39,6 +39,6 @@ class Source:
     def with_rows(self, thread: int) -> list[tuple[Batch, np.ndarray]]:
         """Batches with their embedding rows, float32 (batch, features, dim), as they are before training."""
         placement = place(self.cardinalities, 1)
-        tables = LocalTables(Arena(self._config.embedding, placement, 0, self._config.run.seed))
-        lookups = Lookups(tables, placement, self._config.embedding, thread)
+        tables = LocalTables(Arena(self._config.rows, placement, 0, self._config.run.seed))
+        lookups = Lookups(tables, placement, self._config.rows, thread)
         return [(batch, lookups.pull(batch.ids).values.copy()) for batch in self.batches(thread)]

@@ -125,7 +125,7 @@ class LockstepRun:
         self.config, self._lockstep, topology = config, lockstep, config.topology
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         self._placement = place(self._reader.manifest.cardinalities, 1)
-        self.tables = LocalTables(Arena(config.embedding, self._placement, 0, lockstep.embedding))
+        self.tables = LocalTables(Arena(config.rows, self._placement, 0, lockstep.embedding))
         self.trainers = [LockstepTrainer(config, self._reader, lockstep.dense) for _ in range(topology.trainers)]
         pushing = Pushing(config.dense, config.network.borders, topology.threads, lockstep.feedback)
         vectors = [trainer.replica.vector for trainer in self.trainers]
@@ -176,7 +176,7 @@ class LockstepRun:
 
     def lookups(self, thread: int) -> Lookups:
         """Pull and push for one thread."""
-        return Lookups(self.tables, self._placement, self.config.embedding, thread)
+        return Lookups(self.tables, self._placement, self.config.rows, thread)
 
     def score(self, split: str, vector: np.ndarray | None = None) -> dict[str, float]:
         """Metrics on one split, of the common model or of dense weights ``vector``."""

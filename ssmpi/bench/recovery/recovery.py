@@ -95,7 +95,7 @@ def checked(options: RecoveryOptions, config: Config) -> RecoveryInputs:
             f"evaluate.final = '{config.evaluate.final}' names no labelled split of {config.data.folder}"
         )
     rows, free = sum(manifest.cardinalities), free_memory()
-    needed = rows * (config.embedding.row_bytes + 4 * config.embedding.dim + 12)
+    needed = rows * (config.rows.row_bytes + 4 * config.rows.layout.width + 12)
     if needed > free:
         raise DataError(
             f"{rows:,} rows, SCAR's copy of them and counters need {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB"

@@ -89,11 +89,12 @@ class Training:
         self._config = config
         self.placement = place(cardinalities, config.topology.embedding_ps)
         servers = range(self.placement.servers)
-        self.arenas = [Arena(config.embedding, self.placement, server, config.run.seed) for server in servers]
+        self.arenas = [Arena(config.rows, self.placement, server, config.run.seed) for server in servers]
         self._replica = Replica(config.network, config.model.precision, config.run.seed)
         self._optimizer = dense_optimizer(config.dense, self._replica)
         self._model = self._replica.thread_model()
-        options = replace(config.embedding, prefetch=False)  # rows are those that the last update left
+        at_once = replace(config.embedding, prefetch=False)  # rows are those that the last update left
+        options = replace(config.rows, settings=at_once)
         self.looked_up = self.updated = 0
         self._lookups = Lookups(LocalServers(self.arenas), self.placement, options, thread=0)
 

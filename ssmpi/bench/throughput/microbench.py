@@ -57,15 +57,15 @@ def table_rates(run_file: Path, overrides: tuple[str, ...], seconds: float) -> d
     config = load(run_file, overrides)
     source = Source(config)
     placement = place(source.cardinalities, 1)
-    arena = Arena(config.embedding, placement, 0, config.run.seed)
-    lookups = Lookups(LocalTables(arena), placement, config.embedding, 0)
+    arena = Arena(config.rows, placement, 0, config.run.seed)
+    lookups = Lookups(LocalTables(arena), placement, config.rows, 0)
     rows: Rows = []
     for batch in source.batches(0):
         lookup = lookups.pull(batch.ids)
         rows.append(lookup.rows[: lookup.found].copy())
     server = EmbeddingServer(arena, NoMessages())  # type: ignore[arg-type]
     pull, push = (wire.tag(kind, 0) for kind in (wire.PULL, wire.PUSH))
-    pushes = [wire.push(1.0, r, np.full((r.size, config.embedding.dim), 1e-6, np.float32)) for r in rows]
+    pushes = [wire.push(1.0, r, np.full((r.size, config.rows.layout.width), 1e-6, np.float32)) for r in rows]
 
     def serve(k: int) -> None:
         server.handle(0, pull, rows[k].view(np.uint8))

@@ -174,7 +174,7 @@ def memory(harness: Harness) -> dict[str, Any]:
         if dim == dims[0]:
             seconds, (start, end) = job["seconds"], job["rss"]["trainer 0"]
         servers.append(job["rss"]["embedding_ps 0"][1])
-        tables.append(rows * replace(config.embedding, dim=dim).row_bytes)
+        tables.append(rows * load(harness.run_file, overrides).rows.row_bytes)
     return {
         "seconds": seconds, "trainer_start": start, "trainer_end": end, "trainer_growth": end / start,
         "ps": servers, "ps_tables": tables, "ps_ratio": (servers[1] - servers[0]) / (tables[1] - tables[0]),

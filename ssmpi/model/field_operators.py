@@ -1,0 +1,67 @@
+"""Operators of factorization machines and the models around them, over fields: an id, with the vector and the weight of
+its row, or a dense feature, with a vector and a weight among the dense parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ssmpi.model.network import Form, Operator
+
+
+@dataclass(frozen=True)
+class Sum(Operator):
+    """All inputs added, elementwise."""
+
+    def form(self, *widths: int) -> Form:
+        """Any number of inputs of one width."""
+        if not widths:
+            raise ValueError("it has no inputs")
+        if len(set(widths)) > 1:
+            raise ValueError(f"its inputs have {', '.join(map(str, widths))} values: it needs as many of each")
+        return Form(widths[0])
+
+
+@dataclass(frozen=True)
+class FirstOrder(Operator):
+    """Of x and the rows' weights: <w, x> + b + the sum of the weights, with ``weight`` (1, x) and ``bias`` (1,), all of
+    which begin at 0.
+    """
+
+    def form(self, *widths: int) -> Form:
+        """Two inputs of any width."""
+        x, _ = widths
+        return Form(1, ((f"{self.name}.weight", (1, x)), (f"{self.name}.bias", (1,))), x)
+
+
+@dataclass(frozen=True)
+class FieldVectors(Operator):
+    """Of x: x_i v_i for every i, what an embedding row is to an id; ``vectors`` (x, dim)."""
+
+    dim: int
+
+    def form(self, *widths: int) -> Form:
+        """One input of any width."""
+        (x,) = widths
+        _check_dim(self.dim)
+        return Form(x * self.dim, ((f"{self.name}.vectors", (x, self.dim)),), x * self.dim)
+
+
+@dataclass(frozen=True)
+class FactorizationMachine(Operator):
+    """Of vectors v_i (dim,) behind each other: the sum of <v_i, v_j> over all pairs i < j (Rendle, ICDM 2010)."""
+
+    dim: int
+
+    def form(self, *widths: int) -> Form:
+        """One input, whole vectors."""
+        (fields,) = widths
+        _check_dim(self.dim)
+        if fields % self.dim:
+            raise ValueError(f"{self.inputs[0]} has {fields} values: that is no number of vectors of {self.dim}")
+        return Form(1, products=fields)
+
+
+def _check_dim(dim: int) -> None:
+    if dim < 1:
+        raise ValueError(f"dim must be at least 1, got {dim}")
