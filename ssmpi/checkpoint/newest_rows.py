@@ -4,6 +4,7 @@ beside training (``row_store``). Rows that were saved nowhere are the initial on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 from ssmpi.checkpoint import files, store
 from ssmpi.checkpoint.model_files import load_tables
 from ssmpi.checkpoint.row_store import RowStore, path_of
+from ssmpi.checkpoint.start import Unsaved
 from ssmpi.checkpoint.store import FileManifest
 from ssmpi.core.errors import DataError
 from ssmpi.core.log import log
@@ -29,6 +31,7 @@ class Reloaded:
     samples: int
     rows: int
     source: str
+    unsaved: Unsaved
 
 
 def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], timeline: int) -> Reloaded:
@@ -45,6 +48,8 @@ def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], ti
         log.warning(f"{error}. Its rows come from a checkpoint instead")
         saved = None
     rows, base = len(arena.weights), saved.base.header.samples if saved else -1
+    per_sample = sum(1.0 / part.stride for part in arena.parts)  # each table is looked up once
+    left, newest = saved.unsaved if saved else (0.0, 0)
     taken, source = 0, SEED
     for checkpoint in checkpoints:
         try:
@@ -59,10 +64,12 @@ def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], ti
             log.warning(f"{checkpoint.name} cannot be used: {error}")
     if saved and source == SEED:
         row_store.restore(saved)
-        return Reloaded(base, rows, saved.path.name)
+        return Reloaded(base, rows, saved.path.name, Unsaved(left, newest, per_sample))
     if saved and row_store.restore_after(saved, taken):
-        source = f"{source} and {saved.path.name}"
-    return Reloaded(taken, rows, source)
+        since = min(left, (newest - taken) * per_sample)  # counted since saves that the checkpoint is newer than
+        unsaved = Unsaved(left if math.isnan(left) else since, newest, per_sample)
+        return Reloaded(taken, rows, f"{source} and {saved.path.name}", unsaved)
+    return Reloaded(taken, rows, source, Unsaved(0.0, taken, per_sample))
 
 
 def _verify(manifest: FileManifest, path: Path) -> None:

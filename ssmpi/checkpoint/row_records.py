@@ -159,13 +159,12 @@ class SavedRows:
         """The header of the record that was written last."""
         return self.records[-1].header
 
-    def accesses_lost(self, samples: int, per_sample: float) -> float:
-        """CPR's updates lost: the accesses of each row since its own save, at a loss after so many samples of all
-        trainers, each of which has ``per_sample`` accesses at this PS (``Placement.lookups_of``); NaN where accesses
-        are not counted (``ssu``, ``scar``).
+    @property
+    def unsaved(self) -> tuple[float, int]:
+        """How many accesses no record had when the last one was written, NaN where they are not counted (``ssu``,
+        ``scar``), and after how many samples that was.
         """
-        header = self.newest
-        return math.nan if header.left == UNKNOWN else header.left + (samples - header.samples) * per_sample
+        return math.nan if self.newest.left == UNKNOWN else float(self.newest.left), self.newest.samples
 
     def merged(self) -> Iterator[tuple[slice, np.ndarray]]:
         """All rows in order, some at a time, float32 (n, width): optimizer state, weights. DataError if the file cannot

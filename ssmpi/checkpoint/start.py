@@ -10,15 +10,33 @@ from typing import Any, NamedTuple
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 
 
+class Unsaved(NamedTuple):
+    """Accesses of rows since each row's own save: ``left`` when some were saved last, NaN where nobody counted, after
+    so many ``samples`` of all trainers; each later sample has ``per_sample`` more.
+    """
+
+    left: float
+    samples: int
+    per_sample: float
+
+    def lost(self, covered: int, now: int) -> float:
+        """CPR's updates lost, by a loss of the rows after ``now`` samples, of which nothing up to ``covered`` may be
+        counted: the rows were loaded anew then, if that is later than their newest save.
+        """
+        left = 0.0 if covered > self.samples else self.left
+        return left + (now - max(covered, self.samples)) * self.per_sample
+
+
 class Loaded(NamedTuple):
     """Rows of an embedding PS that were loaded anew, from where, and how long that took. ``samples`` of all trainers
-    had been trained on when the newest state that covers all of them was taken.
+    had been trained on when the newest state that covers all of them was taken; some may be newer.
     """
 
     samples: int
     rows: int
     source: str
     seconds: float
+    unsaved: Unsaved
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,6 +74,11 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "rows_reloaded": ((RECOVERY,), "embedding rows loaded anew; `partial` only, as what follows up to `pls`"),
     "sources": ((RECOVERY,), "where each lost embedding PS has its rows from"),
     "samples_lost": ((RECOVERY,), "samples that those rows miss, summed over the embedding PSs lost"),
+    "updates_lost": (
+        (RECOVERY,),
+        "lookups of examples whose updates those rows miss, each row's since its own save; null where `ssu` or `scar`"
+        " saves: they do not count all",
+    ),
     "rows_dealt_again": ((RECOVERY,), "rows that lost trainers had in hand: they come again, trained on or not"),
     "accounts_lost": ((RECOVERY,), "threads of lost trainers whose gradients were not all pushed (`async_ps`)"),
     "pls": ((RECOVERY,), "portion of lost samples so far"),

@@ -89,6 +89,7 @@ def describe(record: dict[str, Any]) -> str:
         f"{record['rows_reloaded']:,} embedding rows reloaded ("
         + ", ".join(f"{who} from {source}" for who, source in record["sources"].items())
         + f"), which miss {record['samples_lost']:,} samples"
+        + ("" if record.get("updates_lost") is None else f" and {record['updates_lost']:,} updates")
     ] * bool(record["rows_reloaded"])
     if record["rows_dealt_again"]:
         parts.append(f"up to {record['rows_dealt_again']:,} rows of the data are trained on again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ssmpi import sync
 from ssmpi.checkpoint.context import SaveContext
-from ssmpi.checkpoint.start import Start
+from ssmpi.checkpoint.start import Repair, Start
 from ssmpi.checkpoint.trainer_state import Checkpoint
 from ssmpi.comm.failure import start
 from ssmpi.comm.shared_memory import Memory
@@ -152,6 +153,12 @@ def save_context(
     )  # fmt: skip
 
 
+def updates_lost(before: Ledger, repair: Repair, now: int) -> int | None:
+    """Accesses of rows of all lost embedding PSs that are lost with what was not saved; None where nobody counted."""
+    lost = sum(loaded.unsaved.lost(before.accounts[index].covered, now) for index, loaded in repair.loaded.items())
+    return None if math.isnan(lost) else round(lost)
+
+
 def results(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> Results:
     """What the first trainer writes of a run over so many rows."""
     earlier, expected = None, rows * config.data.passes
@@ -166,6 +173,7 @@ def results(config: Config, folder: Path, rows: int, saved: Saved | None, start:
         ledger = before.reloaded(start.repair.ranks, taken, saved.state["examples"])
         made.news = {
             "samples_lost": ledger.samples_lost - before.samples_lost,
+            "updates_lost": updates_lost(before, start.repair, saved.state["examples"]),
             "rows_dealt_again": saved.state["dealt_again"][1],
             "accounts_lost": len(start.repair.trainers)
             * config.topology.threads

@@ -63,7 +63,7 @@ def reload(rank: int, plan: ResumePlan, start: Start) -> Loaded | str:
             return str(error)
     if not start.memory.holds(ROWS):
         return "there is no room for its memory"
-    return Loaded(found.samples, found.rows, found.source, time.monotonic() - began)
+    return Loaded(found.samples, found.rows, found.source, time.monotonic() - began, found.unsaved)
 
 
 def record(repair: Repair) -> dict[str, Any]:

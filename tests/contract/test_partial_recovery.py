@@ -30,12 +30,14 @@ from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
 from ssmpi.data.trained_rows import TrainedRows
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
+from ssmpi.embedding.trackers import scope_of
 from ssmpi.embedding.transport import LocalTables
 from ssmpi.report import recoveries
 from ssmpi.report.fields import FIELDS, RECOVERY
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.kept_state import RunNote
 from ssmpi.roles.progress import Progress
+from ssmpi.roles.row_saver import RowSaver
 from ssmpi.run import restart, run_folder
 from ssmpi.run.request import Supervised
 from ssmpi.run.resume import ResumePlan
@@ -237,7 +239,8 @@ def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_and_nobody_else_anything
     assert only["samples_lost"] == at_kill - taken > 0
     assert recoveries.describe(only) == (
         f"going on after {at_kill:,} examples: {only['rows_reloaded']:,} embedding rows reloaded (embedding_ps 1 from"
-        f" {checkpoint.name}), which miss {at_kill - taken:,} samples. PLS is {only['pls']:.3g} so far"
+        f" {checkpoint.name}), which miss {at_kill - taken:,} samples and {only['updates_lost']:,} updates. PLS is"
+        f" {only['pls']:.3g} so far"
     )
     killed.start()
     result = killed.run.result
@@ -489,3 +492,91 @@ def test_trainer_and_center_are_lost_in_the_warm_up(tmp_path, small_data):
     killed.lose("trainer-1", "sync_ps-0").start()
     assert killed.recoveries[-1]["how"] == "partial"
     assert (killed.run.result["status"], killed.run.result["examples"]) == ("complete", 6_000)
+
+
+class SaveRows:
+    """Embedding PSs save rows by themselves when so many batches were done, and at no other time; then comes a kill.
+    ``values`` are weights and state of the PSs at each save.
+    """
+
+    def __init__(self, config, numbers, kill):
+        self._config, self._numbers, self._kill = config, numbers, kill
+        self._savers, self.values = {}, []
+
+    def __enter__(self):
+        self._were = Progress.record, RowSaver.__init__, RowSaver.run
+        (record, made, _), calls = self._were, itertools.count(-1)  # the first call compiles
+
+        def recorded(*arguments):
+            done = next(calls)
+            if done in self._numbers:
+                self._save(after(self._config, done))
+            if done == self._kill:
+                raise KilledError
+            return record(*arguments)
+
+        def kept(saver, config, store, *arguments):
+            made(saver, config, store, *arguments)
+            self._savers[store.path] = saver
+
+        Progress.record, RowSaver.__init__ = recorded, kept
+        RowSaver.run = lambda saver: saver._thread_is_done.set()
+
+    def _save(self, samples):
+        savers = [self._savers[path] for path in sorted(self._savers)]
+        self.values.append([(s._server.arena.weights.copy(), s._server.arena.state.copy()) for s in savers])
+        for saver in savers:
+            saver._server.samples = samples
+            saver.save()
+
+    def __exit__(self, *error):
+        Progress.record, RowSaver.__init__, RowSaver.run = self._were
+
+
+def lookups_by_hand(config, placement, server, first, end):
+    """How often each row of an embedding PS is looked up by the batches from one number to before another."""
+    counts = np.zeros(placement.rows_of(server), int)
+    for batch in itertools.islice(batches(config), first, end):
+        for part in placement.parts_of(server):
+            column = batch.ids[:, part.table]
+            mine = column[column % part.stride == part.first]
+            np.add.at(counts, part.base + mine // part.stride, 1)
+    return counts
+
+
+def test_each_row_of_a_lost_embedding_ps_is_as_in_its_own_newest_save(tmp_path, small_data):
+    """Which rows the priority saves after the first one take, and which accesses they miss, is counted by hand."""
+    saves, kill, fraction = (4, 8, 12), 14, 0.02
+    settings = ("checkpoint.priority=mfu", f"checkpoint.priority_fraction={fraction}", "recovery.mode=partial")
+    killed = Killed(tmp_path, small_data, *TWO_PS, *settings, "checkpoint.every_examples=0")
+    config, placement = killed.config, place(SplitReader(small_data, "train", 600).manifest.cardinalities, 2)
+    saving, scope = SaveRows(config, saves, kill), scope_of(placement, 1)
+    killed.start(saving)
+    weights, state = saving.values[0][1]
+    unsaved = np.zeros(scope.rows, int)
+    for number, (first, end) in enumerate(itertools.pairwise(saves), 1):
+        unsaved += lookups_by_hand(config, placement, 1, first, end)
+        chosen = np.zeros(scope.rows, bool)
+        for start, stop, whole in scope.parts:
+            chosen[start:stop] = whole
+        able = np.flatnonzero(~chosen & (unsaved > 0))
+        chosen[able[np.argsort(-unsaved[able], kind="stable")][: scope.most(fraction)]] = True
+        assert unsaved[chosen].sum() < unsaved.sum()
+        unsaved[chosen] = 0
+        weights[chosen], state[chosen] = (values[chosen] for values in saving.values[number][1])
+    killed.lose("embedding_ps-1").start(Kill(RunNote, "started", after=True))
+    for name, (found, found_state) in rows_in(killed, 1).items():
+        part = next(p for p in placement.parts_of(1) if name == f"table-{p.table:02}-{p.first}-{p.stride}")
+        rows = slice(part.base, part.base + part.rows)
+        np.testing.assert_array_equal(found, weights[rows])
+        np.testing.assert_array_equal(found_state, state[rows])
+    (only,) = killed.recoveries
+    now = after(config, kill)
+    assert (only["how"], only["examples"], only["batches_repeated"]) == ("partial", now, 0)
+    assert only["sources"] == {"embedding_ps 1": "embedding-0001.rows"}
+    assert only["samples_lost"] == now - after(config, saves[0])
+    lost = unsaved.sum() + (now - after(config, saves[-1])) * placement.lookups_of(1)
+    assert only["updates_lost"] == round(lost)
+    unsaved += lookups_by_hand(config, placement, 1, saves[-1], kill)
+    assert unsaved.sum() == pytest.approx(lost, rel=0.05)  # of a striped table not every PS has the same share
+    assert f"and {round(lost):,} updates" in recoveries.describe(only)

@@ -18,6 +18,7 @@ from runs import train_over_threads, write_run_file
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.row_records import read_rows
 from ssmpi.checkpoint.row_store import RowStore, path_of, remove_beyond
+from ssmpi.checkpoint.start import Unsaved
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
@@ -253,25 +254,29 @@ def test_a_damaged_file_is_replaced(saving, said):
     np.testing.assert_array_equal(saving.loaded(), saving.arena.weights)
 
 
-def test_accesses_lost_are_those_since_each_rows_own_save(saving):
-    """``mfu`` knows them; a loss before the next save adds those of the samples since, at the same rate."""
+def test_updates_lost_are_the_accesses_since_each_rows_own_save(saving):
+    """``mfu`` knows them; a loss before the next save adds those of the samples since."""
     saving.save(samples=100)
     saving.use(*range(10), times=6)
     saving.use(*range(10, 30), times=2)
     saving.save(samples=200)
-    found, _ = read_rows(saving.path)
-    assert found.accesses_lost(200, per_sample=1.5) == 40
-    assert found.accesses_lost(300, per_sample=1.5) == 40 + 150
+    assert read_rows(saving.path)[0].unsaved == (40, 200)
+    unsaved = Unsaved(40, 200, per_sample=1.5)
+    assert unsaved.lost(covered=100, now=200) == 40
+    assert unsaved.lost(covered=100, now=300) == 40 + 150
+    assert unsaved.lost(covered=250, now=300) == 75  # lost, and loaded anew, after that save
     saving.use(50)
     saving.save(samples=210)
-    assert read_rows(saving.path)[0].accesses_lost(210, per_sample=1.0) == 40 - 2 * 10 + 1
+    assert read_rows(saving.path)[0].unsaved == (40 - 2 * 10 + 1, 210)
 
 
-def test_accesses_lost_are_not_known_where_nobody_counts(saving):
+def test_updates_lost_are_not_known_where_nobody_counts(saving):
     saving.save()
     RowStore.load(store := RowStore(saving.path, saving.arena, 1))
     store.save(np.array([3], np.int32), 9)
-    assert math.isnan(read_rows(saving.path)[0].accesses_lost(10, 1.0))
+    left, samples = read_rows(saving.path)[0].unsaved
+    assert math.isnan(left)
+    assert math.isnan(Unsaved(left, samples, 1.0).lost(0, 10))
 
 
 def test_increments_that_outweigh_their_base_are_merged_unless_a_checkpoint_is_newer(saving):
