@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ssmpi.comm import signals
 from ssmpi.core import log
 from ssmpi.core.errors import STOPPED, SettingsError
+from ssmpi.core.mpi_environment import make_segments_folder
 from ssmpi.recovery.defaults import INPUTS
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 def train(arguments: argparse.Namespace) -> int:
     """``ssmpi train``, on every rank."""
     signals.listen()
+    make_segments_folder()
     from ssmpi.comm.world import joined
 
     log.set_terminal(arguments.terminal)
@@ -44,7 +46,8 @@ def train(arguments: argparse.Namespace) -> int:
         if job.rank == 0 and finished:  # a stop must be quick
             plot(path)
         stopped = job.leave(stopped=not finished)  # last: a launcher ends the others when a rank exits with a code
-        begun.memory.remove()
+        job.finalize()
+        begun.memory.remove()  # with its folder, where MPI's segments lay too
     return STOPPED if stopped else 0
 
 
