@@ -77,7 +77,7 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
         if stops.received:  # while the hosts took their time to answer
             break
         restarts.begin()
-        line = command(config.topology.size, where, hosts.of_ranks, again=True)
+        line = command(config.topology.size, where, hosts.of_ranks)
     orderly = code in (0, STOPPED)  # then the ranks have removed their memory
     to_clean = hosts.left if orderly else [*hosts.used, *hosts.left]
     restarts.clean(partial(failing_hosts, where, sorted(set(to_clean)), environ))
@@ -92,10 +92,8 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
     return code
 
 
-def command(ranks: int, where: Site | None, hosts: Sequence[str], *, again: bool = False) -> list[str]:
-    """The launcher's command line for ``ranks`` ranks; ``hosts`` names the host of each. ``again``: what has run before
-    in this SLURM job may not have let go of its nodes yet.
-    """
+def command(ranks: int, where: Site | None, hosts: Sequence[str]) -> list[str]:
+    """The launcher's command line for ``ranks`` ranks; ``hosts`` names the host of each."""
     launcher = where.launcher if where else None
     if launcher is None or launcher.command == "mpirun":
         return [mpirun_path(), "-n", str(ranks), *(mpirun_options(launcher, hosts) if launcher else ())]
@@ -103,7 +101,7 @@ def command(ranks: int, where: Site | None, hosts: Sequence[str], *, again: bool
     # --kill-on-bad-exit would replace the exit code that all ranks agree on by that of the ranks it kills
     size = [f"--ntasks={ranks}", f"--nodes={len(set(hosts))}"]  # the job may have more nodes, for spares
     options = [f"--mpi={launcher.srun_mpi}", *size, *placed, "--cpu-bind=none", "--kill-on-bad-exit=0"]
-    return ["srun", *options, *["--overlap"] * again, *launcher.arguments]
+    return ["srun", *options, *launcher.arguments]
 
 
 def mpirun_options(launcher: Launcher, hosts: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -143,7 +141,7 @@ def unable(where: Site | None, words: Mapping[str, Sequence[str]], environ: Mapp
     with contextlib.ExitStack() as sessions:
         asked = {}
         for host, own in words.items():
-            line = [*command(1, where, [host], again=True), *own]
+            line = [*command(1, where, [host]), *own]
             session = sessions.enter_context(session_folder())
             asked[host] = child_process.start(
                 line,

@@ -32,8 +32,7 @@ OPEN_MPI_LAUNCHER = {  # mpirun reads these, and does not pass them to the ranks
     "PRTE_MCA_hwloc_default_binding_policy": "none",  # else all threads of a rank share one core
 }
 ON_ONE_HOST = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}  # on several it would fill the first host
-# mpirun's daemons in a SLURM job: the step of those that lost a host may not have let go of the others yet
-IN_SLURM = {"PRTE_MCA_plm_slurm_args": "--overlap"}
+IN_SLURM = {"SLURM_OVERLAP": "1"}  # srun's --overlap, mpirun's srun too: a step that lost a host lets go of others late
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 INTERFACE = {
     "openmpi": ("OMPI_MCA_btl_tcp_if_include", "PRTE_MCA_prte_if_include"),
