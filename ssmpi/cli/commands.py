@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from ssmpi.comm import signals
 from ssmpi.core import log
 from ssmpi.core.errors import STOPPED, SettingsError
+from ssmpi.core.mpi_environment import make_segments_folder
+from ssmpi.core.startup import without_garbage_collection
 from ssmpi.recovery.defaults import INPUTS
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 def train(arguments: argparse.Namespace) -> int:
     """``ssmpi train``, on every rank."""
     signals.listen()
+    make_segments_folder()
+    starting = contextlib.ExitStack()
+    starting.enter_context(without_garbage_collection())
     from ssmpi.comm.world import joined
 
     log.set_terminal(arguments.terminal)
@@ -40,11 +45,13 @@ def train(arguments: argparse.Namespace) -> int:
             job.leave()
             return 0
         begun = restart.begin(job, start, requested(arguments).supervised)
+        starting.close()
         finished = story.run(job, start.config, path, begun)
         if job.rank == 0 and finished:  # a stop must be quick
             plot(path)
         stopped = job.leave(stopped=not finished)  # last: a launcher ends the others when a rank exits with a code
-        begun.memory.remove()
+        job.finalize()
+        begun.memory.remove()  # with its folder, where MPI's segments lay too
     return STOPPED if stopped else 0
 
 

@@ -21,14 +21,13 @@ from functools import cache, partial
 from pathlib import Path
 
 from ssmpi.cluster import child_process, site
+from ssmpi.cluster.hosts import Hosts
 from ssmpi.cluster.launcher_output import StderrRelay
-from ssmpi.cluster.node_layout import layout_of
 from ssmpi.cluster.requeue import LaunchAttempt
 from ssmpi.cluster.restarts import Restarts
 from ssmpi.cluster.session_folder import SessionFolder, session_folder
 from ssmpi.cluster.site import Launcher, Site
 from ssmpi.cluster.stop_signals import StopSignals
-from ssmpi.config import Config
 from ssmpi.core.errors import STOPPED, UserError
 from ssmpi.core.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.run.request import RunRequest
@@ -40,6 +39,7 @@ JOB_LEVEL_VARIABLES = (
     "SLURM_NTASKS_PER_NODE",
     "SLURM_CPUS_PER_TASK",
     "SLURM_DISTRIBUTION",
+    "SLURM_NO_KILL",  # a step that lost a node is to end
 )  # they describe the job, not its steps
 
 
@@ -53,34 +53,34 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
     """Run ``ssmpi train`` under a launcher. 0 if the run is complete, 85 if it stopped and saved; see ``requeue``."""
     config = request.load()
     where = site.load(site_file) if site_file else None
-    hosts = rank_hosts(config, where) if where else []
-    line = command(config.topology.size, where, hosts)
-    extra = environment(where.launcher if where else None, one_host=not hosts)
-    shown = " ".join(
-        [
-            *(f"{name}={shlex.quote(value)}" for name, value in extra.items()),
-            shlex.join([*line, *rank_command(request)]),
-        ]
-    )
-    print(f"+ {shown}", file=sys.stderr, flush=True)
+    hosts = Hosts(config, where)
+    launcher, in_slurm = (where.launcher, where.slurm is not None) if where else (None, False)
+    extra = environment(launcher, one_host=not hosts.of_ranks, slurm=in_slurm)
+    line = command(config.topology.size, where, hosts.of_ranks)
+    shown = shlex.join([*line, *rank_command(request)])
+    settings = (f"{name}={shlex.quote(value)}" for name, value in extra.items())
+    print("+", *settings, shown, file=sys.stderr, flush=True)
     if dry_run:
         return 0
     requeue = bool(where and where.slurm and where.slurm.requeue)
     environ = {**{k: v for k, v in os.environ.items() if k not in JOB_LEVEL_VARIABLES}, **extra}
-    restarts, others = Restarts(Path(config.run.folder), config.recovery), sorted(set(hosts))
+    restarts = Restarts(Path(config.run.folder), config.recovery)
     while True:
         attempt = LaunchAttempt(Path(config.run.folder), requeue=requeue, resumed=request.run is not None)
         words = rank_command(dataclasses.replace(request, supervised=restarts.supervised))
-        own = {} if hosts else restarts.variables(environ)
+        own = restarts.variables(environ, here=not hosts.of_ranks)
         code, stops = supervise([*line, *words], {**environ, **own})
-        silent = cache(partial(failing_hosts, where, others, environ))
-        if not attempt.lost(code) or stops.received or not restarts.possible or silent():
+        asked = {host: restarts.tidy(used=host in hosts.used) for host in hosts.every}
+        silent = cache(partial(unable, where, asked, environ))
+        if not attempt.lost(code) or stops.received or not restarts.possible or not hosts.replace(silent()):
             break
         if stops.received:  # while the hosts took their time to answer
             break
         restarts.begin()
+        line = command(config.topology.size, where, hosts.of_ranks)
     orderly = code in (0, STOPPED)  # then the ranks have removed their memory
-    restarts.clean(partial(failing_hosts, where, [] if orderly else others, environ))
+    to_clean = hosts.left if orderly else [*hosts.used, *hosts.left]
+    restarts.clean(partial(failing_hosts, where, sorted(set(to_clean)), environ))
     cancelled = stops.cancelled
     if stops.ended or (stops.received and code in UNHEARD):
         code = STOPPED  # the launcher's own code only tells how it was ended
@@ -92,28 +92,6 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
     return code
 
 
-def rank_hosts(config: Config, where: Site) -> list[str]:
-    """The host of each rank; empty if all ranks run on the launcher's host."""
-    if where.slurm:
-        nodes = slurm_nodes()
-    elif where.launcher.hosts:
-        nodes = list(where.launcher.hosts)
-    else:
-        return []
-    return layout_of(config, where).hosts(nodes)
-
-
-def slurm_nodes() -> list[str]:
-    """Names of this SLURM job's nodes."""
-    if "SLURM_JOB_NODELIST" not in os.environ:
-        raise UserError(
-            "this site has [slurm], but this is not a SLURM job: submit it with 'ssmpi submit', "
-            "or launch without --site"
-        )
-    shown = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
-    return subprocess.run(shown, check=True, capture_output=True, text=True).stdout.split()
-
-
 def command(ranks: int, where: Site | None, hosts: Sequence[str]) -> list[str]:
     """The launcher's command line for ``ranks`` ranks; ``hosts`` names the host of each."""
     launcher = where.launcher if where else None
@@ -121,7 +99,8 @@ def command(ranks: int, where: Site | None, hosts: Sequence[str]) -> list[str]:
         return [mpirun_path(), "-n", str(ranks), *(mpirun_options(launcher, hosts) if launcher else ())]
     placed = ["--distribution=arbitrary", f"--nodelist={','.join(hosts)}"]
     # --kill-on-bad-exit would replace the exit code that all ranks agree on by that of the ranks it kills
-    options = [f"--mpi={launcher.srun_mpi}", f"--ntasks={ranks}", *placed, "--cpu-bind=none", "--kill-on-bad-exit=0"]
+    size = [f"--ntasks={ranks}", f"--nodes={len(set(hosts))}"]  # the job may have more nodes, for spares
+    options = [f"--mpi={launcher.srun_mpi}", *size, *placed, "--cpu-bind=none", "--kill-on-bad-exit=0"]
     return ["srun", *options, *launcher.arguments]
 
 
@@ -154,10 +133,16 @@ def failing_hosts(
     where: Site | None, hosts: Sequence[str], environ: Mapping[str, str], words: Sequence[str] = ("true",)
 ) -> list[str]:
     """Hosts on which the launcher cannot run a command now; a launcher does not always name the host it has lost."""
+    return unable(where, dict.fromkeys(hosts, words), environ)
+
+
+def unable(where: Site | None, words: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> list[str]:
+    """The same with a command for each host."""
     with contextlib.ExitStack() as sessions:
         asked = {}
-        for host in hosts:
-            line, session = [*command(1, where, [host]), *words], sessions.enter_context(session_folder())
+        for host, own in words.items():
+            line = [*command(1, where, [host]), *own]
+            session = sessions.enter_context(session_folder())
             asked[host] = child_process.start(
                 line,
                 {**environ, **session.variables},

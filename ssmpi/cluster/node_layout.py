@@ -144,10 +144,10 @@ def _packed(topology: Topology, site: Site, needs: Mapping[Role, Resources], fir
 
 def _check(layout: NodeLayout, site: Site) -> None:
     """Raise TopologyError if the ranks do not fit."""
-    available = site.nodes
-    if available is not None and layout.count > available:
+    available, spare = site.nodes, site.placement.spare_hosts
+    if available is not None and layout.count + spare > available:
         raise TopologyError(
-            f"{layout.count} nodes needed ({layout.topology.arithmetic()}, "
+            f"{layout.count}{f' + {spare} spare' if spare else ''} nodes needed ({layout.topology.arithmetic()}, "
             f"{site.placement.trainers_per_node} trainers a node, servers {site.placement.servers}), the site has "
             f"{available}: raise placement.trainers_per_node, or lower topology.trainers"
         )

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 from ssmpi.cluster.requeue import say
 from ssmpi.core import memory_folder
+from ssmpi.core.mpi_environment import SEGMENTS
 from ssmpi.report import recoveries
 from ssmpi.run.request import Supervised
 
 if TYPE_CHECKING:
     from ssmpi.core.run_options import RecoveryOptions
-
-
-SEGMENTS = "OMPI_MCA_btl_sm_backing_directory"
 
 
 class Restarts:
@@ -37,12 +35,15 @@ class Restarts:
             return None
         return Supervised(self._launch, self._start, self._ended)
 
-    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """What the ranks of this host need in addition to an environment: Open MPI's own segments lie beside their
-        memory, because killed ranks leave them behind too. Those of the last start are removed.
+    def variables(self, environ: Mapping[str, str], *, here: bool = True) -> dict[str, str]:
+        """What the ranks need in addition to an environment: Open MPI's own segments lie beside their memory, because
+        killed ranks leave them behind too. Where all run ``here`` those of the last start are removed; else ``tidy``
+        does that, and the ranks make the folder.
         """
         if self._options.mode == "off" or SEGMENTS in environ:
             return {}
+        if not here:
+            return {SEGMENTS: str(self._folder)}
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
         except OSError:
@@ -50,6 +51,13 @@ class Restarts:
         for left in self._folder.glob("sm_segment.*"):
             left.unlink(missing_ok=True)
         return {SEGMENTS: str(self._folder)}
+
+    def tidy(self, *, used: bool) -> list[str]:
+        """What another host is asked to do between two starts, which also shows that it answers. One whose ranks have
+        gone elsewhere may have memory that nobody is to go on with: with time the ranks may come back.
+        """
+        left = f"{self._folder}/sm_segment.*" if used else f"{self._folder}"
+        return ["sh", "-c", f"rm -rf {left}"]
 
     @property
     def possible(self) -> bool:

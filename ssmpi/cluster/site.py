@@ -33,16 +33,20 @@ class SitePlacement:
 
     ``servers = "spread"`` puts PSs beside the trainers, evenly; ``"packed"`` gives them their own nodes, as few as
     hold them. A trainer takes ``trainer_cores`` (default: one for each worker thread and one for its shadow thread).
+    ``spare_hosts`` more nodes are asked of SLURM, to stand in for those that are lost; without SLURM those of
+    ``launcher.hosts`` do that which no rank needs.
     """
 
     trainers_per_node: int = 1
     trainer_cores: int | None = None
     servers: Literal["spread", "packed"] = "spread"
     server_cores: int = 1
+    spare_hosts: int = 0
 
     def __post_init__(self) -> None:
         within("trainers_per_node", self.trainers_per_node, 1, COUNT)
         within("server_cores", self.server_cores, 1, COUNT)
+        within("spare_hosts", self.spare_hosts, 0, COUNT)
         within("trainer_cores", 1 if self.trainer_cores is None else self.trainer_cores, 1, COUNT)
 
 

@@ -112,6 +112,10 @@ class Job:
         signal.alarm(ENDING_SECONDS)
         return bool(any_stopped[0])
 
+    def finalize(self) -> None:
+        """After ``leave``: leave MPI too, which removes what it has in memory file systems."""
+        MPI.Finalize()
+
 
 def join() -> Job:
     """Enter the job; TopologyError if the MPI library or the launcher does not fit."""

@@ -14,6 +14,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from ssmpi.core import launcher_env
@@ -31,11 +32,13 @@ OPEN_MPI_LAUNCHER = {  # mpirun reads these, and does not pass them to the ranks
     "PRTE_MCA_hwloc_default_binding_policy": "none",  # else all threads of a rank share one core
 }
 ON_ONE_HOST = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}  # on several it would fill the first host
+IN_SLURM = {"SLURM_OVERLAP": "1"}  # srun's --overlap, mpirun's srun too: a step that lost a host lets go of others late
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 INTERFACE = {
     "openmpi": ("OMPI_MCA_btl_tcp_if_include", "PRTE_MCA_prte_if_include"),
     "mpich": ("FI_TCP_IFACE", "UCX_NET_DEVICES", "I_MPI_HYDRA_IFACE"),
 }
+SEGMENTS = "OMPI_MCA_btl_sm_backing_directory"  # where Open MPI keeps the memory that ranks of a host share
 PYTHON = (sys.executable, "-P")  # this interpreter; no module of the current folder shadows an installed one
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")  # to other hosts; OMPI_* travel by themselves
 
@@ -62,22 +65,35 @@ class LauncherSettings(Protocol):
         """The network interface that MPI uses; None leaves it to MPI."""
 
 
-def recommended(launcher: LauncherSettings | None, *, one_host: bool) -> dict[str, str]:
-    """All variables for ranks that ``launcher`` starts; ``one_host`` if all run on this host."""
+def recommended(launcher: LauncherSettings | None, *, one_host: bool, slurm: bool = False) -> dict[str, str]:
+    """All variables for ranks that ``launcher`` starts; ``one_host`` if all run on this host, ``slurm`` in a
+    job of SLURM.
+    """
     wanted = {name: value for name, (value, _) in {**THREADS, **OPEN_MPI}.items()} | OPEN_MPI_LAUNCHER
     if os.geteuid() == 0:
         wanted |= AS_ROOT
     if one_host:
         wanted |= ON_ONE_HOST
+    if slurm:
+        wanted |= IN_SLURM
     if launcher and launcher.interface:
         wanted |= dict.fromkeys(INTERFACE[launcher.mpi], launcher.interface)
     return wanted
 
 
-def environment(launcher: LauncherSettings | None = None, *, one_host: bool = True) -> dict[str, str]:
+def environment(
+    launcher: LauncherSettings | None = None, *, one_host: bool = True, slurm: bool = False
+) -> dict[str, str]:
     """What to add to the launcher's environment, by default mpirun's on this host; the user's own values win."""
-    wanted = recommended(launcher, one_host=one_host)
+    wanted = recommended(launcher, one_host=one_host, slurm=slurm)
     return {name: value for name, value in wanted.items() if name not in os.environ} | home()
+
+
+def make_segments_folder() -> None:
+    """On each host of a job, before its ranks enter MPI: where Open MPI is told to keep its segments."""
+    if SEGMENTS in os.environ:
+        with contextlib.suppress(OSError):  # it has its own words for a folder that cannot be
+            Path(os.environ[SEGMENTS]).mkdir(mode=0o700, exist_ok=True)
 
 
 @contextlib.contextmanager

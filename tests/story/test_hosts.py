@@ -65,13 +65,14 @@ def place(tmp_path_factory):
     (place / "run.toml").write_text(RUN_FILE)
     (place / "hosts.toml").write_text(SITE)
     (place / "without-h2.toml").write_text(SITE.replace('"h2", ', ""))
+    (place / "spare.toml").write_text(SITE.replace('"h3"]', '"h3", "h4"]'))
     return place
 
 
 @pytest.fixture
 def hosts(place, tmp_path):
-    """Trainers go to h1 and h2, the embedding PS to h3."""
-    found = VirtualHosts(3, tmp_path / "hosts", virtual_hosts.shared_folders(place))
+    """Trainers go to h1 and h2, the embedding PS to h3; h4 is there for a test that says so."""
+    found = VirtualHosts(4, tmp_path / "hosts", virtual_hosts.shared_folders(place))
     yield found
     found.close()
 
@@ -100,6 +101,16 @@ class Launched:
             assert time.monotonic() < deadline, self.job.read_so_far()
             time.sleep(0.05)
         return self
+
+    def until_it_goes_on(self, times):
+        """Wait until it has been started again and trains; the same launch."""
+        said, deadline = "", time.monotonic() + START_UP
+        while f"start {times + 1} of this job" not in said:
+            said = self.job.read_so_far()
+            assert self.job.process.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.05)
+        return self.until_it_trains()
 
     def stop(self):
         """Ask it to save and leave."""
@@ -155,7 +166,7 @@ def test_a_frozen_rank_on_another_host_is_named(hosts, launch):
 
 
 def test_a_crashed_host_ends_the_job_and_the_run_goes_on_without_it(hosts, launch):
-    run = launch().until_it_trains(more=3)
+    run = launch("recovery.mode=off").until_it_trains(more=3)
     hosts.crash("h2")
     code, output = run.end()
     assert code == LOST, output
@@ -168,6 +179,28 @@ def test_a_crashed_host_ends_the_job_and_the_run_goes_on_without_it(hosts, launc
     assert code == STOPPED, output
     assert "resuming from" in output
     assert "2 ranks on 2 hosts: h1: trainer 0; h3: embedding_ps 0" in output
+
+
+@pytest.mark.soak
+def test_a_lost_host_is_replaced_by_a_spare_one_and_then_by_those_that_are_left(hosts, launch):
+    """In one launch; of the memory of ranks nothing is left on any host in the end."""
+    run = launch("checkpoint.every_examples=1000", site="spare.toml").until_it_trains(more=3)
+    hosts.crash("h2")
+    run.until_it_goes_on(1)
+    hosts.crash("h3")
+    run.until_it_goes_on(2)
+    run.stop()
+    code, output = run.end()
+    assert code == STOPPED, output
+    assert re.search(r"h2 did not answer: trainer 1 goes to h4", output)
+    assert re.search(r"h3 did not answer: embedding_ps 0 goes to h[14]", output)
+    assert "h1: trainer 0; h4: trainer 1; h3: embedding_ps 0" in output
+    result = Run(run.folder).result
+    assert (result["status"], result["restarts"]) == ("stopped", 2)
+    assert re.search(r"error: /dev/shm/ssmpi-\d+-\w+ may be left on h2, h3, which did not answer", output)
+    for host in ("h1", "h4"):
+        assert hosts.run(host, "sh", "-c", "ls -R /dev/shm") == "/dev/shm:\n"
+        assert not hosts.processes(host, "ssmpi train")
 
 
 def test_hosts_end_with_whoever_started_them(tmp_path):

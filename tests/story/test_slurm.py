@@ -1,4 +1,4 @@
-"""Real batch files in a real SLURM of three virtual hosts: each job ends, or goes on, as jobs/README.md promises."""
+"""Real batch files in a real SLURM of four virtual hosts: each job ends, or goes on, as jobs/README.md promises."""
 
 import re
 import subprocess
@@ -62,14 +62,15 @@ def place(tmp_path_factory):
         site = SITE.format(launcher=launcher)
         (place / f"{name}.toml").write_text(site)
         (place / f"{name}-h1-h2.toml").write_text(site + 'options = ["--nodelist=h[1-2]"]\n')
+        (place / f"{name}-spare.toml").write_text(site.replace("[launcher]", "spare_hosts = 1\n[launcher]"))
     return place
 
 
 @pytest.fixture(scope="module")
 def slurm(place, tmp_path_factory):
-    """Three hosts under SLURM."""
+    """Four hosts under SLURM."""
     state = tmp_path_factory.mktemp("slurm")
-    cluster = SlurmCluster(3, state, virtual_hosts.shared_folders(place))
+    cluster = SlurmCluster(4, state, virtual_hosts.shared_folders(place))
     yield cluster
     cluster.close()
 
@@ -167,6 +168,30 @@ def test_a_run_survives_its_limit_preemption_and_a_lost_host_and_ends_when_cance
     for job in jobs:
         slurm.until(lambda job=job: job.state == "CANCELLED", "the job is cancelled", 40)
     slurm.until(lambda: not any(slurm.processes(h, "ssmpi train") for h in slurm.names), "no process is left", 90)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_lost_host_is_replaced_in_the_same_allocation(slurm, place, launcher):
+    """Trainers on h1 and h2, their embedding PS on h3; h4 is the spare host. Nothing is left in memory."""
+    often = ("checkpoint.every_examples=2000", "waiting.frozen_seconds=10")
+    job = Submitted(slurm, place, f"{launcher}-spare", "lost", *ENDLESS, *often)
+    job.until_it_has_saved()
+    try:
+        slurm.crash("h2")
+        job.until(lambda: "start 2 of this job" in job.log, "it goes on", 150)
+        job.until_it_has_saved()
+        assert "h2 did not answer: trainer 1 goes to h4" in job.log
+        assert (job.state, slurm.job(job.number)["Restarts"]) == ("RUNNING", "0")
+        slurm.head("scancel", "--batch", "--signal=TERM", job.number)  # it saves, and is not requeued
+        slurm.until(lambda: job.state in FINAL, "the job ends", 60)
+        assert Run(job.folder).result["status"] == "stopped"
+    finally:
+        slurm.boot("h2")
+    for host in ("h1", "h3", "h4"):
+        slurm.until(lambda host=host: not slurm.processes(host, "ssmpi"), "no process is left", 60)
+        assert slurm.run(host, "sh", "-c", "ls -R /dev/shm") == "/dev/shm:\n"
+    slurm.until(lambda: slurm.states() == {"idle"}, "all hosts are idle")
 
 
 def test_the_other_batch_files_do_what_they_say(slurm, place):

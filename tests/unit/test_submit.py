@@ -332,3 +332,22 @@ def test_plan_refuses_a_list_of_tables_that_is_none(tmp_path, capsys):
     (tmp_path / "tables").write_text("10 20 thirty\n")
     assert command("plan", TERABYTE[1], "--tables", tmp_path / "tables") == 2
     assert "expected whole numbers, the rows of each table; found thirty" in capsys.readouterr().err
+
+
+def test_spare_hosts_are_asked_for_and_the_job_outlives_a_node(run_file, capsys):
+    """As many more nodes; and what runs in the job may share nodes with a step that is still ending."""
+    text = (JOBS / "sites" / "openmpi.toml").read_text()
+    found = {}
+    for spare in (0, 2):
+        Path("site.toml").write_text(text.replace("[placement]", f"[placement]\nspare_hosts = {spare}"))
+        assert command("submit", run_file, *TOPOLOGY, "--site", "site.toml", "--dry-run") == 0
+        found[spare] = capsys.readouterr().out
+    assert "#SBATCH --nodes=5\n" in found[0]
+    assert "--no-kill" not in found[0]
+    assert "#SBATCH --nodes=7\n#SBATCH --no-kill\n" in found[2]
+    count = 6
+    Path("site.toml").write_text(
+        text.replace("[placement]", "[placement]\nspare_hosts = 2").replace("[node]", f"[node]\ncount = {count}")
+    )
+    assert command("submit", run_file, *TOPOLOGY, "--site", "site.toml", "--dry-run") == 2
+    assert f"5 + 2 spare nodes needed (4 trainer + 3 embedding_ps + 2 sync_ps, 1 trainers a node, servers packed), the site has {count}" in capsys.readouterr().err  # fmt: skip  # noqa: E501

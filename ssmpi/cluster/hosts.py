@@ -1,0 +1,129 @@
+"""Which host plays which rank, over the starts of one launch: living hosts keep their ranks, and with them what these
+have in memory; the ranks of a lost host go to a spare one, or to others that have room.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from ssmpi.cluster.node_layout import NodeLayout, layout_of
+from ssmpi.cluster.requeue import say
+from ssmpi.cluster.site import Site
+from ssmpi.config import Config
+from ssmpi.core.errors import UserError
+from ssmpi.core.topology import Topology
+
+
+class Hosts:
+    """The hosts of a launch. ``of_ranks`` is empty where all ranks run on the launcher's host; ``left`` are those that
+    ranks were moved away from.
+    """
+
+    def __init__(self, config: Config, where: Site | None) -> None:
+        self.of_ranks: list[str] = []
+        self._others: list[str] = []  # hosts that no rank runs on
+        self.left: list[str] = []
+        names = node_names(where) if where else []
+        if where and names:
+            self._where, self._layout = where, layout_of(config, where)
+            self.of_ranks = self._layout.hosts(names)
+            self._others = [name for name in names if name not in self.of_ranks]
+
+    @property
+    def used(self) -> list[str]:
+        """Those that ranks run on, each once."""
+        return sorted(set(self.of_ranks))
+
+    @property
+    def every(self) -> list[str]:
+        """Those and the others, which may stand in for them."""
+        return [*self.used, *self._others]
+
+    def replace(self, silent: Sequence[str]) -> bool:
+        """Move ranks away from hosts that do not answer; says where to. False where there is no place for them."""
+        lost = [host for host in self.used if host in silent]
+        if not lost:
+            return True
+        spares = [host for host in self._others if host not in silent]
+        found = moved(self.of_ranks, lost, spares, self._layout, self._where)
+        if found is None:
+            say(
+                f"error: {', '.join(lost)} did not answer, and its ranks fit nowhere else: there is no other host for"
+                " them (placement.spare_hosts, or more launcher.hosts), and the others have no room"
+            )
+            return False
+        topology = self._layout.topology
+        say(f"{', '.join(lost)} did not answer: {'; '.join(moves(topology, self.of_ranks, found))}")
+        self.of_ranks = found
+        self.left += [host for host in lost if host not in self.left]
+        self._others = [host for host in (*self._others, *lost) if host not in found]
+        return True
+
+
+def node_names(where: Site) -> list[str]:
+    """The hosts that a launch may use; none where it runs on one alone."""
+    return slurm_nodes() if where.slurm else list(where.launcher.hosts)
+
+
+def slurm_nodes() -> list[str]:
+    """Names of this SLURM job's nodes."""
+    if "SLURM_JOB_NODELIST" not in os.environ:
+        raise UserError(
+            "this site has [slurm], but this is not a SLURM job: submit it with 'ssmpi submit', "
+            "or launch without --site"
+        )
+    shown = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    return subprocess.run(shown, check=True, capture_output=True, text=True).stdout.split()
+
+
+def moved(
+    hosts: Sequence[str], lost: Sequence[str], spares: Sequence[str], layout: NodeLayout, where: Site
+) -> list[str] | None:
+    """The host of each rank without those that are ``lost``. All ranks of one go to the next spare host; without any,
+    each to the other host that has most memory left for it. None where one has no room.
+    """
+    found, free = list(hosts), list(spares)
+    for host in lost:
+        ranks = [rank for rank, on in enumerate(found) if on == host]
+        if free:
+            instead = free.pop(0)
+            for rank in ranks:
+                found[rank] = instead
+            continue
+        for rank in ranks:
+            found[rank] = ""
+        for rank in ranks:
+            room = room_for(rank, found, lost, layout, where)
+            if not room:
+                return None
+            found[rank] = max(sorted(room), key=room.__getitem__)
+    return found
+
+
+def room_for(
+    rank: int, hosts: Sequence[str], lost: Sequence[str], layout: NodeLayout, where: Site
+) -> Mapping[str, float]:
+    """Bytes that would be left on each host that ``rank`` fits on, given the host of each other rank, or none."""
+    room = {}
+    for host in set(hosts) - {"", *lost}:
+        needs = [
+            layout.needs[layout.topology.role_of(other)[0]]
+            for other, on in enumerate(hosts)
+            if on == host or other == rank
+        ]
+        left = where.node.memory_gb * 1e9 - sum(need.bytes for need in needs)
+        cores = where.node.cores - sum(need.cores for need in needs)
+        if left >= 0 and (cores >= 0 or where.slurm is None):  # without a scheduler ranks may share cores
+            room[host] = left
+    return room
+
+
+def moves(topology: Topology, before: Sequence[str], after: Sequence[str]) -> list[str]:
+    """Which ranks go where, in words."""
+    to: dict[str, list[int]] = {}
+    for rank, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old != new:
+            to.setdefault(new, []).append(rank)
+    return [f"{topology.names_of(ranks)} go{'es' * (len(ranks) == 1)} to {host}" for host, ranks in to.items()]
