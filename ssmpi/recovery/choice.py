@@ -25,11 +25,14 @@ class Found(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """``how`` the run goes on, the ranks whose memory is ``lost``, and ``why`` in a sentence without its end."""
+    """``how`` the run goes on, the ranks whose memory is ``lost``, and ``why`` in a sentence without its end. For
+    partial recovery it has what the ``policy`` says, where that was asked.
+    """
 
     how: str
     lost: tuple[int, ...]
     why: str
+    policy: str = ""
 
 
 def choose(
@@ -47,9 +50,14 @@ def choose(
     if not lost:
         return Choice(MEMORY, (), "")
     why = _names(lost, topology, checked[lost[0]].why or "the last start was killed before every rank had its memory")
-    if refusal := _refusal(lost, topology, options, policy):
+    if refusal := _refusal(lost, topology, options):
         return Choice(FULL, lost, f"{why}, {refusal}")
-    return Choice(PARTIAL, lost, why)
+    if options.mode == PARTIAL or not _servers(lost, topology):
+        return Choice(PARTIAL, lost, why)
+    decision = policy()
+    if decision.mode == FULL:
+        return Choice(FULL, lost, f"{why}, and {in_short(decision)}")
+    return Choice(PARTIAL, lost, why, in_short(decision))
 
 
 def _checked(found: Found, start: int) -> Found:
@@ -65,20 +73,19 @@ def _names(lost: Sequence[int], topology: Topology, why: str) -> str:
     return f"the memory of {', '.join(names[:SHOWN])}{more} is lost ({why})"
 
 
-def _refusal(lost: Sequence[int], topology: Topology, options: RecoveryOptions, policy: Callable[[], Decision]) -> str:
-    """Why this loss cannot or should not be made good by itself; empty if it can."""
-    roles = [topology.role_of(rank) for rank in lost]
-    if (Role.TRAINER, 0) in roles:
+def _servers(lost: Sequence[int], topology: Topology) -> int:
+    """How many embedding PSs are among the lost."""
+    return sum(topology.role_of(rank)[0] is Role.EMBEDDING_PS for rank in lost)
+
+
+def _refusal(lost: Sequence[int], topology: Topology, options: RecoveryOptions) -> str:
+    """Why this loss cannot be made good by itself, or is not to be; empty if it can."""
+    if (Role.TRAINER, 0) in map(topology.role_of, lost):
         return "and the first trainer's is needed to go on"
     if options.mode == FULL:
         return "and recovery.mode = 'full'"
-    servers = sum(role is Role.EMBEDDING_PS for role, _ in roles)
-    if servers > (most := options.max_lost_fraction * topology.embedding_ps):
+    if _servers(lost, topology) > (most := options.max_lost_fraction * topology.embedding_ps):
         return f"more than {most:g} embedding PSs' (recovery.max_lost_fraction = {options.max_lost_fraction:g})"
-    if options.mode != PARTIAL and servers:
-        decision = policy()
-        if decision.mode == FULL:
-            return f"and {in_short(decision)}"
     return ""
 
 

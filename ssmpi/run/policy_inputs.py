@@ -32,7 +32,7 @@ def say(config: Config, checkpoint: Path | None) -> None:
         return
     found = _decision(config, store.read_manifest(checkpoint).state["logbook"] if checkpoint else {})
     log.info(
-        f"if the memory of an embedding PS is lost: {found.mode} recovery, because {in_short(found)} (recovery.mode ="
+        f"if the memory of an embedding PS is lost, recovery is {found.mode}: {in_short(found)} (recovery.mode ="
         " 'auto'; 'ssmpi plan --recovery' shows the formulas)"
     )
 

@@ -95,7 +95,8 @@ class Restart:
         if choice.how == PARTIAL:
             log.info(
                 f"start {self._supervised.start} of this job: {choice.why}: it is made anew from the newest saves,"
-                " every other rank goes on with what its memory has kept (partial recovery)"
+                f" every other rank goes on with what its memory has kept (partial recovery{': ' * bool(choice.policy)}"
+                f"{choice.policy})"
             )
         return choice, noted, recoveries.timeline(self._run)
 

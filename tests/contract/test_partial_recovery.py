@@ -4,6 +4,7 @@ nobody else notices.
 
 import itertools
 import json
+import random
 import threading
 import time
 from collections import Counter
@@ -96,6 +97,14 @@ class Killed:
             thread.join(PATIENCE)  # unlike killed ones they end at their next message only
         return self
 
+    def ended_before(self, kill):
+        """A start in which ``kill`` may come too late; whether it did."""
+        try:
+            self.start(kill)
+        except pytest.fail.Exception:
+            return True
+        return False
+
     def start_and_save(self):
         """A start that is killed some batches after its first save: the newest save, and how many batches were done."""
         kill = KillAfterSave(self.folder)
@@ -154,17 +163,17 @@ class KillAfterSave:
     """Kills a trainer before it counts a batch, some batches after its run's first checkpoint; ``done`` before that."""
 
     def __init__(self, run):
-        self._run, self.done = run, -1  # the first call compiles
+        self._run, self.done = run, 0
 
     def __enter__(self):
         self._whole = whole = Progress.record
         since = itertools.count()
 
-        def killing(*arguments):
+        def killing(progress, *arguments):
             if Store(self._run).committed() and next(since) == UNSAVED:
+                self.done = int(progress.iterations.sum())
                 raise KilledError
-            self.done += 1
-            return whole(*arguments)
+            return whole(progress, *arguments)
 
         Progress.record = killing
 
@@ -580,3 +589,37 @@ def test_each_row_of_a_lost_embedding_ps_is_as_in_its_own_newest_save(tmp_path, 
     unsaved += lookups_by_hand(config, placement, 1, saves[-1], kill)
     assert unsaved.sum() == pytest.approx(lost, rel=0.05)  # of a striped table not every PS has the same share
     assert f"and {round(lost):,} updates" in recoveries.describe(only)
+
+
+PLACES = (
+    (Progress, "record", 30), (Lookups, "push", 30), (RunNote, "started", 2), (RunNote, "evaluated", 3),
+    (Evaluator, "run", 3), (store, "commit", 2), (newest_rows, "restore", 1), (recoveries, "complete", 1),
+)  # fmt: skip
+MAY_GO = ("embedding_ps-0", "embedding_ps-1", "trainer-1", "sync_ps-0", "sync_ps-1")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_killed_and_lost_the_run_completes_and_every_row_is_trained_on(
+    tmp_path, small_data, seed, monkeypatch
+):
+    """Ten kills at random places, each with the memory of some ranks or of none."""
+    chance, trained, add = random.Random(seed), [], TrainedRows.add
+    monkeypatch.setattr(TrainedRows, "add", lambda self, thread, rows: (trained.append(rows), add(self, thread, rows)))
+    algorithm = chance.choice(sorted(EVERY))
+    settings = (*BY_MESSAGES, f"sync.algorithm={algorithm}", *EVERY[algorithm], *TWO_PS[-3:], "recovery.mode=partial")
+    killed = Killed(tmp_path, small_data, *settings, "recovery.max_lost_fraction=1", "evaluate.split=validation")
+    lost = []
+    for _ in range(10):
+        owner, name, most = chance.choice(PLACES if lost else PLACES[:-2])
+        if killed.ended_before(Kill(owner, name, chance.randint(1, most), after=chance.random() < 0.5)):
+            break
+        lost = chance.sample(MAY_GO, chance.choice((0, 1, 1, 2, 5)))
+        killed.lose(*lost)
+    else:
+        killed.start()
+    result = killed.run.result
+    assert (result["status"], result["examples"]) == ("complete", 6_000)
+    assert len({(rows.block, row) for rows in trained for row in range(rows.start, rows.stop)}) == 6_000
+    booked = sum(each.get("samples_lost", 0) for each in result["recoveries"])
+    assert booked <= round(result["pls"] * 6_000 * 2) <= 6_000 * 2  # a kill may come between booking and record

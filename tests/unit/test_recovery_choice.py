@@ -4,7 +4,10 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from runs import write_run_file
 
+from ssmpi.comm.memory_file import MemoryFile, Origin
+from ssmpi.core.log import log
 from ssmpi.core.run_options import RecoveryOptions
 from ssmpi.core.topology import Topology
 from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Found, choose, in_short
@@ -13,6 +16,8 @@ from ssmpi.recovery.ledger import Ledger
 from ssmpi.recovery.measured import from_run, inputs
 from ssmpi.recovery.pls import LossAccount
 from ssmpi.recovery.policy import decide
+from ssmpi.roles.kept_state import RUN
+from ssmpi.run import policy_inputs
 
 TOPOLOGY = Topology(trainers=2, embedding_ps=2, sync_ps=1)  # ranks 0, 1; 2, 3; 4
 PAYS = decide(inputs_of(18, {}))
@@ -47,13 +52,16 @@ def test_every_combination_of_what_is_left_is_decided_by_the_rule(mode, pays):
         if starts:
             assert choice.lost == tuple(rank for rank, state in enumerate(states) if state != "whole")
         assert bool(choice.why) == (choice.how != MEMORY)
+        asked = choice.how == PARTIAL and mode == "auto" and {2, 3}.intersection(choice.lost)
+        assert choice.policy == (in_short(PAYS) if asked else "")
 
 
 def test_a_rank_may_have_been_made_anew_by_a_later_start_than_the_others():
     found = [Found("", 1), Found("", 1), Found("", 4), Found("", 1), Found("", 1)]
     assert choose(found, (1, 1, 4, 1, 1), TOPOLOGY, RecoveryOptions(), lambda: PAYS).how == MEMORY
     choice = choose(found, (1, 1, 5, 1, 1), TOPOLOGY, RecoveryOptions(), lambda: PAYS)
-    assert choice == (PARTIAL, (2,), "the memory of embedding_ps 0 is lost (what is there is that of start 4, not 5)")
+    why = "the memory of embedding_ps 0 is lost (what is there is that of start 4, not 5)"
+    assert choice == (PARTIAL, (2,), why, in_short(PAYS))
 
 
 @pytest.mark.parametrize(
@@ -98,3 +106,22 @@ def test_a_ledger_books_by_ps_and_keeps_what_is_lost():
     assert ledger.reloaded({3: 4}, {1: 400}, 1_050).samples_lost == 1_400  # rows of a lost trainer are dealt again
     resumed = Ledger.begin([1] * 4, 1, ledger.state(), 900)
     assert (resumed.accounts, resumed.pls(10_000)) == ((LossAccount(900),), ledger.pls(10_000))
+
+
+def test_a_run_says_what_it_would_do_and_decides_by_what_it_has_measured(tmp_path, small_data, caplog):
+    """By defaults it would have to save more often than it can; its own saves cost next to nothing."""
+    settings = ("topology.embedding_ps=2", "recovery.mtbf_hours=1e-3", "recovery.target_pls=0.001")
+    config = write_run_file(tmp_path, small_data, *settings)
+    caplog.set_level("INFO", log.name)
+    policy_inputs.say(config, None)
+    assert "if the memory of an embedding PS is lost, recovery is full: partial recovery cannot keep" in caplog.text
+    numbers = {"examples": 600.0, "seconds": 10.0, "checkpoints": 2.0, "O_save": 1e-6}
+    memory = MemoryFile(tmp_path / "memory" / "trainer-0", Origin("run", "trainer 0", 1))
+    memory.note(RUN, {"logbook": numbers})
+    found = policy_inputs.decision(config, memory)
+    assert (found.given.total_seconds, found.given.save_seconds) == (pytest.approx(100), pytest.approx(5e-7))
+    assert found.mode == "partial"
+    caplog.clear()
+    for quiet in ("recovery.mode=partial", "topology.embedding_ps=0"):
+        policy_inputs.say(write_run_file(tmp_path, small_data, *settings, quiet), None)
+    assert caplog.text == ""
