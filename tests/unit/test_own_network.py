@@ -26,9 +26,10 @@ from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.replica import Replica, by_name
 from ssmpi.model.zoo import NETWORKS, network_of
+from ssmpi.report import recoveries
 from ssmpi.roles import assembly
 from ssmpi.run import resume
-from ssmpi.run.request import RunRequest
+from ssmpi.run.request import RunRequest, Supervised
 from ssmpi.tools import plan, score
 from ssmpi.tools.export import export
 
@@ -296,6 +297,23 @@ def test_it_is_resumed_from_the_run_folder_and_not_with_another_network(few, tmp
         prepare(run)
     with pytest.raises(SettingsError, match=r"model.name is dlrm, checkpoint .* was made with net.py:network: set it"):
         prepare(run, "model.name=dlrm")
+
+
+def test_a_killed_job_is_started_again_without_the_file(few, tmp_path):
+    """By the launch that began it, with what it began with."""
+    write_own(tmp_path)
+    write_run_file(tmp_path, few)
+    settings = (f"data.folder={few}", NAMED, "embedding.dim=8", f"run.folder={tmp_path / 'run'}")
+    request = RunRequest(tmp_path / "given.toml", settings, supervised=Supervised("launch", 1, 0.0))
+    ranks = request.load().topology.size
+    with contextlib.ExitStack() as held:
+        resume.prepare(request, ranks, held)
+    recoveries.begin(tmp_path / "run", "launch")
+    (tmp_path / "net.py").unlink()
+    with contextlib.ExitStack() as held:
+        start = resume.prepare(dataclasses.replace(request, supervised=Supervised("launch", 2, 0.0)), ranks, held)
+    assert start.again
+    assert start.config.network.widths["deep.0"] == 32
 
 
 def test_another_file_of_the_same_network_may_take_over(few, tmp_path):
