@@ -24,6 +24,7 @@ RUNS = (
     ("topology.embedding_ps=0", "embedding.prefetch=false", *SGD),
     SERVED,
     (*SERVED, *SGD),
+    *((*SERVED, f"checkpoint.priority={name}") for name in ("mfu", "ssu")),
     *(("topology.trainers=2", f"sync.algorithm={name}") for name in ("ma", "bmuf", "slowmo", "gossip")),
     *(("topology.trainers=2", "topology.sync_ps=1", f"sync.algorithm={name}") for name in ("easgd", "async_ps")),
     ("topology.trainers=2", "topology.sync_ps=1", "sync.algorithm=async_ps", "sync.codec=threshold:0.9"),

@@ -279,7 +279,7 @@ class PretendedStart:
     """The interface of ``ssmpi.comm.world.Job`` over threads, as far as ranks agree on where they start from."""
 
     def __init__(self, world):
-        self._all = PretendedConversation(world._job.everybody, world.rank)
+        self._all = PretendedConversation(world._job.everybody, world.rank, meter(Traffic(), "control"))
         self.rank, self.size = world.rank, world.size
 
     def gather(self, value):

@@ -11,6 +11,7 @@ from ranks import PATIENCE, over_threads, ssmpi
 from ssmpi.checkpoint import model_files
 from ssmpi.checkpoint.start import Start
 from ssmpi.checkpoint.store import Store
+from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.config import load
 from ssmpi.core.settings import dump
 from ssmpi.run import run_folder
@@ -82,16 +83,20 @@ def train(folder, data, *overrides, timeout=PATIENCE):
     return Run(Path(config.run.folder))
 
 
-def play(world, config, checkpoint=None):
-    """A body: one rank's part in a training run."""
-    return PARTS[world.role](config, world, Path(config.run.folder), Start(checkpoint))
+def play(world, config, checkpoint=None, memory=None):
+    """A body: one rank's part in a training run, with its state in the folder ``memory`` if that is given."""
+    start = Start(checkpoint)
+    if memory:
+        start = Start(checkpoint, MemoryFile(memory / f"{world.role}-{world.index}", Origin("run", world.who, 1)))
+    return PARTS[world.role](config, world, Path(config.run.folder), start)
 
 
-def train_over_threads(folder, data, *overrides, resume=False, timeout=PATIENCE):
+def train_over_threads(folder, data, *overrides, resume=False, memory=None, timeout=PATIENCE):
     """The same run with a thread for each rank, in this process. ``resume`` from the newest checkpoint."""
     config = write_run_file(folder, data, *overrides)
     path = Path(config.run.folder)
     if not resume:
         run_folder.make(path, config, overwrite=False)
-    over_threads(config.topology, play, config, Store(path).committed()[-1] if resume else None, timeout=timeout)
+    checkpoint = Store(path).committed()[-1] if resume else None
+    over_threads(config.topology, play, config, checkpoint, memory, timeout=timeout)
     return Run(path)

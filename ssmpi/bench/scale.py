@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
+from ssmpi.bench import restart_time
 from ssmpi.bench.harness import data
 from ssmpi.cluster.launch import launch
 from ssmpi.core import atomic_file, log
@@ -25,6 +26,7 @@ from ssmpi.run.request import RunRequest
 TINY = ("data.batch_size=64", "model.bottom=[32,16]", "model.top=[32,1]", "sync.algorithm=easgd")
 QUIET = ("evaluate.split=none", "evaluate.final=none", "run.tensorboard=false", "checkpoint.every_minutes=0")
 ROWS = 10_000
+RESTARTED = 5  # ranks of the job that is killed
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,19 @@ class Cost:
     end: float
 
 
-def measure(counts: Sequence[int], folder: Path) -> list[Cost]:
-    """Run one job of each size and print what it cost; a table at the end, and ``scale.json`` in ``folder``."""
+def measure(counts: Sequence[int], folder: Path, kills: int = 0) -> list[Cost]:
+    """Run one job of each size and print what it cost; a table at the end, and ``scale.json`` in ``folder``. Then kill
+    a rank of a job of ``RESTARTED`` ranks so many times, and print how long it takes until that trains again.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     shards = data.synthetic(folder / "data", ROWS)
     costs = [job(topology(ranks), shards, folder / f"scale-{ranks}") for ranks in counts]
     atomic_file.write(folder / "scale.json", json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")
     print(table(costs))
+    if kills:
+        times = restarts(shards, folder / f"restarts-{RESTARTED}", kills)
+        atomic_file.write(folder / "restarts.json", json.dumps([asdict(each) for each in times], indent=1) + "\n")
+        print(restart_time.table(times))
     return costs
 
 
@@ -56,13 +64,24 @@ def topology(ranks: int) -> Topology:
     return Topology(trainers, 1, ranks - trainers - sync_ps, sync_ps)
 
 
-def job(roles: Topology, shards: Path, run: Path) -> Cost:
-    """Train once; DataError if that fails."""
+def fresh(roles: Topology, shards: Path, run: Path) -> tuple[Path, tuple[str, ...]]:
+    """The run file and settings of a run of its own, whose folder is not there yet."""
     shutil.rmtree(run, ignore_errors=True)
     counts = (f"topology.{name}={value}" for name, value in asdict(roles).items())
-    run_file = run.with_suffix(".toml")
+    run_file = run.with_suffix(".toml").absolute()
     run_file.write_text("", encoding="utf-8")
-    overrides = (f"data.folder={shards}", f"run.folder={run}", *counts, *TINY, *QUIET)
+    return run_file, (f"data.folder={shards}", f"run.folder={run}", *counts, *TINY, *QUIET)
+
+
+def restarts(shards: Path, run: Path, kills: int) -> list[restart_time.RestartTime]:
+    """Kill a rank of one job so many times."""
+    run_file, overrides = fresh(topology(RESTARTED), shards, run)
+    return restart_time.measure(run_file, overrides, run, kills)
+
+
+def job(roles: Topology, shards: Path, run: Path) -> Cost:
+    """Train once; DataError if that fails."""
+    run_file, overrides = fresh(roles, shards, run)
     began = time.time()
     code = launch(RunRequest(run_file, overrides), None, dry_run=False)
     ended = time.time()

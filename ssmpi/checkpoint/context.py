@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.comm.waiting import WaitOptions
     from ssmpi.comm.world import World
-    from ssmpi.config import CheckpointOptions
+    from ssmpi.core.run_options import CheckpointOptions
     from ssmpi.core.stop import Stop
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from ssmpi.checkpoint import files, store
 from ssmpi.checkpoint.model_files import load_tables
-from ssmpi.checkpoint.row_store import RowStore
+from ssmpi.checkpoint.row_store import RowStore, path_of
 from ssmpi.checkpoint.store import FileManifest
 from ssmpi.core.errors import DataError
 from ssmpi.core.log import log
-from ssmpi.core.run_files import ROWS
 from ssmpi.embedding.table import Arena
 
 SEED = "the initial rows"
@@ -30,11 +29,6 @@ class Reloaded:
     samples: int
     rows: int
     source: str
-
-
-def path_of(run: Path, index: int) -> Path:
-    """Where embedding PS ``index`` of a run saves its rows beside training."""
-    return run / ROWS / f"embedding-{index:04}.rows"
 
 
 def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], timeline: int) -> Reloaded:

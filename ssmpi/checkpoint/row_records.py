@@ -1,7 +1,7 @@
 """The file in which one embedding PS saves its rows while training goes on: a base, which holds all of them, and
 increments after it, each with some. Little-endian, one record after the other::
 
-    header  104 bytes: see ``RecordHeader``
+    header  112 bytes: see ``RecordHeader``
     rows    base:      (optimizer state, weights) of every row in order, float32
             increment: (row int32, optimizer state, weights) of each of its rows, in ascending order of row
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import struct
 from collections.abc import Iterable, Iterator
@@ -28,12 +29,14 @@ from ssmpi.core.errors import DataError
 MAGIC = b"SSMPIR01"  # with the version of the format
 PIECE = 1 << 22  # bytes, about, that are read or written at a time
 DIGEST = 32
+UNKNOWN = -1  # accesses
 
 
 @dataclass(frozen=True)
 class RecordHeader:
     """What a record is. ``samples`` had been trained on when it was begun, by all trainers; ``layout`` is a digest of
     which rows of which tables the PS holds; ``width`` is the floats of a row with its state, ``count`` the rows.
+    ``left`` is how many accesses of the other rows no record has, ``UNKNOWN`` where they are not counted.
     """
 
     increment: bool
@@ -42,25 +45,27 @@ class RecordHeader:
     samples: int
     count: int
     layout: bytes
+    left: int = 0
     digest: bytes = bytes(DIGEST)
 
-    FORMAT: ClassVar[struct.Struct] = struct.Struct(f"<8sIIqqq{DIGEST}s{DIGEST}s")
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(f"<8sIIqqqq{DIGEST}s{DIGEST}s")
 
     def packed(self) -> bytes:
         """The header as it is in the file."""
         return self.FORMAT.pack(
-            MAGIC, self.increment, self.width, self.timeline, self.samples, self.count, self.layout, self.digest
-        )
+            MAGIC, self.increment, self.width, self.timeline, self.samples, self.count, self.left, self.layout,
+            self.digest,
+        )  # fmt: skip
 
     @classmethod
     def unpacked(cls, content: bytes) -> RecordHeader | None:
         """The header that ``content`` is; None if it is none."""
         if len(content) != cls.FORMAT.size:
             return None
-        magic, increment, width, timeline, samples, count, layout, digest = cls.FORMAT.unpack(content)
+        magic, increment, width, timeline, samples, count, left, layout, digest = cls.FORMAT.unpack(content)
         if magic != MAGIC or increment > 1 or width == 0 or count < 0:
             return None
-        return cls(bool(increment), width, timeline, samples, count, layout, digest)
+        return cls(bool(increment), width, timeline, samples, count, layout, left, digest)
 
     @property
     def words(self) -> int:
@@ -148,6 +153,19 @@ class SavedRows:
     def end(self) -> int:
         """Bytes of the file that count."""
         return self.records[-1].end
+
+    @property
+    def newest(self) -> RecordHeader:
+        """The header of the record that was written last."""
+        return self.records[-1].header
+
+    def accesses_lost(self, samples: int, per_sample: float) -> float:
+        """CPR's updates lost: the accesses of each row since its own save, at a loss after so many samples of all
+        trainers, each of which has ``per_sample`` accesses at this PS (``Placement.lookups_of``); NaN where accesses
+        are not counted (``ssu``, ``scar``).
+        """
+        header = self.newest
+        return math.nan if header.left == UNKNOWN else header.left + (samples - header.samples) * per_sample
 
     def merged(self) -> Iterator[tuple[slice, np.ndarray]]:
         """All rows in order, some at a time, float32 (n, width): optimizer state, weights. DataError if the file cannot

@@ -7,15 +7,16 @@ is as good as before or after (Hogwild). What must be consistent is a checkpoint
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from ssmpi.checkpoint import disk
-from ssmpi.checkpoint.row_records import RecordHeader, SavedRows, read_rows, write_record
+from ssmpi.checkpoint.row_records import UNKNOWN, RecordHeader, SavedRows, read_rows, write_record
 from ssmpi.core.errors import DataError
 from ssmpi.core.log import log
+from ssmpi.core.run_files import ROWS
 from ssmpi.embedding import kernels
 from ssmpi.embedding.table import Arena
 
@@ -26,31 +27,36 @@ class RowStore:
 
     A recovery that takes every rank back to a checkpoint begins a new ``timeline``: rows saved before it are those of a
     future that did not come, and are not found any more.
+
+    ``go_on`` is called between pieces of a few MB; what it raises ends the save.
     """
 
     def __init__(self, path: Path, arena: Arena, timeline: int) -> None:
-        self._path, self._arena, self._timeline = path, arena, timeline
+        self.path, self._arena, self._timeline = path, arena, timeline
+        self.go_on: Callable[[], None] = lambda: None
         self._layout = layout_of(arena)
-        self._base_bytes = self._end = 0  # of the file, as far as it counts
+        self._base: RecordHeader | None = None
+        self._left = 0
+        self._end = 0  # of the file, as far as it counts
 
     def load(self) -> SavedRows | None:
         """What has been saved; None if nothing was in this timeline. DataError if it is damaged or of other tables. An
         increment that was not written to its end is dropped with a warning, and what follows it.
         """
-        found = read_rows(self._path)
+        found = read_rows(self.path)
         if found is None or found[0].base.header.timeline != self._timeline:
             return None
         saved, dropped = found
         if saved.base.header.layout != self._layout:
             raise DataError(
-                f"{self._path}: holds the rows of other tables, or of another number of embedding PSs; remove it, or"
+                f"{self.path}: holds the rows of other tables, or of another number of embedding PSs; remove it, or"
                 " set topology.embedding_ps, embedding.dim and embedding.optimizer back"
             )
         if dropped:
             log.warning(
-                f"{self._path}: {dropped:,} bytes at its end were not written whole: the rows saved before count"
+                f"{self.path}: {dropped:,} bytes at its end were not written whole: the rows saved before count"
             )
-        self._base_bytes, self._end = saved.base.end, saved.end
+        self._base, self._end, self._left = saved.base.header, saved.end, saved.newest.left
         return saved
 
     def restore(self, saved: SavedRows) -> None:
@@ -77,25 +83,39 @@ class RowStore:
         """Save all rows as the new base, in place of all that was saved; bytes written. OSError if the disk does not
         take it; what was saved before then still counts. ``samples`` have been trained on by all trainers.
         """
+        self._left = 0
         header = self._header(samples, len(self._arena.weights), increment=False)
         return self._replace(header, (self._values(piece) for piece in header.pieces()))
 
-    def save(self, rows: np.ndarray, samples: int) -> int:
-        """Save ``rows`` int32 (n,), in ascending order, as an increment; bytes written. Errors as ``save_all``."""
+    def save(self, rows: np.ndarray, samples: int, left: int = UNKNOWN) -> int:
+        """Save ``rows`` int32 (n,), in ascending order, as an increment; bytes written. ``left`` accesses of other rows
+        are not saved yet. Errors as ``save_all``.
+        """
         assert self._end, "increments follow a base: load or save_all first"
         assert np.all(np.diff(rows) > 0), "rows of an increment are in ascending order"
+        self._left = left
         header = self._header(samples, len(rows), increment=True)
-        with disk.needing(self._path, header.bytes), disk.opened(self._path, write=True) as descriptor:
+        with disk.needing(self.path, header.bytes), disk.opened(self.path, write=True) as descriptor:
             disk.truncate(descriptor, self._end)  # what an earlier save did not finish
             pieces = (self._numbered(rows[piece]) for piece in header.pieces())
-            write_record(descriptor, self._end, header, pieces)
+            write_record(descriptor, self._end, header, self._while_going_on(pieces))
         self._end += header.bytes
         return header.bytes
 
     @property
     def increments_outweigh_base(self) -> bool:
         """Whether it is time for ``compact``, so that the file stays below three times the rows."""
-        return self._end > 2 * self._base_bytes
+        return self._base is not None and self._end > 2 * self._base.bytes
+
+    @property
+    def base_samples(self) -> int:
+        """After how many samples all rows were saved last; -1 if they never were."""
+        return self._base.samples if self._base else -1
+
+    def remove(self) -> None:
+        """Remove the file, and what an interrupted save has left beside it."""
+        disk.remove_file(self.path)
+        disk.remove_file(_beside(self.path))
 
     def compact(self) -> int:
         """Merge base and increments into a new base, which holds the same rows; bytes written. Errors as ``save_all``;
@@ -104,7 +124,7 @@ class RowStore:
         written = self._end
         saved = self.load()
         if saved is None or saved.end < written:
-            raise DataError(f"{self._path}: damaged since it was written: look at its disk")
+            raise DataError(f"{self.path}: damaged since it was written: look at its disk")
         header = self._header(saved.base.header.samples, saved.base.header.count, increment=False)
         return self._replace(header, (values.view(np.int32) for _, values in saved.merged()))
 
@@ -114,7 +134,12 @@ class RowStore:
 
     def _header(self, samples: int, count: int, *, increment: bool) -> RecordHeader:
         width = self._state_floats + self._arena.weights.shape[1]
-        return RecordHeader(increment, width, self._timeline, samples, count, self._layout)
+        return RecordHeader(increment, width, self._timeline, samples, count, self._layout, self._left)
+
+    def _while_going_on(self, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        for piece in pieces:
+            self.go_on()
+            yield piece
 
     def _values(self, rows: slice) -> np.ndarray:
         """Optimizer state and weights of consecutive rows, int32 (n, width)."""
@@ -138,14 +163,34 @@ class RowStore:
 
     def _replace(self, header: RecordHeader, rows: Iterable[np.ndarray]) -> int:
         """Put a new base in the place of the file."""
-        beside = self._path.with_name(f".{self._path.name}.tmp")
-        with disk.needing(self._path, header.bytes):
-            with disk.created(beside) as descriptor:
-                write_record(descriptor, 0, header, rows)
-            disk.rename(beside, self._path)
-            self._base_bytes = self._end = header.bytes
-            disk.sync_folder(self._path.parent)
+        beside = _beside(self.path)
+        with disk.needing(self.path, header.bytes):
+            try:
+                with disk.created(beside) as descriptor:
+                    write_record(descriptor, 0, header, self._while_going_on(rows))
+            except BaseException:
+                disk.remove_file(beside)  # a full disk needs the room
+                raise
+            disk.rename(beside, self.path)
+            self._base, self._end = header, header.bytes
+            disk.sync_folder(self.path.parent)
         return header.bytes
+
+
+def path_of(run: Path, server: int) -> Path:
+    """Where an embedding PS of a run saves its rows."""
+    return run / ROWS / f"embedding-{server:04}.rows"
+
+
+def remove_beyond(run: Path, servers: int) -> None:
+    """Remove what embedding PSs of a run have saved that are more than so many: there were more of them once."""
+    for path in (run / ROWS).glob("embedding-*.rows"):
+        if int(path.stem.rpartition("-")[2]) >= servers:
+            disk.remove_file(path)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
 
 
 def layout_of(arena: Arena) -> bytes:

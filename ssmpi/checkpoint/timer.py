@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
-    from ssmpi.config import CheckpointOptions
+    from ssmpi.core.run_options import CheckpointOptions
 
 SAVED = "saved"  # the name of a note: after how many examples, and when in seconds since the epoch
 

@@ -19,7 +19,7 @@ def scale(arguments: argparse.Namespace) -> int:
     """``ssmpi bench scale``."""
     from ssmpi.bench import scale as bench
 
-    bench.measure(bench.counts_of(arguments.ranks), arguments.folder)
+    bench.measure(bench.counts_of(arguments.ranks), arguments.folder, arguments.kills)
     return 0
 
 

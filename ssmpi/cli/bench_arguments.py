@@ -45,6 +45,8 @@ def add_benchmarks(among: Commands) -> None:
     add_recovery_emulation(add(kinds, "recovery", bench.recovery, text))
     sub = add(kinds, "scale", bench.scale, "the cost of starting and ending a job of many ranks on this host")
     sub.add_argument("--ranks", default="8,32", metavar="NUMBERS", help="ranks of the jobs (default: 8,32)")
+    text = "then kill a rank so often, and print how long it takes until training goes on (default: 5)"
+    sub.add_argument("--kills", type=int, default=5, metavar="N", help=text)
     sub.add_argument(
         "--folder",
         type=Path,
@@ -171,6 +173,6 @@ def add_equivalence_options(sub: argparse.ArgumentParser) -> None:
     """What ``ssmpi bench equivalence`` takes."""
     sub.add_argument("study_file", type=Path, help="TOML file; see jobs/studies/lockstep")
     sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="what overrides the study file")
-    text = "begin no run after so many; the same command goes on (default: to the end)"
+    text = "begin no run after so many, with 0 only print; the same command goes on (default: to the end)"
     sub.add_argument("--minutes", type=float, default=math.inf, metavar="N", help=text)
     sub.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time, a core each (default: 1)")

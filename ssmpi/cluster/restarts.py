@@ -15,7 +15,7 @@ from ssmpi.report import recoveries
 from ssmpi.run.request import Supervised
 
 if TYPE_CHECKING:
-    from ssmpi.config import RecoveryOptions
+    from ssmpi.core.run_options import RecoveryOptions
 
 
 SEGMENTS = "OMPI_MCA_btl_sm_backing_directory"

@@ -134,7 +134,7 @@ class MemoryFile:
 
     def holds(self, name: str) -> bool:
         """As ``RankMemory``."""
-        return self.kept or name in self._table
+        return self.kept or (name in self._table and not self._failed)
 
     def remove(self) -> None:
         """As ``RankMemory``; the last rank of a host removes the folder."""

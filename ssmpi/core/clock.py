@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
+
+
+def process_age() -> float:
+    """Seconds since this process was started, to a hundredth."""
+    started = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(") ")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
 
 class Clock:

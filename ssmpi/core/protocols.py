@@ -47,6 +47,9 @@ class RowSet(Protocol):
     def parts(self) -> list[slice]:
         """Which of the rows are those of each server."""
 
+    def occurrences(self) -> np.ndarray:
+        """int32 (distinct rows,): for how many lookups of examples each row stands."""
+
 
 class RowLookup(RowSet, Protocol):
     """The rows of one batch on their way."""

@@ -13,9 +13,9 @@ import numpy as np
 from ssmpi.core.errors import TrainingError
 from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding import kernels
+from ssmpi.embedding.lookup import Lookup
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import EmbeddingOptions
-from ssmpi.embedding.transport import Lookup
 
 
 class HasIds(Protocol):

@@ -198,6 +198,14 @@ def sum_by_row(gradients: np.ndarray, inverse: np.ndarray, out: np.ndarray) -> N
 
 
 @njit(cache=True, nogil=True)
+def occurrences(inverse: np.ndarray, out: np.ndarray) -> None:
+    """out[d] = how often d is in ``inverse``; both int32."""
+    out[:] = 0
+    for i in range(inverse.shape[0]):
+        out[inverse[i]] += 1
+
+
+@njit(cache=True, nogil=True)
 def distinct_rows(rows: np.ndarray, distinct: np.ndarray, inverse: np.ndarray) -> int:
     """Write the distinct values of ``rows`` in order of first appearance and where each went; returns how many."""
     size = 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,16 +18,22 @@ from ssmpi.embedding.table import Arena, Saver
 class EmbeddingServer:
     """Answers pulls and pushes on one arena. ``handle`` is the handler of ``Service.serve``.
 
-    ``address`` tells processes of this host how to map the rows; empty if they are not to. ``saver``
-    writes them; where nothing is saved there need not be one. ``applied`` counts pushes.
+    ``address`` tells processes of this host how to map the rows; empty if they are not to. ``counts`` does so for the
+    memory in which accesses are counted, None if they are not. ``saver`` writes the rows; where nothing is saved there
+    need not be one. ``applied`` counts pushes.
+
+    ``samples`` is how many samples all trainers have done, as the first one told last, -1 before; ``checkpointed`` what
+    it was when a checkpoint was begun last. ``news`` gives what it is told in turn.
     """
 
     def __init__(
         self, arena: Arena, service: Service, saver: Saver | None = None, address: bytes = b"",
-        applied: AppliedPushes | None = None,
+        counts: bytes | None = None, applied: AppliedPushes | None = None,
     ) -> None:  # fmt: skip
         self.arena, self._service, self._saver, self._address = arena, service, saver, address
-        self._applied = applied or AppliedPushes()
+        self._counts, self._applied = counts, applied or AppliedPushes()
+        self.samples = self.checkpointed = -1
+        self.news: Callable[[], list[dict[str, Any]]] = list
         self._draining: dict[int, tuple[int, int]] = {}  # by trainer: the thread that waits, and for how many pushes
         self._kinds: dict[int, Callable[[int, int, np.ndarray], None]] = {
             wire.PULL: self._pull,
@@ -38,6 +45,7 @@ class EmbeddingServer:
             wire.SAVED: self._saved,
             wire.ATTACH: self._attach,
             wire.APPLIED: self._tell_applied,
+            wire.SAMPLES: self._hear_samples,
         }
 
     def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
@@ -53,9 +61,10 @@ class EmbeddingServer:
         self._service.reply(source, thread, buffer)
 
     def _push(self, source: int, thread: int, payload: np.ndarray) -> None:
-        factor, rows, gradients = wire.read_push(payload, self.arena.options.dim)
+        counted = self._counts is not None
+        factor, rows, gradients, times = wire.read_push(payload, self.arena.options.dim, counted=counted)
         self.arena.check(rows)
-        self.arena.update(rows, gradients, factor)
+        self.arena.update(rows, gradients, factor, times)
         self._applied.by_client[source] += 1
         if source in self._draining:
             self._answer_if_drained(source)
@@ -77,7 +86,8 @@ class EmbeddingServer:
         count = kernels.distinct_rows(rows, distinct, inverse)
         summed = np.empty((count, self.arena.options.dim), np.float32)
         kernels.sum_by_row(gradients, inverse, summed)
-        self.arena.update(distinct[:count], summed, float(words[:1].view(np.float32)[0]))
+        times = np.bincount(inverse, minlength=count).astype(np.int32)
+        self.arena.update(distinct[:count], summed, float(words[:1].view(np.float32)[0]), times)
 
     def _drain(self, source: int, thread: int, payload: np.ndarray) -> None:
         self._draining[source] = thread, int(payload.view(np.int64)[0])
@@ -93,6 +103,7 @@ class EmbeddingServer:
     def _save(self, source: int, thread: int, payload: np.ndarray) -> None:
         assert self._saver
         path, limit_seconds, background = json.loads(payload.tobytes())
+        self.checkpointed = self.samples
         self._saver.begin(self.arena, Path(path), limit_seconds, background=background)
         self._service.reply(source, thread, self._service.buffer(1))
 
@@ -102,7 +113,12 @@ class EmbeddingServer:
         self._reply_text(source, thread, b"" if outcome is None else json.dumps(outcome).encode())
 
     def _attach(self, source: int, thread: int, payload: np.ndarray) -> None:
-        self._reply_text(source, thread, self._address)
+        lines = [self._address] if self._counts is None else [self._address, self._counts]
+        self._reply_text(source, thread, b"\n".join(lines))
+
+    def _hear_samples(self, source: int, thread: int, payload: np.ndarray) -> None:
+        self.samples = int(payload.view(np.int64)[0])
+        self._reply_text(source, thread, json.dumps(self.news()).encode())
 
     def _tell_applied(self, source: int, thread: int, payload: np.ndarray) -> None:
         buffer = self._service.buffer(wire.COUNT)

@@ -20,6 +20,8 @@ from ssmpi.embedding.placement import Part, Placement
 ROWS_AT_A_TIME = 1 << 18  # when loading
 ROWS = "rows"  # the name of an arena in the memory of its rank
 
+Observe = Callable[[np.ndarray, np.ndarray], None]  # rows int32 (n,) and how many accesses each has had
+
 
 @dataclass(frozen=True)
 class EmbeddingOptions:
@@ -72,18 +74,20 @@ class RowArray:
         self.options = options
         self.weights = memory[:edge].view(np.float32).reshape(count, options.dim)
         self.state = memory[edge:].view(np.float32)
-        adagrad = options.optimizer == "rowwise_adagrad"
-        self.update: Callable[[np.ndarray, np.ndarray, float], None] = self._adagrad if adagrad else self._sgd
+        self._step = self._adagrad if options.optimizer == "rowwise_adagrad" else self._sgd
+        self._observe: Observe | None = None
 
-    def tell(self, observe: Callable[[np.ndarray], None]) -> None:
+    def update(self, rows: np.ndarray, gradients: np.ndarray, factor: float, times: np.ndarray | None = None) -> None:
+        """Apply gradients float32 (n, dim) of different rows int32 (n,) at ``factor`` times the learning rate;
+        ``times`` int32 (n,) says for how many accesses each, None that they do not count.
+        """
+        self._step(rows, gradients, factor)
+        if self._observe and times is not None:
+            self._observe(rows, times)
+
+    def tell(self, observe: Observe) -> None:
         """From now on ``observe`` is called with the rows of each update, after it: what was counted has happened."""
-        update = self.update
-
-        def told(rows: np.ndarray, gradients: np.ndarray, factor: float) -> None:
-            update(rows, gradients, factor)
-            observe(rows)
-
-        self.update = told
+        self._observe = observe
 
     def _sgd(self, rows: np.ndarray, gradients: np.ndarray, factor: float) -> None:
         kernels.sgd(self.weights, rows, gradients, self.options.rate * factor)

@@ -19,40 +19,44 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 @njit(cache=True, nogil=True)
-def count(counts: np.ndarray, rows: np.ndarray) -> None:
-    """counts[rows[k]] += 1, uint32, up to ``MOST_ACCESSES``."""
+def count(counts: np.ndarray, rows: np.ndarray, times: np.ndarray) -> None:
+    """counts[rows[k]] += times[k], uint32, up to ``MOST_ACCESSES``; ``times`` are int32, at least 0."""
     for k in range(rows.shape[0]):
         before = counts[rows[k]]
-        counts[rows[k]] = before + np.uint32(before < MOST_ACCESSES)
+        counts[rows[k]] = before + min(np.uint32(times[k]), MOST_ACCESSES - before)
 
 
 @njit(cache=True, nogil=True)
 def sample(
     rows: np.ndarray,
+    times: np.ndarray,
     parts: np.ndarray,
     rule: tuple[int, int],
     head: np.ndarray,
     listed: np.ndarray,
     ids: np.ndarray,
 ) -> None:
-    """Put one access in ``period`` into the list ``ids`` int32 (capacity,); a full list loses a random row for it.
+    """Put one access in ``period`` into the list ``ids`` int32 (capacity,); a full list loses a random row for it. Row
+    ``rows[k]`` has ``times[k]`` accesses, int32.
 
     ``rule`` is (period, seed); ``head`` int64 (4,) are the numbers SEEN ...; ``listed`` uint8 has a bit for each row.
     """
     period, seed = rule
     seen = head[SEEN]
-    head[SEEN] = seen + rows.shape[0]
     for k in range(rows.shape[0]):
-        chance = mix(uint64(seen + k) * uint64(GOLDEN) + uint64(seed))
-        if _below(chance, period) != 0:  # at random: every period-th row would favour some features
+        row, samples, chance = rows[k], 0, uint64(0)
+        for _ in range(times[k]):
+            seen += 1
+            drawn = mix(uint64(seen) * uint64(GOLDEN) + uint64(seed))
+            if _below(drawn, period) == 0:  # at random: every period-th row would favour some features
+                samples, chance = samples + 1, drawn
+        if samples == 0 or not _selectable(row, parts):
             continue
-        row = rows[k]
-        if not _selectable(row, parts):
-            continue
-        head[SAMPLED] += 1
+        head[SAMPLED] += samples
         if listed[row >> 3] & (1 << (row & 7)):
-            head[KNOWN] += 1
+            head[KNOWN] += samples
             continue
+        head[KNOWN] += samples - 1
         slot = head[LISTED]
         if slot < ids.shape[0]:
             head[LISTED] = slot + 1
@@ -62,6 +66,7 @@ def sample(
             listed[evicted >> 3] &= ~(1 << (evicted & 7))
         ids[slot] = row
         listed[row >> 3] |= 1 << (row & 7)
+    head[SEEN] = seen
 
 
 @njit(cache=True, nogil=True)

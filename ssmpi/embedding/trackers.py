@@ -1,5 +1,8 @@
-"""Which rows of an embedding PS to save first, as in CPR (Maeng et al., MLSys 2021): those updated most often (MFU), a
-sample of those updated (SSU), or those that have changed most (SCAR; Qiao et al., ICML 2019).
+"""Which rows of an embedding PS to save first, as in CPR (Maeng et al., MLSys 2021): those accessed most often (MFU), a
+sample of those accessed (SSU), or those that have changed most (SCAR; Qiao et al., ICML 2019).
+
+An access is one lookup of one example that is trained on: a row that 40 examples of a batch look up is updated once and
+has 40 accesses, so that the accesses that a row has lost are the samples that it has lost, as PLS counts them.
 
 A tracker is told the rows of every update (``RowArray.tell``) and keeps what it counts in memory that it is given, so
 that it may lie beside rows that several processes update. ``select`` is called by whoever saves, before the rows are
@@ -68,25 +71,32 @@ def scope_of(placement: Placement, server: int) -> Scope:
 @dataclass(frozen=True)
 class Selection:
     """Rows to save now, int32 in ascending order. ``share`` is how much of what has happened to the rows selected from
-    since the last save they cover: of updates, of sampled updates, or of squared change; 1 if nothing has.
+    since the last save they cover: of accesses, of sampled accesses, or of squared change; 1 if nothing has. ``left``
+    is how many accesses of other rows are not saved yet, NaN where nobody knows.
     """
 
     rows: np.ndarray
     share: float
+    left: float = math.nan
 
 
 class Tracker(Protocol):
     """What saving asks which rows come first."""
 
-    def observe(self, rows: np.ndarray) -> None:
-        """Rows int32 (n,) have been updated. Any thread may call, of any process that shares the memory."""
+    def observe(self, rows: np.ndarray, times: np.ndarray | None = None) -> None:
+        """Rows int32 (n,) have been updated, for ``times`` int32 (n,) accesses each, one if None. Any thread may call,
+        of any process that shares the memory.
+        """
 
     def select(self) -> Selection:
         """The rows to save now, which count as saved from here on; one caller at a time."""
 
+    def forget(self) -> None:
+        """All rows count as saved from here on."""
+
 
 class MFU:
-    """Most frequently updated: a counter for each row, uint32, that ends at its largest value; 0 once saved.
+    """Most frequently used: a counter for each row, uint32, that ends at its largest value; 0 once saved.
 
     ``memory`` is uint8 (``bytes_for``,), of zeros at first.
     """
@@ -100,21 +110,26 @@ class MFU:
         """Memory that it needs."""
         return 4 * scope.rows
 
-    def observe(self, rows: np.ndarray) -> None:
+    def observe(self, rows: np.ndarray, times: np.ndarray | None = None) -> None:
         """Count each row."""
-        tracker_kernels.count(self.counts, rows)
+        tracker_kernels.count(self.counts, rows, _times(rows, times))
 
     def select(self) -> Selection:
         """The rows with the highest counts, never one that has not been updated."""
         before = self._scope.sum(self.counts)
         rows = _largest(self.counts, self._scope, self._most)
         tracker_kernels.clear(self.counts, rows)
-        return Selection(rows, _covered(before, self._scope.sum(self.counts)))
+        left = self._scope.sum(self.counts)
+        return Selection(rows, _covered(before, left), left)
+
+    def forget(self) -> None:
+        """Every count is 0."""
+        self.counts[:] = 0
 
 
 class SSU:
-    """Sub-sampled updates: a list of as many rows as are saved. One update in ``period``, chosen at random by ``seed``,
-    puts its row in; a full list loses a random row for it.
+    """Sub-sampled used rows: a list of as many rows as are saved. One access in ``period``, chosen at random by
+    ``seed``, puts its row in; a full list loses a random row for it.
 
     Memory: 4 bytes a row of the list and a bit for each row of the PS, which tells whether it is in the list.
     """
@@ -132,9 +147,11 @@ class SSU:
         """Memory that it needs."""
         return cls.HEAD + 4 * scope.most(fraction) + (scope.rows + 7) // 8
 
-    def observe(self, rows: np.ndarray) -> None:
+    def observe(self, rows: np.ndarray, times: np.ndarray | None = None) -> None:
         """Put some of the rows into the list."""
-        tracker_kernels.sample(rows, self._scope.parts, self._rule, self._head, self._listed, self._ids)
+        tracker_kernels.sample(
+            rows, _times(rows, times), self._scope.parts, self._rule, self._head, self._listed, self._ids
+        )
 
     def select(self) -> Selection:
         """The rows of the list. The share is one for each row of the list and for each sample that found its row there
@@ -145,17 +162,21 @@ class SSU:
         found = tracker_kernels.take_listed(self._scope.parts, self._head, self._listed, self._ids, out)
         return Selection(out[:found], (listed + known) / sampled if sampled else 1.0)
 
+    def forget(self) -> None:
+        """The list is empty."""
+        self.select()
+
 
 class SCAR:
     """Those that have changed most: by the Euclidean distance of each row of ``weights`` float32 (rows, dim) from its
-    copy, which is as it was saved last. The copies need as much memory as the weights.
+    copy ``saved``, which is as it was saved last; None makes one. It needs as much memory as the weights.
     """
 
-    def __init__(self, scope: Scope, fraction: float, weights: np.ndarray) -> None:
+    def __init__(self, scope: Scope, fraction: float, weights: np.ndarray, saved: np.ndarray | None = None) -> None:
         self._scope, self._most, self._weights = scope, scope.most(fraction), weights
-        self._saved = weights.copy()
+        self._saved = weights.copy() if saved is None else saved
 
-    def observe(self, rows: np.ndarray) -> None:
+    def observe(self, rows: np.ndarray, times: np.ndarray | None = None) -> None:
         """Nothing: the weights tell."""
 
     def select(self) -> Selection:
@@ -167,6 +188,46 @@ class SCAR:
         tracker_kernels.copy_rows(self._weights, rows, self._saved)
         tracker_kernels.clear(changes, rows)
         return Selection(rows, _covered(before, self._scope.sum(changes)))
+
+    def forget(self) -> None:
+        """The copy is as the weights are."""
+        self._saved[:] = self._weights
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """What is counted where rows are updated: for ``kind`` ``mfu`` or ``ssu``, nothing for ``scar`` or ``none``. The
+    counts are in memory of the PS that its trainers may have mapped.
+    """
+
+    kind: str = "none"
+    fraction: float = 1.0
+    period: int = 1
+    seed: int = 0
+
+    @property
+    def counts(self) -> bool:
+        """Whether anything is counted."""
+        return self.kind in ("mfu", "ssu")
+
+    def bytes_for(self, scope: Scope) -> int:
+        """Memory for what is counted."""
+        kinds: dict[str, type[MFU | SSU]] = {"mfu": MFU, "ssu": SSU}
+        return kinds[self.kind].bytes_for(scope, self.fraction) if self.counts else 0
+
+    def over(self, scope: Scope, memory: np.ndarray) -> MFU | SSU:
+        """The tracker in ``memory`` uint8 (``bytes_for``,), zeros at first, to be told of updates."""
+        assert self.counts
+        if self.kind == "mfu":
+            return MFU(scope, self.fraction, memory)
+        return SSU(scope, self.fraction, memory, self.period, self.seed)
+
+
+NOTHING = Tracking()
+
+
+def _times(rows: np.ndarray, times: np.ndarray | None) -> np.ndarray:
+    return np.ones(len(rows), np.int32) if times is None else times
 
 
 def _largest(keys: np.ndarray, scope: Scope, most: int) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import deque
 from dataclasses import replace
@@ -21,41 +20,12 @@ from ssmpi.core.traffic import Link, Traffic
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.push_counts import SentPushes
+from ssmpi.embedding.server_news import ServerNews
 from ssmpi.embedding.table import Arena, EmbeddingOptions, RowArray, Saver
+from ssmpi.embedding.trackers import NOTHING, Scope, Tracking, scope_of
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
-
-
-class Lookup:
-    """One batch's rows on their way: ``values`` float32 (batch, features, dim) once they have arrived; ``flat`` are the
-    same, (batch * features, dim). ``parts`` says which of the distinct rows are those of each PS.
-    """
-
-    def __init__(self, batch: int, features: int, dim: int, servers: int) -> None:
-        most = batch * features
-        self.rows, self._inverse = np.empty(most, np.int32), np.empty(most, np.int32)
-        self.starts = np.zeros(servers + 1, np.int64)
-        self.distinct = np.empty((most, dim), np.float32)
-        self._values = np.empty((batch, features, dim), np.float32)
-        self.parts: list[slice] = []
-        self.requests: list[MPIRequest] = []
-        self.resize(batch)
-
-    def resize(self, batch: int) -> None:
-        """Use the buffers for a batch of this size."""
-        self.values = self._values[:batch]
-        self.flat = self.values.reshape(-1, self.values.shape[2])
-        self.inverse = self._inverse[: len(self.flat)]
-
-    def cut(self) -> None:
-        """``starts`` has been filled in."""
-        self.parts = [slice(start, stop) for start, stop in itertools.pairwise(self.starts.tolist())]
-
-    @property
-    def found(self) -> int:
-        """How many distinct rows there are."""
-        return int(self.parts[-1].stop)
 
 
 class LocalTables:
@@ -100,6 +70,10 @@ class LocalTables:
         """Who has not written what."""
         return f"trainer 0 has not written {self._path}"
 
+    def exchange_news(self, samples: int) -> list[dict[str, Any]]:
+        """Nobody to tell."""
+        return []
+
     def goodbye(self) -> None:
         """Nobody to take leave of."""
 
@@ -108,7 +82,7 @@ class RemoteTables:
     """Tables on embedding PSs: rows of one on this host are read and updated in place, others are reached by messages.
 
     ``near`` says of each PS whether its rows are at hand; PeerError if ``embedding.transport`` demands that of all and
-    one is not. ``sent`` counts pushes by message.
+    one is not. ``sent`` counts pushes by message, ``tracking`` is what PSs count of updates.
     """
 
     def __init__(
@@ -118,9 +92,10 @@ class RemoteTables:
         options: EmbeddingOptions,
         waiting: WaitOptions,
         sent: SentPushes | None = None,
+        tracking: Tracking = NOTHING,
     ) -> None:
         self._conversation, self._options, self._waiting = conversation, options, waiting
-        self._traffic = conversation.meter.traffic
+        self._traffic, self.tracking = conversation.meter.traffic, tracking
         self._servers = conversation.directory.ranks_of(Role.EMBEDDING_PS)
         self._in_flight: dict[int, deque[tuple[list[MPIRequest], list[np.ndarray]]]] = {}
         self._sent = sent or SentPushes(servers=len(self._servers))
@@ -128,8 +103,9 @@ class RemoteTables:
         self._paths: list[Path] = []
         wanted = options.transport != "messages"
         self._near = [
-            self._attach(index, placement.rows_of(index)) if wanted else None for index in range(len(self._servers))
+            self._attach(index, scope_of(placement, index)) if wanted else None for index in range(len(self._servers))
         ]
+        self._news = ServerNews(conversation, waiting)
 
     def compare_pushes(self) -> None:
         """Before the first push: find those that an earlier process has sent and no PS has applied."""
@@ -142,12 +118,17 @@ class RemoteTables:
         """Of each PS, whether this process works on its rows in place."""
         return [rows is not None for rows in self._near]
 
-    def _attach(self, index: int, count: int) -> RowArray | None:
+    def _attach(self, index: int, scope: Scope) -> RowArray | None:
         """The rows of one PS in its own memory, if that can be mapped."""
         server = self._servers[index]
-        address = wire.read_text(self._call(server, wire.ATTACH, np.empty(0, np.uint8), wire.TEXT))
+        text = wire.read_text(self._call(server, wire.ATTACH, np.empty(0, np.uint8), wire.TEXT))
+        address, _, counts = text.partition("\n")
         try:
-            return RowArray(self._options, attach(address, count * self._options.row_bytes), count)
+            rows = RowArray(self._options, attach(address, scope.rows * self._options.row_bytes), scope.rows)
+            if self.tracking.counts:
+                memory = attach(counts, self.tracking.bytes_for(scope))
+                rows.tell(self.tracking.over(scope, memory).observe)
+            return rows
         except OSError as error:
             if self._options.transport == "auto":
                 return None
@@ -155,6 +136,12 @@ class RemoteTables:
                 f"the rows of {self._conversation.names[server]} cannot be shared: {error}; "
                 "set embedding.transport = 'auto', or place a PS on every trainer's host"
             ) from error
+
+    def exchange_news(self, samples: int) -> list[dict[str, Any]]:
+        """Tell every PS how many samples all trainers have done: what it saves by itself is dated with that; what the
+        PSs have saved so by the last time this was called.
+        """
+        return self._news.exchange(samples)
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """Gather the rows of PSs on this host; send every other PS one request, whose reply goes straight into
@@ -184,13 +171,15 @@ class RemoteTables:
         while len(queue) >= self._options.pushes_in_flight:
             wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
         sent = self._sent.by_thread[thread]
+        times = lookup.occurrences() if self.tracking.counts else None
         requests, messages = [], []
         for index, (rows, near) in enumerate(zip(lookup.parts, self._near, strict=True)):
+            counted = None if times is None else times[rows]
             if near:
-                near.update(lookup.rows[rows], gradients[rows], factor)
+                near.update(lookup.rows[rows], gradients[rows], factor, counted)
                 self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
-                messages.append(wire.push(factor, lookup.rows[rows], gradients[rows]))
+                messages.append(wire.push(factor, lookup.rows[rows], gradients[rows], counted))
                 sent[index] += 1
                 requests.append(
                     self._conversation.isend(
@@ -237,6 +226,7 @@ class RemoteTables:
 
     def goodbye(self) -> None:
         """Tell every PS that this trainer will not ask again."""
+        self._news.finish()
         say_goodbye(self._conversation, self._servers, self._waiting)
 
     def _call(self, server: int, kind: int, payload: np.ndarray, size: int) -> np.ndarray:

@@ -5,15 +5,19 @@ thread's number as its tag. Payloads are 32-bit words where nothing else is said
 kind       request                                                         reply
 ========== =============================================================== =============================================
 PULL       rows int32 (n,)                                                 float32 (n, dim)
-PUSH       factor float32, rows int32 (n,), gradients float32 (n, dim)     none
+PUSH       factor float32, rows int32 (n,), gradients float32 (n, dim);    none
+           then int32 (n,), where accesses are counted: how many each has
 PULL_BAGS  bags int32, lengths int32 (bags,), rows int32 (sum of lengths,) float32 (bags, dim)
 PUSH_BAGS  factor float32, then as PULL_BAGS, gradients (bags, dim)        none
 DRAIN      int64: how many PUSH messages of this trainer there are so far  one byte, once so many have been applied
 SAVE       JSON: path, limit in seconds, whether in the background         one byte, once the rows may change again
 SAVED      nothing                                                         JSON: bytes and checksum, or what went wrong;
                                                                            empty while it is being written
-ATTACH     nothing                                                         how to map the rows; empty if they are not
-                                                                           shared
+SAMPLES    int64: how many samples all trainers have done                  JSON: what it has saved by itself since the
+                                                                           last one, a list
+ATTACH     nothing                                                         how to map the rows, and where accesses are
+                                                                           counted in a second line how to map
+                                                                           those; empty lines if they are not shared
 APPLIED    nothing                                                         int64: name of the count of this trainer's
                                                                            pushes, and how many were applied
 ========== =============================================================== =============================================
@@ -25,7 +29,7 @@ import numpy as np
 
 THREADS = 1000
 TEXT = 8192  # bytes of a reply that is text, padded with zeros
-PULL, PUSH, PULL_BAGS, PUSH_BAGS, DRAIN, SAVE, SAVED, ATTACH, APPLIED = range(9)
+PULL, PUSH, PULL_BAGS, PUSH_BAGS, DRAIN, SAVE, SAVED, ATTACH, APPLIED, SAMPLES = range(10)
 COUNT = 16  # bytes of the reply to APPLIED
 
 
@@ -45,21 +49,31 @@ def read_text(reply: np.ndarray) -> str:
     return reply.tobytes().rstrip(b"\0").decode(errors="replace")
 
 
-def push(factor: float, rows: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """The PUSH payload, float32 words."""
-    message = np.empty(1 + rows.size + gradients.size, np.float32)
+def push(factor: float, rows: np.ndarray, gradients: np.ndarray, times: np.ndarray | None = None) -> np.ndarray:
+    """The PUSH payload, float32 words; with ``times`` int32 (n,), how many accesses each row has, if not None."""
+    counted = 0 if times is None else times.size
+    edge = 1 + rows.size + gradients.size
+    message = np.empty(edge + counted, np.float32)
     message[0] = factor
     message[1 : 1 + rows.size] = rows.view(np.float32)
-    message[1 + rows.size :] = gradients.reshape(-1)
+    message[1 + rows.size : edge] = gradients.reshape(-1)
+    if times is not None:
+        message[edge:] = times.view(np.float32)
     return message
 
 
-def read_push(payload: np.ndarray, dim: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """Factor, rows and gradients (n, dim) of a PUSH payload, without copies."""
+def read_push(
+    payload: np.ndarray, dim: int, *, counted: bool = False
+) -> tuple[float, np.ndarray, np.ndarray, np.ndarray | None]:
+    """Factor, rows, gradients (n, dim) and, if accesses are ``counted``, how many each row has, of a PUSH payload,
+    without copies.
+    """
     words = payload.view(np.float32)
-    count = (words.size - 1) // (1 + dim)
+    count = (words.size - 1) // (1 + dim + counted)
+    edge = 1 + count * (1 + dim)
     rows = words[1 : 1 + count].view(np.int32)
-    return float(words[0]), rows, words[1 + count :].reshape(count, dim)
+    times = words[edge:].view(np.int32) if counted else None
+    return float(words[0]), rows, words[1 + count : edge].reshape(count, dim), times
 
 
 def pulled_bytes(rows: float, dim: int) -> float:
@@ -67,9 +81,9 @@ def pulled_bytes(rows: float, dim: int) -> float:
     return rows * (4 + 4 * dim)
 
 
-def pushed_bytes(messages: float, rows: float, dim: int) -> float:
-    """Payload of so many PUSH messages with so many rows in all."""
-    return 4 * messages + rows * (4 + 4 * dim)
+def pushed_bytes(messages: float, rows: float, dim: int, *, counted: bool = False) -> float:
+    """Payload of so many PUSH messages with so many rows in all, with the accesses of each if they are ``counted``."""
+    return 4 * messages + rows * (4 + 4 * dim + 4 * counted)
 
 
 def bags(lengths: np.ndarray, rows: np.ndarray) -> np.ndarray:

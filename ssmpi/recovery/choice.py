@@ -10,8 +10,8 @@ from ssmpi.recovery.explain import duration, percent
 from ssmpi.recovery.policy import Decision
 
 if TYPE_CHECKING:
+    from ssmpi.core.run_options import RecoveryOptions
     from ssmpi.core.topology import Topology
-    from ssmpi.recovery.settings import RecoverySettings
 
 MEMORY, PARTIAL, FULL = "memory", "partial", "full"
 SHOWN = 3  # ranks, in a message
@@ -33,7 +33,7 @@ class Choice(NamedTuple):
 
 
 def choose(
-    found: Sequence[Found], starts: Sequence[int], topology: Topology, options: RecoverySettings,
+    found: Sequence[Found], starts: Sequence[int], topology: Topology, options: RecoveryOptions,
     policy: Callable[[], Decision],
 ) -> Choice:  # fmt: skip
     """Warm if all memory is whole; of what is lost, the least that can be made good. ``found`` is by rank; ``starts``
@@ -65,7 +65,7 @@ def _names(lost: Sequence[int], topology: Topology, why: str) -> str:
     return f"the memory of {', '.join(names[:SHOWN])}{more} is lost ({why})"
 
 
-def _refusal(lost: Sequence[int], topology: Topology, options: RecoverySettings, policy: Callable[[], Decision]) -> str:
+def _refusal(lost: Sequence[int], topology: Topology, options: RecoveryOptions, policy: Callable[[], Decision]) -> str:
     """Why this loss cannot or should not be made good by itself; empty if it can."""
     roles = [topology.role_of(rank) for rank in lost]
     if (Role.TRAINER, 0) in roles:

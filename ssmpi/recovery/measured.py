@@ -10,10 +10,10 @@ from ssmpi.recovery.defaults import HOUR, INPUTS, inputs_of
 from ssmpi.recovery.policy import RecoveryInputs
 
 if TYPE_CHECKING:
-    from ssmpi.recovery.settings import RecoverySettings
+    from ssmpi.core.run_options import RecoveryOptions
 
 
-def from_settings(options: RecoverySettings) -> dict[str, float]:
+def from_settings(options: RecoveryOptions) -> dict[str, float]:
     """What the run file says, as ``inputs_of`` takes it."""
     mtbf = {"mtbf_seconds": options.mtbf_hours} if options.mtbf_hours else {}
     return {"target_pls": options.target_pls, **mtbf}
@@ -35,6 +35,6 @@ def from_run(log: Mapping[str, float], expected: int, recoveries: Sequence[Mappi
     return {name: value for name, value in found.items() if 0 < value <= INPUTS[name].most}  # hosts' clocks may differ
 
 
-def inputs(options: RecoverySettings, servers: int, measured: Mapping[str, float]) -> RecoveryInputs:
+def inputs(options: RecoveryOptions, servers: int, measured: Mapping[str, float]) -> RecoveryInputs:
     """Of a run with so many embedding PSs."""
     return inputs_of(servers, {**measured, **from_settings(options)})

@@ -4,11 +4,12 @@ this table.
 
 from __future__ import annotations
 
-TRAIN, EVALUATION, CHECKPOINT, RECOVERY = KINDS = ("train", "evaluation", "checkpoint", "recovery")
-ALL, SCORED = KINDS, (TRAIN, EVALUATION)
+KINDS = ("train", "evaluation", "checkpoint", "row_save", "recovery")
+TRAIN, EVALUATION, CHECKPOINT, ROW_SAVE, RECOVERY = KINDS
+ALL, SCORED, SAVED = KINDS, (TRAIN, EVALUATION), (CHECKPOINT, ROW_SAVE)
 
 FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
-    "kind": (ALL, "`train` for a window of training, `evaluation`, `checkpoint`, or `recovery`"),
+    "kind": (ALL, "`train` for a window of training, `evaluation`, `checkpoint`, `row_save`, or `recovery`"),
     "examples": (ALL, "examples of all trainers so far, earlier jobs of the run included"),
     "seconds": (ALL, "seconds of training so far, earlier jobs included; evaluations and saves are left out"),
     "eps": ((TRAIN,), "examples a second in this window, all trainers"),
@@ -47,13 +48,19 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "split": ((EVALUATION,), "what was scored"),
     "weights": ((EVALUATION,), "`model`: the common model; `replica 0`: the first trainer's own (`evaluate.replica`)"),
-    "rows": ((EVALUATION,), "rows scored"),
+    "rows": ((EVALUATION, ROW_SAVE), "rows scored, or saved"),
     "name": ((CHECKPOINT,), "folder of the checkpoint"),
     "O_save": ((CHECKPOINT,), "seconds that training stood still for it"),
-    "write_seconds": ((CHECKPOINT,), "seconds from its start to its commit"),
-    "bytes": ((CHECKPOINT,), "size of its files"),
-    "position": ((CHECKPOINT,), "examples after which it was taken; `examples` is when it was committed"),
-    "error": ((CHECKPOINT,), "why it could not be saved; then only `O_save` is there besides"),
+    "write_seconds": (SAVED, "seconds from its start to its commit"),
+    "bytes": (SAVED, "size of its files; of saved rows, what was written"),
+    "position": (SAVED, "examples after which it was taken; `examples` is when it was committed, or heard of"),
+    "error": (SAVED, "why it could not be saved; then only `O_save`, or `ps`, is there besides"),
+    "ps": ((ROW_SAVE,), "the embedding PS that has saved rows by itself"),
+    "covered": (
+        (ROW_SAVE,),
+        "share of what has happened since the last save that the saved rows have: accesses (`mfu`), sampled accesses"
+        " (`ssu`), squared change (`scar`)",
+    ),
     "start": ((RECOVERY,), "the number of the start, within its launch"),
     "at": ((RECOVERY,), "when it decided, in UTC"),
     "why": ((RECOVERY,), "why the last start had ended, as a rank wrote it; may be empty"),
@@ -63,6 +70,7 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "lost": ((RECOVERY,), "whose memory was lost, and why; empty if nobody's"),
     "batches_repeated": ((RECOVERY,), "batches under way, which come again"),
+    "pushes_lost": ((RECOVERY,), "row gradients sent by message that no embedding PS has applied"),
     "rows_reloaded": ((RECOVERY,), "embedding rows loaded anew; `partial` only, as what follows up to `pls`"),
     "sources": ((RECOVERY,), "where each lost embedding PS has its rows from"),
     "samples_lost": ((RECOVERY,), "samples that those rows miss, summed over the embedding PSs lost"),
@@ -70,6 +78,7 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "accounts_lost": ((RECOVERY,), "threads of lost trainers whose gradients were not all pushed (`async_ps`)"),
     "pls": ((RECOVERY,), "portion of lost samples so far"),
     "seconds_ranks": ((RECOVERY,), "from the end of the last start to the decision"),
+    "seconds_process": ((RECOVERY,), "of these, since the process of the first rank was started"),
     "seconds_load": ((RECOVERY,), "then for loading rows"),
     "seconds_restore": ((RECOVERY,), "from the decision to training"),
 }

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from ssmpi.comm.failure import cause
-from ssmpi.core.log import above, log, shape, terminal
+from ssmpi.core.log import above, log, terminal
 from ssmpi.core.metrics import SUMS, Quality
 from ssmpi.core.run_files import METRICS
 from ssmpi.core.topology import Topology
+from ssmpi.report.display import bar, describe
 from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.traffic import TrafficLog
 from ssmpi.report.trainer_report import TrainerReport
@@ -116,6 +116,10 @@ class MetricLogger:
         """Write how the run goes on after a kill: a record of ``recoveries.json``."""
         seconds = {f"seconds_{name}": value for name, value in record["seconds"].items()}
         self._write({"kind": "recovery", **record, **self._where(), **seconds})
+
+    def rows_saved(self, line: dict[str, Any]) -> None:
+        """Write what an embedding PS has saved by itself, or that it could not."""
+        self._write({"kind": "row_save", **self._where(), **line})
 
     def pause(self, seconds: float) -> None:
         """Training stood still for this long."""
@@ -240,23 +244,3 @@ class MetricLogger:
                 f"NE is {ne:.4f} and AUC {auc:.4f} after {int(self._total.sums[0]):,} examples: no better than the "
                 "constant. Is the learning rate too high (dense.rate, embedding.rate), or are the labels shuffled?"
             )
-
-
-def bar(rows: int) -> Any:
-    """A progress bar over so many examples; a disabled one where there is no terminal."""
-    there = terminal()
-    if there is None:
-        return tqdm(total=rows, disable=True)
-    columns, lines = shape(there)
-    found = tqdm(total=rows, unit="ex", unit_scale=True, ncols=columns, nrows=lines, file=there)
-    found.dynamic_ncols = shape  # asked before each drawing; tqdm's own takes 0 rows for no room
-    return found
-
-
-def describe(metrics: dict[str, float]) -> str:
-    """Metrics in one line."""
-    return (
-        f"NE {metrics['ne']:.5f}, log-loss {metrics['log_loss']:.5f}, AUC {metrics['auc']:.5f}"
-        f" (+-{metrics['auc_error']:.1e}), accuracy {metrics['accuracy']:.4f}, calibration"
-        f" {metrics['calibration']:.4f}, {int(metrics['rows']):,} rows"
-    )

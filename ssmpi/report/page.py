@@ -81,6 +81,7 @@ def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path
         traffic=[(record.folder, found) for record in records if (found := traffic.cells(record.result))],
         validations=[(record.folder, _validations(record)) for record in records if record.evaluations],
         ranks=[(record.folder, _ranks(record)) for record in records if record.usage],
+        recoveries=[(record.folder, _recoveries(record)) for record in records if record.recoveries],
         version=__version__, made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )  # fmt: skip
     atomic_file.write(out, page)
@@ -164,6 +165,19 @@ def _validations(record: Record) -> list[list[str]]:
         seconds = line.get("seconds")
         when = lasting(seconds if isinstance(seconds, (int, float)) else math.nan)
         lines.append([split, place, when, *found, ", ".join(marks)])
+    return lines
+
+
+def _recoveries(record: Record) -> list[list[str]]:
+    """One line a start after a kill: where in the run, what was lost, how it went on, and what that has cost."""
+    lines = []
+    for each in record.recoveries:
+        examples, lost, pls = each.get("examples"), each.get("lost") or "nobody's", each.get("pls")
+        counts = [each.get(name, 0) for name in ("batches_repeated", "rows_reloaded", "samples_lost")]
+        place = f"{examples:,}" if isinstance(examples, int) else "did not come to training"
+        share = f"{pls:.3g}" if isinstance(pls, (int, float)) else NOTHING
+        taken = ", ".join(f"{name} {value:g} s" for name, value in each.get("seconds", {}).items())
+        lines.append([place, str(each.get("how", "")), str(lost), *(f"{n:,}" for n in counts), share, taken])
     return lines
 
 

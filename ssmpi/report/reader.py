@@ -16,6 +16,7 @@ from ssmpi.core.errors import DataError, json_problem
 from ssmpi.core.result_marker import COMPLETE
 from ssmpi.core.run_files import METRICS, RESULT_NAME, RUN_FILE, USAGE, VERSIONS
 from ssmpi.core.settings import flat
+from ssmpi.report import recoveries
 from ssmpi.report.record import CIRCUMSTANCES, Record
 
 MEASURED = ("train", "evaluation")  # kinds of lines in METRICS
@@ -46,6 +47,7 @@ def read(folder: Path) -> Record:
         windows=windows,
         evaluations=evaluations,
         usage=ranks,
+        recoveries=[each for each in recoveries.read(folder).get("recoveries", []) if isinstance(each, dict)],
         missing=missing,
     )
 

@@ -19,7 +19,8 @@ class Record:
     """One run. ``missing`` says in sentences what is not there; the rest is empty where it is not there.
 
     ``windows`` and ``evaluations`` are the lines of ``metrics.jsonl``, ``usage`` is what every rank wrote of itself,
-    ``settings`` is flat: ``sync.alpha`` to value. ``circumstances`` are ``CIRCUMSTANCES``, unknown in runs of 0.1.
+    ``recoveries`` are those of ``recoveries.json``, ``settings`` is flat: ``sync.alpha`` to value.
+    ``circumstances`` are ``CIRCUMSTANCES``, unknown in runs of 0.1.
     """
 
     folder: Path
@@ -30,6 +31,7 @@ class Record:
     windows: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     usage: list[dict[str, Any]] = field(default_factory=list)
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
     @property

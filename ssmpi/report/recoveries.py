@@ -1,5 +1,6 @@
 """``recoveries.json``: how often a run was started again after a kill, and how it went on each time. It also names the
-launch that the run belongs to: only that one's memory is its own.
+launch that the run belongs to: only that one's memory is its own. Beside them, what has to outlive
+every memory: the timeline of the rows that are saved beside training, and what saving them takes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 from ssmpi.core import atomic_file
 from ssmpi.core.run_files import RECOVERIES
+
+SAVING = "row_save_seconds"
 
 
 def read(run: Path) -> dict[str, Any]:
@@ -46,6 +49,17 @@ def add(run: Path, recovery: dict[str, Any]) -> None:
     """One more."""
     found = read(run)
     _write(run, {**found, "recoveries": [*found["recoveries"], recovery]})
+
+
+def rows_saved(run: Path, server: int, seconds: float) -> None:
+    """Remember what saving all rows of an embedding PS beside training has taken last: that outlives its memory."""
+    found = read(run)
+    _write(run, {**found, SAVING: {**found.get(SAVING, {}), str(server): round(seconds, 6)}})
+
+
+def row_save_seconds(run: Path) -> float:
+    """The same of the slowest embedding PS: all of them save at once; 0 where none has saved."""
+    return max(map(float, read(run).get(SAVING, {}).values()), default=0.0)
 
 
 def amend(run: Path, more: dict[str, Any]) -> dict[str, Any]:

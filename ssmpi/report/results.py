@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,6 +70,13 @@ class Results:
         kept["last"] = found
         if best if best is not None else found["ne"] < kept["best"]["ne"]:
             kept["best"] = found
+
+    def rows_saved(self, news: Sequence[dict[str, Any]]) -> None:
+        """Write what embedding PSs have saved by themselves, and remember what that takes."""
+        for line in news:
+            if "all_rows_seconds" in line:
+                recoveries.rows_saved(self.folder, line["ps"], line.pop("all_rows_seconds"))
+            self.logbook.rows_saved(line)
 
     def finish(self, *, stopped: bool, ended_by: str = "", kept: str = "last") -> None:
         """Write ``result.json`` and close the log. Says so if rows of a complete run are missing.

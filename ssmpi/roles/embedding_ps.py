@@ -5,22 +5,38 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssmpi.checkpoint.arena_writer import ArenaWriter
+from ssmpi.checkpoint.arena_writer import MOST, ArenaWriter
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.model_files import load_tables
+from ssmpi.checkpoint.row_store import RowStore, path_of, remove_beyond
 from ssmpi.checkpoint.start import BEGINNING, Start
+from ssmpi.comm import failure
 from ssmpi.comm.service import Service
+from ssmpi.comm.shared_memory import Memory
 from ssmpi.comm.world import World
 from ssmpi.core import cpu_usage
+from ssmpi.core.errors import DataError
+from ssmpi.core.host_memory import free_memory
+from ssmpi.core.log import log
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.push_counts import AppliedPushes
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import ROWS, Arena
+from ssmpi.embedding.trackers import SCAR, Scope, Tracker, scope_of
+from ssmpi.report import recoveries
+from ssmpi.roles.row_saver import RowSaver
 
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.comm.shared_memory import Memory
     from ssmpi.config import Config
+
+COUNTS, COPY = "accesses", "saved rows"  # names in the memory of the rank
+ENDING_SECONDS = 5.0  # for a save that is under way
+NO_SAVES = (
+    "checkpoint.priority does nothing in this job: rows are saved for 'ssmpi launch', which has them loaded again, and"
+    " where recovery.memory_folder has room"
+)
 
 
 def serve_embeddings(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
@@ -29,13 +45,33 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
     arena, memory = rows_in(start.memory, config, world.index, model)
     if model:
         load_tables(arena, model, world.index)
+    shared = config.embedding.transport != "messages"
+    scope = scope_of(place(arena.cardinalities, config.topology.embedding_ps), world.index)
+    counts = start.memory.part(COUNTS, shared=shared) if config.tracking.counts else None
+    saving = config.saves_rows and start.memory.holds(ROWS)
+    tracker = tracked(config, arena, scope, counts) if counts else None
+    if saving and config.checkpoint.priority == "scar":
+        tracker = scar(config, world, arena, scope, start)
     applied = AppliedPushes(start.memory, world.embedding.size)
     start.memory.ready()
     world.start_heartbeat(config.waiting)
     service = Service(world.embedding, config.waiting)
     cpu_usage.set_up()
-    server = EmbeddingServer(arena, service, ArenaWriter(world.same_role_here), memory.address, applied)
+    address = counts.address if counts else None
+    server = EmbeddingServer(arena, service, ArenaWriter(world.same_role_here), memory.address, address, applied)
+    if not saving:
+        if config.checkpoint.priority != "none" and world.index == 0:
+            log.warning(NO_SAVES)
+        service.serve(config.topology.trainers, server.handle)
+        return True
+    store = RowStore(path_of(folder, world.index), arena, start.timeline)
+    saver = RowSaver(config, store, tracker, server, start.memory, recoveries.row_save_seconds(folder))
+    server.news = saver.news
+    failure.start(world, "row saves", saver.run)
     service.serve(config.topology.trainers, server.handle)
+    saver.stop(ENDING_SECONDS)
+    if world.index == 0:
+        remove_beyond(folder, config.topology.embedding_ps)
     return True
 
 
@@ -48,3 +84,30 @@ def rows_in(memory: RankMemory, config: Config, index: int, model: Path | None =
     placement = place(origin.cardinalities, config.topology.embedding_ps)
     part = memory.part(ROWS, shared=config.embedding.transport != "messages")
     return Arena(config.embedding, placement, index, config.run.seed, part), part
+
+
+def tracked(config: Config, arena: Arena, scope: Scope, counts: Memory) -> Tracker:
+    """What counts accesses, here and in the trainers that map ``counts``."""
+    memory = counts.allocate(config.tracking.bytes_for(scope))
+    if not counts.kept:
+        memory[:] = 0
+    tracker = config.tracking.over(scope, memory)
+    arena.tell(tracker.observe)
+    return tracker
+
+
+def scar(config: Config, world: World, arena: Arena, scope: Scope, start: Start) -> Tracker:
+    """The tracker that keeps a copy of the weights; DataError if there is no memory for it."""
+    copy, sharers = start.memory.part(COPY, shared=False), world.same_role_here
+    needed, free = arena.weights.nbytes * sharers, free_memory() * MOST
+    if needed > free and not copy.kept:
+        raise DataError(
+            f'checkpoint.priority = "scar" copies the weights: {needed / 1e9:.1f} GB for {sharers} embedding PSs of'
+            f" this host (this one's {len(arena.weights):,} rows x {arena.weights.shape[1]} floats x 4 bytes), and"
+            f" {free / 1e9:.1f} GB are to be had ({MOST:.0%} of what is free): set it to 'mfu' or 'ssu', or use more"
+            " hosts"
+        )
+    saved = copy.allocate(arena.weights.nbytes).view("float32").reshape(arena.weights.shape)
+    if not copy.kept:
+        saved[:] = arena.weights
+    return SCAR(scope, config.checkpoint.priority_fraction, arena.weights, saved)

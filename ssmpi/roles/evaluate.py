@@ -22,7 +22,7 @@ from ssmpi.roles.shard_check import check, share
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import World
-    from ssmpi.config import EvaluateOptions
+    from ssmpi.core.run_options import EvaluateOptions
     from ssmpi.core.stop import Stop
     from ssmpi.data.schema import Manifest
     from ssmpi.model.replica import ThreadModel

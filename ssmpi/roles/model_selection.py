@@ -27,7 +27,7 @@ from ssmpi.core.run_files import BEST, MODEL
 if TYPE_CHECKING:
     from ssmpi.checkpoint.manager import CheckpointManager
     from ssmpi.checkpoint.trainer_state import ModelState
-    from ssmpi.config import EvaluateOptions
+    from ssmpi.core.run_options import EvaluateOptions
     from ssmpi.report.results import Scored
     from ssmpi.roles.evaluate import Evaluations
 

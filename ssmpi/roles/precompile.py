@@ -11,6 +11,7 @@ import numpy as np
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.embedding.trackers import scope_of
 from ssmpi.embedding.transport import LocalTables
 from ssmpi.model.optim import DenseOptimizer
 from ssmpi.model.replica import Replica
@@ -24,12 +25,16 @@ def compile_kernels(config: Config, replica: Replica, optimizer: DenseOptimizer)
     """One step on made-up rows that leaves ``replica`` and ``optimizer`` as they were."""
     inputs = replica.network.inputs
     rows, placement = 2, place((1,) * inputs.tables, 1)
-    lookups = Lookups(LocalTables(Arena(config.embedding, placement, 0, seed=0)), placement, config.embedding, thread=0)
+    arena, scope = Arena(config.embedding, placement, 0, seed=0), scope_of(placement, 0)
+    if config.tracking.counts:
+        arena.tell(config.tracking.over(scope, np.zeros(config.tracking.bytes_for(scope), np.uint8)).observe)
+    lookups = Lookups(LocalTables(arena), placement, config.embedding, thread=0)
     lookup = lookups.pull(np.zeros((rows, inputs.tables), np.int32))
     model = replica.thread_model(replica.vector.copy())
     labels = np.zeros(rows, np.float32)
     logits, by_rows = model.forward_backward(np.zeros((rows, inputs.dense), np.float32), lookup.values, labels)
     Progress(1, 1, config.schedule).record(0, logits, labels)
     lookups.push(lookup, by_rows)
+    lookup.occurrences()
     model.gradients[:] = 0.0
     optimizer.step(model, 0.0)

@@ -42,7 +42,9 @@ class Tables:
         self.transport: LocalTables | RemoteTables
         self.sent = SentPushes(start.memory, config.topology.threads, servers)
         if servers:
-            self.transport = RemoteTables(world.embedding, self.placement, config.embedding, config.waiting, self.sent)
+            self.transport = RemoteTables(
+                world.embedding, self.placement, config.embedding, config.waiting, self.sent, config.tracking
+            )
             self.transport.compare_pushes()
             return
         arena = Arena(config.embedding, self.placement, 0, config.run.seed, start.memory.part(ROWS, shared=False))

@@ -240,6 +240,8 @@ class Trainer:
     def _report(self, finished: bool) -> TrainerReport:
         """What the first trainer wants to know."""
         quality = self.progress.quality()
+        if self._results:
+            self._results.rows_saved(self.tables.transport.exchange_news(self.progress.of_all))
         return TrainerReport(
             stop=float(self._stop.stopping), finished=float(finished), examples=float(self.progress.examples),
             iterations=float(self.progress.iterations.sum()), **sync.figures(self.synchronizers),

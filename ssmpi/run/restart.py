@@ -16,6 +16,7 @@ from ssmpi.checkpoint.start import Start
 from ssmpi.comm.memory_file import LostMemoryError, MemoryFile, Origin
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 from ssmpi.core import memory_folder
+from ssmpi.core.clock import process_age
 from ssmpi.core.log import last_end, log
 from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Choice, Found, choose
 from ssmpi.recovery.ledger import LEDGER, Ledger
@@ -151,5 +152,9 @@ def decide(run: Path, supervised: Supervised, how: str, lost: str, more: Mapping
         "how": how,
         "lost": lost,
         **more,
-        "seconds": {"ranks": round(time.time() - supervised.ended - load, 3), **more.get("seconds", {})},
+        "seconds": {
+            "ranks": round(time.time() - supervised.ended - load, 3),
+            "process": round(process_age() - load, 3),
+            **more.get("seconds", {}),
+        },
     })  # fmt: skip

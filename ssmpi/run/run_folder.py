@@ -15,12 +15,13 @@ from typing import IO
 from ssmpi import __version__
 from ssmpi.checkpoint import disk
 from ssmpi.comm.world import versions as mpi_versions
-from ssmpi.config import NO_SPLIT, Config, EvaluateOptions
+from ssmpi.config import Config
 from ssmpi.core import git_commit, run_files, settings
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
 from ssmpi.core.packages import package_versions
 from ssmpi.core.run_files import LOCK_NAME, NETWORK, RUN_FILE, VERSIONS
+from ssmpi.core.run_options import NO_SPLIT, EvaluateOptions
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
 from ssmpi.model import own, processor

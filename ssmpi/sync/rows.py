@@ -32,12 +32,18 @@ class StepAgreement(Protocol):
 
 
 class SummedRows:
-    """Some rows of all PSs, in the order of the PSs: as much of a lookup as an update needs."""
+    """Some rows of all PSs, in the order of the PSs: as much of a lookup as an update needs. Each counts as one access
+    a step: how many examples of other trainers have looked it up nobody tells.
+    """
 
     def __init__(self, keys: np.ndarray, servers: int) -> None:
         self.rows = (keys % SERVER).astype(np.int32)
         starts = np.searchsorted(keys, np.arange(servers + 1) * SERVER).tolist()
         self.parts = [slice(start, stop) for start, stop in pairwise(starts)]  # which of them are those of each PS
+
+    def occurrences(self) -> np.ndarray:
+        """int32 (rows,): one each."""
+        return np.ones(len(self.rows), np.int32)
 
 
 class SynchronousRows:

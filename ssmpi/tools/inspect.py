@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from ssmpi.checkpoint import store, ways_on
+from ssmpi.checkpoint.row_records import read_rows
 from ssmpi.core import result_marker, run_files
 from ssmpi.core.errors import DataError, json_problem
-from ssmpi.core.run_files import MODEL, RUN_FILE, VERSIONS
+from ssmpi.core.run_files import MODEL, ROWS, RUN_FILE, VERSIONS
 
 
 def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
@@ -26,6 +27,10 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
         f"{path.name}: does not count: newer than the checkpoint that the run resumed from"
         for path in store.Store(run).set_aside()
     ]
+    for path in sorted((run / ROWS).glob("*.rows")):
+        found, whole = rows_in(path) if checksums else ("checksums not read", True)
+        damaged += [] if whole else [path]
+        lines.append(f"{path.name}: {found}")
     finished = result_marker.is_finished(run)
     if finished and run / MODEL in damaged:
         lines.append(f"what to do about {MODEL}: {ways_on.without_model(run)}")
@@ -35,6 +40,21 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
         coming = "the run is finished" if finished else "--resume starts from the beginning"
         lines.append(f"no checkpoint: {coming}")
     return "\n".join(lines), not damaged
+
+
+def rows_in(path: Path) -> tuple[str, bool]:
+    """One line about the rows that an embedding PS has saved by itself, and whether they can be read."""
+    try:
+        found = read_rows(path)
+    except DataError as error:
+        return f"DAMAGED: {error}", False
+    if found is None:
+        return "gone", True
+    saved, dropped = found
+    base, increments, newest = saved.base.header, len(saved.records) - 1, saved.records[-1].header.samples
+    torn = f"; {dropped:,} bytes at its end were not written whole" if dropped else ""
+    text = f"{base.count:,} rows, all saved after {base.samples:,} samples, {increments:,} increments up to {newest:,}"
+    return f"{text}, checksums ok{torn}", True
 
 
 def run_status(run: Path) -> str:

@@ -125,9 +125,10 @@ def traffic(config: Config, placement: Placement) -> str:
     dim, servers, n = config.embedding.dim, placement.servers, config.topology.trainers
     lines = ["on the wire, at most:"]
     if config.topology.embedding_ps:
+        pushed = wire.pushed_bytes(servers, ids, dim, counted=config.tracking.counts)
         lines.append(
-            f"  an iteration: {_bytes(wire.pulled_bytes(ids, dim))} pulled, "
-            f"{_bytes(wire.pushed_bytes(servers, ids, dim))} pushed, {2 * servers} messages out, {servers} in"
+            f"  an iteration: {_bytes(wire.pulled_bytes(ids, dim))} pulled, {_bytes(pushed)} pushed, "
+            f"{2 * servers} messages out, {servers} in"
         )
     kind, sync = ALGORITHMS[config.sync.algorithm], config.sync
     found = kind.round_bytes(sync, config.topology, dense_parameters(config))

@@ -21,10 +21,13 @@ from ssmpi.core.topology import Role, Topology
 from ssmpi.sync import host_group
 
 MOMENTUM = sync.bmuf.BMUFOptions(eta=0.7, momentum=0.5, nesterov=True)
+CLASSICAL = replace(MOMENTUM, nesterov=False)
 AVERAGES = [
     options("ma"),
     options("ma", alpha=1.0),
     options("ma", merge="interpolate", fragments=3),
+    options("bmuf"),
+    options("bmuf", bmuf=CLASSICAL, fragments=3),
     options("bmuf", bmuf=MOMENTUM),
     options("bmuf", bmuf=MOMENTUM, fragments=3),
 ]
@@ -32,7 +35,9 @@ ONE_HOST, TWO_HOSTS, MIXED = ("h0",) * 3, ("h0", "h0", "h1"), ("h0", "h1", "h0",
 
 
 def name_of(options):
-    return f"{options.algorithm}-{options.merge}-alpha{options.alpha}-fragments{options.fragments}"
+    own = options.bmuf
+    momentum = f"-momentum{own.momentum}{'-nesterov' * own.nesterov}" if options.algorithm == "bmuf" else ""
+    return f"{options.algorithm}-{options.merge}-alpha{options.alpha}-fragments{options.fragments}{momentum}"
 
 
 @pytest.fixture

@@ -17,11 +17,13 @@ from oracle import train_plainly
 from ranks import PATIENCE, PretendedStart, over_threads
 from runs import Run, train_over_threads, write_run_file
 
-from ssmpi.checkpoint import newest_rows
+from ssmpi.checkpoint import newest_rows, store
 from ssmpi.checkpoint.store import Store, read_manifest
 from ssmpi.comm import memory_file
 from ssmpi.comm.memory_file import MemoryFile
 from ssmpi.core import memory_folder
+from ssmpi.core.errors import DataError
+from ssmpi.core.log import log
 from ssmpi.core.run_files import RECOVERIES
 from ssmpi.data.block_dispatcher import block_order
 from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
@@ -31,6 +33,7 @@ from ssmpi.embedding.placement import place
 from ssmpi.embedding.transport import LocalTables
 from ssmpi.report import recoveries
 from ssmpi.report.fields import FIELDS, RECOVERY
+from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.kept_state import RunNote
 from ssmpi.roles.progress import Progress
 from ssmpi.run import restart, run_folder
@@ -43,12 +46,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 
 LAUNCH = "launch"
 ONE = (
-    "embedding.prefetch=false", "data.block_rows=600", "data.passes=2", "run.log_seconds=0.01",
+    "embedding.prefetch=false", "data.block_rows=600", "run.log_seconds=0.01",
     "checkpoint.background=false", "evaluate.split=none",
 )  # fmt: skip
-TWO_PS = (*ONE, "topology.embedding_ps=2", "checkpoint.every_examples=2000", "checkpoint.keep=9")
-SAVED, LOST = 51, 58  # batches
-CALL = 1 + LOST + 1  # the first one compiles
+TWO_PS = (*ONE, "topology.embedding_ps=2", "checkpoint.every_examples=1000", "checkpoint.keep=9")
+UNSAVED = 5  # batches between the first save and a kill
 
 
 class KilledError(Exception):
@@ -91,6 +93,12 @@ class Killed:
         for thread in {each for each in threading.enumerate() if each.name.startswith(("worker", "shadow"))}:
             thread.join(PATIENCE)  # unlike killed ones they end at their next message only
         return self
+
+    def start_and_save(self):
+        """A start that is killed some batches after its first save: the newest save, and how many batches were done."""
+        kill = KillAfterSave(self.folder)
+        self.start(kill)
+        return Store(self.folder).committed()[-1], kill.done
 
     def lose(self, *ranks):
         """Their memory goes, with their host."""
@@ -140,6 +148,28 @@ class Kill:
         setattr(self._owner, self._name, self._whole)
 
 
+class KillAfterSave:
+    """Kills a trainer before it counts a batch, some batches after its run's first checkpoint; ``done`` before that."""
+
+    def __init__(self, run):
+        self._run, self.done = run, -1  # the first call compiles
+
+    def __enter__(self):
+        self._whole = whole = Progress.record
+        since = itertools.count()
+
+        def killing(*arguments):
+            if Store(self._run).committed() and next(since) == UNSAVED:
+                raise KilledError
+            self.done += 1
+            return whole(*arguments)
+
+        Progress.record = killing
+
+    def __exit__(self, *error):
+        Progress.record = self._whole
+
+
 def batches(config):
     """All batches of a run of one thread, in order."""
     data, seed = config.data, config.run.seed
@@ -150,6 +180,10 @@ def batches(config):
             block = reader.blocks[number]
             order = shuffled(seed, 2, a_pass, number, size=block.rows)
             yield from batches_in(order, reader.read(block), data.batch_size)
+
+
+def examples_of(checkpoint):
+    return read_manifest(checkpoint).state["examples"]
 
 
 def after(config, number):
@@ -181,9 +215,9 @@ def rows_in(killed, index):
 
 def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_and_nobody_else_anything(tmp_path, small_data):
     """Its memory is removed at rest, between two starts; what the others had there is the same to the last bit."""
-    killed = Killed(tmp_path / "killed", small_data, *TWO_PS).start(Kill(Progress, "record", CALL))
-    checkpoint = Store(killed.folder).committed()[-1]
-    taken, at_kill = read_manifest(checkpoint).state["examples"], after(killed.config, LOST)
+    killed = Killed(tmp_path / "killed", small_data, *TWO_PS)
+    checkpoint, done = killed.start_and_save()
+    taken, at_kill = examples_of(checkpoint), after(killed.config, done)
     server, trainer = killed.arrays("embedding_ps-0"), killed.arrays("trainer-0", "replica", "dense optimizer")
     unsaved = rows_in(killed, 1)
     killed.lose("embedding_ps-1").start(Kill(RunNote, "started", after=True))
@@ -201,10 +235,14 @@ def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_and_nobody_else_anything
     assert only["rows_reloaded"] == sum(len(pair[0]) for pair in found.values())
     assert only["sources"] == {"embedding_ps 1": checkpoint.name}
     assert only["samples_lost"] == at_kill - taken > 0
+    assert recoveries.describe(only) == (
+        f"going on after {at_kill:,} examples: {only['rows_reloaded']:,} embedding rows reloaded (embedding_ps 1 from"
+        f" {checkpoint.name}), which miss {at_kill - taken:,} samples. PLS is {only['pls']:.3g} so far"
+    )
     killed.start()
     result = killed.run.result
-    assert (result["status"], result["examples"], result["restarts"]) == ("complete", 12_000, 2)
-    assert result["pls"] == pytest.approx((at_kill - taken) / (12_000 * 2))
+    assert (result["status"], result["examples"], result["restarts"]) == ("complete", 6_000, 2)
+    assert result["pls"] == pytest.approx((at_kill - taken) / (6_000 * 2))
     assert [each["how"] for each in result["recoveries"]] == ["partial", "memory"]
     lines = [json.loads(line) for line in (killed.folder / "metrics.jsonl").read_text().splitlines()]
     partial, warm = (line for line in lines if line["kind"] == RECOVERY)
@@ -219,30 +257,32 @@ def own_rows(cardinalities, index):
 
 @pytest.fixture(scope="module")
 def lost_once(tmp_path_factory, small_data):
-    """A run of which PS 1 was lost after so many batches, and saved before."""
+    """A run of which PS 1 was lost, and after how many batches its rows were saved and lost."""
     killed = Killed(tmp_path_factory.mktemp("once"), small_data, *TWO_PS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_file, "_lock", lambda file, path: None)
-        killed.start(Kill(Progress, "record", CALL)).lose("embedding_ps-1").start()
-    assert read_manifest(Store(killed.folder).committed()[2]).state["examples"] == after(killed.config, SAVED)
-    return killed
+        checkpoint, lost = killed.start_and_save()
+        killed.lose("embedding_ps-1").start()
+    saved = [number for number in range(lost) if after(killed.config, number) == examples_of(checkpoint)]
+    return killed, (*saved, lost)
 
 
 def test_losses_are_those_of_one_process_that_overwrites_the_same_rows(tmp_path, small_data, lost_once, monkeypatch):
     """To the last bit; there are no servers in it and no recovery."""
+    run, numbers = lost_once[0].run, lost_once[1]
     arenas, calls, copies = [], itertools.count(1), {}
     make, push = LocalTables.__init__, Lookups.push
     cardinalities = SplitReader(small_data, "train", 600).manifest.cardinalities
     parts = {part.table: part for part in place(cardinalities, 1).parts}
 
-    def made(self, arena, saver=None):
+    def made(self, arena, *others):
         arenas.append(arena)
-        make(self, arena, saver)
+        make(self, arena, *others)
 
     def pushed(*arguments):
         push(*arguments)
         number = next(calls) - 1  # the first one compiles
-        if number not in (SAVED, LOST):
+        if number not in numbers:
             return
         for table, stripe in own_rows(cardinalities, 1):
             rows = slice(parts[table].base, parts[table].base + parts[table].rows)
@@ -253,33 +293,36 @@ def test_losses_are_those_of_one_process_that_overwrites_the_same_rows(tmp_path,
     monkeypatch.setattr(LocalTables, "__init__", made)
     monkeypatch.setattr(Lookups, "push", pushed)
     oracle = train_over_threads(tmp_path, small_data, *ONE, "topology.embedding_ps=0")
-    found = lost_once.run.losses()
-    assert lost_once.run.result["status"] == "complete"
+    found = run.losses()
+    assert run.result["status"] == "complete"
     np.testing.assert_array_equal(found, oracle.losses()[-len(found) :])
-    for mine, theirs in zip(lost_once.run.tables(), oracle.tables(), strict=True):
+    for mine, theirs in zip(run.tables(), oracle.tables(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
+    assert run.quality() == oracle.quality()
 
 
 def test_losses_are_those_of_plain_pytorch_that_overwrites_the_same_rows(small_data, lost_once):
-    config, copies = lost_once.config, {}
+    (killed, numbers), copies = lost_once, {}
+    config, lost = killed.config, numbers[-1]
     cardinalities = SplitReader(small_data, "train", 600).manifest.cardinalities
 
     def overwrite(number, model, sparse):
-        if number not in (SAVED, LOST):
+        if number not in numbers:
             return
         for table, stripe in own_rows(cardinalities, 1):
             for values in (model.tables[table].weight.data[stripe], sparse.sums[table][stripe]):
                 values[:] = copies.setdefault((table, stripe.start, values.ndim), values.clone())
 
-    _, losses = train_plainly(config, cardinalities, itertools.islice(batches(config), LOST + 10), overwrite)
-    np.testing.assert_allclose(lost_once.run.losses()[:10], losses[LOST:], rtol=2e-4)
+    _, losses = train_plainly(config, cardinalities, itertools.islice(batches(config), lost + 5), overwrite)
+    np.testing.assert_allclose(killed.run.losses()[:5], losses[lost:], rtol=2e-4)
 
 
 @pytest.mark.parametrize("lost_again", [False, True])
 def test_a_death_in_the_middle_of_a_recovery_begins_again_and_books_once(tmp_path, small_data, lost_again):
     """At the load, when it is done, and before the first trainer has noted it; another PS may be lost meanwhile."""
-    killed = Killed(tmp_path, small_data, *TWO_PS, "recovery.max_lost_fraction=1").start(Kill(Progress, "record", CALL))
-    before, taken = killed.recoveries, read_manifest(Store(killed.folder).committed()[-1]).state["examples"]
+    killed = Killed(tmp_path, small_data, *TWO_PS, "recovery.max_lost_fraction=1")
+    checkpoint, done = killed.start_and_save()
+    before = killed.recoveries
     killed.lose("embedding_ps-1")
     killed.start(Kill(newest_rows, "restore")).start(Kill(newest_rows, "restore", after=True))
     assert killed.recoveries == before == []
@@ -287,8 +330,8 @@ def test_a_death_in_the_middle_of_a_recovery_begins_again_and_books_once(tmp_pat
         killed.lose("embedding_ps-0")
     killed.start(Kill(RunNote, "started")).start(Kill(recoveries, "complete")).start()
     assert [each["how"] for each in killed.recoveries] == ["partial"] * 2 + ["memory"]
-    lost = after(killed.config, LOST) - taken
-    assert killed.run.result["pls"] == pytest.approx((1 + lost_again) * lost / (12_000 * 2))
+    lost = after(killed.config, done) - examples_of(checkpoint)
+    assert killed.run.result["pls"] == pytest.approx((1 + lost_again) * lost / (6_000 * 2))
     assert killed.run.result["status"] == "complete"
 
 
@@ -309,7 +352,7 @@ def test_no_row_of_a_lost_trainer_is_left_out(tmp_path, small_data, algorithm, m
     """Rows that it had in hand come again, and no others but those of batches under way."""
     trained, add = [], TrainedRows.add
     monkeypatch.setattr(TrainedRows, "add", lambda self, thread, rows: (trained.append(rows), add(self, thread, rows)))
-    settings = (*BY_MESSAGES, f"sync.algorithm={algorithm}", *EVERY[algorithm], "data.passes=1")
+    settings = (*BY_MESSAGES, f"sync.algorithm={algorithm}", *EVERY[algorithm])
     killed = Killed(tmp_path, small_data, *settings).start(Kill(Progress, "record", 28))
     killed.lose("trainer-1").start(Kill(RunNote, "started", number=2)).start()
     partial = [each for each in killed.recoveries if each["how"] == "partial" and "examples" in each]
@@ -325,12 +368,12 @@ def test_no_row_of_a_lost_trainer_is_left_out(tmp_path, small_data, algorithm, m
 def kept_until_started(tmp_path, data, lost, algorithm):
     """What trainers and sync PSs hold when some are lost, and when all is made good but nobody has trained yet."""
     killed = Killed(tmp_path, data, *BY_MESSAGES, f"sync.algorithm={algorithm}", *EVERY[algorithm], *TWO_PS[-2:])
-    killed.start(Kill(Progress, "record", 60))
+    killed.start_and_save()
     ranks = ["trainer-0", "trainer-1", *(["sync_ps-0", "sync_ps-1"] if len(EVERY[algorithm]) == 2 else [])]
     before = {rank: killed.arrays(rank) for rank in ranks}
     killed.lose(lost)
     with pytest.MonkeyPatch.context() as patch:  # nobody goes further than this
-        patch.setattr(RunNote, "started", lambda self, examples: self._memory.ready() or die())
+        patch.setattr(RunNote, "started", lambda self, examples, pushes_lost: self._memory.ready() or die())
         with pytest.raises(KilledError):
             over_threads(killed.config.topology, play, killed.config, 2)
     return killed, before, {rank: killed.arrays(rank) for rank in ranks}
@@ -385,3 +428,64 @@ def test_a_lost_center_is_the_mean_of_the_replicas_with_the_saved_optimizer(tmp_
         assert (old[lost] != found[lost]).any()
     for rank in ("trainer-0", "trainer-1"):
         np.testing.assert_array_equal(before[rank]["replica"], now[rank]["replica"])
+
+
+@pytest.mark.parametrize(
+    ("lost", "setting", "why"),
+    [
+        ("trainer-0", "recovery.mode=partial", "the first trainer's is needed to go on"),
+        ("embedding_ps-1", "recovery.mode=full", "recovery.mode = 'full'"),
+        ("embedding_ps-1", "recovery.mode=partial", "that of embedding_ps 1 cannot be made anew (the disk says no)"),
+    ],
+)
+def test_what_cannot_be_made_good_takes_all_ranks_back_to_the_checkpoint(
+    tmp_path, small_data, lost, setting, why, monkeypatch, caplog
+):
+    """To compute what a run computes that was not killed; rows saved before are then those of another timeline."""
+    through = train_over_threads(tmp_path / "through", small_data, *ONE, "topology.embedding_ps=2")
+    killed = Killed(tmp_path / "killed", small_data, *TWO_PS, setting)
+    checkpoint, _ = killed.start_and_save()
+    assert recoveries.timeline(killed.folder) == 1
+    caplog.set_level("INFO", log.name)
+
+    def refuse(*arguments):
+        raise DataError("the disk says no")
+
+    monkeypatch.setattr(newest_rows, "restore", refuse)
+    killed.lose(lost).start()
+    (only,) = killed.recoveries
+    assert only["how"] == checkpoint.name
+    assert why in only["lost"]
+    assert f"all ranks go back to {checkpoint.name} (full recovery)" in caplog.text
+    assert recoveries.timeline(killed.folder) == 2
+    result = killed.run.result
+    assert (result["status"], result["pls"], result["examples"]) == ("complete", 0.0, 6_000)
+    for mine, theirs in zip(killed.run.tables(), through.tables(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_loss_during_a_save_goes_back_to_the_one_before(tmp_path, small_data):
+    killed = Killed(tmp_path, small_data, *TWO_PS).start(Kill(store, "commit", 2)).lose("embedding_ps-1").start()
+    (only,) = killed.recoveries
+    assert only["sources"] == {"embedding_ps 1": "checkpoint-000001"}
+    taken = examples_of(Store(killed.folder).committed()[0])
+    assert only["samples_lost"] == only["examples"] - taken >= 1_000
+    assert killed.run.result["status"] == "complete"
+
+
+def test_a_trainer_lost_in_an_evaluation_has_nothing_in_hand(tmp_path, small_data):
+    killed = Killed(tmp_path, small_data, *BY_MESSAGES, "evaluate.split=validation")
+    killed.start(Kill(Evaluator, "run")).lose("trainer-1").start()
+    (only,) = killed.recoveries
+    assert (only["how"], only["rows_dealt_again"], only["examples"]) == ("partial", 0, 6_000)
+    assert killed.run.result["status"] == "complete"
+    assert killed.run.quality("validation")["after_examples"] == 6_000
+
+
+def test_trainer_and_center_are_lost_in_the_warm_up(tmp_path, small_data):
+    """It ends: all begin where the first trainer is."""
+    settings = (*BY_MESSAGES, "sync.algorithm=easgd", *EVERY["easgd"], "sync.warmup_steps=1000")
+    killed = Killed(tmp_path, small_data, *settings).start(Kill(Progress, "record", 20))
+    killed.lose("trainer-1", "sync_ps-0").start()
+    assert killed.recoveries[-1]["how"] == "partial"
+    assert (killed.run.result["status"], killed.run.result["examples"]) == ("complete", 6_000)

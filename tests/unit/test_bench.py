@@ -23,6 +23,7 @@ from ssmpi.bench.harness import (
     stages,
     windows,
 )
+from ssmpi.bench.harness.probes import PriorityProbe
 from ssmpi.bench.harness.windows import TickingPace, Ticks, Timing
 from ssmpi.bench.throughput import (
     alternation,
@@ -40,6 +41,8 @@ from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.topology import Role
 from ssmpi.data.batch import Batch
 from ssmpi.embedding import wire
+from ssmpi.embedding.trackers import NOTHING, Tracking
+from ssmpi.embedding.transport import RemoteTables
 from ssmpi.model import zoo
 from ssmpi.model.network import Inputs
 from ssmpi.model.options import ModelOptions
@@ -640,3 +643,20 @@ def test_the_frontier_alone_is_a_picture(tmp_path):
 
 def test_the_median_of_nothing_is_not_a_number():
     assert math.isnan(windows.median([]))
+
+
+def test_while_the_other_way_has_its_turn_nothing_is_counted_and_no_save_begins(monkeypatch):
+    """The priority probe: one, other, other, one; PSs that hear of -1 samples save nothing."""
+    counting, told = Tracking("mfu", 0.5), []
+    transport = RemoteTables.__new__(RemoteTables)
+    transport.tracking = counting
+    transport.update = lambda *_: told.append(transport.tracking)
+    transport.exchange_news = lambda samples: told.append(samples) or [{"write_seconds": 2.0}]
+    probe = PriorityProbe(SimpleNamespace(tables=SimpleNamespace(transport=transport)))
+    probe.begin([0.0, 1.0, 2.0, 3.0, 4.0])
+    for now in (0.5, 1.5, 2.5, 3.5):
+        monkeypatch.setattr(probes, "clock", lambda now=now: now)
+        transport.update(None, None, 1.0, 0)
+        transport.exchange_news(7)
+    assert told == [counting, 7, NOTHING, -1, NOTHING, -1, counting, 7]
+    assert probe.read() == {"saves/count": 4.0, "saves/seconds": 8.0}

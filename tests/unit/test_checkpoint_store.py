@@ -18,8 +18,8 @@ from ssmpi.checkpoint.store import FileManifest, Store
 from ssmpi.checkpoint.timer import CheckpointTimer
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.comm.rank_memory import ProcessMemory
-from ssmpi.config import CheckpointOptions
 from ssmpi.core.errors import DataError, UserError
+from ssmpi.core.run_options import CheckpointOptions
 from ssmpi.run import restart_guard
 
 OPERATIONS = (

@@ -16,8 +16,9 @@ from runs import train_over_threads, write_run_file
 from ssmpi.checkpoint import disk, model_files
 from ssmpi.checkpoint.manager import CheckpointManager
 from ssmpi.checkpoint.store import Store, read_manifest
-from ssmpi.config import EvaluateOptions, load
+from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
+from ssmpi.core.run_options import EvaluateOptions
 from ssmpi.roles import trainer
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.model_selection import PATIENCE, STOP_AT_AUC, ModelSelection, SelectionState

@@ -15,11 +15,15 @@ from runs import train_over_threads
 
 from ssmpi import report
 from ssmpi.checkpoint import disk
+from ssmpi.checkpoint.row_store import RowStore
 from ssmpi.core import log
 from ssmpi.core.topology import Topology
+from ssmpi.report import recoveries
 from ssmpi.report.fields import FIELDS, KINDS, RECOVERY, markdown
 from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.metric_logger import MetricLogger
+from ssmpi.roles import control
+from ssmpi.roles.row_saver import RowSaver
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01")
 
@@ -84,24 +88,50 @@ def test_rounds_in_figures(tmp_path, small_data):
 
 
 def test_every_field_is_documented_and_every_documented_field_is_written(tmp_path, small_data, monkeypatch):
-    """By kind of line: rounds, evaluations, a checkpoint that finds the disk full, and later ones that do not."""
+    """By kind of line: rounds, evaluations, a checkpoint that finds the disk full, and later ones that do not; saves of
+    rows, the first of which fails too.
+    """
     write, full = disk.write, [True]
+    save_all, fails = RowStore.save_all, [True]
+
+    def failing_at_first(store, samples):
+        if fails and fails.pop():
+            raise OSError(28, "No space left on device", str(store.path))
+        return save_all(store, samples)
+
+    monkeypatch.setattr(RowStore, "save_all", failing_at_first)
+
+    def save_and_tell(saver):
+        saver.save()
+        return news(saver)
+
+    news = RowSaver.news
+    monkeypatch.setattr(RowSaver, "run", lambda saver: saver._thread_is_done.set())
+    monkeypatch.setattr(RowSaver, "news", save_and_tell)  # whenever the first trainer asks
+    monkeypatch.setattr(control, "REPORT_SECONDS", 0)
 
     def full_at_first(path, content):
-        if full and full.pop():
+        if "checkpoint" in str(path) and full and full.pop():
             raise OSError(28, "No space left on device", str(path))
         write(path, content)
 
     monkeypatch.setattr(disk, "write", full_at_first)
-    often = ("checkpoint.every_examples=600", "checkpoint.background=false", "data.passes=2")
+    often = (
+        "checkpoint.every_examples=600",
+        "checkpoint.background=false",
+        "data.passes=2",
+        "recovery.mtbf_hours=1e-6",
+    )
     sparse = ("sync.algorithm=async_ps", "sync.codec=threshold:0.9")
-    run = train_over_threads(tmp_path, small_data, *SETTINGS[1:], *EASGD, *sparse, *often, "evaluate.replica=true")
+    options = (*SETTINGS[1:], *EASGD, *sparse, *often, "evaluate.replica=true", "checkpoint.priority=mfu")
+    run = train_over_threads(tmp_path, small_data, *options, memory=tmp_path)
     found = {}
     for line in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines()):
         found.setdefault(line["kind"], set()).update(line)
     documented = {kind: {name for name, (kinds, _) in FIELDS.items() if kind in kinds} for kind in KINDS}
     del documented[RECOVERY]  # which takes a kill: tests/contract/test_partial_recovery.py
     assert found == documented
+    assert recoveries.row_save_seconds(run.folder) > 0
     assert markdown().count("\n") == len(FIELDS) + 1
 
 

@@ -234,3 +234,15 @@ def test_a_full_file_system_is_no_signal(path, monkeypatch, caplog):
     monkeypatch.setattr(reservation.os, "posix_fallocate", full)
     assert memory.array("rows", (4,), np.float32).tolist() == [0, 0, 0, 0]
     assert "No space left on device" in caplog.text
+
+
+def test_what_was_filled_before_the_role_began_is_there_and_nothing_else(path):
+    """A lost rank's rows are loaded first; its role finds them, and makes the rest."""
+    memory = MemoryFile(path, ORIGIN)
+    memory.part("rows", shared=False).allocate(8)[:] = 5
+    assert (memory.holds("rows"), memory.holds("other"), memory.kept) == (True, False, False)
+    again, other = (memory.part(name, shared=False) for name in ("rows", "other"))
+    assert (again.kept, other.kept) == (True, False)
+    assert again.allocate(8).tolist() == [5] * 8
+    with pytest.raises(LostMemoryError, match="'rows' has 8 bytes, not 9"):
+        again.allocate(9)

@@ -107,15 +107,16 @@ def test_pls_and_updates_lost_are_those_counted_by_hand(emulate, config):
     emulation, outcome = emulate(strategy, at(10, 0), at(30, 1, 2), at(35, 2))
     lost = 10 * 100 + 2 * (30 - 20) * 100 + (35 - 30) * 100
     assert outcome.pls == pytest.approx(lost / (6_000 * SERVERS))
-    plan, of_server = emulation.training.placement, []
+    plan, of_server, once = emulation.training.placement, [], []
     for batch in emulation._batches.from_number(0):
         part = batch.ids % plan.strides
         owners = plan.owners[np.arange(26), part]
         rows = np.unique(np.stack([owners, np.tile(np.arange(26), (len(batch), 1)), batch.ids]).reshape(3, -1), axis=1)
-        of_server.append(np.bincount(rows[0], minlength=SERVERS))
-    counts = np.array(of_server)
-    missed = counts[:10, 0].sum() + counts[20:30, 1:3].sum() + counts[30:35, 2].sum()
-    assert outcome.updates_lost == pytest.approx(missed / counts.sum())
+        once.append(np.bincount(rows[0], minlength=SERVERS))
+        of_server.append(np.bincount(owners.ravel(), minlength=SERVERS))
+    for found, counts in ((outcome.updates_lost, np.array(of_server)), (outcome.batches_lost, np.array(once))):
+        missed = counts[:10, 0].sum() + counts[20:30, 1:3].sum() + counts[30:35, 2].sum()
+        assert found == pytest.approx(missed / counts.sum())
 
 
 def test_losses_that_come_together_all_count(emulate):

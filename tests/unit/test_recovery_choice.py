@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ssmpi.config import RecoveryOptions
+from ssmpi.core.run_options import RecoveryOptions
 from ssmpi.core.topology import Topology
 from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Found, choose, in_short
 from ssmpi.recovery.defaults import inputs_of

@@ -69,7 +69,7 @@ def test_plan_states_its_inputs_and_decides(planned):
     code, text, _ = planned("--recovery", "topology.embedding_ps=18", "--target-pls", "0.02", "--save-seconds", "324")
     assert code == 0
     assert re.search(r"T_total +56 h .*\(default; --job-hours\)", text)
-    assert re.search(r"T_fail +28 h .*\(default 504 h / N; --mtbf-hours\)", text)
+    assert re.search(r"T_fail +28 h .*\(default 504 h / N; --mtbf-hours, recovery.mtbf_hours\)", text)
     assert re.search(r"N +18 .*\(topology.embedding_ps\)", text)
     assert re.search(r"O_save +5.4 min .*\(given\)", text)
     assert re.search(r"PLS +0.02 .*\(given\)", text)
@@ -78,6 +78,22 @@ def test_plan_states_its_inputs_and_decides(planned):
     assert "decision: partial recovery, a save every 20.2 h" in text
     assert "it costs 0.768 % of the job" in text
     assert re.search(r"every_minutes = 30, with full recovery:\n.* = 18 % \+ 1.21 % = 19.2 %", text)
+
+
+def test_the_run_file_gives_inputs_and_options_override_them(planned):
+    settings = ("topology.embedding_ps=18", "recovery.target_pls=0.02", "recovery.mtbf_hours=14", "recovery.mode=full")
+    _, text, _ = planned("--recovery", *settings)
+    assert re.search(r"T_fail +14 h .*\(recovery.mtbf_hours; --mtbf-hours\)", text)
+    assert re.search(r"PLS +0.02 .*\(recovery.target_pls; --target-pls\)", text)
+    assert "2 PLS N T_fail = 10.1 h" in text
+    assert "this run's recovery.mode = 'full': full recovery all the same" in text
+    assert "so far" not in text
+    _, text, _ = planned("--recovery", *settings[:-1], "--mtbf-hours", "28", "--target-pls", "0.05")
+    assert re.search(r"T_fail +28 h .*\(given\)", text)
+    assert "2 PLS N T_fail = 50.4 h" in text
+    assert "this run's recovery.mode" not in text
+    _, text, _ = planned("--recovery", *settings[:1], "recovery.mode=off")
+    assert "recovery.mode = 'off': the job ends when ranks are killed" in text
 
 
 @pytest.mark.parametrize(

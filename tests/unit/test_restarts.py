@@ -8,9 +8,9 @@ import pytest
 
 from ssmpi.cluster.restarts import SEGMENTS, Restarts
 from ssmpi.comm.memory_file import Origin
-from ssmpi.config import RecoveryOptions
 from ssmpi.core import log, memory_folder
 from ssmpi.core.run_files import RECOVERIES
+from ssmpi.core.run_options import RecoveryOptions
 from ssmpi.report import recoveries
 from ssmpi.run import restart
 from ssmpi.run.request import Supervised
@@ -111,7 +111,7 @@ def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path):
     (only,) = json.loads((Path(tmp_path) / RECOVERIES).read_text())["recoveries"]
     assert (only["start"], only["how"], only["why"], only["lost"]) == (2, "memory", "last", "")
     assert (only["examples"], only["batches_repeated"]) == (9, 1)
-    assert set(only["seconds"]) == {"ranks", "restore"}
+    assert set(only["seconds"]) == {"ranks", "process", "restore"}
     more = {"rows_reloaded": 5, "seconds": {"load": 0.25}}
     restart.decide(tmp_path, Supervised("launch", 2, time.time() - 1), restart.PARTIAL, "", more)
     *_, partial = recoveries.read(tmp_path)["recoveries"]

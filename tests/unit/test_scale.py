@@ -1,8 +1,12 @@
 """The cost of a job's ranks is read from what they noted."""
 
-import pytest
+import time
 
-from ssmpi.bench import scale
+import pytest
+from ranks import ssmpi
+
+from ssmpi.bench import restart_time, scale
+from ssmpi.core.clock import process_age
 from ssmpi.core.errors import DataError
 
 LOG = """2026-11-21 17:20:03,250 h1 trainer 0 | 8 ranks on 2 hosts
@@ -31,3 +35,35 @@ def test_nonsense_is_refused():
         scale.topology(3)
     with pytest.raises(DataError, match="numbers with commas"):
         scale.counts_of("8;16")
+
+
+def test_a_restart_is_the_sum_of_its_parts():
+    times = [
+        restart_time.RestartTime(detection=0.1, end=0.2, spawn=0.3, join=k, maps=1.0, batch=0.4)
+        for k in (1.0, 9.0, 3.0)
+    ]
+    assert times[0].whole == pytest.approx(3.0)
+    shown = restart_time.table(times)
+    assert "of 3: detection 0.10 (0.10)" in shown
+    assert "join 3.00 (9.00)" in shown
+    assert "whole 5.00 (11.00)" in shown
+
+
+def test_who_kills_a_rank_must_find_one(tmp_path):
+    with pytest.raises(DataError, match="no rank trains by it"):
+        restart_time.ranks_of(tmp_path / "run.toml")
+
+
+def test_a_process_knows_its_age():
+    before, began = process_age(), time.monotonic()
+    time.sleep(0.05)
+    assert process_age() - before == pytest.approx(time.monotonic() - began, abs=0.02)
+
+
+@pytest.mark.soak
+def test_restarts_are_measured(tmp_path):
+    finished = ssmpi("bench", "scale", "--ranks", "4", "--kills", "2", "--folder", tmp_path, timeout=300).check()
+    (line,) = [line for line in finished.out.splitlines() if line.startswith("seconds from SIGKILL")]
+    assert "median (most) of 2: detection" in line
+    found = (tmp_path / "restarts.json").read_text()
+    assert found.count('"join"') == 2

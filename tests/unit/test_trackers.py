@@ -80,11 +80,12 @@ def test_largest_keys(data):
 def test_mfu_saves_what_was_updated_most_and_forgets_it():
     scope = scope_with((4, False), (2, True), (4, False))
     tracker = mfu(scope, 0.25)
-    tracker.observe(rows_of(0, 0, 0, 1, 1, 4, 8, 8, 8, 8, 9))
+    tracker.observe(rows_of(0, 1, 4, 8, 9), rows_of(3, 2, 1, 4, 1))
     assert tracker.counts.tolist() == [3, 2, 0, 0, 1, 0, 0, 0, 4, 1]
     first, second = tracker.select(), tracker.select()
     assert first.rows.tolist() == [0, 4, 5, 8]
     assert first.share == pytest.approx(7 / 10)
+    assert (first.left, second.left) == (3, 0)
     assert second.rows.tolist() == [1, 4, 5, 9]
     assert second.share == 1
     assert tracker.select().rows.tolist() == [4, 5]
@@ -95,6 +96,8 @@ def test_mfu_counts_no_further_than_its_largest_number():
     tracker.counts[1] = tracker_kernels.MOST_ACCESSES - 1
     tracker.observe(rows_of(1, 1, 1, 2))
     assert tracker.counts.tolist() == [0, tracker_kernels.MOST_ACCESSES, 1]
+    tracker.observe(rows_of(1, 2), rows_of(2**31 - 1, 2**31 - 1))
+    assert tracker.counts.tolist() == [0, tracker_kernels.MOST_ACCESSES, 2**31]
 
 
 @pytest.mark.parametrize("make", [mfu, lambda scope, fraction: ssu(scope, fraction, period=1)])
@@ -126,6 +129,32 @@ def test_ssu_lists_a_random_sample_without_repeats():
     other = ssu(scope, 1.0, period=4, seed=2)
     other.observe(updates)
     assert other.select().rows.tolist() != found.tolist()
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_ssu_samples_lookups_and_not_updates(period):
+    """A row with many lookups in a batch has as many chances; the share counts each of them."""
+    together, apart = (ssu(scope_with((50, False)), 1.0, period=period, seed=3) for _ in range(2))
+    rows, times = np.arange(50, dtype=np.int32), np.arange(50, dtype=np.int32) % 7
+    together.observe(rows, times)
+    apart.observe(np.repeat(rows, times))
+    found, expected = together.select(), apart.select()
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    assert found.share == expected.share == 1
+
+
+@pytest.mark.parametrize("kind", ["mfu", "ssu", "scar"])
+def test_after_a_save_of_all_rows_nothing_is_left_to_save(kind):
+    scope, weights = scope_with((20, False)), np.zeros((20, 2), np.float32)
+    tracker = {
+        "mfu": lambda: mfu(scope, 1.0), "ssu": lambda: ssu(scope, 1.0, period=1),
+        "scar": lambda: SCAR(scope, 1.0, weights),
+    }[kind]()  # fmt: skip
+    weights += 1
+    tracker.observe(np.arange(20, dtype=np.int32))
+    tracker.forget()
+    selection = tracker.select()
+    assert (len(selection.rows), selection.share) == (0, 1)
 
 
 def test_ssu_samples_all_features_alike():
@@ -178,10 +207,11 @@ def test_every_update_is_told_and_computes_the_same(optimizer):
     for rows in (rows_of(0, 3), rows_of(3, 6, 2)):
         gradients = generator.random((len(rows), 3)).astype(np.float32)
         plain.update(rows, gradients, 0.5)
-        told.update(rows, gradients, 0.5)
+        told.update(rows, gradients, 0.5, np.full(len(rows), 2, np.int32))
     np.testing.assert_array_equal(plain.weights, told.weights)
     np.testing.assert_array_equal(plain.state, told.state)
-    assert tracker.counts.tolist() == [1, 0, 1, 2, 0, 0, 1]
+    told.update(rows_of(5), gradients[:1], 0.5)  # not to be counted
+    assert tracker.counts.tolist() == [2, 0, 2, 4, 0, 0, 2]
 
 
 @pytest.mark.parametrize("kind", [MFU, SSU])

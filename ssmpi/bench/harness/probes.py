@@ -6,12 +6,15 @@ import bisect
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ssmpi.bench.harness import gil, stages
 from ssmpi.bench.harness.windows import Readings, TickingPace, Timing, clock
+from ssmpi.core.protocols import RowSet
+from ssmpi.embedding.trackers import NOTHING
+from ssmpi.embedding.transport import RemoteTables
 from ssmpi.sync.pace import Shadow
 from ssmpi.train import hogwild
 
@@ -155,6 +158,36 @@ class OtherStepProbe(AlternatingProbe):
         trainer.pace.after_step = gated  # type: ignore[method-assign]
 
 
+class PriorityProbe(AlternatingProbe):
+    """Embedding PSs save rows by priority, and trainers count accesses for that; or neither. A save that is under way
+    when the turn ends is finished in the other way's; none is begun while nobody tells how many samples there are.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        transport = trainer.tables.transport
+        assert isinstance(transport, RemoteTables)
+        update, tell, tracking = transport.update, transport.exchange_news, transport.tracking
+        self._saves: list[dict[str, Any]] = []
+
+        def update_in_turn(lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
+            transport.tracking = NOTHING if self.others_turn() else tracking
+            update(lookup, gradients, factor, thread)
+
+        def tell_in_turn(samples: int) -> list[dict[str, Any]]:
+            news = tell(-1 if self.others_turn() else samples)
+            self._saves += news
+            return news
+
+        transport.update = update_in_turn  # type: ignore[method-assign]
+        transport.exchange_news = tell_in_turn  # type: ignore[method-assign]
+
+    def read(self) -> Readings:
+        """Saves that were heard of, and their seconds."""
+        seconds = sum(save.get("write_seconds", 0.0) for save in self._saves)
+        return {"saves/count": float(len(self._saves)), "saves/seconds": seconds}
+
+
 def turn(edges: Sequence[float], now: float) -> int:
     """Turns that have begun by this time; odd ones, of each four windows the second and third, are the other way's."""
     return bisect.bisect_right(edges, now) // 2
@@ -219,5 +252,6 @@ PROBES: dict[str, Callable[[Trainer, Sequence[float]], tuple[Body, Probe]]] = {
     "bare step": lambda trainer, _: (hogwild, OtherStepProbe(trainer, "bare step")),
     "gemm": lambda trainer, _: (hogwild, OtherStepProbe(trainer, "gemm")),
     "pytorch": lambda trainer, _: (hogwild, OtherStepProbe(trainer, "pytorch")),
+    "priority": lambda trainer, _: (hogwild, PriorityProbe(trainer)),
     "exchange": exchange,
 }

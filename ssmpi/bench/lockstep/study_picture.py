@@ -77,11 +77,15 @@ def _marks(axes: Axes, found: Sequence[np.ndarray], shift: float, **style: Any) 
 
 
 def forest(verdicts: Sequence[Verdict], margin: float) -> Figure:
-    """A line for each comparison: mean and interval, with the margin behind."""
+    """A line for each comparison: mean and interval, with the margin behind. Those with references, which may be far
+    away, have a scale of their own.
+    """
     groups = [(family, [v for v in verdicts if v.comparison.family == family]) for family in FAMILIES]
     heights = [1.2 + len(members) for _, members in groups]
-    figure = figures.new(9.5, 0.24 * sum(heights) + 1.2)
-    panels = figure.subplots(len(groups), 1, sharex=True, height_ratios=heights)
+    figure = figures.new(9.5, 0.24 * sum(heights) + 1.6)
+    panels = figure.subplots(len(groups), 1, height_ratios=heights)
+    for axes in panels[1:-1]:
+        axes.sharex(panels[0])
     for axes, (family, members) in zip(panels, groups, strict=True):
         axes.axvspan(-100 * margin, 100 * margin, color="#808080", alpha=0.15, linewidth=0)
         axes.axvline(0.0, color="#808080", linewidth=0.8)
@@ -94,5 +98,7 @@ def forest(verdicts: Sequence[Verdict], margin: float) -> Figure:
         axes.set_ylim(len(members) - 0.4, -0.6)
         axes.set_title(family, loc="left")
         axes.grid(axis="y", visible=False)
+        if axes in panels[:-2]:
+            axes.tick_params(labelbottom=False)
     panels[-1].set_xlabel("difference of test NE, % (shaded: the margin)")
     return figure

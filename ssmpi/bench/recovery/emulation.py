@@ -64,7 +64,8 @@ def schedule(given: RecoveryInputs, at_once: int, seed: int) -> list[Loss]:
 class Outcome:
     """What a run under a strategy has come to. Overheads are shares of T_total: ``saving`` (O_save for as many bytes as
     all rows have, compactions included), ``loading``, ``lost`` (trained again) and ``restarting``. ``updates_lost`` is
-    a share of all updates of rows, ``coverage`` the mean share of updates that a priority save covered, NaN without.
+    a share of all accesses, which are lookups of examples, ``batches_lost`` the same where a row counts once a batch;
+    ``coverage`` the mean share that a priority save covered, NaN without.
     """
 
     strategy: str
@@ -76,6 +77,7 @@ class Outcome:
     restarting: float
     pls: float
     updates_lost: float
+    batches_lost: float
     coverage: float
     ne: float
     auc: float
@@ -108,13 +110,14 @@ class Emulation:
 
     def run(self, losses: list[Loss]) -> Outcome:
         """Train to the end through these losses."""
-        done, updates, waiting, saves = 0, 0, list(losses), self._saves()
+        done, waiting, saves = 0, list(losses), self._saves()
+        lookups, updates = 0, 0
         due = next(saves)
         while done < len(self._batches):
             for batch in self._batches.from_number(done):
                 self.training.step(batch, self._samples(done))
                 done += 1
-                updates += self.training.updated
+                lookups, updates = lookups + self.training.looked_up, updates + self.training.updated
                 while done >= due:
                     self._save(done)
                     due = next(saves)
@@ -123,7 +126,7 @@ class Emulation:
                     done = self._lose(waiting.pop(0), done)
                 if done < reached:
                     break
-        return self._outcome(len(losses), updates)
+        return self._outcome(len(losses), lookups, updates)
 
     def _saves(self) -> Iterator[int]:
         """After how many batches each save is due; the last is beyond the run."""
@@ -157,7 +160,7 @@ class Emulation:
         self._trained_again += done - self._saved_at
         return self._saved_at
 
-    def _outcome(self, losses: int, updates: int) -> Outcome:
+    def _outcome(self, losses: int, lookups: int, updates: int) -> Outcome:
         given, tallies = self._given, [server.tally for server in self.servers]
         written = sum(tally.written for tally in tallies) / sum(server.base_bytes for server in self.servers)
         coverage = [share for tally in tallies for share in tally.coverage]
@@ -171,7 +174,8 @@ class Emulation:
             lost=self._trained_again / len(self._batches),
             restarting=losses * given.restart_seconds / given.total_seconds,
             pls=pls.pls([server.account for server in self.servers], self._batches.samples),
-            updates_lost=sum(tally.updates_lost for tally in tallies) / updates,
+            updates_lost=sum(tally.updates_lost for tally in tallies) / lookups,
+            batches_lost=sum(tally.batches_lost for tally in tallies) / updates,
             coverage=float(np.mean(coverage)) if coverage else math.nan,
             ne=quality["ne"],
             auc=quality["auc"],

@@ -136,7 +136,7 @@ def row(strategy: Strategy, given: RecoveryInputs, at_once: int, outcomes: Seque
     mine = [outcome for outcome in outcomes if outcome.strategy == strategy.name]
     without = {outcome.seed: outcome for outcome in outcomes if outcome.strategy == NO_LOSS}
     expected = (full_at if strategy.full else partial_at)(given, strategy.interval)
-    names = ("overhead", "saving", "loading", "lost", "restarting", "pls", "updates_lost", "coverage")
+    names = ("overhead", "saving", "loading", "lost", "restarting", "pls", "updates_lost", "batches_lost", "coverage")
     return {
         "strategy": strategy.name,
         "interval_seconds": strategy.interval,

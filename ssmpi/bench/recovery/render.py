@@ -23,6 +23,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "PLS": lambda row: f"{row['pls'].mean:.5f}",
     "expected": lambda row: f"{row['expected_pls']:.5f}",
     "updates lost": lambda row: _percent(row["updates_lost"].mean),
+    "once a batch": lambda row: _percent(row["batches_lost"].mean),
     "covered": lambda row: "" if math.isnan(row["coverage"].mean) else f"{100 * row['coverage'].mean:.0f} %",
     "NE change": lambda row: _change(row["relative_ne"], 100, 3, " %"),
     "AUC change": lambda row: _change(row["auc_change"], 1, 5, ""),
@@ -31,8 +32,10 @@ LEGEND = """\
 T_save: from one save of all rows to the next; priority saves take an eighth of the rows eight times as often.
 overhead = saving + loading + lost (trained again) + restart, as shares of T_total; formula: what CPR expects of it.
 PLS: samples since the newest save of all rows that the lost PSs miss, as a share of all; priority saves leave it as it
-is, so it is not what they aim at. updates lost: of all updates of rows, those since each row's own save.
-covered: share of the updates (MFU), sampled updates (SSU) or squared change (SCAR) that a priority save took.
+is, so it is not what they aim at. updates lost: of all accesses, those since each row's own save; an access is a lookup
+of an example, so that for strategies that save all rows this is PLS, up to chance. once a batch: the same where a row
+counts once for each batch that looks it up, as it is updated.
+covered: share of the accesses (MFU), sampled accesses (SSU) or squared change (SCAR) that a priority save took.
 Changes are against the run of the same seed without losses, with their standard errors over seeds."""
 
 

@@ -28,13 +28,14 @@ TRACKERS: dict[str, Callable[[Scope, float, Arena], Tracker]] = {
 
 @dataclass
 class Tally:
-    """What one PS has done. ``written`` are bytes of saves and of compactions; ``coverage`` the share of updates that
-    each priority save covered.
+    """What one PS has done. ``written`` are bytes of saves and of compactions; ``coverage`` the share that each
+    priority save covered. ``updates_lost`` counts each lookup of an example, ``batches_lost`` each row once a batch.
     """
 
     written: int
     coverage: list[float]
     updates_lost: int = 0
+    batches_lost: int = 0
 
 
 class EmulatedServer:
@@ -47,7 +48,7 @@ class EmulatedServer:
         self._store = RowStore(path, arena, timeline=0)
         self.base_bytes = self._store.save_all(0)
         self.account, self.tally = LossAccount(), Tally(0, [])
-        self._unsaved = np.zeros(len(arena.weights), np.uint32)  # updates of each row since it was saved
+        self._unsaved = np.zeros((2, len(arena.weights)), np.uint32)  # of each row since it was saved: lookups, batches
         self._tracker = make_tracker() if make_tracker else None
         arena.tell(self._observe)
 
@@ -61,13 +62,15 @@ class EmulatedServer:
         selection = self._tracker.select()
         self.tally.written += self._store.save(selection.rows, samples)
         self.tally.coverage.append(selection.share)
-        self._unsaved[selection.rows] = 0
+        self._unsaved[:, selection.rows] = 0
         if self._store.increments_outweigh_base:
             self.tally.written += self._store.compact()
 
     def lose(self, samples: int) -> None:
         """The memory is lost after so many samples, and loaded from what was saved; others go on as they are."""
-        self.tally.updates_lost += int(self._unsaved.sum(dtype=np.int64))
+        lookups, batches = self._unsaved.sum(axis=1, dtype=np.int64).tolist()
+        self.tally.updates_lost += lookups
+        self.tally.batches_lost += batches
         self.account = self.account.reloaded(samples)
         self.reload()
 
@@ -81,7 +84,8 @@ class EmulatedServer:
         self._unsaved[:] = 0
         self._tracker = self._make_tracker() if self._make_tracker else None
 
-    def _observe(self, rows: np.ndarray) -> None:
-        tracker_kernels.count(self._unsaved, rows)
+    def _observe(self, rows: np.ndarray, times: np.ndarray) -> None:
+        tracker_kernels.count(self._unsaved[0], rows, times)
+        tracker_kernels.count(self._unsaved[1], rows, np.ones_like(times))
         if self._tracker:
-            self._tracker.observe(rows)
+            self._tracker.observe(rows, times)

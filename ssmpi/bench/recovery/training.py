@@ -74,13 +74,14 @@ class LocalServers:
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Apply at once."""
+        times = lookup.occurrences()
         for arena, rows in zip(self._arenas, lookup.parts, strict=True):
-            arena.update(lookup.rows[rows], gradients[rows], factor)
+            arena.update(lookup.rows[rows], gradients[rows], factor, times[rows])
 
 
 class Training:
-    """A model and its rows on ``topology.embedding_ps`` servers, trained batch by batch. ``updated`` is how many rows
-    the last batch has changed.
+    """A model and its rows on ``topology.embedding_ps`` servers, trained batch by batch. ``looked_up`` is how many
+    lookups of examples the last batch had, ``updated`` how many rows it has changed.
     """
 
     def __init__(self, config: Config, cardinalities: tuple[int, ...]) -> None:
@@ -93,7 +94,7 @@ class Training:
         self._optimizer = dense_optimizer(config.dense, self._replica)
         self._model = self._replica.thread_model()
         options = replace(config.embedding, prefetch=False)  # rows are those that the last update left
-        self.updated = 0
+        self.looked_up = self.updated = 0
         self._lookups = Lookups(LocalServers(self.arenas), self.placement, options, thread=0)
 
     def step(self, batch: Batch, samples: int) -> None:
@@ -102,7 +103,7 @@ class Training:
         _, by_rows = self._model.forward_backward(batch.dense, rows.values, batch.labels)
         factor = self._config.schedule.factor(samples)
         self._lookups.push(rows, by_rows, factor)
-        self.updated = rows.found
+        self.looked_up, self.updated = batch.ids.size, rows.found
         self._optimizer.step(self._model, factor)
 
     def dense(self) -> Dense:

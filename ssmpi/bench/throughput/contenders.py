@@ -9,6 +9,7 @@ BARE, GEMM, PYTORCH, SSMPI = "bare step", "gemm", "pytorch", "ssmpi"
 
 SHADOWS = ("easgd", "ma", "bmuf")
 ADAGRAD = ("embedding.optimizer=rowwise_adagrad", "dense.optimizer=adagrad")
+AS_OFTEN_AS_CAN_BE = "recovery.mtbf_hours=1e-9"  # rows are saved a tenth of the time, the most that there is
 EXTRA_THREADS = 4  # more than there are cores, for the over-subscribed contender
 
 
@@ -26,13 +27,15 @@ class Contender:
     algorithm: str = "none"
     transport: str = field(default="auto", kw_only=True)
     network: str = field(default="", kw_only=True)
+    priority: str = field(default="none", kw_only=True)
 
     @property
     def short_name(self) -> str:
         """The name without batch and precision: ``ssmpi 2x1 ma``."""
         if self.kind == SSMPI:
             far = "" if self.transport == "auto" else f" by {self.transport}"
-            return f"{SSMPI} {self.trainers}x{self.threads} {self.algorithm}{far}"
+            saving = "" if self.priority == "none" else f" saving by {self.priority}"
+            return f"{SSMPI} {self.trainers}x{self.threads} {self.algorithm}{far}{saving}"
         return f"{self.kind} {self.threads}t"
 
     @property
@@ -59,6 +62,8 @@ class Contender:
             f"model.precision={self.precision}",
             f"embedding.transport={self.transport}",
             *((f"model.name={self.network}", *ADAGRAD) if self.network else ()),
+            f"checkpoint.priority={self.priority}",
+            *(() if self.priority == "none" else (AS_OFTEN_AS_CAN_BE,)),
         )
 
 

@@ -19,6 +19,7 @@ from ssmpi.model import processor
 from ssmpi.model.zoo import NETWORKS
 
 LONG = Timing(3.0, 3.0, 20)  # for memory, which must not grow
+TOLD_SECONDS = 4.0
 LONG_STEPS, SLOW = 25, 25_000.0  # steps of a window, at so many examples per second of a thread
 
 
@@ -91,6 +92,16 @@ def thread_gain(harness: Harness) -> dict[str, Ratio]:
         seconds = max(harness.timing.seconds, 0.0 if harness.short else LONG_STEPS * contender.batch / SLOW)
         found |= in_turns(replace(harness, timing=replace(harness.timing, seconds=seconds)), "threads", [contender])
     return found
+
+
+def priority_cost(harness: Harness) -> dict[str, Ratio]:
+    """Examples per second while rows are saved by priority, as often as they may be, over those without, within one
+    job. Windows are long: the first trainer tells the PSs once a second that a turn has come or gone.
+    """
+    timing = replace(harness.timing, seconds=max(harness.timing.seconds, 0.0 if harness.short else TOLD_SECONDS))
+    batch, cores = max(harness.batches), harness.cores
+    found = [Contender(SSMPI, batch, cores, priority=kind) for kind in ("mfu", "ssu")]
+    return in_turns(replace(harness, timing=timing), "priority", found)
 
 
 def of_all_threads(harness: Harness) -> list[Contender]:
@@ -176,6 +187,7 @@ SECTIONS: dict[str, Callable[[Harness], Mapping[str, object]]] = {
     "half": half_share,
     "networks": networks,
     "threads": thread_gain,
+    "priority": priority_cost,
     "shadow": frontier.measure,
     "server": server_rate,
     "reader": reader_rate,
@@ -183,5 +195,5 @@ SECTIONS: dict[str, Callable[[Harness], Mapping[str, object]]] = {
     "memory": memory,
     "recovery": recovery_cost.measure,
 }
-# "half", "networks" and "threads" work as "bare" does, the others need a minute each
-NOT_SHORT = ("half", "networks", "threads", "memory", "recovery")
+# "half", "networks", "threads" and "priority" work as "bare" does, the others need a minute each
+NOT_SHORT = ("half", "networks", "threads", "priority", "memory", "recovery")

@@ -128,18 +128,22 @@ def in_turns(cores: int) -> Iterator[tuple[str, str, Contender, float]]:
             yield "networks", "whole loop / PyTorch's step", Contender(SSMPI, batch, network=network), wanted
 
 
+def of_turns(sections: Mapping[str, Any], cores: int) -> Iterator[Target]:
+    """What was measured in turns within one job."""
+    for section, what, contender, wanted in in_turns(cores):
+        if turns := sections.get(section, {}).get(contender.name):
+            yield Target(f"{what}, {contender.name}", turns["ratio"], wanted, note=f"+- {turns['error']:.3f}")
+    for section, what, wanted in (
+        ("threads", f"{cores} threads / 1 thread", 0.95 * cores),
+        ("priority", "saves by priority / none", 0.97),
+    ):
+        for name, turns in sections.get(section, {}).items():
+            yield Target(f"{what}, {name}", turns["ratio"], wanted, note=f"+- {turns['error']:.3f}")
+
+
 def of_parts(sections: Mapping[str, Any], cores: int) -> list[Target]:
     """What the sections measured."""
-    found = [
-        Target(f"{what}, {contender.name}", turns["ratio"], wanted, note=f"+- {turns['error']:.3f}")
-        for section, what, contender, wanted in in_turns(cores)
-        if (turns := sections.get(section, {}).get(contender.name))
-    ]
-    found += [
-        Target(f"{cores} threads / 1 thread, {name}", turns["ratio"], 0.95 * cores, note=f"+- {turns['error']:.3f}")
-        for name, turns in sections.get("threads", {}).items()
-    ]
-    found += of_rounds(sections.get("shadow", {}))
+    found = [*of_turns(sections, cores), *of_rounds(sections.get("shadow", {}))]
     for name, seen in sections.get("gil", {}).items():
         if "share" in seen:
             found.append(Target(f"GIL held, share of a step, {name}", seen["share"], 0.03, at_most=True))

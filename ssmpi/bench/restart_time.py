@@ -1,0 +1,132 @@
+"""How long it takes until a job trains again after one of its ranks was killed, part by part: real jobs under ``ssmpi
+launch``, a random rank, SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ssmpi.cluster import child_process
+from ssmpi.core import log
+from ssmpi.core.errors import DataError, PeerError
+from ssmpi.core.log import ENDS
+from ssmpi.core.mpi_environment import PYTHON
+from ssmpi.core.run_files import METRICS, RECOVERIES
+
+PATIENCE = 120.0  # seconds for a job to train, again or at all
+POLL_SECONDS = 0.005
+CALM = 0.5  # seconds of training between two kills
+ENDLESS = ("data.passes=1000000", "run.log_seconds=0.02", "recovery.max_restarts=1000000")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartTime:
+    """Seconds, one after the other. ``detection``: until a rank notes that another one is gone; ``end``: until the
+    launcher has ended; ``spawn``: until the first rank's process is there; ``join``: imports, MPI, what all have kept;
+    ``maps``: memory, kernels, conversations, until all are ready; ``batch``: until the first report of new batches.
+    """
+
+    detection: float
+    end: float
+    spawn: float
+    join: float
+    maps: float
+    batch: float
+
+    @property
+    def whole(self) -> float:
+        """From the kill to training."""
+        return sum(asdict(self).values())
+
+
+def measure(run_file: Path, overrides: Sequence[str], run: Path, kills: int) -> list[RestartTime]:
+    """Start the run, kill one of its ranks so many times, then stop it. PeerError with the end of what it said if it
+    does not train again.
+    """
+    words = ("-m", "ssmpi", "launch", str(run_file), *overrides, *ENDLESS)
+    with (run.parent / f"{run.name}.txt").open("w+") as said:
+        job = child_process.start([*PYTHON, *words], stdout=said, stderr=said)
+
+        def until(happened: Callable[[], Any], what: str) -> Any:
+            deadline = time.monotonic() + PATIENCE
+            while not (found := happened()):
+                if job.poll() is not None or time.monotonic() > deadline:
+                    raise PeerError(f"the job does not {what}:\n{Path(said.name).read_text()[-2000:]}")
+                time.sleep(POLL_SECONDS)
+            return found
+
+        try:
+            until(lambda: _trained(run), "train")
+            return [_one(run, run_file, until) for _ in range(kills)]
+        finally:
+            job.send_signal(signal.SIGTERM)
+            job.wait(PATIENCE)
+
+
+def _one(run: Path, run_file: Path, until: Callable[[Callable[[], Any], str], Any]) -> RestartTime:
+    time.sleep(CALM)
+    before, killed = len(_recoveries(run)), time.time()
+    os.kill(random.choice(ranks_of(run_file)), signal.SIGKILL)
+    until(lambda: len(_recoveries(run)) > before and "restore" in _recoveries(run)[-1]["seconds"], "start again")
+    found, trained = _recoveries(run)[-1], _trained(run)
+    until(lambda: _trained(run) > trained, "train again")
+    batch = time.time()
+    decided = datetime.fromisoformat(found["at"]).timestamp()
+    seconds = found["seconds"]
+    ended, spawned, ready = decided - seconds["ranks"], decided - seconds["process"], decided + seconds["restore"]
+    noted = min((at for at in _ends(run) if killed <= at < ended), default=ended)
+    moments = (killed, noted, ended, spawned, decided, ready, batch)
+    names = (field.name for field in fields(RestartTime))
+    return RestartTime(**{name: b - a for name, a, b in zip(names, moments, moments[1:], strict=False)})
+
+
+def ranks_of(run_file: Path) -> list[int]:
+    """Process ids of the ranks that train by this run file; DataError if there are none."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if str(run_file).encode() in words and b"train" in words and b"mpirun" not in words[0]:
+                found.append(int(folder.name))
+    if not found:
+        raise DataError(f"{run_file}: no rank trains by it")
+    return found
+
+
+def _trained(run: Path) -> int:
+    """Lines about training so far."""
+    path = run / METRICS
+    return path.read_text(encoding="utf-8").count('"kind": "train"') if path.is_file() else 0
+
+
+def _recoveries(run: Path) -> list[dict[str, Any]]:
+    path = run / RECOVERIES
+    return list(json.loads(path.read_text(encoding="utf-8"))["recoveries"]) if path.is_file() else []
+
+
+def _ends(run: Path) -> list[float]:
+    """When ranks noted why their job ends, in seconds since the epoch."""
+    pattern = re.compile(rf"^(\S+ \S+) .* \| {ENDS}", re.MULTILINE)
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in (run / log.LOGS).glob("*.log")]
+    found = [when for text in texts for when in pattern.findall(text)]
+    return [datetime.strptime(when, "%Y-%m-%d %H:%M:%S,%f").timestamp() for when in found]
+
+
+def table(times: Sequence[RestartTime]) -> str:
+    """Median and longest of each part and of the whole."""
+    parts = {field.name: [getattr(each, field.name) for each in times] for field in fields(RestartTime)}
+    parts["whole"] = [each.whole for each in times]
+    shown = [f"{name} {median(found):.2f} ({max(found):.2f})" for name, found in parts.items()]
+    return f"seconds from SIGKILL of a rank to the first batch, median (most) of {len(times)}: {', '.join(shown)}"

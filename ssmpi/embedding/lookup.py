@@ -1,0 +1,47 @@
+"""The rows of one batch, distinct ones and those that the model reads."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from ssmpi.core.protocols import MPIRequest
+from ssmpi.embedding import kernels
+
+
+class Lookup:
+    """One batch's rows on their way: ``values`` float32 (batch, features, dim) once they have arrived; ``flat`` are the
+    same, (batch * features, dim). ``parts`` says which of the distinct rows are those of each PS.
+    """
+
+    def __init__(self, batch: int, features: int, dim: int, servers: int) -> None:
+        most = batch * features
+        self.rows, self._inverse = np.empty(most, np.int32), np.empty(most, np.int32)
+        self.starts = np.zeros(servers + 1, np.int64)
+        self.distinct = np.empty((most, dim), np.float32)
+        self._values = np.empty((batch, features, dim), np.float32)
+        self.parts: list[slice] = []
+        self.requests: list[MPIRequest] = []
+        self.resize(batch)
+
+    def resize(self, batch: int) -> None:
+        """Use the buffers for a batch of this size."""
+        self.values = self._values[:batch]
+        self.flat = self.values.reshape(-1, self.values.shape[2])
+        self.inverse = self._inverse[: len(self.flat)]
+
+    def cut(self) -> None:
+        """``starts`` has been filled in."""
+        self.parts = [slice(start, stop) for start, stop in itertools.pairwise(self.starts.tolist())]
+
+    @property
+    def found(self) -> int:
+        """How many distinct rows there are."""
+        return int(self.parts[-1].stop)
+
+    def occurrences(self) -> np.ndarray:
+        """int32 (found,): how often each of the distinct rows is in the batch."""
+        times = np.empty(self.found, np.int32)
+        kernels.occurrences(self.inverse, times)
+        return times

@@ -1,0 +1,54 @@
+"""What the first trainer and the embedding PSs tell each other now and then, without waiting for an answer: how many
+samples all trainers have done, and what a PS has saved by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmpi.comm.waiting import WaitOptions, wait_all
+from ssmpi.core.protocols import MPIRequest
+from ssmpi.core.topology import Role
+from ssmpi.embedding import wire
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
+
+THREAD = wire.THREADS - 2  # as one that asks: the main thread may be waiting for another answer
+
+
+class ServerNews:
+    """The first trainer's end; called on its main thread alone."""
+
+    def __init__(self, conversation: Conversation, waiting: WaitOptions) -> None:
+        self._conversation, self._waiting = conversation, waiting
+        self._servers = list(conversation.directory.ranks_of(Role.EMBEDDING_PS))
+        self._under_way: dict[int, tuple[list[MPIRequest], np.ndarray, np.ndarray]] = {}  # by PS
+
+    def exchange(self, samples: int) -> list[dict[str, Any]]:
+        """Tell each PS that has answered the last time; what has been answered since then, with ``ps``, its index."""
+        found = []
+        for index, server in enumerate(self._servers):
+            if index in self._under_way:
+                requests, _, answer = self._under_way[index]
+                if not all(request.Test() for request in requests):
+                    continue
+                found += [{"ps": index, **each} for each in json.loads(wire.read_text(answer))]
+            self._under_way[index] = self._tell(server, samples)
+        return found
+
+    def finish(self) -> None:
+        """Wait for the last answers: no message is left under way."""
+        wait_all([request for requests, *_ in self._under_way.values() for request in requests], self._waiting, "PSs")
+        self._under_way = {}
+
+    def _tell(self, server: int, samples: int) -> tuple[list[MPIRequest], np.ndarray, np.ndarray]:
+        message, answer = np.array([samples], np.int64), np.empty(wire.TEXT, np.uint8)
+        requests = [
+            self._conversation.irecv(answer, server, THREAD),
+            self._conversation.isend(message, server, wire.tag(wire.SAMPLES, THREAD)),
+        ]
+        return requests, message, answer

@@ -1,0 +1,29 @@
+"""What a person sees of training: a progress bar, metrics in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tqdm import tqdm
+
+from ssmpi.core.log import shape, terminal
+
+
+def bar(rows: int) -> Any:
+    """A progress bar over so many examples; a disabled one where there is no terminal."""
+    there = terminal()
+    if there is None:
+        return tqdm(total=rows, disable=True)
+    columns, lines = shape(there)
+    found = tqdm(total=rows, unit="ex", unit_scale=True, ncols=columns, nrows=lines, file=there)
+    found.dynamic_ncols = shape  # asked before each drawing; tqdm's own takes 0 rows for no room
+    return found
+
+
+def describe(metrics: dict[str, float]) -> str:
+    """Metrics in one line."""
+    return (
+        f"NE {metrics['ne']:.5f}, log-loss {metrics['log_loss']:.5f}, AUC {metrics['auc']:.5f}"
+        f" (+-{metrics['auc_error']:.1e}), accuracy {metrics['accuracy']:.4f}, calibration"
+        f" {metrics['calibration']:.4f}, {int(metrics['rows']):,} rows"
+    )
