@@ -1,6 +1,7 @@
 """Number, names and kinds of features are the data set's, from its manifest."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from datasets import FEW, FEW_CARDINALITIES, make_dataset
 from runs import train_over_threads, write_run_file
 
 from data_prep.check.baseline import Design
+from data_prep.check.inspect import describe_folder
 from data_prep.check.verify import _bad_values
 from data_prep.shards.provenance import manifest_checksum
 from ssmpi.checkpoint import model_files
@@ -16,7 +18,7 @@ from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.reader import SplitReader
-from ssmpi.data.schema import Manifest, read_manifest, write_manifest
+from ssmpi.data.schema import SPLITS, Manifest, read_manifest, write_manifest
 from ssmpi.tools import plan, score
 
 NO_DENSE = Features((), FEW.sparse)
@@ -139,6 +141,11 @@ def test_without_dense_features_networks_that_read_them_are_refused(tmp_path):
 
 
 def test_the_tools_of_preparation_take_them(few):
+    """Without a vocabulary too: this set was not made of raw files."""
+    said = describe_folder(few)
+    assert re.search(r"price +- +\d", said)
+    counts = np.bincount(np.concatenate([Design(few, read_manifest(few)).head(s, 9_999).ids[:, 3] for s in SPLITS]))
+    assert f"colour             9        -        -   {counts.argmax()} {counts.max() / counts.sum():.2%}, " in said
     data = Design(few, read_manifest(few))
     rows = data.head("train", 100)
     matrix = data.matrix(rows).toarray()
