@@ -105,8 +105,17 @@ def lockstep(arguments: argparse.Namespace) -> int:
     log.configure("lockstep", verbose=True)
     seed = arguments.seed
     given = Lockstep(
-        arguments.gap, arguments.staleness, seed, seed, seed, arguments.interleaving, steps=arguments.steps
-    )
+        arguments.gap, arguments.staleness, seed, seed, seed, arguments.interleaving, steps=arguments.steps,
+        feedback=not arguments.no_feedback,
+    )  # fmt: skip
+    if arguments.case:
+        from ssmpi.bench.lockstep import paired
+
+        cases = paired.cases_of(
+            arguments.case, lambda words: load(arguments.run_file, [*arguments.overrides, *words]), given
+        )
+        paired.measure(cases, cases[0].config.evaluate.final, arguments.runs, arguments.out)
+        return 0
     vary = [name for name in arguments.vary.split(",") if name]
     bench.measure(load(arguments.run_file, arguments.overrides), given, vary, arguments.runs, arguments.out)
     return 0

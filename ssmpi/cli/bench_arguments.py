@@ -165,6 +165,15 @@ def add_lockstep_options(sub: argparse.ArgumentParser) -> None:
         metavar="SEEDS",
         help="what to repeat the run with other seeds of: dense, embedding, order, interleaving (default: the first 3)",
     )
+    sub.add_argument(
+        "--no-feedback", action="store_true", help="lose what a codec does not send: the control for error feedback"
+    )
+    sub.add_argument(
+        "--case",
+        action="append",
+        metavar="SETTINGS",
+        help="compare with these settings too, by pairs of seeds; 'feedback=off' is one (may be given several times)",
+    )
     sub.add_argument("--runs", type=int, default=1, metavar="N", help="repeat with seeds 1 to N (default: 1)")
     sub.add_argument("--out", type=Path, help="JSON file with all results")
 

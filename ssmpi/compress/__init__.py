@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from ssmpi.compress.bf16 import BF16
-from ssmpi.compress.codec import Codec, CodecOptions, Residual, refuse
+from ssmpi.compress.codec import Codec, CodecOptions, Residual, SparseCodec, refuse
 from ssmpi.compress.dense import Dense
-from ssmpi.compress.payload import PayloadError, add, count_of, decode, length_of, payload_bytes
+from ssmpi.compress.payload import PayloadError, add, count_of, decode, entries, length_of, payload_bytes
 from ssmpi.compress.random_k import RandomK
 from ssmpi.compress.threshold import Threshold
 
@@ -52,10 +52,12 @@ __all__ = [
     "CodecOptions",
     "PayloadError",
     "Residual",
+    "SparseCodec",
     "add",
     "compile_kernels",
     "count_of",
     "decode",
+    "entries",
     "length_of",
     "make",
     "parse",

@@ -94,9 +94,12 @@ class SparseCodec(Codec):
     @classmethod
     def expected_bytes(cls, options: CodecOptions, size: int) -> int:
         """As the base class; alike in all blocks."""
-        blocks = [min(BLOCK, size - start) for start in range(0, size, BLOCK)]
-        found = [block - math.floor(block * options.share) for block in blocks]
-        return payload_bytes(SPARSE_HALF if options.half else SPARSE, size, found)
+        return payload_bytes(SPARSE_HALF if options.half else SPARSE, size, _expected(options, size))
+
+    @classmethod
+    def expected_entries(cls, options: CodecOptions, size: int) -> int:
+        """How many entries those are."""
+        return sum(_expected(options, size))
 
     @abstractmethod
     def select(self, part: np.ndarray, start: int, places: np.ndarray, values: np.ndarray) -> int:
@@ -110,6 +113,10 @@ class SparseCodec(Codec):
 
     def take(self, vector: np.ndarray) -> np.ndarray:
         """As the base class, block by block."""
+        return self.choose(vector, None)
+
+    def choose(self, vector: np.ndarray, source: np.ndarray | None) -> np.ndarray:
+        """As ``take``; with a ``source`` float32 (size,) its values are sent, at the places that ``take`` chooses."""
         self.prepare(vector)
         body, at, total, half = self._payload[HEADER:].view(np.uint32), 0, 0, self.options.half
         values = self._values.view(np.uint32)
@@ -118,10 +125,18 @@ class SparseCodec(Codec):
             found = self.select(part, start, self._places, self._values)
             if half:
                 kernels.give_back_rounding(part.view(np.uint32), self._places, values, found)
+            if source is not None:
+                self._values[:found] = source[start : start + BLOCK][self._places[:found]]
             finite(self._values[:found])
             at = kernels.write_block(body, at, part.size, self._places, values, found, half)
             total += found
         return seal(self._payload[: HEADER + 4 * at], SPARSE_HALF if half else SPARSE, self.size, total)
+
+
+def _expected(options: CodecOptions, size: int) -> list[int]:
+    """Entries sent of each block, if alike in all."""
+    blocks = [min(BLOCK, size - start) for start in range(0, size, BLOCK)]
+    return [block - math.floor(block * options.share) for block in blocks]
 
 
 def finite(values: np.ndarray) -> None:

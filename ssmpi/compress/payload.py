@@ -15,7 +15,7 @@ all that is needed to decode it, so any rank can; one that is damaged is refused
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -95,18 +95,45 @@ def add(payload: np.ndarray, vector: np.ndarray) -> int:
     if kind in (DENSE, DENSE_HALF):
         vector += _dense(words[6:], kind, size)
         return count
-    body, at, added = words[6:], 0, 0
+    for start, found, places, values in _blocks(words[6:], size, count, half=kind == SPARSE_HALF):
+        kernels.add_at(vector[start : start + BLOCK], places, values.view(np.float32), found)
+    return count
+
+
+def _blocks(
+    body: np.ndarray, size: int, count: int, *, half: bool
+) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
+    """Of each block of a sparse body, uint32: its first entry, how many are sent, their places there and their values,
+    both valid until the next and longer than that; PayloadError where it does not hold ``count`` of ``size`` entries.
+    """
+    at, seen = 0, 0
     places, values = np.empty(min(size, BLOCK), np.uint16), np.empty(min(size, BLOCK), np.uint32)
     for start in range(0, size, BLOCK):
-        part = vector[start : start + BLOCK]
-        at, found = kernels.read_block(body, at, part.size, kind == SPARSE_HALF, places, values)
-        if at < 0:
+        at, found = kernels.read_block(body, at, min(BLOCK, size - start), half, places, values)
+        seen += found
+        if at < 0 or seen > count:
             raise PayloadError(f"block {start // BLOCK} is not one")
-        kernels.add_at(part, places, values.view(np.float32), found)
-        added += found
-    if (at, added) != (body.size, count):
-        raise PayloadError(f"it says {count:,} entries in {body.size:,} words, and has {added:,} in {at:,}")
-    return added
+        yield start, found, places, values
+    if (at, seen) != (body.size, count):
+        raise PayloadError(f"it says {count:,} entries in {body.size:,} words, and has {seen:,} in {at:,}")
+
+
+def entries(payload: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places int64 (sent,), ascending, and values float32 (sent,) of a sparse payload of a vector of ``size`` entries;
+    PayloadError if it is damaged or another one.
+    """
+    words = _whole(payload)
+    kind, count = int(words[0]) & 0xFF, int(words[2])
+    if kind not in (SPARSE, SPARSE_HALF) or size != int(words[1]):
+        raise PayloadError(f"it is not one of some of {size:,} entries")
+    all_places, all_values = np.empty(count, np.int64), np.empty(count, np.uint32)
+    done = 0
+    for start, found, places, values in _blocks(words[6:], size, count, half=kind == SPARSE_HALF):
+        all_places[done : done + found] = places[:found]
+        all_places[done : done + found] += start
+        all_values[done : done + found] = values[:found]
+        done += found
+    return all_places, all_values.view(np.float32)
 
 
 def decode(payload: np.ndarray) -> np.ndarray:

@@ -66,6 +66,10 @@ class Traffic:
         """float64 (COUNTED,): sums over all threads so far."""
         return np.sum([np.zeros(len(COUNTED)), *map(np.array, list(self._of_threads.values()))], axis=0)
 
+    def by_name(self) -> dict[str, float]:
+        """The same by name."""
+        return dict(zip(COUNTED, self.totals().tolist(), strict=True))
+
     def _mine(self) -> list[float]:
         counts = self._of_threads.get(get_ident())
         if counts is None:

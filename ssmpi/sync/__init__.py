@@ -22,7 +22,7 @@ from ssmpi.sync.gossip import Gossip
 from ssmpi.sync.host_group import form
 from ssmpi.sync.ma import MA
 from ssmpi.sync.none import NoSync
-from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.pace import PACES, Pace, StartThread, make_pace
 from ssmpi.sync.peers import LocalTrainer, Peers, ReplicaMemory, RowAccess
 from ssmpi.sync.pushes import codec_of
@@ -58,7 +58,7 @@ def _check(options: RoundOptions) -> None:
     within("warmup_steps", options.warmup_steps, 0, EXAMPLES)
     require(options.transport in ("auto", "messages"), f"transport is auto or messages, got {options.transport!r}")
     codec_of(options)
-    why = ALGORITHMS[options.algorithm].no_codec if options.codec != "dense" else ""
+    why = ALGORITHMS[options.algorithm].codec_error(options) if options.codec != DENSE else ""
     require(not why, f"codec = '{options.codec}': algorithm = '{options.algorithm}' {why}: set sync.codec = 'dense'")
     option_error = ALGORITHMS[options.algorithm].option_error(options)
     require(not option_error, f"algorithm = '{options.algorithm}' {option_error}")

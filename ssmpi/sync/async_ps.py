@@ -16,7 +16,7 @@ in checkpoints, and at the end of a run it is what the center has not heard. Pul
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,14 +31,12 @@ from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import Link
 from ssmpi.sync import pushes
-from ssmpi.sync.base import cut
+from ssmpi.sync.base import shards
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import EXCHANGE, STATE, Center, MakeStep, Step
-from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.peers import Peers
 from ssmpi.sync.pushes import Encoders, PendingGradients
-
-DENSE = "dense"
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,7 @@ class AsyncPS(Centered):
         found = super().round_bytes(options, topology, parameters)
         if options.codec == DENSE:
             return found
-        fragments = cut(parameters, options.fragments)
-        parts = absolute(fragments, [cut(f.stop - f.start, topology.sync_ps) for f in fragments])
+        parts = shards(parameters, options.fragments, topology.sync_ps)
         each = options.pace == "fixed_rate" and options.by == "thread"
         accounts = 1 if each else topology.threads
         return {**found, Link.CENTER_PUSH: pushes.expected_bytes(options, parts, accounts)}
@@ -106,7 +103,7 @@ class AsyncPS(Centered):
             gradients = local.memory.array(f"gradients of thread {thread}", self.weights.shape, np.float32)
             self._accounts[thread] = PendingGradients(gradients, local.factor())
             if self._encodes:
-                parts = absolute(self.fragments, self._shards)
+                parts = shards(self.weights.size, len(self.fragments), len(self._servers))
                 seed = self.peers.trainers.rank, thread
                 made = Encoders(self.options, parts, local.replica.layers, local.memory, seed)
                 self._encoders[thread], local.unsent[thread] = made, (gradients, made.state)
@@ -228,14 +225,6 @@ class GradientCenter(Center):
         vector = placed(self._of_optimizer, np.concatenate(states))
         for step, state in zip(self._steps, np.split(vector, np.cumsum([s.size for s in states])[:-1]), strict=True):
             step.state = state
-
-
-def absolute(fragments: Sequence[slice], shards: Sequence[Sequence[slice]]) -> list[list[slice]]:
-    """Each sync PS's shard of each fragment as a part of the vector."""
-    return [
-        [slice(fragment.start + shard.start, fragment.start + shard.stop) for shard in of_fragment]
-        for fragment, of_fragment in zip(fragments, shards, strict=True)
-    ]
 
 
 def _by_thread(saved: Mapping[str, np.ndarray], name: str) -> dict[int, np.ndarray]:

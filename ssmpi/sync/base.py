@@ -53,6 +53,15 @@ def cut(size: int, parts: int) -> list[slice]:
     return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
 
 
+def shards(size: int, fragments: int, servers: int) -> list[list[slice]]:
+    """Each server's shard of each fragment, as a part of a vector of so many floats."""
+    parts = cut(size, fragments)
+    return [
+        [slice(part.start + shard.start, part.start + shard.stop) for shard in cut(part.stop - part.start, servers)]
+        for part in parts
+    ]
+
+
 class Synchronizer(ABC):
     """One algorithm on one trainer. ``weights`` is the live flat replica, float32 (parameters,).
 
@@ -90,6 +99,11 @@ class Synchronizer(ABC):
     def option_error(cls, options: RoundOptions) -> str:
         """Why these ``[sync]`` settings make no sense for this algorithm and what would; empty if they do."""
         return ""
+
+    @classmethod
+    def codec_error(cls, options: RoundOptions) -> str:
+        """Why this algorithm cannot have a codec, or not that of these settings; empty if it can."""
+        return cls.no_codec
 
     @classmethod
     def topology_error(cls, topology: Topology) -> str:

@@ -22,7 +22,7 @@ from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import Link
 from ssmpi.sync.base import SYNC_PS, Synchronizer, cut, divergence
 from ssmpi.sync.center_shard import ADDRESS, FETCH, MAP, START, THREADS, Center, MakeStep
-from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.peers import Peers
 
 
@@ -51,8 +51,8 @@ class Centered(Synchronizer):
         if thread == 0 and peers.trainers.rank == 0:  # every trainer starts equal: the first one says from where
             self._start()
         in_place = (
-            self.in_place and options.merge == "difference"
-        )  # interpolating is to lose what was learned meanwhile
+            self.in_place and options.merge == "difference" and options.codec == DENSE
+        )  # interpolating is to lose what was learned meanwhile; a codec is to be seen at work
         self.mapped = self._map() if in_place and options.transport != "messages" else []
 
     @classmethod
@@ -144,7 +144,7 @@ class Centered(Synchronizer):
         call.
         """
         reply = self._reply[self.fragments[fragment]]
-        self._call(kind, messages, [reply[s] for s in self._shards[fragment]])
+        self.call(kind, messages, [reply[s] for s in self._shards[fragment]])
         return reply
 
     def send_all(self, kind: int, messages: list[np.ndarray]) -> None:
@@ -160,7 +160,7 @@ class Centered(Synchronizer):
     def _map(self) -> list[MappedShard]:
         """The shards of all sync PSs; none unless all lie in memory that this trainer can map."""
         answers = [np.empty(ADDRESS, np.uint8) for _ in self._servers]
-        self._call(MAP, [np.empty(0, np.uint8)] * len(answers), answers)
+        self.call(MAP, [np.empty(0, np.uint8)] * len(answers), answers)
         try:
             return [self._mapped_shard(index, bytes(answer).rstrip()) for index, answer in enumerate(answers)]
         except OSError:
@@ -177,7 +177,7 @@ class Centered(Synchronizer):
         center = np.concatenate([shard.center[fragment] for shard in self.mapped])
         return divergence(center, self.weights[self.fragments[fragment]])
 
-    def _call(self, kind: int, messages: list[np.ndarray], answers: list[np.ndarray]) -> None:
+    def call(self, kind: int, messages: list[np.ndarray], answers: list[np.ndarray]) -> None:
         """Send each sync PS its message and wait for its answer."""
         center = self.peers.center
         replies = [center.irecv(answer, r, self._thread) for r, answer in zip(self._servers, answers, strict=True)]

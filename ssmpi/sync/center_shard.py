@@ -75,7 +75,7 @@ class Center(ABC):
         if kind == START:
             self.start(fragment, words)
             return
-        buffer = self._service.buffer(self.shards[fragment].nbytes)
+        buffer = self._service.buffer(self.reply_bytes(kind, fragment, payload))
         if kind == EXCHANGE:
             with self._lock:
                 self.exchange(fragment, (source, thread), words, buffer.view(np.float32))
@@ -86,6 +86,10 @@ class Center(ABC):
         else:
             buffer.view(np.float32)[:] = self.shards[fragment]
         self._service.reply(source, thread, buffer)
+
+    def reply_bytes(self, kind: int, fragment: int, payload: np.ndarray) -> int:
+        """The length of the answer to a message about a fragment."""
+        return self.shards[fragment].nbytes
 
     @abstractmethod
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:

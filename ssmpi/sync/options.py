@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
+DENSE = "dense"  # the codec of those that have none
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class RoundOptions:
     fragments: int = 1
     warmup_steps: int = 0
     transport: str = "auto"
-    codec: str = "dense"
+    codec: str = DENSE
     life_span: int = 1000
     refresh: str = "doubling"
 

@@ -80,10 +80,14 @@ class Encoders:
             for ps, cs in zip(shards, cuts, strict=True)
         ]
 
-    def take(self, vector: np.ndarray, fragment: int) -> list[np.ndarray]:
-        """A payload for each sync PS of a fragment of the vector, which keeps what is not sent."""
+    def take(self, vector: np.ndarray, fragment: int, source: np.ndarray | None = None) -> list[np.ndarray]:
+        """A payload for each sync PS of a fragment of the vector, which keeps what is not sent. With a ``source``, of a
+        codec that chooses, the values are those of another vector at the entries that are taken.
+        """
         parts = zip(self._codecs[fragment], self._shards[fragment], strict=True)
-        return [codec.take(vector[part]) for codec, part in parts]
+        if source is None:
+            return [codec.take(vector[part]) for codec, part in parts]
+        return [c.choose(vector[p], source[p]) for c, p in parts if isinstance(c, compress.SparseCodec)]
 
 
 def codec_of(options: RoundOptions) -> tuple[type[compress.Codec], compress.CodecOptions]:

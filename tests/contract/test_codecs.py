@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from ranks import over_threads
-from sync_bodies import PARAMETERS, on_trainers, options, replica, with_pace
+from sync_bodies import PARAMETERS, meet, on_trainers, options, replica, with_pace
 
 from ssmpi import compress, sync
 from ssmpi.core.errors import SettingsError, TrainingError
@@ -127,6 +127,67 @@ def test_final_weights_are_dense_ones_and_what_was_not_sent():
     np.testing.assert_array_equal(model, dense + sum(left))
 
 
+# Elastic exchanges of some entries
+
+
+def elastic(world, options, alone=False):
+    """Blocks of learning, each with a round of every trainer in turn; weights, and what the center then holds."""
+    weights = replica(world.rank)
+    home = home_of(world)
+
+    def work(synchronizers):
+        own, found = synchronizers[0], []
+        for turn in range(9):
+            if turn % world.trainers.size == world.rank:
+                weights[:] += 0.1 * replica(100 + turn)
+                before = world.traffic.by_name()
+                world.traffic.on = True
+                own.round()
+                world.traffic.on = False
+                sent = {name: size - before[name] for name, size in world.traffic.by_name().items()}
+            else:
+                sent = None
+            meet(world)
+            found.append((weights.copy(), own.fetch(), sent))
+            meet(world)
+        return found
+
+    return on_trainers(world, options, weights, work, home)
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+@pytest.mark.parametrize("codec", ["threshold:0.9", "threshold:0.9:whole", "random-k:0.9"])
+def test_elastic_exchanges_conserve_each_entry(codec, fragments):
+    """At the entries that move, both move by alpha of their distance; all others rest. And no byte more is sent."""
+    chosen = options("easgd", codec=codec, fragments=fragments, alpha=0.3, life_span=1)
+    by_trainer = over_threads(TWO, elastic, chosen)[:2]
+    center = replica(0)
+    for turn, (weights, after, sent) in ((turn, by_trainer[turn % 2][turn]) for turn in range(9)):
+        before = by_trainer[turn % 2][turn - 1][0] if turn else replica(0)
+        learned = (before + 0.1 * replica(100 + turn)).astype(np.float32)
+        moved = after != center
+        assert 0 < moved.sum() <= sent["entries_sent"] <= 0.2 * PARAMETERS
+        d = 0.3 * (learned.astype(float) - center)
+        np.testing.assert_allclose(after, np.where(moved, center + d, center), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(weights, np.where(moved, learned - d, learned), rtol=0, atol=1e-6)
+        assert sent["bytes_center_pull"] == 4 * sent["entries_sent"]
+        if codec == "threshold:0.9:whole" and fragments == 1:
+            formula = sync.ALGORITHMS["easgd"].round_bytes(chosen, TWO, PARAMETERS)
+            assert [sent["bytes_center_push"], sent["bytes_center_pull"]] == list(formula.values())
+        center = after
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_elastic_exchanges_that_drop_nothing_are_whole_ones(fragments):
+    """Of one trainer, which has seen all that the center holds: to the last bit."""
+    one = replace(TWO, trainers=1)
+    whole = options("easgd", fragments=fragments, alpha=0.3, transport="messages")
+    expected, found = (over_threads(one, elastic, o)[0] for o in (whole, replace(whole, codec="threshold:0")))
+    for (weights, center, _), (others, seen, _) in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(weights, others)
+        np.testing.assert_array_equal(center, seen)
+
+
 # State
 
 
@@ -210,12 +271,26 @@ def test_divergence_ends_the_run(codec, value):
         over_threads(ALONE, diverging, chosen, value)
 
 
-@pytest.mark.parametrize("algorithm", [name for name in sync.ALGORITHMS if name != "async_ps"])
+@pytest.mark.parametrize("algorithm", [name for name in sync.ALGORITHMS if name not in ("async_ps", "easgd")])
 def test_what_an_algorithm_cannot_carry_is_refused_with_the_reason(algorithm):
     pace = "fixed_rate" if algorithm == "synchronous" else "shadow"
     options(algorithm, pace, codec="dense")
     with pytest.raises(SettingsError, match=f"algorithm = '{algorithm}' .*: set sync.codec = 'dense'"):
         options(algorithm, pace, codec="threshold:0.9")
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"codec": "bf16"}, "only threshold and random-k"),
+        ({"codec": "threshold:0.9:bf16"}, "16 bits"),
+        ({"codec": "threshold:0.9", "merge": "interpolate"}, "merge = 'difference'"),
+        ({"codec": "threshold:0.9", "easgd": sync.easgd.EASGDOptions(coupling=0.1)}, "coupling = 0"),
+    ],
+)
+def test_elastic_rounds_refuse_what_would_not_be_exact(settings, why):
+    with pytest.raises(SettingsError, match=why):
+        options("easgd", **settings)
 
 
 def test_a_damaged_push_is_refused():

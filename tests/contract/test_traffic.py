@@ -11,7 +11,7 @@ from sync_bodies import HOSTS, PARAMETERS, ThreadModel, close_together, live, me
 
 from ssmpi import sync
 from ssmpi.core.topology import Topology
-from ssmpi.core.traffic import COUNTED, Link
+from ssmpi.core.traffic import Link
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
 from ssmpi.sync.average import reduced_bytes
@@ -23,7 +23,7 @@ ROUNDS = 4
 
 def counts(world):
     """By name, so far."""
-    return dict(zip(COUNTED, world.traffic.totals().tolist(), strict=True))
+    return world.traffic.by_name()
 
 
 def rounds(world, options):

@@ -7,7 +7,8 @@ import pytest
 from ranks import ssmpi
 from runs import train_over_threads, write_run_file
 
-from ssmpi.bench.lockstep.rounds import make
+from ssmpi.bench.lockstep import paired
+from ssmpi.bench.lockstep.algorithms import make
 from ssmpi.bench.lockstep.run import Lockstep, LockstepRun
 from ssmpi.core.errors import SettingsError
 from ssmpi.sync import Options
@@ -48,12 +49,24 @@ def test_one_trainer_computes_what_a_run_does(tmp_path, small_data, prefetch):
     assert run.score("test")["log_loss"] == pytest.approx(real.quality()["log_loss"], rel=1e-9)
 
 
-def test_rounds_of_one_trainer_and_its_center_are_those_of_a_run(tmp_path, small_data):
-    overrides = (*FIXED_RATE, "sync.algorithm=easgd", "topology.sync_ps=1")
+@pytest.mark.parametrize("codec", ["dense", "threshold:0.9"])
+def test_rounds_of_one_trainer_and_its_center_are_those_of_a_run(tmp_path, small_data, codec):
+    overrides = (*FIXED_RATE, "sync.algorithm=easgd", "topology.sync_ps=1", f"sync.codec={codec}")
     real = train_over_threads(tmp_path / "real", small_data, *overrides)
     run = in_lockstep(tmp_path / "lockstep", small_data, *overrides, gap=4)
     np.testing.assert_array_equal(run.progress.losses, real.losses())
     assert_same_bits(run, real)
+
+
+@pytest.mark.parametrize("codec", ["dense", "threshold:0.9"])
+def test_pushes_of_one_trainer_are_those_of_a_run(tmp_path, small_data, codec):
+    """By the message, to the last bit."""
+    pushes = ("sync.algorithm=async_ps", f"sync.codec={codec}", "sync.life_span=10", "topology.sync_ps=1")
+    real = train_over_threads(tmp_path / "real", small_data, *FIXED_RATE, *pushes)
+    run = in_lockstep(tmp_path / "lockstep", small_data, *FIXED_RATE, *pushes, gap=4)
+    np.testing.assert_array_equal(run.progress.losses, real.losses())
+    assert_same_bits(run, real)
+    assert run.rounds.figures.get("density") == real.result.get("density")
 
 
 BLOCK_MOMENTUM = ("sync.algorithm=bmuf", "sync.bmuf.momentum=0.6", "sync.bmuf.eta=0.9", "sync.bmuf.nesterov=true")
@@ -133,8 +146,35 @@ def test_what_makes_no_sense_is_refused(wrong):
 
 
 def test_an_algorithm_without_lockstep_rounds_is_refused(tmp_path, small_data):
-    with pytest.raises(SettingsError, match="none, ma, bmuf, easgd"):
+    with pytest.raises(SettingsError, match="none, ma, bmuf, easgd, async_ps"):
         in_lockstep(tmp_path, small_data, "sync.algorithm=gossip", "topology.trainers=2")
+
+
+def test_cases_are_compared_by_pairs_of_seeds(tmp_path, small_data, monkeypatch, capsys):
+    """The reference varies with its seed by more than the case differs from it."""
+    given = write_run_file(tmp_path, small_data)
+    cases = paired.cases_of(
+        ["sync.alpha=0.25 feedback=off"], lambda words: write_run_file(tmp_path, small_data, *words), Lockstep()
+    )
+    assert [case.lockstep.feedback for case in cases] == [True, False]
+    assert (cases[0].config, cases[1].config.sync.alpha) == (given, 0.25)
+
+    def one(config, lockstep, splits):
+        other = config.sync.alpha == 0.25
+        seeds = lockstep.dense, lockstep.embedding, lockstep.order
+        assert len(set(seeds)) == 1
+        ne = seeds[0] * (1.01 if other else 1.0) + (0.002 * seeds[0] * (seeds[0] - 2) if other else 0)
+        return {"test": {"ne": ne}, "push_bytes": 50.0 if other else 1000.0, **({"density": 0.05} if other else {})}
+
+    monkeypatch.setattr(paired, "one", one)
+    paired.measure(cases, "test", 3, tmp_path / "out.json")
+    line = capsys.readouterr().out.splitlines()[-1].split()
+    expected = np.array([0.8, 1.0, 1.2])
+    assert line[-9:-5] == [f"+{expected.mean():.3f}", "±", f"{expected.std(ddof=1) / 3**0.5:.3f}", "%"]
+    assert (line[-5], line[-3]) == ("0.0500", "20.0")
+    assert len(json.loads((tmp_path / "out.json").read_text())["runs"]) == 6
+    with pytest.raises(SettingsError, match="--runs must be at least 2"):
+        paired.measure(cases, "test", 1, None)
 
 
 def lockstep(folder, data, *arguments):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench.lockstep.rounds import KINDS
+from ssmpi.bench.lockstep.algorithms import KNOWN
 from ssmpi.bench.lockstep.run import LARGEST_SEED, Lockstep
 from ssmpi.config import Config
 from ssmpi.core import settings
@@ -195,7 +195,7 @@ class Design:
     def _check(self, subject: Subject, choice: Choice) -> None:
         try:
             algorithm = self.config(subject, choice).sync.algorithm
-            require(algorithm in KINDS, f"lockstep knows sync.algorithm = {', '.join(KINDS)}, got {algorithm!r}")
+            require(algorithm in KNOWN, f"lockstep knows sync.algorithm = {', '.join(KNOWN)}, got {algorithm!r}")
         except SettingsError as error:
             raise SettingsError(f"{subject.algorithm}, {subject.trainers} trainers: {error}") from None
 

@@ -42,7 +42,8 @@ def measure(
     print("seed  " + "  ".join(f"{split + ' NE':>14}" for split in splits))
     found = []
     for seed in range(1, runs + 1):
-        found.append(one(config, dataclasses.replace(lockstep, **dict.fromkeys(vary, seed)), splits))
+        seeds = dict.fromkeys(vary, seed)
+        found.append(one(config, dataclasses.replace(lockstep, **seeds), splits))  # type: ignore[arg-type]  # SEEDS only
         print(f"{seed:4}  " + "  ".join(f"{found[-1][split]['ne']:14.5f}" for split in splits), flush=True)
     for split in splits if runs > 1 else []:
         ne = np.array([result[split]["ne"] for result in found])
@@ -61,4 +62,5 @@ def one(config: Config, lockstep: Lockstep, splits: Sequence[str]) -> dict[str, 
         run = LockstepRun(config, lockstep)
         run.train()
     losses = [float(part.mean()) for part in np.array_split(run.progress.losses or [], CURVE) if len(part)]
-    return {**dataclasses.asdict(lockstep), "losses": losses, **{split: run.score(split) for split in splits}}
+    scored = {split: run.score(split) for split in splits}
+    return {**dataclasses.asdict(lockstep), "losses": losses, **run.rounds.figures, **scored}

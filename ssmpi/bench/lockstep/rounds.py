@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssmpi.core.errors import SettingsError
+from ssmpi.core.protocols import DenseStep
 from ssmpi.sync.base import merge_difference, merge_interpolate
 from ssmpi.sync.bmuf import BMUFOptions, filter_mean
 from ssmpi.sync.easgd import pull_center
@@ -40,6 +40,15 @@ class Rounds:
     def model(self) -> np.ndarray:
         """What is evaluated, float32 (parameters,)."""
         return self.replicas[0].copy()
+
+    def optimizer(self, trainer: int, thread: int, own: DenseStep) -> DenseStep:
+        """What a worker thread steps with, who would otherwise do so with ``own``."""
+        return own
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What a run tells of its rounds."""
+        return {"rounds": self.count}
 
     def due(self, tick: int, shift: float = 0.0) -> int:
         """How many rounds begin after this tick."""
@@ -143,13 +152,3 @@ class ElasticRounds(Rounds):
     def model(self) -> np.ndarray:
         """The center."""
         return self._center.copy()
-
-
-KINDS: dict[str, type[Rounds]] = {"none": Rounds, "ma": MeanRounds, "bmuf": FilteredRounds, "easgd": ElasticRounds}
-
-
-def make(options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int) -> Rounds:
-    """The rounds of ``sync.algorithm``; SettingsError for one that has none here."""
-    if options.algorithm not in KINDS:
-        raise SettingsError(f"lockstep knows sync.algorithm = {', '.join(KINDS)}, got {options.algorithm!r}")
-    return KINDS[options.algorithm](options, replicas, gap, staleness)

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ssmpi.bench.lockstep import rounds
+from ssmpi.bench.lockstep.algorithms import make
+from ssmpi.bench.lockstep.codec_rounds import Pushing
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.shared_memory import PrivateMemory
 from ssmpi.core.metrics import Quality
+from ssmpi.core.protocols import DenseStep
 from ssmpi.core.settings import EXAMPLES, positive, within
 from ssmpi.data.batch import Batch
 from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
@@ -48,7 +50,8 @@ class Lockstep:
     """What a real run leaves to chance. ``gap`` is the number of ticks between two rounds, ``staleness`` that between
     snapshot and merge. ``dense`` and ``embedding`` are the seeds of initial values, ``order`` that of the rows; with a
     seed for ``interleaving`` trainers follow each other in another order in every tick, without one (0) in the same.
-    After so many ``steps``, that is ticks, the run ends, with 0 where the data does.
+    After so many ``steps``, that is ticks, the run ends, with 0 where the data does. Without ``feedback`` what a codec
+    does not send is lost.
     """
 
     gap: float = 1.0
@@ -58,6 +61,7 @@ class Lockstep:
     order: int = 1
     interleaving: int = 0
     steps: int = field(default=0, kw_only=True)
+    feedback: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         within("steps", self.steps, 0, EXAMPLES)
@@ -72,12 +76,15 @@ class LockstepTrainer:
 
     def __init__(self, config: Config, reader: SplitReader, seed: int) -> None:
         self.replica = fresh_replica(config, reader, seed, PrivateMemory())
-        self._optimizer = dense_optimizer(config.dense, self.replica)
+        optimizer: DenseStep = dense_optimizer(config.dense, self.replica)
+        self.steps = [optimizer] * config.topology.threads
         self._models = [self.replica.thread_model() for _ in range(config.topology.threads)]
         self._workers: list[tuple[int, ThreadModel, Lookups, Iterator[tuple[Any, Lookup]]]] = []
+        self._first = 0
 
     def begin(self, first: int, lookups: list[Lookups], streams: list[Iterator[Batch]]) -> None:
         """A part of the run begins; the job's threads are numbered, this trainer's from ``first`` on."""
+        self._first = first
         self._workers = [
             (first + k, model, lookup, lookup.prefetched(stream))
             for k, (model, lookup, stream) in enumerate(zip(self._models, lookups, streams, strict=True))
@@ -85,7 +92,7 @@ class LockstepTrainer:
 
     def tick(self, progress: Progress) -> bool:
         """One iteration of every thread; False if none had any more rows."""
-        updates: list[tuple[ThreadModel, Lookups, Lookup, np.ndarray, float]] = []
+        updates: list[tuple[int, ThreadModel, Lookups, Lookup, np.ndarray, float]] = []
         for worker in list(self._workers):
             number, model, lookups, rows_of = worker
             found = next(rows_of, None)
@@ -94,10 +101,11 @@ class LockstepTrainer:
                 continue
             batch, rows = found
             logits, by_rows = model.forward_backward(batch.dense, rows.values, batch.labels)
-            updates.append((model, lookups, rows, by_rows, progress.record(number, logits, batch.labels)))
-        for model, lookups, rows, by_rows, rate in updates:
+            rate = progress.record(number, logits, batch.labels)
+            updates.append((number - self._first, model, lookups, rows, by_rows, rate))
+        for thread, model, lookups, rows, by_rows, rate in updates:
             lookups.push(rows, by_rows, rate)
-            self._optimizer.step(model, rate)
+            self.steps[thread].step(model, rate)
         return bool(updates)
 
 
@@ -119,9 +127,11 @@ class LockstepRun:
         self._placement = place(self._reader.manifest.cardinalities, 1)
         self.tables = LocalTables(Arena(config.embedding, self._placement, 0, lockstep.embedding))
         self.trainers = [LockstepTrainer(config, self._reader, lockstep.dense) for _ in range(topology.trainers)]
-        self.rounds = rounds.make(
-            config.sync, [t.replica.vector for t in self.trainers], lockstep.gap, lockstep.staleness
-        )
+        pushing = Pushing(config.dense, config.network.borders, topology.threads, lockstep.feedback)
+        vectors = [trainer.replica.vector for trainer in self.trainers]
+        self.rounds = make(config.sync, vectors, lockstep.gap, lockstep.staleness, pushing)
+        for k, trainer in enumerate(self.trainers):
+            trainer.steps = [self.rounds.optimizer(k, thread, own) for thread, own in enumerate(trainer.steps)]
         everyone = replace(topology, trainers=1, threads=topology.trainers * topology.threads)
         self.progress = Progress(everyone.threads, 1, config.schedule, expected=self._reader.rows * config.data.passes)
         self.progress.losses = []

@@ -1,0 +1,27 @@
+"""Which algorithms have rounds in lockstep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ssmpi.bench.lockstep.codec_rounds import Pushing, PushRounds, SelectedRounds
+from ssmpi.bench.lockstep.rounds import FilteredRounds, MeanRounds, Rounds
+from ssmpi.core.errors import SettingsError
+from ssmpi.sync.options import RoundOptions
+
+KINDS: dict[str, type[Rounds]] = {"none": Rounds, "ma": MeanRounds, "bmuf": FilteredRounds}
+WITH_CODECS: dict[str, type[PushRounds | SelectedRounds]] = {"easgd": SelectedRounds, "async_ps": PushRounds}
+KNOWN = (*KINDS, *WITH_CODECS)
+
+
+def make(
+    options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int, pushing: Pushing | None = None
+) -> Rounds:
+    """The rounds of ``sync.algorithm``; SettingsError for one that has none here."""
+    if options.algorithm in WITH_CODECS:
+        return WITH_CODECS[options.algorithm](options, replicas, gap, staleness, pushing or Pushing())
+    if options.algorithm not in KINDS:
+        raise SettingsError(f"lockstep knows sync.algorithm = {', '.join(KNOWN)}, got {options.algorithm!r}")
+    return KINDS[options.algorithm](options, replicas, gap, staleness)

@@ -1,0 +1,85 @@
+"""``ssmpi bench lockstep --case``: the same run with other settings, seed by seed. Runs of one seed begin with the same
+weights and see the same rows in the same order, so their differences are free of what the seed does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ssmpi.bench.lockstep.lockstep import one
+from ssmpi.bench.lockstep.run import Lockstep
+from ssmpi.core import atomic_file
+from ssmpi.core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from ssmpi.config import Config
+
+NO_FEEDBACK = "feedback=off"
+AS_GIVEN = "as given"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Settings that one case changes, as words; ``lockstep`` is what it leaves to no chance."""
+
+    name: str
+    config: Config
+    lockstep: Lockstep
+
+
+def cases_of(texts: Sequence[str], load: Callable[[list[str]], Config], lockstep: Lockstep) -> list[Case]:
+    """The run as it is given, then with each of ``texts``: settings, and ``feedback=off``."""
+    found = []
+    for text in ("", *texts):
+        words = text.split()
+        own = dataclasses.replace(lockstep, feedback=lockstep.feedback and NO_FEEDBACK not in words)
+        found.append(Case(text or AS_GIVEN, load([word for word in words if word != NO_FEEDBACK]), own))
+    return found
+
+
+def measure(cases: Sequence[Case], split: str, runs: int, out: Path | None) -> list[dict[str, Any]]:
+    """Every case with the seeds 1 to ``runs``, cases in turns; the table, and all of it as JSON in ``out``."""
+    if runs < 2:
+        raise SettingsError(f"--case compares by seeds: --runs must be at least 2, got {runs}")
+    if out:
+        atomic_file.check(out)
+    results: list[dict[str, Any]] = []
+    for seed in range(1, runs + 1):
+        for case in cases:
+            began = time.process_time()
+            own = dataclasses.replace(case.lockstep, dense=seed, embedding=seed, order=seed)
+            found = one(case.config, own, [split])
+            results.append({"case": case.name, "seed": seed, "cpu_seconds": time.process_time() - began, **found})
+            print(f"seed {seed}, {case.name}: NE {found[split]['ne']:.5f}", flush=True)
+            if out:
+                settings = {each.name: each.config.flat() for each in cases}
+                atomic_file.write(out, json.dumps({"settings": settings, "runs": results}, indent=1) + "\n")
+    print(table(results, [case.name for case in cases], split))
+    return results
+
+
+def table(results: Sequence[dict[str, Any]], names: Sequence[str], split: str) -> str:
+    """One line a case; relative to the first one, by pairs of seeds, with the standard error of the mean."""
+    width, of = max(map(len, names)), {name: [r for r in results if r["case"] == name] for name in names}
+    first = of[names[0]]
+    lines = [f"{'':{width}}  {split + ' NE':>10}  relative NE (pairs)   density  push MB  times less  pull MB  CPU s"]
+    for name in names:
+        ne, reference = (np.array([r[split]["ne"] for r in runs]) for runs in (of[name], first))
+        change = 100 * (ne / reference - 1)
+        error = change.std(ddof=1) / math.sqrt(len(change))
+        pushed, before = (float(np.mean([r.get("push_bytes", 0.0) for r in runs])) for runs in (of[name], first))
+        pulled = float(np.mean([r.get("pull_bytes", 0.0) for r in of[name]]))
+        density, cpu = (float(np.mean([r.get(key, 1.0) for r in of[name]])) for key in ("density", "cpu_seconds"))
+        less = f"{before / pushed:10.1f}" if pushed else f"{'-':>10}"
+        relative = "reference" if name == names[0] else f"{change.mean():+.3f} ± {error:.3f} %"
+        quality = f"{name:{width}}  {ne.mean():10.5f}  {relative:>19}"
+        lines.append(f"{quality}  {density:8.4f}  {pushed / 1e6:7.2f}  {less}  {pulled / 1e6:7.2f}  {cpu:5.1f}")
+    return "\n".join(lines)
