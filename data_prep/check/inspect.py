@@ -91,25 +91,31 @@ def _dense(manifest: Manifest, totals: Totals) -> list[str]:
 
 
 def _sparse(folder: Path, manifest: Manifest, totals: Totals) -> list[str]:
-    vocabulary = read_vocabulary(folder / VOCABULARY_NAME)
+    path = folder / VOCABULARY_NAME
+    vocabulary = read_vocabulary(path) if path.exists() or "vocabulary" in manifest.provenance else None
     missing = manifest.provenance.get("missing", {})
     rows = manifest.provenance.get("rows", totals.rows)
-    lines = [f"  {'sparse':<8}{'ids':>12}{'missing':>9}{'rare':>9}   most frequent tokens: id token share"]
+    reserved = vocabulary is not None and vocabulary.reserved
+    what = "tokens: id token share" if vocabulary else "ids: id share"
+    lines = [f"  {'sparse':<8}{'ids':>12}{'missing':>9}{'rare':>9}   most frequent {what}"]
     for f, name in enumerate(manifest.features.sparse):
         counts = totals.counts[f][:-1]
         gone = _share(missing[name], rows) if name in missing else "-"
-        rare = _share(int(counts[RARE_ID]), totals.rows) if vocabulary.reserved and len(counts) > RARE_ID else "-"
-        tokens = vocabulary.column(f, "token")
-        first = 2 if vocabulary.reserved else 0
+        rare = _share(int(counts[RARE_ID]), totals.rows) if reserved and len(counts) > RARE_ID else "-"
+        tokens = vocabulary.column(f, "token") if vocabulary else None
+        first = 2 if reserved else 0
         assert MISSING_ID < RARE_ID < 2
         top = first + np.argsort(-counts[first:], kind="stable")[:TOP]
-        texts = [f"{i} {tokens[i - first]:08x} {_share(int(counts[i]), totals.rows)}" for i in top]
+        words = ["" if tokens is None else f" {tokens[i - first]:08x}" for i in top]
+        texts = [f"{i}{word} {_share(int(counts[i]), totals.rows)}" for i, word in zip(top, words, strict=True)]
         lines.append(f"  {name:<8}{manifest.cardinalities[f]:>12,}{gone:>9}{rare:>9}   {', '.join(texts)}")
     return [*lines, f"  {'all':<8}{sum(manifest.cardinalities):>12,}"]
 
 
 def _provenance(manifest: Manifest) -> list[str]:
     about = manifest.provenance
+    if not about:
+        return []
     lines = ["made from"]
     for source in about.get("sources", []):
         lines.append(

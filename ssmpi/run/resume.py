@@ -17,6 +17,7 @@ from ssmpi.core.log import log
 from ssmpi.core.result_marker import is_finished
 from ssmpi.core.run_files import MODEL, RESULT_NAME, RUN_FILE, is_run_folder
 from ssmpi.core.writable import check_writable
+from ssmpi.data.reader import SplitReader
 from ssmpi.model import own_code
 from ssmpi.report import recoveries
 from ssmpi.run import restart_guard, run_folder
@@ -45,17 +46,14 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     config = request.load()
     run = Path(config.run.folder)
     again = request.supervised is not None and recoveries.read(run)["launch"] == request.supervised.launch
-    if again:  # what the first start was asked for, it has done
-        request = replace(request, run=run, overwrite=False, checkpoint=WHOLE)
+    if again:  # what the first start was asked for, it has done; the files that it read may be other ones by now
+        request = replace(request, run_file=None, overrides=(), run=run, overwrite=False, checkpoint=WHOLE)
+        config = request.load()
     if request.run and is_finished(run):
         return check_nothing_to_do(request, config)
     check_writable(run)
     reader = run_folder.check(config, ranks, request.overridden())
-    config = config.over(reader.manifest.features)
-    if own_code.own_operators(config.network.operators):
-        from ssmpi.model.replica import try_own_operators  # here, because it takes seconds to import what that needs
-
-        try_own_operators(config.network)
+    config = composed(config, reader)
     rows = sum(reader.manifest.cardinalities) * config.rows.row_bytes
     expect_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
     if not request.run or not is_run_folder(run):
@@ -73,6 +71,16 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     disk.remove_file(run / RESULT_NAME)  # the run has not ended any more
     run_folder.write_settings(run, config)
     return ResumePlan(config, tuple(found), again=again)
+
+
+def composed(config: Config, reader: SplitReader) -> Config:
+    """The settings with the network over this data, which all ranks are given; SettingsError where it will not do."""
+    found = config.over(reader.manifest.features)
+    if own_code.own_operators(found.network.operators):
+        from ssmpi.model.replica import try_own_operators  # here, because it takes seconds to import what that needs
+
+        try_own_operators(found.network)
+    return found
 
 
 def check_nothing_to_do(request: RunRequest, config: Config) -> ResumePlan:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.checkpoint import model_files, saved_network
-from ssmpi.checkpoint.data_origin import DataOrigin
+from ssmpi.checkpoint.data_origin import DataOrigin, described
 from ssmpi.checkpoint.start import Start
 from ssmpi.comm.failure import say
 from ssmpi.comm.world import World, joined
@@ -21,6 +21,7 @@ from ssmpi.core.errors import DataError, TopologyError
 from ssmpi.core.run_files import MODEL, RUN_FILE
 from ssmpi.core.topology import Role, Topology
 from ssmpi.data.batch import Batch
+from ssmpi.data.features import CRITEO
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.data.schema import MANIFEST_NAME
 from ssmpi.report.metric_logger import describe
@@ -135,6 +136,11 @@ def open_input(run: Path, ranks: int, source: ScoringInput, file: Path) -> tuple
         saved.origin.check(source.prepared, reader.manifest)
         reader.check()
         return saved, source
+    if saved.origin.features != CRITEO:
+        raise DataError(
+            f"{source.path}: raw files are read as Criteo's rows, and this model was trained on other features "
+            f"({described(saved.origin.features)}): name a prepared folder of them"
+        )
     vocabulary = source.vocabulary or saved.origin.find(saved.config.data.folder)
     return saved, dataclasses.replace(source, vocabulary=saved.origin.check_vocabulary(vocabulary))
 

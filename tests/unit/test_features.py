@@ -1,6 +1,7 @@
 """Number, names and kinds of features are the data set's, from its manifest."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from datasets import FEW, FEW_CARDINALITIES, make_dataset
 from runs import train_over_threads, write_run_file
 
-from data_prep.check.baseline import baseline
+from data_prep.check.baseline import Design
+from data_prep.check.inspect import describe_folder
 from data_prep.check.verify import _bad_values
 from data_prep.shards.provenance import manifest_checksum
 from ssmpi.checkpoint import model_files
@@ -16,7 +18,7 @@ from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.reader import SplitReader
-from ssmpi.data.schema import Manifest, read_manifest, write_manifest
+from ssmpi.data.schema import SPLITS, Manifest, read_manifest, write_manifest
 from ssmpi.tools import plan, score
 
 NO_DENSE = Features((), FEW.sparse)
@@ -114,10 +116,13 @@ def test_they_are_trained_and_scored(trained, alone, capsys):
     assert f"NE {trained.quality('test')['ne']:.5f}" in capsys.readouterr().out
 
 
-def test_a_model_is_not_scored_on_other_features(trained, few, tmp_path):
+def test_a_model_is_not_scored_on_other_features(trained, few, tmp_path, alone):
     """Equal numbers of ids alone would not tell."""
     origin = DataOrigin.of_model(model_files.find(trained.folder), "")
     assert origin.features == FEW
+    (tmp_path / "raw.txt").write_text("raw")
+    with pytest.raises(DataError, match=r"raw.txt: raw files are read as Criteo's rows, .*\(3 dense, age, price"):
+        score.predict(trained.folder, score.ScoringInput(tmp_path / "raw.txt", "", None), tmp_path / "scores")
     other = replace(read_manifest(few), features=Features(("age",), FEW.sparse))
     with pytest.raises(DataError, match=r"other features \(1 dense, age; 5 sparse, user, item, shop, ...\) than"):
         origin.check(tmp_path, other)
@@ -136,8 +141,18 @@ def test_without_dense_features_networks_that_read_them_are_refused(tmp_path):
 
 
 def test_the_tools_of_preparation_take_them(few):
-    found = baseline(few)
-    assert found["logistic_regression"]["ne"] < found["constant"]["ne"]
+    """Without a vocabulary too: this set was not made of raw files."""
+    said = describe_folder(few)
+    assert re.search(r"price +- +\d", said)
+    counts = np.bincount(np.concatenate([Design(few, read_manifest(few)).head(s, 9_999).ids[:, 3] for s in SPLITS]))
+    assert f"colour             9        -        -   {counts.argmax()} {counts.max() / counts.sum():.2%}, " in said
+    data = Design(few, read_manifest(few))
+    rows = data.head("train", 100)
+    matrix = data.matrix(rows).toarray()
+    assert matrix.shape == (len(rows.ids), sum(FEW_CARDINALITIES) + 3)
+    (ones,) = np.nonzero(matrix[7, :-3])
+    np.testing.assert_array_equal(ones, rows.ids[7] + np.cumsum([0, *FEW_CARDINALITIES[:-1]]))
+    np.testing.assert_allclose(matrix[7, -3:], (rows.dense[7] - data.mean) / data.deviation, rtol=1e-6)
     ids, dense = np.array([[0, 0, 0, 9, 0]]), np.array([[0.0, np.inf, 0.0]])
     said = list(_bad_values(ids, dense, None, read_manifest(few)))
     assert said == ["row 0: id 9 of colour is outside [0, 9)", "row 0: price is inf"]

@@ -19,6 +19,7 @@ from test_networks import assert_gradients, example
 from ssmpi.checkpoint.store import Store
 from ssmpi.cli import main
 from ssmpi.config import differences, load
+from ssmpi.core import run_files
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.features import Features
 from ssmpi.model import graph, own, own_code
@@ -26,9 +27,10 @@ from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.replica import Replica, by_name
 from ssmpi.model.zoo import NETWORKS, network_of
+from ssmpi.report import recoveries
 from ssmpi.roles import assembly
-from ssmpi.run import resume
-from ssmpi.run.request import RunRequest
+from ssmpi.run import resume, run_folder
+from ssmpi.run.request import RunRequest, Supervised
 from ssmpi.tools import plan, score
 from ssmpi.tools.export import export
 
@@ -92,6 +94,7 @@ def test_real_ranks_train_it(real):
     assert real.quality("test")["ne"] < 1.0
     assert real.dense()["cross.0.v.weight"].shape == (4, 43)
     assert 'name = "network/net.py:network"' in (real.folder / "run.toml").read_text()
+    assert run_files.unknown_entries(real.folder) == []
 
 
 def test_scoring_exporting_and_inspecting_run_no_code_of_the_users(real, few, tmp_path, alone, capsys, monkeypatch):
@@ -117,6 +120,15 @@ def test_a_finished_run_is_known_again(real, tmp_path):
     write_own(tmp_path, width=33)
     (found,) = differences(saved, load(tmp_path / "run.toml"))
     assert found.startswith("model.name was 'net.py:network (SHA-256 ")
+
+
+def test_a_run_can_replace_the_one_whose_file_it_uses(few, tmp_path):
+    """It is read before anything is removed."""
+    write_own(tmp_path)
+    run_folder.make(tmp_path / "run", write_run_file(tmp_path, few, NAMED), overwrite=False)
+    again = write_run_file(tmp_path, few, "model.name=run/network/net.py:network")
+    run_folder.make(tmp_path / "run", again, overwrite=True)
+    assert load(tmp_path / "run/run.toml").network.widths["deep.0"] == 32
 
 
 def test_the_plan_prints_it_in_words(few, tmp_path, capsys):
@@ -296,6 +308,23 @@ def test_it_is_resumed_from_the_run_folder_and_not_with_another_network(few, tmp
         prepare(run)
     with pytest.raises(SettingsError, match=r"model.name is dlrm, checkpoint .* was made with net.py:network: set it"):
         prepare(run, "model.name=dlrm")
+
+
+def test_a_killed_job_is_started_again_without_the_file(few, tmp_path):
+    """By the launch that began it, with what it began with."""
+    write_own(tmp_path)
+    write_run_file(tmp_path, few)
+    settings = (f"data.folder={few}", NAMED, "embedding.dim=8", f"run.folder={tmp_path / 'run'}")
+    request = RunRequest(tmp_path / "given.toml", settings, supervised=Supervised("launch", 1, 0.0))
+    ranks = request.load().topology.size
+    with contextlib.ExitStack() as held:
+        resume.prepare(request, ranks, held)
+    recoveries.begin(tmp_path / "run", "launch")
+    (tmp_path / "net.py").unlink()
+    with contextlib.ExitStack() as held:
+        start = resume.prepare(dataclasses.replace(request, supervised=Supervised("launch", 2, 0.0)), ranks, held)
+    assert start.again
+    assert start.config.network.widths["deep.0"] == 32
 
 
 def test_another_file_of_the_same_network_may_take_over(few, tmp_path):

@@ -212,6 +212,7 @@ def test_a_model_of_an_older_version_is_scored_with_its_data_folder(project, tmp
     path = RUN / "model/manifest.json"
     body = json.loads(path.read_text())
     assert body["state"].pop("data")["cardinalities"]
+    assert body["state"].pop("network")["operators"]
     path.write_text(json.dumps(body))
     assert "data" not in read_manifest(RUN / "model").state
     assert score.evaluate(RUN, "test", None) == 0

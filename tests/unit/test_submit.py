@@ -20,6 +20,7 @@ from ssmpi.config import load
 from ssmpi.core.errors import SettingsError, TopologyError
 from ssmpi.core.settings import dump
 from ssmpi.core.topology import Role, Topology
+from ssmpi.data.features import CRITEO
 from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -27,14 +28,23 @@ SITES = sorted(path.stem for path in (JOBS / "sites").glob("*.toml"))
 TOPOLOGY = ("topology.trainers=4", "topology.threads=8", "topology.embedding_ps=3", "topology.sync_ps=2")
 
 
+OWN_NETWORK = """
+from ssmpi.model.network import Network, mlp
+
+def network(inputs):
+    return Network(tuple(mlp("top", "rows", [6, 1], last="none")), inputs)
+"""
+
+
 @pytest.fixture
 def run_file(tmp_path, monkeypatch):
-    """A run file in the current folder, with the manifest of a prepared data set."""
+    """A run file in the current folder, with the manifest of a prepared data set and a network of one's own."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     shard = ShardEntry("train/shard-00000.h5", 1_000_000, 250_000, 157_000_000, "")
     write_manifest(tmp_path / "data", Manifest(CARDINALITIES, {"train": Split((shard,))}))
     Path("run.toml").write_text('[data]\nfolder = "data"\n[topology]\nsync_ps = 1\n[sync]\nalgorithm = "easgd"\n')
+    Path("net.py").write_text(OWN_NETWORK)
     return Path("run.toml")
 
 
@@ -179,7 +189,7 @@ def test_a_job_that_sbatch_refuses_leaves_nothing_and_can_be_submitted_again(
     fake(tmp_path / "bin", "sbatch", script)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     before = sorted(tmp_path.rglob("*"))
-    submit = ("submit", run_file, "--site", JOBS / "sites" / "openmpi.toml")
+    submit = ("submit", run_file, "model.name=net.py:network", "--site", JOBS / "sites" / "openmpi.toml")
     assert command(*submit) == 2
     assert f"error: sbatch did not take the job {words}" in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
@@ -188,6 +198,8 @@ def test_a_job_that_sbatch_refuses_leaves_nothing_and_can_be_submitted_again(
     said = capsys.readouterr()
     assert said.out.endswith("+ sbatch runs/run/job.sbatch\nSubmitted batch job 7\n")
     assert said.err == "a remark\n"
+    Path("net.py").unlink()
+    assert load(Path("runs/run/run.toml")).over(CRITEO).network.widths["top.0"] == 6
 
 
 def test_without_slurm_a_stop_reaches_the_job_alone_and_its_exit_code_is_passed_on(run_file, tmp_path):
