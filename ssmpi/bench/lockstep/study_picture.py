@@ -101,5 +101,7 @@ def forest(verdicts: Sequence[Verdict], margin: float) -> Figure:
         axes.grid(axis="y", visible=False)
         if axes in panels[:-2]:
             axes.tick_params(labelbottom=False)
-    panels[-1].set_xlabel("difference of test NE, % (shaded: the margin)")
+    panels[-1].set_xlabel(
+        "difference of test NE, %, with intervals as they are without correction (shaded: the margin)"
+    )
     return figure
