@@ -10,6 +10,7 @@ import pytest
 from ssmpi.bench.lockstep import comparisons, study, trials
 from ssmpi.bench.lockstep.design import Arm, Subject, Trial, load
 from ssmpi.bench.lockstep.run import Lockstep, LockstepRun
+from ssmpi.cli import main
 from ssmpi.core.errors import DataError, SettingsError
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +110,15 @@ def test_results_say_what_was_decided(finished):
     np.testing.assert_allclose(body["verdicts"][0]["comparison"]["differences"], whole)
     assert f"| all | {whole.mean():+.3%} |" in text
     assert {path.name for path in finished.folder.glob("*.png")} == {"trend.png", "verdicts.png"}
+
+
+def test_the_command_goes_on_where_the_study_stood(finished, capsys):
+    before = lines(finished)
+    with pytest.raises(SystemExit) as done:
+        main(["bench", "equivalence", str(finished.path), "--minutes=0"])
+    assert not done.value.code
+    assert (finished.folder / "results.md").read_text() in capsys.readouterr().out
+    assert lines(finished) == before
 
 
 def test_differences_of_several_arms_are_averaged_within_a_seed(tmp_path, small_data):

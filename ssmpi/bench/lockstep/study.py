@@ -84,19 +84,21 @@ def outcomes(design: Design, todo: list[Task], jobs: int, until: float) -> Itera
 def conclude(design: Design, ledger: Ledger) -> None:
     """Write and print the results of all complete seeds."""
     chosen = {subject: trials.best(design, subject, ledger) for subject in design.subjects}
-    found: dict[Arm, dict[int, float]] = {}
+    found: dict[Arm, dict[int, Outcome]] = {}
     for subject, choice in chosen.items():
         for arm in design.arms(subject) if choice is not None else ():
             outcomes = {
                 seed: ledger.find(Trial(arm, choice or {}, seed)) for seed in range(1, design.options.seeds + 1)
             }
-            found[arm] = {seed: outcome.ne[TEST] for seed, outcome in outcomes.items() if outcome}
+            found[arm] = {seed: outcome for seed, outcome in outcomes.items() if outcome}
     seeds = set.intersection(*map(set, found.values())) if found and None not in chosen.values() else set()
     if len(seeds) < 2:
         log.info("%d seeds are complete: no table before there are 2", len(seeds))
         return
-    complete = {arm: [by_seed[seed] for seed in sorted(seeds)] for arm, by_seed in found.items()}
-    text, files = results.write(design, {s: c for s, c in chosen.items() if c is not None}, sorted(seeds), complete)
+    complete = {arm: [by_seed[seed].ne[TEST] for seed in sorted(seeds)] for arm, by_seed in found.items()}
+    commits = sorted({by_seed[seed].commit for by_seed in found.values() for seed in seeds})
+    tuned = {subject: choice for subject, choice in chosen.items() if choice is not None}
+    text, files = results.write(design, results.Findings(tuned, sorted(seeds), complete, commits))
     print(text)
     log.info("written: %s", ", ".join(map(str, files)))
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 APART = 0.3  # how far the marks of one place spread, of the distance to the next
+COLOURS = {"equal": "#3f90da", "better": "#832db6", "worse": "#bd1f01", "undecided": "#808080"}
 MARKS = {
     SHADOW: {"marker": "o", "linestyle": "-"},
     FOREGROUND: {"marker": "s", "linestyle": "--", "markerfacecolor": "none"},
@@ -91,7 +92,7 @@ def forest(verdicts: Sequence[Verdict], margin: float) -> Figure:
         axes.axvline(0.0, color="#808080", linewidth=0.8)
         for k, verdict in enumerate(members):
             low, high = verdict.interval
-            colour = "#3f90da" if verdict.equal else "#bd1f01" if verdict.different else "#808080"
+            colour = COLOURS[verdict.text.split(",")[0]]
             axes.plot([100 * low, 100 * high], [k, k], color=colour, linewidth=1.6)
             axes.plot([100 * verdict.mean], [k], "o", color=colour, markersize=4.5)
         axes.set_yticks(range(len(members)), [f"{v.comparison.name}: {v.text}" for v in members])
@@ -100,5 +101,7 @@ def forest(verdicts: Sequence[Verdict], margin: float) -> Figure:
         axes.grid(axis="y", visible=False)
         if axes in panels[:-2]:
             axes.tick_params(labelbottom=False)
-    panels[-1].set_xlabel("difference of test NE, % (shaded: the margin)")
+    panels[-1].set_xlabel(
+        "difference of test NE, %, with intervals as they are without correction (shaded: the margin)"
+    )
     return figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,24 +13,31 @@ from ssmpi.bench.lockstep import comparisons, study_picture
 from ssmpi.bench.lockstep.design import Choice, Design, Subject
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import UserError
-from ssmpi.core.git_commit import commit
 from ssmpi.core.log import log
 from ssmpi.report.equivalence import Verdict, decide
 
-Chosen = Mapping[Subject, Choice]
+
+@dataclass(frozen=True)
+class Findings:
+    """What was tuned, which seeds are complete, NE on the test split by arm, and the commits that computed it."""
+
+    chosen: Mapping[Subject, Choice]
+    seeds: Sequence[int]
+    ne: comparisons.Results
+    commits: Sequence[str]
 
 
-def write(design: Design, chosen: Chosen, seeds: Sequence[int], results: comparisons.Results) -> tuple[str, list[Path]]:
+def write(design: Design, findings: Findings) -> tuple[str, list[Path]]:
     """Write ``results.md``, ``results.json`` and pictures of the complete seeds; returns the text and the files."""
-    options = design.options
+    options, results = design.options, findings.ne
     verdicts = decide(comparisons.of(design, results), options.margin, options.level)
-    text = markdown(design, chosen, results, verdicts)
+    text = markdown(design, findings, verdicts)
     files = [design.folder / "results.md", design.folder / "results.json"]
     body = {
         "title": options.title,
-        "code": commit(),
-        "seeds": list(seeds),
-        "chosen": [{"algorithm": s.algorithm, "trainers": s.trainers, "choice": c} for s, c in chosen.items()],
+        "commits": list(findings.commits),
+        "seeds": list(findings.seeds),
+        "chosen": [{"algorithm": s.algorithm, "trainers": s.trainers, "choice": c} for s, c in findings.chosen.items()],
         "arms": [{"arm": a.name, "trainers": a.subject.trainers, "ne": list(ne)} for a, ne in results.items()],
         "verdicts": [{**asdict(verdict), "text": verdict.text} for verdict in verdicts],
     }
@@ -43,18 +50,18 @@ def write(design: Design, chosen: Chosen, seeds: Sequence[int], results: compari
     return text, files
 
 
-def markdown(design: Design, chosen: Chosen, results: comparisons.Results, verdicts: Sequence[Verdict]) -> str:
+def markdown(design: Design, findings: Findings, verdicts: Sequence[Verdict]) -> str:
     """All tables, with what one must know to read them."""
     options = design.options
-    count = len(next(iter(results.values())))
+    code = ", ".join(commit or "not recorded" for commit in findings.commits)
     lines = [
         f"## {options.title}",
         "",
-        f"`ssmpi bench equivalence {design.path}`: {count} of {options.seeds} seeds, {options.steps:,} steps of every "
-        f"replica, commit {commit() or 'not known'}. Lockstep: a shadow round is as stale as its gap is long, one in "
+        f"`ssmpi bench equivalence {design.path}`: {len(findings.seeds)} of {options.seeds} seeds, {options.steps:,} "
+        f"steps of every replica, commit {code}. Lockstep: a shadow round is as stale as its gap is long, one in "
         "the foreground not at all.",
         "",
-        *_arms(design, chosen, results),
+        *_arms(findings),
         "",
         f"Equal: two one-sided t-tests show the mean difference of NE to lie within {options.margin:.1%}. Worse or "
         f"better: a two-sided t-test shows that it is not 0. Both at {options.level:.0%}, by pairs of seeds, with "
@@ -66,11 +73,11 @@ def markdown(design: Design, chosen: Chosen, results: comparisons.Results, verdi
     return "\n".join(lines) + "\n"
 
 
-def _arms(design: Design, chosen: Chosen, results: comparisons.Results) -> list[str]:
-    heads = ["arm", "trainers", "tuned", "test NE", "standard deviation", "worst"]
+def _arms(findings: Findings) -> list[str]:
+    heads = ["arm", "trainers", "tuned", "test NE", "standard deviation", "worst run"]
     rows = []
-    for arm, ne in results.items():
-        values, choice = np.array(ne), chosen[arm.subject]
+    for arm, ne in findings.ne.items():
+        values, choice = np.array(ne), findings.chosen[arm.subject]
         tuned = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in choice.items())
         mean, spread = values.mean(), values.std(ddof=1)
         rows.append([
