@@ -172,7 +172,7 @@ def add_lockstep_options(sub: argparse.ArgumentParser) -> None:
         "--case",
         action="append",
         metavar="SETTINGS",
-        help="compare with these settings too, by pairs of seeds; 'feedback=off' is one (may be given several times)",
+        help="compare with these settings too, by pairs of seeds; also 'gap=N', 'feedback=off' (repeatable)",
     )
     sub.add_argument("--runs", type=int, default=1, metavar="N", help="repeat with seeds 1 to N (default: 1)")
     sub.add_argument("--out", type=Path, help="JSON file with all results")

@@ -73,7 +73,7 @@ def try_own_operators(network: Network) -> None:
     """One step on two made-up examples; SettingsError says what is wrong with an operator of the user's."""
     draw, inputs, labels = np.random.default_rng(0), network.inputs, np.zeros(2, np.float32)
     dense = draw.random((2, inputs.dense), np.float32)
-    rows = draw.random((2, inputs.tables, inputs.dim), np.float32)
+    rows = draw.random((2, inputs.tables, network.rows.width), np.float32)
     Replica(network, "fp32", seed=0).thread_model().forward_backward(dense, rows, labels)
 
 

@@ -138,6 +138,14 @@ class EASGD(Centered):
         chosen.refer(self.snapshot, answers, self.alpha, self._reply)
         return self._reply[part]
 
+    def close(self) -> None:
+        """As the base class; with a codec the last exchange is of all that the center has not heard of."""
+        if self._chosen:
+            self._chosen.closing = True
+        super().close()
+        if self._chosen:
+            self._chosen.closing = False
+
     def restart(self) -> None:
         """As the base class: the center begins where all replicas are."""
         super().restart()

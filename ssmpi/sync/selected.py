@@ -3,7 +3,8 @@
 A trainer remembers of each entry what the center held when they last exchanged it. A codec chooses among the distances
 from there; the trainer sends its values at these entries, the sync PS answers with the center's, and both move there as
 in a whole exchange. So at every entry w_i + c is conserved at any time, nothing is approximated, and no sync PS keeps
-anything of a client: what an entry waits for is that it has come far enough. EF21 (Richtarik et al., NeurIPS 2021),
+anything of a client: what an entry waits for is that it has come far enough, or the end of a part of the run, where all
+that differ are exchanged. EF21 (Richtarik et al., NeurIPS 2021),
 which sends encode(x - mirror), moves by what the mirror says where it has not been told for long; here such entries
 rest.
 """
@@ -11,15 +12,19 @@ rest.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numba import njit
 
 from ssmpi import compress
+from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.traffic import Traffic
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.peers import LocalTrainer
 from ssmpi.sync.pushes import Encoders, Shards, codec_of
+
+ALL = "threshold:0"  # a codec that chooses all that differ
 
 
 @njit(cache=True, nogil=True)
@@ -33,7 +38,9 @@ def pull_at(center: np.ndarray, places: np.ndarray, values: np.ndarray, alpha: f
 
 
 class SelectedEntries:
-    """A trainer's end: what it has ``seen`` of the center, float32 (parameters,), and the codecs that choose."""
+    """A trainer's end: what it has ``seen`` of the center, float32 (parameters,), and the codecs that choose. While it
+    is ``closing`` all entries are chosen that are not where they were seen.
+    """
 
     def __init__(
         self, options: RoundOptions, shards: Shards, seen: np.ndarray, local: LocalTrainer, thread: int
@@ -41,13 +48,15 @@ class SelectedEntries:
         self.seen, self._shards = seen, shards
         self._far = np.empty_like(seen)
         self._encoders = Encoders(options, shards, local.replica.layers, local.memory, (0, thread))
+        self._all = Encoders(replace(options, codec=ALL), shards, (), ProcessMemory(), (0, thread))
+        self.closing = False
         self._places: list[np.ndarray] = []
 
     def choose(self, snapshot: np.ndarray, fragment: int, traffic: Traffic) -> list[np.ndarray]:
         """A payload for each sync PS of a fragment of ``snapshot`` float32 (parameters,)."""
         for part in self._shards[fragment]:
             np.subtract(snapshot[part], self.seen[part], out=self._far[part])
-        payloads = self._encoders.take(self._far, fragment, snapshot)
+        payloads = (self._all if self.closing else self._encoders).take(self._far, fragment, snapshot)
         self._places = []
         for payload, part in zip(payloads, self._shards[fragment], strict=True):
             traffic.add_entries(*compress.count_of(payload))

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 from ssmpi.config import Config
 from ssmpi.core.errors import SettingsError
-from ssmpi.core.protocols import RowLookup
 from ssmpi.core.settings import SECONDS, positive, require
-from ssmpi.data.reader import SplitReader, batches_in, shuffled
+from ssmpi.core.traffic import Link
 from ssmpi.embedding import wire
-from ssmpi.embedding.client import Lookups
-from ssmpi.run.requirements import dense_parameters, placement_of
+from ssmpi.run.requirements import dense_parameters
 from ssmpi.sync import ALGORITHMS, SYNC_PS
+from ssmpi.sync.options import DENSE
+from ssmpi.tools.distinct_rows import distinct_rows
 
 STEP, SYNC, EMBEDDING = "dense step", "sync PS link", "embedding PS link"
 BACK_TO_BACK = 2.0  # trainers that fill a link in both directions: each waits for its answer
-SAMPLE = 20  # batches, to count the distinct rows of one
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,9 @@ class Compute:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How a run synchronizes: ``bytes`` go to one partner, and as many come back. ``period`` is in iterations of a
-    thread, 0 in the background. With ``together`` all threads of a trainer share a round. A round moves one of
-    ``fragments``.
+    """How a run synchronizes: ``bytes`` go to one partner, and as many come back; where a codec makes it fewer,
+    ``pushed`` and ``pulled``. ``period`` is in iterations of a thread, 0 in the background. With ``together`` all
+    threads of a trainer share a round. A round moves one of ``fragments``.
     """
 
     partner: str = ""
@@ -72,6 +70,14 @@ class Rounds:
     period: float = 0.0
     together: bool = False
     fragments: int = 1
+    pushed: float | None = None
+    pulled: float | None = None
+
+    @property
+    def there_and_back(self) -> tuple[float, float]:
+        """Bytes to the partner and from it."""
+        pushed, pulled = (self.bytes if size is None else size for size in (self.pushed, self.pulled))
+        return pushed, pulled
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class Forecast:
     def round_seconds(self, trainers: int) -> float:
         """Duration of a round that shares no link: to the partner and back, or around the ring of all trainers."""
         if self.rounds.partner == SYNC_PS:
-            return 2 * self.rounds.bytes / self.links.sync_ps
+            return sum(self.rounds.there_and_back) / self.links.sync_ps
         if self.rounds.partner == "all trainers":
             return 2 * (trainers - 1) / trainers * self.rounds.bytes / self.links.trainer
         return 2 * self.rounds.bytes / self.links.trainer if self.rounds.partner and trainers > 1 else 0.0
@@ -94,7 +100,8 @@ class Forecast:
     @property
     def round_capacity(self) -> float:
         """Rounds per second that the sync PSs' links carry, of all trainers."""
-        return _ratio(self.links.sync_ps, self.rounds.bytes) if self.rounds.partner == SYNC_PS else math.inf
+        size = max(self.rounds.there_and_back)
+        return _ratio(self.links.sync_ps, size) if self.rounds.partner == SYNC_PS else math.inf
 
     def trainer_eps(self, trainers: int) -> float:
         """Examples per second of one trainer that only its step and its own rounds slow down."""
@@ -141,40 +148,20 @@ def forecast(config: Config, step: float, links: LinkSpeeds) -> Forecast:
         (sync.every_iterations or max(1.0, sync.every_seconds / step)) if foreground else 0.0,
         not (kind.each_thread and sync.by == "thread"),
         sync.fragments,
+        *_by_codec(config, servers * sync.fragments),
     )
     rows = iteration_bytes(distinct_rows(config), config.rows.layout.width) if config.topology.embedding_ps else 0.0
     return Forecast(Compute(step, config.data.batch_size, config.topology.threads), links, rounds, rows)
 
 
-class _NoTransport:
-    """A transport that fetches nothing: only the location of rows is needed."""
-
-    def ask(self, lookup: RowLookup, thread: int) -> None:
-        """Fetch nothing."""
-
-    def collect(self, lookup: RowLookup) -> None:
-        """Nothing to wait for."""
-
-    def update(self, lookup: RowLookup, gradients: object, factor: float, thread: int) -> None:
-        """Nothing to update."""
-
-
-def distinct_rows(config: Config) -> list[float]:
-    """Distinct rows that a batch requests of each embedding PS: the mean over a few batches of the data."""
-    reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
-    placement = placement_of(config)
-    lookups = Lookups(_NoTransport(), placement, config.rows, 0)
-    size, counts = config.data.batch_size, [0.0] * placement.servers
-    seen = 0
-    for number, block in enumerate(reader.blocks):
-        order = shuffled(config.run.seed, 2, 0, number, size=block.rows)
-        for batch in batches_in(order, reader.read(block), size):
-            lookup = lookups.ask(batch.ids)
-            counts = [count + part.stop - part.start for count, part in zip(counts, lookup.parts, strict=True)]
-            seen += 1
-            if seen == SAMPLE:
-                return [count / seen for count in counts]
-    return [count / max(1, seen) for count in counts]
+def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None]:
+    """What a sync PS gets and sends in a round of one fragment, of so many messages for the whole vector; None each
+    where there is no codec.
+    """
+    if config.sync.codec == DENSE:
+        return None, None
+    found = ALGORITHMS[config.sync.algorithm].round_bytes(config.sync, config.topology, dense_parameters(config))
+    return found[Link.CENTER_PUSH] / messages, found[Link.CENTER_PULL] / messages
 
 
 def iteration_bytes(rows: Sequence[float], width: int) -> float:
@@ -204,9 +191,18 @@ def arithmetic(found: Forecast) -> list[str]:
         lines[0] = f"{lines[0]}{pause}" + (" (at 2 trainers)" if found.rounds.partner == "all trainers" else "")
     lines[0] += f" = {found.trainer_eps(2 if found.rounds.partner else 1):,.0f} EPS a trainer"
     if found.rounds.partner == SYNC_PS:
+        there, back = found.rounds.there_and_back
+        if there != back:
+            dense = Forecast(found.compute, found.links, replace(found.rounds, pushed=None, pulled=None))
+            faster = ""
+            if math.isfinite(found.links.sync_ps):
+                gain = dense.round_seconds(1) / found.round_seconds(1)
+                faster = f": a round is {gain:,.1f} times as fast where the link is its limit"
+            lines.append(f"  codec: {_mb(there)} there and {_mb(back)} back, of {_mb(found.rounds.bytes)} each{faster}")
+        size = max(there, back)
         lines.append(
-            f"  sync PS link: {_mb(found.rounds.bytes)} a round, PS and direction / {_mb(found.links.sync_ps)}/s "
-            f"= {_ms(found.rounds.bytes / found.links.sync_ps)}: {found.round_capacity:,.1f} rounds/s"
+            f"  sync PS link: {_mb(size)} a round, PS and direction / {_mb(found.links.sync_ps)}/s "
+            f"= {_ms(size / found.links.sync_ps)}: {found.round_capacity:,.1f} rounds/s"
             + (f" = {found.link_capacity[SYNC]:,.0f} EPS" if found.rounds.period else ", of all trainers together")
         )
     elif found.rounds.partner:

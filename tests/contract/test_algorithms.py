@@ -517,6 +517,7 @@ ASYNC = [
     options("async_ps"),
     options("async_ps", fragments=3),
     *(options("async_ps", "fixed_rate", every, by=by) for by in ("thread", "trainer") for every in (1, 4)),
+    options("async_ps", codec="threshold:0", fragments=2),
     options("async_ps", "fixed_rate", 2, by="thread", fragments=3),
 ]
 CASES = [
@@ -524,7 +525,7 @@ CASES = [
     *(Case(gossip_rounds, check_gossip, options("gossip", fragments=f), t) for f in (1, 2) for t in (TWO, FIVE)),
     Case(gossip_rounds, check_gossip, options("gossip"), over_mpi=True),
     Case(one_question, check_pair, options("gossip", alpha=1.0), over_mpi=True),
-    *(Case(pushes, check_pushes, o, over_mpi=o in ASYNC[1:3]) for o in ASYNC),
+    *(Case(pushes, check_pushes, o, over_mpi=o in (*ASYNC[1:3], ASYNC[-1])) for o in ASYNC),
     *(Case(warm_up, check_warm_up, options(a, p, warmup_steps=20), over_mpi=a == "easgd") for a, p in PAIRS),
     *(Case(after_warm_up, check_after_warm_up, options(a, p, warmup_steps=2), over_mpi=a == "bmuf") for a, p in PAIRS),
     *(Case(coupled, check_coupled, options("easgd", easgd=COUPLED, fragments=f), over_mpi=f == 2) for f in (1, 2)),

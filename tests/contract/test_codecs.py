@@ -188,6 +188,31 @@ def test_elastic_exchanges_that_drop_nothing_are_whole_ones(fragments):
         np.testing.assert_array_equal(center, seen)
 
 
+def closed(world, options):
+    """Learning, some rounds, and the end of a part of the run."""
+    weights = replica(world.rank)
+
+    def work(synchronizers):
+        for turn in range(3):
+            weights[:] += 0.1 * replica(100 + turn)
+            synchronizers[0].round()
+        before = weights.copy(), synchronizers[0].fetch()
+        synchronizers[0].close()
+        return before, (weights.copy(), synchronizers[0].fetch())
+
+    return on_trainers(world, options, weights, work, home_of(world))
+
+
+def test_a_part_ends_with_an_exchange_of_all():
+    """Else the center would never hear of what stays below the threshold."""
+    chosen = options("easgd", codec="threshold:0.9", fragments=3, alpha=0.3)
+    (weights, center), (after, moved) = over_threads(replace(TWO, trainers=1), closed, chosen)[0]
+    d = 0.3 * (weights - center)
+    assert (d != 0).mean() > 0.8
+    np.testing.assert_allclose(after, weights - d, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(moved, center + d, rtol=0, atol=1e-6)
+
+
 # State
 
 

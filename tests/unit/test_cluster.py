@@ -398,3 +398,22 @@ def test_the_command_line_predicts_or_says_what_it_lacks(tmp_path, small_data, c
             cli.main([*asked, *wrong])
         assert ended.value.code == 2
         assert word in capsys.readouterr().err
+
+
+def test_a_codec_makes_rounds_faster_by_what_both_directions_have_in_common(tmp_path, small_data):
+    """With whole pulls less than twice, however few are pushed; both ways as often as there are fewer bytes."""
+    path = tmp_path / "run.toml"
+    path.write_text(f"[data]\nfolder = '{small_data}'")
+    seconds, capacity, words = {}, {}, {}
+    for algorithm in ("async_ps", "easgd"):
+        for codec in ("dense", "threshold:0.99"):
+            config = load(path, (f"sync.algorithm={algorithm}", f"sync.codec={codec}", "topology.sync_ps=1"))
+            found = forecast.forecast(config, 0.01, LinkSpeeds(sync_ps=10e6))
+            seconds[algorithm, codec], capacity[algorithm, codec] = found.round_seconds(1), found.round_capacity
+            words[algorithm, codec] = "\n".join(forecast.arithmetic(found))
+    gains = {name: seconds[name, "dense"] / seconds[name, "threshold:0.99"] for name in ("async_ps", "easgd")}
+    assert 1.9 < gains["async_ps"] < 2
+    assert gains["easgd"] > 60
+    assert capacity["async_ps", "threshold:0.99"] == capacity["async_ps", "dense"]
+    assert "a round is 2.0 times as fast" in words["async_ps", "threshold:0.99"]
+    assert "codec" not in words["async_ps", "dense"]

@@ -128,6 +128,14 @@ class SelectedRounds(ElasticRounds):
         """Also of the traffic."""
         return {**super().figures, **traffic_of(self._traffic)}
 
+    def close(self) -> None:
+        """As the base class, of all entries."""
+        for chosen in filter(None, self._chosen):
+            chosen.closing = True
+        super().close()
+        for chosen in filter(None, self._chosen):
+            chosen.closing = False
+
     def _exchange(self, tick: int, trainer: int) -> None:
         chosen, snapshot = self._chosen[trainer], self.replicas[trainer].copy()
         if chosen is None:

@@ -22,7 +22,7 @@ from ssmpi.core.errors import SettingsError
 if TYPE_CHECKING:
     from ssmpi.config import Config
 
-NO_FEEDBACK = "feedback=off"
+NO_FEEDBACK, GAP = "feedback=off", "gap="  # words of a case that are no settings
 AS_GIVEN = "as given"
 
 
@@ -36,12 +36,18 @@ class Case:
 
 
 def cases_of(texts: Sequence[str], load: Callable[[list[str]], Config], lockstep: Lockstep) -> list[Case]:
-    """The run as it is given, then with each of ``texts``: settings, and ``feedback=off``."""
+    """The run as it is given, then with each of ``texts``: settings, ``gap=NUMBER`` and ``feedback=off``."""
     found = []
     for text in ("", *texts):
         words = text.split()
-        own = dataclasses.replace(lockstep, feedback=lockstep.feedback and NO_FEEDBACK not in words)
-        found.append(Case(text or AS_GIVEN, load([word for word in words if word != NO_FEEDBACK]), own))
+        gaps = [word.removeprefix(GAP) for word in words if word.startswith(GAP)]
+        try:
+            gap = float(gaps[-1]) if gaps else lockstep.gap
+        except ValueError:
+            raise SettingsError(f"--case: gap is a number, got '{gaps[-1]}'") from None
+        own = dataclasses.replace(lockstep, gap=gap, feedback=lockstep.feedback and NO_FEEDBACK not in words)
+        settings = [word for word in words if word != NO_FEEDBACK and not word.startswith(GAP)]
+        found.append(Case(text or AS_GIVEN, load(settings), own))
     return found
 
 
