@@ -21,7 +21,6 @@ from ssmpi.model.program import (
     BY_C,
     COPY,
     DETAIL,
-    FIELDS,
     FLAGS,
     GATE,
     INPUTS,
@@ -178,7 +177,7 @@ def _forward(sgemm: int, row: np.ndarray, n: int, weights: np.ndarray, values: n
         out[:, row[DETAIL] : row[DETAIL] + k] = a[: n * k].reshape(n, k)
     elif kind == GATE:
         kernels.gate(a, _place(row[B], n, values, rows), _place(row[C], n, values, rows), flat)
-    elif kind >= FIELDS:
+    elif kind > GATE:
         field_kernels.forward(row, n, a[: n * k], weights, flat)
 
 
@@ -222,5 +221,5 @@ def _backward(
             kernels.multiply(flat, a, by_b, flags & ADD_B != 0)
         if flags & BY_A:
             kernels.multiply(flat, b, by_a, flags & ADD_A != 0)
-    elif kind >= FIELDS:
+    elif kind > GATE:
         field_kernels.backward(row, n, fresh, a[: n * k], by_a[: n * k], weights, gradients, flat)

@@ -31,9 +31,8 @@ from ssmpi.model.network import (
 ROWS_PLACE = -1
 NOWHERE = -2  # no bias, no second input
 
-# Kinds of instructions.
+# Kinds of instructions; those after GATE are in ``field_kernels``.
 LINEAR, INTERACTION, COPY, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE = range(9)
-FIELDS = ADD  # the first of those in ``field_kernels``
 
 # Columns. A, B and C are the places of inputs; DETAIL is the number of tables of an interaction, the first column that
 # a copy fills, whether an addition is to what is there, the floats of a vector, and the first column to take of each
