@@ -143,12 +143,11 @@ class Arena(RowArray):
     def _fill(self, seed: int) -> None:
         """As no training has changed them."""
         self.state[:] = self.options.settings.initial_state
-        layout = self.options.layout
         for part in self.parts:
             bound = 1.0 / math.sqrt(self.cardinalities[part.table])
             rows = self.weights[part.base : part.base + part.rows]
-            kernels.initial_rows(rows[:, : layout.vector], seed, part.table, (part.first, part.stride), bound)
-            rows[:, layout.vector :] = 0.0
+            kernels.initial_rows(rows, seed, part.table, (part.first, part.stride), bound)
+            rows[:, self.options.layout.vector :] = 0.0
 
     def check(self, rows: np.ndarray) -> None:
         """Raise DataError if a row number is not in this arena."""

@@ -7,8 +7,22 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ssmpi.model.kernels import SUMS
-from ssmpi.model.program import ADD_A, ADD_SUMS, BY_A, DETAIL, FLAGS, INPUTS, KIND, MACHINE, SCALE, WEIGHT
+from ssmpi.model.kernels import SUMS, hand_on
+from ssmpi.model.program import (
+    ADD,
+    ADD_A,
+    ADD_SUMS,
+    BIAS,
+    BY_A,
+    DETAIL,
+    FLAGS,
+    INPUTS,
+    KIND,
+    MACHINE,
+    SCALE,
+    TAKE,
+    WEIGHT,
+)
 
 
 @njit(cache=True, nogil=True)
@@ -115,7 +129,12 @@ def by_pairs(vectors: np.ndarray, by_out: np.ndarray, out: np.ndarray, add: bool
 def forward(row: np.ndarray, n: int, x: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
     """One instruction ``row`` over ``n`` examples, from its input ``x``; all flat."""
     kind, k, detail, weight = row[KIND], row[INPUTS], row[DETAIL], row[WEIGHT]
-    if kind == ADD_SUMS:
+    if kind == ADD:
+        hand_on(x.reshape(n, k), out.reshape(n, k), detail != 0)
+    elif kind == TAKE:
+        tables = k // row[BIAS]
+        take(x.reshape(n, tables, row[BIAS]), detail, out.reshape(n, tables, out.size // (n * tables)))
+    elif kind == ADD_SUMS:
         add_sums(x.reshape(n, k), out)
     elif kind == SCALE:
         scale(x.reshape(n, k), weights[weight : weight + k * detail].reshape(k, detail), out.reshape(n, k, detail))
@@ -131,7 +150,12 @@ def backward(
     """From the gradient by its output to those by its input, and by its parameters, added unless ``fresh``."""
     kind, k, detail, weight = row[KIND], row[INPUTS], row[DETAIL], row[WEIGHT]
     wanted, add = row[FLAGS] & BY_A != 0, row[FLAGS] & ADD_A != 0
-    if kind == ADD_SUMS and wanted:
+    if kind == ADD and wanted:
+        hand_on(by_out.reshape(n, k), by_x.reshape(n, k), add)
+    elif kind == TAKE:
+        tables = k // row[BIAS]
+        put(by_out.reshape(n, tables, by_out.size // (n * tables)), detail, by_x.reshape(n, tables, row[BIAS]))
+    elif kind == ADD_SUMS and wanted:
         spread(by_out, by_x.reshape(n, k), add)
     elif kind == SCALE:
         end, by_scales = weight + k * detail, by_out.reshape(n, k, detail)

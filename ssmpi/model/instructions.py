@@ -9,11 +9,9 @@ from numba import njit
 
 from ssmpi.model import blas, brgemm, field_kernels, kernels
 from ssmpi.model.program import (
-    ADD,
     ADD_A,
     ADD_B,
     ADD_C,
-    ADD_SUMS,
     BIAS,
     BY_A,
     BY_B,
@@ -32,7 +30,6 @@ from ssmpi.model.program import (
     RELU,
     ROWS_PLACE,
     SIGMOID,
-    TAKE,
     WEIGHT,
     A,
     B,
@@ -96,12 +93,7 @@ def _forward(
         out[:, row[DETAIL] : row[DETAIL] + k] = a[: n * k].reshape(n, k)
     elif kind == GATE:
         kernels.gate(a, _place(row[B], n, values, rows), _place(row[C], n, values, rows), flat)
-    elif kind == ADD:
-        kernels.hand_on(a[: n * k].reshape(n, k), out, row[DETAIL] != 0)
-    elif kind == TAKE:
-        tables = rows.size // (n * k)
-        field_kernels.take(rows.reshape(n, tables, k), row[DETAIL], flat.reshape(n, tables, m // tables))
-    elif kind >= ADD_SUMS:
+    elif kind > GATE:
         field_kernels.forward(row, n, a[: n * k], weights, flat)
 
 
@@ -150,10 +142,5 @@ def _backward(
             kernels.multiply(flat, a, by_b, flags & ADD_B != 0)
         if flags & BY_A:
             kernels.multiply(flat, b, by_a, flags & ADD_A != 0)
-    elif kind == ADD and flags & BY_A:
-        kernels.hand_on(by_out, by_a[: n * k].reshape(n, k), flags & ADD_A != 0)
-    elif kind == TAKE:
-        tables = rows.size // (n * k)
-        field_kernels.put(flat.reshape(n, tables, m // tables), row[DETAIL], by_rows.reshape(n, tables, k))
-    elif kind >= ADD_SUMS:
+    elif kind > GATE:
         field_kernels.backward(row, n, fresh, a[: n * k], by_a[: n * k], weights, gradients, flat)

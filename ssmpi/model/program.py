@@ -32,12 +32,12 @@ from ssmpi.model.network import (
 ROWS_PLACE = -1
 NOWHERE = -2  # no bias, no second input
 
-# Kinds of instructions.
+# Kinds of instructions; those after GATE are in ``field_kernels``.
 LINEAR, INTERACTION, COPY, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE = range(9)
 
 # Columns. A, B and C are the places of inputs; DETAIL is the number of tables of an interaction, the first column that
-# a copy fills, whether an addition is to what is there, the floats of a vector, of a row the first column to take, and
-# where the copies of the weights of a layer in bfloat16 begin.
+# a copy fills, whether an addition is to what is there, the floats of a vector, the first column to take of each row, of
+# which BIAS is the width then, and where the copies of the weights of a layer in bfloat16 begin.
 KIND, A, B, C, OUT, INPUTS, OUTPUTS, WEIGHT, BIAS, DETAIL, FLAGS = range(11)
 
 # Flags: the activation; whose gradients are wanted, and whose are added to what is there.
@@ -79,7 +79,8 @@ class Program:
         if rows.groups > 1:
             for name, first in ((ROWS, 0), (WEIGHTS, rows.vector)):
                 place, width = self.places[name], self.network.widths[name]
-                yield [TAKE, ROWS_PLACE, NOWHERE, NOWHERE, place, rows.width, width, 0, 0, first, 0]
+                whole = self.network.inputs.tables * rows.width
+                yield [TAKE, ROWS_PLACE, NOWHERE, NOWHERE, place, whole, width, 0, rows.width, first, 0]
         for operator in self.network.operators:
             yield from self._of(operator, weight)
             weight += floats_in(self.network.forms[operator.name].parameters)
