@@ -7,12 +7,11 @@ kernel knows a network.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 
-from ssmpi.model import blas, brgemm, kernels
+from ssmpi.model import blas, blocks, brgemm, kernels, products
+from ssmpi.model.products import Products
 from ssmpi.model.program import (
     ADD_A,
     ADD_B,
@@ -64,18 +63,11 @@ class Results:
         return self._logits[: len(rows)], self._by_rows[: len(rows)]
 
 
-class Products(NamedTuple):
-    """Of matrices: BLAS's ``sgemm`` by address, and what layers of bfloat16 take."""
-
-    sgemm: int
-    half: brgemm.Operands
-
-
 class CompiledStep:
     """``step(dense, rows, labels)``: logits and gradients by rows, as ``ThreadModel.forward_backward`` gives them.
 
     To be made on the thread that calls it. ``weights`` and ``gradients`` float32 (parameters,), as the network lays
-    them out; ``sgemm`` is BLAS's by address, ``kernels`` are what a program with layers of bfloat16 needs beside it.
+    them out; ``sgemm`` is BLAS's by address, ``kernels`` are oneDNN's to be used in its place, in bfloat16 at least.
     """
 
     def __init__(
@@ -83,7 +75,7 @@ class CompiledStep:
         kernels: brgemm.Kernels = brgemm.NONE,
     ) -> None:  # fmt: skip
         blas.use_one_thread()
-        self._products = Products(sgemm, brgemm.operands(kernels, program.half_layers, PIECE))
+        self._products = Products(sgemm, blocks.operands(kernels, program.layers, PIECE))
         self._table, self._weights, self._gradients = program.table, weights, gradients
         self._values, self._by_values = np.empty((2, PIECE * program.floats), np.float32)
         self._results = Results()
@@ -109,7 +101,7 @@ class CompiledStep:
 
 @njit(cache=True, nogil=True)
 def _step(
-    products: Products, table: np.ndarray, weights: np.ndarray, gradients: np.ndarray, values: np.ndarray,
+    by: Products, table: np.ndarray, weights: np.ndarray, gradients: np.ndarray, values: np.ndarray,
     by_values: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, logits: np.ndarray,
     by_rows: np.ndarray,
 ) -> None:  # fmt: skip
@@ -118,49 +110,50 @@ def _step(
     if not count:
         gradients[:] = 0.0
         return
-    _refresh(products, table, weights)
+    _refresh(by, table, weights)
     size, width, logit, end = -(-count // -(-count // PIECE)), rows.size // count, table[-1, OUT], len(table)
     for start in range(0, count, size):
         stop = min(start + size, count)
         n, fresh = stop - start, start == 0
         own, by_own = rows[start * width : stop * width], by_rows[start * width : stop * width]
         values[: n * dense.shape[1]] = dense[start:stop].ravel()
-        run(products, table, 0, end, False, n, fresh, weights, gradients, values, by_values, own, by_own)
+        run(by, table, 0, end, False, n, fresh, weights, gradients, values, by_values, own, by_own)
         logits[start:stop] = values[n * logit : n * logit + n]
         kernels.by_logits(logits[start:stop], labels[start:stop], count, by_values[n * logit : n * logit + n])
-        run(products, table, 0, end, True, n, fresh, weights, gradients, values, by_values, own, by_own)
-    brgemm.release(products.half)
+        run(by, table, 0, end, True, n, fresh, weights, gradients, values, by_values, own, by_own)
+    brgemm.release(by.operands.kernels)
 
 
 @njit(cache=True, nogil=True)
-def _refresh(products: Products, table: np.ndarray, weights: np.ndarray) -> None:
-    """Round the weights as they are now, once a step."""
+def _refresh(by: Products, table: np.ndarray, weights: np.ndarray) -> None:
+    """Lay out the weights as they are now, once a step."""
     for row in table:
-        if row[KIND] == LINEAR and row[FLAGS] & HALF:
-            weight, wanted = weights[row[WEIGHT] :], row[FLAGS] & BY_A != 0
-            brgemm.refresh(products.half, row[DETAIL], weight, row[OUTPUTS], row[INPUTS], wanted)
+        if row[KIND] == LINEAR:
+            half, wanted = row[FLAGS] & HALF != 0, row[FLAGS] & BY_A != 0
+            products.refresh(by, half, row[DETAIL], weights[row[WEIGHT] :], row[OUTPUTS], row[INPUTS], wanted)
 
 
 @njit(cache=True, nogil=True)
 def _score(
-    products: Products, table: np.ndarray, weights: np.ndarray, gradients: np.ndarray, values: np.ndarray,
+    by: Products, table: np.ndarray, weights: np.ndarray, gradients: np.ndarray, values: np.ndarray,
     by_values: np.ndarray, dense: np.ndarray, rows: np.ndarray, logits: np.ndarray,
 ) -> None:  # fmt: skip
     count = len(logits)
     if not count:
         return
+    _refresh(by, table, weights)
     width, logit = rows.size // count, table[-1, OUT]
     for start in range(0, count, PIECE):
         stop = min(start + PIECE, count)
         n, own = stop - start, rows[start * width : stop * width]
         values[: n * dense.shape[1]] = dense[start:stop].ravel()
-        run(products, table, 0, len(table), False, n, True, weights, gradients, values, by_values, own, own)
+        run(by, table, 0, len(table), False, n, True, weights, gradients, values, by_values, own, own)
         logits[start:stop] = values[n * logit : n * logit + n]
 
 
 @njit(cache=True, nogil=True)
 def run(
-    products: Products, table: np.ndarray, first: int, last: int, backward: bool, n: int, fresh: bool,
+    by: Products, table: np.ndarray, first: int, last: int, backward: bool, n: int, fresh: bool,
     weights: np.ndarray, gradients: np.ndarray, values: np.ndarray, by_values: np.ndarray,
     rows: np.ndarray, by_rows: np.ndarray,
 ) -> None:  # fmt: skip
@@ -170,10 +163,10 @@ def run(
     """
     if backward:
         for step in range(last - 1, first - 1, -1):
-            _backward(products, table[step], n, fresh, weights, gradients, values, by_values, rows, by_rows)
+            _backward(by, table[step], n, fresh, weights, gradients, values, by_values, rows, by_rows)
     else:
         for step in range(first, last):
-            _forward(products, table[step], n, weights, values, rows)
+            _forward(by, table[step], n, weights, values, rows)
 
 
 @njit(cache=True, nogil=True)
@@ -183,17 +176,12 @@ def _place(place: int, n: int, values: np.ndarray, rows: np.ndarray) -> np.ndarr
 
 
 @njit(cache=True, nogil=True)
-def _forward(
-    products: Products, row: np.ndarray, n: int, weights: np.ndarray, values: np.ndarray, rows: np.ndarray
-) -> None:
+def _forward(by: Products, row: np.ndarray, n: int, weights: np.ndarray, values: np.ndarray, rows: np.ndarray) -> None:
     kind, k, m = row[KIND], row[INPUTS], row[OUTPUTS]
     a, flat = _place(row[A], n, values, rows), values[n * row[OUT] : n * (row[OUT] + m)]
     out = flat.reshape(n, m)
     if kind == LINEAR:
-        if row[FLAGS] & HALF:
-            brgemm.outputs(products.half, row[DETAIL], a, flat, n, m, k)
-        else:
-            blas.outputs(products.sgemm, a, weights[row[WEIGHT] :], flat, n, m, k)
+        products.outputs(by, row[FLAGS] & HALF != 0, row[DETAIL], a, weights[row[WEIGHT] :], flat, n, m, k)
         if row[BIAS] >= 0:
             kernels.add_bias(out, weights[row[BIAS] : row[BIAS] + m], row[FLAGS] & RELU != 0)
         elif row[FLAGS] & RELU:
@@ -210,7 +198,7 @@ def _forward(
 
 @njit(cache=True, nogil=True)
 def _backward(
-    products: Products, row: np.ndarray, n: int, fresh: bool, weights: np.ndarray, gradients: np.ndarray,
+    by: Products, row: np.ndarray, n: int, fresh: bool, weights: np.ndarray, gradients: np.ndarray,
     values: np.ndarray, by_values: np.ndarray, rows: np.ndarray, by_rows: np.ndarray,
 ) -> None:  # fmt: skip
     """From the gradient by an instruction's output to those by its inputs and parameters."""
@@ -228,14 +216,11 @@ def _backward(
             if flags & SIGMOID:
                 kernels.sigmoid_backward(flat, values[place : place + n * m])
             kernels.column_sums(by_out, by_bias, fresh)
-        if flags & HALF:
-            brgemm.by_weight(products.half, flat, a, gradients[row[WEIGHT] :], n, m, k, fresh)
-            if flags & BY_A:
-                brgemm.by_values(products.half, row[DETAIL], flat, by_a, n, m, k, flags & ADD_A == 0)
-        else:
-            blas.by_weight(products.sgemm, flat, a, gradients[row[WEIGHT] :], n, m, k, fresh)
-            if flags & BY_A:
-                blas.by_values(products.sgemm, flat, weights[row[WEIGHT] :], by_a, n, m, k, flags & ADD_A == 0)
+        half, by_matrix = flags & HALF != 0, gradients[row[WEIGHT] :]
+        products.by_weight(by, half, flat, a, by_matrix, n, m, k, fresh)
+        if flags & BY_A:
+            matrix, alone = weights[row[WEIGHT] :], flags & ADD_A == 0
+            products.by_values(by, half, row[DETAIL], flat, matrix, by_a, n, m, k, alone)
     elif kind == INTERACTION:
         vectors, by_vectors = rows.reshape(n, row[DETAIL], k), by_rows.reshape(n, row[DETAIL], k)
         x, by_x = a[: n * k].reshape(n, k), by_a[: n * k].reshape(n, k)

@@ -81,10 +81,10 @@ class ThreadModel:
         compiled = CompiledStep(program, *self.arrays, sgemm) if sgemm else None
         self._score = compiled.score if compiled else self._by_torch
         self._step: Step
-        if compiled and precision == "fp32":
-            self._step = compiled
-        elif sgemm and precision == "bf16" and (kernels := brgemm.kernels()):
+        if sgemm and (kernels := brgemm.kernels(precision)):
             self._step = CompiledStep(Program(network, precision), *self.arrays, sgemm, kernels)
+        elif compiled and precision == "fp32":
+            self._step = compiled
         else:
             from ssmpi.model.torch_step import TorchStep  # here, because importing torch takes seconds
 
