@@ -1,4 +1,5 @@
-"""float32 matrices as the bfloat16 operands that processors multiply, compiled and run without the interpreter lock.
+"""float32 matrices as the operands that processors multiply, above all in bfloat16, compiled and run without the
+interpreter lock.
 
 A bfloat16 number is the upper half of a float32 one, rounded to nearest, and seen as the uint16 it is stored in. The
 left operand of a product is row-major. The right one, k by n, lies in panels of PANEL columns, each with two rows
@@ -118,6 +119,23 @@ def transposed(values: np.ndarray, n: int, k: int, width: int, lines: np.ndarray
             _line(values, n, k, row + 2 * pair, 0, k, words[pair * across : pair * across + k])
         for column in range(0, across, TILE):
             _square(words[column:], across, target[(column * width + row) // 2 :], width // 2)
+
+
+@njit(cache=True, nogil=True)
+def transposed_words(values: np.ndarray, n: int, k: int, panel: int, out: np.ndarray) -> None:
+    """values float32 (n, k) transposed, in panels of ``panel`` columns, a multiple of TILE: ``[n / panel][k][panel]``,
+    of a flat ``out`` of any type. What is beside the last columns stays as it is.
+    """
+    words, target = values.view(np.uint32), out.view(np.uint32)
+    for row in range(0, n, TILE):
+        begin = row // panel * panel * k + row % panel
+        for column in range(0, k, TILE):
+            if row + TILE <= n and column + TILE <= k:
+                _square(words[row * k + column :], k, target[begin + column * panel :], panel)
+            else:
+                for i in range(min(TILE, n - row)):
+                    for j in range(column, min(column + TILE, k)):
+                        target[begin + j * panel + i] = words[(row + i) * k + j]
 
 
 @njit(cache=True, nogil=True)

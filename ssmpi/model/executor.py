@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ssmpi.model import blas, brgemm, kernels
-from ssmpi.model.instructions import Products, run
+from ssmpi.model import blas, blocks, brgemm, kernels, products
+from ssmpi.model.instructions import run
+from ssmpi.model.products import Products
 from ssmpi.model.program import BY_A, DETAIL, FLAGS, HALF, INPUTS, KIND, LINEAR, OUT, OUTPUTS, WEIGHT, Program
 
 PIECE = 512  # examples: measured best of 128 to 2048 on 1 MB of second-level cache a core
@@ -31,7 +32,7 @@ class Results:
 
     def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Logits float32 (batch,) and gradients by ``rows``, float32 (batch, tables, width), to be filled."""
-        if rows.size > self._by_rows.size or rows.shape[1:] != self._by_rows.shape[1:]:
+        if rows.size > self._by_rows.size:
             self._logits, self._by_rows = np.empty(len(rows), np.float32), np.empty_like(rows)
         return self._logits[: len(rows)], self._by_rows[: len(rows)]
 
@@ -40,7 +41,7 @@ class CompiledStep:
     """``step(dense, rows, labels)``: logits and gradients by rows, as ``ThreadModel.forward_backward`` gives them.
 
     To be made on the thread that calls it. ``weights`` and ``gradients`` float32 (parameters,), as the network lays
-    them out; ``sgemm`` is BLAS's by address, ``kernels`` are what a program with layers of bfloat16 needs beside it.
+    them out; ``sgemm`` is BLAS's by address, ``kernels`` are oneDNN's to be used in its place, in bfloat16 at least.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class CompiledStep:
         kernels: brgemm.Kernels = brgemm.NONE,
     ) -> None:  # fmt: skip
         blas.use_one_thread()
-        self._products = Products(sgemm, brgemm.operands(kernels, program.half_layers, PIECE))
+        self._products = Products(sgemm, blocks.operands(kernels, program.layers, PIECE))
         self._table, self._weights, self._gradients = program.table, weights, gradients
         self._values, self._by_values = np.empty((2, PIECE * program.floats), np.float32)
         self._results = Results()
@@ -74,7 +75,7 @@ class CompiledStep:
 
 @njit(cache=True, nogil=True)
 def _step(
-    products: Products, table: np.ndarray, weights: np.ndarray, gradients: np.ndarray, values: np.ndarray,
+    by: Products, table: np.ndarray, weights: np.ndarray, gradients: np.ndarray, values: np.ndarray,
     by_values: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, logits: np.ndarray,
     by_rows: np.ndarray,
 ) -> None:  # fmt: skip
@@ -83,41 +84,42 @@ def _step(
     if not count:
         gradients[:] = 0.0
         return
-    _refresh(products, table, weights)
+    _refresh(by, table, weights)
     size, width, logit, end = -(-count // -(-count // PIECE)), rows.size // count, table[-1, OUT], len(table)
     for start in range(0, count, size):
         stop = min(start + size, count)
         n, fresh = stop - start, start == 0
         own, by_own = rows[start * width : stop * width], by_rows[start * width : stop * width]
         values[: n * dense.shape[1]] = dense[start:stop].ravel()
-        run(products, table, 0, end, False, n, fresh, weights, gradients, values, by_values, own, by_own)
+        run(by, table, 0, end, False, n, fresh, weights, gradients, values, by_values, own, by_own)
         logits[start:stop] = values[n * logit : n * logit + n]
         kernels.by_logits(logits[start:stop], labels[start:stop], count, by_values[n * logit : n * logit + n])
-        run(products, table, 0, end, True, n, fresh, weights, gradients, values, by_values, own, by_own)
-    brgemm.release(products.half)
+        run(by, table, 0, end, True, n, fresh, weights, gradients, values, by_values, own, by_own)
+    brgemm.release(by.operands.kernels)
 
 
 @njit(cache=True, nogil=True)
-def _refresh(products: Products, table: np.ndarray, weights: np.ndarray) -> None:
-    """Round the weights as they are now, once a step."""
+def _refresh(by: Products, table: np.ndarray, weights: np.ndarray) -> None:
+    """Lay out the weights as they are now, once a step."""
     for row in table:
-        if row[KIND] == LINEAR and row[FLAGS] & HALF:
-            weight, wanted = weights[row[WEIGHT] :], row[FLAGS] & BY_A != 0
-            brgemm.refresh(products.half, row[DETAIL], weight, row[OUTPUTS], row[INPUTS], wanted)
+        if row[KIND] == LINEAR:
+            half, wanted = row[FLAGS] & HALF != 0, row[FLAGS] & BY_A != 0
+            products.refresh(by, half, row[DETAIL], weights[row[WEIGHT] :], row[OUTPUTS], row[INPUTS], wanted)
 
 
 @njit(cache=True, nogil=True)
 def _score(
-    products: Products, table: np.ndarray, weights: np.ndarray, gradients: np.ndarray, values: np.ndarray,
+    by: Products, table: np.ndarray, weights: np.ndarray, gradients: np.ndarray, values: np.ndarray,
     by_values: np.ndarray, dense: np.ndarray, rows: np.ndarray, logits: np.ndarray,
 ) -> None:  # fmt: skip
     count = len(logits)
     if not count:
         return
+    _refresh(by, table, weights)
     width, logit = rows.size // count, table[-1, OUT]
     for start in range(0, count, PIECE):
         stop = min(start + PIECE, count)
         n, own = stop - start, rows[start * width : stop * width]
         values[: n * dense.shape[1]] = dense[start:stop].ravel()
-        run(products, table, 0, len(table), False, n, True, weights, gradients, values, by_values, own, own)
+        run(by, table, 0, len(table), False, n, True, weights, gradients, values, by_values, own, own)
         logits[start:stop] = values[n * logit : n * logit + n]

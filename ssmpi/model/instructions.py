@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 
-from ssmpi.model import blas, brgemm, field_kernels, kernels
+from ssmpi.model import field_kernels, kernels, products
+from ssmpi.model.products import Products
 from ssmpi.model.program import (
     ADD_A,
     ADD_B,
@@ -37,16 +36,9 @@ from ssmpi.model.program import (
 )
 
 
-class Products(NamedTuple):
-    """Of matrices: BLAS's ``sgemm`` by address, and what layers of bfloat16 take."""
-
-    sgemm: int
-    half: brgemm.Operands
-
-
 @njit(cache=True, nogil=True)
 def run(
-    products: Products, table: np.ndarray, first: int, last: int, backward: bool, n: int, fresh: bool,
+    by: Products, table: np.ndarray, first: int, last: int, backward: bool, n: int, fresh: bool,
     weights: np.ndarray, gradients: np.ndarray, values: np.ndarray, by_values: np.ndarray,
     rows: np.ndarray, by_rows: np.ndarray,
 ) -> None:  # fmt: skip
@@ -56,10 +48,10 @@ def run(
     """
     if backward:
         for step in range(last - 1, first - 1, -1):
-            _backward(products, table[step], n, fresh, weights, gradients, values, by_values, rows, by_rows)
+            _backward(by, table[step], n, fresh, weights, gradients, values, by_values, rows, by_rows)
     else:
         for step in range(first, last):
-            _forward(products, table[step], n, weights, values, rows)
+            _forward(by, table[step], n, weights, values, rows)
 
 
 @njit(cache=True, nogil=True)
@@ -69,17 +61,12 @@ def _place(place: int, n: int, values: np.ndarray, rows: np.ndarray) -> np.ndarr
 
 
 @njit(cache=True, nogil=True)
-def _forward(
-    products: Products, row: np.ndarray, n: int, weights: np.ndarray, values: np.ndarray, rows: np.ndarray
-) -> None:
+def _forward(by: Products, row: np.ndarray, n: int, weights: np.ndarray, values: np.ndarray, rows: np.ndarray) -> None:
     kind, k, m = row[KIND], row[INPUTS], row[OUTPUTS]
     a, flat = _place(row[A], n, values, rows), values[n * row[OUT] : n * (row[OUT] + m)]
     out = flat.reshape(n, m)
     if kind == LINEAR:
-        if row[FLAGS] & HALF:
-            brgemm.outputs(products.half, row[DETAIL], a, flat, n, m, k)
-        else:
-            blas.outputs(products.sgemm, a, weights[row[WEIGHT] :], flat, n, m, k)
+        products.outputs(by, row[FLAGS] & HALF != 0, row[DETAIL], a, weights[row[WEIGHT] :], flat, n, m, k)
         if row[BIAS] >= 0:
             kernels.add_bias(out, weights[row[BIAS] : row[BIAS] + m], row[FLAGS] & RELU != 0)
         elif row[FLAGS] & RELU:
@@ -99,7 +86,7 @@ def _forward(
 
 @njit(cache=True, nogil=True)
 def _backward(
-    products: Products, row: np.ndarray, n: int, fresh: bool, weights: np.ndarray, gradients: np.ndarray,
+    by: Products, row: np.ndarray, n: int, fresh: bool, weights: np.ndarray, gradients: np.ndarray,
     values: np.ndarray, by_values: np.ndarray, rows: np.ndarray, by_rows: np.ndarray,
 ) -> None:  # fmt: skip
     """From the gradient by an instruction's output to those by its inputs and parameters."""
@@ -117,14 +104,11 @@ def _backward(
             if flags & SIGMOID:
                 kernels.sigmoid_backward(flat, values[place : place + n * m])
             kernels.column_sums(by_out, by_bias, fresh)
-        if flags & HALF:
-            brgemm.by_weight(products.half, flat, a, gradients[row[WEIGHT] :], n, m, k, fresh)
-            if flags & BY_A:
-                brgemm.by_values(products.half, row[DETAIL], flat, by_a, n, m, k, flags & ADD_A == 0)
-        else:
-            blas.by_weight(products.sgemm, flat, a, gradients[row[WEIGHT] :], n, m, k, fresh)
-            if flags & BY_A:
-                blas.by_values(products.sgemm, flat, weights[row[WEIGHT] :], by_a, n, m, k, flags & ADD_A == 0)
+        half, by_matrix = flags & HALF != 0, gradients[row[WEIGHT] :]
+        products.by_weight(by, half, flat, a, by_matrix, n, m, k, fresh)
+        if flags & BY_A:
+            matrix, alone = weights[row[WEIGHT] :], flags & ADD_A == 0
+            products.by_values(by, half, row[DETAIL], flat, matrix, by_a, n, m, k, alone)
     elif kind == INTERACTION:
         size, shape = n * row[DETAIL] * k, (n, row[DETAIL], k)
         vectors = _place(row[B], n, values, rows)[:size].reshape(shape)

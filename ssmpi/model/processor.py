@@ -10,17 +10,17 @@ BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "asimdbf16"})  # what L
 
 def name(path: Path = Path("/proc/cpuinfo")) -> str:
     """What it is called, by Linux where that knows."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(found, "") or platform.processor() or platform.machine()
+    return _field(path, "model name") or platform.processor() or platform.machine()
 
 
 def has_bfloat16(path: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the processor is known to have products of bfloat16 numbers."""
     return not BFLOAT16.isdisjoint(_flags(path))
+
+
+def is_amd_with_avx512(path: Path = Path("/proc/cpuinfo")) -> bool:
+    """Where MKL is slower than oneDNN."""
+    return "avx512f" in _flags(path) and "AuthenticAMD" in _field(path, "vendor_id")
 
 
 def without_bfloat16(path: Path = Path("/proc/cpuinfo")) -> bool:
@@ -33,11 +33,16 @@ def without_bfloat16(path: Path = Path("/proc/cpuinfo")) -> bool:
 
 def _flags(path: Path) -> list[str]:
     """What Linux says that the processor can; nothing where it does not say."""
+    return _field(path, "flags", "features").split()
+
+
+def _field(path: Path, *names: str) -> str:
+    """Of the first processor in Linux's list, by one of its names in lower case; "" if there is none."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return []
-    return next((line.split() for line in lines if line.lower().startswith(("flags", "features"))), [])
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.lower().startswith(names)), "")
 
 
 SLOW_BFLOAT16 = (

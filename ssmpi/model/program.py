@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ssmpi.model.brgemm import copies_of
+from ssmpi.model.blocks import Layer, copies_of
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
 from ssmpi.model.network import (
     DENSE,
@@ -36,8 +36,8 @@ NOWHERE = -2  # no bias, no second input
 LINEAR, INTERACTION, COPY, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE = range(9)
 
 # Columns. A, B and C are the places of inputs; DETAIL is the number of tables of an interaction, the first column that
-# a copy fills, whether an addition is to what is there, the floats of a vector, the first column to take of each row, of
-# which BIAS is the width then, and where the copies of the weights of a layer in bfloat16 begin.
+# a copy fills, whether an addition is to what is there, the floats of a vector, the first column to take of each row,
+# of which BIAS is the width then, and where the copies of a linear layer's weights begin.
 KIND, A, B, C, OUT, INPUTS, OUTPUTS, WEIGHT, BIAS, DETAIL, FLAGS = range(11)
 
 # Flags: the activation; whose gradients are wanted, and whose are added to what is there.
@@ -52,12 +52,12 @@ NARROWEST = 32  # inputs or outputs of a layer in bfloat16: a fixed rule, so tha
 @dataclass
 class Program:
     """``table`` int64 (instructions, 11); ``floats`` per example that the values take, the last of them the logit's.
-    With ``precision`` "bf16" products of wide layers are in bfloat16: ``half_layers`` are their outputs and inputs.
+    ``layers`` are the linear ones; with ``precision`` "bf16" products of wide ones are in bfloat16.
     """
 
     network: Network
     precision: str = "fp32"
-    half_layers: list[tuple[int, int]] = field(init=False, default_factory=list)
+    layers: list[Layer] = field(init=False, default_factory=list)
     places: dict[str, int] = field(init=False)
     floats: int = field(init=False)
 
@@ -85,6 +85,11 @@ class Program:
             yield from self._of(operator, weight)
             weight += floats_in(self.network.forms[operator.name].parameters)
 
+    @property
+    def copies(self) -> int:
+        """uint16 numbers that the copies of the weights of all ``layers`` take, one behind the other."""
+        return sum(copies_of(*layer) for layer in self.layers)
+
     def _of(self, operator: Operator, weight: int) -> Iterator[list[int]]:
         """The instructions of one operator, whose parameters begin at ``weight``."""
         width, widths = self.network.widths[operator.name], [self.network.widths[name] for name in operator.inputs]
@@ -92,10 +97,9 @@ class Program:
         match operator:
             case Linear():
                 bias = weight + width * widths[0] if operator.bias else NOWHERE
-                flag, copies = {"none": 0, "relu": RELU, "sigmoid": SIGMOID}[operator.activation], 0
-                if self.precision == "bf16" and min(widths[0], width) >= NARROWEST:
-                    flag, copies = flag | HALF, sum(sum(copies_of(*layer)) for layer in self.half_layers)
-                    self.half_layers.append((width, widths[0]))
+                half, copies = self.precision == "bf16" and min(widths[0], width) >= NARROWEST, self.copies
+                self.layers.append((half, width, widths[0]))
+                flag = {"none": 0, "relu": RELU, "sigmoid": SIGMOID}[operator.activation] | (HALF if half else 0)
                 yield [LINEAR, places[0], NOWHERE, NOWHERE, out, widths[0], width, weight, bias, copies, flag]
             case DotInteraction():
                 yield [INTERACTION, *places, NOWHERE, out, widths[0], width, 0, 0, operator.tables, 0]

@@ -85,19 +85,20 @@ class ThreadModel:
 
     def __init__(self, network: Network, vector: np.ndarray, precision: str) -> None:
         self._network, self.weights, self.gradients = network, vector, np.zeros_like(vector)
+        self._step: Step
         if own_code.own_operators(network.operators):
             from ssmpi.model.autograd_step import AutogradStep  # here, because importing torch takes seconds
 
             self._score = self._by_torch
-            self._step: Step = AutogradStep(network, *(by_name(network, array) for array in self.arrays))
+            self._step = AutogradStep(network, *(by_name(network, array) for array in self.arrays))
             return
         program, sgemm = Program(network), blas.sgemm()
         compiled = CompiledStep(program, *self.arrays, sgemm) if sgemm else None
         self._score = compiled.score if compiled else self._by_torch
-        if compiled and precision == "fp32":
-            self._step = compiled
-        elif sgemm and precision == "bf16" and (kernels := brgemm.kernels()):
+        if sgemm and (kernels := brgemm.kernels(precision)):
             self._step = CompiledStep(Program(network, precision), *self.arrays, sgemm, kernels)
+        elif compiled and precision == "fp32":
+            self._step = compiled
         else:
             from ssmpi.model.torch_step import TorchStep  # here, because importing torch takes seconds
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from ssmpi.model import brgemm, executor, kernels
+from ssmpi.model import blocks, brgemm, executor, kernels
+from ssmpi.model.products import Products
 from ssmpi.model.program import (
     ADD_A,
     BIAS,
@@ -34,7 +35,7 @@ from ssmpi.model.program import (
     Program,
 )  # fmt: skip
 
-NO_PRODUCTS = executor.Products(0, brgemm.operands(brgemm.NONE, (), 0))
+NO_PRODUCTS = Products(0, blocks.operands(brgemm.NONE, (), 0))
 MOST_SIZES = 4  # of a piece, for which buffers are kept
 
 Arrays = tuple[np.ndarray, np.ndarray]  # weights and gradients

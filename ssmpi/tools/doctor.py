@@ -117,10 +117,11 @@ def thread_plan(bound: list[list[int]]) -> list[str]:
 
 def dense_step() -> str:
     """How this host computes the float32 step of a network."""
-    from ssmpi.model import blas  # here, because it needs torch
+    from ssmpi.model import blas, brgemm  # here, because they need numba
 
     if blas.sgemm():
-        return "dense step: compiled, with the matrix products of torch's BLAS"
+        products = "kernels of oneDNN" if brgemm.kernels("fp32") else "BLAS"
+        return f"dense step: compiled, with matrix products by the {products} in torch's library"
     return (
         f"dense step: by torch's operators, because {blas.LIBRARY} has no sgemm_; a compiled one is 10 to 15 % faster "
         "at batch 128 and holds the interpreter lock less. torch from PyPI has it"
@@ -131,7 +132,7 @@ def half_step() -> str:
     """How this host computes the step with products in bfloat16."""
     from ssmpi.model import blas, brgemm  # as above
 
-    if blas.sgemm() and brgemm.kernels():
+    if blas.sgemm() and brgemm.kernels("bf16"):
         return "bfloat16 step: compiled, with the kernels that oneDNN in torch's library makes for this processor"
     if limits := [name for name in brgemm.LIMITS if name in os.environ]:
         return f"bfloat16 step: by torch's operators, because {limits[0]} is set; unset it for the compiled one"
@@ -151,7 +152,7 @@ def half_problems() -> list[str]:
     from ssmpi.model.replica import Replica
     from ssmpi.model.zoo import network_of
 
-    if not (blas.sgemm() and brgemm.kernels()):
+    if not (blas.sgemm() and brgemm.kernels("bf16")):
         return []
     network, generator = network_of(ModelOptions(), Inputs(13, 26, 16)), np.random.default_rng(0)
     batch = [generator.random(shape, np.float32) for shape in ((64, 13), (64, 26, 16), (64,))]

@@ -10,15 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssmpi.model import bfloat16, blas, brgemm, processor
+from ssmpi.model import bfloat16, blas, blocks, brgemm, processor, products
 from ssmpi.model.bfloat16 import EDGE, PANEL, TILE, up_to
 from ssmpi.model.network import Inputs
 from ssmpi.model.options import DCNv2Options, ModelOptions
+from ssmpi.model.products import Products
 from ssmpi.model.program import NARROWEST, Program
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import NETWORKS, network_of
 
-needs_kernels = pytest.mark.skipif(not brgemm.kernels(), reason="this processor has no bfloat16 instructions of x86")
+needs_kernels = pytest.mark.skipif(
+    not brgemm.kernels("bf16"), reason="this processor has no bfloat16 instructions of x86"
+)
 SIZES = st.tuples(st.integers(1, 150), st.integers(1, 150), st.integers(1, 150))
 FEW = settings(max_examples=40, deadline=None)
 FILL = 0x4321
@@ -85,19 +88,20 @@ def test_what_has_no_nearest_number_is_kept():
     assert [hex(value) for value in out[6:]] == ["0x3f80", "0x3f82", "0x0"]
 
 
-def products(n, m, k, held=None):
+def all_products(n, m, k, held=None, half=True):
     """Outputs (n, m), gradients by weight (m, k) and by values (n, k), each added to ``held`` if that is given."""
     values, weight, by_out = normal(n, k), normal(m, k, seed=1), normal(n, m, seed=2)
-    operands = brgemm.operands(brgemm.kernels(), [(7, 5), (m, k)], n)
+    other, fresh = (not half, 7, 5), held is None
+    operands = blocks.operands(brgemm.kernels("bf16"), [other, (half, m, k)], n)
     operands.room[:], operands.copies[:] = FILL, FILL
-    place, fresh = sum(brgemm.copies_of(7, 5)), held is None
+    by, place, matrix = Products(0, operands), blocks.copies_of(*other), weight.ravel()
     out, by_weight, by_values = (np.full(size, 0 if fresh else held, np.float32) for size in (n * m, m * k, n * k))
-    brgemm.refresh(operands, place, weight.ravel(), m, k, True)
-    brgemm.outputs(operands, place, values.ravel(), out, n, m, k)
-    brgemm.by_weight(operands, by_out.ravel(), values.ravel(), by_weight, n, m, k, fresh)
-    brgemm.by_values(operands, place, by_out.ravel(), by_values, n, m, k, fresh)
-    brgemm.release(operands)
-    x, w, g = exact(values), exact(weight), exact(by_out)
+    products.refresh(by, half, place, matrix, m, k, True)
+    products.outputs(by, half, place, values.ravel(), matrix, out, n, m, k)
+    products.by_weight(by, half, by_out.ravel(), values.ravel(), by_weight, n, m, k, fresh)
+    products.by_values(by, half, place, by_out.ravel(), matrix, by_values, n, m, k, fresh)
+    brgemm.release(operands.kernels)
+    x, w, g = (exact(array) if half else array.astype(float) for array in (values, weight, by_out))
     expected = x @ w.T, g.T @ x + (held or 0.0), g @ w + (held or 0.0)
     return (out.reshape(n, m), by_weight.reshape(m, k), by_values.reshape(n, k)), expected
 
@@ -107,22 +111,31 @@ def products(n, m, k, held=None):
 @given(SIZES, st.sampled_from([None, 3.0]))
 def test_products_are_those_of_the_rounded_numbers(sizes, held):
     """Up to float32's rounding of sums."""
-    for found, expected in zip(*products(*sizes, held), strict=True):
+    for found, expected in zip(*all_products(*sizes, held), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.skipif(not processor.is_amd_with_avx512(), reason="float32 products by these kernels are for AMD's")
+@FEW
+@given(SIZES, st.sampled_from([None, 3.0]))
+def test_products_of_float32(sizes, held):
+    for found, expected in zip(*all_products(*sizes, held, half=False), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
 
 
 @needs_kernels
 @pytest.mark.parametrize("sizes", [(512, 512, 367), (200, 1024, 48), (1, 64, 512), (64, 64, 3456)])
 def test_products_of_layers(sizes):
-    for found, expected in zip(*products(*sizes), strict=True):
+    for found, expected in zip(*all_products(*sizes), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-3)
 
 
 def test_narrow_layers_stay_float32():
     """A fixed rule, whatever the processor."""
     program = Program(network_of(ModelOptions(), Inputs(13, 26, 16)), "bf16")
-    assert program.half_layers == [(256, 512), (64, 256), (512, 367), (256, 512)]
-    assert min(min(layer) for layer in program.half_layers) >= NARROWEST
+    assert [layer[1:] for layer in program.layers if layer[0]] == [(256, 512), (64, 256), (512, 367), (256, 512)]
+    assert [layer[1:] for layer in program.layers if not layer[0]] == [(512, 13), (16, 64), (1, 256)]
+    assert NARROWEST == 32
 
 
 def step_of(options, network, batch):
@@ -140,7 +153,7 @@ def test_the_compiled_step_is_torchs_step_of_the_same_products(name, size, monke
     network = network_of(options, Inputs(40, 26, 16))
     batch = normal(size, 40), normal(size, 26, 16), (normal(size) < 0).astype(np.float32)
     compiled = step_of(options, network, batch)
-    monkeypatch.setenv(brgemm.LIMITS[0], "AVX2")
+    monkeypatch.setattr(brgemm, "kernels", lambda precision: None)
     by_torch = step_of(options, network, batch)
     for ours, theirs in zip(compiled, by_torch, strict=True):
         assert 0 < np.linalg.norm(ours - theirs) < 0.03 * np.linalg.norm(theirs)
@@ -162,16 +175,33 @@ def test_a_batch_of_several_pieces_has_the_gradients_of_its_parts(monkeypatch):
 def test_the_rule_which_step_is_taken(monkeypatch, tmp_path):
     """By processor, system and library, never by timing."""
     monkeypatch.setattr(processor, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(processor, "is_amd_with_avx512", lambda: True)
     monkeypatch.setattr(brgemm.platform, "machine", lambda: "aarch64")
-    assert brgemm.kernels() is None
+    assert brgemm.kernels("bf16") is None
     monkeypatch.setattr(brgemm.platform, "machine", lambda: "x86_64")
-    assert brgemm.kernels() is not None
+    assert all(brgemm.kernels("bf16"))
+    assert [bool(address) for address in brgemm.kernels("fp32")] == [True, False, False]
     for name in brgemm.LIMITS:
         monkeypatch.setenv(name, "AVX2")
-        assert brgemm.kernels() is None
+        assert brgemm.kernels("bf16") is brgemm.kernels("fp32") is None
         monkeypatch.delenv(name)
+    monkeypatch.setattr(processor, "is_amd_with_avx512", lambda: False)
+    assert brgemm.kernels("fp32") is None
+    assert [bool(address) for address in brgemm.kernels("bf16")] == [False, True, True]
     monkeypatch.setattr(blas, "LIBRARY", tmp_path / "none")
-    assert brgemm.kernels() is None
+    assert brgemm.kernels("bf16") is None
+    monkeypatch.setattr(processor, "has_bfloat16", lambda: False)
+    assert brgemm.kernels("bf16") is None
+
+
+def test_who_made_the_processor_is_what_linux_says(tmp_path):
+    path = tmp_path / "cpuinfo"
+    for vendor, flags, expected in (
+        ("AuthenticAMD", "fma avx512f", True), ("AuthenticAMD", "fma avx2", False), ("GenuineIntel", "avx512f", False),
+    ):  # fmt: skip
+        path.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {flags}\n")
+        assert processor.is_amd_with_avx512(path) == expected
+    assert not processor.is_amd_with_avx512(tmp_path / "none")
 
 
 @needs_kernels

@@ -198,8 +198,8 @@ def test_doctor_says_how_the_bfloat16_step_is_computed(bare, tmp_path):
     assert "needs an x86 processor" in half_step()
 
 
-@pytest.mark.skipif(not brgemm.kernels(), reason="this processor has no bfloat16 instructions of x86")
+@pytest.mark.skipif(not brgemm.kernels("bf16"), reason="this processor has no bfloat16 instructions of x86")
 def test_doctor_sees_a_bfloat16_step_that_is_wrong(monkeypatch):
     assert half_problems() == []
-    monkeypatch.setattr(program, "copies_of", lambda outputs, inputs: (0, 0))  # every layer has the last one's weights
+    monkeypatch.setattr(program, "copies_of", lambda half, outputs, inputs: 0)  # every layer has the last one's weights
     assert "wrong results" in half_problems()[0]

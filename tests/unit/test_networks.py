@@ -10,7 +10,8 @@ from test_model import autograd
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.row_layout import RowLayout
-from ssmpi.model.executor import PIECE
+from ssmpi.model import blas
+from ssmpi.model.executor import PIECE, CompiledStep
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
 from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Concat, DotInteraction, Gate, Inputs, Linear, Network, cross, mlp
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, ModelOptions
@@ -30,15 +31,16 @@ def example(network, batch, seed=0):
 
 
 def assert_gradients(network, batch):
-    """Of the compiled step and of torch's operators."""
+    """Of the step of this processor, of the compiled one with BLAS's products, and of torch's operators."""
     model, arrays = Replica(network, "fp32", seed=3).thread_model(), example(network, batch)
     model.weights += np.float32(0.05)  # first-order weights begin at 0
     expected = autograd(network, model.weights, *arrays)
     if not batch:  # whose mean loss is none
         expected = tuple(np.zeros_like(values) for values in expected)
-    by_torch = np.zeros_like(model.weights)
+    by_blas, by_torch = np.zeros_like(model.weights), np.zeros_like(model.weights)
     steps = (
         (model.forward_backward, model.gradients),
+        (CompiledStep(Program(network), model.weights, by_blas, blas.sgemm()), by_blas),
         (TorchStep(Program(network), model.weights, by_torch, half=False), by_torch),
     )
     for step, gradients in steps:

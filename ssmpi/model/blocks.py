@@ -1,0 +1,134 @@
+"""The products of a linear layer by oneDNN's kernels, in float32 and in bfloat16: how operands lie, and the room for
+them. Values, weights and gradients that come in or go out are flat float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from ssmpi.model import bfloat16
+from ssmpi.model.bfloat16 import EDGE, PANEL, TILE, up_to
+from ssmpi.model.brgemm import NONE, Kernels, product
+
+Layer = tuple[bool, int, int]  # in bfloat16, outputs, inputs
+
+
+class Operands(NamedTuple):
+    """The kernels; ``copies`` uint16, the weights as right operands; ``room`` uint16 for the activations of a layer."""
+
+    kernels: Kernels
+    copies: np.ndarray
+    room: np.ndarray
+
+
+def operands(kernels: Kernels, layers: Sequence[Layer], examples: int) -> Operands:
+    """For these layers and pieces of so many examples; the copies lie one behind the other."""
+    if kernels == NONE:
+        layers = ()
+    room = max((room_for(examples, *layer) for layer in layers), default=0)
+    return Operands(kernels, aligned(sum(copies_of(*layer) for layer in layers)), aligned(room))
+
+
+def copies_of(half: bool, outputs: int, inputs: int) -> int:
+    """uint16 numbers in the copies of a weight (outputs, inputs), right operands of the forward product and, in
+    bfloat16, of the backward one too.
+    """
+    if half:
+        return up_to(inputs, EDGE) * up_to(outputs, PANEL) + up_to(outputs, 2) * up_to(inputs, PANEL)
+    return 2 * inputs * up_to(outputs, PANEL)
+
+
+def room_for(examples: int, half: bool, outputs: int, inputs: int) -> int:
+    """uint16 numbers of room that one layer needs for a piece of so many examples."""
+    height = up_to(examples, EDGE)
+    if not half:
+        return 2 * height * outputs
+    lines = EDGE * max(up_to(outputs, EDGE), up_to(inputs, EDGE))
+    return lines + height * (up_to(inputs, PANEL) + up_to(outputs, TILE)) + height * up_to(max(outputs, inputs), EDGE)
+
+
+def aligned(size: int) -> np.ndarray:
+    """uint16 (size,), zeros, at the beginning of a cache line."""
+    memory = np.zeros(size + EDGE, np.uint16)
+    return memory[-memory.ctypes.data % (2 * EDGE) // 2 :][:size]
+
+
+@njit(cache=True, nogil=True)
+def refresh(blocks: Operands, place: int, weight: np.ndarray, m: int, k: int) -> None:
+    """Lay out a weight float32 (m, k) as it is now for the forward product."""
+    bfloat16.transposed_words(weight, m, k, PANEL, blocks.copies[place:])
+
+
+@njit(cache=True, nogil=True)
+def outputs(blocks: Operands, place: int, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int) -> None:
+    """out (n, m) = values (n, k) weight (m, k)^T, whose copy is at ``place``."""
+    copy = blocks.copies[place:].view(np.float32)
+    product(blocks.kernels.single, False, values, copy, out, (n, m, k), (k, PANEL, k), False)
+
+
+@njit(cache=True, nogil=True)
+def by_weight(
+    blocks: Operands, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
+) -> None:
+    """out (m, k) = by_out (n, m)^T values (n, k), added unless ``fresh``. In two parts, for the number of kernels: one
+    of a multiple of TILE examples, then what is left.
+    """
+    across, whole, room = up_to(n, TILE), n - n % TILE, blocks.room.view(np.float32)
+    bfloat16.transposed_words(by_out, n, m, across, blocks.room)
+    for first, count in ((0, whole), (whole, n - whole)):
+        if count:
+            sizes, strides = (m, k, count), (across, k, 1)
+            add = not fresh or first > 0
+            product(blocks.kernels.single, False, room[first:], values[first * k :], out, sizes, strides, add)
+
+
+@njit(cache=True, nogil=True)
+def by_values(
+    blocks: Operands, by_out: np.ndarray, weight: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
+) -> None:
+    """out (n, k) = by_out (n, m) weight (m, k), added unless ``fresh``."""
+    product(blocks.kernels.single, False, by_out, weight, out, (n, k, m), (m, k, 1), not fresh)
+
+
+@njit(cache=True, nogil=True)
+def refresh_half(blocks: Operands, place: int, weight: np.ndarray, m: int, k: int, backward: bool) -> None:
+    """Round a weight float32 (m, k) as it is now into its copies, that for the ``backward`` product only if wanted."""
+    copies = blocks.copies[place:]
+    bfloat16.panels_of_transposed(weight, m, k, blocks.room, copies)
+    if backward:
+        bfloat16.panels(weight, m, k, up_to(m, 2), copies[up_to(k, EDGE) * up_to(m, PANEL) :])
+
+
+@njit(cache=True, nogil=True)
+def outputs_half(blocks: Operands, place: int, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int) -> None:
+    """As ``outputs``, of bfloat16 numbers."""
+    across, copy = up_to(k, 2), blocks.copies[place:]
+    bfloat16.rows(values, n, k, across, blocks.room)
+    product(blocks.kernels.half, True, blocks.room, copy, out, (n, m, across), (across, PANEL, up_to(k, EDGE)), False)
+
+
+@njit(cache=True, nogil=True)
+def by_weight_half(
+    blocks: Operands, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
+) -> None:
+    """As ``by_weight``, of bfloat16 numbers."""
+    height, room = up_to(n, EDGE), blocks.room
+    first = EDGE * up_to(m, EDGE)
+    left, right = room[first:], room[first + height * up_to(m, TILE) :]
+    bfloat16.transposed(by_out, n, m, height, room, left)
+    bfloat16.panels(values, n, k, height, right)
+    product(blocks.kernels.half, True, left, right, out, (m, k, height), (height, PANEL, height), not fresh)
+
+
+@njit(cache=True, nogil=True)
+def by_values_half(
+    blocks: Operands, place: int, by_out: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
+) -> None:
+    """As ``by_values``, of bfloat16 numbers, with the weight's copies at ``place``."""
+    across, copy = up_to(m, 2), blocks.copies[place + up_to(k, EDGE) * up_to(m, PANEL) :]
+    bfloat16.rows(by_out, n, m, across, blocks.room)
+    product(blocks.kernels.half, True, blocks.room, copy, out, (n, k, across), (across, PANEL, across), not fresh)

@@ -1,0 +1,72 @@
+"""The products of a linear layer, by whichever way its program and the processor have: see ``blocks`` and ``blas``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from ssmpi.model import blas, blocks
+
+
+class Products(NamedTuple):
+    """BLAS's ``sgemm`` by address, and what products by oneDNN's kernels need."""
+
+    sgemm: int
+    operands: blocks.Operands
+
+
+@njit(cache=True, nogil=True)
+def refresh(products: Products, half: bool, place: int, weight: np.ndarray, m: int, k: int, backward: bool) -> None:
+    """Lay out a weight float32 (m, k) as it is now, once a step: at ``place`` of the copies."""
+    operands = products.operands
+    if half:
+        blocks.refresh_half(operands, place, weight, m, k, backward)
+    elif operands.kernels.single:
+        blocks.refresh(operands, place, weight, m, k)
+
+
+@njit(cache=True, nogil=True)
+def outputs(
+    products: Products, half: bool, place: int, values: np.ndarray, weight: np.ndarray, out: np.ndarray, n: int, m: int,
+    k: int,
+) -> None:  # fmt: skip
+    """out (n, m) = values (n, k) weight (m, k)^T; all float32."""
+    operands = products.operands
+    if half:
+        blocks.outputs_half(operands, place, values, out, n, m, k)
+    elif operands.kernels.single:
+        blocks.outputs(operands, place, values, out, n, m, k)
+    else:
+        blas.outputs(products.sgemm, values, weight, out, n, m, k)
+
+
+@njit(cache=True, nogil=True)
+def by_weight(
+    products: Products, half: bool, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int,
+    fresh: bool,
+) -> None:  # fmt: skip
+    """out (m, k) = by_out (n, m)^T values (n, k), added unless ``fresh``; all float32."""
+    operands = products.operands
+    if half:
+        blocks.by_weight_half(operands, by_out, values, out, n, m, k, fresh)
+    elif operands.kernels.single:
+        blocks.by_weight(operands, by_out, values, out, n, m, k, fresh)
+    else:
+        blas.by_weight(products.sgemm, by_out, values, out, n, m, k, fresh)
+
+
+@njit(cache=True, nogil=True)
+def by_values(
+    products: Products, half: bool, place: int, by_out: np.ndarray, weight: np.ndarray, out: np.ndarray, n: int, m: int,
+    k: int, fresh: bool,
+) -> None:  # fmt: skip
+    """out (n, k) = by_out (n, m) weight (m, k), added unless ``fresh``; all float32."""
+    operands = products.operands
+    if half:
+        blocks.by_values_half(operands, place, by_out, out, n, m, k, fresh)
+    elif operands.kernels.single:
+        blocks.by_values(operands, by_out, weight, out, n, m, k, fresh)
+    else:
+        blas.by_values(products.sgemm, by_out, weight, out, n, m, k, fresh)
