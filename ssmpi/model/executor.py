@@ -32,7 +32,7 @@ class Results:
 
     def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Logits float32 (batch,) and gradients by ``rows``, float32 (batch, tables, width), to be filled."""
-        if rows.size > self._by_rows.size:
+        if rows.size > self._by_rows.size or rows.shape[1:] != self._by_rows.shape[1:]:
             self._logits, self._by_rows = np.empty(len(rows), np.float32), np.empty_like(rows)
         return self._logits[: len(rows)], self._by_rows[: len(rows)]
 

@@ -97,10 +97,8 @@ class Program:
         match operator:
             case Linear():
                 bias = weight + width * widths[0] if operator.bias else NOWHERE
-                half, copies = self.precision == "bf16" and min(widths[0], width) >= NARROWEST, self.copies
-                self.layers.append((half, width, widths[0]))
-                flag = {"none": 0, "relu": RELU, "sigmoid": SIGMOID}[operator.activation] | (HALF if half else 0)
-                yield [LINEAR, places[0], NOWHERE, NOWHERE, out, widths[0], width, weight, bias, copies, flag]
+                flag = {"none": 0, "relu": RELU, "sigmoid": SIGMOID}[operator.activation]
+                yield self._linear(places[0], out, (widths[0], width), (weight, bias), flag)
             case DotInteraction():
                 yield [INTERACTION, *places, NOWHERE, out, widths[0], width, 0, 0, operator.tables, 0]
             case Concat():
@@ -114,8 +112,7 @@ class Program:
                 for number, place in enumerate(places):
                     yield [ADD, place, NOWHERE, NOWHERE, out, width, width, 0, 0, min(number, 1), 0]
             case FirstOrder():
-                bias = weight + widths[0]
-                yield [LINEAR, places[0], NOWHERE, NOWHERE, out, widths[0], width, weight, bias, 0, 0]
+                yield self._linear(places[0], out, (widths[0], width), (weight, weight + widths[0]))
                 yield [ADD_SUMS, places[1], NOWHERE, NOWHERE, out, widths[1], width, 0, 0, 0, 0]
             case FieldVectors():
                 yield [SCALE, places[0], NOWHERE, NOWHERE, out, widths[0], width, weight, 0, operator.dim, 0]
@@ -123,6 +120,16 @@ class Program:
                 yield [MACHINE, places[0], NOWHERE, NOWHERE, out, widths[0], width, 0, 0, operator.dim, 0]
             case _:
                 raise NotImplementedError(f"no instruction for {type(operator).__name__}")
+
+    def _linear(
+        self, a: int, out: int, widths: tuple[int, int], parameters: tuple[int, int], flag: int = 0
+    ) -> list[int]:
+        """An instruction of ``widths`` inputs and outputs, with weight and bias at ``parameters``. Every one is a layer
+        with a place for the copies of its weights.
+        """
+        half, copies = self.precision == "bf16" and min(widths) >= NARROWEST, self.copies
+        self.layers.append((half, widths[1], widths[0]))
+        return [LINEAR, a, NOWHERE, NOWHERE, out, *widths, *parameters, copies, flag | (HALF if half else 0)]
 
 
 def _mark_gradients(table: np.ndarray, dense: int) -> None:

@@ -24,8 +24,8 @@ class PlainNetwork(nn.Module):
 
     def __init__(self, network: Network, cardinalities: tuple[int, ...], seed: int) -> None:
         super().__init__()
-        self.network, dim = network, network.inputs.dim
-        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, dim, mode="sum", sparse=True) for rows in cardinalities)
+        self.network, width = network, network.rows.width
+        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum", sparse=True) for rows in cardinalities)
         values = by_name(network, initial_vector(network, seed, None))
         self.names = [name for name, _ in values]
         self.dense = nn.ParameterList(torch.from_numpy(array.copy()) for _, array in values)
