@@ -29,7 +29,8 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "AUC change": lambda row: _change(row["auc_change"], 1, 5, ""),
 }
 LEGEND = """\
-T_save: from one save of all rows to the next; priority saves take an eighth of the rows eight times as often.
+T_save: from one save of all rows to the next; priority saves take an eighth of the rows eight times as often. The
+smallest tables, with 1 % of all rows, are saved whole each time: that helps where access is flat, too.
 overhead = saving + loading + lost (trained again) + restart, as shares of T_total; formula: what CPR expects of it.
 PLS: samples since the newest save of all rows that the lost PSs miss, as a share of all; priority saves leave it as it
 is, so it is not what they aim at. updates lost: of all accesses, those since each row's own save; an access is a lookup
