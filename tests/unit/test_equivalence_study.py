@@ -133,6 +133,14 @@ def test_differences_of_several_arms_are_averaged_within_a_seed(tmp_path, small_
     assert len(found) == 1 + 1 + 2 + 4
 
 
+@pytest.mark.parametrize("change", ["study.steps=7", "settings.dense.rate=0.1", "study.decay_share=0"])
+def test_runs_of_another_design_are_not_taken_for_its_own(tmp_path, small_data, change):
+    trial = Trial(Arm(Subject("MA", 2), "S", 3.0), {"sync.alpha": 0.5}, 1)
+    trials.Ledger(a_study(tmp_path, small_data)).note(trial, trials.Outcome({"test": 0.7}, 1.0, ""))
+    assert trials.Ledger(a_study(tmp_path, small_data, "study.seeds=50")).find(trial)
+    assert not trials.Ledger(a_study(tmp_path, small_data, change)).find(trial)
+
+
 def test_a_torn_last_line_is_run_again_and_a_damaged_one_is_named(tmp_path, small_data):
     design = a_study(tmp_path, small_data)
     first, second = (Trial(Arm(Subject("one trainer", 2)), {}, seed) for seed in (1, 2))

@@ -9,9 +9,11 @@ trainer, which takes the steps of all, and as many trainers without rounds.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +140,7 @@ class Design:
         self._own |= dict.fromkeys(
             REFERENCES, {"sync.algorithm": "none", "topology.sync_ps": 0} | flat(file.references)
         )
-        self.algorithms = list(file.algorithms)
+        self.algorithms, self._flat = list(file.algorithms), dict[tuple[Any, ...], dict[str, Any]]()
         for subject in self.subjects:
             for choice in self.candidates(subject):
                 self._check(subject, choice)
@@ -191,6 +193,15 @@ class Design:
         steps = self.options.steps * (subject.trainers if subject.algorithm == ONE else 1)
         stale = round(arm.gap) if arm.pace == SHADOW else 0
         return Lockstep(arm.gap or 1.0, stale, seed, seed, seed, seed, steps=steps)
+
+    def fingerprint(self, trial: Trial) -> str:
+        """Of all settings of a run, so that one that was made with others is not taken for it."""
+        subject, arm = trial.arm.subject, trial.arm
+        known = subject, *trial.choice.values()
+        if known not in self._flat:
+            self._flat[known] = self.config(subject, trial.choice).flat() | {"run.folder": ""}
+        given = asdict(self.lockstep(arm, trial.seed))
+        return hashlib.sha256(json.dumps([self._flat[known], given]).encode()).hexdigest()[:12]
 
     def _check(self, subject: Subject, choice: Choice) -> None:
         try:

@@ -41,23 +41,32 @@ class Outcome:
 
 
 class Ledger:
-    """All trials done so far, by what names them."""
+    """All trials done so far, by all their settings: after a change of the study file others are to be run."""
 
     def __init__(self, design: Design) -> None:
-        self._path, self._done = design.folder / TRIALS, dict[str, Outcome]()
+        self._design, self._path, self._done = design, design.folder / TRIALS, dict[str, Outcome]()
         whole = self._read() if self._path.exists() else 0
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = JsonlFile(self._path, whole)
 
     def find(self, trial: Trial) -> Outcome | None:
         """What came of it; None if it is still to be run."""
-        return self._done.get(_text(trial))
+        return self._done.get(self._design.fingerprint(trial))
 
     def note(self, trial: Trial, outcome: Outcome) -> None:
         """One more."""
-        self._done[_text(trial)] = outcome
+        known = self._design.fingerprint(trial)
+        self._done[known] = outcome
         self._file.write(
-            json.dumps({"trial": trial.key, **outcome.ne, "seconds": outcome.seconds, "commit": outcome.commit})
+            json.dumps(
+                {
+                    "trial": trial.key,
+                    **outcome.ne,
+                    "seconds": outcome.seconds,
+                    "commit": outcome.commit,
+                    "settings": known,
+                }
+            )
         )
 
     def _read(self) -> int:
@@ -68,17 +77,13 @@ class Ledger:
                 break
             try:
                 values = json.loads(line)
-                self._done[json.dumps(values["trial"], sort_keys=True)] = Outcome.of(values)
+                self._done[values["settings"]] = Outcome.of(values)
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
                     f"{self._path}, line {number}: not the record of a trial; remove that line, and it is run again"
                 ) from error
             whole += len(line)
         return whole
-
-
-def _text(trial: Trial) -> str:
-    return json.dumps(trial.key, sort_keys=True)
 
 
 def run(design: Design, trial: Trial, splits: Sequence[str]) -> Outcome:
