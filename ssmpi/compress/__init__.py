@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ssmpi.compress.bf16 import BF16
-from ssmpi.compress.codec import Codec, CodecOptions, Residual, SparseCodec, refuse
+from ssmpi.compress.codec import Codec, CodecOptions, SparseCodec, refuse
 from ssmpi.compress.dense import Dense
 from ssmpi.compress.payload import PayloadError, add, count_of, decode, entries, length_of, payload_bytes
 from ssmpi.compress.random_k import RandomK
@@ -51,7 +51,6 @@ __all__ = [
     "Codec",
     "CodecOptions",
     "PayloadError",
-    "Residual",
     "SparseCodec",
     "add",
     "compile_kernels",

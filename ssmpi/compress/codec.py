@@ -1,7 +1,8 @@
 """What every codec is: ``encode`` makes a payload of a vector, ``take`` also leaves what was not sent.
 
 Memory is apart, as in GRACE (Xu et al., ICDCS 2021): a codec knows nothing of what earlier payloads left unsent. Error
-feedback is ``take`` on one vector again and again, to which new gradients are added in between: ``Residual``.
+feedback is ``take`` on one vector again and again, to which new gradients are added in between; whoever has the vector,
+such as a worker thread's account in ``sync.pushes``, is the memory.
 """
 
 from __future__ import annotations
@@ -146,18 +147,6 @@ def finite(values: np.ndarray) -> None:
             "a gradient that is to be sent is not finite: training has diverged; lower dense.rate and embedding.rate,"
             " or set schedule.warmup_examples"
         )
-
-
-class Residual:
-    """Error feedback: what was not sent is part of what comes next."""
-
-    def __init__(self, codec: Codec, values: np.ndarray) -> None:
-        self._codec, self.values = codec, values
-
-    def send(self, gradient: np.ndarray) -> np.ndarray:
-        """The payload of a gradient and of all that is left of earlier ones, float32 (size,)."""
-        self.values += gradient
-        return self._codec.take(self.values)
 
 
 def refuse(text: str, known: Sequence[str]) -> SettingsError:
