@@ -19,6 +19,7 @@ from ssmpi.bench.throughput import (
     frontier,
     local_contenders,
     picture,
+    recovery_cost,
     render,
     sections,
     targets,
@@ -580,3 +581,14 @@ def test_the_frontier_alone_is_a_picture(tmp_path):
 
 def test_the_median_of_nothing_is_not_a_number():
     assert math.isnan(windows.median([]))
+
+
+def test_speed_per_cpu_second_is_that_of_all_windows_together():
+    """On, off, off, on: 10 examples a CPU second against 8; a window read late changes nothing."""
+    job = {
+        "eps": [10.0, 8.0, 8.0, 10.0, 20.0, 16.0, 16.0, 20.0], "interrupted": [False] * 8,
+        "growth": {"cpu/workers": [0.5, 1.4, 0.6, 1.5, 2.5, 1.5, 2.5, 1.5]},
+    }  # fmt: skip
+    found = recovery_cost.per_cpu_second(job)
+    assert found["ratio"] == pytest.approx((60 / 6) / (48 / 6))
+    assert found["error"] == pytest.approx(0.0, abs=1e-12)
