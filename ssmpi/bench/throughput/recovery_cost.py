@@ -9,10 +9,13 @@ from dataclasses import replace
 from typing import TypedDict
 
 from ssmpi.bench.harness.results import JobResult
+from ssmpi.bench.harness.windows import median
 from ssmpi.bench.throughput.alternation import Harness, Ratio, fours, on_and_off, on_over_off
 from ssmpi.bench.throughput.contenders import SSMPI, Contender
 
 IN_TURNS, KEPT, FORGOTTEN = "recovery", "kept", "forgotten"  # of ``harness.recovery_probes``
+
+JOBS = 5  # of each kind, in turns: what a job takes differs by some percent, and the median of them counts
 
 
 class RecoveryCost(TypedDict):
@@ -31,13 +34,14 @@ def measure(harness: Harness) -> RecoveryCost:
     sizes = sorted({min(harness.batches), max(harness.batches)})
     contenders = [Contender(SSMPI, size, harness.cores) for size in sizes]
     jobs = {contender.name: harness.alternating_job(contender, IN_TURNS) for contender in contenders}
-    once = replace(harness.timing, windows=1)
-    kept, forgotten = (harness.job(contenders[-1], probe, once)["rss"]["whole job"] for probe in (KEPT, FORGOTTEN))
+    once, memory = replace(harness.timing, windows=1), dict[str, list[float]]()
+    for probe in (KEPT, FORGOTTEN) * JOBS:
+        memory.setdefault(probe, []).append(harness.job(contenders[-1], probe, once)["rss"]["whole job"][-1])
     return {
         "speed": {name: on_over_off(job) for name, job in jobs.items()},
         "per_cpu_second": {name: per_cpu_second(job) for name, job in jobs.items()},
-        "kept": kept[-1],
-        "forgotten": forgotten[-1],
+        "kept": median(memory[KEPT]),
+        "forgotten": median(memory[FORGOTTEN]),
     }
 
 
