@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypedDict
 
 from ssmpi.bench.harness.results import JobResult
-from ssmpi.bench.throughput.alternation import Harness, Ratio, on_over_off
+from ssmpi.bench.harness.windows import median
+from ssmpi.bench.throughput.alternation import Harness, Ratio, fours, on_and_off, on_over_off
 from ssmpi.bench.throughput.contenders import SSMPI, Contender
 
 IN_TURNS, KEPT, FORGOTTEN = "recovery", "kept", "forgotten"  # of ``harness.recovery_probes``
+
+JOBS = 5  # of each kind, in turns: what a job takes differs by some percent, and the median of them counts
 
 
 class RecoveryCost(TypedDict):
@@ -29,18 +34,29 @@ def measure(harness: Harness) -> RecoveryCost:
     sizes = sorted({min(harness.batches), max(harness.batches)})
     contenders = [Contender(SSMPI, size, harness.cores) for size in sizes]
     jobs = {contender.name: harness.alternating_job(contender, IN_TURNS) for contender in contenders}
-    once = replace(harness.timing, windows=1)
-    kept, forgotten = (harness.job(contenders[-1], probe, once)["rss"]["whole job"] for probe in (KEPT, FORGOTTEN))
+    once, memory = replace(harness.timing, windows=1), dict[str, list[float]]()
+    for probe in (KEPT, FORGOTTEN) * JOBS:
+        memory.setdefault(probe, []).append(harness.job(contenders[-1], probe, once)["rss"]["whole job"][-1])
     return {
         "speed": {name: on_over_off(job) for name, job in jobs.items()},
-        "per_cpu_second": {name: on_over_off(per_cpu_second(job)) for name, job in jobs.items()},
-        "kept": kept[-1],
-        "forgotten": forgotten[-1],
+        "per_cpu_second": {name: per_cpu_second(job) for name, job in jobs.items()},
+        "kept": median(memory[KEPT]),
+        "forgotten": median(memory[FORGOTTEN]),
     }
 
 
-def per_cpu_second(job: JobResult) -> JobResult:
-    """The same job with rates by the time that its workers had a core: other programs on the host take some of it."""
-    seconds = job["seconds"] / len(job["eps"])
-    rates = [eps * seconds / cpu for eps, cpu in zip(job["eps"], job["growth"]["cpu/workers"], strict=True)]
-    return {**job, "eps": rates}
+def per_cpu_second(job: JobResult) -> Ratio:
+    """The same by the time that the workers had a core, of which other programs take some: of all windows together,
+    because a window's CPU time is read a little late where cores are busy. The error is the jackknife's over fours.
+    """
+    firsts = fours(job)
+
+    def ratio(left_out: int | None = None) -> float:
+        counted = [first for first in firsts if first != left_out]
+        done, still = on_and_off(job["eps"], counted)
+        cpu, other = on_and_off(job["growth"]["cpu/workers"], counted)
+        return (done / cpu) / (still / other)
+
+    without = [ratio(first) for first in firsts] if len(firsts) > 1 else []
+    error = statistics.pstdev(without) * (len(without) - 1) ** 0.5 if without else math.nan
+    return {"ratio": ratio(), "error": error, "rounds_per_second": 0.0}
