@@ -68,7 +68,10 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
     saver = RowSaver(config, store, tracker, server, start.memory, recoveries.row_save_seconds(folder))
     server.news = saver.news
     failure.start(world, "row saves", saver.run)
-    service.serve(config.topology.trainers, server.handle)
+    try:
+        service.serve(config.topology.trainers, server.handle)
+    finally:
+        saver.end()
     saver.stop(ENDING_SECONDS)
     if world.index == 0:
         remove_beyond(folder, config.topology.embedding_ps)

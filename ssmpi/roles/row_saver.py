@@ -70,11 +70,15 @@ class RowSaver:
         finally:
             self._thread_is_done.set()
 
+    def end(self) -> None:
+        """No save begins any more."""
+        self._done.set()
+
     def stop(self, seconds: float) -> None:
         """The run has ended in order, with a model or a checkpoint: what was saved here is of no use any more. A save
         under way ends within ``seconds``, if its disk does not hang.
         """
-        self._done.set()
+        self.end()
         if self._thread_is_done.wait(seconds):
             self._store.remove()
 

@@ -179,6 +179,8 @@ def test_rows_move_the_bytes_of_their_formula(servers, chosen):
 
 
 def test_rows_in_place_move_nothing():
-    for counted, rows, _ in over_threads(REMOTE, lookups, replace(SGD, transport="shared"))[:2]:
+    for counted, rows, _ in over_threads(
+        REMOTE, lookups, replace(SGD, settings=replace(SGD.settings, transport="shared"))
+    )[:2]:
         assert counted["rows_in_place"] == 2 * rows
         assert sum(size for name, size in counted.items() if name.startswith(("bytes", "messages"))) == 0

@@ -7,6 +7,7 @@ from rows import row_options
 
 from ssmpi.comm.waiting import WaitOptions
 from ssmpi.core.topology import Directory, Role
+from ssmpi.core.traffic import Traffic, meter
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.transport import RemoteTables
 from ssmpi.sync.peers import Peers
@@ -22,12 +23,13 @@ class Posts:
         members = (*((role, index) for index in servers), *((Role.TRAINER, index) for index in trainers))
         self.directory, self.sent = Directory(members), []
         self.names, self.rank, self.size = self.directory.names, 2, len(members)
+        self.meter = meter(Traffic(), "embedding")
 
-    def isend(self, array, dest, tag):
+    def isend(self, array, dest, tag, link=None):
         self.sent.append(dest)
         return SimpleNamespace(Test=lambda: True)
 
-    def irecv(self, array, source, tag):
+    def irecv(self, array, source, tag, link=None):
         return SimpleNamespace(Test=lambda: True)
 
 

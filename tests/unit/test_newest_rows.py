@@ -7,7 +7,7 @@ import pytest
 from rows import row_options
 
 from ssmpi.checkpoint import files, newest_rows, store
-from ssmpi.checkpoint.newest_rows import Reloaded, restore
+from ssmpi.checkpoint.newest_rows import restore
 from ssmpi.checkpoint.row_store import RowStore
 from ssmpi.checkpoint.store import FileManifest
 from ssmpi.core.errors import DataError
@@ -63,9 +63,13 @@ def same(found, value):
     np.testing.assert_array_equal(found.state, arena(value=value).state)
 
 
+def told(reloaded):
+    return reloaded.samples, reloaded.rows, reloaded.source
+
+
 def test_nothing_was_saved(run):
     found, fresh = arena(), arena()
-    assert restore(found, WHO, run, [], 1) == Reloaded(0, len(fresh.weights), newest_rows.SEED)
+    assert told(restore(found, WHO, run, [], 1)) == (0, len(fresh.weights), newest_rows.SEED)
     np.testing.assert_array_equal(found.weights, fresh.weights)
 
 
@@ -73,7 +77,7 @@ def test_nothing_was_saved(run):
 def test_the_newest_checkpoint_of_any_number_of_servers(run, servers):
     checkpoints = [save(run, 20, servers), save(run, 10, servers)]
     found = arena()
-    assert restore(found, WHO, run, checkpoints, 1) == Reloaded(20, len(found.weights), "checkpoint-000020")
+    assert told(restore(found, WHO, run, checkpoints, 1)) == (20, len(found.weights), "checkpoint-000020")
     same(found, 20)
 
 
@@ -96,15 +100,17 @@ def test_rows_saved_beside_training_are_newer(run):
     rows = RowStore(newest_rows.path_of(run, WHO), arena(value=30), 1)
     rows.save_all(30)
     old, found = [save(run, 20)], arena()
-    assert restore(found, WHO, run, old, 1) == Reloaded(30, len(found.weights), "embedding-0001.rows")
+    assert told(restore(found, WHO, run, old, 1)) == (30, len(found.weights), "embedding-0001.rows")
     same(found, 30)
     assert restore(arena(), WHO, run, old, 2).source == "checkpoint-000020"  # of a future that did not come
     newer = [save(run, 50), *old]
     for value, some in ((40, [0, 1, 2]), (60, [1, 5])):
         rows._arena.weights[:], rows._arena.state[:] = arena(value=value).weights, arena(value=value).state
         rows.save(np.array(some, np.int32), value)
-    assert restore(found, WHO, run, newer, 1) == Reloaded(
-        50, len(found.weights), "checkpoint-000050 and embedding-0001.rows"
+    assert told(restore(found, WHO, run, newer, 1)) == (
+        50,
+        len(found.weights),
+        "checkpoint-000050 and embedding-0001.rows",
     )
     expected = arena(value=50)
     for name in ("weights", "state"):

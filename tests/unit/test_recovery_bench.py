@@ -50,7 +50,7 @@ def emulate(tmp_path, config):
 
 def state_of(emulation):
     """Everything that is learned: the dense part, and the rows of each PS."""
-    rows = [np.concatenate([a.weights.ravel(), a.state]) for a in emulation.training.arenas]
+    rows = [np.concatenate([a.weights.ravel(), a.state.ravel()]) for a in emulation.training.arenas]
     return np.concatenate(emulation.training.dense()), rows
 
 
