@@ -183,8 +183,9 @@ def test_a_crashed_host_ends_the_job_and_the_run_goes_on_without_it(hosts, launc
 
 @pytest.mark.soak
 def test_a_lost_host_is_replaced_by_a_spare_one_and_then_by_those_that_are_left(hosts, launch):
-    """In one launch; of the memory of ranks nothing is left on any host in the end."""
-    run = launch("checkpoint.every_examples=1000", site="spare.toml").until_it_trains(more=3)
+    """In one launch, by partial recovery; of the memory of ranks nothing is left on any host in the end."""
+    options = ("checkpoint.every_examples=1000", "recovery.mode=partial", "recovery.max_lost_fraction=1")
+    run = launch(*options, site="spare.toml").until_it_trains(more=3)
     hosts.crash("h2")
     run.until_it_goes_on(1)
     hosts.crash("h3")
@@ -197,6 +198,9 @@ def test_a_lost_host_is_replaced_by_a_spare_one_and_then_by_those_that_are_left(
     assert "h1: trainer 0; h4: trainer 1; h3: embedding_ps 0" in output
     result = Run(run.folder).result
     assert (result["status"], result["restarts"]) == ("stopped", 2)
+    trainer, server = result["recoveries"]
+    assert (trainer["how"], trainer["samples_lost"]) == (server["how"], trainer["rows_reloaded"]) == ("partial", 0)
+    assert 0 < result["pls"] == pytest.approx(server["samples_lost"] / result["expected_examples"])
     assert re.search(r"error: /dev/shm/ssmpi-\d+-\w+ may be left on h2, h3, which did not answer", output)
     for host in ("h1", "h4"):
         assert hosts.run(host, "sh", "-c", "ls -R /dev/shm") == "/dev/shm:\n"
