@@ -174,7 +174,7 @@ def test_a_run_survives_its_limit_preemption_and_a_lost_host_and_ends_when_cance
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_lost_host_is_replaced_in_the_same_allocation(slurm, place, launcher):
     """Trainers on h1 and h2, their embedding PS on h3; h4 is the spare host. Nothing is left in memory."""
-    often = ("checkpoint.every_examples=2000", "waiting.frozen_seconds=10")
+    often = ("checkpoint.every_examples=2000", "waiting.frozen_seconds=10", "recovery.mode=partial")
     job = Submitted(slurm, place, f"{launcher}-spare", "lost", *ENDLESS, *often)
     job.until_it_has_saved()
     try:
@@ -182,6 +182,7 @@ def test_a_lost_host_is_replaced_in_the_same_allocation(slurm, place, launcher):
         job.until(lambda: "start 2 of this job" in job.log, "it goes on", 150)
         job.until_it_has_saved()
         assert "h2 did not answer: trainer 1 goes to h4" in job.log
+        assert "(partial recovery)" in job.log
         assert (job.state, slurm.job(job.number)["Restarts"]) == ("RUNNING", "0")
         slurm.head("scancel", "--batch", "--signal=TERM", job.number)  # it saves, and is not requeued
         slurm.until(lambda: job.state in FINAL, "the job ends", 60)
