@@ -14,6 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from kills import Kill, KilledError
 from oracle import train_plainly
 from ranks import PATIENCE, PretendedStart, over_threads
 from runs import Run, train_over_threads, write_run_file
@@ -54,10 +55,6 @@ ONE = (
 )  # fmt: skip
 TWO_PS = (*ONE, "topology.embedding_ps=2", "checkpoint.every_examples=1000", "checkpoint.keep=9")
 UNSAVED = 5  # batches between the first save and a kill
-
-
-class KilledError(Exception):
-    """Stands for SIGKILL: whatever a process was about to do it does not do."""
 
 
 @pytest.fixture(autouse=True)
@@ -132,31 +129,6 @@ class Killed:
     @property
     def recoveries(self):
         return json.loads((self.folder / RECOVERIES).read_text())["recoveries"]
-
-
-class Kill:
-    """Kills at the ``number``-th call of a function, before it does anything, or when it is done."""
-
-    def __init__(self, owner, name, number=1, after=False):
-        self._owner, self._name, self._number, self._after = owner, name, number, after
-
-    def __enter__(self):
-        self._whole = whole = getattr(self._owner, self._name)
-        calls = itertools.count(1)
-
-        def killing(*arguments, **named):
-            number = next(calls)
-            if number == self._number and not self._after:
-                raise KilledError
-            result = whole(*arguments, **named)
-            if number == self._number:
-                raise KilledError
-            return result
-
-        setattr(self._owner, self._name, killing)
-
-    def __exit__(self, *error):
-        setattr(self._owner, self._name, self._whole)
 
 
 class KillAfterSave:

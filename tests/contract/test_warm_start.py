@@ -1,6 +1,5 @@
 """A run whose processes are killed and started again goes on with what their memory has kept."""
 
-import itertools
 import json
 import mmap
 import re
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kills import Kill, KilledError
 from ranks import PATIENCE, over_threads
 from runs import Run, train_over_threads, write_run_file
 
@@ -38,10 +38,6 @@ ONE = ("embedding.prefetch=false", "data.block_rows=600", "data.passes=2", "run.
 RUN = "run"
 
 
-class KilledError(Exception):
-    """Stands for SIGKILL: whatever a process was about to do it does not do."""
-
-
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
     """Pretended ranks share a process, which does not let go of what they mapped."""
@@ -66,31 +62,6 @@ def train_with_kills(folder, data, kills, *overrides):
             thread.join(PATIENCE)  # unlike killed ones they end at their next message only
     over_threads(config.topology, play, config, folder / "memory", len(kills) + 1)
     return Run(Path(config.run.folder))
-
-
-class Kill:
-    """Kills at the ``number``-th call of a method, before it does anything, or when it is done."""
-
-    def __init__(self, owner, name, number, after=False):
-        self._owner, self._name, self._number, self._after = owner, name, number, after
-
-    def __enter__(self):
-        self._whole = whole = getattr(self._owner, self._name)
-        calls = itertools.count(1)
-
-        def killing(*arguments, **named):
-            number = next(calls)
-            if number == self._number and not self._after:
-                raise KilledError
-            result = whole(*arguments, **named)
-            if number == self._number:
-                raise KilledError
-            return result
-
-        setattr(self._owner, self._name, killing)
-
-    def __exit__(self, *error):
-        setattr(self._owner, self._name, self._whole)
 
 
 def same(one, other):

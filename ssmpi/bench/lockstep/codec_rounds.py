@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ssmpi import compress
-from ssmpi.bench.lockstep.rounds import ElasticRounds, Rounds
+from ssmpi.bench.lockstep.rounds import CenterRounds, ElasticRounds
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.protocols import DenseStep
 from ssmpi.core.traffic import ENTRIES, SENT, Link, Traffic
@@ -36,7 +36,7 @@ class Pushing:
     feedback: bool = True
 
 
-class PushRounds(Rounds):
+class PushRounds(CenterRounds):
     """The center takes a step by each push; trainers take turns within the gap."""
 
     def __init__(
@@ -44,7 +44,7 @@ class PushRounds(Rounds):
     ) -> None:
         super().__init__(options, replicas, gap, staleness)
         self.alpha, self._pushing, self._options = 1.0, pushing, options
-        self._center, self._sum = replicas[0].copy(), np.empty_like(replicas[0])
+        self._sum = np.empty_like(self._center)
         self._step, size = optimizer(pushing.dense)(self._center), self._center.size
         self._traffic = Traffic(on=True)
         self._accounts = [
@@ -59,24 +59,6 @@ class PushRounds(Rounds):
     def optimizer(self, trainer: int, thread: int, own: DenseStep) -> DenseStep:
         """Steps the replica and keeps the gradients for the next push."""
         return AccumulatingStep(own, self._accounts[trainer][thread])
-
-    def after_tick(self, tick: int, training: Sequence[int]) -> None:
-        """As the base class."""
-        super().after_tick(tick, training)
-        for trainer in training:
-            for _ in range(self.due(tick, trainer / len(self.replicas))):
-                self._exchange(tick, trainer)
-
-    def close(self) -> None:
-        """As the base class, then a last round of every trainer."""
-        super().close()
-        for trainer in range(len(self.replicas)):
-            self._exchange(0, trainer)
-        super().close()
-
-    def model(self) -> np.ndarray:
-        """The center."""
-        return self._center.copy()
 
     @property
     def figures(self) -> dict[str, float]:

@@ -122,8 +122,8 @@ class FilteredRounds(MeanRounds):
         return self._global.copy()
 
 
-class ElasticRounds(Rounds):
-    """S-EASGD: replica and center pull each other; trainers take turns within the gap."""
+class CenterRounds(Rounds):
+    """Rounds of each trainer with a center, which is the model; trainers take turns within the gap."""
 
     def __init__(self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int) -> None:
         super().__init__(options, replicas, gap, staleness)
@@ -137,10 +137,8 @@ class ElasticRounds(Rounds):
                 self._exchange(tick, trainer)
 
     def _exchange(self, tick: int, trainer: int) -> None:
-        snapshot, before = self.replicas[trainer].copy(), np.empty_like(self._center)
-        pull_center(self._center, snapshot, self.alpha, before)
-        self.move(tick, trainer, before, snapshot)
-        self.count += 1
+        """One round of a trainer."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """As the base class, then a last round of every trainer."""
@@ -152,3 +150,13 @@ class ElasticRounds(Rounds):
     def model(self) -> np.ndarray:
         """The center."""
         return self._center.copy()
+
+
+class ElasticRounds(CenterRounds):
+    """S-EASGD: replica and center pull each other."""
+
+    def _exchange(self, tick: int, trainer: int) -> None:
+        snapshot, before = self.replicas[trainer].copy(), np.empty_like(self._center)
+        pull_center(self._center, snapshot, self.alpha, before)
+        self.move(tick, trainer, before, snapshot)
+        self.count += 1
