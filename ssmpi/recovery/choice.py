@@ -85,7 +85,7 @@ def _refusal(lost: Sequence[int], topology: Topology, options: RecoveryOptions) 
     if options.mode == FULL:
         return "and recovery.mode = 'full'"
     if _servers(lost, topology) > (most := options.max_lost_fraction * topology.embedding_ps):
-        return f"more than {most:g} embedding PSs' (recovery.max_lost_fraction = {options.max_lost_fraction:g})"
+        return f"and recovery.max_lost_fraction = {options.max_lost_fraction:g} allows {int(most)} lost embedding PSs"
     return ""
 
 

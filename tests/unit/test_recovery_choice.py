@@ -69,7 +69,7 @@ def test_a_rank_may_have_been_made_anew_by_a_later_start_than_the_others():
     [
         ((0, 3), {}, PAYS, "the memory of trainer 0, embedding_ps 1 is lost (gone), and the first trainer's is needed"),
         ((3,), {"mode": "full"}, PAYS, "recovery.mode = 'full'"),
-        ((2, 3), {}, PAYS, "more than 1 embedding PSs' (recovery.max_lost_fraction = 0.5)"),
+        ((2, 3), {}, PAYS, "and recovery.max_lost_fraction = 0.5 allows 1 lost embedding PSs"),
         ((3,), {}, COSTS, "partial recovery costs not less than full recovery: "),
         ((3,), {}, MISSES, "partial recovery cannot keep the target PLS of 0.1"),
         ((1, 2, 3, 4), {"max_lost_fraction": 1.0}, PAYS, "trainer 1, embedding_ps 0, embedding_ps 1 and 1 others"),
