@@ -41,7 +41,7 @@ from ssmpi.core.topology import CONVERSATIONS, Role, Topology  # noqa: E402
 from ssmpi.core.traffic import Traffic, meter  # noqa: E402
 
 T = TypeVar("T")
-FOR_ROUNDS = 0.02  # of a host's cores, where workers and servers already use them all
+FOR_ROUNDS = 0.01  # of a host's cores, where workers and servers already use them all
 ENDING_SECONDS = 60  # MPI_Finalize waits forever for a rank or a launcher daemon that is gone
 
 THREAD_LEVELS = {

@@ -86,7 +86,7 @@ else:
 
     ``algorithm`` and ``pace`` choose; ``alpha`` is the elastic weight; ``merge`` how a background result meets live
     weights. ``shadow`` runs rounds back to back, resting so that the shadow thread takes at most ``cpu_share`` of a
-    core; 0 means all of one where the host has a core for every thread; where it has not, shadow threads take 2 % of
+    core; 0 means all of one where the host has a core for every thread; where it has not, shadow threads take 1 % of
     its cores together. ``fixed_rate`` runs them in the training loop, ``every_iterations`` or ``every_seconds``; for
     algorithms with a center ``by`` says whether every worker thread counts its own iterations (as in the paper) or one
     syncs for the trainer. A round exchanges one of ``fragments`` of the vector, in turn. The first ``warmup_steps``

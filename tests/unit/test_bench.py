@@ -326,12 +326,19 @@ def points(*pairs):
     ]
 
 
-@pytest.mark.parametrize(
-    ("pairs", "smallest"),
-    [([(60.0, 1.0), (5.0, 0.98), (0.6, 0.6)], 5.0), ([(60.0, 0.97), (None, 1.0)], math.inf), ([], math.inf)],
-)
-def test_the_smallest_gap_is_that_of_rounds_which_leave_98_percent(pairs, smallest):
-    assert frontier.smallest_gap(points(*pairs)) == smallest
+def test_what_a_round_costs_is_fitted_to_all_points_that_rest():
+    """A tenth of an iteration a round: by hand, by numpy's weighted fit, and without points."""
+    exact = points(*((gap, 1 / (1 + 0.1 / gap)) for gap in (8.0, 4.0, 2.0)), (0.02, 0.5), (None, 1.0))
+    cost = frontier.cost_of_a_round(exact)
+    assert (cost["iterations"], cost["gap"]) == pytest.approx((0.1, 4.9))
+    noisy = points((8.0, 0.97), (4.0, 0.99), (1.0, 0.9))
+    ratios, per_gap = np.array([p["ratio"] for p in noisy]), np.array([1 / p["gap"] for p in noisy])
+    weights = ratios**2 / 0.004  # numpy wants the inverse of a standard error
+    fit, *_ = np.linalg.lstsq((per_gap * weights)[:, None], (1 / ratios - 1) * weights, rcond=None)
+    cost = frontier.cost_of_a_round(noisy)
+    assert cost["iterations"] == pytest.approx(fit[0])
+    assert cost["error"] == pytest.approx(1 / np.linalg.norm(per_gap * weights))
+    assert frontier.cost_of_a_round(points((None, 1.0), (0.02, 0.5)))["gap"] == math.inf
 
 
 def test_the_frontier_is_a_table_and_two_targets():
@@ -339,10 +346,14 @@ def test_the_frontier_is_a_table_and_two_targets():
     lines = [line.split() for line in render.shadow(found).splitlines()]
     assert lines[1][5:] == ["as", "shipped", "124.00", "0.990", "0.004", "1.50", "2.50"]
     assert lines[2] == ["0.1", "0.70", "0.650", "0.004", "1.50", "2.50"]
+    assert lines[-1][5:] == ["1.253", "0.506", "61.374", "24.797"]
     judged = {t.what: (t.measured, t.met) for t in targets.of_rounds(found)}
     assert judged == {
         "rounds in the background / none, ssmpi 2x1 ma, 128, fp32": (0.99, True),
-        "iterations between rounds that leave 98% of the rate, ssmpi 2x1 ma, 128, fp32": (124.0, False),
+        "iterations between rounds that leave 98% of the rate, ssmpi 2x1 ma, 128, fp32": (
+            pytest.approx(61.374, abs=0.001),
+            False,
+        ),
     }
     assert render.amount(math.inf) == "none"
 
@@ -408,7 +419,10 @@ def test_targets_are_ratios_of_medians_and_say_whether_they_are_met():
         "whole loop / bare dense step, ssmpi 1x2 none, 2048, fp32": (0.9, False),
         "2 threads / 1 thread, ssmpi 1x2 none, 2048, fp32": (1.8, False),
         "rounds in the background / none, ssmpi 2x1 bmuf, 2048, fp32": (0.99, True),
-        "iterations between rounds that leave 98% of the rate, ssmpi 2x1 bmuf, 2048, fp32": (1.5, True),
+        "iterations between rounds that leave 98% of the rate, ssmpi 2x1 bmuf, 2048, fp32": (
+            pytest.approx(1.5 * (1 / 0.99 - 1) / (1 / 0.98 - 1)),
+            True,
+        ),
     }
     assert "+- 0.004" in {t.note for t in found}
     assert "0.450 of it at its fastest batch size" in {t.note for t in found}

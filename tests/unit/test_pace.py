@@ -75,22 +75,22 @@ def test_where_every_thread_has_a_core_rounds_run_back_to_back(monkeypatch):
 
 
 def test_on_a_full_host_rounds_take_the_shipped_share_of_its_cores(monkeypatch):
-    """2 % of two cores for two shadow threads: 2 % of one for each."""
-    assert pytest.approx(0.02) == FULL
+    """1 % of two cores for two shadow threads: 1 % of one for each."""
+    assert pytest.approx(0.01) == FULL
     clock = Clock(monkeypatch, [0.001, 0.004, 0.002, 0.005])
-    assert shadow_runs(clock, FULL) == pytest.approx([0.049, 0.196, 0.098, 0.245])
+    assert shadow_runs(clock, FULL) == pytest.approx([0.099, 0.396, 0.198, 0.495])
     assert clock.used / clock.now == pytest.approx(FULL)
 
 
 def test_what_a_round_waits_for_others_is_not_its_own(monkeypatch):
     """Processor seconds count, not those in which messages were on their way."""
-    assert shadow_runs(Clock(monkeypatch, [0.001], waiting=7.0), FULL) == pytest.approx([0.049])
+    assert shadow_runs(Clock(monkeypatch, [0.001], waiting=7.0), FULL) == pytest.approx([0.099])
 
 
 def test_no_rest_is_longer_than_a_second(monkeypatch):
     """A round that took longer than the share pays for in a second takes more than its share."""
-    clock = Clock(monkeypatch, [0.0204, 0.0205, 0.1, 20.0])
-    assert shadow_runs(clock, FULL) == pytest.approx([0.9996, 1.0, 1.0, 1.0])
+    clock = Clock(monkeypatch, [0.0101, 0.0102, 0.1, 20.0])
+    assert shadow_runs(clock, FULL) == pytest.approx([0.9999, 1.0, 1.0, 1.0])
 
 
 def test_cpu_share_decides_instead_of_the_host(monkeypatch):

@@ -16,6 +16,7 @@ from ssmpi.bench.throughput.contenders import SHADOWS, SSMPI, Contender
 AS_SHIPPED = 0.0  # sync.cpu_share: the share that the topology gives
 CPU_SHARES = (AS_SHIPPED, 1.0)
 WORTH = 0.98  # of the examples per second without rounds
+LINEAR = 0.8  # below it rounds follow each other, and what they take is no longer a sum of single costs
 SYNC_PARTS = ("cpu/shadow", "cpu/sync_ps")
 
 
@@ -82,6 +83,33 @@ def point(job: JobResult, batch: int, cpu_share: float, firsts: list[int]) -> Po
     }
 
 
-def smallest_gap(points: list[Point]) -> float:
-    """The smallest gap that leaves ``WORTH`` of the examples per second; infinite if no point does."""
-    return min((p["gap"] for p in points if p["gap"] is not None and p["ratio"] >= WORTH), default=math.inf)
+class Cost(TypedDict):
+    """What a round costs, in ``iterations`` of a trainer, with its standard ``error``; the ``gap`` that leaves
+    ``WORTH`` of the examples per second, with the ``gap_error``. Infinite where no point tells.
+    """
+
+    iterations: float
+    error: float
+    gap: float
+    gap_error: float
+
+
+def cost_of_a_round(points: list[Point]) -> Cost:
+    """Fitted to all points at which workers keep most of the host: without / with rounds - 1 = cost / gap, by least
+    squares weighted by the points' errors. One point alone decides little: its error is as large as what it shows.
+    """
+    told = [p for p in points if p["gap"] and p["error"] > 0 and p["ratio"] >= LINEAR]
+    weights = [(p["ratio"] ** 2 / p["error"]) ** 2 for p in told]  # of 1 / ratio
+    per_gap = [1 / p["gap"] for p in told if p["gap"]]
+    square = sum(weight * x * x for weight, x in zip(weights, per_gap, strict=True))
+    if not square:
+        return {"iterations": math.inf, "error": math.inf, "gap": math.inf, "gap_error": math.inf}
+    lost = [1 / p["ratio"] - 1 for p in told]
+    iterations = sum(w * x * y for w, x, y in zip(weights, per_gap, lost, strict=True)) / square
+    error, allowed = 1 / math.sqrt(square), 1 / WORTH - 1
+    return {
+        "iterations": iterations,
+        "error": error,
+        "gap": max(0.0, iterations / allowed),
+        "gap_error": error / allowed,
+    }

@@ -8,7 +8,7 @@ from typing import Any
 
 from ssmpi.bench.throughput.alternation import Ratio
 from ssmpi.bench.throughput.contenders import SSMPI
-from ssmpi.bench.throughput.frontier import AS_SHIPPED, Frontier, Point
+from ssmpi.bench.throughput.frontier import AS_SHIPPED, WORTH, Frontier, Point, cost_of_a_round
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -110,7 +110,11 @@ def shadow(found: Mapping[str, Frontier]) -> str:
         "without, in turns within one job; processor ms: of a trainer's round, shadow threads and sync PS;",
         "wall ms: of a round.",
     )
-    return "\n".join([grid(rows), *notes])
+    costs = [tuple(f"what a round costs a trainer;iterations;+-;gap that leaves {100 * WORTH:.0f} %;+-".split(";"))]
+    for name, frontier in found.items():
+        cost = cost_of_a_round(frontier["points"])
+        costs.append((name, *(f"{cost[part]:.3f}" for part in ("iterations", "error", "gap", "gap_error"))))
+    return "\n".join([grid(rows), *notes, "", grid(costs)])
 
 
 def point(name: str, found: Point) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssmpi.bench.throughput.contenders import EXTRA_THREADS, GEMM, PYTORCH, SSMPI, Contender
-from ssmpi.bench.throughput.frontier import AS_SHIPPED, WORTH, Frontier, smallest_gap
+from ssmpi.bench.throughput.frontier import AS_SHIPPED, WORTH, Frontier, cost_of_a_round
 from ssmpi.model import processor
 
 
@@ -107,7 +107,9 @@ def of_rounds(frontiers: Mapping[str, Frontier]) -> list[Target]:
         ]
         if frontier["batch"] in GAPS:
             what = f"iterations between rounds that leave {WORTH:.0%} of the rate, {name}"
-            found.append(Target(what, smallest_gap(frontier["points"]), GAPS[frontier["batch"]], at_most=True))
+            found.append(
+                Target(what, cost_of_a_round(frontier["points"])["gap"], GAPS[frontier["batch"]], at_most=True)
+            )
     return found
 
 
