@@ -7,10 +7,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
 BLOCK = 256  # floats: larger ones of several vectors, which begin at pages, drive each other out of the first cache
+LINE = 16  # floats of a cache line
+AHEAD = 2 * BLOCK  # floats between what is worked on and what is asked for
 compiled = njit(cache=True, nogil=True, error_model="numpy")  # else the check of a divisor slows its loop
 
 
@@ -25,22 +28,46 @@ def _floats(typing: Any, address: Any) -> Any:
     return pointer(types.uint64), generate
 
 
+@intrinsic
+def _prefetch_for_writing(typing: Any, address: Any) -> Any:
+    """Ask for the cache line at an address, to be written. An address that is not mapped does no harm."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word, place = ir.IntType(32), builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        prefetch = builder.module.declare_intrinsic(
+            "llvm.prefetch", [place.type], ir.FunctionType(ir.VoidType(), [place.type, word, word, word])
+        )
+        builder.call(prefetch, [place, word(1), word(3), word(1)])  # to write, to keep in all caches, data
+        return context.get_dummy_value()
+
+    return types.void(types.uint64), generate
+
+
 class Replicas:
-    """Live vectors, float32 (parameters,) each, as compiled code finds them, with room for a block of each and one of
-    their mean.
+    """Live vectors, float32 (parameters,) each, as compiled code finds them, with ``room`` for a block of each and one
+    of their mean, from the beginning of a cache line.
     """
 
     def __init__(self, vectors: list[np.ndarray]) -> None:
         self._vectors = vectors  # for as long as the addresses are used
         self.addresses = np.array([vector.ctypes.data for vector in vectors], np.uint64)
-        self.room = np.empty((len(vectors) + 1, BLOCK), np.float32)
+        size = (len(vectors) + 1) * BLOCK
+        room = np.empty(size + LINE, np.float32)
+        first = -(room.ctypes.data // room.itemsize) % LINE
+        self.room = room[first : first + size].reshape(-1, BLOCK)
 
 
 @compiled
 def take_mean(addresses: np.ndarray, counts: np.ndarray, start: int, size: int, room: np.ndarray) -> None:
     """The first rows of ``room`` become ``size`` floats of each replica from ``start`` on, its last one the mean of
     those that count, bool (replicas,); one at least does.
+
+    Their workers have the lines of the replicas in caches of their own. Fetched to be read and then again to be written
+    they come twice, so they are asked for to be written, two blocks ahead.
     """
+    for k in range(addresses.shape[0]):
+        for i in range(start + AHEAD, start + AHEAD + size, LINE):
+            _prefetch_for_writing(addresses[k] + np.uint64(4 * i))  # type: ignore[call-arg]
     mean, number = room[-1], np.float32(0.0)
     mean[:size] = np.float32(0.0)
     for k in range(addresses.shape[0]):
