@@ -13,7 +13,7 @@ from typing import Any
 from ssmpi.core import atomic_file
 from ssmpi.core.run_files import RECOVERIES
 
-SAVING = "row_save_seconds"
+SAVING, COST = "row_save_seconds", "row_save_costs"
 
 
 def read(run: Path) -> dict[str, Any]:
@@ -51,15 +51,23 @@ def add(run: Path, recovery: dict[str, Any]) -> None:
     _write(run, {**found, "recoveries": [*found["recoveries"], recovery]})
 
 
-def rows_saved(run: Path, server: int, seconds: float) -> None:
-    """Remember what saving all rows of an embedding PS beside training has taken last: that outlives its memory."""
+def rows_saved(run: Path, server: int, seconds: float, cost: float) -> None:
+    """Remember what saving all rows of an embedding PS beside training has taken last, in ``seconds`` from begin to
+    end, and its ``cost`` in seconds of a processor: that outlives its memory.
+    """
     found = read(run)
-    _write(run, {**found, SAVING: {**found.get(SAVING, {}), str(server): round(seconds, 6)}})
+    more = {name: {**found.get(name, {}), str(server): round(v, 6)} for name, v in ((SAVING, seconds), (COST, cost))}
+    _write(run, {**found, **more})
 
 
 def row_save_seconds(run: Path) -> float:
     """The same of the slowest embedding PS: all of them save at once; 0 where none has saved."""
     return max(map(float, read(run).get(SAVING, {}).values()), default=0.0)
+
+
+def row_save_cost(run: Path) -> float:
+    """Its cost, of the PS where it is highest; 0 where none has saved."""
+    return max(map(float, read(run).get(COST, {}).values()), default=0.0)
 
 
 def amend(run: Path, more: dict[str, Any]) -> dict[str, Any]:

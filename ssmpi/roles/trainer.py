@@ -34,6 +34,7 @@ from ssmpi.roles.control import Control
 from ssmpi.roles.evaluate import Evaluations, Evaluator
 from ssmpi.roles.kept_state import RunNote
 from ssmpi.roles.model_selection import ModelSelection
+from ssmpi.roles.row_saves import RowSaves
 from ssmpi.roles.saved_parts import SavedParts
 from ssmpi.roles.shard_check import check, share
 
@@ -73,6 +74,7 @@ class Trainer:
         elif saved:
             saved.make_equal(self.synchronizers[0], world, config.waiting)
         self._results = assembly.results(config, folder, rows, saved, start) if world.index == 0 else None
+        self._row_saves = RowSaves(config, self.tables.transport, self._results, memory)
         self._parts = SavedParts(
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica, live=live,
             progress=self.progress, checked=self._control.checked, results=self._results,
@@ -240,8 +242,7 @@ class Trainer:
     def _report(self, finished: bool) -> TrainerReport:
         """What the first trainer wants to know."""
         quality = self.progress.quality()
-        if self._results:
-            self._results.rows_saved(self.tables.transport.exchange_news(self.progress.of_all))
+        self._row_saves.exchange(self.progress.of_all)
         return TrainerReport(
             stop=float(self._stop.stopping), finished=float(finished), examples=float(self.progress.examples),
             iterations=float(self.progress.iterations.sum()), **sync.figures(self.synchronizers),

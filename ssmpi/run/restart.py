@@ -21,7 +21,8 @@ from ssmpi.core.log import last_end, log
 from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Choice, Found, choose
 from ssmpi.recovery.ledger import LEDGER, Ledger
 from ssmpi.report import recoveries
-from ssmpi.run import partial_recovery, policy_inputs, resume
+from ssmpi.roles import policy_inputs
+from ssmpi.run import partial_recovery, resume
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import Job
