@@ -11,7 +11,7 @@ import numpy as np
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.metrics import Quality
 from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
-from ssmpi.recovery.ledger import LEDGER
+from ssmpi.recovery.ledger import LEDGER, OUTCOME
 from ssmpi.report import recoveries
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.repair import make_good
@@ -169,19 +169,19 @@ class RunNote:
         from this memory. If it does so after a kill already, add that to the record, with the pushes that were lost on
         their way.
         """
-        results = self._results
+        results, outcome = self._results, {}
         if results:  # the first trainer's memory is whole only with it
-            self._memory.note(LEDGER, results.ledger)
-        self._memory.ready()
-        if results:
             found: dict[str, float] = {"examples": examples, "batches_repeated": self._repeated}
             found |= {"pushes_lost": pushes_lost, **results.news, "pls": results.pls}
-            if recovery := recoveries.complete(results.folder, found):
-                results.logbook.recovered(recovery)
-                if results.news:
-                    results.logbook.say(recoveries.describe(recovery))
-                self._again = (0, 0)
-                self._write()  # or a kill within a second takes that line back
+            outcome = recoveries.outcome(results.folder, found)
+            self._memory.note(LEDGER, {**results.ledger, OUTCOME: outcome})  # told there if this start is killed now
+        self._memory.ready()
+        if results and (recovery := recoveries.complete(results.folder, outcome)):
+            results.logbook.recovered(recovery)
+            if results.news:
+                results.logbook.say(recoveries.describe(recovery))
+            self._again = (0, 0)
+            self._write()  # or a kill within a second takes that line back
 
     def evaluated(self, part: int) -> None:
         """A part of the run is over, its evaluation included: write that at once."""
