@@ -91,8 +91,7 @@ class Trainer:
         self._selection = ModelSelection(folder, self._evaluations, self._checkpoints, self._parts.model, standing)
         self._note = RunNote(memory, self._results, self._selection, self._control.checked, saved)
         self._control.gathered, self._control.due = self._note.gathered, self._checkpoint_due
-        self._save_agreed = self._started = False
-        self._came_to_rest = 0.0
+        self._save_agreed, self._started, self._came_to_rest = False, False, 0.0
 
     @property
     def stopped(self) -> bool:
@@ -136,8 +135,8 @@ class Trainer:
             with during("waiting for the other ranks"):
                 self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
             cpu_usage.set_up()
-            self._note.started(self.progress.of_all, sum(self.world.trainers.gather(self.tables.sent.lost)))
-            self.tables.sent.reported()
+            sent = self.tables.sent, self.synchronizers[0].peers.local.sent
+            self._note.started(self.progress.of_all, sent, self.world.trainers)
             if self._results:
                 self._results.logbook.start_clock()
             self._started = True

@@ -361,7 +361,7 @@ def kept_until_started(tmp_path, data, lost, algorithm):
     before = {rank: killed.arrays(rank) for rank in ranks}
     killed.lose(lost)
     with pytest.MonkeyPatch.context() as patch:  # nobody goes further than this
-        patch.setattr(RunNote, "started", lambda self, examples, pushes_lost: self._memory.ready() or die())
+        patch.setattr(RunNote, "started", lambda self, *_: self._memory.ready() or die())
         with pytest.raises(KilledError):
             over_threads(killed.config.topology, play, killed.config, 2)
     return killed, before, {rank: killed.arrays(rank) for rank in ranks}
