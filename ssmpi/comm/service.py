@@ -35,6 +35,11 @@ class Service:
         self._in_flight: list[tuple[MPIRequest, np.ndarray]] = []
         self._spare: list[np.ndarray] = []
 
+    @property
+    def size(self) -> int:
+        """Ranks of the conversation: any of them may ask."""
+        return self._conversation.size
+
     def serve(self, clients: int, handler: Handler) -> None:
         """Serve until ``clients`` clients have said goodbye and every reply has been sent."""
         pause = Backoff(self._waiting, LONGEST_NAP)

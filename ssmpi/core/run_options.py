@@ -126,7 +126,8 @@ class RecoveryOptions:
     does what costs less at the PLS (portion of lost samples) ``target_pls``. ``mtbf_hours`` is the mean time between
     two losses of an embedding PS's memory; 0 is not known, and an example's 504 h / N. Full recovery it is in any case
     if the first trainer's memory is lost, or that of more than ``max_lost_fraction`` of the embedding PSs. How often
-    embedding PSs save rows by themselves follows from ``target_pls`` and ``mtbf_hours`` too.
+    embedding PSs save rows by themselves follows from ``target_pls`` and ``mtbf_hours`` too; with ``"auto"`` they rest
+    from it while full recovery costs less.
 
     A job that was started again ``max_restarts`` times within ``within_minutes`` ends (exit code 86), as the first
     loss ends one with ``"off"``.

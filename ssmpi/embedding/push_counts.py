@@ -19,10 +19,13 @@ LOST, REPORTED, SET_OFF, WHOSE = range(-4, 0)  # rows below those of the threads
 
 
 class SentPushes:
-    """Of one trainer to each PS. No two threads count in one place."""
+    """Of one trainer to each PS. No two threads count in one place. The array in the ``memory`` has a ``name``."""
 
-    def __init__(self, memory: RankMemory | None = None, threads: int = wire.THREADS, servers: int = 1) -> None:
-        self._counts = (memory or ProcessMemory()).array("pushes sent", (threads + 4, servers), np.int64)
+    def __init__(
+        self, memory: RankMemory | None = None, threads: int = wire.THREADS, servers: int = 1,
+        name: str = "pushes sent",
+    ) -> None:  # fmt: skip
+        self._counts = (memory or ProcessMemory()).array(name, (threads + 4, servers), np.int64)
         self.by_thread = self._counts[:threads]
 
     def to(self, server: int) -> int:

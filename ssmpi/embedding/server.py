@@ -23,7 +23,8 @@ class EmbeddingServer:
     need not be one. ``applied`` counts pushes.
 
     ``samples`` is how many samples all trainers have done, as the first one told last, -1 before; ``checkpointed`` what
-    it was when a checkpoint was begun last. ``news`` gives what it is told in turn.
+    it was when a checkpoint was begun last; ``saves_rows`` whether it wants rows to be saved by themselves. ``news``
+    gives what it is told in turn.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class EmbeddingServer:
         self.arena, self._service, self._saver, self._address = arena, service, saver, address
         self._counts, self._applied = counts, applied or AppliedPushes()
         self.samples = self.checkpointed = -1
+        self.saves_rows = True
         self.news: Callable[[], list[dict[str, Any]]] = list
         self._draining: dict[int, tuple[int, int]] = {}  # by trainer: the thread that waits, and for how many pushes
         self._kinds: dict[int, Callable[[int, int, np.ndarray], None]] = {
@@ -117,7 +119,8 @@ class EmbeddingServer:
         self._reply_text(source, thread, b"\n".join(lines))
 
     def _hear_samples(self, source: int, thread: int, payload: np.ndarray) -> None:
-        self.samples = int(payload.view(np.int64)[0])
+        samples, saves_rows = payload.view(np.int64).tolist()
+        self.samples, self.saves_rows = samples, bool(saves_rows)
         self._reply_text(source, thread, json.dumps(self.news()).encode())
 
     def _tell_applied(self, source: int, thread: int, payload: np.ndarray) -> None:

@@ -28,8 +28,10 @@ class ServerNews:
         self._servers = list(conversation.directory.ranks_of(Role.EMBEDDING_PS))
         self._under_way: dict[int, tuple[list[MPIRequest], np.ndarray, np.ndarray]] = {}  # by PS
 
-    def exchange(self, samples: int) -> list[dict[str, Any]]:
-        """Tell each PS that has answered the last time; what has been answered since then, with ``ps``, its index."""
+    def exchange(self, samples: int, saves_rows: bool) -> list[dict[str, Any]]:
+        """Tell each PS that has answered the last time, also whether it is to save rows by itself; what has been
+        answered since then, with ``ps``, its index.
+        """
         found = []
         for index, server in enumerate(self._servers):
             if index in self._under_way:
@@ -37,7 +39,7 @@ class ServerNews:
                 if not all(request.Test() for request in requests):
                     continue
                 found += [{"ps": index, **each} for each in json.loads(wire.read_text(answer))]
-            self._under_way[index] = self._tell(server, samples)
+            self._under_way[index] = self._tell(server, samples, saves_rows)
         return found
 
     def finish(self) -> None:
@@ -45,8 +47,8 @@ class ServerNews:
         wait_all([request for requests, *_ in self._under_way.values() for request in requests], self._waiting, "PSs")
         self._under_way = {}
 
-    def _tell(self, server: int, samples: int) -> tuple[list[MPIRequest], np.ndarray, np.ndarray]:
-        message, answer = np.array([samples], np.int64), np.empty(wire.TEXT, np.uint8)
+    def _tell(self, server: int, samples: int, saves_rows: bool) -> tuple[list[MPIRequest], np.ndarray, np.ndarray]:
+        message, answer = np.array([samples, saves_rows], np.int64), np.empty(wire.TEXT, np.uint8)
         requests = [
             self._conversation.irecv(answer, server, THREAD),
             self._conversation.isend(message, server, wire.tag(wire.SAMPLES, THREAD)),

@@ -70,7 +70,7 @@ class LocalTables:
         """Who has not written what."""
         return f"trainer 0 has not written {self._path}"
 
-    def exchange_news(self, samples: int) -> list[dict[str, Any]]:
+    def exchange_news(self, samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
         """Nobody to tell."""
         return []
 
@@ -137,11 +137,11 @@ class RemoteTables:
                 "set embedding.transport = 'auto', or place a PS on every trainer's host"
             ) from error
 
-    def exchange_news(self, samples: int) -> list[dict[str, Any]]:
-        """Tell every PS how many samples all trainers have done: what it saves by itself is dated with that; what the
-        PSs have saved so by the last time this was called.
+    def exchange_news(self, samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
+        """Tell every PS how many samples all trainers have done, which dates what it saves by itself, and whether it is
+        to do so; what the PSs have saved so by the last time this was called.
         """
-        return self._news.exchange(samples)
+        return self._news.exchange(samples, saves_rows)
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """Gather the rows of PSs on this host; send every other PS one request, whose reply goes straight into

@@ -13,8 +13,8 @@ DRAIN      int64: how many PUSH messages of this trainer there are so far  one b
 SAVE       JSON: path, limit in seconds, whether in the background         one byte, once the rows may change again
 SAVED      nothing                                                         JSON: bytes and checksum, or what went wrong;
                                                                            empty while it is being written
-SAMPLES    int64: how many samples all trainers have done                  JSON: what it has saved by itself since the
-                                                                           last one, a list
+SAMPLES    int64: how many samples all trainers have done, 1 where the PS  JSON: what it has saved by itself since the
+           is to save rows by itself, else 0                               last one, a list
 ATTACH     nothing                                                         how to map the rows, and where accesses are
                                                                            counted in a second line how to map
                                                                            those; empty lines if they are not shared

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ssmpi.recovery.policy import (
     LEAST_INTERVAL,
     Decision,
@@ -9,6 +11,7 @@ from ssmpi.recovery.policy import (
     break_even_interval,
     break_even_mtbf,
     break_even_pls,
+    most_mtbf,
 )
 
 UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (0.0, 1e-3, "ms"))  # from, size, name
@@ -22,10 +25,10 @@ def explain(decision: Decision) -> list[str]:
         f"    T_save = T_full = sqrt(2 O_save T_fail) = {duration(best.wanted)}{_limit(decision, best)}",
         full_overhead(best),
         "  partial recovery at T_save = T_full (naive): the lost rows alone return to the last checkpoint",
-        *_partial_overhead(decision.naive),
+        *_partial_overhead(decision.naive, "O_save"),
         "  partial recovery at the T_save that the target PLS allows",
         f"    T_save = 2 PLS N T_fail = {duration(partial.wanted)}{_limit(decision, partial)}",
-        *_partial_overhead(partial),
+        *_partial_overhead(partial, "O_rows"),
         *_break_even(decision),
         *_conclusion(decision),
     ]
@@ -56,9 +59,9 @@ def _parts(strategy: Strategy) -> str:
     return f"{percent(strategy.saving)} + {percent(strategy.losses)} = {percent(strategy.overhead)}"
 
 
-def _partial_overhead(strategy: Strategy) -> list[str]:
+def _partial_overhead(strategy: Strategy, cost: str) -> list[str]:
     return [
-        f"    overhead = O_save / T_save + (O_load + O_res) / T_fail = {_parts(strategy)}",
+        f"    overhead = {cost} / T_save + (O_load + O_res) / T_fail = {_parts(strategy)}",
         f"    expected PLS = T_save / (2 N T_fail) = {strategy.pls:.3g}",
     ]
 
@@ -68,19 +71,28 @@ def _limit(decision: Decision, strategy: Strategy) -> str:
     if strategy.interval < strategy.wanted:
         return f", more than the job has: T_save = T_total = {duration(strategy.interval)}"
     if strategy.interval > strategy.wanted:
-        limit = "T_total" if strategy.interval == decision.given.total_seconds else f"{LEAST_INTERVAL:g} O_save"
+        limit = "T_total" if strategy.interval == decision.given.total_seconds else f"{LEAST_INTERVAL:g} O_rows"
         return f", too often: T_save = {limit} = {duration(strategy.interval)}"
     return ""
 
 
 def _break_even(decision: Decision) -> list[str]:
     interval, mtbf = break_even_interval(decision.given), break_even_mtbf(decision.given)
+    most = most_mtbf(decision.given)
+    lines = ["  break-even: none at this T_fail, one save of all rows in the job costs more than full recovery"]
+    if math.isfinite(interval.seconds):
+        lines = [
+            f"  break-even: partial recovery pays if the target PLS allows a T_save above {interval.formula} = "
+            f"{duration(interval.seconds)}",
+            f"    at this T_fail: for a target PLS above {duration(interval.seconds)} / (2 N T_fail) = "
+            f"{break_even_pls(decision.given):.3g}",
+        ]
+    if mtbf.seconds >= most.seconds:
+        return [*lines, "    at this target PLS: for no T_fail"]
+    until = f" and below {most.formula} = {duration(most.seconds)}" * math.isfinite(most.seconds)
     return [
-        f"  break-even: partial recovery pays if the target PLS allows a T_save above {interval.formula} = "
-        f"{duration(interval.seconds)}",
-        f"    at this T_fail: for a target PLS above {duration(interval.seconds)} / (2 N T_fail) = "
-        f"{break_even_pls(decision.given):.3g}",
-        f"    at this target PLS: for T_fail above {mtbf.formula} = {duration(mtbf.seconds)}",
+        *lines,
+        f"    at this target PLS: for T_fail above {mtbf.formula} = {duration(mtbf.seconds)}{until}",
     ]
 
 
@@ -101,7 +113,7 @@ def _conclusion(decision: Decision) -> list[str]:
     else:
         lines += [
             f"    partial recovery would have to save every {duration(decision.partial.wanted)} to keep the target "
-            f"PLS; one save costs {duration(decision.given.save_seconds)}",
+            f"PLS; one save of all rows costs {duration(decision.given.row_save_seconds)}",
         ]
     if chosen.overhead >= 1:
         lines += ["    an overhead of 100 % or more is no forecast: losses come faster than the job recovers from them"]

@@ -9,6 +9,7 @@ from typing import Any
 from ssmpi.recovery.pls import LossAccount
 
 LEDGER = "ledger"  # the name of the note in the first trainer's memory
+OUTCOME = "outcome"  # beside what ``Ledger.state`` has in it: what a recovery has come to
 
 
 @dataclass(frozen=True)

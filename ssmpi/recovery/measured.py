@@ -19,15 +19,20 @@ def from_settings(options: RecoveryOptions) -> dict[str, float]:
     return {"target_pls": options.target_pls, **mtbf}
 
 
-def from_run(log: Mapping[str, float], expected: int, recoveries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def from_run(
+    log: Mapping[str, float], expected: int, recoveries: Sequence[Mapping[str, Any]], row_save_seconds: float = 0.0
+) -> dict[str, float]:
     """What a run has measured so far, as ``inputs_of`` takes it: ``log`` are the numbers of its log book, ``expected``
-    the examples that it will have trained on, ``recoveries`` those of ``recoveries.json``.
+    the examples that it will have trained on, ``recoveries`` those of ``recoveries.json``, ``row_save_seconds`` what a
+    save of all rows beside training has cost, 0 before the first one: then it is taken for what a checkpoint costs.
     """
     found = {}
     if log.get("examples") and log.get("seconds"):
         found["total_seconds"] = log["seconds"] / log["examples"] * expected / HOUR
     if log.get("checkpoints") and log.get("O_save"):
         found["save_seconds"] = log["O_save"] / log["checkpoints"]
+    if row_save_seconds:
+        found["row_save_seconds"] = row_save_seconds
     seconds = [each["seconds"] for each in recoveries]
     for name, of in (("restart_seconds", "ranks"), ("load_seconds", "load")):
         if taken := [each[of] for each in seconds if each.get(of)]:

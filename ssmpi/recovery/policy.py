@@ -5,7 +5,9 @@ samples since then again. *Partial* recovery reloads the lost rows alone: nothin
 those rows since their save are gone. PLS, the portion of lost samples, measures that.
 
 Docstrings mark formulas as CPR's or as derived here. CPR's are given in its notation: T_total, T_fail, T_save, O_save,
-O_load, O_res, N. All are first order in 1/T_fail: losses are independent, and none happens while another is repaired.
+O_load, O_res, N. Where it has one O_save for both, here full recovery saves checkpoints, which cost O_save, and partial
+recovery rows beside training, which cost O_rows. All are first order in 1/T_fail: losses are independent, and none
+happens while another is repaired.
 Times are seconds, overheads shares of T_total.
 """
 
@@ -17,7 +19,7 @@ from typing import Literal
 
 from ssmpi.core.settings import COUNT, SECONDS, positive, within
 
-LEAST_INTERVAL = 10.0  # of partial recovery, in multiples of O_save
+LEAST_INTERVAL = 10.0  # of partial recovery, in multiples of O_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +28,17 @@ class RecoveryInputs:
 
     ``total_seconds`` (T_total) is the length of the job without losses and saves, ``mtbf_seconds`` (T_fail) the mean
     time between losses of memory in the whole job, each of one of ``servers`` (N) embedding PSs. ``save_seconds``
-    (O_save) is what one save costs training, slowdown by writing in the background included; ``load_seconds`` (O_load)
-    and ``restart_seconds`` (O_res) what each loss costs, whichever way it is recovered. ``target_pls`` is the PLS that
-    partial recovery may reach on average, in (0, 1].
+    (O_save) is what one checkpoint costs training, slowdown by writing in the background included, ``row_save_seconds``
+    (O_rows) the same of one save of all rows beside training; ``load_seconds`` (O_load) and ``restart_seconds`` (O_res)
+    what each loss costs, whichever way it is recovered. ``target_pls`` is the PLS that partial recovery may reach on
+    average, in (0, 1].
     """
 
     total_seconds: float
     mtbf_seconds: float
     servers: int
     save_seconds: float
+    row_save_seconds: float
     load_seconds: float
     restart_seconds: float
     target_pls: float
@@ -43,15 +47,16 @@ class RecoveryInputs:
         positive("the length of the job", self.total_seconds, SECONDS)
         positive("the mean time between losses", self.mtbf_seconds, SECONDS)
         within("the number of embedding PSs", self.servers, 1, COUNT)
-        positive("the cost of a save", self.save_seconds, SECONDS)
+        positive("the cost of a checkpoint", self.save_seconds, SECONDS)
+        positive("the cost of a save of all rows", self.row_save_seconds, SECONDS)
         within("the time to load", self.load_seconds, 0.0, SECONDS)
         within("the time to restart", self.restart_seconds, 0.0, SECONDS)
         positive("the target PLS", self.target_pls, 1.0)
 
     @property
     def least_interval(self) -> float:
-        """Derived: the shortest interval of partial recovery in seconds, 10 O_save; for a shorter job its length."""
-        return min(LEAST_INTERVAL * self.save_seconds, self.total_seconds)
+        """Derived: the shortest interval of partial recovery in seconds, 10 O_rows; for a shorter job its length."""
+        return min(LEAST_INTERVAL * self.row_save_seconds, self.total_seconds)
 
     def on_nodes(self, nodes: int) -> RecoveryInputs:
         """The same job on ``nodes`` nodes with an embedding PS each, if it now has one on each of ``servers`` nodes.
@@ -81,7 +86,7 @@ class Strategy:
 
 
 def full_at(given: RecoveryInputs, interval: float) -> Strategy:
-    """Full recovery with a save every ``interval`` seconds (CPR):
+    """Full recovery with a checkpoint every ``interval`` seconds (CPR):
 
     O_full / T_total = O_save / T_save + (O_load + T_save / 2 + O_res) / T_fail
     """
@@ -90,9 +95,9 @@ def full_at(given: RecoveryInputs, interval: float) -> Strategy:
 
 
 def partial_at(given: RecoveryInputs, interval: float) -> Strategy:
-    """Partial recovery with a save every ``interval`` seconds (CPR):
+    """Partial recovery with a save of all rows every ``interval`` seconds (CPR):
 
-    O_part / T_total = O_save / T_save + (O_load + O_res) / T_fail
+    O_part / T_total = O_rows / T_save + (O_load + O_res) / T_fail
     E[PLS] = T_save / (2 N T_fail)
 
     The expected PLS is an upper bound. Derived: what one PS loses again before the next save is counted once, so with
@@ -100,7 +105,12 @@ def partial_at(given: RecoveryInputs, interval: float) -> Strategy:
     """
     losses = (given.load_seconds + given.restart_seconds) / given.mtbf_seconds
     pls = interval / (2 * given.servers * given.mtbf_seconds)
-    return Strategy(interval, interval, given.save_seconds / interval, losses, pls)
+    return Strategy(interval, interval, given.row_save_seconds / interval, losses, pls)
+
+
+def naive_at(given: RecoveryInputs, interval: float) -> Strategy:
+    """Partial recovery from checkpoints, one every ``interval`` seconds: O_save takes the place of O_rows."""
+    return partial_at(replace(given, row_save_seconds=given.save_seconds), interval)
 
 
 def full(given: RecoveryInputs) -> Strategy:
@@ -122,7 +132,7 @@ def partial(given: RecoveryInputs) -> Strategy:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Partial recovery pays above ``seconds``, which is ``formula``."""
+    """Partial recovery pays above ``seconds``, or below where that is said; it is ``formula``."""
 
     seconds: float
     formula: str
@@ -131,15 +141,18 @@ class BreakEven:
 def break_even_interval(given: RecoveryInputs) -> BreakEven:
     """Derived: partial recovery pays where the interval that it wants, 2 PLS N T_fail, is above this one.
 
-    That is half of full recovery's best interval (O_load and O_res are equal on both sides), unless a limit on either
-    interval moves it.
+    That is half of full recovery's best interval if a save of rows costs what a checkpoint does, and in proportion
+    (O_load and O_res are equal on both sides), unless a limit on either interval moves it. Infinite where even one save
+    in the job costs more than full recovery.
     """
-    best = full(given)
+    best, cost = full(given), given.row_save_seconds
     if best.interval == best.wanted:
-        pays = BreakEven(best.interval / 2, "T_full / 2")
+        pays = BreakEven(best.interval * cost / (2 * given.save_seconds), "T_full O_rows / (2 O_save)")
     else:  # full recovery saves once in the job
-        lost = given.total_seconds**2 / (2 * given.save_seconds * given.mtbf_seconds)
-        pays = BreakEven(given.total_seconds / (1 + lost), "T_total / (1 + T_total^2 / (2 O_save T_fail))")
+        share = given.save_seconds / given.total_seconds + given.total_seconds / (2 * given.mtbf_seconds)
+        pays = BreakEven(cost / share, "O_rows / (O_save / T_total + T_total / (2 T_fail))")
+    if pays.seconds >= given.total_seconds:
+        return BreakEven(math.inf, "never")
     return max(_least(given), pays, key=lambda bound: bound.seconds)
 
 
@@ -151,27 +164,40 @@ def break_even_pls(given: RecoveryInputs) -> float:
 def break_even_mtbf(given: RecoveryInputs) -> BreakEven:
     """Derived: partial recovery pays where T_fail is above this.
 
-    That is O_save / (8 PLS^2 N^2), unless a limit on either interval moves it.
+    That is O_rows^2 / (8 O_save PLS^2 N^2), which is CPR's with O_rows = O_save, unless a limit on either interval
+    moves it.
     """
-    share, cost, total = 2 * given.target_pls * given.servers, given.save_seconds, given.total_seconds
-    least = _least(given)
+    share, cost, rows = 2 * given.target_pls * given.servers, given.save_seconds, given.row_save_seconds
+    least, total = _least(given), given.total_seconds
     least = BreakEven(least.seconds / share, f"{least.formula} / (2 PLS N)")
-    pays = BreakEven(cost / (2 * share**2), "O_save / (8 PLS^2 N^2)")
+    pays = BreakEven(rows**2 / (2 * cost * share**2), "O_rows^2 / (8 O_save PLS^2 N^2)")
     if 2 * cost * pays.seconds > total**2:  # at that T_fail full recovery would save once in the job
-        once = total / share - total**2 / (2 * cost)
-        pays = BreakEven(once, "T_total / (2 PLS N) - T_total^2 / (2 O_save)")
+        once = total * rows / (share * cost) - total**2 / (2 * cost)
+        pays = BreakEven(once, "T_total O_rows / (2 PLS N O_save) - T_total^2 / (2 O_save)")
     return max(least, pays, key=lambda bound: bound.seconds)
+
+
+def most_mtbf(given: RecoveryInputs) -> BreakEven:
+    """Derived: partial recovery, which then saves once in the job, pays where T_fail is below this. Infinite if a save
+    of rows costs no more than a checkpoint; else losses that are rarer are cheaper to train again.
+    """
+    cost, rows, total = given.save_seconds, given.row_save_seconds, given.total_seconds
+    if rows <= cost:
+        return BreakEven(math.inf, "")
+    if rows < 2 * cost:  # there full recovery saves once in the job, too
+        return BreakEven(total**2 / (2 * (rows - cost)), "T_total^2 / (2 (O_rows - O_save))")
+    return BreakEven(2 * cost * total**2 / rows**2, "2 O_save T_total^2 / O_rows^2")
 
 
 def _least(given: RecoveryInputs) -> BreakEven:
     """The shortest interval of partial recovery."""
     whole = given.least_interval == given.total_seconds
-    return BreakEven(given.least_interval, "T_total" if whole else f"{LEAST_INTERVAL:g} O_save")
+    return BreakEven(given.least_interval, "T_total" if whole else f"{LEAST_INTERVAL:g} O_rows")
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The strategies side by side. ``naive`` is partial recovery at full recovery's interval."""
+    """The strategies side by side. ``naive`` is partial recovery from the checkpoints of full recovery."""
 
     given: RecoveryInputs
     full: Strategy
@@ -197,4 +223,4 @@ class Decision:
 def decide(given: RecoveryInputs) -> Decision:
     """Compare full recovery at its best interval with partial recovery at the interval of the target PLS (CPR)."""
     best = full(given)
-    return Decision(given, best, partial_at(given, best.interval), partial(given))
+    return Decision(given, best, naive_at(given, best.interval), partial(given))

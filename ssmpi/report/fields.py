@@ -71,6 +71,7 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "lost": ((RECOVERY,), "whose memory was lost, and why; empty if nobody's"),
     "batches_repeated": ((RECOVERY,), "batches under way, which come again"),
     "pushes_lost": ((RECOVERY,), "row gradients sent by message that no embedding PS has applied"),
+    "center_pushes_lost": ((RECOVERY,), "pushes of dense gradients that no sync PS has applied (`async_ps`)"),
     "rows_reloaded": ((RECOVERY,), "embedding rows loaded anew; `partial` only, as what follows up to `pls`"),
     "sources": ((RECOVERY,), "where each lost embedding PS has its rows from"),
     "samples_lost": ((RECOVERY,), "samples that those rows miss, summed over the embedding PSs lost"),

@@ -13,7 +13,7 @@ from typing import Any
 from ssmpi.core import atomic_file
 from ssmpi.core.run_files import RECOVERIES
 
-SAVING = "row_save_seconds"
+SAVING, COST = "row_save_seconds", "row_save_costs"
 
 
 def read(run: Path) -> dict[str, Any]:
@@ -51,15 +51,23 @@ def add(run: Path, recovery: dict[str, Any]) -> None:
     _write(run, {**found, "recoveries": [*found["recoveries"], recovery]})
 
 
-def rows_saved(run: Path, server: int, seconds: float) -> None:
-    """Remember what saving all rows of an embedding PS beside training has taken last: that outlives its memory."""
+def rows_saved(run: Path, server: int, seconds: float, cost: float) -> None:
+    """Remember what saving all rows of an embedding PS beside training has taken last, in ``seconds`` from begin to
+    end, and its ``cost`` in seconds of a processor: that outlives its memory.
+    """
     found = read(run)
-    _write(run, {**found, SAVING: {**found.get(SAVING, {}), str(server): round(seconds, 6)}})
+    more = {name: {**found.get(name, {}), str(server): round(v, 6)} for name, v in ((SAVING, seconds), (COST, cost))}
+    _write(run, {**found, **more})
 
 
 def row_save_seconds(run: Path) -> float:
     """The same of the slowest embedding PS: all of them save at once; 0 where none has saved."""
     return max(map(float, read(run).get(SAVING, {}).values()), default=0.0)
+
+
+def row_save_cost(run: Path) -> float:
+    """Its cost, of the PS where it is highest; 0 where none has saved."""
+    return max(map(float, read(run).get(COST, {}).values()), default=0.0)
 
 
 def amend(run: Path, more: dict[str, Any]) -> dict[str, Any]:
@@ -71,16 +79,29 @@ def amend(run: Path, more: dict[str, Any]) -> dict[str, Any]:
     return last
 
 
-def complete(run: Path, more: dict[str, Any]) -> dict[str, Any]:
-    """Training goes on after the last one: add that, and the seconds that it took to restore the state. The whole
-    record; an empty one if this start is no recovery.
+def outcome(run: Path, more: dict[str, Any]) -> dict[str, Any]:
+    """Training goes on after the last one: what that adds to its record, with the seconds that it took to restore the
+    state. Empty if this start is no recovery.
     """
-    found = read(run)
-    last = found["recoveries"][-1] if found["recoveries"] else {}
-    if "seconds" not in last or "restore" in last["seconds"]:
+    if not (last := _without_outcome(run)):
         return {}
     restore = (datetime.now(UTC) - datetime.fromisoformat(last["at"])).total_seconds()
-    return amend(run, {**more, "seconds": {"restore": round(restore, 3)}})
+    return {**more, "at": last["at"], "seconds": {"restore": round(restore, 3)}}
+
+
+def complete(run: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """Add an ``outcome`` to the record that it belongs to; the whole record, an empty one if it is not the last or has
+    it already.
+    """
+    last = _without_outcome(run)
+    return amend(run, found) if found and last.get("at") == found["at"] else {}
+
+
+def _without_outcome(run: Path) -> dict[str, Any]:
+    """The last record, if training has not gone on after it, or that is not written there; else an empty one."""
+    found = read(run)["recoveries"]
+    last: dict[str, Any] = found[-1] if found else {}
+    return last if "restore" not in last.get("seconds", {"restore": 0}) else {}
 
 
 def describe(record: dict[str, Any]) -> str:

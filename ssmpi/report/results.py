@@ -75,7 +75,8 @@ class Results:
         """Write what embedding PSs have saved by themselves, and remember what that takes."""
         for line in news:
             if "all_rows_seconds" in line:
-                recoveries.rows_saved(self.folder, line["ps"], line.pop("all_rows_seconds"))
+                seconds, cost = line.pop("all_rows_seconds"), line.pop("all_rows_cost")
+                recoveries.rows_saved(self.folder, line["ps"], seconds, cost)
             self.logbook.rows_saved(line)
 
     def finish(self, *, stopped: bool, ended_by: str = "", kept: str = "last") -> None:

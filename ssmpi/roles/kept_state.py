@@ -11,7 +11,7 @@ import numpy as np
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.metrics import Quality
 from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
-from ssmpi.recovery.ledger import LEDGER
+from ssmpi.recovery.ledger import LEDGER, OUTCOME
 from ssmpi.report import recoveries
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.repair import make_good
@@ -21,15 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence, Set
 
     from ssmpi.checkpoint.start import Repair
+    from ssmpi.comm.messages import Conversation
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.comm.world import World
     from ssmpi.config import Config
     from ssmpi.core.topology import Topology
+    from ssmpi.embedding.push_counts import SentPushes
     from ssmpi.report.results import Results
     from ssmpi.report.trainer_report import TrainerReport
     from ssmpi.roles.model_selection import ModelSelection
     from ssmpi.sync import Synchronizer
 
+PUSHES_LOST = "pushes_lost", "center_pushes_lost"  # to embedding PSs, to sync PSs
 RUN, NOTE_SECONDS = "run", 1.0  # the name of the first trainer's note, and how old it may be
 
 
@@ -164,24 +167,28 @@ class RunNote:
         if time.monotonic() - self._written >= NOTE_SECONDS:
             self._write()
 
-    def started(self, examples: int, pushes_lost: int) -> None:
+    def started(self, examples: int, sent: Sequence[SentPushes], trainers: Conversation) -> None:
         """All ranks have their parts, and training goes on after ``examples`` of all trainers: from now on it may go on
         from this memory. If it does so after a kill already, add that to the record, with the pushes that were lost on
-        their way.
+        their way, of those ``sent`` to embedding PSs and to sync PSs. All ``trainers`` call.
         """
-        results = self._results
+        by_trainer = trainers.gather([each.lost for each in sent])
+        results, outcome = self._results, {}
         if results:  # the first trainer's memory is whole only with it
-            self._memory.note(LEDGER, results.ledger)
-        self._memory.ready()
-        if results:
             found: dict[str, float] = {"examples": examples, "batches_repeated": self._repeated}
-            found |= {"pushes_lost": pushes_lost, **results.news, "pls": results.pls}
-            if recovery := recoveries.complete(results.folder, found):
-                results.logbook.recovered(recovery)
-                if results.news:
-                    results.logbook.say(recoveries.describe(recovery))
-                self._again = (0, 0)
-                self._write()  # or a kill within a second takes that line back
+            found |= dict(zip(PUSHES_LOST, map(sum, zip(*by_trainer, strict=True)), strict=True))
+            found |= {**results.news, "pls": results.pls}
+            outcome = recoveries.outcome(results.folder, found)
+            self._memory.note(LEDGER, {**results.ledger, OUTCOME: outcome})  # told there if this start is killed now
+        self._memory.ready()
+        if results and (recovery := recoveries.complete(results.folder, outcome)):
+            results.logbook.recovered(recovery)
+            if results.news:
+                results.logbook.say(recoveries.describe(recovery))
+            self._again = (0, 0)
+            self._write()  # or a kill within a second takes that line back
+        for each in sent:
+            each.reported()
 
     def evaluated(self, part: int) -> None:
         """A part of the run is over, its evaluation included: write that at once."""

@@ -90,17 +90,17 @@ class RowSaver:
     @property
     def interval(self) -> float:
         """Seconds from one save to the next: of those that CPR's policy wants between two saves of all rows, the
-        fraction that is saved. What one takes counts as what it costs, as if training stood still meanwhile.
+        fraction that is saved; ten times what one takes at least.
         """
         options = self._config.recovery
-        given = {"total_seconds": SECONDS / HOUR, "save_seconds": max(self._seconds, LEAST_COST)}
+        given = {"total_seconds": SECONDS / HOUR, "row_save_seconds": max(self._seconds, LEAST_COST)}
         given |= {"target_pls": options.target_pls}
         given |= {"mtbf_seconds": options.mtbf_hours} if options.mtbf_hours else {}
         return self._fraction * policy.partial(inputs_of(self._config.topology.embedding_ps, given)).interval
 
     def save(self) -> None:
         """Save once, and tell what it took."""
-        clock, at, samples = Clock(), time.time(), self._server.samples
+        clock, at, samples, cost = Clock(), time.time(), self._server.samples, time.thread_time()
         try:
             self._open()
             whole, self._whole = self._whole or not self._tracker, True
@@ -115,9 +115,12 @@ class RowSaver:
             log.warning(text)
             self._news.append({"error": text})
             return
-        self._at, self._whole, self._seconds = at, self._outdated, clock.wall / (1.0 if whole else self._fraction)
+        share = 1.0 if whole else self._fraction
+        cost = max(time.thread_time() - cost, LEAST_COST) / share  # all that training loses to it: it waits for no disk
+        self._at, self._whole, self._seconds = at, self._outdated, clock.wall / share
         self._remember()
-        line |= {"write_seconds": clock.wall, "position": samples, "all_rows_seconds": self._seconds}
+        line |= {"write_seconds": clock.wall, "position": samples}
+        line |= {"all_rows_seconds": self._seconds, "all_rows_cost": cost}
         self._news.append(line)
         log.info(
             f"rows saved: {line['rows']:,}, with {line['covered']:.1%} of what changed; {line['bytes']:,} bytes,"
@@ -159,10 +162,16 @@ class RowSaver:
         return bool(self._tracker) and store.increments_outweigh_base and store.base_samples < self._server.checkpointed
 
     def _seconds_left(self) -> float:
-        """Until the next save; nothing is dated before the first trainer has told how many samples there are."""
+        """Until the next save; nothing is dated before the first trainer has told how many samples there are, and none
+        begins while that says that full recovery costs less.
+        """
         if self._server.checkpointed != self._checkpointed and not self._tracker:
             self._checkpointed, self._at = self._server.checkpointed, time.time()
-        return POLL_SECONDS if self._server.samples < 0 else self._at + self.interval - time.time()
+        return (
+            POLL_SECONDS
+            if self._server.samples < 0 or not self._server.saves_rows
+            else self._at + self.interval - time.time()
+        )
 
     def _remember(self) -> None:
         self._memory.note(NOTE, {"at": self._at, "seconds": self._seconds, "whole": self._whole})

@@ -34,6 +34,7 @@ from ssmpi.roles.control import Control
 from ssmpi.roles.evaluate import Evaluations, Evaluator
 from ssmpi.roles.kept_state import RunNote
 from ssmpi.roles.model_selection import ModelSelection
+from ssmpi.roles.row_saves import RowSaves
 from ssmpi.roles.saved_parts import SavedParts
 from ssmpi.roles.shard_check import check, share
 
@@ -73,6 +74,7 @@ class Trainer:
         elif saved:
             saved.make_equal(self.synchronizers[0], world, config.waiting)
         self._results = assembly.results(config, folder, rows, saved, start) if world.index == 0 else None
+        self._row_saves = RowSaves(config, self.tables.transport, self._results, memory)
         self._parts = SavedParts(
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica, live=live,
             progress=self.progress, checked=self._control.checked, results=self._results,
@@ -89,8 +91,7 @@ class Trainer:
         self._selection = ModelSelection(folder, self._evaluations, self._checkpoints, self._parts.model, standing)
         self._note = RunNote(memory, self._results, self._selection, self._control.checked, saved)
         self._control.gathered, self._control.due = self._note.gathered, self._checkpoint_due
-        self._save_agreed = self._started = False
-        self._came_to_rest = 0.0
+        self._save_agreed, self._started, self._came_to_rest = False, False, 0.0
 
     @property
     def stopped(self) -> bool:
@@ -134,8 +135,8 @@ class Trainer:
             with during("waiting for the other ranks"):
                 self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
             cpu_usage.set_up()
-            self._note.started(self.progress.of_all, sum(self.world.trainers.gather(self.tables.sent.lost)))
-            self.tables.sent.reported()
+            sent = self.tables.sent, self.synchronizers[0].peers.local.sent
+            self._note.started(self.progress.of_all, sent, self.world.trainers)
             if self._results:
                 self._results.logbook.start_clock()
             self._started = True
@@ -240,8 +241,7 @@ class Trainer:
     def _report(self, finished: bool) -> TrainerReport:
         """What the first trainer wants to know."""
         quality = self.progress.quality()
-        if self._results:
-            self._results.rows_saved(self.tables.transport.exchange_news(self.progress.of_all))
+        self._row_saves.exchange(self.progress.of_all)
         return TrainerReport(
             stop=float(self._stop.stopping), finished=float(finished), examples=float(self.progress.examples),
             iterations=float(self.progress.iterations.sum()), **sync.figures(self.synchronizers),

@@ -19,9 +19,10 @@ from ssmpi.core import memory_folder
 from ssmpi.core.clock import process_age
 from ssmpi.core.log import last_end, log
 from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Choice, Found, choose
-from ssmpi.recovery.ledger import LEDGER, Ledger
+from ssmpi.recovery.ledger import LEDGER, OUTCOME, Ledger
 from ssmpi.report import recoveries
-from ssmpi.run import partial_recovery, policy_inputs, resume
+from ssmpi.roles import policy_inputs
+from ssmpi.run import partial_recovery, resume
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import Job
@@ -91,6 +92,8 @@ class Restart:
         """On the first rank: how the run goes on, what it has noted of all memory, and its timeline."""
         config, noted = self._plan.config, memory.noted(LEDGER) if memory else None
         starts = Ledger.of_state(noted).starts if noted else ()
+        if outcome := (noted or {}).get(OUTCOME):  # the last start may have been killed before it wrote that
+            recoveries.complete(self._run, outcome)
         choice = choose(found, starts, config.topology, config.recovery, lambda: policy_inputs.decision(config, memory))
         if choice.how == PARTIAL:
             log.info(

@@ -30,10 +30,12 @@ from ssmpi.core.log import log
 from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import Link
+from ssmpi.embedding.push_counts import AppliedPushes, SentPushes
+from ssmpi.embedding.wire import COUNT
 from ssmpi.sync import pushes
 from ssmpi.sync.base import shards
 from ssmpi.sync.center import Centered
-from ssmpi.sync.center_shard import EXCHANGE, STATE, Center, MakeStep, Step
+from ssmpi.sync.center_shard import APPLIED, EXCHANGE, STATE, THREADS, Center, MakeStep, Step
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.peers import Peers
 from ssmpi.sync.pushes import Encoders, PendingGradients
@@ -69,6 +71,17 @@ class AsyncPS(Centered):
         self._encoders: dict[int, Encoders] = {}
         self._encodes = options.codec != DENSE
         self._sum = np.empty(max(f.stop - f.start for f in self.fragments), np.float32)
+        if thread == 0:
+            self._compare_pushes()
+
+    def _compare_pushes(self) -> None:
+        """Before the first push: find those that an earlier process has sent and no sync PS has applied."""
+        local, servers = self.peers.local, range(len(self._servers))
+        local.sent = SentPushes(local.memory, local.iterations.size, len(servers), "pushes to sync PSs sent")
+        answers = [np.empty(COUNT, np.uint8) for _ in servers]
+        self.call(APPLIED, [np.empty(0, np.uint8) for _ in servers], answers)
+        for index, answer in enumerate(answers):
+            local.sent.compare(index, *answer.view(np.int64).tolist())
 
     @classmethod
     def words_beside(cls, options: RoundOptions) -> int:
@@ -111,6 +124,7 @@ class AsyncPS(Centered):
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center after the step by what is pushed; a push ends with the factor of the learning rate."""
+        self.peers.local.sent.by_thread[self._thread] += 1  # before it is taken out of the accounts
         if self._encodes:
             return self.ask(EXCHANGE, fragment, self._encoded(fragment))
         gradients, factor = self._sum[: snapshot.size], 1.0
@@ -197,6 +211,19 @@ class GradientCenter(Center):
         self._steps: list[Step] = []
         optimizer(np.empty(0, np.float32))(np.empty(0, np.float32), 0.0)  # compiles now, not in the first round
 
+    def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
+        """As the base class; counts pushes, and tells how many there were."""
+        kind, thread = divmod(tag, THREADS)
+        if not self.shards:
+            super().handle(source, tag, payload)  # comes again
+        elif kind == APPLIED:
+            buffer = self._service.buffer(COUNT)
+            self._applied.answer(source, buffer)
+            self._service.reply(source, thread, buffer)
+        else:
+            super().handle(source, tag, payload)
+            self._applied.by_client[source] += kind == EXCHANGE
+
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
         """The weights after the step."""
         if self._encoded:
@@ -217,8 +244,9 @@ class GradientCenter(Center):
         super().start(fragment, values)
 
     def allocate(self) -> None:
-        """Also what the optimizer remembers of each shard."""
+        """Also what the optimizer remembers of each shard, and the count of pushes."""
         super().allocate()
+        self._applied = AppliedPushes(self._own, self._service.size)
         self._steps = [self._optimizer(shard) for shard in self.shards]
         self._sum = np.empty(max(shard.size for shard in self.shards), np.float32)
         states = [step.state for step in self._steps]

@@ -21,7 +21,9 @@ from ssmpi.comm.service import Service
 from ssmpi.comm.shared_lock import SharedLock
 from ssmpi.comm.shared_memory import placed
 
-EXCHANGE, FETCH, START, COUPLE, STATE, MAP = range(6)  # kinds of message; the asking thread's number tags a reply
+EXCHANGE, FETCH, START, COUPLE, STATE, MAP, APPLIED = range(
+    7
+)  # kinds of message; the asking thread's number tags a reply
 THREADS = 1000
 ADDRESS = 1024  # bytes of the reply to MAP, JSON and spaces
 

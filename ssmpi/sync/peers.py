@@ -13,6 +13,7 @@ from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.comm.waiting import WaitOptions
 from ssmpi.core.protocols import DenseModel, DenseOptimizer, RowTables
 from ssmpi.core.topology import Role
+from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.sync.host_group import HostGroup
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class LocalTrainer:
 
     ``iterations`` int64 (threads,) done so far; ``factor`` of the learning rates now; ``optimizer`` steps what a
     ``thread_model`` holds. An algorithm's own arrays lie in ``memory``, so that it goes on with them after a kill.
-    What a codec has not sent is ``unsent``, with what the codec goes on with, by worker thread.
+    What a codec has not sent is ``unsent``, with what the codec goes on with, by worker thread. ``sent`` counts pushes
+    of gradients to the sync PSs.
     """
 
     iterations: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
@@ -68,6 +70,7 @@ class LocalTrainer:
     replica: ReplicaMemory = field(default_factory=ReplicaMemory)
     memory: RankMemory = field(default_factory=ProcessMemory)
     unsent: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    sent: SentPushes = field(default_factory=SentPushes)
 
 
 @dataclass

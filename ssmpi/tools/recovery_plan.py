@@ -59,7 +59,7 @@ def origin(name: str, config: Config, given: Mapping[str, float]) -> str:
         return "given"
     if name in from_settings(config.recovery):
         return f"recovery.{SETTINGS[name]}; {INPUTS[name].option}"
-    default = f"default {duration(PS_MTBF)} / N" if name == "mtbf_seconds" else "default"
+    default = {"mtbf_seconds": f"default {duration(PS_MTBF)} / N", "row_save_seconds": "as O_save"}.get(name, "default")
     setting = f", recovery.{SETTINGS[name]}" if name in SETTINGS else ""
     return f"{default}; {INPUTS[name].option}{setting}"
 

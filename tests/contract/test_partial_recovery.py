@@ -312,9 +312,13 @@ def test_a_death_in_the_middle_of_a_recovery_begins_again_and_books_once(tmp_pat
     assert killed.recoveries == before == []
     if lost_again:
         killed.lose("embedding_ps-0")
-    killed.start(Kill(RunNote, "started")).start(Kill(recoveries, "complete")).start()
+    killed.start(Kill(RunNote, "started")).start(Kill(recoveries, "complete"))
+    assert "pls" not in killed.recoveries[-1]
+    killed.start()  # which writes what nobody else knows any more: that loss is booked
     assert [each["how"] for each in killed.recoveries] == ["partial"] * 2 + ["memory"]
-    lost = after(killed.config, done) - examples_of(checkpoint)
+    lost, booked = after(killed.config, done) - examples_of(checkpoint), killed.recoveries[1]
+    assert (booked["samples_lost"], booked["pls"]) == ((1 + lost_again) * lost, killed.run.result["pls"])
+    assert set(booked["seconds"]) == {"ranks", "process", "load", "restore"}
     assert killed.run.result["pls"] == pytest.approx((1 + lost_again) * lost / (6_000 * 2))
     assert killed.run.result["status"] == "complete"
 
@@ -357,7 +361,7 @@ def kept_until_started(tmp_path, data, lost, algorithm):
     before = {rank: killed.arrays(rank) for rank in ranks}
     killed.lose(lost)
     with pytest.MonkeyPatch.context() as patch:  # nobody goes further than this
-        patch.setattr(RunNote, "started", lambda self, examples, pushes_lost: self._memory.ready() or die())
+        patch.setattr(RunNote, "started", lambda self, *_: self._memory.ready() or die())
         with pytest.raises(KilledError):
             over_threads(killed.config.topology, play, killed.config, 2)
     return killed, before, {rank: killed.arrays(rank) for rank in ranks}

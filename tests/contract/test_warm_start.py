@@ -6,6 +6,7 @@ import re
 import threading
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,12 +29,13 @@ from ssmpi.roles.progress import Progress
 from ssmpi.run import run_folder
 from ssmpi.run.requirements import kept_memory, placement_of
 from ssmpi.sync import Options as RoundOptions
-from ssmpi.sync.async_ps import AsyncPS
+from ssmpi.sync.async_ps import AsyncPS, GradientCenter
 from ssmpi.train import PARTS
 
 # Threads of killed ranks end with what killed them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
+SERVICE = SimpleNamespace(size=1)
 ONE = ("embedding.prefetch=false", "data.block_rows=600", "data.passes=2", "run.log_seconds=0.01")
 RUN = "run"
 
@@ -147,31 +149,60 @@ BY = defaultdict(lambda: TWO, synchronous=("sync.pace=fixed_rate", "sync.every_i
 BY |= dict.fromkeys(("easgd", "async_ps"), (*TWO, "topology.sync_ps=2", "sync.fragments=3"))
 
 
+def counted(monkeypatch, owner, name, *, after):
+    """A list that grows with each call of a function, ``after`` it or before."""
+    calls, function = [], getattr(owner, name)
+
+    def counting(*arguments):
+        calls.extend([] if after else [name])
+        found = function(*arguments)
+        calls.extend([name] if after else [])
+        return found
+
+    monkeypatch.setattr(owner, name, counting)
+    return calls
+
+
+def lost_by_start(monkeypatch, trainers):
+    """What all trainers together tell of lost pushes in each start, to embedding PSs and to sync PSs."""
+    told, started = [], RunNote.started
+
+    def starting(note, examples, sent, conversation):
+        told.append([each.lost for each in sent])
+        started(note, examples, sent, conversation)
+
+    monkeypatch.setattr(RunNote, "started", starting)
+    return lambda: [np.sum(told[k : k + trainers], axis=0).tolist() for k in range(0, len(told), trainers)]
+
+
 def test_pushes_that_a_kill_has_lost_are_told(tmp_path, small_data, monkeypatch):
     """One that a PS has taken and not applied, and those that no PS has taken: as many as were made and not applied."""
-    made, applied, told = [], [], []
-    push, take, started = wire.push, EmbeddingServer._push, RunNote.started
-
-    def taking(*arguments):
-        take(*arguments)
-        applied.append(1)
-
-    def starting(note, examples, pushes_lost):
-        told.append(pushes_lost)
-        started(note, examples, pushes_lost)
-
-    monkeypatch.setattr(wire, "push", lambda *arguments: made.append(1) or push(*arguments))
-    monkeypatch.setattr(EmbeddingServer, "_push", taking)
-    monkeypatch.setattr(RunNote, "started", starting)
+    made = counted(monkeypatch, wire, "push", after=False)
+    applied = counted(monkeypatch, EmbeddingServer, "_push", after=True)
+    told = lost_by_start(monkeypatch, trainers=2)
     kills = [Kill(EmbeddingServer, "_push", 40), Kill(Progress, "record", 15)]
     both = ("sync.transport=messages", "embedding.transport=messages", "sync.algorithm=ma")
     two = ("topology.trainers=2", "topology.embedding_ps=2", *both)
     run = train_with_kills(tmp_path, small_data, kills, *two)
     assert run.result["status"] == "complete"
-    of_first = [told[k : k + 2] for k in (0, 2, 4)]  # both trainers hear the same
-    assert of_first[0] == [0, 0]
-    assert of_first[1][0] == of_first[1][1] > 0
-    assert sum(pair[0] for pair in of_first) == len(made) - len(applied)
+    (first, _), (second, _), (third, _) = told()
+    assert (first, second > 0) == (0, True)
+    assert second + third == len(made) - len(applied)
+
+
+def test_pushes_to_sync_ps_that_a_kill_has_lost_are_told(tmp_path, small_data, monkeypatch):
+    """The same of dense gradients: each push goes to both sync PSs, and one is killed while it applies one."""
+    made = counted(monkeypatch, AsyncPS, "exchange", after=False)
+    applied = counted(monkeypatch, GradientCenter, "exchange", after=True)
+    told = lost_by_start(monkeypatch, trainers=2)
+    kills = [Kill(GradientCenter, "exchange", 40), Kill(Progress, "record", 15)]
+    each_step = ("sync.pace=fixed_rate", "sync.every_iterations=1", "sync.by=thread")
+    two = ("topology.trainers=2", "topology.sync_ps=2", "topology.threads=2", "sync.algorithm=async_ps", *each_step)
+    run = train_with_kills(tmp_path, small_data, kills, *two)
+    assert run.result["status"] == "complete"
+    (_, first), (_, second), (_, third) = told()
+    assert (first, second > 0) == (0, True)
+    assert second + third == 2 * len(made) - len(applied)
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
@@ -184,7 +215,7 @@ def test_a_center_goes_on_whatever_the_first_trainer_says_of_its_start(tmp_path,
         lambda: MemoryFile(places, Origin(RUN, "sync_ps 0", 1)),
         lambda: MemoryFile.found(places, RUN, "sync_ps 0"),
     ):
-        center = AsyncPS.server(options, sync_ps.optimizer(DenseOptions(optimizer=optimizer)), None, memory())
+        center = AsyncPS.server(options, sync_ps.optimizer(DenseOptions(optimizer=optimizer)), SERVICE, memory())
         for fragment, size in enumerate((3, 2)):
             center.start(fragment, np.full(size, 7 * len(centers), np.float32))
         if not centers:

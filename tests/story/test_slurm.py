@@ -45,6 +45,7 @@ time = "0:10:00"
 """
 LAUNCHERS = {"srun": 'command = "srun"\nsrun_mpi = "pmix"', "mpirun": 'command = "mpirun"'}
 ENDLESS = ("data.passes=100000", "evaluate.split=none", "evaluate.final=none")
+SERVER = "embedding_ps 0"
 URGENT = ("--partition=urgent", "--nodes=2", "--nodelist=h[1-2]", "--exclusive", "--output=/dev/null", "--wrap=true")
 
 pytestmark = pytest.mark.skipif(
@@ -170,26 +171,47 @@ def test_a_run_survives_its_limit_preemption_and_a_lost_host_and_ends_when_cance
     slurm.until(lambda: not any(slurm.processes(h, "ssmpi train") for h in slurm.names), "no process is left", 90)
 
 
+def lost_by_hand(log):
+    """Samples that the rows of a lost embedding PS miss, by the job's log: those trained when it went on, less those at
+    the checkpoint that the rows came from.
+    """
+    said = r"going on after ([\d,]+) examples: .* \(embedding_ps 0 from (\S+)\), which miss ([\d,]+) samples"
+    ((now, source, missed),) = re.findall(said, log)
+    (saved,) = set(re.findall(rf"{source} committed at ([\d,]+) examples", log))
+    now, missed, saved = (int(number.replace(",", "")) for number in (now, missed, saved))
+    assert missed == now - saved
+    return missed
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_lost_host_is_replaced_in_the_same_allocation(slurm, place, launcher):
+@pytest.mark.parametrize(
+    ("launcher", "lost", "who"), [("srun", "h2", "trainer 1"), ("mpirun", "h2", "trainer 1"), ("srun", "h3", SERVER)]
+)
+def test_a_lost_host_is_replaced_in_the_same_allocation(slurm, place, launcher, lost, who):
     """Trainers on h1 and h2, their embedding PS on h3; h4 is the spare host. Nothing is left in memory."""
-    often = ("checkpoint.every_examples=2000", "waiting.frozen_seconds=10", "recovery.mode=partial")
-    job = Submitted(slurm, place, f"{launcher}-spare", "lost", *ENDLESS, *often)
+    often = ("checkpoint.every_examples=2000", "waiting.frozen_seconds=10")
+    partial = ("recovery.mode=partial", "recovery.max_lost_fraction=1")
+    job = Submitted(slurm, place, f"{launcher}-spare", f"lost-{lost}", *ENDLESS, *often, *partial)
     job.until_it_has_saved()
     try:
-        slurm.crash("h2")
+        slurm.crash(lost)
         job.until(lambda: "start 2 of this job" in job.log, "it goes on", 150)
         job.until_it_has_saved()
-        assert "h2 did not answer: trainer 1 goes to h4" in job.log
+        assert f"{lost} did not answer: {who} goes to h4" in job.log
         assert "(partial recovery)" in job.log
         assert (job.state, slurm.job(job.number)["Restarts"]) == ("RUNNING", "0")
         slurm.head("scancel", "--batch", "--signal=TERM", job.number)  # it saves, and is not requeued
         slurm.until(lambda: job.state in FINAL, "the job ends", 60)
-        assert Run(job.folder).result["status"] == "stopped"
     finally:
-        slurm.boot("h2")
-    for host in ("h1", "h3", "h4"):
+        slurm.boot(lost)
+    result = Run(job.folder).result
+    (recovery,) = result["recoveries"]
+    assert (result["status"], recovery["how"]) == ("stopped", "partial")
+    missed = lost_by_hand(job.log) if who == SERVER else 0
+    assert (recovery["samples_lost"], missed > 0) == (missed, who == SERVER)
+    assert result["pls"] == pytest.approx(missed / result["expected_examples"])  # N = 1
+    print(f"{launcher}, {lost}: {recovery}; PLS {result['pls']}")
+    for host in {"h1", "h2", "h3", "h4"} - {lost}:
         slurm.until(lambda host=host: not slurm.processes(host, "ssmpi"), "no process is left", 60)
         assert slurm.run(host, "sh", "-c", "ls -R /dev/shm") == "/dev/shm:\n"
     slurm.until(lambda: slurm.states() == {"idle"}, "all hosts are idle")

@@ -21,6 +21,7 @@ from ssmpi.recovery.policy import (
     decide,
     full,
     full_at,
+    most_mtbf,
     partial,
     partial_at,
 )
@@ -164,6 +165,28 @@ def test_the_break_even_is_where_the_decision_changes():
     assert break_even_pls(job) == pytest.approx(interval / (4 * 18 * job.mtbf_seconds))
 
 
+def test_a_save_of_rows_and_a_checkpoint_each_have_their_own_cost():
+    """By hand: T_full = sqrt(2 x 50 x 10,000) = 1,000 s, twice 50 / 1,000 = 10 %; T_part = 2 x .01 x 5 x 10,000
+    = 1,000 s, and rows cost 20 or 200 s each time.
+    """
+    job = RecoveryInputs(
+        total_seconds=1e5, mtbf_seconds=1e4, servers=5, save_seconds=50.0, row_save_seconds=20.0, load_seconds=0.0,
+        restart_seconds=0.0, target_pls=0.01,
+    )  # fmt: skip
+    cheap, dear = decide(job), decide(replace(job, row_save_seconds=101.0, target_pls=0.0102))
+    assert cheap.full.overhead == dear.full.overhead == pytest.approx(0.1)
+    assert (cheap.partial.interval, cheap.partial.overhead) == (pytest.approx(1000), pytest.approx(0.02))
+    assert cheap.naive.overhead == pytest.approx(0.05)  # it loads checkpoints
+    assert dear.partial.overhead == pytest.approx(101 / 1020)
+    assert (cheap.mode, dear.mode) == ("partial", "partial")
+    assert decide(replace(job, row_save_seconds=101.0, target_pls=0.01)).mode == "full"  # 101 / 1,010 = 10 %
+    assert break_even_interval(replace(job, row_save_seconds=101.0)).seconds == pytest.approx(1010)
+    assert decide(replace(job, row_save_seconds=99.0)).mode == "partial"
+    assert break_even_mtbf(replace(job, row_save_seconds=400.0)).seconds == pytest.approx(
+        400**2 / (8 * 50 * 0.01**2 * 25)
+    )
+
+
 LOG = st.floats(-3, 3).map(lambda power: 10**power)
 JOBS = st.builds(
     RecoveryInputs,
@@ -171,6 +194,7 @@ JOBS = st.builds(
     mtbf_seconds=LOG.map(lambda x: 1e5 * x),
     servers=st.integers(1, 100),
     save_seconds=LOG.map(lambda x: 10 * x),
+    row_save_seconds=LOG.map(lambda x: 10 * x),
     load_seconds=st.just(60.0),
     restart_seconds=st.just(120.0),
     target_pls=st.floats(-5, 0).map(lambda power: 10**power),
@@ -180,6 +204,7 @@ ONCE = RecoveryInputs(  # both strategies save once in the job
     mtbf_seconds=1e5 * HOUR,
     servers=2,
     save_seconds=4000.0,
+    row_save_seconds=4000.0,
     load_seconds=180.0,
     restart_seconds=144.0,
     target_pls=1e-7,
@@ -191,13 +216,16 @@ ONCE = RecoveryInputs(  # both strategies save once in the job
 @example(replace(ONCE, target_pls=1e-4))
 @example(replace(ONCE, target_pls=2e-4))
 @example(replace(ONCE, target_pls=1e-6, total_seconds=600.0))
+@example(replace(ONCE, row_save_seconds=4500.0))
+@example(replace(ONCE, row_save_seconds=400.0, target_pls=1e-5))
 def test_the_break_even_holds_within_all_limits(job):
     found = decide(job)
     least, interval, mtbf = break_even_pls(job), break_even_interval(job).seconds, break_even_mtbf(job).seconds
-    assume(abs(job.target_pls / least - 1) > 1e-6)
+    most = most_mtbf(job).seconds
+    assume(abs(job.target_pls / least - 1) > 1e-6 and abs(job.mtbf_seconds / most - 1) > 1e-6)
     assert (found.mode == "partial") == (job.target_pls > least)
     assert (found.mode == "partial") == (found.partial.wanted > interval)
-    assert (found.mode == "partial") == (job.mtbf_seconds > mtbf)
+    assert (found.mode == "partial") == (mtbf < job.mtbf_seconds < most)
     assert found.chosen.pls <= job.target_pls * (1 + 1e-9)
     assert found.chosen.overhead <= found.full.overhead
 

@@ -3,9 +3,12 @@
 import json
 import math
 import os
+from dataclasses import replace
 
+import datasets
 import numpy as np
 import pytest
+from datasets import make_dataset
 from runs import SMALL_MODEL
 
 from ssmpi.bench.harness import data
@@ -16,6 +19,7 @@ from ssmpi.bench.recovery.training import Training
 from ssmpi.cli import main
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
+from ssmpi.embedding.trackers import largest_tables
 from ssmpi.recovery import pls
 from ssmpi.recovery.defaults import HOUR, inputs_of
 
@@ -107,14 +111,18 @@ def test_pls_and_updates_lost_are_those_counted_by_hand(emulate, config):
     emulation, outcome = emulate(strategy, at(10, 0), at(30, 1, 2), at(35, 2))
     lost = 10 * 100 + 2 * (30 - 20) * 100 + (35 - 30) * 100
     assert outcome.pls == pytest.approx(lost / (6_000 * SERVERS))
-    plan, of_server, once = emulation.training.placement, [], []
+    plan, of_server, of_large, once = emulation.training.placement, [], [], []
+    large = sorted(largest_tables(plan.cardinalities))
+    assert 1 < len(large) < 26
     for batch in emulation._batches.from_number(0):
         part = batch.ids % plan.strides
         owners = plan.owners[np.arange(26), part]
         rows = np.unique(np.stack([owners, np.tile(np.arange(26), (len(batch), 1)), batch.ids]).reshape(3, -1), axis=1)
         once.append(np.bincount(rows[0], minlength=SERVERS))
         of_server.append(np.bincount(owners.ravel(), minlength=SERVERS))
-    for found, counts in ((outcome.updates_lost, np.array(of_server)), (outcome.batches_lost, np.array(once))):
+        of_large.append(np.bincount(owners[:, large].ravel(), minlength=SERVERS))
+    lost = outcome.updates_lost, outcome.large_lost, outcome.batches_lost
+    for found, counts in zip(lost, map(np.array, (of_server, of_large, once)), strict=True):
         missed = counts[:10, 0].sum() + counts[20:30, 1:3].sum() + counts[30:35, 2].sum()
         assert found == pytest.approx(missed / counts.sum())
 
@@ -149,6 +157,38 @@ def test_priority_loses_fewer_updates(emulate, tracker):
     _, outcome = emulate(Strategy(tracker, GIVEN.total_seconds, tracker, fraction=0.02), *losses)
     assert 0 < outcome.updates_lost < 0.8 * vanilla.updates_lost
     assert 0 < outcome.coverage < 1
+
+
+def test_where_access_is_even_ssu_loses_more_than_saving_all_rows(tmp_path, monkeypatch):
+    """As the table says: a list that overflows is a random eighth of the rows, and a row may wait for long. The run has
+    seven T_save, in each of which a row is looked up 40 times.
+    """
+    monkeypatch.setattr(datasets, "draw", even)
+    data = make_dataset(tmp_path / "data", rows=5_600, cardinalities=(20,) * 26)
+    (tmp_path / "run.toml").write_text(f'[data]\nfolder = "{data}"\nbatch_size = 20')
+    config = load(tmp_path / "run.toml", (*SMALL_MODEL, "topology.embedding_ps=2"))
+    given, losses = inputs_of(2, {}), [Loss(GIVEN.total_seconds * at / 280, (k,)) for k, at in enumerate((150, 262))]
+    tables = []
+    for name, tracker in (("CPR-vanilla", ""), ("CPR-SSU", "ssu")):
+        strategy = Strategy(name, given.total_seconds / 7, tracker, 0.125 if tracker else 1.0)
+        outcome = Emulation(config, given, strategy, tmp_path / name).run(losses)
+        tables.append(recovery.row(strategy, given, 1, [outcome, replace(outcome, strategy=NO_LOSS)]))
+    text = render.against("CPR-vanilla", tables)
+    share = tables[1]["updates_lost"].mean / tables[0]["updates_lost"].mean
+    assert 1.2 < share < 1.875  # of rows that are picked at random: an interval and 7.5 of them, not 4
+    assert f"CPR-SSU: {share:.2f} of all, {share:.2f} of the large tables', WORSE than saving all rows" in text
+    tables[1]["updates_lost"] = tables[0]["updates_lost"]  # as if lookups were of small tables
+    assert ", WORSE there than saving all rows" in render.against("CPR-vanilla", tables)
+    tables[1]["large_lost"] = tables[0]["large_lost"]
+    assert "WORSE" not in render.against("CPR-vanilla", tables)
+    assert render.against("CPR-vanilla", tables[:1]) == render.against("naive partial", tables) == ""
+
+
+def even(generator, effects, rows, dense_features=13):
+    """Ids of which all are alike, as ``datasets.draw`` makes those with a long tail."""
+    ids = np.stack([generator.integers(0, len(effect), rows) for effect in effects], axis=1).astype(np.int32)
+    dense = np.zeros((rows, dense_features), np.float32)
+    return ids, dense, generator.integers(0, 2, rows).astype(np.uint8)
 
 
 def test_losses_come_as_stated():

@@ -2,11 +2,13 @@
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from runs import write_run_file
 
 from ssmpi.comm.memory_file import MemoryFile, Origin
+from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.log import log
 from ssmpi.core.run_options import RecoveryOptions
 from ssmpi.core.topology import Topology
@@ -16,8 +18,10 @@ from ssmpi.recovery.ledger import Ledger
 from ssmpi.recovery.measured import from_run, inputs
 from ssmpi.recovery.pls import LossAccount
 from ssmpi.recovery.policy import decide
+from ssmpi.report import recoveries
+from ssmpi.roles import policy_inputs, row_saves
 from ssmpi.roles.kept_state import RUN
-from ssmpi.run import policy_inputs
+from ssmpi.roles.row_saves import RowSaves
 
 TOPOLOGY = Topology(trainers=2, embedding_ps=2, sync_ps=1)  # ranks 0, 1; 2, 3; 4
 PAYS = decide(inputs_of(18, {}))
@@ -84,14 +88,16 @@ def test_the_decision_is_one_plain_sentence(lost, options, policy, said):
 
 
 def test_measured_inputs_win_over_defaults_and_settings_over_those():
-    log = {"examples": 1_000.0, "seconds": 10.0, "checkpoints": 4.0, "O_save": 2.0}
-    recoveries = [{"seconds": {"ranks": 3.0}}, {"seconds": {"ranks": 5.0, "load": 0.5}}, {"seconds": {"ranks": -1e10}}]
-    measured = from_run(log, 36_000, recoveries[:2])
+    numbers = {"examples": 1_000.0, "seconds": 10.0, "checkpoints": 4.0, "O_save": 2.0}
+    earlier = [{"seconds": {"ranks": 3.0}}, {"seconds": {"ranks": 5.0, "load": 0.5}}, {"seconds": {"ranks": -1e10}}]
+    measured = from_run(numbers, 36_000, earlier[:2])
     found = inputs(RecoveryOptions(target_pls=0.02, mtbf_hours=7.0), 3, measured)
     assert (found.total_seconds, found.save_seconds) == (360.0, 0.5)
     assert (found.restart_seconds, found.load_seconds) == (4.0, 0.5)
     assert (found.target_pls, found.mtbf_seconds, found.servers) == (0.02, 7 * 3600.0, 3)
-    assert from_run({}, 36_000, recoveries[2:]) == {}  # hosts whose clocks differ
+    assert found.row_save_seconds == 0.5  # none was saved beside training yet: as a checkpoint
+    assert inputs(RecoveryOptions(), 3, from_run(numbers, 36_000, [], 0.25)).row_save_seconds == 0.25
+    assert from_run({}, 36_000, earlier[2:]) == {}  # hosts whose clocks differ
     assert inputs(RecoveryOptions(), 3, {}) == inputs_of(3, {})
 
 
@@ -125,3 +131,54 @@ def test_a_run_says_what_it_would_do_and_decides_by_what_it_has_measured(tmp_pat
     for quiet in ("recovery.mode=partial", "topology.embedding_ps=0"):
         policy_inputs.say(write_run_file(tmp_path, small_data, *settings, quiet), None)
     assert caplog.text == ""
+
+
+class Told:
+    """Embedding PSs, and the results of a run: 6,000 examples in 10,000 s, four checkpoints of 0.5 s each."""
+
+    def __init__(self, folder):
+        self.folder, self.logbook, self.saves = folder, self, []
+
+    def numbers(self):
+        return {"examples": 6_000.0, "seconds": 10_000.0, "checkpoints": 4.0, "O_save": 2.0}
+
+    def exchange_news(self, examples, saves_rows):
+        self.saves.append(saves_rows)
+        return []
+
+    def rows_saved(self, news):
+        assert news == []
+
+
+def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_again(
+    tmp_path, small_data, caplog, monkeypatch
+):
+    """By hand: T_full = sqrt(2 x 0.5 x 3,600) = 60 s costs 2 x 0.5 / 60 = 1.67 %; T_part = 2 x 0.01 x 2 x 3,600 = 144 s
+    costs as much with rows of 2.4 s, and 2.01 % with 2.9 s. Each loss costs (180 + 144) / 3,600 = 9 % besides.
+    """
+    settings = ("topology.embedding_ps=2", "recovery.mtbf_hours=1", "recovery.target_pls=0.01")
+    config, memory = write_run_file(tmp_path, small_data, *settings), MemoryFile(tmp_path / "m", Origin("run", "t", 1))
+    run, said = Path(config.run.folder), []
+    run.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(row_saves, "DECISION_SECONDS", 0.0)
+    caplog.set_level("INFO", log.name)
+    told = Told(run)
+    saves = RowSaves(config, told, told, memory)
+    for cost in (0.0, 2.39, 2.9, 2.41, 2.39):
+        recoveries.rows_saved(run, 0, seconds=99.0, cost=0.01)  # that it takes long decides nothing
+        recoveries.rows_saved(run, 1, seconds=99.0, cost=cost)
+        saves.exchange(6_000)
+        said.append(len(caplog.messages))
+    assert told.saves == [True, True, False, False, True]
+    assert said == [0, 0, 1, 1, 2]
+    assert caplog.messages[0] == (
+        "the embedding PSs rest from saving rows by themselves, recovery is full: partial recovery costs not less than"
+        " full recovery: 11 % of the job, not 10.7 %, at an expected PLS of 0.01 (a checkpoint costs 500 ms, a save"
+        " of all rows 2.9 s)"
+    )
+    assert "save rows by themselves from now on, recovery is partial" in caplog.messages[1]
+    for other, kept in ((("recovery.mode=partial",), memory), ((), ProcessMemory())):
+        told.saves.clear()
+        recoveries.rows_saved(run, 1, seconds=99.0, cost=3.0)
+        RowSaves(write_run_file(tmp_path, small_data, *settings, *other), told, told, kept).exchange(6_000)
+        assert told.saves == [True]

@@ -99,15 +99,17 @@ def test_without_a_memory_folder_training_goes_on(tmp_path, caplog):
 
 def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path):
     recoveries.begin(tmp_path, "launch")
-    recoveries.complete(tmp_path, {"examples": 7})  # this start is none
+    assert recoveries.outcome(tmp_path, {"examples": 7}) == {}  # this start is none
     (tmp_path / log.LOGS).mkdir()
     (tmp_path / log.LOGS / "trainer-0.log").write_text(
         "2026-11-22 12:00:00,001 h trainer 0 | the job ends: first\n2026-11-22 12:00:01,001 h trainer 0 | no\n"
     )
     (tmp_path / log.LOGS / "trainer-1.log").write_text("2026-11-22 12:00:02,001 h trainer 1 | the job ends: last\n")
     restart.decide(tmp_path, Supervised("launch", 2, 0.0), restart.MEMORY, "")
-    recoveries.complete(tmp_path, {"examples": 9, "batches_repeated": 1})
-    recoveries.complete(tmp_path, {"examples": 11})  # nor is the next
+    outcome = recoveries.outcome(tmp_path, {"examples": 9, "batches_repeated": 1})
+    assert recoveries.complete(tmp_path, {**outcome, "at": "2026-11-22T12:00:00+00:00"}) == {}  # an older one's
+    assert recoveries.complete(tmp_path, outcome)["examples"] == 9
+    assert recoveries.complete(tmp_path, outcome) == recoveries.outcome(tmp_path, {"examples": 11}) == {}  # it has one
     (only,) = json.loads((Path(tmp_path) / RECOVERIES).read_text())["recoveries"]
     assert (only["start"], only["how"], only["why"], only["lost"]) == (2, "memory", "last", "")
     assert (only["examples"], only["batches_repeated"]) == (9, 1)

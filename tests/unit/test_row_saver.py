@@ -32,8 +32,8 @@ from ssmpi.roles import control, embedding_ps, row_saver
 from ssmpi.roles.row_saver import POLL_SECONDS, RowSaver
 from ssmpi.tools import inspect
 
-OFTEN = "recovery.mtbf_hours=1e-6"
-SAVING = ("topology.embedding_ps=2", OFTEN, "checkpoint.priority=mfu")
+OFTEN = ("recovery.mtbf_hours=1e-6", "recovery.mode=partial")
+SAVING = ("topology.embedding_ps=2", *OFTEN, "checkpoint.priority=mfu")
 ROWS, FRACTION = 100, 0.1
 
 
@@ -78,7 +78,7 @@ class Saving:
             scope = scope_of(plan, 0)
             self.tracker = MFU(scope, fraction, np.zeros(MFU.bytes_for(scope, fraction), np.uint8))
             self.arena.tell(self.tracker.observe)
-        self.server = SimpleNamespace(arena=self.arena, samples=7, checkpointed=-1)
+        self.server = SimpleNamespace(arena=self.arena, samples=7, checkpointed=-1, saves_rows=True)
         self.memory = Notes()
         self.restart()
 
@@ -325,6 +325,28 @@ def test_nothing_is_saved_before_samples_are_known(saving):
     assert saving.saver._seconds_left() < 0
 
 
+def test_nothing_is_saved_while_the_first_trainer_says_so(saving):
+    saving.server.saves_rows = False
+    assert saving.saver._seconds_left() == POLL_SECONDS
+    saving.server.saves_rows = True
+    assert saving.saver._seconds_left() < 0  # it is overdue
+
+
+def test_what_a_save_costs_is_what_it_computes_not_what_it_waits_for(tmp_path, monkeypatch):
+    saving, write_at = Saving(tmp_path), disk.write_at
+
+    def slow(*arguments):
+        time.sleep(0.2)
+        write_at(*arguments)
+
+    monkeypatch.setattr(disk, "write_at", slow)
+    for share in (1.0, FRACTION):
+        saving.save()
+        line = saving.saver.news()[-1]
+        assert line["all_rows_seconds"] >= 0.2 / share
+        assert 0 < line["all_rows_cost"] < 0.1 / share
+
+
 def test_flat_access_draws_one_warning(saving, said):
     saving.save()
     for _ in range(3):
@@ -395,7 +417,7 @@ def test_saves_beside_training_change_nothing_in_it(
     kept = []
     monkeypatch.setattr(RowStore, "remove", lambda store: kept.append(store.path))
     options = ("topology.embedding_ps=2", f"embedding.transport={transport}", f"checkpoint.priority={priority}")
-    run = train_over_threads(tmp_path / "run", small_data, *options, OFTEN, memory=tmp_path)
+    run = train_over_threads(tmp_path / "run", small_data, *options, *OFTEN, memory=tmp_path)
     np.testing.assert_array_equal(run.losses(), plain_losses)
     assert sorted(kept) == [path_of(run.folder, k) for k in range(2)]
     for path in kept:

@@ -174,8 +174,8 @@ class PriorityProbe(AlternatingProbe):
             transport.tracking = NOTHING if self.others_turn() else tracking
             update(lookup, gradients, factor, thread)
 
-        def tell_in_turn(samples: int) -> list[dict[str, Any]]:
-            news = tell(-1 if self.others_turn() else samples)
+        def tell_in_turn(samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
+            news = tell(-1 if self.others_turn() else samples, saves_rows)
             self._saves += news
             return news
 

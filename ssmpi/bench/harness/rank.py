@@ -17,9 +17,7 @@ from ssmpi.bench.harness.jobs import Task
 from ssmpi.bench.harness.probes import PROBES
 from ssmpi.bench.harness.results import ServerResult, TrainerResult
 from ssmpi.bench.harness.windows import Readings, TickingPace, Ticks, clock, watch
-from ssmpi.checkpoint.start import Start
 from ssmpi.comm import failure, signals
-from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.config import Config, load
 from ssmpi.core import log
 from ssmpi.core.topology import Role
@@ -28,14 +26,6 @@ from ssmpi.train import PARTS
 if TYPE_CHECKING:
     from ssmpi.checkpoint.start import Start
     from ssmpi.comm.world import Job, World
-
-
-class Outliving(ProcessMemory):
-    """Memory for which rows are saved, as in a job under ``ssmpi launch``."""
-
-    def holds(self, name: str) -> bool:
-        """As if it were a file."""
-        return True
 
 
 def main() -> None:
@@ -73,8 +63,6 @@ def play(task: Task, config: Config, job: Job) -> None:
         if task.emulation:
             task.emulation.limit_links(world)
         watching = stages.of_server(world) if task.probe == "stages" else dict
-        if config.checkpoint.priority != "none":
-            start = Start(memory=Outliving())
         PARTS[world.role](config, world, Path(config.run.folder), start)
         found = {"stages": watching()}
     start.memory.remove()

@@ -76,9 +76,11 @@ class RecoveryProbe(AlternatingProbe):
 
 
 def start(probe: str, config: Config, job: Job) -> Start:
-    """What a measured rank starts from: for these probes with memory that would outlive it."""
+    """What a measured rank starts from: for these probes, and where rows are saved by priority, with memory that would
+    outlive it, as under ``ssmpi launch``.
+    """
     launch = f"bench-{job.comm.bcast(secrets.token_hex(6))}"
-    if probe not in (IN_TURNS, KEPT):
+    if probe not in (IN_TURNS, KEPT) and config.checkpoint.priority == "none":
         return BEGINNING
     (role, index), who = config.topology.role_of(job.rank), config.topology.name_of(job.rank)
     path = memory_folder.of_launch(config.recovery.memory_folder, launch) / f"{role}-{index}"

@@ -18,7 +18,7 @@ from ssmpi.bench.recovery.servers import TRACKERS, EmulatedServer
 from ssmpi.bench.recovery.training import Batches, Training
 from ssmpi.config import Config
 from ssmpi.core.run_files import ROWS
-from ssmpi.embedding.trackers import scope_of
+from ssmpi.embedding.trackers import largest_tables, scope_of
 from ssmpi.recovery import pls
 from ssmpi.recovery.policy import RecoveryInputs
 
@@ -26,7 +26,8 @@ from ssmpi.recovery.policy import RecoveryInputs
 @dataclass(frozen=True)
 class Strategy:
     """``interval`` is T_save in seconds of the emulated job. ``tracker`` selects the ``fraction`` of the rows that is
-    saved in that fraction of the interval; empty: all rows. ``full`` takes everybody back to the last save.
+    saved in that fraction of the interval; empty: all rows. ``full`` takes everybody back to the last save. Saves are
+    ``checkpoints``, which cost O_save, or of rows alone, beside training, which cost O_rows.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Strategy:
     tracker: str = ""
     fraction: float = 1.0
     full: bool = False
+    checkpoints: bool = False
 
     @property
     def between_saves(self) -> float:
@@ -62,10 +64,11 @@ def schedule(given: RecoveryInputs, at_once: int, seed: int) -> list[Loss]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run under a strategy has come to. Overheads are shares of T_total: ``saving`` (O_save for as many bytes as
-    all rows have, compactions included), ``loading``, ``lost`` (trained again) and ``restarting``. ``updates_lost`` is
-    a share of all accesses, which are lookups of examples, ``batches_lost`` the same where a row counts once a batch;
-    ``coverage`` the mean share that a priority save covered, NaN without.
+    """What a run under a strategy has come to. Overheads are shares of T_total: ``saving`` (O_save or O_rows for as
+    many bytes as all rows have, compactions included), ``loading``, ``lost`` (trained again) and ``restarting``.
+    ``updates_lost`` is a share of all accesses, which are lookups of examples, ``large_lost`` one of those of the large
+    tables, which priority selects from, ``batches_lost`` of all where a row counts once a batch; ``coverage`` is the
+    mean share that a priority save covered, NaN without.
     """
 
     strategy: str
@@ -77,6 +80,7 @@ class Outcome:
     restarting: float
     pls: float
     updates_lost: float
+    large_lost: float
     batches_lost: float
     coverage: float
     ne: float
@@ -102,11 +106,10 @@ class Emulation:
         self._trained_again = 0
 
     def _server(self, index: int, folder: Path) -> EmulatedServer:
-        arena, make = self.training.arenas[index], None
+        arena, scope, make = self.training.arenas[index], scope_of(self.training.placement, index), None
         if self._strategy.tracker:
-            scope = scope_of(self.training.placement, index)
             make = partial(TRACKERS[self._strategy.tracker], scope, self._strategy.fraction, arena)
-        return EmulatedServer(arena, folder / ROWS / f"embedding-{index:04}.rows", make)
+        return EmulatedServer(arena, folder / ROWS / f"embedding-{index:04}.rows", scope, make)
 
     def run(self, losses: list[Loss]) -> Outcome:
         """Train to the end through these losses."""
@@ -164,17 +167,20 @@ class Emulation:
         given, tallies = self._given, [server.tally for server in self.servers]
         written = sum(tally.written for tally in tallies) / sum(server.base_bytes for server in self.servers)
         coverage = [share for tally in tallies for share in tally.coverage]
-        quality = self.training.quality()
+        quality, cardinalities = self.training.quality(), self._batches.cardinalities
+        large = len(largest_tables(cardinalities))
+        cost = given.save_seconds if self._strategy.checkpoints else given.row_save_seconds
         return Outcome(
             strategy=self._strategy.name,
             seed=self._seed,
             losses=losses,
-            saving=written * given.save_seconds / given.total_seconds,
+            saving=written * cost / given.total_seconds,
             loading=losses * given.load_seconds / given.total_seconds,
             lost=self._trained_again / len(self._batches),
             restarting=losses * given.restart_seconds / given.total_seconds,
             pls=pls.pls([server.account for server in self.servers], self._batches.samples),
             updates_lost=sum(tally.updates_lost for tally in tallies) / lookups,
+            large_lost=sum(tally.large_lost for tally in tallies) / (lookups * large / len(cardinalities)),
             batches_lost=sum(tally.batches_lost for tally in tallies) / updates,
             coverage=float(np.mean(coverage)) if coverage else math.nan,
             ne=quality["ne"],

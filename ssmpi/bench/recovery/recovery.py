@@ -19,7 +19,7 @@ from ssmpi.config import Config, load
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.schema import read_manifest
 from ssmpi.recovery.defaults import inputs_of
-from ssmpi.recovery.policy import RecoveryInputs, decide, full_at, partial_at
+from ssmpi.recovery.policy import RecoveryInputs, decide, full_at, naive_at, partial_at
 from ssmpi.report import results
 from ssmpi.report.groups import Estimate, estimate
 
@@ -30,7 +30,8 @@ RESULT = "recovery.json"
 SERVERS = "topology.embedding_ps=18"  # CPR's run at production scale had as many
 SMALL = ("model.bottom=[32,16]", "model.top=[32,1]", "data.batch_size=64")  # of the short mode
 FRACTION = 0.125  # of the rows that a priority save takes (CPR)
-NO_LOSS = "no loss"
+NO_LOSS, VANILLA = "no loss", "CPR-vanilla"
+UPDATES_LOST = "updates_lost", "large_lost", "batches_lost"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def measure(options: RecoveryOptions, run_file: Path | None, overrides: Sequence
         "points": [dataclasses.asdict(point) for point in points],
         "slopes": {name: results.plain(dataclasses.asdict(slope)) for name, slope in slopes.items()},
     }
-    text = f"{render.table(given, options.at_once, rows)}\n\n{render.fits(slopes)}"
+    sections = [render.table(given, options.at_once, rows), render.against(VANILLA, rows), render.fits(slopes)]
+    text = "\n\n".join(filter(None, sections))
     return publish(options.folder / RESULT, report, text, picture.draw)
 
 
@@ -111,9 +113,9 @@ def strategies(given: RecoveryInputs) -> list[Strategy]:
     found = decide(given)
     return [
         Strategy(NO_LOSS, math.inf),
-        Strategy("full", found.full.interval, full=True),
-        Strategy("naive partial", found.naive.interval),
-        Strategy("CPR-vanilla", found.partial.interval),
+        Strategy("full", found.full.interval, full=True, checkpoints=True),
+        Strategy("naive partial", found.naive.interval, checkpoints=True),
+        Strategy(VANILLA, found.partial.interval),
         *(Strategy(f"CPR-{name.upper()}", found.partial.interval, name, FRACTION) for name in ("scar", "mfu", "ssu")),
     ]
 
@@ -135,8 +137,9 @@ def row(strategy: Strategy, given: RecoveryInputs, at_once: int, outcomes: Seque
     """One line of the table: means over seeds, changes against the run of the same seed without losses."""
     mine = [outcome for outcome in outcomes if outcome.strategy == strategy.name]
     without = {outcome.seed: outcome for outcome in outcomes if outcome.strategy == NO_LOSS}
-    expected = (full_at if strategy.full else partial_at)(given, strategy.interval)
-    names = ("overhead", "saving", "loading", "lost", "restarting", "pls", "updates_lost", "batches_lost", "coverage")
+    formula = full_at if strategy.full else naive_at if strategy.checkpoints else partial_at
+    expected = formula(given, strategy.interval)
+    names = "overhead", "saving", "loading", "lost", "restarting", "pls", *UPDATES_LOST, "coverage"
     return {
         "strategy": strategy.name,
         "interval_seconds": strategy.interval,

@@ -23,6 +23,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "PLS": lambda row: f"{row['pls'].mean:.5f}",
     "expected": lambda row: f"{row['expected_pls']:.5f}",
     "updates lost": lambda row: _percent(row["updates_lost"].mean),
+    "large tables": lambda row: _percent(row["large_lost"].mean),
     "once a batch": lambda row: _percent(row["batches_lost"].mean),
     "covered": lambda row: "" if math.isnan(row["coverage"].mean) else f"{100 * row['coverage'].mean:.0f} %",
     "NE change": lambda row: _change(row["relative_ne"], 100, 3, " %"),
@@ -30,12 +31,13 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 LEGEND = """\
 T_save: from one save of all rows to the next; priority saves take an eighth of the rows eight times as often. The
-smallest tables, with 1 % of all rows, are saved whole each time: that helps where access is flat, too.
+smallest tables, with 1 % of all rows, are saved whole each time, which helps however even access is; the others are
+the large tables.
 overhead = saving + loading + lost (trained again) + restart, as shares of T_total; formula: what CPR expects of it.
 PLS: samples since the newest save of all rows that the lost PSs miss, as a share of all; priority saves leave it as it
 is, so it is not what they aim at. updates lost: of all accesses, those since each row's own save; an access is a lookup
-of an example, so that for strategies that save all rows this is PLS, up to chance. once a batch: the same where a row
-counts once for each batch that looks it up, as it is updated.
+of an example, so that for strategies that save all rows this is PLS, up to chance. large tables: of their accesses.
+once a batch: of all where a row counts once for each batch that looks it up, as it is updated.
 covered: share of the accesses (MFU), sampled accesses (SSU) or squared change (SCAR) that a priority save took.
 Changes are against the run of the same seed without losses, with their standard errors over seeds."""
 
@@ -46,16 +48,50 @@ def table(given: RecoveryInputs, at_once: int, rows: Sequence[Row]) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in cells]
     losers = f"{at_once} of them together lose" if at_once > 1 else "one of them loses"
+    save, rows_save = given.save_seconds, given.row_save_seconds
+    cost = f"O_save = {save:g} s" + f", O_rows = {rows_save:g} s" * (save != rows_save)
     return "\n".join([
         f"A job of T_total = {given.total_seconds / HOUR:g} h with {given.servers} embedding PSs: {losers} memory every"
         f" T_fail = {given.mtbf_seconds / HOUR:g} h, {rows[0]['losses'].mean:g} times a run here.",
-        f"Stated, not measured: O_save = {given.save_seconds:g} s, O_load = {given.load_seconds:g} s, O_res = "
+        f"Stated, not measured: {cost}, O_load = {given.load_seconds:g} s, O_res = "
         f"{given.restart_seconds:g} s, target PLS {given.target_pls:g}.",
         "",
         *lines,
         "",
         LEGEND,
     ])  # fmt: skip
+
+
+def against(vanilla: str, rows: Sequence[Row]) -> str:
+    """Updates lost as shares of those of the strategy ``vanilla``, which saves all rows; empty without it, or if it has
+    lost none.
+    """
+    of = {row["strategy"]: (row["updates_lost"].mean, row["large_lost"].mean) for row in rows}
+    base = of.pop(vanilla, (0.0, 0.0))
+    shares = {
+        name: [lost / all_ for lost, all_ in zip(found, base, strict=True)]
+        for name, found in of.items()
+        if name.startswith("CPR-") and all(base)
+    }
+    if not shares:
+        return ""
+    lines = [
+        f"  {name}: {found[0]:.2f} of all, {found[1]:.2f} of the large tables'{_worse(*found)}"
+        for name, found in shares.items()
+    ]
+    if max(map(max, shares.values())) > 1:
+        lines += [
+            "  (Accesses are too even for that: what is selected is nearly a random eighth of the rows, and the others"
+            " wait for long.)"
+        ]
+    return "\n".join([f"updates lost as a share of {vanilla}'s:", *lines])
+
+
+def _worse(everywhere: float, large: float) -> str:
+    """Where priority is worse than no priority, said plainly."""
+    if everywhere > 1:
+        return ", WORSE than saving all rows"
+    return ", WORSE there than saving all rows" if large > 1 else ""
 
 
 def fits(slopes: Mapping[str, Estimate]) -> str:

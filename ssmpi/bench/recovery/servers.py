@@ -29,22 +29,24 @@ TRACKERS: dict[str, Callable[[Scope, float, Arena], Tracker]] = {
 @dataclass
 class Tally:
     """What one PS has done. ``written`` are bytes of saves and of compactions; ``coverage`` the share that each
-    priority save covered. ``updates_lost`` counts each lookup of an example, ``batches_lost`` each row once a batch.
+    priority save covered. ``updates_lost`` counts each lookup of an example, ``large_lost`` those in the large tables,
+    which priority selects from, ``batches_lost`` each row once a batch.
     """
 
     written: int
     coverage: list[float]
     updates_lost: int = 0
+    large_lost: int = 0
     batches_lost: int = 0
 
 
 class EmulatedServer:
     """Saves to the file ``path``, the initial rows at once: then all rows, or those that a tracker selects, which
-    ``make_tracker`` makes anew after each loss, because its memory is lost too.
+    ``make_tracker`` makes anew after each loss, because its memory is lost too. ``scope`` has the large tables.
     """
 
-    def __init__(self, arena: Arena, path: Path, make_tracker: Callable[[], Tracker] | None) -> None:
-        self.arena, self._make_tracker = arena, make_tracker
+    def __init__(self, arena: Arena, path: Path, scope: Scope, make_tracker: Callable[[], Tracker] | None) -> None:
+        self.arena, self._scope, self._make_tracker = arena, scope, make_tracker
         self._store = RowStore(path, arena, timeline=0)
         self.base_bytes = self._store.save_all(0)
         self.account, self.tally = LossAccount(), Tally(0, [])
@@ -70,6 +72,7 @@ class EmulatedServer:
         """The memory is lost after so many samples, and loaded from what was saved; others go on as they are."""
         lookups, batches = self._unsaved.sum(axis=1, dtype=np.int64).tolist()
         self.tally.updates_lost += lookups
+        self.tally.large_lost += round(self._scope.sum(self._unsaved[0]))
         self.tally.batches_lost += batches
         self.account = self.account.reloaded(samples)
         self.reload()

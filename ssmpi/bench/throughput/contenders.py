@@ -9,7 +9,8 @@ BARE, GEMM, PYTORCH, SSMPI = "bare step", "gemm", "pytorch", "ssmpi"
 
 SHADOWS = ("easgd", "ma", "bmuf")
 ADAGRAD = ("embedding.optimizer=rowwise_adagrad", "dense.optimizer=adagrad")
-AS_OFTEN_AS_CAN_BE = "recovery.mtbf_hours=1e-9"  # rows are saved a tenth of the time, the most that there is
+# Rows are saved a tenth of the time, the most that there is.
+AS_OFTEN_AS_CAN_BE = ("recovery.mtbf_hours=1e-9", "recovery.mode=partial")
 EXTRA_THREADS = 4  # more than there are cores, for the over-subscribed contender
 
 
@@ -63,7 +64,7 @@ class Contender:
             f"embedding.transport={self.transport}",
             *((f"model.name={self.network}", *ADAGRAD) if self.network else ()),
             f"checkpoint.priority={self.priority}",
-            *(() if self.priority == "none" else (AS_OFTEN_AS_CAN_BE,)),
+            *(() if self.priority == "none" else AS_OFTEN_AS_CAN_BE),
         )
 
 

@@ -23,22 +23,23 @@ if TYPE_CHECKING:
 def decision(config: Config, memory: RankMemory | None) -> Decision:
     """What the policy says now, by what the run has measured as the first trainer's memory has it."""
     noted = memory.noted(RUN) if memory else None
-    return _decision(config, noted["logbook"] if noted else {})
+    return by_numbers(config, noted["logbook"] if noted else {})
 
 
 def say(config: Config, checkpoint: Path | None) -> None:
     """Log how the loss of an embedding PS's memory would be recovered from, at the start of a run."""
     if config.recovery.mode != "auto" or not config.topology.embedding_ps:
         return
-    found = _decision(config, store.read_manifest(checkpoint).state["logbook"] if checkpoint else {})
+    found = by_numbers(config, store.read_manifest(checkpoint).state["logbook"] if checkpoint else {})
     log.info(
         f"if the memory of an embedding PS is lost, recovery is {found.mode}: {in_short(found)} (recovery.mode ="
         " 'auto'; 'ssmpi plan --recovery' shows the formulas)"
     )
 
 
-def _decision(config: Config, numbers: Mapping[str, float]) -> Decision:
-    rows = read_manifest(Path(config.data.folder)).split(config.data.train_split).rows
-    earlier = recoveries.read(Path(config.run.folder))["recoveries"]
-    measured = from_run(numbers, rows * config.data.passes, earlier)
+def by_numbers(config: Config, numbers: Mapping[str, float]) -> Decision:
+    """The same by the ``numbers`` of the run's log book; those of its folder are read anew."""
+    rows, run = read_manifest(Path(config.data.folder)).split(config.data.train_split).rows, Path(config.run.folder)
+    earlier, cost = recoveries.read(run)["recoveries"], recoveries.row_save_cost(run)
+    measured = from_run(numbers, rows * config.data.passes, earlier, cost)
     return decide(inputs(config.recovery, config.topology.embedding_ps, measured))
