@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ssmpi.model.network import Form, Operator
+from ssmpi.model.network import Form, Operator, exactly
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class FirstOrder(Operator):
 
     def form(self, *widths: int) -> Form:
         """Two inputs of any width."""
-        x, _ = widths
+        x, _ = exactly(2, widths)
         return Form(1, ((f"{self.name}.weight", (1, x)), (f"{self.name}.bias", (1,))), x)
 
 
@@ -42,7 +42,7 @@ class FieldVectors(Operator):
 
     def form(self, *widths: int) -> Form:
         """One input of any width."""
-        (x,) = widths
+        (x,) = exactly(1, widths)
         _check_dim(self.dim)
         return Form(x * self.dim, ((f"{self.name}.vectors", (x, self.dim)),), x * self.dim)
 
@@ -55,7 +55,7 @@ class FactorizationMachine(Operator):
 
     def form(self, *widths: int) -> Form:
         """One input, whole vectors."""
-        (fields,) = widths
+        (fields,) = exactly(1, widths)
         _check_dim(self.dim)
         if fields % self.dim:
             raise ValueError(f"{self.inputs[0]} has {fields} values: that is no number of vectors of {self.dim}")

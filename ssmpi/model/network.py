@@ -59,7 +59,14 @@ class Operator:
 
     def form(self, *widths: int) -> Form:
         """For inputs of these widths; ValueError, which says what does not fit."""
-        raise NotImplementedError
+        raise ValueError("it has no method 'form(self, *widths)', which gives its Form(width, parameters, products)")
+
+
+def exactly(count: int, widths: Shape) -> Shape:
+    """``widths``, of so many inputs; ValueError for another number of them."""
+    if len(widths) != count:
+        raise ValueError(f"inputs: {len(widths)} given, {count} needed")
+    return widths
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ class Linear(Operator):
 
     def form(self, *widths: int) -> Form:
         """One input of any width."""
-        (inputs,) = widths
+        (inputs,) = exactly(1, widths)
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
         if self.outputs < 1:
@@ -91,7 +98,7 @@ class DotInteraction(Operator):
 
     def form(self, *widths: int) -> Form:
         """x as wide as a row."""
-        x, rows = widths
+        x, rows = exactly(2, widths)
         if x * self.tables != rows:
             raise ValueError(f"{self.inputs[0]} has {x} values, a row {rows // self.tables}: dot products need as many")
         pairs = (self.tables + 1) * self.tables // 2
@@ -115,7 +122,7 @@ class Gate(Operator):
 
     def form(self, *widths: int) -> Form:
         """Three inputs of one width."""
-        start, update, x = widths
+        start, update, x = exactly(3, widths)
         if not start == update == x:
             raise ValueError(f"its inputs have {start}, {update} and {x} values: it needs as many of each")
         return Form(x, products=x)
@@ -158,12 +165,16 @@ class Network:
     inputs: Inputs
 
     def __post_init__(self) -> None:
+        for place, operator in enumerate(self.operators, 1):
+            _check_kind(f"network: operator {place} of {len(self.operators)}", operator)
         read = self._read
         last = self.operators[-1].name if self.operators else DENSE
         if not self.operators or self.widths[last] != 1:
             raise SettingsError(f"network: ends in {last!r} of width {self.widths[last]}, not in a logit of width 1")
         if not read & {ROWS, WEIGHTS}:
             raise SettingsError(f"network: no operator reads {ROWS!r} or {WEIGHTS!r}")
+        if isinstance(end := self.operators[-1], Linear) and end.activation != "none":
+            raise SettingsError(f"network: ends in {last!r} with {end.activation}: a logit has the activation 'none'")
         for operator in self.operators[:-1]:
             if operator.name not in read:
                 raise SettingsError(f"network: no operator reads {operator.name!r}")
@@ -234,6 +245,14 @@ class Network:
             costs = f"{floats_in(form.parameters):,} parameters, {form.products:,} products"
             lines.append(f"{operator.name} ({form.width}) = {kind} of {sources}: {costs}")
         return lines
+
+
+def _check_kind(place: str, operator: object) -> None:
+    if not isinstance(operator, Operator):
+        hint = ": put a * before a list of operators, as in *mlp(...)" if isinstance(operator, list) else ""
+        raise SettingsError(f"{place} is no operator but {operator!r:.60}{hint}")
+    if isinstance(operator.inputs, str):
+        raise SettingsError(f"{place}, {operator.name!r}: its inputs are one text: write ({operator.inputs!r},)")
 
 
 def floats_in(layout: Sequence[Parameter]) -> int:

@@ -6,6 +6,7 @@ models get.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import hashlib
 import types
@@ -13,9 +14,10 @@ from collections.abc import Callable, Mapping
 from importlib.util import decode_source
 from pathlib import Path
 
+from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError
 from ssmpi.model import own_code
-from ssmpi.model.network import Inputs, Network
+from ssmpi.model.network import Inputs, Network, Operator
 
 MARK = ".py:"
 
@@ -82,13 +84,28 @@ def network_of(name: str, inputs: Inputs) -> Network:
             f"{path}: '{function}' gave a network over {network.inputs}, but the data has {inputs}: give Network the "
             "inputs that the function is called with"
         )
+    for operator in network.operators:
+        _check_saved(path, operator)
     return network
+
+
+def _check_saved(path: Path, operator: Operator) -> None:
+    """SettingsError unless the operator can be made again of its fields, by other ranks and out of checkpoints."""
+    kind = type(operator)
+    try:
+        settings.build(kind, dataclasses.asdict(operator))
+    except (SettingsError, TypeError, NameError) as error:
+        raise SettingsError(
+            f"{path}: operator {operator.name!r} ({kind.__name__}): {error}; an operator is a frozen dataclass, and "
+            "its fields, which are saved, are str, int, float, bool or tuples of one of them"
+        ) from error
 
 
 def _function(path: Path, function: str, names: Mapping[str, object]) -> Callable[[Inputs], object]:
     found = names.get(function)
     if not callable(found):
-        there = [name for name, value in names.items() if isinstance(value, types.FunctionType)]
+        functions = {name: value for name, value in names.items() if isinstance(value, types.FunctionType)}
+        there = [name for name, value in functions.items() if value.__module__ == names["__name__"]]  # not imported
         close = difflib.get_close_matches(function, there, n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"it has {', '.join(there) or 'none'}; {own_code.REMEDY}"
         what = "is no function" if function in names else "is not in it"

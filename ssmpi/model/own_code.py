@@ -66,8 +66,10 @@ def meaning(text: str) -> str:
     return ast.dump(ast.parse(text))
 
 
-def in_words(path: Path, what: str, body: Callable[[], T]) -> T:
-    """What ``body``, the user's code, gives; what it raises as SettingsError with its line. ``what`` it was about."""
+def in_words(path: Path, what: str, body: Callable[[], T], remedy: str = REMEDY) -> T:
+    """What ``body``, the user's code, gives; what it raises as SettingsError with its line and ``remedy``. ``what`` it
+    was about.
+    """
     try:
         return body()
     except SettingsError as error:
@@ -81,7 +83,7 @@ def in_words(path: Path, what: str, body: Callable[[], T]) -> T:
         lines = _lines(error, path)
         where = f"{path}, line {lines[-1]}" if lines else str(path)
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise SettingsError(f"{where}: {what}: {said}; {REMEDY}") from error
+        raise SettingsError(f"{where}: {what}: {said}; {remedy}") from error
 
 
 def _lines(error: BaseException, path: Path) -> list[int]:

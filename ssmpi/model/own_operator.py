@@ -11,6 +11,11 @@ from ssmpi.core.errors import SettingsError
 from ssmpi.model import own_code
 from ssmpi.model.network import Operator
 
+REMEDY = (
+    "'by_torch(self, parameters, *inputs)' is given its parameters by the names that form gives them, without the "
+    "operator's name, and each input as a tensor (batch, width)"
+)
+
 
 @runtime_checkable
 class ByTorch(Protocol):
@@ -28,12 +33,11 @@ def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: l
     what = f"operator {operator.name!r} ({kind.__name__})"
     if not isinstance(operator, ByTorch):
         raise SettingsError(
-            f"{path}: {what} has no method 'by_torch(self, parameters, *inputs)', which gives its output (batch, width)"
-            f" by torch; {own_code.REMEDY}"
+            f"{path}: {what} has no method 'by_torch', which gives its output (batch, width) by torch; {REMEDY}"
         )
     begin = f"{operator.name}."
     own = {name.removeprefix(begin): value for name, value in parameters.items() if name.startswith(begin)}
-    found: object = own_code.in_words(path, what, lambda: operator.by_torch(own, *inputs))
+    found: object = own_code.in_words(path, what, lambda: operator.by_torch(own, *inputs), REMEDY)
     wanted = len(inputs[0]), operator.form(*(value.shape[1] for value in inputs)).width
     if not isinstance(found, torch.Tensor) or found.shape != wanted:
         given = f"a tensor {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"{found!r:.60}"

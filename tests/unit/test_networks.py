@@ -13,7 +13,20 @@ from ssmpi.core.row_layout import RowLayout
 from ssmpi.model import blas
 from ssmpi.model.executor import PIECE, CompiledStep
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
-from ssmpi.model.network import DENSE, ROWS, WEIGHTS, Concat, DotInteraction, Gate, Inputs, Linear, Network, cross, mlp
+from ssmpi.model.network import (
+    DENSE,
+    ROWS,
+    WEIGHTS,
+    Concat,
+    DotInteraction,
+    Gate,
+    Inputs,
+    Linear,
+    Network,
+    Operator,
+    cross,
+    mlp,
+)
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, ModelOptions
 from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica
@@ -229,6 +242,26 @@ def test_what_does_not_fit_is_named():
     refused([FieldVectors("a", (DENSE,), 0), out], r"operator 'a' \(FieldVectors\): dim must be at least 1, got 0")
     refused([FactorizationMachine("a", (ROWS,), 0)], r"operator 'a' \(FactorizationMachine\): dim must be at least 1")
     refused([Sum("a", ()), out], r"operator 'a' \(Sum\): it has no inputs")
+    refused([Linear("a", (DENSE, ROWS), 1), out], r"operator 'a' \(Linear\): inputs: 2 given, 1 needed")
+    refused([FieldVectors("a", (DENSE, ROWS), 4), out], "inputs: 2 given, 1 needed")
+    refused([FactorizationMachine("a", (ROWS, DENSE), 4)], "inputs: 2 given, 1 needed")
+    refused([FirstOrder("a", (ROWS,)), out], "inputs: 1 given, 2 needed")
+    refused([DotInteraction("a", (ROWS,), 3), out], "inputs: 1 given, 2 needed")
+    refused([Gate("a", (ROWS, ROWS)), out], "inputs: 2 given, 3 needed")
+
+
+def test_lists_that_are_no_operators_are_named():
+    out = Linear("out", (ROWS,), 1)
+    refused([mlp("a", ROWS, [2]), out], r"operator 1 of 2 is no operator but \[Linear.*: put a \* before a list of op")
+    refused([out, None], "operator 2 of 2 is no operator but None$")
+    refused([Operator("a", (ROWS,)), out], r"operator 'a' \(Operator\): it has no method 'form\(self, \*widths\)'")
+    refused([Linear("a", (ROWS), 2), out], r"operator 1 of 2, 'a': its inputs are one text: write \('rows',\)")
+
+
+def test_a_logit_has_no_activation():
+    """Half of the probabilities could not be reached."""
+    refused(mlp("top", ROWS, [4, 1]), "ends in 'top.2' with relu: a logit has the activation 'none'")
+    refused(mlp("top", ROWS, [1], last="sigmoid"), "ends in 'top.0' with sigmoid: a logit has")
 
 
 def test_the_program_in_words():

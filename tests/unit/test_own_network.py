@@ -145,7 +145,7 @@ def test_the_plan_prints_it_in_words(few, tmp_path, capsys):
 WRONG = [
     ("nett.py:network", OWN, "nett.py:network': no such file; a relative path begins in the folder of the run file"),
     ("net.py:netwrok", OWN, r"net.py: 'netwrok', which model.name names, is not in it; did you mean 'network'\?"),
-    ("net.py:other", OWN, "'other', which model.name names, is not in it; it has cross, mlp, network; README.md"),
+    ("net.py:other", OWN, "'other', which model.name names, is not in it; it has network; README.md"),
     ("net.py:network", "network = 3", "net.py: 'network', which model.name names, is no function; it has none"),
     (
         "net.py:network",
@@ -463,12 +463,29 @@ def test_other_ranks_are_given_it(few, tmp_path):
 WRONG_OPERATORS = [
     (
         CUBE.replace("by_torch", "by_hand"),
-        r"operator 'cube' \(Cube\) has no method 'by_torch\(self, parameters, ",
+        r"operator 'cube' \(Cube\) has no method 'by_torch', which .*; 'by_torch\(self, parameters, ",
     ),
     (CUBE.replace("** 3", "** (3 / 0)"), r"net\.py, line 15: operator 'cube' \(Cube\): ZeroDivisionError"),
     (CUBE.replace("** 3", "@ x.T"), r"by_torch gave a tensor \(2, 2\), its form says \(2, 8\): mend one of them"),
     (CUBE.replace("return self.scale", "return None and self.scale"), r"by_torch gave None, its form says \(2, 8\)"),
-    (CUBE.replace('["shift"]', '["weight"]'), r"net\.py, line 15: operator 'cube' \(Cube\): KeyError: 'weight'"),
+    (
+        CUBE.replace('["shift"]', '["weight"]'),
+        r"net\.py, line 15: operator 'cube' \(Cube\): KeyError: 'weight'; 'by_torch\(self, parameters, .*is given its",
+    ),
+    (
+        CUBE.replace("0.5", "max"),
+        r"net\.py: operator 'cube' \(Cube\): scale = <built.* is not a number; an op",
+    ),
+    (
+        CUBE.replace("[16, 8]", "[16.0, 8]"),
+        r"operator 'deep.0' \(Linear\): outputs = 16.0 is not a whole number; an op",
+    ),
+    (
+        CUBE.replace("@dataclass(frozen=True)", "").replace(
+            "scale: float = 1.0", "def __init__(self, name, inputs, scale):\n        super().__init__(name, inputs)"
+        ),
+        r"operator 'cube' \(Cube\): .*missing 1 required .*'scale'; an operator is a frozen dataclass",
+    ),
     (CUBE.replace("(x,) = widths", "raise ValueError('odd')"), r"line 20: 'network', .*operator 'cube' \(Cube\): odd"),
 ]
 

@@ -87,16 +87,20 @@ def assert_same(run, reference):
     assert run.result[loss] == pytest.approx(reference.result[loss], rel=1e-12)
 
 
-@pytest.mark.parametrize(("prefetch", "servers"), [("true", 0), ("true", 2), ("false", 2)])
-def test_stopped_anywhere_it_gives_the_same_bits(tmp_path, small_data, watched, prefetch, servers):
-    overrides = (
-        *ONE,
-        f"embedding.prefetch={prefetch}",
-        f"topology.embedding_ps={servers}",
-        "schedule.decay_examples=9000",
-    )
-    reference = train_over_threads(tmp_path / "whole", small_data, *overrides)
-    run = in_pieces(tmp_path / "cut", small_data, watched, [1, 7, 30, 31, 1], *overrides)
+DEEPFM = ("model.name=deepfm", "model.deepfm.deep=[16]", "embedding.rate=0.05")
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "servers", "network"),
+    [("true", [0], ()), ("true", [2], ()), ("false", [2], ()), ("false", [2, 3, 1], DEEPFM)],
+    ids=["no PS", "2 PSs", "2 PSs, no prefetch", "DeepFM on 2, 3, 1 PSs"],
+)
+def test_stopped_anywhere_it_gives_the_same_bits(tmp_path, small_data, watched, prefetch, servers, network):
+    """Also where rows have a vector and a first-order weight and move to another number of embedding PSs."""
+    overrides = (*ONE, *network, f"embedding.prefetch={prefetch}", "schedule.decay_examples=9000")
+    numbers = [(f"topology.embedding_ps={number}",) for number in servers]
+    reference = train_over_threads(tmp_path / "whole", small_data, *overrides, *numbers[0])
+    run = in_pieces(tmp_path / "cut", small_data, watched, [1, 7, 30, 31, 1], *overrides, other=numbers)
     assert_same(run, reference)
     assert set(watched.rows.values()) == {4}  # two passes of two runs
     if prefetch == "false":  # else each job asks once more for the rows of the batch that was held
