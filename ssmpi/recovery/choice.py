@@ -97,8 +97,10 @@ def in_short(decision: Decision) -> str:
             f"partial recovery cannot keep the target PLS of {given.target_pls:g}: it would have to save every"
             f" {duration(partial.wanted)}"
         )
-    less = "less" if decision.mode == PARTIAL else "not less"
-    return (
-        f"partial recovery costs {less} than full recovery: {percent(partial.overhead)} of the job, not"
-        f" {percent(full.overhead)}, at an expected PLS of {partial.pls:.2g}"
-    )
+    costs, instead = percent(partial.overhead), percent(full.overhead)
+    if costs == instead:
+        compared = f"costs as much as full recovery, {costs} of the job"
+    else:
+        less = "less" if decision.mode == PARTIAL else "not less"
+        compared = f"costs {less} than full recovery: {costs} of the job against {instead}"
+    return f"partial recovery {compared}, at an expected PLS of {partial.pls:.2g}"

@@ -55,7 +55,8 @@ def ranks(config: Config) -> str:
         if count:
             span = topology.ranks_of(role)
             threads = f", {topology.threads} worker threads each" if role is Role.TRAINER else ""
-            lines.append(f"  {span.start:>4} to {span.stop - 1:<4} {role}{threads}")
+            last = f"to {span.stop - 1:<4}" if count > 1 else " " * 7
+            lines.append(f"  {span.start:>4} {last} {role}{threads}")
     return "\n".join(lines)
 
 

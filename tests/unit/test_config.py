@@ -15,6 +15,7 @@ from ssmpi.config import Config, load
 from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.core.settings import build
 from ssmpi.data.features import CRITEO
+from ssmpi.model.zoo import NETWORKS
 from ssmpi.run import resume
 from ssmpi.run.request import RunRequest
 
@@ -75,7 +76,7 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
         ("sync.bmuf.momentum=1.0", "momentum must be in [0, 1)"),
         ("model.top=[8,2]", "top must end in 1"),
         ("model.bottom=[]", "bottom must list positive sizes"),
-        ("model.name=dlrm2", "model.name is one of dlrm, dcn_v2, deepfm, logistic, got 'dlrm2'"),
+        ("model.name=dlrm2", f"model.name is one of {', '.join(NETWORKS)}, got 'dlrm2'"),
         ("data.batch_size=0", "batch_size must be at least 1"),
         ("data.block_rows=64", "block_rows = 64 is less than batch_size = 128"),
         ("data.handout=random", "handout is 'dynamic' or 'static'"),

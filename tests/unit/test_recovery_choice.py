@@ -84,7 +84,9 @@ def test_the_decision_is_one_plain_sentence(lost, options, policy, said):
     starts = () if 0 in lost else (1,) * 5
     choice = choose(found, starts, TOPOLOGY, RecoveryOptions(**options), lambda: policy)
     assert said in choice.why
-    assert in_short(PAYS).startswith("partial recovery costs less than full recovery: 0.482 % of the job, not 8.34")
+    assert in_short(PAYS).startswith("partial recovery costs less than full recovery: 0.482 % of the job against 8.34")
+    alike = replace(PAYS, full=PAYS.partial)
+    assert "recovery costs as much as full recovery, 0.482 % of the job, at" in in_short(alike)
 
 
 def test_measured_inputs_win_over_defaults_and_settings_over_those():
@@ -173,7 +175,7 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
     assert said == [0, 0, 1, 1, 2]
     assert caplog.messages[0] == (
         "the embedding PSs rest from saving rows by themselves, recovery is full: partial recovery costs not less than"
-        " full recovery: 11 % of the job, not 10.7 %, at an expected PLS of 0.01 (a checkpoint costs 500 ms, a save"
+        " full recovery: 11 % of the job against 10.7 %, at an expected PLS of 0.01 (a checkpoint costs 500 ms, a save"
         " of all rows 2.9 s)"
     )
     assert "save rows by themselves from now on, recovery is partial" in caplog.messages[1]
