@@ -6,7 +6,7 @@ import json
 import pytest
 from ranks import ssmpi, with_plots
 
-from ssmpi.bench.cluster import virtual_hosts
+from ssmpi.bench.harness import virtual_hosts
 
 NO_KERNEL = virtual_hosts.missing()
 KERNEL = pytest.param(

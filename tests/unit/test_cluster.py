@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from ssmpi import cli
-from ssmpi.bench.cluster import cluster, limited_links, scenarios, virtual_hosts
+from ssmpi.bench.cluster import cluster, scenarios
 from ssmpi.bench.cluster.scenarios import Scenario
+from ssmpi.bench.harness import limited_links, virtual_hosts
 from ssmpi.bench.harness.emulation import EmulatedStep, Emulation
 from ssmpi.bench.harness.jobs import Task
 from ssmpi.bench.harness.links import Bucket, Link, limit
