@@ -12,6 +12,8 @@ from ssmpi.compress.payload import DENSE_HALF, HEADER, payload_bytes, seal
 class BF16(Codec):
     """bfloat16, rounded to the nearest; what is left is below 1/256 of the entry."""
 
+    nanoseconds = 1.0
+
     @classmethod
     def expected_bytes(cls, options: CodecOptions, size: int) -> int:
         """As the base class."""

@@ -82,9 +82,12 @@ class AsyncPS(Centered):
         if options.codec == DENSE:
             return found
         parts = shards(parameters, options.fragments, topology.sync_ps)
-        each = options.pace == "fixed_rate" and options.by == "thread"
-        accounts = 1 if each else topology.threads
-        return {**found, Link.CENTER_PUSH: pushes.expected_bytes(options, parts, accounts)}
+        return {**found, Link.CENTER_PUSH: pushes.expected_bytes(options, parts, _accounts(options, topology))}
+
+    @classmethod
+    def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
+        """Of every account in a push."""
+        return _accounts(options, topology) * super().codec_seconds(options, topology, parameters)
 
     @staticmethod
     def server(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
@@ -225,6 +228,11 @@ class GradientCenter(Center):
         vector = placed(self._of_optimizer, np.concatenate(states))
         for step, state in zip(self._steps, np.split(vector, np.cumsum([s.size for s in states])[:-1]), strict=True):
             step.state = state
+
+
+def _accounts(options: RoundOptions, topology: Topology) -> int:
+    """How many accounts a round pushes: its thread's, or those of all threads."""
+    return 1 if options.pace == "fixed_rate" and options.by == "thread" else topology.threads
 
 
 def _by_thread(saved: Mapping[str, np.ndarray], name: str) -> dict[int, np.ndarray]:

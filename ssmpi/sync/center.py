@@ -24,6 +24,7 @@ from ssmpi.sync.base import SYNC_PS, Synchronizer, cut, divergence
 from ssmpi.sync.center_shard import ADDRESS, FETCH, MAP, START, THREADS, Center, MakeStep
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.peers import Peers
+from ssmpi.sync.pushes import codec_of
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,12 @@ class Centered(Synchronizer):
         """The vector there and back, and what comes with each message to a sync PS."""
         words = cls.words_beside(options) * topology.sync_ps * options.fragments
         return {Link.CENTER_PUSH: 4.0 * (parameters + words), Link.CENTER_PULL: 4.0 * parameters}
+
+    @classmethod
+    def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
+        """What the codec takes of the processors in such a round, to encode and decode: for ``plan --predict``."""
+        kind, _ = codec_of(options)
+        return 1e-9 * kind.nanoseconds * parameters
 
     @classmethod
     def words_beside(cls, options: RoundOptions) -> int:
