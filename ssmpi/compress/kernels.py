@@ -182,3 +182,10 @@ def add_at(vector: np.ndarray, places: np.ndarray, values: np.ndarray, found: in
     """vector[places] += values, float32."""
     for k in range(found):
         vector[places[k]] += values[k]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def put_at(vector: np.ndarray, places: np.ndarray, values: np.ndarray, found: int) -> None:
+    """vector[places] = values, float32."""
+    for k in range(found):
+        vector[places[k]] = values[k]

@@ -87,7 +87,7 @@ class Encoders:
         parts = zip(self._codecs[fragment], self._shards[fragment], strict=True)
         if source is None:
             return [codec.take(vector[part]) for codec, part in parts]
-        return [c.choose(vector[p], source[p]) for c, p in parts if isinstance(c, compress.SparseCodec)]
+        return [codec.take(vector[part], source[part]) for codec, part in parts]
 
 
 def codec_of(options: RoundOptions) -> tuple[type[compress.Codec], compress.CodecOptions]:
