@@ -70,11 +70,11 @@ def take_above(
         word = words[w]
         while word:
             below = (word & (~word + np.uint64(1))) - np.uint64(1)  # one in each byte before the first that is set
-            i = 8 * w + np.int64(((below & BYTES) * BYTES) >> np.uint64(56))
+            at = 8 * w + np.int64(((below & BYTES) * BYTES) >> np.uint64(56))
             word &= word - np.uint64(1)
-            places[found] = start + i
-            values[found] = vector[i]
-            vector[i] = np.float32(0.0)
+            places[found] = start + at
+            values[found] = vector[at]
+            vector[at] = np.float32(0.0)
             found += 1
     return found
 

@@ -25,7 +25,7 @@ from ssmpi.compress.codec import BLOCK, TINY, CodecOptions, SparseCodec
 class Threshold(SparseCodec):
     """``state`` is how many encodes there were, then each layer's threshold; 0 where there is none yet."""
 
-    nanoseconds = 1.2  # at 99 %
+    nanoseconds = 0.6  # at 99 %
 
     def __init__(self, options: CodecOptions, size: int, borders: Sequence[int], state: np.ndarray, seed: int) -> None:
         super().__init__(options, size, borders, state, seed)
