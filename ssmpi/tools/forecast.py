@@ -161,7 +161,7 @@ def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None
     """What a sync PS gets and sends in a round of one fragment, of so many messages for the whole vector; None each
     where there is no codec.
     """
-    if config.sync.codec == DENSE:
+    if config.sync.codec == config.sync.pull_codec == DENSE:
         return None, None
     found = ALGORITHMS[config.sync.algorithm].round_bytes(config.sync, config.topology, dense_parameters(config))
     return found[Link.CENTER_PUSH] / messages, found[Link.CENTER_PULL] / messages
@@ -170,7 +170,7 @@ def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None
 def _codec_seconds(config: Config) -> float:
     """What encoding and decoding take of the processors, in a round over the whole vector."""
     kind = ALGORITHMS[config.sync.algorithm]
-    if config.sync.codec == DENSE or not issubclass(kind, Centered):
+    if config.sync.codec == config.sync.pull_codec == DENSE or not issubclass(kind, Centered):
         return 0.0
     return kind.codec_seconds(config.sync, config.topology, dense_parameters(config))
 
