@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ranks import WITHOUT_EXTRAS, python_path
 
-from ssmpi.bench.cluster.virtual_hosts import HEAD_ADDRESS, NETWORK, PATIENCE, PROJECT, VirtualHosts
+from ssmpi.bench.harness.virtual_hosts import HEAD_ADDRESS, NETWORK, PATIENCE, PROJECT, VirtualHosts
 
 PACKAGES = "slurm-wlm libpmix2"
 DAEMONS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol")

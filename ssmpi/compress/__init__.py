@@ -10,7 +10,8 @@ import numpy as np
 from ssmpi.compress.bf16 import BF16
 from ssmpi.compress.codec import Codec, CodecOptions, SparseCodec, refuse
 from ssmpi.compress.dense import Dense
-from ssmpi.compress.payload import PayloadError, add, count_of, decode, entries, length_of, payload_bytes
+from ssmpi.compress.mirror import Copy, Mirror
+from ssmpi.compress.payload import PayloadError, add, count_of, decode, entries, length_of, payload_bytes, room, update
 from ssmpi.compress.random_k import RandomK
 from ssmpi.compress.threshold import Threshold
 
@@ -43,13 +44,17 @@ def make(
 
 def compile_kernels(text: str) -> None:
     """Compile now what a codec and decoding its payloads need, not in the first round."""
-    add(make(text, CodecOptions(), 1).take(np.ones(1, np.float32)), np.zeros(1, np.float32))
+    payload = make(text, CodecOptions(), 1).take(np.ones(1, np.float32))
+    for apply in (add, update):
+        apply(payload, np.zeros(1, np.float32))
 
 
 __all__ = [
     "CODECS",
     "Codec",
     "CodecOptions",
+    "Copy",
+    "Mirror",
     "PayloadError",
     "SparseCodec",
     "add",
@@ -61,4 +66,6 @@ __all__ = [
     "make",
     "parse",
     "payload_bytes",
+    "room",
+    "update",
 ]

@@ -12,12 +12,14 @@ from ssmpi.compress.payload import DENSE_HALF, HEADER, payload_bytes, seal
 class BF16(Codec):
     """bfloat16, rounded to the nearest; what is left is below 1/256 of the entry."""
 
+    nanoseconds, half = 1.0, True
+
     @classmethod
     def expected_bytes(cls, options: CodecOptions, size: int) -> int:
         """As the base class."""
         return payload_bytes(DENSE_HALF, size, ())
 
-    def take(self, vector: np.ndarray) -> np.ndarray:
+    def take(self, vector: np.ndarray, source: np.ndarray | None = None) -> np.ndarray:
         """As the base class."""
         self.encoded()
         payload = self._payload[: payload_bytes(DENSE_HALF, self.size, ())]

@@ -16,11 +16,12 @@ class Dense(Codec):
         """As the base class."""
         return payload_bytes(DENSE, size, ())
 
-    def take(self, vector: np.ndarray) -> np.ndarray:
+    def take(self, vector: np.ndarray, source: np.ndarray | None = None) -> np.ndarray:
         """As the base class."""
-        finite(vector)
+        values = vector if source is None else source
+        finite(values)
         self.encoded()
         payload = self._payload[: payload_bytes(DENSE, self.size, ())]
-        payload[HEADER:].view(np.float32)[:] = vector
+        payload[HEADER:].view(np.float32)[:] = values
         vector[:] = 0.0
         return seal(payload, DENSE, self.size, self.size)

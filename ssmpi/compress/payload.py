@@ -88,16 +88,39 @@ def add(payload: np.ndarray, vector: np.ndarray) -> int:
     """Add what is sent to ``vector`` float32; how many entries those are. PayloadError if it is damaged or of a vector
     of another size; the vector then holds nothing to rely on.
     """
-    words = _whole(payload)
-    kind, size, count = int(words[0]) & 0xFF, int(words[1]), int(words[2])
-    if size != vector.size:
-        raise PayloadError(f"it is of {size:,} entries, not {vector.size:,}")
+    words, kind, size, count = _of_size(payload, vector.size)
     if kind in (DENSE, DENSE_HALF):
         vector += _dense(words[6:], kind, size)
         return count
     for start, found, places, values in _blocks(words[6:], size, count, half=kind == SPARSE_HALF):
         kernels.add_at(vector[start : start + BLOCK], places, values.view(np.float32), found)
     return count
+
+
+def update(payload: np.ndarray, vector: np.ndarray) -> int:
+    """As ``add``, of what a mirror sends: float32 values take the place of those in ``vector``, bfloat16 ones are
+    differences and are added.
+    """
+    words, kind, size, count = _of_size(payload, vector.size)
+    if kind == DENSE:
+        vector[:] = words[6:].view(np.float32)
+        return count
+    if kind == DENSE_HALF:
+        vector += _dense(words[6:], kind, size)
+        return count
+    apply = kernels.add_at if kind == SPARSE_HALF else kernels.put_at
+    for start, found, places, values in _blocks(words[6:], size, count, half=kind == SPARSE_HALF):
+        apply(vector[start : start + BLOCK], places, values.view(np.float32), found)
+    return count
+
+
+def _of_size(payload: np.ndarray, size: int) -> tuple[np.ndarray, int, int, int]:
+    """Words, kind, size and count of a payload of a vector of that size."""
+    words = _whole(payload)
+    kind, found, count = int(words[0]) & 0xFF, int(words[1]), int(words[2])
+    if found != size:
+        raise PayloadError(f"it is of {found:,} entries, not {size:,}")
+    return words, kind, found, count
 
 
 def _blocks(

@@ -13,7 +13,7 @@ from ssmpi.core.metrics import BINS, SUMS
 from ssmpi.core.topology import Role
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import Placement, place
-from ssmpi.sync import ALGORITHMS
+from ssmpi.sync import ALGORITHMS, pulls
 
 
 def placement_of(config: Config, tables_file: Path | None = None) -> Placement:
@@ -51,7 +51,8 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
         6.0 * features + block + activations
     )
     rows = _largest_share(config, placement)
-    sync_ps = 8.0 * parameters / max(1, topology.sync_ps)
+    mirrors = pulls.mirror_bytes(config.sync, topology, parameters)
+    sync_ps = (8.0 * parameters + mirrors) / max(1, topology.sync_ps)
     if not topology.embedding_ps:
         trainer += rows
     ranks = {Role.TRAINER: trainer, Role.EMBEDDING_PS: float(rows), Role.SYNC_PS: sync_ps}

@@ -13,6 +13,7 @@ import numpy as np
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.settings import EXAMPLES, SECONDS, require, within
 from ssmpi.core.topology import Topology
+from ssmpi.sync import pulls
 from ssmpi.sync.async_ps import AsyncPS
 from ssmpi.sync.base import SYNC_PS, Synchronizer
 from ssmpi.sync.bmuf import BMUF
@@ -60,6 +61,11 @@ def _check(options: RoundOptions) -> None:
     codec_of(options)
     why = ALGORITHMS[options.algorithm].codec_error(options) if options.codec != DENSE else ""
     require(not why, f"codec = '{options.codec}': algorithm = '{options.algorithm}' {why}: set sync.codec = 'dense'")
+    pulls.codec_of(options)
+    require(
+        options.pull_codec == DENSE or options.algorithm == "async_ps",
+        f"pull_codec = '{options.pull_codec}': only algorithm = 'async_ps' pulls weights: set it to 'dense'",
+    )
     option_error = ALGORITHMS[options.algorithm].option_error(options)
     require(not option_error, f"algorithm = '{options.algorithm}' {option_error}")
     if options.pace == "fixed_rate" and options.algorithm != "none":
@@ -97,6 +103,8 @@ else:
     which drops 99 % of the entries and keeps them for later; ``random-k:0.99`` is the control for it. With ``:bf16``
     values are sent in 16 bits, with ``:whole`` one threshold serves all layers. A threshold lives ``life_span`` pushes;
     ``refresh = "doubling"`` also finds it anew at the pushes 1, 2, 4, 8, ..., ``"plain"`` does not.
+    ``pull_codec`` is the same for the weights that ``async_ps`` pulls: a sync PS answers with those that are furthest
+    from what the trainer holds; with ``threshold:0`` all that have changed, which encoded pushes leave few of.
     """
 
 

@@ -11,7 +11,8 @@ gets there, those of a trainer's end too; between a trainer's pull and its next 
 others on average, which is the staleness of its gradients.
 
 With a ``codec`` a push holds of a what the codec sends, and the rest stays in a, thread by thread (``pushes``). It is
-in checkpoints, and at the end of a run it is what the center has not heard. Pulls stay whole.
+in checkpoints, and at the end of a run it is what the center has not heard. With a ``pull_codec`` c is the center as
+this trainer was told (``pulls``); else pulls are whole.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from ssmpi import compress
 from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service
-from ssmpi.comm.shared_memory import placed
 from ssmpi.core.log import log
 from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import Link
-from ssmpi.embedding.push_counts import AppliedPushes, SentPushes
+from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.embedding.wire import COUNT
-from ssmpi.sync import pushes
+from ssmpi.sync import pulls, pushes
 from ssmpi.sync.base import shards
 from ssmpi.sync.center import Centered
-from ssmpi.sync.center_shard import APPLIED, EXCHANGE, STATE, THREADS, Center, MakeStep, Step
+from ssmpi.sync.center_shard import APPLIED, EXCHANGE, FETCH, STATE, Center, MakeStep
+from ssmpi.sync.gradient_center import GradientCenter
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.peers import Peers
+from ssmpi.sync.pulls import PulledCenter
 from ssmpi.sync.pushes import Encoders, PendingGradients
 
 
@@ -71,6 +72,10 @@ class AsyncPS(Centered):
         self._encoders: dict[int, Encoders] = {}
         self._encodes = options.codec != DENSE
         self._sum = np.empty(max(f.stop - f.start for f in self.fragments), np.float32)
+        self._parts = shards(weights.size, len(self.fragments), len(self._servers))
+        self._pulled = PulledCenter(options, self._parts, weights.size) if options.pull_codec != DENSE else None
+        if self._pulled:
+            self.fetch()
         if thread == 0:
             self._compare_pushes()
 
@@ -90,19 +95,26 @@ class AsyncPS(Centered):
 
     @classmethod
     def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """With a codec the push is as long as the density asked for makes it."""
+        """With codecs push and pull are as long as the density asked for makes them."""
         found = super().round_bytes(options, topology, parameters)
-        if options.codec == DENSE:
-            return found
         parts = shards(parameters, options.fragments, topology.sync_ps)
-        each = options.pace == "fixed_rate" and options.by == "thread"
-        accounts = 1 if each else topology.threads
-        return {**found, Link.CENTER_PUSH: pushes.expected_bytes(options, parts, accounts)}
+        if options.codec != DENSE:
+            found[Link.CENTER_PUSH] = pushes.expected_bytes(options, parts, pushes.accounts(options, topology))
+        if options.pull_codec != DENSE:
+            found[Link.CENTER_PULL] = pulls.expected_bytes(options, parts, topology)
+        return found
+
+    @classmethod
+    def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
+        """Of every account in a push, and of a pull."""
+        pushed = pushes.accounts(options, topology) * super().codec_seconds(options, topology, parameters)
+        pulled = 1e-9 * pulls.codec_of(options)[0].nanoseconds * parameters
+        return (options.codec != DENSE) * pushed + (options.pull_codec != DENSE) * pulled
 
     @staticmethod
     def server(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
         """A center that takes steps."""
-        return GradientCenter(optimizer, options.fragments, service, memory, encoded=options.codec != DENSE)
+        return GradientCenter(optimizer, options, service, memory)
 
     @classmethod
     def kept_vectors(cls, threads: int) -> int:
@@ -116,24 +128,32 @@ class AsyncPS(Centered):
             gradients = local.memory.array(f"gradients of thread {thread}", self.weights.shape, np.float32)
             self._accounts[thread] = PendingGradients(gradients, local.factor())
             if self._encodes:
-                parts = shards(self.weights.size, len(self.fragments), len(self._servers))
                 seed = self.peers.trainers.rank, thread
-                made = Encoders(self.options, parts, local.replica.layers, local.memory, seed)
+                made = Encoders(self.options, self._parts, local.replica.layers, local.memory, seed)
                 self._encoders[thread], local.unsent[thread] = made, (gradients, made.state)
         return AccumulatingStep(local.optimizer, self._accounts[thread])
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center after the step by what is pushed; a push ends with the factor of the learning rate."""
         self.peers.local.sent.by_thread[self._thread] += 1  # before it is taken out of the accounts
-        if self._encodes:
-            return self.ask(EXCHANGE, fragment, self._encoded(fragment))
-        gradients, factor = self._sum[: snapshot.size], 1.0
-        gradients[:] = 0.0
-        for account in self._accounts.copy().values():
-            account.move(self.fragments[fragment], gradients)
-            factor = account.factor
-        messages = [np.append(shard, np.float32(factor)) for shard in self.shards_of(gradients, fragment)]
-        return self.ask(EXCHANGE, fragment, messages)
+        messages = self._encoded(fragment) if self._encodes else self._whole(snapshot.size, fragment)
+        if self._pulled is None:
+            return self.ask(EXCHANGE, fragment, messages)
+        self._pulled.receive(fragment, self.call_for_payloads(EXCHANGE, fragment, messages))
+        return self._pulled.center[self.fragments[fragment]]
+
+    def fetch(self, kind: int = FETCH) -> np.ndarray:
+        """As the base class; a mirror begins anew with the center that is fetched."""
+        found = super().fetch(kind)
+        if self._pulled and kind == FETCH:
+            self._pulled.center[:] = found
+        return found
+
+    def _whole(self, size: int, fragment: int) -> list[np.ndarray]:
+        """A push of so many entries, the sum over every account that is this synchronizer's."""
+        gradients = self._sum[:size]
+        factor = pushes.total(self._accounts.copy().values(), self.fragments[fragment], gradients)
+        return [np.append(shard, np.float32(factor)) for shard in self.shards_of(gradients, fragment)]
 
     def _encoded(self, fragment: int) -> list[np.ndarray]:
         """A push by a codec, of every account that is this synchronizer's."""
@@ -170,7 +190,7 @@ class AsyncPS(Centered):
         if self._remembers:
             for fragment, part in enumerate(self.fragments):
                 self.ask(STATE, fragment, self.shards_of(saved["center"][part], fragment))
-        residuals, codecs = (_by_thread(saved, f"{self._own}{name} ") for name in ("residual", "codec"))
+        residuals, codecs = (pushes.by_thread(saved, f"{self._own}{name} ") for name in ("residual", "codec"))
         unsent = self.peers.local.unsent
         if residuals and unsent:
             pushes.take_back({thread: residual for thread, (residual, _) in unsent.items()}, residuals)
@@ -193,68 +213,3 @@ class AsyncPS(Centered):
         """Push the rest of every thread whose rounds these are. What a codec keeps back stays."""
         for _ in self.fragments:
             self.round()
-
-
-class GradientCenter(Center):
-    """Steps by every push. ``optimizer(weights)`` makes the step of a shard, with state of its own. Pushes are
-    ``encoded`` or whole.
-    """
-
-    def __init__(
-        self, optimizer: MakeStep, fragments: int, service: Service, memory: RankMemory, *, encoded: bool = False
-    ) -> None:
-        super().__init__(fragments, service, memory, shared=False)
-        self._encoded, self._sum = encoded, np.empty(0, np.float32)
-        if encoded:
-            compress.compile_kernels(DENSE)  # decoding is the same for all
-        self._optimizer, self._of_optimizer = optimizer, memory.part("optimizer", shared=False)
-        self._steps: list[Step] = []
-        optimizer(np.empty(0, np.float32))(np.empty(0, np.float32), 0.0)  # compiles now, not in the first round
-
-    def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
-        """As the base class; counts pushes, and tells how many there were."""
-        kind, thread = divmod(tag, THREADS)
-        if not self.shards:
-            super().handle(source, tag, payload)  # comes again
-        elif kind == APPLIED:
-            buffer = self._service.buffer(COUNT)
-            self._applied.answer(source, buffer)
-            self._service.reply(source, thread, buffer)
-        else:
-            super().handle(source, tag, payload)
-            self._applied.by_client[source] += kind == EXCHANGE
-
-    def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
-        """The weights after the step."""
-        if self._encoded:
-            gradients = self._sum[: self.shards[fragment].size]
-            self._steps[fragment](gradients, pushes.read_push(words.view(np.uint8), gradients))
-        else:
-            self._steps[fragment](words[:-1], float(words[-1]))
-        reply[:] = self.shards[fragment]
-
-    def state(self, fragment: int) -> np.ndarray:
-        """What the optimizer remembers of this shard."""
-        return self._steps[fragment].state
-
-    def start(self, fragment: int, values: np.ndarray) -> None:
-        """With an optimizer that remembers nothing."""
-        if self._steps:
-            self._steps[fragment].state[:] = self._optimizer(values).state
-        super().start(fragment, values)
-
-    def allocate(self) -> None:
-        """Also what the optimizer remembers of each shard, and the count of pushes."""
-        super().allocate()
-        self._applied = AppliedPushes(self._own, self._service.size)
-        self._steps = [self._optimizer(shard) for shard in self.shards]
-        self._sum = np.empty(max(shard.size for shard in self.shards), np.float32)
-        states = [step.state for step in self._steps]
-        vector = placed(self._of_optimizer, np.concatenate(states))
-        for step, state in zip(self._steps, np.split(vector, np.cumsum([s.size for s in states])[:-1]), strict=True):
-            step.state = state
-
-
-def _by_thread(saved: Mapping[str, np.ndarray], name: str) -> dict[int, np.ndarray]:
-    """Arrays whose names begin so, by the number that follows."""
-    return {int(key.removeprefix(name)): values for key, values in saved.items() if key.startswith(name)}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ssmpi import compress
 from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service, say_goodbye
 from ssmpi.comm.shared_lock import SharedLock
@@ -24,6 +25,7 @@ from ssmpi.sync.base import SYNC_PS, Synchronizer, cut, divergence
 from ssmpi.sync.center_shard import ADDRESS, FETCH, MAP, START, THREADS, Center, MakeStep
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.peers import Peers
+from ssmpi.sync.pushes import codec_of
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,12 @@ class Centered(Synchronizer):
         """The vector there and back, and what comes with each message to a sync PS."""
         words = cls.words_beside(options) * topology.sync_ps * options.fragments
         return {Link.CENTER_PUSH: 4.0 * (parameters + words), Link.CENTER_PULL: 4.0 * parameters}
+
+    @classmethod
+    def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
+        """What the codec takes of the processors in such a round, to encode and decode: for ``plan --predict``."""
+        kind, _ = codec_of(options)
+        return 1e-9 * kind.nanoseconds * parameters
 
     @classmethod
     def words_beside(cls, options: RoundOptions) -> int:
@@ -183,6 +191,18 @@ class Centered(Synchronizer):
         replies = [center.irecv(answer, r, self._thread) for r, answer in zip(self._servers, answers, strict=True)]
         self.send_all(kind, messages)
         wait_all(replies, self.peers.waiting, "the sync PSs")
+
+    def call_for_payloads(self, kind: int, fragment: int, messages: list[np.ndarray]) -> list[np.ndarray]:
+        """As ``call`` about a fragment, where each sync PS answers with a codec's payload."""
+        center, parts = self.peers.center, self._shards[fragment]
+        rooms = [np.empty(compress.room(part.stop - part.start), np.uint8) for part in parts]
+        replies = [center.irecv_some(room, r, self._thread) for r, room in zip(self._servers, rooms, strict=True)]
+        self.send_all(kind, messages)
+        wait_all(replies, self.peers.waiting, "the sync PSs")
+        answers = [room[: compress.length_of(room)] for room in rooms]
+        for answer in answers:
+            center.meter.received(answer.nbytes)
+        return answers
 
     def shards_of(self, vector: np.ndarray, fragment: int) -> list[np.ndarray]:
         """A fragment's vector by sync PS, without copies."""

@@ -190,11 +190,11 @@ class ElasticCenter(Center):
             return
         pull_center(self.shards[fragment], words, self._alphas.get(client, self._alpha), reply)
 
-    def reply_bytes(self, kind: int, fragment: int, payload: np.ndarray) -> int:
-        """Of an exchange by a codec, a word for each entry."""
-        if self._encoded and kind == EXCHANGE:
+    def reply_bytes(self, fragment: int, payload: np.ndarray) -> int:
+        """By a codec, a word for each entry."""
+        if self._encoded:
             return 4 * compress.count_of(payload)[1]
-        return super().reply_bytes(kind, fragment, payload)
+        return super().reply_bytes(fragment, payload)
 
     def set_alpha(self, client: tuple[int, int], words: np.ndarray) -> None:
         """The alpha of this client's next exchange."""

@@ -29,6 +29,7 @@ class RoundOptions:
     codec: str = DENSE
     life_span: int = 1000
     refresh: str = "doubling"
+    pull_codec: str = DENSE
 
     def own(self, section: type[T]) -> T:
         """The section of one algorithm."""

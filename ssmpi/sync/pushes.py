@@ -13,12 +13,13 @@ words.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from ssmpi import compress
 from ssmpi.comm.rank_memory import RankMemory
+from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import Traffic
 from ssmpi.sync.options import RoundOptions
 
@@ -87,7 +88,7 @@ class Encoders:
         parts = zip(self._codecs[fragment], self._shards[fragment], strict=True)
         if source is None:
             return [codec.take(vector[part]) for codec, part in parts]
-        return [c.choose(vector[p], source[p]) for c, p in parts if isinstance(c, compress.SparseCodec)]
+        return [codec.take(vector[part], source[part]) for codec, part in parts]
 
 
 def codec_of(options: RoundOptions) -> tuple[type[compress.Codec], compress.CodecOptions]:
@@ -105,6 +106,15 @@ def message(payloads: Sequence[np.ndarray], factor: float, traffic: Traffic) -> 
     return np.concatenate([head, *payloads])
 
 
+def total(accounts: Iterable[PendingGradients], part: slice, into: np.ndarray) -> float:
+    """Hand over what all accounts have of one part of the vector, summed; the factor."""
+    into[:], factor = 0.0, 1.0
+    for account in accounts:
+        account.move(part, into)
+        factor = account.factor
+    return factor
+
+
 def read_push(message: np.ndarray, gradients: np.ndarray) -> float:
     """Make ``gradients`` float32 (shard,) the sum of the payloads of a push, uint8; its factor. PayloadError if one is
     damaged.
@@ -120,11 +130,21 @@ def read_push(message: np.ndarray, gradients: np.ndarray) -> float:
     return factor
 
 
-def expected_bytes(options: RoundOptions, shards: Shards, accounts: int) -> float:
+def expected_bytes(options: RoundOptions, shards: Shards, number: int) -> float:
     """Payload of a push of every fragment, so many accounts each, to all sync PSs, at the density asked for."""
     kind, own = codec_of(options)
     sizes = [part.stop - part.start for parts in shards for part in parts]
-    return sum(HEAD + accounts * kind.expected_bytes(own, size) for size in sizes)
+    return sum(HEAD + number * kind.expected_bytes(own, size) for size in sizes)
+
+
+def accounts(options: RoundOptions, topology: Topology) -> int:
+    """How many accounts a round pushes: its thread's, or those of all threads."""
+    return 1 if options.pace == "fixed_rate" and options.by == "thread" else topology.threads
+
+
+def by_thread(saved: Mapping[str, np.ndarray], name: str) -> dict[int, np.ndarray]:
+    """Arrays whose names begin so, by the number that follows."""
+    return {int(key.removeprefix(name)): values for key, values in saved.items() if key.startswith(name)}
 
 
 def take_back(residuals: Mapping[int, np.ndarray], saved: Mapping[int, np.ndarray]) -> None:

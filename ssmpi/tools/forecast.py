@@ -18,6 +18,7 @@ from ssmpi.core.traffic import Link
 from ssmpi.embedding import wire
 from ssmpi.run.requirements import dense_parameters
 from ssmpi.sync import ALGORITHMS, SYNC_PS
+from ssmpi.sync.center import Centered
 from ssmpi.sync.options import DENSE
 from ssmpi.tools.distinct_rows import distinct_rows
 
@@ -61,8 +62,8 @@ class Compute:
 @dataclass(frozen=True)
 class Rounds:
     """How a run synchronizes: ``bytes`` go to one partner, and as many come back; where a codec makes it fewer,
-    ``pushed`` and ``pulled``. ``period`` is in iterations of a thread, 0 in the background. With ``together`` all
-    threads of a trainer share a round. A round moves one of ``fragments``.
+    ``pushed`` and ``pulled``, and takes ``codec_seconds``. ``period`` is in iterations of a thread, 0 in the
+    background. With ``together`` all threads of a trainer share a round. A round moves one of ``fragments``.
     """
 
     partner: str = ""
@@ -72,6 +73,7 @@ class Rounds:
     fragments: int = 1
     pushed: float | None = None
     pulled: float | None = None
+    codec_seconds: float = 0.0
 
     @property
     def there_and_back(self) -> tuple[float, float]:
@@ -92,7 +94,7 @@ class Forecast:
     def round_seconds(self, trainers: int) -> float:
         """Duration of a round that shares no link: to the partner and back, or around the ring of all trainers."""
         if self.rounds.partner == SYNC_PS:
-            return sum(self.rounds.there_and_back) / self.links.sync_ps
+            return sum(self.rounds.there_and_back) / self.links.sync_ps + self.rounds.codec_seconds
         if self.rounds.partner == "all trainers":
             return 2 * (trainers - 1) / trainers * self.rounds.bytes / self.links.trainer
         return 2 * self.rounds.bytes / self.links.trainer if self.rounds.partner and trainers > 1 else 0.0
@@ -149,6 +151,7 @@ def forecast(config: Config, step: float, links: LinkSpeeds) -> Forecast:
         not (kind.each_thread and sync.by == "thread"),
         sync.fragments,
         *_by_codec(config, servers * sync.fragments),
+        _codec_seconds(config) / sync.fragments,
     )
     rows = iteration_bytes(distinct_rows(config), config.rows.layout.width) if config.topology.embedding_ps else 0.0
     return Forecast(Compute(step, config.data.batch_size, config.topology.threads), links, rounds, rows)
@@ -158,10 +161,18 @@ def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None
     """What a sync PS gets and sends in a round of one fragment, of so many messages for the whole vector; None each
     where there is no codec.
     """
-    if config.sync.codec == DENSE:
+    if config.sync.codec == config.sync.pull_codec == DENSE:
         return None, None
     found = ALGORITHMS[config.sync.algorithm].round_bytes(config.sync, config.topology, dense_parameters(config))
     return found[Link.CENTER_PUSH] / messages, found[Link.CENTER_PULL] / messages
+
+
+def _codec_seconds(config: Config) -> float:
+    """What encoding and decoding take of the processors, in a round over the whole vector."""
+    kind = ALGORITHMS[config.sync.algorithm]
+    if config.sync.codec == config.sync.pull_codec == DENSE or not issubclass(kind, Centered):
+        return 0.0
+    return kind.codec_seconds(config.sync, config.topology, dense_parameters(config))
 
 
 def iteration_bytes(rows: Sequence[float], width: int) -> float:

@@ -16,7 +16,7 @@ from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.run.requirements import checkpoint_copies, dense_parameters, kept_memory, memory_of_ranks, placement_of
-from ssmpi.sync import ALGORITHMS, SYNC_PS
+from ssmpi.sync import ALGORITHMS, SYNC_PS, pulls
 from ssmpi.sync.rows import row_gradient_bytes
 
 
@@ -99,6 +99,9 @@ def memory(config: Config, placement: Placement) -> str:
     for role, size in memory_of_ranks(config, placement).items():
         if config.topology.counts[role]:
             lines.append(f"  {role}: about {_bytes(size)}")
+    if mirrors := pulls.mirror_bytes(config.sync, config.topology, dense_parameters(config)):
+        each = _bytes(mirrors / config.topology.sync_ps)
+        lines.append(f"  of that for what each trainer holds of the center (sync.pull_codec): {each} on each sync PS")
     if kept := kept_memory(config, placement):
         shown = ", ".join(f"{role} {_bytes(size)}" for role, size in kept.items() if config.topology.counts[role])
         lines.append(f"  of that in {config.recovery.memory_folder}, to outlive a kill: {shown}")

@@ -29,7 +29,8 @@ from ssmpi.roles.progress import Progress
 from ssmpi.run import run_folder
 from ssmpi.run.requirements import kept_memory, placement_of
 from ssmpi.sync import Options as RoundOptions
-from ssmpi.sync.async_ps import AsyncPS, GradientCenter
+from ssmpi.sync.async_ps import AsyncPS
+from ssmpi.sync.gradient_center import GradientCenter
 from ssmpi.train import PARTS
 
 # Threads of killed ranks end with what killed them.

@@ -13,8 +13,8 @@ from datasets import make_dataset
 from ranks import WITHOUT_EXTRAS, Running, full_environment, python_path
 from runs import Run
 
-from ssmpi.bench.cluster import virtual_hosts
-from ssmpi.bench.cluster.virtual_hosts import NETWORK, PROJECT, VirtualHosts
+from ssmpi.bench.harness import virtual_hosts
+from ssmpi.bench.harness.virtual_hosts import NETWORK, PROJECT, VirtualHosts
 from ssmpi.core.errors import LOST, STOPPED
 
 LIMIT = 25  # seconds from a fault to the end of the job, of which 10 are waiting.frozen_seconds
@@ -210,7 +210,7 @@ def test_a_lost_host_is_replaced_by_a_spare_one_and_then_by_those_that_are_left(
 def test_hosts_end_with_whoever_started_them(tmp_path):
     """Also when that is killed: no process, namespace or network is left behind by a test that was."""
     script = (
-        "import sys, time; from ssmpi.bench.cluster.virtual_hosts import VirtualHosts, shared_folders\n"
+        "import sys, time; from ssmpi.bench.harness.virtual_hosts import VirtualHosts, shared_folders\n"
         "h = VirtualHosts(2, sys.argv[1], shared_folders()); print(*h._pids.values(), flush=True); time.sleep(60)"
     )
     environ = full_environment()

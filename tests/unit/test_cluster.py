@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from ssmpi import cli
-from ssmpi.bench.cluster import cluster, limited_links, scenarios, virtual_hosts
+from ssmpi.bench.cluster import cluster, scenarios
 from ssmpi.bench.cluster.scenarios import Scenario
+from ssmpi.bench.harness import limited_links, virtual_hosts
 from ssmpi.bench.harness.emulation import EmulatedStep, Emulation
 from ssmpi.bench.harness.jobs import Task
 from ssmpi.bench.harness.links import Bucket, Link, limit
@@ -26,7 +27,7 @@ from ssmpi.embedding import wire
 from ssmpi.run.requirements import dense_parameters
 from ssmpi.sync import SYNC_PS
 from ssmpi.sync.pace import NoPace
-from ssmpi.tools import forecast
+from ssmpi.tools import codec_worth, forecast
 from ssmpi.tools.forecast import EMBEDDING, STEP, SYNC, Compute, Forecast, LinkSpeeds, Rounds
 
 
@@ -408,7 +409,7 @@ def test_a_codec_makes_rounds_faster_by_what_both_directions_have_in_common(tmp_
     for algorithm in ("async_ps", "easgd"):
         for codec in ("dense", "threshold:0.99"):
             config = load(path, (f"sync.algorithm={algorithm}", f"sync.codec={codec}", "topology.sync_ps=1"))
-            found = forecast.forecast(config, 0.01, LinkSpeeds(sync_ps=10e6))
+            found = forecast.forecast(config, 0.01, LinkSpeeds(sync_ps=1e6))
             seconds[algorithm, codec], capacity[algorithm, codec] = found.round_seconds(1), found.round_capacity
             words[algorithm, codec] = "\n".join(forecast.arithmetic(found))
     gains = {name: seconds[name, "dense"] / seconds[name, "threshold:0.99"] for name in ("async_ps", "easgd")}
@@ -417,3 +418,40 @@ def test_a_codec_makes_rounds_faster_by_what_both_directions_have_in_common(tmp_
     assert capacity["async_ps", "threshold:0.99"] == capacity["async_ps", "dense"]
     assert "a round is 2.0 times as fast" in words["async_ps", "threshold:0.99"]
     assert "codec" not in words["async_ps", "dense"]
+
+
+CODED = Rounds(SYNC_PS, 200_000, 1.0, pushed=4_000, codec_seconds=75e-6)  # 1.5 ns each of 50,000 entries
+
+
+def test_a_codec_is_worth_it_where_the_formulas_of_one_trainer_say_so():
+    """By hand: a step s, link times D and C of dense and coded rounds, k of the codec. (s + D) / (s + C + k) = 1.37."""
+    step, times, both, coded = COMPUTE.step, codec_worth.WANTED, 400_000, 204_000
+    for rounds, coded in ((CODED, 204_000), (replace(CODED, pulled=4_000), 8_000)):
+        found = Forecast(COMPUTE, LinkSpeeds(10e6), rounds)
+        rate = (both - times * coded) / ((times - 1) * step + times * 75e-6)
+        assert codec_worth.gain(found, rate, 1) == pytest.approx(times)
+        even = (both - coded) / 75e-6
+        assert codec_worth.gain(found, even, 1) == pytest.approx(1)
+        (line,) = codec_worth.sentence(found, 1)
+        assert f"1.37 times dense EPS below {rate / 1e6:.1f}"[:-1] in line
+        assert f"link time is {both / rate / step:.2g} of the steps" in line
+    assert codec_worth.sentence(Forecast(COMPUTE, LinkSpeeds(10e6), Rounds(SYNC_PS, 200_000, 1.0)), 1) == []
+
+
+def test_over_a_full_link_fewer_pushes_gain_nothing_while_pulls_are_whole():
+    """Neither examples nor, in the background, rounds: the link is full of pulls, which go the other way."""
+    for period, what in ((1.0, "EPS"), (0.0, "rounds")):
+        whole = Forecast(COMPUTE, LinkSpeeds(1e6), replace(CODED, period=period))
+        assert codec_worth.gain(whole, 1e6, 16) == pytest.approx(1)
+        (line,) = codec_worth.sentence(whole, 16)
+        assert f"times dense {what} at most" in line
+        assert line.endswith("here, over 1.0 MB/s, 1.00 times: not worth it")
+        encoded = replace(whole, rounds=replace(whole.rounds, pulled=4_000))
+        assert codec_worth.gain(encoded, 1e6, 16) == pytest.approx(50)  # as many times as there are fewer bytes
+
+
+def test_where_links_carry_anything_no_codec_is_worth_it():
+    """As in the memory of one host."""
+    (line,) = codec_worth.sentence(Forecast(COMPUTE, LinkSpeeds(), CODED), 1)
+    assert line.endswith("where links carry any, not worth it")
+    assert codec_worth.gain(Forecast(COMPUTE, LinkSpeeds(), CODED), 1e12, 1) < 1

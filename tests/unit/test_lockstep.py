@@ -58,10 +58,13 @@ def test_rounds_of_one_trainer_and_its_center_are_those_of_a_run(tmp_path, small
     assert_same_bits(run, real)
 
 
-@pytest.mark.parametrize("codec", ["dense", "threshold:0.9"])
-def test_pushes_of_one_trainer_are_those_of_a_run(tmp_path, small_data, codec):
-    """By the message, to the last bit."""
+@pytest.mark.parametrize(
+    ("codec", "pulls"), [("dense", "dense"), ("threshold:0.9", "dense"), ("bf16", "threshold:0.9")]
+)
+def test_pushes_of_one_trainer_are_those_of_a_run(tmp_path, small_data, codec, pulls):
+    """By the message, to the last bit; pulls too."""
     pushes = ("sync.algorithm=async_ps", f"sync.codec={codec}", "sync.life_span=10", "topology.sync_ps=1")
+    pushes = (*pushes, f"sync.pull_codec={pulls}")
     real = train_over_threads(tmp_path / "real", small_data, *FIXED_RATE, *pushes)
     run = in_lockstep(tmp_path / "lockstep", small_data, *FIXED_RATE, *pushes, gap=4)
     np.testing.assert_array_equal(run.progress.losses, real.losses())
@@ -164,14 +167,15 @@ def test_cases_are_compared_by_pairs_of_seeds(tmp_path, small_data, monkeypatch,
         seeds = lockstep.dense, lockstep.embedding, lockstep.order
         assert len(set(seeds)) == 1
         ne = seeds[0] * (1.01 if other else 1.0) + (0.002 * seeds[0] * (seeds[0] - 2) if other else 0)
-        return {"test": {"ne": ne}, "push_bytes": 50.0 if other else 1000.0, **({"density": 0.05} if other else {})}
+        found = {"push_bytes": 50.0, "pull_bytes": 100.0, "density": 0.05}
+        return {"test": {"ne": ne}, **(found if other else {"push_bytes": 1000.0, "pull_bytes": 1000.0})}
 
     monkeypatch.setattr(paired, "one", one)
     paired.measure(cases, "test", 3, tmp_path / "out.json")
     line = capsys.readouterr().out.splitlines()[-1].split()
     expected = np.array([0.8, 1.0, 1.2])
-    assert line[-9:-5] == [f"+{expected.mean():.3f}", "±", f"{expected.std(ddof=1) / 3**0.5:.3f}", "%"]
-    assert (line[-5], line[-3]) == ("0.0500", "20.0")
+    assert line[-11:-7] == [f"+{expected.mean():.3f}", "±", f"{expected.std(ddof=1) / 3**0.5:.3f}", "%"]
+    assert (line[-7], line[-4:-1]) == ("0.0500", ["20.0", "10.0", "13.3"])  # pushes, pulls and both
     assert len(json.loads((tmp_path / "out.json").read_text())["runs"]) == 6
     with pytest.raises(SettingsError, match="--runs must be at least 2"):
         paired.measure(cases, "test", 1, None)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ssmpi.bench.cluster import scenario_picture
-from ssmpi.bench.cluster.limited_links import limited_hosts
 from ssmpi.bench.cluster.scenarios import SCENARIOS, Scenario, ordered
 from ssmpi.bench.harness import data, machine
 from ssmpi.bench.harness.emulation import Emulation
 from ssmpi.bench.harness.jobs import Jobs, Start
+from ssmpi.bench.harness.limited_links import limited_hosts
 from ssmpi.bench.harness.reporting import chosen, plain, publish, say
 from ssmpi.bench.harness.results import JobResult
 from ssmpi.bench.harness.windows import Timing

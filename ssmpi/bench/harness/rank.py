@@ -21,6 +21,7 @@ from ssmpi.comm import failure, signals
 from ssmpi.config import Config, load
 from ssmpi.core import log
 from ssmpi.core.topology import Role
+from ssmpi.core.traffic import LINKS
 from ssmpi.train import PARTS
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
             "rounds/seconds": float(sum(s.tally[1] for s in trainer.synchronizers)),
             "host/busy": process_usage.host_busy(),
         }
-        own = {f"rss/{world.who}": float(process_usage.private_memory())}
+        own = {f"rss/{world.who}": float(process_usage.private_memory())} | sent_by(world)
         return {**counted, **own, **process_usage.own_cpu(), **process_usage.of_servers(servers), **probe.read()}
 
     def measure() -> None:
@@ -111,6 +112,11 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     found["eps"] = [rate * batch for rate in ticks.rates(edges)]
     found["interrupted"] = ticks.interrupted(edges)
     return found
+
+
+def sent_by(world: World) -> Readings:
+    """Payload of this rank so far, by class of link."""
+    return {f"bytes/{name}": float(size) for name, size in zip(LINKS, world.traffic.totals(), strict=False)}
 
 
 if __name__ == "__main__":

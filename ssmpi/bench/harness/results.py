@@ -24,14 +24,15 @@ class Visit(TypedDict):
 
 
 class TrainerResult(Visit):
-    """``interrupted``: in which windows a pass ended; ``growth`` of each counter by window; ``rows`` exchanged; what
-    the probe has ``seen`` at the end.
+    """``interrupted``: in which windows a pass ended; ``growth`` of each counter by window; ``rows`` exchanged; payload
+    ``bytes`` by class of link; what the probe has ``seen`` at the end.
     """
 
     interrupted: list[bool]
     growth: dict[str, list[float]]
     stages: Readings
     rows: float
+    bytes: Readings
     seen: Sample
 
 
@@ -61,6 +62,7 @@ def of_trainer(edges: Sequence[float], readings: list[Readings], seen: Sample) -
         "rounds": spent(readings, "rounds")["all"],
         "stages": spent(readings, "stage"),
         "rows": spent(readings, "rows").get("exchanged", 0.0),
+        "bytes": spent(readings, "bytes"),
         "seen": seen,
     }
 
@@ -83,6 +85,7 @@ def together(trainers: Sequence[TrainerResult]) -> JobResult:
         "rounds": sum(found["rounds"] for found in trainers) / len(trainers),
         "stages": added(found["stages"] for found in trainers),
         "rows": sum(found["rows"] for found in trainers),
+        "bytes": added(found["bytes"] for found in trainers),
         "seen": first["seen"],
     }
 

@@ -20,6 +20,7 @@ from ssmpi.sync import pushes
 from ssmpi.sync.async_ps import AccumulatingStep
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.peers import LocalTrainer, ReplicaMemory
+from ssmpi.sync.pulls import PulledCenter, PullMirrors
 from ssmpi.sync.pushes import Encoders, PendingGradients
 from ssmpi.sync.selected import SelectedEntries, pull_at
 
@@ -47,6 +48,9 @@ class PushRounds(CenterRounds):
         self._sum = np.empty_like(self._center)
         self._step, size = optimizer(pushing.dense)(self._center), self._center.size
         self._traffic = Traffic(on=True)
+        self._pulls = [PulledCenter(options, [[slice(0, size)]], size) for _ in replicas]
+        self._mirrors = PullMirrors(options) if options.pull_codec != DENSE else None
+        self._fetch()
         self._accounts = [
             [PendingGradients(np.zeros_like(self._center), 1.0) for _ in range(pushing.threads)] for _ in replicas
         ]
@@ -68,9 +72,30 @@ class PushRounds(CenterRounds):
     def _exchange(self, tick: int, trainer: int) -> None:
         snapshot = self.replicas[trainer].copy()
         self._step(self._sum, self._push(trainer))
-        self._traffic.add(Link.CENTER_PULL, self._center.nbytes)
-        self.move(tick, trainer, self._center.copy(), snapshot)
+        self.move(tick, trainer, self._pull(trainer), snapshot)
         self.count += 1
+
+    def close(self) -> None:
+        """As the base class; then the center is scored, which all fetch for it."""
+        super().close()
+        self._fetch()
+
+    def _fetch(self) -> None:
+        """Every trainer has the whole center, and is told what changes from there."""
+        if self._mirrors:
+            for k, pulled in enumerate(self._pulls):
+                pulled.center[:] = self._center
+                self._mirrors.fetched((k, 0), 0, self._center)
+
+    def _pull(self, trainer: int) -> np.ndarray:
+        """The center, or what the trainer is told of it; a copy."""
+        if self._mirrors is None:
+            self._traffic.add(Link.CENTER_PULL, self._center.nbytes)
+            return self._center.copy()
+        payload = self._mirrors.answer((trainer, 0), 0, self._center)
+        self._traffic.add(Link.CENTER_PULL, payload.size)
+        self._pulls[trainer].receive(0, [payload])
+        return self._pulls[trainer].center.copy()
 
     def _push(self, trainer: int) -> float:
         """Make the sum what the center is pushed; the factor of its learning rate."""

@@ -76,16 +76,24 @@ def table(results: Sequence[dict[str, Any]], names: Sequence[str], split: str) -
     """One line a case; relative to the first one, by pairs of seeds, with the standard error of the mean."""
     width, of = max(map(len, names)), {name: [r for r in results if r["case"] == name] for name in names}
     first = of[names[0]]
-    lines = [f"{'':{width}}  {split + ' NE':>10}  relative NE (pairs)   density  push MB  times less  pull MB  CPU s"]
+    heads = "relative NE (pairs)   density  push MB  pull MB  times less: push    pull    both  CPU s"
+    lines = [f"{'':{width}}  {split + ' NE':>10}  {heads}"]
     for name in names:
         ne, reference = (np.array([r[split]["ne"] for r in runs]) for runs in (of[name], first))
         change = 100 * (ne / reference - 1)
         error = change.std(ddof=1) / math.sqrt(len(change))
-        pushed, before = (float(np.mean([r.get("push_bytes", 0.0) for r in runs])) for runs in (of[name], first))
-        pulled = float(np.mean([r.get("pull_bytes", 0.0) for r in of[name]]))
         density, cpu = (float(np.mean([r.get(key, 1.0) for r in of[name]])) for key in ("density", "cpu_seconds"))
-        less = f"{before / pushed:10.1f}" if pushed else f"{'-':>10}"
         relative = "reference" if name == names[0] else f"{change.mean():+.3f} ± {error:.3f} %"
-        quality = f"{name:{width}}  {ne.mean():10.5f}  {relative:>19}"
-        lines.append(f"{quality}  {density:8.4f}  {pushed / 1e6:7.2f}  {less}  {pulled / 1e6:7.2f}  {cpu:5.1f}")
+        quality = f"{name:{width}}  {ne.mean():10.5f}  {relative:>19}  {density:8.4f}"
+        lines.append(f"{quality}  {_traffic(of[name], first)}  {cpu:5.1f}")
     return "\n".join(lines)
+
+
+def _traffic(runs: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]]) -> str:
+    """Bytes pushed and pulled; how many times less these and both are than those of the first case."""
+    own, before = (
+        np.array([np.mean([r.get(name, 0.0) for r in of]) for name in ("push_bytes", "pull_bytes")])
+        for of in (runs, first)
+    )
+    less = [b / a if a else math.nan for a, b in zip((*own, own.sum()), (*before, before.sum()), strict=True)]
+    return f"{own[0] / 1e6:7.2f}  {own[1] / 1e6:7.2f}  {less[0]:16.1f}  {less[1]:6.1f}  {less[2]:6.1f}"

@@ -1,5 +1,5 @@
-"""Measured jobs on virtual hosts, for ``ssmpi bench cluster --virtual-hosts``: all trainers on the first, each server
-on one of its own, whose link the kernel limits (Linux's token bucket filter).
+"""Measured jobs on virtual hosts, for ``--virtual-hosts``: all trainers on the first, each server on one of its own,
+whose link the kernel limits (Linux's token bucket filter).
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ssmpi.bench.cluster import virtual_hosts
-from ssmpi.bench.cluster.virtual_hosts import NETWORK, HostError, VirtualHosts
+from ssmpi.bench.harness import virtual_hosts
 from ssmpi.bench.harness.jobs import Start
+from ssmpi.bench.harness.virtual_hosts import NETWORK, HostError, VirtualHosts
 from ssmpi.cluster import launch, session_folder
 from ssmpi.cluster.site import Launcher
 from ssmpi.core.mpi_environment import ON_ONE_HOST, environment

@@ -1,0 +1,97 @@
+"""Pulls of weights by a codec: a sync PS keeps a mirror of what each client, a trainer or one of its threads, holds of
+its shard, and answers a push with what is furthest from there (EF21; see ``compress.mirror``).
+
+Encoded pushes change few entries, so ``threshold:0``, which drops nothing and sends no entry that is as it was, is a
+whole pull to the last bit in few of its bytes. With any other share the client follows what it was told, so an entry
+that it has not heard of for long is as old as that, in the replica too; nothing is lost, because all that was learned
+is in the center or in what was not pushed.
+
+A client fetches the center whole when it begins and when a part of a run ends, and both ends begin anew from there:
+mirrors are neither in checkpoints nor in memory that outlives a process, and any number of trainers goes on.
+
+A mirror's thresholds are those of whole shards: a sync PS knows no layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ssmpi import compress
+from ssmpi.compress import Copy, Mirror
+from ssmpi.core.topology import Topology
+from ssmpi.sync import pushes
+from ssmpi.sync.options import DENSE, RoundOptions
+from ssmpi.sync.pushes import Shards
+
+Client = tuple[int, int]  # rank and thread
+
+
+class PulledCenter:
+    """A client's end: ``center`` float32 (parameters,) as it was told."""
+
+    def __init__(self, options: RoundOptions, shards: Shards, size: int) -> None:
+        compress.compile_kernels(options.pull_codec)
+        self.center = np.zeros(size, np.float32)
+        self._copies = [[Copy(self.center[part]) for part in parts] for parts in shards]
+
+    def receive(self, fragment: int, answers: Sequence[np.ndarray]) -> None:
+        """Take in the payload of each sync PS about a fragment."""
+        for copy, answer in zip(self._copies[fragment], answers, strict=True):
+            copy.receive(answer)
+
+
+class PullMirrors:
+    """A sync PS's end, for all clients."""
+
+    def __init__(self, options: RoundOptions) -> None:
+        self._kind, self._options = codec_of(options)
+        compress.compile_kernels(options.pull_codec)
+        self._mirrors: dict[tuple[Client, int], Mirror] = {}
+        self._room = np.empty(0, np.float32)
+
+    def fetched(self, client: Client, fragment: int, shard: np.ndarray) -> None:
+        """A client is sent all of its shard of a fragment, float32 (shard,), and begins anew from there."""
+        if (client, fragment) not in self._mirrors:
+            state = np.zeros(self._kind.state_size(self._options, shard.size, ()))
+            codec = self._kind(self._options, shard.size, (), state, hash((client, fragment)) % 2**31)
+            if self._room.size < shard.size:
+                self._room = np.empty(shard.size, np.float32)
+            self._mirrors[client, fragment] = Mirror(codec, np.empty_like(shard), self._room)
+        self._mirrors[client, fragment].copy[:] = shard
+
+    def answer(self, client: Client, fragment: int, shard: np.ndarray) -> np.ndarray:
+        """What a client is told of its shard of a fragment: a payload, valid until its next."""
+        return self._mirrors[client, fragment].send(shard)
+
+
+def codec_of(options: RoundOptions) -> tuple[type[compress.Codec], compress.CodecOptions]:
+    """The codec of pulls; SettingsError if there is none of that name."""
+    return compress.parse(
+        options.pull_codec, compress.CodecOptions(life_span=options.life_span, refresh=options.refresh)
+    )
+
+
+def expected_bytes(options: RoundOptions, shards: Shards, topology: Topology) -> float:
+    """Payload of a pull of every fragment from all sync PSs, at the density asked for; or of what has changed, where
+    that is less: what every thread pushes between two pulls of one.
+    """
+    (kind, own), (pushing, pushed) = codec_of(options), pushes.codec_of(options)
+    if kind.takes_share and pushing.takes_share:
+        changed = topology.trainers * topology.threads * (1.0 - pushed.share)
+        own = replace(own, share=max(own.share, 1.0 - changed))
+    return sum(kind.expected_bytes(own, part.stop - part.start) for parts in shards for part in parts)
+
+
+def mirror_bytes(options: RoundOptions, topology: Topology, parameters: int) -> float:
+    """Memory of the mirrors of all clients, on all sync PSs together: each of as many bytes as the vector, and a
+    payload.
+    """
+    if options.pull_codec == DENSE:
+        return 0.0
+    kind, own = codec_of(options)
+    each = options.pace == "fixed_rate" and options.by == "thread"
+    clients = topology.trainers * (topology.threads if each else 1)
+    return clients * (4.0 * parameters + kind.expected_bytes(own, parameters))
