@@ -31,8 +31,7 @@ class Stop:
         self._asked = asked
         self._phase, self._changing = Phase.RUNNING, threading.Lock()
 
-    @property
-    def pausing(self) -> bool:
+    def must_pause(self) -> bool:
         """Whether worker threads are to come to rest between two batches, to pause or to stop."""
         return self._phase is not Phase.RUNNING or self._asked()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 
-@dataclass(frozen=True)
+@dataclass  # frozen, it would take three times as long to make, in every step
 class Batch:
     """ids int32 (batch, sparse features); dense float32 (batch, dense features); labels float32 (batch,), NaN in
     unlabelled data.

@@ -75,11 +75,12 @@ class TrainedRows:
 
     def add(self, thread: int, rows: Piece) -> None:
         """A thread has trained on some rows that follow those of the same pieces that it has trained on before."""
-        self.rows[thread] += rows.rows
+        block, start, stop = rows
+        self.rows[thread] += stop - start
         self.batches[thread] += 1
-        for number, piece in self._of_block[rows.block]:
-            if overlap(piece, rows):
-                self._bank[number] = min(rows.stop, piece.stop) - piece.start
+        for number, piece in self._of_block[block]:
+            if piece.start < stop and start < piece.stop:
+                self._bank[number] = min(stop, piece.stop) - piece.start
 
     def kept(self) -> tuple[Deal, np.ndarray] | None:
         """The last deal of an earlier process, and how many rows of each of its pieces were trained on here."""

@@ -106,15 +106,16 @@ class Lookups:
     def _arrive_held(self, lookup: Lookup) -> Lookup:
         """As ``arrive``; the first rows after a cut are those from before it."""
         self.arrive(lookup)
-        values, self._held.values = self._held.values, None
-        if values is not None and values.shape == lookup.values.shape:  # not if the batch size was changed meanwhile
-            lookup.values[...] = values
+        if self._held.values is not None:
+            values, self._held.values = self._held.values, None
+            if values.shape == lookup.values.shape:  # not if the batch size was changed meanwhile
+                lookup.values[...] = values
         return lookup
 
     def push(self, lookup: Lookup, gradients: np.ndarray, factor: float = 1.0) -> None:
         """Send gradients float32 (batch, features, width) of ``lookup.values``; those of one row are summed first."""
         summed = self._summed[: lookup.found]
-        kernels.sum_by_row(gradients.reshape(lookup.flat.shape), lookup.inverse, summed)
+        kernels.sum_by_row(gradients, lookup.inverse, summed)
         self._transport.update(lookup, summed, factor, self._thread)
 
     def _next_lookup(self, batch: int) -> Lookup:

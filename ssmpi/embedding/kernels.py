@@ -211,12 +211,16 @@ def expand(distinct: np.ndarray, inverse: np.ndarray, out: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def sum_by_row(gradients: np.ndarray, inverse: np.ndarray, out: np.ndarray) -> None:
-    """out[k] = sum of gradients[i] over inverse[i] == k, in order of i: an id that occurs twice is one update."""
+    """out[k] = sum of gradients[i] over inverse[i] == k, in order of i: an id that occurs twice is one update.
+
+    gradients (ids, width) or (batch, features, width): a view that is made in here costs no interpreter lock.
+    """
+    flat = gradients.reshape(inverse.shape[0], out.shape[1])
     out[:] = 0.0
     for i in range(inverse.shape[0]):
         k = inverse[i]
         for j in range(out.shape[1]):
-            out[k, j] += gradients[i, j]
+            out[k, j] += flat[i, j]
 
 
 @njit(cache=True, nogil=True)

@@ -12,7 +12,7 @@ from ssmpi.embedding import kernels
 
 class Lookup:
     """One batch's rows on their way: ``values`` float32 (batch, features, dim) once they have arrived; ``flat`` are the
-    same, (batch * features, dim). ``parts`` says which of the distinct rows are those of each PS.
+    same, (batch * features, dim). ``parts`` says which of the ``found`` distinct rows are those of each PS.
     """
 
     def __init__(self, batch: int, features: int, dim: int, servers: int) -> None:
@@ -22,6 +22,7 @@ class Lookup:
         self.distinct = np.empty((most, dim), np.float32)
         self._values = np.empty((batch, features, dim), np.float32)
         self.parts: list[slice] = []
+        self.found = 0
         self.requests: list[MPIRequest] = []
         self.resize(batch)
 
@@ -33,12 +34,8 @@ class Lookup:
 
     def cut(self) -> None:
         """``starts`` has been filled in."""
-        self.parts = [slice(start, stop) for start, stop in itertools.pairwise(self.starts.tolist())]
-
-    @property
-    def found(self) -> int:
-        """How many distinct rows there are."""
-        return int(self.parts[-1].stop)
+        starts = self.starts.tolist()
+        self.parts, self.found = [slice(start, stop) for start, stop in itertools.pairwise(starts)], starts[-1]
 
     def occurrences(self) -> np.ndarray:
         """int32 (found,): how often each of the distinct rows is in the batch."""

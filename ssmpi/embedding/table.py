@@ -93,28 +93,24 @@ class RowArray:
         self.weights = memory[:edge].view(np.float32).reshape(count, layout.width)
         self.state = memory[edge:].view(np.float32).reshape(-1, layout.groups)
         self._sums = self.state if layout.groups > 1 else self.state.reshape(-1)
-        self._step = self._adagrad if options.adagrad else self._sgd
+        self._rate, self._epsilon = options.settings.rate, options.settings.epsilon
+        self._adagrad = kernels.grouped_adagrad if layout.groups > 1 else kernels.rowwise_adagrad
         self._observe: Observe | None = None
 
     def update(self, rows: np.ndarray, gradients: np.ndarray, factor: float, times: np.ndarray | None = None) -> None:
         """Apply gradients float32 (n, dim) of different rows int32 (n,) at ``factor`` times the learning rate;
         ``times`` int32 (n,) says for how many accesses each, None that they do not count.
         """
-        self._step(rows, gradients, factor)
+        if self.options.settings.optimizer == "sgd":
+            kernels.sgd(self.weights, rows, gradients, self._rate * factor)
+        else:
+            self._adagrad(self.weights, self._sums, rows, gradients, self._rate * factor, self._epsilon)
         if self._observe and times is not None:
             self._observe(rows, times)
 
     def tell(self, observe: Observe) -> None:
         """From now on ``observe`` is called with the rows of each update, after it: what was counted has happened."""
         self._observe = observe
-
-    def _sgd(self, rows: np.ndarray, gradients: np.ndarray, factor: float) -> None:
-        kernels.sgd(self.weights, rows, gradients, self.options.settings.rate * factor)
-
-    def _adagrad(self, rows: np.ndarray, gradients: np.ndarray, factor: float) -> None:
-        settings, grouped = self.options.settings, self.options.layout.groups > 1
-        kernel = kernels.grouped_adagrad if grouped else kernels.rowwise_adagrad
-        kernel(self.weights, self._sums, rows, gradients, settings.rate * factor, settings.epsilon)
 
 
 class Arena(RowArray):

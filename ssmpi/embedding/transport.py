@@ -162,32 +162,34 @@ class RemoteTables:
 
     def collect(self, lookup: RowLookup) -> None:
         """Wait for all replies."""
-        wait_all(lookup.requests, self._waiting, f"the embedding PSs ({len(self._servers)})")
-        lookup.requests = []
+        if lookup.requests:
+            wait_all(lookup.requests, self._waiting, f"the embedding PSs ({len(self._servers)})")
+            lookup.requests = []
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """In place, or one message a PS, not waited for; at most ``pushes_in_flight`` batches are on their way."""
-        queue = self._in_flight.setdefault(thread, deque())
-        while len(queue) >= self._options.settings.pushes_in_flight:
-            wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
-        sent = self._sent.by_thread[thread]
         times = lookup.occurrences() if self.tracking.counts else None
-        requests, messages = [], []
+        messages = []
         for index, (rows, near) in enumerate(zip(lookup.parts, self._near, strict=True)):
             counted = None if times is None else times[rows]
             if near:
                 near.update(lookup.rows[rows], gradients[rows], factor, counted)
                 self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
-                messages.append(wire.push(factor, lookup.rows[rows], gradients[rows], counted))
-                sent[index] += 1
-                requests.append(
-                    self._conversation.isend(
-                        messages[-1], self._servers[index], wire.tag(wire.PUSH, thread), Link.EMBEDDING_PUSH
-                    )
-                )
-        if requests:
-            queue.append((requests, messages))
+                messages.append((index, wire.push(factor, lookup.rows[rows], gradients[rows], counted)))
+        if messages:
+            self._send(messages, thread)
+
+    def _send(self, messages: list[tuple[int, np.ndarray]], thread: int) -> None:
+        """The pushes of one batch to PSs by their numbers."""
+        queue = self._in_flight.setdefault(thread, deque())
+        while len(queue) >= self._options.settings.pushes_in_flight:
+            wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
+        sent, tag, requests = self._sent.by_thread[thread], wire.tag(wire.PUSH, thread), []
+        for index, message in messages:
+            sent[index] += 1
+            requests.append(self._conversation.isend(message, self._servers[index], tag, Link.EMBEDDING_PUSH))
+        queue.append((requests, [message for _, message in messages]))
 
     def drain(self) -> None:
         """Wait until every push of this trainer has been applied. Call when its threads are at rest."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from ssmpi.core.frame import Frame, array_at
 from ssmpi.model import blas, blocks, brgemm, kernels, products
 from ssmpi.model.instructions import run
 from ssmpi.model.products import Products
-from ssmpi.model.program import BY_A, DETAIL, FLAGS, HALF, INPUTS, KIND, LINEAR, OUT, OUTPUTS, WEIGHT, Program
+from ssmpi.model.program import BY_A, COLUMNS, DETAIL, FLAGS, HALF, INPUTS, KIND, LINEAR, OUT, OUTPUTS, WEIGHT, Program
 
 PIECE = 512  # examples: measured best of 128 to 2048 on 1 MB of second-level cache a core
 
@@ -28,13 +29,16 @@ class Results:
     """Room for what a step returns, which stays: it is valid until the next step."""
 
     def __init__(self) -> None:
-        self._logits, self._by_rows = np.empty(0, np.float32), np.empty(0, np.float32)
+        self._whole = self._used = np.empty(0, np.float32), np.empty(0, np.float32)
 
     def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Logits float32 (batch,) and gradients by ``rows``, float32 (batch, tables, width), to be filled."""
-        if rows.size > self._by_rows.size or rows.shape[1:] != self._by_rows.shape[1:]:
-            self._logits, self._by_rows = np.empty(len(rows), np.float32), np.empty_like(rows)
-        return self._logits[: len(rows)], self._by_rows[: len(rows)]
+        if rows.shape != self._used[1].shape:
+            logits, by_rows = self._whole
+            if rows.size > by_rows.size or rows.shape[1:] != by_rows.shape[1:]:
+                logits, by_rows = self._whole = np.empty(len(rows), np.float32), np.empty_like(rows)
+            self._used = logits[: len(rows)], by_rows[: len(rows)]
+        return self._used
 
 
 class CompiledStep:
@@ -49,77 +53,71 @@ class CompiledStep:
         kernels: brgemm.Kernels = brgemm.NONE,
     ) -> None:  # fmt: skip
         blas.use_one_thread()
-        self._products = Products(sgemm, blocks.operands(kernels, program.layers, PIECE))
-        self._table, self._weights, self._gradients = program.table, weights, gradients
-        self._values, self._by_values = np.empty((2, PIECE * program.floats), np.float32)
+        operands = blocks.operands(kernels, program.layers, PIECE)
+        values, by_values = np.empty((2, PIECE * program.floats), np.float32)
+        arrays = operands.copies, operands.room, program.table, weights, gradients, values, by_values
+        self._frame = Frame((sgemm, *kernels), arrays)
         self._results = Results()
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What it returns is valid until the next call."""
         logits, by_rows = self._results.of(rows)
-        _step(
-            self._products, self._table, self._weights, self._gradients, self._values, self._by_values,
-            dense, rows.reshape(-1), labels, logits, by_rows.reshape(-1),
-        )  # fmt: skip
+        _step(self._frame.words, dense, rows, labels, logits, by_rows, True)
         return logits, by_rows
 
     def score(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Logits float32 (batch,), without gradients."""
         logits = np.empty(len(dense), np.float32)
-        _score(
-            self._products, self._table, self._weights, self._gradients, self._values, self._by_values,
-            dense, rows.reshape(-1), logits,
-        )  # fmt: skip
+        _step(self._frame.words, dense, rows, logits, logits, rows, False)
         return logits
+
+
+COPIES, ROOM, TABLE, WEIGHTS, GRADIENTS, VALUES, BY_VALUES = range(4, 18, 2)  # in the frame, after four addresses
 
 
 @njit(cache=True, nogil=True)
 def _step(
-    by: Products, table: np.ndarray, weights: np.ndarray, gradients: np.ndarray, values: np.ndarray,
-    by_values: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, logits: np.ndarray,
-    by_rows: np.ndarray,
+    frame: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, logits: np.ndarray,
+    by_rows: np.ndarray, learn: bool,
 ) -> None:  # fmt: skip
-    """The batch in pieces: what an instruction writes is in cache when the next one reads it."""
-    count = len(labels)
+    """The batch in pieces: what an instruction writes is in cache when the next one reads it. Unless it is to
+    ``learn``, forward only.
+    """
+    flat = array_at(frame, TABLE, np.int64)
+    table = flat.reshape(flat.size // COLUMNS, COLUMNS)
+    weights, gradients = array_at(frame, WEIGHTS, np.float32), array_at(frame, GRADIENTS, np.float32)
+    values, by_values = array_at(frame, VALUES, np.float32), array_at(frame, BY_VALUES, np.float32)
+    copies, room = array_at(frame, COPIES, np.uint16), array_at(frame, ROOM, np.uint16)
+    by = Products(frame[0], blocks.Operands(brgemm.Kernels(frame[1], frame[2], frame[3]), copies, room))
+    count = len(logits)
     if not count:
-        gradients[:] = 0.0
+        if learn:
+            gradients[:] = 0.0
         return
     _refresh(by, table, weights)
-    size, width, logit, end = -(-count // -(-count // PIECE)), rows.size // count, table[-1, OUT], len(table)
+    features, own, by_own = dense.reshape(dense.size), rows.reshape(rows.size), by_rows.reshape(by_rows.size)
+    size = -(-count // -(-count // PIECE)) if learn else PIECE
+    across, width, logit = dense.shape[1], rows.size // count, table[-1, OUT]
     for start in range(0, count, size):
         stop = min(start + size, count)
-        n, fresh = stop - start, start == 0
-        own, by_own = rows[start * width : stop * width], by_rows[start * width : stop * width]
-        values[: n * dense.shape[1]] = dense[start:stop].ravel()
-        run(by, table, 0, end, False, n, fresh, weights, gradients, values, by_values, own, by_own)
-        logits[start:stop] = values[n * logit : n * logit + n]
-        kernels.by_logits(logits[start:stop], labels[start:stop], count, by_values[n * logit : n * logit + n])
-        run(by, table, 0, end, True, n, fresh, weights, gradients, values, by_values, own, by_own)
+        n = stop - start
+        kernels.copy(features[start * across : stop * across], values)
+        for backward in range(1 + learn):
+            if backward:
+                kernels.by_logits(logits[start:stop], labels[start:stop], count, by_values[n * logit : n * logit + n])
+            run(
+                by, table, 0, len(table), backward == 1, n, start == 0, weights, gradients, values, by_values,
+                own[start * width : stop * width], by_own[start * width : stop * width],
+            )  # fmt: skip
+            if not backward:
+                kernels.copy(values[n * logit : n * logit + n], logits[start:stop])
     brgemm.release(by.operands.kernels)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def _refresh(by: Products, table: np.ndarray, weights: np.ndarray) -> None:
     """Lay out the weights as they are now, once a step."""
     for row in table:
         if row[KIND] == LINEAR:
             half, wanted = row[FLAGS] & HALF != 0, row[FLAGS] & BY_A != 0
             products.refresh(by, half, row[DETAIL], weights[row[WEIGHT] :], row[OUTPUTS], row[INPUTS], wanted)
-
-
-@njit(cache=True, nogil=True)
-def _score(
-    by: Products, table: np.ndarray, weights: np.ndarray, gradients: np.ndarray, values: np.ndarray,
-    by_values: np.ndarray, dense: np.ndarray, rows: np.ndarray, logits: np.ndarray,
-) -> None:  # fmt: skip
-    count = len(logits)
-    if not count:
-        return
-    _refresh(by, table, weights)
-    width, logit = rows.size // count, table[-1, OUT]
-    for start in range(0, count, PIECE):
-        stop = min(start + PIECE, count)
-        n, own = stop - start, rows[start * width : stop * width]
-        values[: n * dense.shape[1]] = dense[start:stop].ravel()
-        run(by, table, 0, len(table), False, n, True, weights, gradients, values, by_values, own, own)
-        logits[start:stop] = values[n * logit : n * logit + n]

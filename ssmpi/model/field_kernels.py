@@ -125,12 +125,12 @@ def by_pairs(vectors: np.ndarray, by_out: np.ndarray, out: np.ndarray, add: bool
                 out[b, i, k] = gradient + (out[b, i, k] if add else np.float32(0.0))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def forward(row: np.ndarray, n: int, x: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
     """One instruction ``row`` over ``n`` examples, from its input ``x``; all flat."""
     kind, k, detail, weight = row[KIND], row[INPUTS], row[DETAIL], row[WEIGHT]
     if kind == ADD:
-        hand_on(x.reshape(n, k), out.reshape(n, k), detail != 0)
+        hand_on(x.reshape(n, k), 0, out.reshape(n, k), detail != 0)
     elif kind == TAKE:
         tables = k // row[BIAS]
         take(x.reshape(n, tables, row[BIAS]), detail, out.reshape(n, tables, out.size // (n * tables)))
@@ -142,7 +142,7 @@ def forward(row: np.ndarray, n: int, x: np.ndarray, weights: np.ndarray, out: np
         pairs(x.reshape(n, k // detail, detail), out)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def backward(
     row: np.ndarray, n: int, fresh: bool, x: np.ndarray, by_x: np.ndarray, weights: np.ndarray, gradients: np.ndarray,
     by_out: np.ndarray,
@@ -151,7 +151,7 @@ def backward(
     kind, k, detail, weight = row[KIND], row[INPUTS], row[DETAIL], row[WEIGHT]
     wanted, add = row[FLAGS] & BY_A != 0, row[FLAGS] & ADD_A != 0
     if kind == ADD and wanted:
-        hand_on(by_out.reshape(n, k), by_x.reshape(n, k), add)
+        hand_on(by_out.reshape(n, k), 0, by_x.reshape(n, k), add)
     elif kind == TAKE:
         tables = k // row[BIAS]
         put(by_out.reshape(n, tables, by_out.size // (n * tables)), detail, by_x.reshape(n, tables, row[BIAS]))

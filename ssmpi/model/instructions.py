@@ -1,4 +1,8 @@
-"""The instructions of a program, forward and backward, over examples whose values lie in flat buffers."""
+"""The instructions of a program, forward and backward, over examples whose values lie in flat buffers.
+
+What only hands on is inlined before it is typed (here, in ``products``, ``field_kernels`` and ``executor``): LLVM
+optimizes what a compiled function calls once more for each caller above it, so each level costs seconds of compilation.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ from ssmpi.model.program import (
 )
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def run(
     by: Products, table: np.ndarray, first: int, last: int, backward: bool, n: int, fresh: bool,
     weights: np.ndarray, gradients: np.ndarray, values: np.ndarray, by_values: np.ndarray,
@@ -54,13 +58,13 @@ def run(
             _forward(by, table[step], n, weights, values, rows)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def _place(place: int, n: int, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Where a value of ``n`` examples begins."""
     return rows if place == ROWS_PLACE else values[n * place :]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def _forward(by: Products, row: np.ndarray, n: int, weights: np.ndarray, values: np.ndarray, rows: np.ndarray) -> None:
     kind, k, m = row[KIND], row[INPUTS], row[OUTPUTS]
     a, flat = _place(row[A], n, values, rows), values[n * row[OUT] : n * (row[OUT] + m)]
@@ -77,14 +81,14 @@ def _forward(by: Products, row: np.ndarray, n: int, weights: np.ndarray, values:
         vectors = _place(row[B], n, values, rows)[: n * row[DETAIL] * k]
         kernels.interact(a[: n * k].reshape(n, k), vectors.reshape(n, row[DETAIL], k), out)
     elif kind == COPY:
-        out[:, row[DETAIL] : row[DETAIL] + k] = a[: n * k].reshape(n, k)
+        kernels.put_columns(a[: n * k].reshape(n, k), row[DETAIL], out)
     elif kind == GATE:
         kernels.gate(a, _place(row[B], n, values, rows), _place(row[C], n, values, rows), flat)
     elif kind > GATE:
         field_kernels.forward(row, n, a[: n * k], weights, flat)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def _backward(
     by: Products, row: np.ndarray, n: int, fresh: bool, weights: np.ndarray, gradients: np.ndarray,
     values: np.ndarray, by_values: np.ndarray, rows: np.ndarray, by_rows: np.ndarray,
@@ -116,12 +120,12 @@ def _backward(
         x, by_x = a[: n * k].reshape(n, k), by_a[: n * k].reshape(n, k)
         kernels.interact_backward(x, vectors, by_out, by_x, by_vectors, flags & ADD_A != 0, flags & ADD_B != 0)
     elif kind == COPY and flags & BY_A:
-        kernels.hand_on(by_out[:, row[DETAIL] : row[DETAIL] + k], by_a[: n * k].reshape(n, k), flags & ADD_A != 0)
+        kernels.hand_on(by_out, row[DETAIL], by_a[: n * k].reshape(n, k), flags & ADD_A != 0)
     elif kind == GATE:
         b, by_b = _place(row[B], n, values, rows), _place(row[B], n, by_values, by_rows)
         by_c = _place(row[C], n, by_values, by_rows)
         if flags & BY_C:
-            kernels.hand_on(by_out, by_c[: n * k].reshape(n, k), flags & ADD_C != 0)
+            kernels.hand_on(by_out, 0, by_c[: n * k].reshape(n, k), flags & ADD_C != 0)
         if flags & BY_B:
             kernels.multiply(flat, a, by_b, flags & ADD_B != 0)
         if flags & BY_A:

@@ -35,15 +35,14 @@ class Adagrad:
     """
 
     def __init__(self, options: DenseOptions, replica: Replica, memory: Memory) -> None:
-        self._options = options
+        self._rate, self._epsilon = options.rate, options.epsilon
         self._sums = memory.allocate(replica.vector.nbytes).view(np.float32)
         if not memory.kept:
             self._sums[:] = options.initial_state
 
     def step(self, model: DenseModel, factor: float) -> None:
         """One step."""
-        options = self._options
-        kernels.adagrad(*model.arrays, self._sums, options.rate * factor, options.epsilon)
+        kernels.adagrad(*model.arrays, self._sums, self._rate * factor, self._epsilon)
 
     def state(self) -> dict[str, np.ndarray]:
         """The sums of squares, float32 (parameters,)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ssmpi.core.settings import EXAMPLES, FLOAT32, require, within
 
@@ -100,6 +101,11 @@ class Schedule:
             not self.decay_examples or self.decay_start_examples >= self.warmup_examples,
             f"decay_start_examples = {self.decay_start_examples} lies inside the warm-up of {self.warmup_examples}",
         )
+
+    @cached_property
+    def flat(self) -> bool:
+        """Whether the factor is always 1."""
+        return not (self.warmup_examples or self.decay_examples)
 
     def factor(self, examples: int) -> float:
         """What both learning rates are multiplied by after this many examples, in (0, 1]."""

@@ -17,7 +17,7 @@ class Products(NamedTuple):
     operands: blocks.Operands
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def refresh(products: Products, half: bool, place: int, weight: np.ndarray, m: int, k: int, backward: bool) -> None:
     """Lay out a weight float32 (m, k) as it is now, once a step: at ``place`` of the copies."""
     operands = products.operands
@@ -27,7 +27,7 @@ def refresh(products: Products, half: bool, place: int, weight: np.ndarray, m: i
         blocks.refresh(operands, place, weight, m, k)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def outputs(
     products: Products, half: bool, place: int, values: np.ndarray, weight: np.ndarray, out: np.ndarray, n: int, m: int,
     k: int,
@@ -42,7 +42,7 @@ def outputs(
         blas.outputs(products.sgemm, values, weight, out, n, m, k)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def by_weight(
     products: Products, half: bool, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int,
     fresh: bool,
@@ -57,7 +57,7 @@ def by_weight(
         blas.by_weight(products.sgemm, by_out, values, out, n, m, k, fresh)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def by_values(
     products: Products, half: bool, place: int, by_out: np.ndarray, weight: np.ndarray, out: np.ndarray, n: int, m: int,
     k: int, fresh: bool,

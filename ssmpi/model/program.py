@@ -39,6 +39,7 @@ LINEAR, INTERACTION, COPY, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE = range(9)
 # a copy fills, whether an addition is to what is there, the floats of a vector, the first column to take of each row,
 # of which BIAS is the width then, and where the copies of a linear layer's weights begin.
 KIND, A, B, C, OUT, INPUTS, OUTPUTS, WEIGHT, BIAS, DETAIL, FLAGS = range(11)
+COLUMNS = FLAGS + 1
 
 # Flags: the activation; whose gradients are wanted, and whose are added to what is there.
 RELU, SIGMOID = 1, 2

@@ -165,7 +165,7 @@ class Control:
         else:
             assert self.dispatcher
             asker, examples = map(int, payload.view(np.int64))
-            block = PAUSED if self._stop.pausing else self.dispatcher.next_block(asker)
+            block = PAUSED if self._stop.must_pause() else self.dispatcher.next_block(asker)
             buffer.view(np.int64)[:] = block, self._tally.others(source, examples)
         self._service.reply(source, tag if tag == REPORT else tag - BLOCK_REQUEST, buffer)
 

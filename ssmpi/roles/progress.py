@@ -70,6 +70,7 @@ class Progress:
 
     def record(self, thread: int, logits: np.ndarray, labels: np.ndarray) -> float:
         """Count one batch; returns the learning-rate factor of its update. TrainingError if its loss is not finite."""
+        count = len(labels)
         loss = accumulate(logits, labels, *self._slots[thread])
         if not math.isfinite(loss):
             raise TrainingError(
@@ -77,10 +78,10 @@ class Progress:
                 "diverged; lower dense.rate and embedding.rate, or set schedule.warmup_examples"
             )
         if self.losses is not None:
-            self.losses.append(loss / len(labels))
+            self.losses.append(loss / count)
         self.iterations[thread] += 1
-        self._examples[thread] += len(labels)
-        return self._schedule.factor(self._all_when(self.examples - len(labels)))
+        self._examples[thread] += count
+        return 1.0 if self._schedule.flat else self._schedule.factor(self._all_when(self.examples - count))
 
     def hear(self, others: int) -> None:
         """The dealer says what the other trainers had done, as far as they have told it. What was believed is never

@@ -112,8 +112,8 @@ class Trainer:
 
     def stream(self, thread: int) -> Iterator[Batch]:
         """The batches of the pieces dealt to one worker thread, until there are none or training pauses."""
-        control, stop = self._control, self._stop
-        return self._cursor.batches(thread, lambda: control.next_block(thread), lambda: stop.pausing)
+        control = self._control
+        return self._cursor.batches(thread, lambda: control.next_block(thread), self._stop.must_pause)
 
     def lookups(self, thread: int) -> Lookups:
         """A worker thread's way to the embedding rows."""

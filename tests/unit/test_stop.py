@@ -4,7 +4,7 @@ from ssmpi.core.stop import Stop
 
 
 def phases(stop):
-    return stop.pausing, stop.stopping, stop.stopped
+    return stop.must_pause(), stop.stopping, stop.stopped
 
 
 def test_a_pause_ends_and_a_stop_does_not():
