@@ -38,6 +38,10 @@ class Conversation:
         self.meter.received(array.nbytes, link)
         return self._comm.Irecv([array.view(np.uint8).reshape(-1), MPI.BYTE], source, tag)
 
+    def irecv_some(self, room: np.ndarray, source: int, tag: int) -> MPIRequest:
+        """Start receiving a message that may be shorter than its room; whoever learns its length counts it."""
+        return self._comm.Irecv([room.view(np.uint8).reshape(-1), MPI.BYTE], source, tag)
+
     def iallreduce(self, array: np.ndarray) -> MPIRequest:
         """Start summing an array in place over all ranks."""
         self.meter.reduced(array.nbytes, self.size)

@@ -51,7 +51,9 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
         6.0 * features + block + activations
     )
     rows = _largest_share(config, placement)
-    sync_ps = 8.0 * parameters / max(1, topology.sync_ps)
+    mirrors = ALGORITHMS[config.sync.algorithm].mirror_vectors(config.sync, topology)
+    trainer += 4.0 * parameters * mirrors.get(Role.TRAINER, 0)
+    sync_ps = (8.0 + 4.0 * mirrors.get(Role.SYNC_PS, 0)) * parameters / max(1, topology.sync_ps)
     if not topology.embedding_ps:
         trainer += rows
     ranks = {Role.TRAINER: trainer, Role.EMBEDDING_PS: float(rows), Role.SYNC_PS: sync_ps}
@@ -66,7 +68,7 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
         return {}
     topology, rows = config.topology, float(_largest_share(config, placement))
     vector, state = 4.0 * dense_parameters(config), 2 if config.dense.optimizer == "adagrad" else 1
-    vectors = state + ALGORITHMS[config.sync.algorithm].kept_vectors(topology.threads)
+    vectors = state + ALGORITHMS[config.sync.algorithm].kept_vectors(config.sync, topology.threads)
     counts = topology.threads * (2.0 * BINS + len(SUMS) + topology.embedding_ps + 2) * 8
     own = {
         Role.TRAINER: vectors * vector + counts + (0.0 if topology.embedding_ps else rows),

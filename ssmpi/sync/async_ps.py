@@ -92,7 +92,7 @@ class AsyncPS(Centered):
         return GradientCenter(optimizer, options.fragments, service, memory, encoded=options.codec != DENSE)
 
     @classmethod
-    def kept_vectors(cls, threads: int) -> int:
+    def kept_vectors(cls, options: RoundOptions, threads: int) -> int:
         """What each thread has not pushed yet."""
         return threads
 

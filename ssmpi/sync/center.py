@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ssmpi import compress
 from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service, say_goodbye
 from ssmpi.comm.shared_lock import SharedLock
@@ -183,6 +184,18 @@ class Centered(Synchronizer):
         replies = [center.irecv(answer, r, self._thread) for r, answer in zip(self._servers, answers, strict=True)]
         self.send_all(kind, messages)
         wait_all(replies, self.peers.waiting, "the sync PSs")
+
+    def call_for_payloads(self, kind: int, fragment: int, messages: list[np.ndarray]) -> list[np.ndarray]:
+        """As ``call`` about a fragment, where each sync PS answers with a codec's payload."""
+        center, parts = self.peers.center, self._shards[fragment]
+        rooms = [np.empty(compress.room(part.stop - part.start), np.uint8) for part in parts]
+        replies = [center.irecv_some(room, r, self._thread) for r, room in zip(self._servers, rooms, strict=True)]
+        self.send_all(kind, messages)
+        wait_all(replies, self.peers.waiting, "the sync PSs")
+        answers = [room[: compress.length_of(room)] for room in rooms]
+        for answer in answers:
+            center.meter.received(answer.nbytes)
+        return answers
 
     def shards_of(self, vector: np.ndarray, fragment: int) -> list[np.ndarray]:
         """A fragment's vector by sync PS, without copies."""

@@ -75,11 +75,11 @@ class Center(ABC):
         if kind == START:
             self.start(fragment, words)
             return
-        buffer = self._service.buffer(self.reply_bytes(kind, fragment, payload))
         if kind == EXCHANGE:
-            with self._lock:
-                self.exchange(fragment, (source, thread), words, buffer.view(np.float32))
-        elif kind == STATE:
+            self._service.reply(source, thread, self.answer(fragment, (source, thread), payload))
+            return
+        buffer = self._service.buffer(self.shards[fragment].nbytes)
+        if kind == STATE:
             state = self.state(fragment)
             state[:] = words if words.size else state
             buffer.view(np.float32)[:] = state
@@ -87,9 +87,18 @@ class Center(ABC):
             buffer.view(np.float32)[:] = self.shards[fragment]
         self._service.reply(source, thread, buffer)
 
-    def reply_bytes(self, kind: int, fragment: int, payload: np.ndarray) -> int:
-        """The length of the answer to a message about a fragment."""
-        return self.shards[fragment].nbytes
+    def answer(self, fragment: int, client: tuple[int, int], payload: np.ndarray) -> np.ndarray:
+        """Take in what a client, a trainer's thread, sent about a fragment; the reply to it, in a ``buffer``."""
+        buffer = self._service.buffer(self.shards[fragment].nbytes)
+        with self._lock:
+            self.exchange(fragment, client, payload.view(np.float32), buffer.view(np.float32))
+        return buffer
+
+    def buffer_of(self, payload: np.ndarray) -> np.ndarray:
+        """A buffer of the service with a codec's payload in it."""
+        buffer = self._service.buffer(payload.size)
+        buffer[:] = payload
+        return buffer
 
     @abstractmethod
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:

@@ -17,6 +17,7 @@ from ssmpi.embedding import wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.run.requirements import checkpoint_copies, dense_parameters, kept_memory, memory_of_ranks, placement_of
 from ssmpi.sync import ALGORITHMS, SYNC_PS
+from ssmpi.sync.options import DENSE
 from ssmpi.sync.rows import row_gradient_bytes
 
 
@@ -147,7 +148,8 @@ def traffic(config: Config, placement: Placement) -> str:
         there, back = (_bytes(each[link]) for link in (Link.CENTER_PUSH, Link.CENTER_PULL))
         lines.append(f"  {when}: {there} to {kind.partner} and {'as much' if there == back else back} back")
     elif kind.partner == "all trainers":
-        lines.append(f"  {when}: {_bytes(each[Link.TRAINERS])} sent by each of {n} trainers (ring all-reduce)")
+        how = "ring all-reduce" if sync.codec == DENSE else "payloads to owners of shards, and theirs to all"
+        lines.append(f"  {when}: {_bytes(each[Link.TRAINERS])} sent by each of {n} trainers ({how})")
     elif kind.partner:
         lines.append(f"  {when}: {_bytes(each[Link.TRAINERS])} to {kind.partner} and as much back")
     return "\n".join(lines) if len(lines) > 1 else "on the wire: nothing"

@@ -529,6 +529,7 @@ CASES = [
     *(Case(warm_up, check_warm_up, options(a, p, warmup_steps=20), over_mpi=a == "easgd") for a, p in PAIRS),
     *(Case(after_warm_up, check_after_warm_up, options(a, p, warmup_steps=2), over_mpi=a == "bmuf") for a, p in PAIRS),
     *(Case(coupled, check_coupled, options("easgd", easgd=COUPLED, fragments=f), over_mpi=f == 2) for f in (1, 2)),
+    Case(coupled, check_coupled, options("easgd", easgd=COUPLED, fragments=2, codec="threshold:0"), over_mpi=True),
 ]  # fmt: skip
 
 
