@@ -93,10 +93,10 @@ else:
     steps are synchronous, see ``warmup``. With ``transport = "auto"`` replicas and centers of one host meet in memory
     that its ranks share, with ``"messages"`` they never do; what a round computes is the same.
 
-    ``codec`` is what pushes of ``async_ps`` are encoded with, and rounds of ``easgd`` and ``ma``, both ways; these go by
-    messages then, also within a host. It is ``dense`` (as they are), ``bf16``, or ``threshold:0.99``, which drops 99 %
-    of the entries and keeps them for later; ``random-k:0.99`` is the control for it. With ``:bf16``
-    values are sent in 16 bits, with ``:whole`` one threshold serves all layers. A threshold lives ``life_span`` pushes or rounds;
+    ``codec`` is what pushes of ``async_ps`` are encoded with, and rounds of ``easgd`` and ``ma``, both ways, which then
+    go by messages also within a host. It is ``dense`` (as they are), ``bf16``, or ``threshold:0.99``, which drops 99 %
+    of the entries and keeps them for later; ``random-k:0.99`` is the control for it. With ``:bf16`` values are sent in
+    16 bits, with ``:whole`` one threshold serves all layers. A threshold lives ``life_span`` pushes or rounds;
     ``refresh = "doubling"`` also finds it anew at the pushes 1, 2, 4, 8, ..., ``"plain"`` does not.
     """
 
