@@ -13,11 +13,11 @@ study() { # NAME ARGUMENTS...: one table
   local name=$1
   shift
   ssmpi bench lockstep jobs/studies/base.toml data.folder="$data" run.folder="$out/$name" topology.trainers=4 \
-    topology.sync_ps=1 dense.rate=0.2 schedule.decay_start_examples=50_000 schedule.decay_examples=60_000 \
+    dense.rate=0.2 schedule.decay_start_examples=50_000 schedule.decay_examples=60_000 \
     --runs "$seeds" --out "$out/$name.json" "$@" | tee "$out/$name.txt"
 }
 t=sync.codec=threshold
-study pushes sync.algorithm=async_ps sync.life_span=100 --gap 2 --staleness 1 \
+study pushes sync.algorithm=async_ps topology.sync_ps=1 sync.life_span=100 --gap 2 --staleness 1 \
   --case sync.codec=bf16 --case $t:0.9 --case $t:0.98 --case $t:0.99 --case $t:0.99:bf16 --case $t:0.995 \
   --case $t:0.999 --case "$t:0.99 sync.life_span=1" --case "$t:0.99 sync.life_span=1000" \
   --case "$t:0.99 sync.refresh=plain" --case $t:0.99:whole \
@@ -28,6 +28,9 @@ study pulls sync.algorithm=async_ps sync.life_span=100 --gap 2 --staleness 1 \
   --case $t:0.99 --case "$t:0.99 $p:0" --case "$t:0.99 $p:0.9" --case "$t:0.99 $p:0.99" --case "$t:0.98 $p:0.98" --case $p:0.99 \
   --case "$t:0.99:bf16 $p:0.99:bf16" --case "sync.codec=bf16 sync.pull_codec=bf16" \
   --case "$t:0.99 sync.pull_codec=random-k:0.99"
-# Elastic rounds: a link that carries a dense round every 20 iterations carries smaller ones more often.
-study elastic sync.algorithm=easgd sync.life_span=100 --gap 20 --staleness 1 \
-  --case gap=1 --case $t:0.9 --case "$t:0.9 gap=4" --case "$t:0.98 gap=1" --case "$t:0.99 gap=1" --case "sync.codec=random-k:0.98 gap=1"
+# Rounds by mirrors, both ways: at the gap of dense rounds, and at a smaller one that takes no more bytes.
+for rounds in "easgd 1" "ma 0"; do
+  study "${rounds% *}" sync.algorithm="${rounds% *}" topology.sync_ps="${rounds#* }" sync.life_span=100 --gap 4 \
+    --staleness 1 --case gap=1 --case sync.codec=bf16 --case $t:0.9 --case $t:0.98 --case $t:0.98:bf16 --case $t:0.99 \
+    --case "$t:0.98 gap=1" --case "$t:0.99 gap=1" --case sync.codec=random-k:0.98
+done

@@ -11,7 +11,7 @@ from ssmpi.compress.bf16 import BF16
 from ssmpi.compress.codec import Codec, CodecOptions, SparseCodec, refuse
 from ssmpi.compress.dense import Dense
 from ssmpi.compress.mirror import Copy, Mirror
-from ssmpi.compress.payload import PayloadError, add, count_of, decode, entries, length_of, payload_bytes, room, update
+from ssmpi.compress.payload import PayloadError, add, count_of, decode, is_dense, length_of, payload_bytes, room, update
 from ssmpi.compress.random_k import RandomK
 from ssmpi.compress.threshold import Threshold
 
@@ -61,7 +61,7 @@ __all__ = [
     "compile_kernels",
     "count_of",
     "decode",
-    "entries",
+    "is_dense",
     "length_of",
     "make",
     "parse",

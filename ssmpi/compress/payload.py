@@ -74,6 +74,11 @@ def count_of(payload: np.ndarray) -> tuple[int, int]:
     return int(words[1]), int(words[2])
 
 
+def is_dense(payload: np.ndarray) -> bool:
+    """Whether it sends all entries as they are; PayloadError if it is damaged."""
+    return int(_whole(payload)[0]) & 0xFF == DENSE
+
+
 def length_of(stream: np.ndarray) -> int:
     """Bytes of the payload that uint8 ``stream`` begins with; PayloadError if there is none."""
     if stream.size < HEADER:
@@ -139,24 +144,6 @@ def _blocks(
         yield start, found, places, values
     if (at, seen) != (body.size, count):
         raise PayloadError(f"it says {count:,} entries in {body.size:,} words, and has {seen:,} in {at:,}")
-
-
-def entries(payload: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places int64 (sent,), ascending, and values float32 (sent,) of a sparse payload of a vector of ``size`` entries;
-    PayloadError if it is damaged or another one.
-    """
-    words = _whole(payload)
-    kind, count = int(words[0]) & 0xFF, int(words[2])
-    if kind not in (SPARSE, SPARSE_HALF) or size != int(words[1]):
-        raise PayloadError(f"it is not one of some of {size:,} entries")
-    all_places, all_values = np.empty(count, np.int64), np.empty(count, np.uint32)
-    done = 0
-    for start, found, places, values in _blocks(words[6:], size, count, half=kind == SPARSE_HALF):
-        all_places[done : done + found] = places[:found]
-        all_places[done : done + found] += start
-        all_values[done : done + found] = values[:found]
-        done += found
-    return all_places, all_values.view(np.float32)
 
 
 def decode(payload: np.ndarray) -> np.ndarray:

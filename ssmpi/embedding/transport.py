@@ -168,28 +168,32 @@ class RemoteTables:
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """In place, or one message a PS, not waited for; at most ``pushes_in_flight`` batches are on their way."""
+        if None in self._near:
+            self._wait_for_room(thread)
         times = lookup.occurrences() if self.tracking.counts else None
-        messages = []
+        requests, messages = [], []
         for index, (rows, near) in enumerate(zip(lookup.parts, self._near, strict=True)):
             counted = None if times is None else times[rows]
             if near:
                 near.update(lookup.rows[rows], gradients[rows], factor, counted)
                 self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
-                messages.append((index, wire.push(factor, lookup.rows[rows], gradients[rows], counted)))
-        if messages:
-            self._send(messages, thread)
+                messages.append(wire.push(factor, lookup.rows[rows], gradients[rows], counted))
+                requests.append(self._send(messages[-1], index, thread))
+        if requests:
+            self._in_flight[thread].append((requests, messages))
 
-    def _send(self, messages: list[tuple[int, np.ndarray]], thread: int) -> None:
-        """The pushes of one batch to PSs by their numbers."""
+    def _wait_for_room(self, thread: int) -> None:
+        """Before a batch's pushes are made: at most ``pushes_in_flight`` batches are on their way."""
         queue = self._in_flight.setdefault(thread, deque())
         while len(queue) >= self._options.settings.pushes_in_flight:
             wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
-        sent, tag, requests = self._sent.by_thread[thread], wire.tag(wire.PUSH, thread), []
-        for index, message in messages:
-            sent[index] += 1
-            requests.append(self._conversation.isend(message, self._servers[index], tag, Link.EMBEDDING_PUSH))
-        queue.append((requests, [message for _, message in messages]))
+
+    def _send(self, message: np.ndarray, server: int, thread: int) -> MPIRequest:
+        """A push, counted first: one that is lost on the way is one that was sent."""
+        self._sent.by_thread[thread][server] += 1
+        tag = wire.tag(wire.PUSH, thread)
+        return self._conversation.isend(message, self._servers[server], tag, Link.EMBEDDING_PUSH)
 
     def drain(self) -> None:
         """Wait until every push of this trainer has been applied. Call when its threads are at rest."""

@@ -13,7 +13,7 @@ from ssmpi.core.metrics import BINS, SUMS
 from ssmpi.core.topology import Role
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import Placement, place
-from ssmpi.sync import ALGORITHMS, pulls
+from ssmpi.sync import ALGORITHMS
 
 
 def placement_of(config: Config, tables_file: Path | None = None) -> Placement:
@@ -51,8 +51,9 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
         6.0 * features + block + activations
     )
     rows = _largest_share(config, placement)
-    mirrors = pulls.mirror_bytes(config.sync, topology, parameters)
-    sync_ps = (8.0 * parameters + mirrors) / max(1, topology.sync_ps)
+    mirrors = mirror_memory(config)
+    trainer += mirrors.get(Role.TRAINER, 0.0)
+    sync_ps = 8.0 * parameters / max(1, topology.sync_ps) + mirrors.get(Role.SYNC_PS, 0.0)
     if not topology.embedding_ps:
         trainer += rows
     ranks = {Role.TRAINER: trainer, Role.EMBEDDING_PS: float(rows), Role.SYNC_PS: sync_ps}
@@ -67,7 +68,7 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
         return {}
     topology, rows = config.topology, float(_largest_share(config, placement))
     vector, state = 4.0 * dense_parameters(config), 2 if config.dense.optimizer == "adagrad" else 1
-    vectors = state + ALGORITHMS[config.sync.algorithm].kept_vectors(topology.threads)
+    vectors = state + ALGORITHMS[config.sync.algorithm].kept_vectors(config.sync, topology.threads)
     counts = topology.threads * (2.0 * BINS + len(SUMS) + topology.embedding_ps + 2) * 8
     own = {
         Role.TRAINER: vectors * vector + counts + (0.0 if topology.embedding_ps else rows),
@@ -83,6 +84,14 @@ def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]
         return {}
     holder = Role.EMBEDDING_PS if config.topology.embedding_ps else Role.TRAINER
     return {holder: float(_largest_share(config, placement))}
+
+
+def mirror_memory(config: Config) -> dict[Role, float]:
+    """Bytes that mirrors take on one rank of each role, where a codec needs them."""
+    topology, vector = config.topology, 4.0 * dense_parameters(config)
+    found = ALGORITHMS[config.sync.algorithm].mirror_vectors(config.sync, topology)
+    ranks = {Role.TRAINER: 1, Role.SYNC_PS: max(1, topology.sync_ps)}  # a trainer has whole vectors
+    return {role: vectors * vector / ranks[role] for role, vectors in found.items()}
 
 
 def _largest_share(config: Config, placement: Placement) -> int:

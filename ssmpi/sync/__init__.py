@@ -99,9 +99,10 @@ else:
     steps are synchronous, see ``warmup``. With ``transport = "auto"`` replicas and centers of one host meet in memory
     that its ranks share, with ``"messages"`` they never do; what a round computes is the same.
 
-    ``codec`` is what pushes of ``async_ps`` are encoded with: ``dense`` (as they are), ``bf16``, or ``threshold:0.99``,
-    which drops 99 % of the entries and keeps them for later; ``random-k:0.99`` is the control for it. With ``:bf16``
-    values are sent in 16 bits, with ``:whole`` one threshold serves all layers. A threshold lives ``life_span`` pushes;
+    ``codec`` is what pushes of ``async_ps`` are encoded with, and rounds of ``easgd`` and ``ma``, both ways, which then
+    go by messages also within a host. It is ``dense`` (as they are), ``bf16``, or ``threshold:0.99``, which drops 99 %
+    of the entries and keeps them for later; ``random-k:0.99`` is the control for it. With ``:bf16`` values are sent in
+    16 bits, with ``:whole`` one threshold serves all layers. A threshold lives ``life_span`` pushes or rounds;
     ``refresh = "doubling"`` also finds it anew at the pushes 1, 2, 4, 8, ..., ``"plain"`` does not.
     ``pull_codec`` is the same for the weights that ``async_ps`` pulls: a sync PS answers with those that are furthest
     from what the trainer holds; with ``threshold:0`` all that have changed, which encoded pushes leave few of.
@@ -123,7 +124,7 @@ def check_topology(options: RoundOptions, topology: Topology) -> None:
 def make(options: RoundOptions, weights: np.ndarray, peers: Peers, threads: int) -> list[Synchronizer]:
     """The synchronizers of a trainer: one, or one for each of its threads, where they run rounds of their own."""
     kind = ALGORITHMS[options.algorithm]
-    if kind.in_groups and options.pace == "shadow" and peers.trainers.size > 1:
+    if kind.in_groups and options.pace == "shadow" and options.codec == DENSE and peers.trainers.size > 1:
         own = peers.local.replica
         peers = replace(peers, group=form(peers.trainers, weights, own.host, own.memory))
     if not (issubclass(kind, Centered) and options.pace == "fixed_rate" and options.by == "thread"):

@@ -27,7 +27,7 @@ from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service
 from ssmpi.core.log import log
 from ssmpi.core.protocols import DenseModel, DenseStep
-from ssmpi.core.topology import Topology
+from ssmpi.core.topology import Role, Topology
 from ssmpi.core.traffic import Link
 from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.embedding.wire import COUNT
@@ -111,13 +111,18 @@ class AsyncPS(Centered):
         pulled = 1e-9 * pulls.codec_of(options)[0].nanoseconds * parameters
         return (options.codec != DENSE) * pushed + (options.pull_codec != DENSE) * pulled
 
+    @classmethod
+    def mirror_vectors(cls, options: RoundOptions, topology: Topology) -> dict[Role, int]:
+        """Of pulls."""
+        return pulls.mirror_vectors(options, topology)
+
     @staticmethod
     def server(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
         """A center that takes steps."""
         return GradientCenter(optimizer, options, service, memory)
 
     @classmethod
-    def kept_vectors(cls, threads: int) -> int:
+    def kept_vectors(cls, options: RoundOptions, threads: int) -> int:
         """What each thread has not pushed yet."""
         return threads
 

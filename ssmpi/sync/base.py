@@ -19,7 +19,7 @@ from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.peers import Peers
 
 if TYPE_CHECKING:
-    from ssmpi.core.topology import Topology
+    from ssmpi.core.topology import Role, Topology
 
 Merge = Literal["difference", "interpolate"]
 SYNC_PS = "the sync PSs"
@@ -91,9 +91,14 @@ class Synchronizer(ABC):
         self._merge(nothing, nothing, nothing, 0.0)  # compiles now, not in the first round
 
     @classmethod
-    def kept_vectors(cls, threads: int) -> int:
+    def kept_vectors(cls, options: RoundOptions, threads: int) -> int:
         """How many arrays as long as ``weights`` a trainer of so many threads keeps in memory that outlives a kill."""
         return 0
+
+    @classmethod
+    def mirror_vectors(cls, options: RoundOptions, topology: Topology) -> dict[Role, int]:
+        """How many arrays as long as ``weights`` mirrors take on a rank of each role; on sync PSs all together."""
+        return {}
 
     @classmethod
     def option_error(cls, options: RoundOptions) -> str:
@@ -112,9 +117,7 @@ class Synchronizer(ABC):
 
     @classmethod
     def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """Payload bytes that one trainer's round over the whole vector of so many parameters moves by messages, by
-        class of link: what ``plan`` prints is what is counted.
-        """
+        """Payload bytes of one trainer's round over the whole vector, by class of link: what is printed is counted."""
         return {}
 
     def round(self) -> None:

@@ -47,13 +47,14 @@ class BlockFiltered(MA):
     """Moves towards a global model that follows the mean of the replicas, one fragment at a time."""
 
     idle = False  # even one trainer alone is filtered
+    no_codec = "filters the mean with momentum, which would carry on what a codec tells late"
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         super().__init__(options, weights, peers)
         self._global, self._delta = self.kept("global", weights), self.kept("delta", np.zeros_like(weights))
 
     @classmethod
-    def kept_vectors(cls, threads: int) -> int:
+    def kept_vectors(cls, options: RoundOptions, threads: int) -> int:
         """The global model and its last move."""
         return 2
 

@@ -92,7 +92,7 @@ class Center(ABC):
 
     def answer(self, fragment: int, client: tuple[int, int], payload: np.ndarray) -> np.ndarray:
         """Take in what a client, a trainer's thread, sent about a fragment; the reply to it, in a ``buffer``."""
-        buffer = self._service.buffer(self.reply_bytes(fragment, payload))
+        buffer = self._service.buffer(self.shards[fragment].nbytes)
         with self._lock:
             self.exchange(fragment, client, payload.view(np.float32), buffer.view(np.float32))
         return buffer
@@ -106,10 +106,6 @@ class Center(ABC):
     def fetched(self, fragment: int, client: tuple[int, int]) -> None:
         """A client is sent all of the shard of a fragment."""
         return
-
-    def reply_bytes(self, fragment: int, payload: np.ndarray) -> int:
-        """The length of the answer to an exchange of a fragment."""
-        return self.shards[fragment].nbytes
 
     @abstractmethod
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:

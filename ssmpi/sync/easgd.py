@@ -11,6 +11,8 @@ one.
 In the background the gap between two rounds changes with the load, and with it the pull per iteration. With
 ``coupling`` = kappa above 0 the pull is the same whatever the gap: alpha = 1 - (1 - kappa)^gap, where the gap is the
 iterations since this client exchanged this fragment (for a shadow thread, of all worker threads of its trainer).
+
+With a codec both ends keep mirrors, see ``elastic_mirrors``.
 """
 
 from __future__ import annotations
@@ -25,15 +27,17 @@ from ssmpi import compress
 from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_lock import SharedLock, leave, take
+from ssmpi.compress import Codec
 from ssmpi.core.settings import require
-from ssmpi.core.topology import Topology
+from ssmpi.core.topology import Role, Topology
 from ssmpi.core.traffic import Link
 from ssmpi.sync.base import shards
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import COUPLE, EXCHANGE, Center, MakeStep
+from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
+from ssmpi.sync.mirrors import expected_bytes, only_by_difference, whole_codec
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.peers import Peers
-from ssmpi.sync.selected import SelectedEntries, choosing_error, chosen_bytes, pull_at
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,11 @@ class EASGD(Centered):
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
         super().__init__(options, weights, peers, thread)
-        self._chosen: SelectedEntries | None = None
+        self._mirrors: ReplicaMirrors | None = None
         if options.codec != DENSE:
             parts = shards(weights.size, len(self.fragments), len(self._servers))
-            self._chosen = SelectedEntries(options, parts, self.fetch(), peers.local, thread)
+            layers, seed = peers.local.replica.layers, (peers.trainers.rank, thread)
+            self._mirrors = ReplicaMirrors(options, parts, layers, seed, weights.size)
         self._coupling = options.own(EASGDOptions).coupling
         self._exchanged = [0] * len(self.fragments)
         for shard in self.mapped:
@@ -95,20 +100,26 @@ class EASGD(Centered):
 
     @classmethod
     def codec_error(cls, options: RoundOptions) -> str:
-        """Some entries are exchanged, each of them as it would be in a whole exchange."""
-        if options.merge != "difference":
-            return "moves only the entries that are exchanged: set sync.merge = 'difference'"
-        if options.own(EASGDOptions).coupling:
-            return "has entries that exchange at gaps of their own: set sync.easgd.coupling = 0"
-        return choosing_error(options)
+        """Mirrors move as what they mirror does, and interpolating moves a replica by more than both ends know."""
+        return only_by_difference(options)
 
     @classmethod
     def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """With a codec the chosen entries there, and their values back."""
+        """With a codec payloads both ways; the first and the last round of a part of the run are whole."""
+        found = super().round_bytes(options, topology, parameters)
         if options.codec == DENSE:
-            return super().round_bytes(options, topology, parameters)
-        there, back = chosen_bytes(options, shards(parameters, options.fragments, topology.sync_ps))
-        return {Link.CENTER_PUSH: there, Link.CENTER_PULL: back}
+            return found
+        payloads = expected_bytes(options, shards(parameters, options.fragments, topology.sync_ps))
+        beside = found[Link.CENTER_PUSH] - 4.0 * parameters
+        return {Link.CENTER_PUSH: payloads + beside, Link.CENTER_PULL: payloads}
+
+    @classmethod
+    def mirror_vectors(cls, options: RoundOptions, topology: Topology) -> dict[Role, int]:
+        """Of replica and center, for each client, and whole payloads."""
+        if options.codec == DENSE:
+            return {}
+        clients = topology.threads if options.pace == "fixed_rate" and options.by == "thread" else 1
+        return {Role.TRAINER: 3 * clients, Role.SYNC_PS: 2 * clients * topology.trainers + 1}
 
     @classmethod
     def words_beside(cls, options: RoundOptions) -> int:
@@ -122,35 +133,34 @@ class EASGD(Centered):
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center as it was; the sync PSs move it towards the snapshot by the same d."""
-        if self._chosen:
-            return self._exchange_some(self._chosen, snapshot, fragment)
         if self._coupling:
             self.alpha = self.pull(fragment)
             self.send_all(COUPLE, [np.array([self.alpha], np.float32)] * len(self._servers))
+        if self._mirrors:
+            return self._exchange_by_mirrors(self._mirrors, snapshot, fragment)
         return self.ask(EXCHANGE, fragment, self.shards_of(snapshot, fragment))
 
-    def _exchange_some(self, chosen: SelectedEntries, snapshot: np.ndarray, fragment: int) -> np.ndarray:
-        """The center where it is exchanged, the snapshot elsewhere."""
-        messages = chosen.choose(self.snapshot, fragment, self.peers.center.meter.traffic)
-        answers, part = chosen.answers(), self.fragments[fragment]
-        self.call(EXCHANGE, messages, answers)
-        self._reply[part] = snapshot
-        chosen.refer(self.snapshot, answers, self.alpha, self._reply)
-        return self._reply[part]
+    def _exchange_by_mirrors(self, mirrors: ReplicaMirrors, snapshot: np.ndarray, fragment: int) -> np.ndarray:
+        """The center as it was told; the snapshot becomes the replica as it was."""
+        payloads = mirrors.told.tell(self.snapshot, fragment, self.peers.center.meter.traffic)
+        mirrors.hear(self.call_for_payloads(EXCHANGE, fragment, payloads), fragment)
+        reference, snapshot[:] = mirrors.move(self.fragments[fragment], self.alpha)
+        return reference
 
     def close(self) -> None:
-        """As the base class; with a codec the last exchange is of all that the center has not heard of."""
-        if self._chosen:
-            self._chosen.closing = True
+        """As the base class, in whole rounds, with which the next part begins too."""
+        self._begin_mirrors()
         super().close()
-        if self._chosen:
-            self._chosen.closing = False
+        self._begin_mirrors()
 
     def restart(self) -> None:
-        """As the base class: the center begins where all replicas are."""
+        """As the base class."""
         super().restart()
-        if self._chosen:
-            self._chosen.seen[:] = self.weights
+        self._begin_mirrors()
+
+    def _begin_mirrors(self) -> None:
+        if self._mirrors:
+            self._mirrors.told.begin()
 
     def move(self, lock: SharedLock, center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
         """Pull both."""
@@ -168,34 +178,40 @@ class EASGD(Centered):
 
 
 class ElasticCenter(Center):
-    """Is pulled towards each snapshot by ``alpha``, or by what the client said before."""
+    """Is pulled towards each snapshot by ``alpha``, or by what the client said before; with a codec by mirrors of each
+    client.
+    """
 
     def __init__(self, options: RoundOptions, service: Service, memory: RankMemory) -> None:
-        self._encoded = options.codec != DENSE
+        self._options, self._encoded = options, options.codec != DENSE
         if self._encoded:
             compress.compile_kernels(options.codec)
         super().__init__(
             options.fragments, service, memory, shared=options.transport != "messages" and not self._encoded
         )
-        self._alpha = options.alpha
         self._alphas: dict[tuple[int, int], float] = {}
+        self._clients: dict[tuple[int, int], ClientMirrors] = {}
+        self._whole: list[Codec] = []
         nothing = np.empty(0, np.float32)
         pull_center(nothing, nothing, 0.0, nothing)  # compiles now, not in the first round
 
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
-        """The old values, and a step towards the snapshot; or both at the entries that are sent."""
-        if self._encoded:
-            places, values = compress.entries(words.view(np.uint8), self.shards[fragment].size)
-            pull_at(self.shards[fragment], places, values, self._alpha, reply)
-            return
-        pull_center(self.shards[fragment], words, self._alphas.get(client, self._alpha), reply)
+        """The old values, and a step towards the snapshot."""
+        pull_center(self.shards[fragment], words, self._alpha_of(client), reply)
 
-    def reply_bytes(self, fragment: int, payload: np.ndarray) -> int:
-        """By a codec, a word for each entry."""
-        if self._encoded:
-            return 4 * compress.count_of(payload)[1]
-        return super().reply_bytes(fragment, payload)
+    def answer(self, fragment: int, client: tuple[int, int], payload: np.ndarray) -> np.ndarray:
+        """As the base class; with a codec what this client's mirrors make of it."""
+        if not self._encoded:
+            return super().answer(fragment, client, payload)
+        if client not in self._clients:
+            self._whole = self._whole or [whole_codec(shard.size) for shard in self.shards]
+            self._clients[client] = ClientMirrors(self._options, self._whole)
+        shard, alpha = self.shards[fragment], self._alpha_of(client)
+        return self.buffer_of(self._clients[client].exchange(fragment, payload, shard, alpha))
 
     def set_alpha(self, client: tuple[int, int], words: np.ndarray) -> None:
         """The alpha of this client's next exchange."""
         self._alphas[client] = float(words[0])
+
+    def _alpha_of(self, client: tuple[int, int]) -> float:
+        return self._alphas.get(client, self._options.alpha)

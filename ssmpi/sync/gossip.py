@@ -50,7 +50,7 @@ class Gossip(MA):  # the model is the mean of the replicas, too
 
     Options: ClassVar[type] = GossipOptions
     partner = "another trainer"
-    no_codec = "conserves the sum of two replicas, which no codec does that keeps something back"
+    no_codec = "meets another partner each time, and would need mirrors of every one"
     in_groups = False
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:

@@ -11,7 +11,7 @@ from ssmpi.comm.shared_memory import placed
 from ssmpi.embedding.push_counts import AppliedPushes
 from ssmpi.embedding.wire import COUNT
 from ssmpi.sync import pushes
-from ssmpi.sync.center_shard import APPLIED, EXCHANGE, THREADS, Center, MakeStep, Step
+from ssmpi.sync.center_shard import APPLIED, THREADS, Center, MakeStep, Step
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.pulls import PullMirrors
 
@@ -30,7 +30,7 @@ class GradientCenter(Center):
         optimizer(np.empty(0, np.float32))(np.empty(0, np.float32), 0.0)  # compiles now, not in the first round
 
     def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
-        """As the base class; counts pushes, and tells how many there were."""
+        """As the base class; also tells how many pushes there were."""
         kind, thread = divmod(tag, THREADS)
         if not self.shards:
             super().handle(source, tag, payload)  # comes again
@@ -40,18 +40,17 @@ class GradientCenter(Center):
             self._service.reply(source, thread, buffer)
         else:
             super().handle(source, tag, payload)
-            self._applied.by_client[source] += kind == EXCHANGE
 
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
         """The weights after the step."""
-        self._step(fragment, words)
+        self._step(fragment, client, words)
         reply[:] = self.shards[fragment]
 
     def answer(self, fragment: int, client: tuple[int, int], payload: np.ndarray) -> np.ndarray:
         """The same; or what this client is told of them."""
         if self._mirrors is None:
             return super().answer(fragment, client, payload)
-        self._step(fragment, payload.view(np.float32))
+        self._step(fragment, client, payload.view(np.float32))
         return self.buffer_of(self._mirrors.answer(client, fragment, self.shards[fragment]))
 
     def fetched(self, fragment: int, client: tuple[int, int]) -> None:
@@ -59,12 +58,13 @@ class GradientCenter(Center):
         if self._mirrors is not None:
             self._mirrors.fetched(client, fragment, self.shards[fragment])
 
-    def _step(self, fragment: int, words: np.ndarray) -> None:
+    def _step(self, fragment: int, client: tuple[int, int], words: np.ndarray) -> None:
         if self._encoded:
             gradients = self._sum[: self.shards[fragment].size]
             self._steps[fragment](gradients, pushes.read_push(words.view(np.uint8), gradients))
         else:
             self._steps[fragment](words[:-1], float(words[-1]))
+        self._applied.by_client[client[0]] += 1
 
     def state(self, fragment: int) -> np.ndarray:
         """What the optimizer remembers of this shard."""

@@ -6,6 +6,9 @@
 On one host the replicas are averaged in place, by one trainer for all (``host_group``); the all-reduce is then one
 among hosts. A trainer that is out of data takes part with weight 0, and the count of active ones travels in the reduced
 buffer, so n is those that still train. When it reaches 0, all of them leave in the same round.
+
+With a codec trainers own shards of the vector, and tell each other by payloads, see ``mean_mirrors``; those of one host
+too, so that a codec is seen at work.
 """
 
 from __future__ import annotations
@@ -15,11 +18,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from ssmpi import compress
+from ssmpi.core.topology import Role
 from ssmpi.core.traffic import Link
 from ssmpi.sync.average import Average, reduced_bytes
 from ssmpi.sync.base import Synchronizer, divergence
 from ssmpi.sync.in_place import Replicas, average
-from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.mean_mirrors import MeanMirrors, sent_bytes
+from ssmpi.sync.mirrors import only_by_difference
+from ssmpi.sync.options import DENSE, RoundOptions
+from ssmpi.sync.owners import Owners
 from ssmpi.sync.peers import Peers
 
 if TYPE_CHECKING:
@@ -36,6 +44,7 @@ class MA(Synchronizer):
 
     Options: ClassVar[type] = MAOptions
     in_groups = True
+    no_codec = ""
     words_beside = 1  # in each all-reduce: the weight
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
@@ -43,13 +52,39 @@ class MA(Synchronizer):
         self.average = Average(peers.trainers, peers.waiting, weights.size)
         if self.group:
             self._of_leaders = Average(self.group.leaders, peers.waiting, weights.size)
+        self._mirrors: MeanMirrors | None = None
+        if options.codec != DENSE:
+            compress.compile_kernels(options.codec)
+            place = peers.trainers.rank, peers.trainers.size
+            pending = peers.local.memory.array("pending", weights.shape, np.float32)
+            self._mirrors = MeanMirrors(options, peers.local.replica.layers, place, pending)
+            self._owners = Owners(peers.trainers, peers.waiting, self._mirrors)
         self._all_ended = False  # on all hosts; every leader learns it in the same round
 
     @classmethod
+    def codec_error(cls, options: RoundOptions) -> str:
+        """Mirrors move as what they mirror does, and interpolating moves a replica by more than all know."""
+        return cls.no_codec or only_by_difference(options)
+
+    @classmethod
     def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """An all-reduce of each fragment, among the hosts where one trainer averages those of its host."""
+        """An all-reduce of each fragment, among the hosts where one trainer averages those of its host; with a codec
+        payloads to the owners of shards and from them.
+        """
+        if options.codec != DENSE:
+            return {Link.TRAINERS: sent_bytes(options, parameters, topology.trainers)}
         words = parameters + cls.words_beside * options.fragments
         return {Link.TRAINERS: reduced_bytes(4 * words, topology.trainers)}
+
+    @classmethod
+    def kept_vectors(cls, options: RoundOptions, threads: int) -> int:
+        """With a codec what the mean has not told."""
+        return 0 if options.codec == DENSE else 1
+
+    @classmethod
+    def mirror_vectors(cls, options: RoundOptions, topology: Topology) -> dict[Role, int]:
+        """The own replica, the mean, what that has not told, shards of all replicas, and whole payloads."""
+        return {} if options.codec == DENSE else {Role.TRAINER: 5}
 
     @property
     def idle(self) -> bool:
@@ -58,8 +93,19 @@ class MA(Synchronizer):
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
         """The mean of the snapshots, and what follows from it."""
+        if self._mirrors:
+            return self._exchange_by_mirrors(self._mirrors, snapshot, fragment, active)
         mean = self.average.of(snapshot, active)
         return None if mean is None else self.refer(mean, fragment)
+
+    def _exchange_by_mirrors(
+        self, mirrors: MeanMirrors, snapshot: np.ndarray, fragment: int, active: bool
+    ) -> np.ndarray | None:
+        """The mean as it is told; the snapshot becomes the replica as the owners know it."""
+        if not self._owners.average(self.snapshot, fragment, active):
+            return None
+        reference, snapshot[:] = mirrors.move(fragment, self.alpha)
+        return reference
 
     def refer(self, mean: np.ndarray, fragment: int) -> np.ndarray:
         """What replicas move towards, given their mean: here that itself."""
@@ -119,7 +165,10 @@ class MA(Synchronizer):
             self.group.close()
 
     def conclude(self) -> None:
-        """What is left to do for an algorithm once nobody trains: here nothing."""
+        """What is left to do for an algorithm once nobody trains: here, with a codec, to tell what was not told."""
+        if self._mirrors:
+            self.weights += np.float32(self.alpha) * self._owners.pending()
+            self._mirrors.begin()
 
     def model(self) -> np.ndarray:
         """The mean of all replicas."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from ssmpi import compress
 from ssmpi.compress import Copy, Mirror
-from ssmpi.core.topology import Topology
+from ssmpi.core.topology import Role, Topology
 from ssmpi.sync import pushes
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.pushes import Shards
@@ -85,13 +85,9 @@ def expected_bytes(options: RoundOptions, shards: Shards, topology: Topology) ->
     return sum(kind.expected_bytes(own, part.stop - part.start) for parts in shards for part in parts)
 
 
-def mirror_bytes(options: RoundOptions, topology: Topology, parameters: int) -> float:
-    """Memory of the mirrors of all clients, on all sync PSs together: each of as many bytes as the vector, and a
-    payload.
-    """
+def mirror_vectors(options: RoundOptions, topology: Topology) -> dict[Role, int]:
+    """The center as each client was told, on a trainer, and the mirrors of all clients, on all sync PSs together."""
     if options.pull_codec == DENSE:
-        return 0.0
-    kind, own = codec_of(options)
-    each = options.pace == "fixed_rate" and options.by == "thread"
-    clients = topology.trainers * (topology.threads if each else 1)
-    return clients * (4.0 * parameters + kind.expected_bytes(own, parameters))
+        return {}
+    clients = topology.threads if options.pace == "fixed_rate" and options.by == "thread" else 1
+    return {Role.TRAINER: clients, Role.SYNC_PS: clients * topology.trainers}

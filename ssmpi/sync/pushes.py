@@ -60,7 +60,7 @@ class PendingGradients:
 
 
 class Encoders:
-    """One thread's codecs: one for each sync PS's shard of each fragment. What they go on with lies in ``state``,
+    """One thread's ``codecs``, by fragment and sync PS: one for each shard. What they go on with lies in ``state``,
     float64: how often each has encoded, and its thresholds, of the layers that end at ``borders``.
     """
 
@@ -76,19 +76,15 @@ class Encoders:
         self.state = memory.array(f"codec of thread {seed[-1]}", (sum(sizes),), np.float64)
         states = iter(np.split(self.state, np.cumsum(sizes)[:-1]))
         seeds = iter(np.random.SeedSequence(list(seed)).generate_state(len(sizes)).tolist())
-        self._codecs = [
+        self.codecs = [
             [kind(own, p.stop - p.start, c, next(states), next(seeds)) for p, c in zip(ps, cs, strict=True)]
             for ps, cs in zip(shards, cuts, strict=True)
         ]
 
-    def take(self, vector: np.ndarray, fragment: int, source: np.ndarray | None = None) -> list[np.ndarray]:
-        """A payload for each sync PS of a fragment of the vector, which keeps what is not sent. With a ``source``, of a
-        codec that chooses, the values are those of another vector at the entries that are taken.
-        """
-        parts = zip(self._codecs[fragment], self._shards[fragment], strict=True)
-        if source is None:
-            return [codec.take(vector[part]) for codec, part in parts]
-        return [codec.take(vector[part], source[part]) for codec, part in parts]
+    def take(self, vector: np.ndarray, fragment: int) -> list[np.ndarray]:
+        """A payload for each sync PS of a fragment of the vector, which keeps what is not sent."""
+        parts = zip(self.codecs[fragment], self._shards[fragment], strict=True)
+        return [codec.take(vector[part]) for codec, part in parts]
 
 
 def codec_of(options: RoundOptions) -> tuple[type[compress.Codec], compress.CodecOptions]:

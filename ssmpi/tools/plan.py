@@ -15,8 +15,16 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import wire
 from ssmpi.embedding.placement import Placement
-from ssmpi.run.requirements import checkpoint_copies, dense_parameters, kept_memory, memory_of_ranks, placement_of
-from ssmpi.sync import ALGORITHMS, SYNC_PS, pulls
+from ssmpi.run.requirements import (
+    checkpoint_copies,
+    dense_parameters,
+    kept_memory,
+    memory_of_ranks,
+    mirror_memory,
+    placement_of,
+)
+from ssmpi.sync import ALGORITHMS, SYNC_PS
+from ssmpi.sync.options import DENSE
 from ssmpi.sync.rows import row_gradient_bytes
 
 
@@ -99,9 +107,9 @@ def memory(config: Config, placement: Placement) -> str:
     for role, size in memory_of_ranks(config, placement).items():
         if config.topology.counts[role]:
             lines.append(f"  {role}: about {_bytes(size)}")
-    if mirrors := pulls.mirror_bytes(config.sync, config.topology, dense_parameters(config)):
-        each = _bytes(mirrors / config.topology.sync_ps)
-        lines.append(f"  of that for what each trainer holds of the center (sync.pull_codec): {each} on each sync PS")
+    if mirrors := mirror_memory(config):
+        shown = ", ".join(f"{role} {_bytes(size)}" for role, size in mirrors.items())
+        lines.append(f"  of that for what others were told (codecs): {shown}")
     if kept := kept_memory(config, placement):
         shown = ", ".join(f"{role} {_bytes(size)}" for role, size in kept.items() if config.topology.counts[role])
         lines.append(f"  of that in {config.recovery.memory_folder}, to outlive a kill: {shown}")
@@ -151,7 +159,8 @@ def traffic(config: Config, placement: Placement) -> str:
         there, back = (_bytes(each[link]) for link in (Link.CENTER_PUSH, Link.CENTER_PULL))
         lines.append(f"  {when}: {there} to {kind.partner} and {'as much' if there == back else back} back")
     elif kind.partner == "all trainers":
-        lines.append(f"  {when}: {_bytes(each[Link.TRAINERS])} sent by each of {n} trainers (ring all-reduce)")
+        how = "ring all-reduce" if sync.codec == DENSE else "payloads to owners of shards, and theirs to all"
+        lines.append(f"  {when}: {_bytes(each[Link.TRAINERS])} sent by each of {n} trainers ({how})")
     elif kind.partner:
         lines.append(f"  {when}: {_bytes(each[Link.TRAINERS])} to {kind.partner} and as much back")
     return "\n".join(lines) if len(lines) > 1 else "on the wire: nothing"

@@ -507,7 +507,7 @@ class Case:
         chosen = self.options
         return (
             f"{self.body.__name__}-{chosen.algorithm}-{chosen.pace}-by_{chosen.by}-every{chosen.every_iterations}-"
-            f"{chosen.fragments}f-{self.topology.trainers}"
+            f"{chosen.fragments}f-{chosen.codec}-{self.topology.trainers}"
         )
 
 
@@ -528,7 +528,10 @@ CASES = [
     *(Case(pushes, check_pushes, o, over_mpi=o in (*ASYNC[1:3], ASYNC[-1])) for o in ASYNC),
     *(Case(warm_up, check_warm_up, options(a, p, warmup_steps=20), over_mpi=a == "easgd") for a, p in PAIRS),
     *(Case(after_warm_up, check_after_warm_up, options(a, p, warmup_steps=2), over_mpi=a == "bmuf") for a, p in PAIRS),
+    *(Case(after_warm_up, check_after_warm_up, options(a, warmup_steps=2, codec="threshold:0.9"), over_mpi=True)
+      for a in ("easgd", "ma")),
     *(Case(coupled, check_coupled, options("easgd", easgd=COUPLED, fragments=f), over_mpi=f == 2) for f in (1, 2)),
+    Case(coupled, check_coupled, options("easgd", easgd=COUPLED, fragments=2, codec="threshold:0"), over_mpi=True),
 ]  # fmt: skip
 
 

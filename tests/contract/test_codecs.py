@@ -1,4 +1,4 @@
-"""What ``async_ps`` promises with a codec, exactly: nothing is lost, nothing counts twice, and what is left is kept."""
+"""What algorithms promise with a codec, exactly: nothing is lost, nothing counts twice, and what is left is kept."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ from ranks import over_threads
 from sync_bodies import PARAMETERS, meet, on_trainers, options, replica, with_pace
 
 from ssmpi import compress, sync
+from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.errors import SettingsError, TrainingError
 from ssmpi.core.log import log
 from ssmpi.core.topology import Topology
@@ -127,65 +128,101 @@ def test_final_weights_are_dense_ones_and_what_was_not_sent():
     np.testing.assert_array_equal(model, dense + sum(left))
 
 
-# Elastic exchanges of some entries
+# Rounds by mirrors
 
 
-def elastic(world, options, alone=False):
-    """Blocks of learning, each with a round of every trainer in turn; weights, and what the center then holds."""
-    weights = replica(world.rank)
-    home = home_of(world)
+ROUNDS_BY_MIRRORS = ("easgd", "ma")
+
+
+def taught(world, options):
+    """Blocks of learning, each with a round: with a center of every trainer in turn, else of all together. Weights,
+    and what the center then holds.
+    """
+    weights = replica(world.rank if options.algorithm == "easgd" else 0)
 
     def work(synchronizers):
         own, found = synchronizers[0], []
-        for turn in range(9):
-            if turn % world.trainers.size == world.rank:
-                weights[:] += 0.1 * replica(100 + turn)
+        for turn in range(9 * options.fragments):
+            sent = None
+            if options.algorithm == "ma" or turn % 2 == world.rank:
+                weights[:] += 0.1 * replica(100 + 10 * turn + (world.rank if options.algorithm == "ma" else 0))
                 before = world.traffic.by_name()
                 world.traffic.on = True
                 own.round()
                 world.traffic.on = False
                 sent = {name: size - before[name] for name, size in world.traffic.by_name().items()}
-            else:
-                sent = None
             meet(world)
-            found.append((weights.copy(), own.fetch(), sent))
+            center = own.fetch() if options.algorithm == "easgd" else None
+            found.append((weights.copy(), center, sent))
             meet(world)
-        return found
+        own.close()
+        return found, weights.copy(), own.model()
 
-    return on_trainers(world, options, weights, work, home)
+    return on_trainers(world, options, weights, work, home_of(world))
 
 
 @pytest.mark.parametrize("fragments", [1, 3])
-@pytest.mark.parametrize("codec", ["threshold:0.9", "threshold:0.9:whole", "random-k:0.9"])
-def test_elastic_exchanges_conserve_each_entry(codec, fragments):
-    """At the entries that move, both move by alpha of their distance; all others rest. And no byte more is sent."""
-    chosen = options("easgd", codec=codec, fragments=fragments, alpha=0.3, life_span=1)
-    by_trainer = over_threads(TWO, elastic, chosen)[:2]
-    center = replica(0)
-    for turn, (weights, after, sent) in ((turn, by_trainer[turn % 2][turn]) for turn in range(9)):
-        before = by_trainer[turn % 2][turn - 1][0] if turn else replica(0)
-        learned = (before + 0.1 * replica(100 + turn)).astype(np.float32)
-        moved = after != center
-        assert 0 < moved.sum() <= sent["entries_sent"] <= 0.2 * PARAMETERS
-        d = 0.3 * (learned.astype(float) - center)
-        np.testing.assert_allclose(after, np.where(moved, center + d, center), rtol=0, atol=1e-6)
-        np.testing.assert_allclose(weights, np.where(moved, learned - d, learned), rtol=0, atol=1e-6)
-        assert sent["bytes_center_pull"] == 4 * sent["entries_sent"]
-        if codec == "threshold:0.9:whole" and fragments == 1:
-            formula = sync.ALGORITHMS["easgd"].round_bytes(chosen, TWO, PARAMETERS)
-            assert [sent["bytes_center_push"], sent["bytes_center_pull"]] == list(formula.values())
-        center = after
+@pytest.mark.parametrize("codec", CODECS)
+def test_elastic_exchanges_conserve_the_sum(codec, fragments):
+    """Of both replicas, the center and what was learned, at every entry and after every exchange, whatever is told."""
+    chosen = options("easgd", codec=codec, fragments=fragments, alpha=0.3, life_span=3)
+    (first, *one), (second, *other) = over_threads(TWO, taught, chosen)[:2]
+    total = replica(0).astype(float) + replica(0) + replica(1)
+    for turn, ((left, center, _), (right, _, _)) in enumerate(zip(first, second, strict=True)):
+        total += 0.1 * replica(100 + 10 * turn)
+        np.testing.assert_allclose(left.astype(float) + right + center, total, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(one[0].astype(float) + other[0] + one[1], total, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("fragments", [1, 3])
-def test_elastic_exchanges_that_drop_nothing_are_whole_ones(fragments):
-    """Of one trainer, which has seen all that the center holds: to the last bit."""
-    one = replace(TWO, trainers=1)
-    whole = options("easgd", fragments=fragments, alpha=0.3, transport="messages")
-    expected, found = (over_threads(one, elastic, o)[0] for o in (whole, replace(whole, codec="threshold:0")))
-    for (weights, center, _), (others, seen, _) in zip(expected, found, strict=True):
-        np.testing.assert_array_equal(weights, others)
-        np.testing.assert_array_equal(center, seen)
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("trainers", [2, 3])
+def test_the_mean_of_replicas_has_all_that_was_learned(trainers, codec, fragments):
+    """When nobody has anything left to tell, at the end of a part of the run; and the model is that mean."""
+    chosen = options("ma", codec=codec, fragments=fragments, alpha=0.3, life_span=3)
+    topology = replace(TWO, trainers=trainers, sync_ps=0)
+    results = over_threads(topology, taught, chosen)[:trainers]
+    learned = [0.1 * replica(100 + 10 * turn + k) for turn in range(9 * fragments) for k in range(trainers)]
+    expected = replica(0) + np.sum(learned, axis=0, dtype=float) / trainers
+    np.testing.assert_allclose(np.mean([w for _, w, _ in results], axis=0, dtype=float), expected, rtol=0, atol=2e-5)
+    for _, _, model in results:
+        np.testing.assert_allclose(model, expected, rtol=0, atol=2e-5)
+    if codec != "bf16":  # and until then something is not told
+        last = np.mean([found[-1][0] for found, _, _ in results], axis=0, dtype=float)
+        assert np.abs(last - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+@pytest.mark.parametrize("codec", ["threshold:0", "threshold:0:whole", "random-k:0"])
+@pytest.mark.parametrize("algorithm", ROUNDS_BY_MIRRORS)
+def test_rounds_that_drop_nothing_are_whole_ones(algorithm, codec, fragments):
+    """To the last bit: both replicas, and the center or, as trainers end together there, the model."""
+    topology = replace(TWO, sync_ps=2 if algorithm == "easgd" else 0)
+    whole = options(algorithm, fragments=fragments, alpha=0.3, transport="messages")
+    expected, found = (over_threads(topology, taught, o)[:2] for o in (whole, replace(whole, codec=codec)))
+    for (turns, *ends), (others, *their_ends) in zip(expected, found, strict=True):
+        for (weights, center, _), (seen, told, _) in zip(turns, others, strict=True):
+            np.testing.assert_array_equal(weights, seen)
+            np.testing.assert_array_equal(center, told)
+        for one, other in zip(ends, their_ends, strict=True) if algorithm == "ma" else ():
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "threshold:0.9:whole", "threshold:0.5:whole"])
+@pytest.mark.parametrize("algorithm", ROUNDS_BY_MIRRORS)
+def test_a_round_by_mirrors_is_as_long_as_plan_says(algorithm, codec):
+    """Where every payload sends just the share that is asked for; the first round of each fragment is whole."""
+    topology = replace(TWO, sync_ps=2 if algorithm == "easgd" else 0)
+    chosen = options(algorithm, codec=codec, fragments=2, life_span=1, alpha=0.3)
+    formula = sync.ALGORITHMS[algorithm].round_bytes(chosen, topology, PARAMETERS)
+    results = over_threads(topology, taught, chosen)[:2]
+    for link, size in formula.items():
+        name = f"bytes_{link.name.lower()}"
+        rounds = [[sent[name] for _, _, sent in found if sent] for found, *_ in results]
+        by_vector = np.array([r[: len(r) // 2 * 2] for r in rounds]).reshape(2, -1, 2).sum(axis=2)
+        assert np.all(by_vector[:, 0] > 3.9 * PARAMETERS / (2 if algorithm == "ma" else 1))
+        assert by_vector[:, 1:].mean() == size
+        assert algorithm == "ma" or np.all(by_vector[:, 1:] == size)
 
 
 def closed(world, options):
@@ -193,7 +230,7 @@ def closed(world, options):
     weights = replica(world.rank)
 
     def work(synchronizers):
-        for turn in range(3):
+        for turn in range(6):
             weights[:] += 0.1 * replica(100 + turn)
             synchronizers[0].round()
         before = weights.copy(), synchronizers[0].fetch()
@@ -211,6 +248,99 @@ def test_a_part_ends_with_an_exchange_of_all():
     assert (d != 0).mean() > 0.8
     np.testing.assert_allclose(after, weights - d, rtol=0, atol=1e-6)
     np.testing.assert_allclose(moved, center + d, rtol=0, atol=1e-6)
+
+
+def left_early(world, options):
+    """The first trainer has no more data after its first rounds; the other one learns on."""
+    weights = replica(0)
+
+    def work(synchronizers):
+        for turn in range(4 if world.rank == 0 else 12):
+            weights[:] += 0.1 * replica(100 + 10 * turn + world.rank)
+            synchronizers[0].round()
+        synchronizers[0].close()
+        return weights.copy(), synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work, home_of(world))
+
+
+def test_who_has_left_follows_the_mean_of_the_others():
+    """As by an all-reduce, to the last bit, where nothing is dropped; else all replicas end in the same place."""
+    topology, whole = replace(TWO, sync_ps=0), options("ma", transport="messages", alpha=0.3)
+    expected, found = (
+        over_threads(topology, left_early, replace(whole, codec=c))[:2] for c in ("dense", "threshold:0")
+    )
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("pace", "by"), PACES)
+@pytest.mark.parametrize("algorithm", ROUNDS_BY_MIRRORS)
+def test_threads_train_with_rounds_by_mirrors(algorithm, pace, by):
+    """Whatever they meet in, what both have learned is in the model: descent by gradients whose sum is known."""
+    chosen = options(algorithm, pace, codec="threshold:0.9", by=by, fragments=2)
+    topology = replace(TWO, sync_ps=2 if algorithm == "easgd" else 0)
+    results = over_threads(topology, descended, chosen)[:2]
+    total = sum(whole_gradient(*who, step) for who, n in STEPS.items() for step in range(1, n + 1)).astype(float)
+    weights = sum(found.astype(float) for found, _ in results)
+    if algorithm == "easgd":
+        np.testing.assert_allclose(weights + results[0][1], -total, rtol=0, atol=2e-3)
+    else:
+        np.testing.assert_allclose(results[0][1], weights / 2, rtol=0, atol=2e-3)
+
+
+def descended(world, options):
+    """Steps of all threads; the replica and the model."""
+    weights, count = np.zeros(PARAMETERS, np.float32), [0, 0]
+
+    def gradients(thread):
+        count[thread] += 1
+        return whole_gradient(world.rank, thread, count[thread])
+
+    def work(synchronizers):
+        with_pace(world, options, synchronizers, gradients, [STEPS[world.rank, thread] for thread in range(2)])
+        return weights.copy(), synchronizers[0].model()
+
+    return on_trainers(world, options, weights, work, home_of(world))
+
+
+class Kept(ProcessMemory):
+    """Memory whose arrays a later process finds."""
+
+    def __init__(self):
+        self.arrays = {}
+
+    def array(self, name, shape, dtype):
+        return self.arrays.setdefault(name, np.zeros(shape, dtype))
+
+
+def killed(world, options, memories, replicas):
+    """Rounds by mirrors, then the same by another process on what the first has left: all weights, at the end."""
+    memory, weights = memories[world.rank], replicas[world.rank]
+    again, home = bool(memory.arrays), home_of(world)
+    home.memory = memory
+
+    def work(synchronizers):
+        for turn in range(5):
+            if not again:
+                weights[:] += 0.1 * replica(100 + 10 * turn + world.rank)
+                synchronizers[0].round()
+        if again:
+            synchronizers[0].close()
+        return weights.copy()
+
+    return on_trainers(world, options, weights, work, home)
+
+
+def test_what_the_mean_has_not_told_outlives_a_kill():
+    """Owners have it from replicas, which have given it up."""
+    chosen, topology = options("ma", codec="threshold:0.9", alpha=0.3), replace(TWO, sync_ps=0)
+    memories, replicas = [Kept() for _ in range(3)], [replica(0) for _ in range(3)]
+    for _ in range(2):
+        found = over_threads(topology, killed, chosen, memories, replicas)[:2]
+    learned = [0.1 * replica(100 + 10 * turn + k) for turn in range(5) for k in range(2)]
+    expected = replica(0) + np.sum(learned, axis=0, dtype=float) / 2
+    np.testing.assert_allclose(np.mean(found, axis=0, dtype=float), expected, rtol=0, atol=1e-5)
 
 
 # State
@@ -296,7 +426,29 @@ def test_divergence_ends_the_run(codec, value):
         over_threads(ALONE, diverging, chosen, value)
 
 
-@pytest.mark.parametrize("algorithm", [name for name in sync.ALGORITHMS if name not in ("async_ps", "easgd")])
+def rounding(world, options, value):
+    """A replica that is not finite after some rounds."""
+    weights = replica(0)
+
+    def work(synchronizers):
+        for turn in range(3):
+            weights[:] += 0.1 * replica(100 + turn + world.rank)
+            weights[17] = value if turn == 2 and world.rank == 0 else weights[17]
+            synchronizers[0].round()
+
+    return on_trainers(world, options, weights, work, home_of(world))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("algorithm", ROUNDS_BY_MIRRORS)
+def test_divergence_ends_rounds_by_mirrors(algorithm, codec, value):
+    chosen = options(algorithm, codec=codec, refresh="plain")
+    with pytest.raises(TrainingError, match="not finite"):
+        over_threads(replace(TWO, sync_ps=2 if algorithm == "easgd" else 0), rounding, chosen, value)
+
+
+@pytest.mark.parametrize("algorithm", [n for n in sync.ALGORITHMS if n not in ("async_ps", *ROUNDS_BY_MIRRORS)])
 def test_what_an_algorithm_cannot_carry_is_refused_with_the_reason(algorithm):
     pace = "fixed_rate" if algorithm == "synchronous" else "shadow"
     options(algorithm, pace, codec="dense")
@@ -304,18 +456,11 @@ def test_what_an_algorithm_cannot_carry_is_refused_with_the_reason(algorithm):
         options(algorithm, pace, codec="threshold:0.9")
 
 
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"codec": "bf16"}, "only threshold and random-k"),
-        ({"codec": "threshold:0.9:bf16"}, "16 bits"),
-        ({"codec": "threshold:0.9", "merge": "interpolate"}, "merge = 'difference'"),
-        ({"codec": "threshold:0.9", "easgd": sync.easgd.EASGDOptions(coupling=0.1)}, "coupling = 0"),
-    ],
-)
-def test_elastic_rounds_refuse_what_would_not_be_exact(settings, why):
-    with pytest.raises(SettingsError, match=why):
-        options("easgd", **settings)
+@pytest.mark.parametrize("algorithm", ROUNDS_BY_MIRRORS)
+def test_interpolating_is_refused(algorithm):
+    """It moves a replica by more than both ends know."""
+    with pytest.raises(SettingsError, match="merge = 'difference'"):
+        options(algorithm, codec="threshold:0.9", merge="interpolate")
 
 
 def test_a_damaged_push_is_refused():

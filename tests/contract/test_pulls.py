@@ -10,8 +10,10 @@ from test_codecs import CODECS, TWO, home_of
 
 from ssmpi import compress, sync
 from ssmpi.core.errors import SettingsError
+from ssmpi.core.topology import Role
 from ssmpi.core.traffic import Link
 from ssmpi.sync import pulls
+from ssmpi.sync.async_ps import AsyncPS
 
 ONE = replace(TWO, trainers=1)
 
@@ -110,11 +112,9 @@ def test_only_who_pulls_weights_has_a_codec_for_it():
 
 
 def test_the_memory_of_mirrors_is_that_of_every_client():
-    """A vector and a payload each, on all sync PSs together."""
+    """Two trainers of two threads: a vector for each that pulls, at both ends."""
     chosen = options("async_ps", "fixed_rate", pull_codec="threshold:0.9:whole")
-    payload = compress.make("threshold:0.9", compress.CodecOptions(), PARAMETERS)
-    length = payload.expected_bytes(payload.options, PARAMETERS)
-    for by, clients in (("thread", 4), ("trainer", 2)):
-        found = pulls.mirror_bytes(replace(chosen, by=by), TWO, PARAMETERS)
-        assert found == clients * (4 * PARAMETERS + length)
-    assert pulls.mirror_bytes(replace(chosen, pull_codec="dense"), TWO, PARAMETERS) == 0
+    for by, clients in (("thread", 2), ("trainer", 1)):
+        found = AsyncPS.mirror_vectors(replace(chosen, by=by), TWO)
+        assert found == {Role.TRAINER: clients, Role.SYNC_PS: 2 * clients}
+    assert AsyncPS.mirror_vectors(replace(chosen, pull_codec="dense"), TWO) == {}

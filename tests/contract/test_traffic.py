@@ -28,6 +28,7 @@ def counts(world):
 
 def rounds(world, options):
     """Whole rounds of every trainer, none of them at the end of a part; what they have moved, and how many they were.
+    With a codec one more before, which sends all.
 
     Gossip's odd trainers answer until the even ones have said that they are done, which takes no bytes.
     """
@@ -37,14 +38,16 @@ def rounds(world, options):
         own = synchronizers[0]
         own.begin()
         meet(world)
-        world.traffic.on = True
+        for _ in range(options.fragments if options.codec != "dense" else 0):
+            own.round()
+        before, world.traffic.on = own.rounds, True
         if options.algorithm != "gossip" or world.rank % 2 == 0:
             for _ in range(ROUNDS * options.fragments):
                 own.round()
         if options.algorithm == "gossip":
             own.close()
         world.traffic.on = False
-        found = counts(world), own.rounds / options.fragments
+        found = counts(world), (own.rounds - before) / options.fragments
         meet(world)
         if options.algorithm != "gossip":
             close_together(world, own)
@@ -59,17 +62,22 @@ COUPLED = options("easgd", transport="messages", easgd=sync.easgd.EASGDOptions(c
 
 @pytest.mark.parametrize(
     "chosen",
-    [options(name, transport="messages", fragments=n) for name in WITH_ROUNDS for n in (1, 3)] + [COUPLED],
-    ids=lambda chosen: f"{chosen.algorithm}-{chosen.fragments}",
+    [options(name, transport="messages", fragments=n) for name in WITH_ROUNDS for n in (1, 3)]
+    + [options(name, codec="bf16", fragments=n) for name in ("easgd", "ma") for n in (1, 3)]
+    + [COUPLED, replace(COUPLED, codec="bf16")],
+    ids=lambda chosen: f"{chosen.algorithm}-{chosen.codec}-{chosen.fragments}",
 )
 def test_rounds_move_the_bytes_of_their_formula(chosen):
     topology = replace(THREE, sync_ps=2 if sync.ALGORITHMS[chosen.algorithm].partner == sync.SYNC_PS else 0)
     formula = sync.ALGORITHMS[chosen.algorithm].round_bytes(chosen, topology, PARAMETERS)
     found = over_threads(topology, rounds, chosen)[:3]
     assert sum(done for _, done in found) == (4 if chosen.algorithm == "gossip" else 3) * ROUNDS
-    for counted, done in found:
-        for link in Link:
-            assert counted[f"bytes_{link.name.lower()}"] == pytest.approx(done * formula.get(link, 0.0), rel=1e-12)
+    for link in Link:
+        sizes = np.array([counted[f"bytes_{link.name.lower()}"] for counted, _ in found])
+        expected = np.array([done for _, done in found]) * formula.get(link, 0.0)
+        if chosen.algorithm == "ma" and chosen.codec != "dense":  # who owns a larger shard gets more and sends less
+            sizes, expected = sizes.mean(), expected.mean()
+        np.testing.assert_allclose(sizes, expected, rtol=1e-12)
 
 
 def test_no_algorithm_is_left_out():

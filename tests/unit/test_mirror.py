@@ -9,6 +9,11 @@ from test_compress import BORDERS, SIZE, TEXTS, gradient
 from ssmpi import compress
 from ssmpi.compress import CodecOptions, Copy, Mirror, PayloadError
 from ssmpi.core.errors import TrainingError
+from ssmpi.core.traffic import Traffic
+from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
+from ssmpi.sync.mean_mirrors import MeanMirrors
+from ssmpi.sync.mirrors import whole_codec
+from ssmpi.sync.options import RoundOptions
 
 
 def ends(text, size=SIZE, life_span=1000):
@@ -79,3 +84,62 @@ def test_a_payload_of_another_vector_is_refused():
     mirror, _ = ends("threshold:0.9")
     with pytest.raises(PayloadError, match="not 5"):
         Copy(np.zeros(5, np.float32)).receive(mirror.send(gradient(10)))
+
+
+# Rounds
+
+
+STEPS, SHARDS = 40, [[slice(0, 900), slice(900, 1_501)], [slice(1_501, 3_000)]]
+
+
+def same(one, other):
+    """To the last bit."""
+    np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+@pytest.mark.parametrize("text", [text for text in TEXTS if "whole" not in text])
+def test_both_ends_of_elastic_exchanges_hold_the_same(text):
+    """After every exchange of two clients with one center, shard by shard."""
+    chosen, traffic, center = RoundOptions(algorithm="easgd", codec=text), Traffic(), gradient(1, size=3_000)
+    trainers = [ReplicaMirrors(chosen, SHARDS, (100, 700), (k, 0), 3_000) for k in range(2)]
+    clients = [
+        [ClientMirrors(chosen, [whole_codec(part.stop - part.start)]) for parts in SHARDS for part in parts]
+        for _ in trainers
+    ]
+    shards = [part for parts in SHARDS for part in parts]
+    for step in range(STEPS):
+        own, ends, fragment = trainers[step % 3 % 2], clients[step % 3 % 2], step % 2
+        theirs = ends[:2] if fragment == 0 else ends[2:]
+        payloads = own.told.tell(gradient(2, step, size=3_000), fragment, traffic)
+        answers = [
+            end.exchange(0, payload, center[part], 0.3)
+            for end, payload, part in zip(theirs, payloads, SHARDS[fragment], strict=True)
+        ]
+        own.hear(answers, fragment)
+        own.move(slice(0, 1_501) if fragment == 0 else slice(1_501, 3_000), 0.3)
+        for end, part in zip(ends, shards, strict=True):
+            same(end.replicas[0].copy, own.told.copy[part])
+            same(end.centers[0], own.center[part])
+
+
+@pytest.mark.parametrize("text", [text for text in TEXTS if "whole" not in text])
+def test_owners_and_trainers_hold_the_same(text):
+    """After every round of three trainers, of which the last one leaves."""
+    chosen, traffic = RoundOptions(codec=text), Traffic()
+    trainers = [MeanMirrors(chosen, (100, 700), (k, 3), np.zeros(3_000, np.float32)) for k in range(3)]
+    for step in range(STEPS // 3):
+        active = [True, True, step < 8]
+        for k, own in enumerate(trainers):
+            for owner, payload in enumerate(own.replica.tell(gradient(3, k, step, size=3_000), 0, traffic)):
+                if owner != k:
+                    trainers[owner].hear(k, payload, 0)
+        for owner, own in enumerate(trainers):
+            payload = own.answer(active, 0, traffic)
+            for other in trainers[:owner] + trainers[owner + 1 :]:
+                other.learn(owner, payload, 0)
+        for own in trainers:
+            own.move(0, 0.3)
+        for own in trainers:
+            same(own.mean.copy, trainers[0].mean.copy)
+            for k, other in enumerate(trainers):
+                same(own.heard[0][k], other.replica.copy[own.shards[0][own.rank]])

@@ -10,7 +10,7 @@ from ssmpi.config import load
 from ssmpi.core.topology import Role
 from ssmpi.embedding.placement import place
 from ssmpi.model.replica import Replica
-from ssmpi.run.requirements import dense_parameters, placement_of
+from ssmpi.run.requirements import dense_parameters, memory_of_ranks, placement_of
 from ssmpi.tools import plan
 
 
@@ -82,6 +82,21 @@ def test_traffic_of_a_round(tmp_path, small_data, algorithm, expected):
     number, unit = re.search(r"a round: ([\d.]+) (kB|MB)", text).groups()
     sent = float(number) * {"kB": 1e3, "MB": 1e6}[unit]
     assert sent == pytest.approx(expected * 4 * dense_parameters(config), rel=5e-3)
+
+
+@pytest.mark.parametrize(("pace", "clients"), [("shadow", 3), ("fixed_rate", 6)])
+def test_a_sync_ps_keeps_mirrors_of_every_client(tmp_path, small_data, pace, clients):
+    """Of its replica and of the center; a client is a trainer, or each of its threads."""
+    overrides = ("topology.trainers=3", "topology.threads=2", "topology.sync_ps=2", "sync.algorithm=easgd")
+    overrides += (f"sync.pace={pace}", f"sync.every_iterations={5 if pace == 'fixed_rate' else 0}")
+    whole, some = (
+        memory_of_ranks(config, placement_of(config))
+        for config in (read(tmp_path, small_data, *overrides, f"sync.codec={c}") for c in ("dense", "threshold:0.9"))
+    )
+    config = read(tmp_path, small_data)
+    vector = 4 * dense_parameters(config)
+    assert some[Role.SYNC_PS] - whole[Role.SYNC_PS] == (2 * clients + 1) * vector / 2
+    assert some[Role.TRAINER] - whole[Role.TRAINER] == clients * vector
 
 
 def test_memory_files_are_held_against_half_of_a_nodes_memory(tmp_path, small_data):

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssmpi.bench.lockstep.codec_rounds import Pushing, PushRounds, SelectedRounds
-from ssmpi.bench.lockstep.rounds import FilteredRounds, MeanRounds, Rounds
+from ssmpi.bench.lockstep.codec_rounds import MirroredMeanRounds, MirroredRounds, Pushing, PushRounds
+from ssmpi.bench.lockstep.rounds import FilteredRounds, Rounds
 from ssmpi.core.errors import SettingsError
 from ssmpi.sync.options import RoundOptions
 
-KINDS: dict[str, type[Rounds]] = {"none": Rounds, "ma": MeanRounds, "bmuf": FilteredRounds}
-WITH_CODECS: dict[str, type[PushRounds | SelectedRounds]] = {"easgd": SelectedRounds, "async_ps": PushRounds}
+KINDS: dict[str, type[Rounds]] = {"none": Rounds, "bmuf": FilteredRounds}
+WITH_CODECS: dict[str, type[PushRounds | MirroredRounds | MirroredMeanRounds]] = {
+    "ma": MirroredMeanRounds,
+    "easgd": MirroredRounds,
+    "async_ps": PushRounds,
+}
 KNOWN = (*KINDS, *WITH_CODECS)
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ssmpi import compress
-from ssmpi.bench.lockstep.rounds import CenterRounds, ElasticRounds
+from ssmpi.bench.lockstep.rounds import CenterRounds, ElasticRounds, MeanRounds
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.protocols import DenseStep
 from ssmpi.core.traffic import ENTRIES, SENT, Link, Traffic
@@ -18,11 +17,13 @@ from ssmpi.model.options import DenseOptions
 from ssmpi.roles.sync_ps import optimizer
 from ssmpi.sync import pushes
 from ssmpi.sync.async_ps import AccumulatingStep
+from ssmpi.sync.average import reduced_bytes
+from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
+from ssmpi.sync.mean_mirrors import WEIGHT, MeanMirrors
+from ssmpi.sync.mirrors import whole_codec
 from ssmpi.sync.options import DENSE, RoundOptions
-from ssmpi.sync.peers import LocalTrainer, ReplicaMemory
 from ssmpi.sync.pulls import PulledCenter, PullMirrors
 from ssmpi.sync.pushes import Encoders, PendingGradients
-from ssmpi.sync.selected import SelectedEntries, pull_at
 
 
 @dataclass(frozen=True)
@@ -116,19 +117,20 @@ class PushRounds(CenterRounds):
         return pushes.read_push(message, self._sum)
 
 
-class SelectedRounds(ElasticRounds):
-    """Elastic exchanges of the entries that a codec chooses; with ``dense`` of all."""
+class MirroredRounds(ElasticRounds):
+    """Elastic exchanges by mirrors; with ``dense`` whole ones."""
 
     def __init__(
         self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int, pushing: Pushing
     ) -> None:
         super().__init__(options, replicas, gap, staleness)
-        self._traffic, local = Traffic(on=True), LocalTrainer(replica=ReplicaMemory(layers=tuple(pushing.layers)))
-        whole = [[slice(0, self._center.size)]]
-        self._chosen = [
-            SelectedEntries(options, whole, self._center.copy(), local, k) if options.codec != DENSE else None
-            for k in range(len(replicas))
-        ]
+        size, self._traffic = self._center.size, Traffic(on=True)
+        self._trainers: list[ReplicaMirrors] = []
+        if options.codec == DENSE:
+            return
+        parts, whole = [[slice(0, size)]], [whole_codec(size)]
+        self._trainers = [ReplicaMirrors(options, parts, pushing.layers, (k, 0), size) for k in range(len(replicas))]
+        self._clients = [ClientMirrors(options, whole) for _ in replicas]
 
     @property
     def figures(self) -> dict[str, float]:
@@ -136,31 +138,87 @@ class SelectedRounds(ElasticRounds):
         return {**super().figures, **traffic_of(self._traffic)}
 
     def close(self) -> None:
-        """As the base class, of all entries."""
-        for chosen in filter(None, self._chosen):
-            chosen.closing = True
+        """As the base class, in whole rounds, with which the next part begins too."""
+        self._begin()
         super().close()
-        for chosen in filter(None, self._chosen):
-            chosen.closing = False
+        self._begin()
+
+    def _begin(self) -> None:
+        for trainer in self._trainers:
+            trainer.told.begin()
 
     def _exchange(self, tick: int, trainer: int) -> None:
-        chosen, snapshot = self._chosen[trainer], self.replicas[trainer].copy()
-        if chosen is None:
+        if not self._trainers:
             super()._exchange(tick, trainer)
-            sent = back = snapshot.nbytes
+            sent = back = self._center.nbytes
         else:
-            (payload,), (old,) = chosen.choose(snapshot, 0, self._traffic), chosen.answers()
-            pull_at(self._center, *compress.entries(payload, snapshot.size), self.alpha, old)
-            reference, sent, back = snapshot.copy(), payload.size, old.nbytes
-            chosen.refer(snapshot, [old], self.alpha, reference)
-            self.move(tick, trainer, reference, snapshot)
+            own, client = self._trainers[trainer], self._clients[trainer]
+            (payload,) = own.told.tell(self.replicas[trainer], 0, self._traffic)
+            answer = client.exchange(0, payload, self._center, self.alpha)
+            own.hear([answer], 0)
+            sent, back = payload.size, answer.size
+            self.move(tick, trainer, *own.move(slice(None), self.alpha))
             self.count += 1
         self._traffic.add(Link.CENTER_PUSH, sent)
         self._traffic.add(Link.CENTER_PULL, back)
+
+
+class MirroredMeanRounds(MeanRounds):
+    """Model averaging by mirrors; with ``dense`` by an all-reduce."""
+
+    def __init__(
+        self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int, pushing: Pushing
+    ) -> None:
+        super().__init__(options, replicas, gap, staleness)
+        n, size, self._traffic = len(replicas), replicas[0].size, Traffic(on=True)
+        self._trainers: list[MeanMirrors] = []
+        if options.codec != DENSE:
+            self._trainers = [
+                MeanMirrors(options, pushing.layers, (k, n), np.zeros(size, np.float32)) for k in range(n)
+            ]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Also of the traffic, that of all trainers."""
+        return {**super().figures, **traffic_of(self._traffic)}
+
+    def average(self, tick: int, counted: Sequence[int]) -> None:
+        """As the base class."""
+        n = len(self.replicas)
+        if not self._trainers:
+            super().average(tick, counted)
+            self._traffic.add(Link.TRAINERS, n * reduced_bytes(self.replicas[0].nbytes + 4, n))
+            return
+        for trainer, own in enumerate(self._trainers):
+            for owner, payload in enumerate(own.replica.tell(self.replicas[trainer], 0, self._traffic)):
+                if owner != trainer:
+                    self._trainers[owner].hear(trainer, payload, 0)
+                    self._traffic.add(Link.TRAINERS, WEIGHT + payload.size)
+        active = [trainer in counted for trainer in range(n)]
+        for owner, own in enumerate(self._trainers):
+            payload = own.answer(active, 0, self._traffic)
+            for trainer, other in enumerate(self._trainers):
+                if owner != trainer:
+                    other.learn(owner, payload, 0)
+                    self._traffic.add(Link.TRAINERS, payload.size)
+        for trainer, own in enumerate(self._trainers):
+            self.move(tick, trainer, *own.move(0, self.alpha))
+        self.count += 1
+
+    def close(self) -> None:
+        """As the base class; then all hear what the mean has not told."""
+        super().close()
+        pending = sum((own.pending for own in self._trainers), np.zeros_like(self.replicas[0]))
+        for replica in self.replicas if self._trainers else []:
+            replica += np.float32(self.alpha) * pending
+        for own in self._trainers:
+            own.pending[:] = 0.0
+            own.begin()
 
 
 def traffic_of(traffic: Traffic) -> dict[str, float]:
     """Payload there and back, and the share of the entries that a codec has sent."""
     counts = traffic.by_name()
     density = {"density": counts[SENT] / counts[ENTRIES]} if counts[ENTRIES] else {}
-    return {"push_bytes": counts["bytes_center_push"], "pull_bytes": counts["bytes_center_pull"], **density}
+    sent = counts["bytes_center_push"] + counts["bytes_trainers"]
+    return {"push_bytes": sent, "pull_bytes": counts["bytes_center_pull"], **density}

@@ -1,0 +1,93 @@
+"""Elastic exchanges by mirrors, which both ends of an exchange hold alike: r of a trainer's replica w, and s of the
+center c as it was told to this client (EF21; see ``compress.mirror``)::
+
+    r = r + encode(w - r)          the trainer tells
+    s = s + encode(c - s)          the sync PS answers
+    d = alpha (s - r)              on both ends, from what both know
+    w = w + d;  c = c - d          the same d, so w_i + c is conserved to rounding, whatever is told
+    r = r + d;  s = s - d          so w - r is what the replica has learned and not told, c - s what others have told
+                                   the center and this client has not heard
+
+What is not told waits and is not lost: nothing is pulled back that the other end has not heard of, and what both know
+moves on towards each other in every round. Were each end pulled by its own vector and the other's mirror, as EF21 has
+it, a replica would lose to the center what it has not told. With a codec that drops nothing r is w and s is c: the
+exchange is the whole one to the last bit. The first exchange of a part of the run and its last one are whole, so
+mirrors are no state: neither checkpoints nor memory that outlives a process need them, and any number of trainers goes
+on.
+
+A sync PS keeps two vectors as long as its shards for each client, a trainer or one of its threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ssmpi import compress
+from ssmpi.compress import Codec, Copy, Mirror
+from ssmpi.sync.base import merge_difference
+from ssmpi.sync.mirrors import ToldShards
+from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.pushes import Shards, codec_of
+
+
+def meet(center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
+    """Both mirrors, float32 (n,) each, move by alpha of their difference towards each other."""
+    a = np.float32(alpha)
+    d = a * (center - replica)
+    center -= d
+    replica += d
+
+
+class ReplicaMirrors:
+    """A trainer's end of the exchanges with all sync PSs: ``told.copy`` is the replica as they know it, ``center`` as
+    they told it, both float32 (parameters,).
+    """
+
+    def __init__(
+        self, options: RoundOptions, shards: Shards, borders: Sequence[int], seed: Sequence[int], size: int
+    ) -> None:
+        self.told, self.center = ToldShards(options, shards, borders, seed, size), np.zeros(size, np.float32)
+        self._copies = [[Copy(self.center[part]) for part in parts] for parts in shards]
+
+    def hear(self, answers: Sequence[np.ndarray], fragment: int) -> None:
+        """Take in what each sync PS has answered."""
+        for copy, answer in zip(self._copies[fragment], answers, strict=True):
+            copy.receive(answer)
+
+    def move(self, part: slice, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+        """Move both mirrors of a fragment; where center and replica were, both valid for good."""
+        center, replica = self.center[part], self.told.copy[part]
+        before = center.copy(), replica.copy()
+        meet(center, replica, alpha)
+        return before
+
+
+class ClientMirrors:
+    """A sync PS's end of the exchanges with one client: by fragment ``replicas`` as it knows them and ``centers`` as it
+    told them. ``whole`` are codecs of all of a shard, which several clients may share.
+    """
+
+    def __init__(self, options: RoundOptions, whole: Sequence[Codec]) -> None:
+        kind, own = codec_of(options)
+        sizes = [codec.size for codec in whole]
+        self.centers, room = [np.zeros(size, np.float32) for size in sizes], np.empty(max(sizes), np.float32)
+        self.replicas = [Copy(np.zeros(size, np.float32)) for size in sizes]
+        states = [np.zeros(kind.state_size(own, size, ())) for size in sizes]
+        self._some = [
+            Mirror(kind(own, c.size, (), state, seed), c, room)
+            for seed, (c, state) in enumerate(zip(self.centers, states, strict=True))
+        ]
+        self._all = [Mirror(codec, center, room) for codec, center in zip(whole, self.centers, strict=True)]
+
+    def exchange(self, fragment: int, payload: np.ndarray, center: np.ndarray, alpha: float) -> np.ndarray:
+        """Take in what the client tells, move the shard ``center`` float32 (shard,); the answer, valid until the
+        next. One who tells all hears all.
+        """
+        replica, mirrors = self.replicas[fragment], self._all if compress.is_dense(payload) else self._some
+        replica.receive(payload)
+        answer, told = mirrors[fragment].send(center), mirrors[fragment].copy
+        merge_difference(center, replica.copy, told, alpha)
+        meet(told, replica.copy, alpha)
+        return answer

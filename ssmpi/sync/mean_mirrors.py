@@ -1,0 +1,100 @@
+"""Model averaging by mirrors. Each of n trainers owns a shard of every fragment; what is told is reduced to the owners
+and gathered from them, as in Ok-Topk (Li, Hoefler, PPoPP 2022, arXiv 2201.07598). Of trainer i's replica w_i its
+owner knows r_i, of the mean all know m::
+
+    r_i = r_i + encode(w_i - r_i)          each trainer tells each owner
+    v   = mean of r_i + q                  over those that train; q: what the mean has not told yet
+    m   = m + encode(v - m);  q = v - m    each owner tells all
+    d_i = alpha (m - r_i)                  on the trainer and on the owner, from what both know
+    w_i = w_i + d_i;  r_i = r_i + d_i      so mean of w_i + alpha q is conserved to rounding, whatever is told
+
+What a trainer has learned and not told, w_i - r_i, stays in its replica; what it has told is given up there and comes
+back in the mean, at once or, from q, later. With a codec that drops nothing q is 0 and the round is model averaging.
+The first round of a part of the run is whole, and at its end q goes to all: mirrors are no state, see
+``elastic_mirrors``, and only a kill within a part needs q, which is kept in memory that outlives a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ssmpi.compress import Copy
+from ssmpi.core.traffic import Traffic
+from ssmpi.sync.base import merge_difference, shards
+from ssmpi.sync.mirrors import ToldShards, expected_bytes
+from ssmpi.sync.options import RoundOptions
+
+WEIGHT = 4  # bytes of a message to an owner before its payload: whether its sender trains, float32
+
+
+class MeanMirrors:
+    """One of ``number`` trainers: ``replica.copy`` is its replica as the owners know it, ``mean.copy`` the mean as they
+    told it, and on the own shards q is ``pending``, all float32 (parameters,). By fragment and trainer, all replicas
+    are ``heard`` on the own shard.
+    """
+
+    def __init__(
+        self, options: RoundOptions, borders: Sequence[int], place: tuple[int, int], pending: np.ndarray
+    ) -> None:
+        (self.rank, self.number), self.pending, size = place, pending, pending.size
+        self.shards = shards(size, options.fragments, self.number)
+        own = [[parts[self.rank]] for parts in self.shards]
+        self.replica, self.mean = (
+            ToldShards(options, parts, borders, (self.rank, kind), size)
+            for kind, parts in enumerate((self.shards, own))
+        )
+        self.heard = [
+            [self.replica.copy[part] if k == self.rank else np.zeros(part.stop - part.start, np.float32)
+             for k in range(self.number)]
+            for (part,) in own
+        ]  # fmt: skip
+        self._target = np.empty(size, np.float32)
+
+    def begin(self) -> None:
+        """The next round of each fragment is whole."""
+        self.replica.begin()
+        self.mean.begin()
+
+    def hear(self, trainer: int, payload: np.ndarray, fragment: int) -> None:
+        """As an owner, what another trainer tells of its replica."""
+        Copy(self.heard[fragment][trainer]).receive(payload)
+
+    def answer(self, active: Sequence[bool], fragment: int, traffic: Traffic) -> np.ndarray:
+        """As an owner, a payload of the mean of those that train, one at least; for all."""
+        part = self.shards[fragment][self.rank]
+        target = self._target[part]
+        target[:] = 0.0
+        for counts, heard in zip(active, self.heard[fragment], strict=True):
+            if counts:
+                target += heard
+        target /= np.float32(sum(active))
+        target += self.pending[part]
+        (payload,) = self.mean.tell(self._target, fragment, traffic)
+        np.subtract(target, self.mean.copy[part], out=self.pending[part])
+        return payload
+
+    def learn(self, owner: int, payload: np.ndarray, fragment: int) -> None:
+        """What the owner of another shard tells of the mean."""
+        Copy(self.mean.copy[self.shards[fragment][owner]]).receive(payload)
+
+    def move(self, fragment: int, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+        """What is known of all replicas moves towards the mean; that mean, and where the own replica was."""
+        parts = self.shards[fragment]
+        own, whole = self.mean.copy[parts[self.rank]], slice(parts[0].start, parts[-1].stop)
+        for trainer, heard in enumerate(self.heard[fragment]):
+            if trainer != self.rank:
+                merge_difference(heard, own, heard, alpha)
+        mean, replica = self.mean.copy[whole], self.replica.copy[whole]
+        before = mean.copy(), replica.copy()
+        merge_difference(replica, mean, replica, alpha)
+        return before
+
+
+def sent_bytes(options: RoundOptions, parameters: int, number: int) -> float:
+    """What each of so many trainers sends in a round of every fragment, at the density asked for; of shards of unequal
+    sizes the mean.
+    """
+    found = shards(parameters, options.fragments, number)
+    return (number - 1) / number * (WEIGHT * number * options.fragments + 2 * expected_bytes(options, found))

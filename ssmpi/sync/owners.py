@@ -1,0 +1,73 @@
+"""Trainers who own a shard each, and tell each other of all shards by codecs: see ``mean_mirrors``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmpi import compress
+from ssmpi.comm.waiting import WaitOptions, wait_all
+from ssmpi.sync.mean_mirrors import WEIGHT, MeanMirrors
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
+
+TELL, ANSWER, PENDING = range(3)  # tags
+
+
+class Owners:
+    """All trainers of a conversation; ``mirrors`` are this one's. A message to an owner is whether the sender still
+    trains, as a float32, and a payload; one from an owner is a payload.
+    """
+
+    def __init__(self, trainers: Conversation, waiting: WaitOptions, mirrors: MeanMirrors) -> None:
+        self._trainers, self._waiting, self._mirrors = trainers, waiting, mirrors
+        largest = max(part.stop - part.start for parts in mirrors.shards for part in parts)
+        self._rooms = [np.empty(WEIGHT + compress.room(largest), np.uint8) for _ in range(trainers.size)]
+        self._others = [(trainers.rank + k) % trainers.size for k in range(1, trainers.size)]
+
+    def average(self, snapshot: np.ndarray, fragment: int, active: bool) -> bool:
+        """Tell a fragment of ``snapshot`` float32 (parameters,) and learn of the mean of those that train, all by the
+        mirrors; False, and no mean, where nobody does. All trainers call.
+        """
+        mirrors, traffic = self._mirrors, self._trainers.meter.traffic
+        payloads, weight = (
+            mirrors.replica.tell(snapshot, fragment, traffic),
+            np.array([active], np.float32).view(np.uint8),
+        )
+        self._swap([np.concatenate([weight, payload]) for payload in payloads], TELL)
+        counts = [active] * self._trainers.size
+        for other in self._others:
+            counts[other] = bool(self._rooms[other][:WEIGHT].view(np.float32)[0])
+            mirrors.hear(other, _payload(self._rooms[other][WEIGHT:]), fragment)
+        if not any(counts):
+            return False
+        answer = mirrors.answer(counts, fragment, traffic)
+        self._swap([answer] * self._trainers.size, ANSWER)
+        for other in self._others:
+            mirrors.learn(other, _payload(self._rooms[other]), fragment)
+        return True
+
+    def pending(self) -> np.ndarray:
+        """What the mean had not told, float32 (parameters,), and now has. All trainers call."""
+        found = self._mirrors.pending
+        for parts in self._mirrors.shards:
+            self._swap([found[parts[self._trainers.rank]]] * self._trainers.size, PENDING)
+            for other in self._others:
+                found[parts[other]] = self._rooms[other].view(np.float32)[: parts[other].stop - parts[other].start]
+        told = found.copy()
+        found[:] = 0.0
+        return told
+
+    def _swap(self, messages: Sequence[np.ndarray], tag: int) -> None:
+        """Send every other trainer its message and receive one of each into its room."""
+        own = self._trainers
+        requests = [own.irecv_some(self._rooms[other], other, tag) for other in self._others]
+        requests += [own.isend(messages[other], other, tag) for other in self._others]
+        wait_all(requests, self._waiting, "the other trainers' round")
+
+
+def _payload(room: np.ndarray) -> np.ndarray:
+    return room[: compress.length_of(room)]
