@@ -84,7 +84,7 @@ def _step(
     if not count:
         gradients[:] = 0.0
         return
-    _refresh(by, table, weights)
+    by = _refreshed(by, count > PIECE, table, weights)
     size, width, logit, end = -(-count // -(-count // PIECE)), rows.size // count, table[-1, OUT], len(table)
     for start in range(0, count, size):
         stop = min(start + size, count)
@@ -99,12 +99,16 @@ def _step(
 
 
 @njit(cache=True, nogil=True)
-def _refresh(by: Products, table: np.ndarray, weights: np.ndarray) -> None:
-    """Lay out the weights as they are now, once a step."""
+def _refreshed(by: Products, several: bool, table: np.ndarray, weights: np.ndarray) -> Products:
+    """With the weights as they are now laid out, once a step; those in float32 only for ``several`` pieces: a single
+    one is faster if each part is laid out when it is read.
+    """
+    by = Products(by.sgemm, by.operands, several and by.operands.kernels.single != 0)
     for row in table:
         if row[KIND] == LINEAR:
             half, wanted = row[FLAGS] & HALF != 0, row[FLAGS] & BY_A != 0
             products.refresh(by, half, row[DETAIL], weights[row[WEIGHT] :], row[OUTPUTS], row[INPUTS], wanted)
+    return by
 
 
 @njit(cache=True, nogil=True)
@@ -115,7 +119,7 @@ def _score(
     count = len(logits)
     if not count:
         return
-    _refresh(by, table, weights)
+    by = _refreshed(by, count > PIECE, table, weights)
     width, logit = rows.size // count, table[-1, OUT]
     for start in range(0, count, PIECE):
         stop = min(start + PIECE, count)
