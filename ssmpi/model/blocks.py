@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from ssmpi.model import bfloat16
+from ssmpi.model import bfloat16, kernels
 from ssmpi.model.bfloat16 import EDGE, PANEL, TILE, up_to
-from ssmpi.model.brgemm import NONE, Kernels, product
+from ssmpi.model.brgemm import NONE, Kernels, panel, product
 
 Layer = tuple[bool, int, int]  # in bfloat16, outputs, inputs
 
@@ -46,7 +46,7 @@ def room_for(examples: int, half: bool, outputs: int, inputs: int) -> int:
     """uint16 numbers of room that one layer needs for a piece of so many examples."""
     height = up_to(examples, EDGE)
     if not half:
-        return 2 * height * outputs
+        return 2 * (PANEL * max(height, outputs, inputs) + height * outputs)
     lines = EDGE * max(up_to(outputs, EDGE), up_to(inputs, EDGE))
     return lines + height * (up_to(inputs, PANEL) + up_to(outputs, TILE)) + height * up_to(max(outputs, inputs), EDGE)
 
@@ -64,10 +64,28 @@ def refresh(blocks: Operands, place: int, weight: np.ndarray, m: int, k: int) ->
 
 
 @njit(cache=True, nogil=True)
-def outputs(blocks: Operands, place: int, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int) -> None:
-    """out (n, m) = values (n, k) weight (m, k)^T, whose copy is at ``place``."""
-    copy = blocks.copies[place:].view(np.float32)
-    product(blocks.kernels.single, False, values, copy, out, (n, m, k), (k, PANEL, k), False)
+def outputs(
+    blocks: Operands, laid_out: bool, place: int, values: np.ndarray, weight: np.ndarray, bias: np.ndarray, relu: bool,
+    out: np.ndarray, n: int, m: int, k: int,
+) -> None:  # fmt: skip
+    """out (n, m) = values (n, k) weight (m, k)^T + bias (m,), if there is one, and its ``relu``.
+
+    A panel of outputs at a time, which is in cache when the bias is added; so is its part of the weight, unless that is
+    ``laid_out`` at ``place`` for all pieces of a batch.
+    """
+    room = blocks.room if not laid_out else blocks.copies[place:]
+    for column in range(0, m, PANEL):
+        width = min(PANEL, m - column)
+        if laid_out:
+            right = room.view(np.float32)[column * k :]
+        else:
+            bfloat16.transposed_words(weight[column * k :], width, k, PANEL, room)
+            right = room.view(np.float32)
+        panel(blocks.kernels.single, False, values, right, out[column:], (n, width, k), (k, PANEL, m), False)
+        if bias.size:
+            kernels.add_bias(out[column:], bias[column : column + width], n, m, relu)
+    if relu and not bias.size:
+        kernels.relu(out)
 
 
 @njit(cache=True, nogil=True)
@@ -77,13 +95,13 @@ def by_weight(
     """out (m, k) = by_out (n, m)^T values (n, k), added unless ``fresh``. In two parts, for the number of kernels: one
     of a multiple of TILE examples, then what is left.
     """
-    across, whole, room = up_to(n, TILE), n - n % TILE, blocks.room.view(np.float32)
-    bfloat16.transposed_words(by_out, n, m, across, blocks.room)
+    across, whole = up_to(n, TILE), n - n % TILE
+    left = blocks.room[2 * PANEL * across :]
+    bfloat16.transposed_words(by_out, n, m, across, left)
     for first, count in ((0, whole), (whole, n - whole)):
         if count:
-            sizes, strides = (m, k, count), (across, k, 1)
             add = not fresh or first > 0
-            product(blocks.kernels.single, False, room[first:], values[first * k :], out, sizes, strides, add)
+            _by_panels(blocks, left.view(np.float32)[first:], values[first * k :], out, (m, k, count), across, add)
 
 
 @njit(cache=True, nogil=True)
@@ -91,7 +109,24 @@ def by_values(
     blocks: Operands, by_out: np.ndarray, weight: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
 ) -> None:
     """out (n, k) = by_out (n, m) weight (m, k), added unless ``fresh``."""
-    product(blocks.kernels.single, False, by_out, weight, out, (n, k, m), (m, k, 1), not fresh)
+    _by_panels(blocks, by_out, weight, out, (n, k, m), m, not fresh)
+
+
+@njit(cache=True, nogil=True)
+def _by_panels(
+    blocks: Operands, a: np.ndarray, b: np.ndarray, c: np.ndarray, sizes: tuple[int, int, int], across: int, add: bool
+) -> None:
+    """c (m, n) = a (m, k), with ``across`` from row to row, b (k, n). Panels of b are first put together where they are
+    read often: each of their rows lies in a page of its own.
+    """
+    m, n, k = sizes
+    room = blocks.room.view(np.float32)
+    for column in range(0, n, PANEL):
+        width, right, below = min(PANEL, n - column), b[column:], n
+        if m >= PANEL:
+            kernels.hand_on(right, k, width, n, room, PANEL, False)
+            right, below = room, PANEL
+        panel(blocks.kernels.single, False, a, right, c[column:], (m, width, k), (across, below, n), add)
 
 
 @njit(cache=True, nogil=True)

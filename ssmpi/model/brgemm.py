@@ -30,7 +30,7 @@ SYMBOLS = (
     "_ZN2at6native7cpublas14brgemm_releaseEb",
 )
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # where set, oneDNN may refuse: by an exception nobody catches
-BLOCK_ROWS = 64
+HALF_ROWS, SINGLE_ROWS = 64, 128  # of a block; float32 kernels take six at a time, and are slower at what is left
 
 
 class Kernels(NamedTuple):
@@ -115,11 +115,23 @@ def product(
     across, below, beside = strides
     for column in range(0, n, PANEL):
         width = min(PANEL, n - column)
-        for row in range(0, m, BLOCK_ROWS):
-            _block(  # type: ignore[call-arg]
-                kernel,
-                (min(BLOCK_ROWS, m - row), width, k),
-                (across, below, n),
-                (a[row * across :].ctypes.data, b[column * beside :].ctypes.data, c[row * n + column :].ctypes.data),
-                (np.int64(add), np.int64(pairs)),
-            )
+        panel(kernel, pairs, a, b[column * beside :], c[column:], (m, width, k), (across, below, n), add)
+
+
+@njit(cache=True, nogil=True)
+def panel(
+    kernel: int, pairs: bool, a: np.ndarray, b: np.ndarray, c: np.ndarray, sizes: tuple[int, int, int],
+    strides: tuple[int, int, int], add: bool,
+) -> None:  # fmt: skip
+    """As ``product``, for n of at most PANEL; strides from row to row of a, of b and of c."""
+    m, n, k = sizes
+    across, below, apart = strides
+    rows = HALF_ROWS if pairs else SINGLE_ROWS
+    for row in range(0, m, rows):
+        _block(  # type: ignore[call-arg]
+            kernel,
+            (min(rows, m - row), n, k),
+            (across, below, apart),
+            (a[row * across :].ctypes.data, b.ctypes.data, c[row * apart :].ctypes.data),
+            (np.int64(add), np.int64(pairs)),
+        )

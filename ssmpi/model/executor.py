@@ -88,8 +88,9 @@ def _step(
     weights, gradients = array_at(frame, WEIGHTS, np.float32), array_at(frame, GRADIENTS, np.float32)
     values, by_values = array_at(frame, VALUES, np.float32), array_at(frame, BY_VALUES, np.float32)
     copies, room = array_at(frame, COPIES, np.uint16), array_at(frame, ROOM, np.uint16)
-    by = Products(frame[0], blocks.Operands(brgemm.Kernels(frame[1], frame[2], frame[3]), copies, room))
     count = len(logits)
+    operands = blocks.Operands(brgemm.Kernels(frame[1], frame[2], frame[3]), copies, room)
+    by = Products(frame[0], operands, count > PIECE and frame[1] != 0)
     if not count:
         if learn:
             gradients[:] = 0.0

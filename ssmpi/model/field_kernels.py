@@ -25,24 +25,6 @@ from ssmpi.model.program import (
 )
 
 
-@njit(cache=True, nogil=True)
-def take(rows: np.ndarray, first: int, out: np.ndarray) -> None:
-    """out (batch, tables, n) = n columns of rows (batch, tables, width) from ``first`` on."""
-    for b in range(out.shape[0]):
-        for t in range(out.shape[1]):
-            for k in range(out.shape[2]):
-                out[b, t, k] = rows[b, t, first + k]
-
-
-@njit(cache=True, nogil=True)
-def put(values: np.ndarray, first: int, rows: np.ndarray) -> None:
-    """The other way round."""
-    for b in range(values.shape[0]):
-        for t in range(values.shape[1]):
-            for k in range(values.shape[2]):
-                rows[b, t, first + k] = values[b, t, k]
-
-
 @njit(cache=True, nogil=True, fastmath=SUMS)
 def add_sums(x: np.ndarray, out: np.ndarray) -> None:
     """out (batch,) += the sum of x (batch, n) over n."""
@@ -130,10 +112,10 @@ def forward(row: np.ndarray, n: int, x: np.ndarray, weights: np.ndarray, out: np
     """One instruction ``row`` over ``n`` examples, from its input ``x``; all flat."""
     kind, k, detail, weight = row[KIND], row[INPUTS], row[DETAIL], row[WEIGHT]
     if kind == ADD:
-        hand_on(x.reshape(n, k), 0, out.reshape(n, k), detail != 0)
+        hand_on(x, 1, n * k, 0, out, 0, detail != 0)
     elif kind == TAKE:
-        tables = k // row[BIAS]
-        take(x.reshape(n, tables, row[BIAS]), detail, out.reshape(n, tables, out.size // (n * tables)))
+        tables = n * k // row[BIAS]
+        hand_on(x[detail:], tables, out.size // tables, row[BIAS], out, out.size // tables, False)
     elif kind == ADD_SUMS:
         add_sums(x.reshape(n, k), out)
     elif kind == SCALE:
@@ -151,10 +133,11 @@ def backward(
     kind, k, detail, weight = row[KIND], row[INPUTS], row[DETAIL], row[WEIGHT]
     wanted, add = row[FLAGS] & BY_A != 0, row[FLAGS] & ADD_A != 0
     if kind == ADD and wanted:
-        hand_on(by_out.reshape(n, k), 0, by_x.reshape(n, k), add)
+        hand_on(by_out, 1, n * k, 0, by_x, 0, add)
     elif kind == TAKE:
-        tables = k // row[BIAS]
-        put(by_out.reshape(n, tables, by_out.size // (n * tables)), detail, by_x.reshape(n, tables, row[BIAS]))
+        tables = n * k // row[BIAS]
+        width = by_out.size // tables
+        hand_on(by_out, tables, width, width, by_x[detail:], row[BIAS], False)
     elif kind == ADD_SUMS and wanted:
         spread(by_out, by_x.reshape(n, k), add)
     elif kind == SCALE:

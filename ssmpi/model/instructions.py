@@ -70,18 +70,16 @@ def _forward(by: Products, row: np.ndarray, n: int, weights: np.ndarray, values:
     a, flat = _place(row[A], n, values, rows), values[n * row[OUT] : n * (row[OUT] + m)]
     out = flat.reshape(n, m)
     if kind == LINEAR:
-        products.outputs(by, row[FLAGS] & HALF != 0, row[DETAIL], a, weights[row[WEIGHT] :], flat, n, m, k)
-        if row[BIAS] >= 0:
-            kernels.add_bias(out, weights[row[BIAS] : row[BIAS] + m], row[FLAGS] & RELU != 0)
-        elif row[FLAGS] & RELU:
-            kernels.relu(flat)
+        half, bias = row[FLAGS] & HALF != 0, weights[row[BIAS] : row[BIAS] + m] if row[BIAS] >= 0 else weights[:0]
+        relu, matrix = row[FLAGS] & RELU != 0, weights[row[WEIGHT] :]
+        products.outputs(by, half, row[DETAIL], a, matrix, bias, relu, flat, n, m, k)
         if row[FLAGS] & SIGMOID:
             kernels.sigmoid(flat)
     elif kind == INTERACTION:
         vectors = _place(row[B], n, values, rows)[: n * row[DETAIL] * k]
         kernels.interact(a[: n * k].reshape(n, k), vectors.reshape(n, row[DETAIL], k), out)
     elif kind == COPY:
-        kernels.put_columns(a[: n * k].reshape(n, k), row[DETAIL], out)
+        kernels.hand_on(a, n, k, k, flat[row[DETAIL] :], m, False)
     elif kind == GATE:
         kernels.gate(a, _place(row[B], n, values, rows), _place(row[C], n, values, rows), flat)
     elif kind > GATE:
@@ -120,15 +118,12 @@ def _backward(
         x, by_x = a[: n * k].reshape(n, k), by_a[: n * k].reshape(n, k)
         kernels.interact_backward(x, vectors, by_out, by_x, by_vectors, flags & ADD_A != 0, flags & ADD_B != 0)
     elif kind == COPY and flags & BY_A:
-        kernels.hand_on(by_out, row[DETAIL], by_a[: n * k].reshape(n, k), flags & ADD_A != 0)
+        kernels.hand_on(flat[row[DETAIL] :], n, k, m, by_a, k, flags & ADD_A != 0)
     elif kind == GATE:
         b, by_b = _place(row[B], n, values, rows), _place(row[B], n, by_values, by_rows)
         by_c = _place(row[C], n, by_values, by_rows)
-        if flags & BY_C:
-            kernels.hand_on(by_out, 0, by_c[: n * k].reshape(n, k), flags & ADD_C != 0)
-        if flags & BY_B:
-            kernels.multiply(flat, a, by_b, flags & ADD_B != 0)
-        if flags & BY_A:
-            kernels.multiply(flat, b, by_a, flags & ADD_A != 0)
+        wanted = flags & BY_A != 0, flags & BY_B != 0, flags & BY_C != 0
+        add = flags & ADD_A != 0, flags & ADD_B != 0, flags & ADD_C != 0
+        kernels.gate_backward(flat, a, b, by_a, by_b, by_c, wanted, add)
     elif kind > GATE:
         field_kernels.backward(row, n, fresh, a[: n * k], by_a[: n * k], weights, gradients, flat)

@@ -7,10 +7,15 @@ pass three or four times. bfloat16 numbers are seen as the uint16 they are store
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
+VECTOR = 16  # words of 32 bits
+PART = 1024  # floats
 SUMS = {"reassoc", "contract"}  # sums may be vectorised; NaN and infinity stay what they are
 
 
@@ -96,6 +101,21 @@ def multiply(gradient: np.ndarray, factor: np.ndarray, out: np.ndarray, add: boo
             out[i] = gradient[i] * factor[i]
 
 
+@intrinsic
+def _move(typing: Any, source: Any, target: Any) -> Any:
+    """VECTOR words of 32 bits from one address to another, at once: a loop over so few is not vectorised."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.VectorType(ir.IntType(32), VECTOR).as_pointer()
+        source, target = (builder.inttoptr(address, kind) for address in arguments)
+        value = builder.load(source)
+        value.align = 4
+        builder.store(value, target).align = 4
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp), generate
+
+
 @njit(cache=True, nogil=True)
 def copy(values: np.ndarray, out: np.ndarray) -> None:
     """The beginning of out = values (size,): a loop compiles in a tenth of the time of a slice's assignment, which can
@@ -106,23 +126,42 @@ def copy(values: np.ndarray, out: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def put_columns(values: np.ndarray, first: int, out: np.ndarray) -> None:
-    """Columns ``first`` and so on of out (batch, width) = values (batch, n)."""
-    for b in range(values.shape[0]):
-        for k in range(values.shape[1]):
-            out[b, first + k] = values[b, k]
+def hand_on(
+    values: np.ndarray, rows: int, width: int, across: int, out: np.ndarray, beside: int, add: bool
+) -> None:  # fmt: skip
+    """out (rows, width) = values (rows, width), or added to it; flat both, ``across`` and ``beside`` floats from row to
+    row.
+    """
+    whole = 0 if add else width - width % VECTOR
+    for row in range(rows):
+        given, target = values[row * across :], out[row * beside :]
+        source, place = given.ctypes.data, target.ctypes.data
+        for k in range(0, whole, VECTOR):
+            _move(np.uintp(source + 4 * k), np.uintp(place + 4 * k))  # type: ignore[call-arg]
+        if add:
+            for k in range(width):
+                target[k] += given[k]
+        else:
+            for k in range(whole, width):
+                target[k] = given[k]
 
 
 @njit(cache=True, nogil=True)
-def hand_on(gradient: np.ndarray, first: int, out: np.ndarray, add: bool) -> None:
-    """out (batch, n) = columns ``first`` and so on of gradient (batch, width), or added to it."""
-    for b in range(out.shape[0]):
-        if add:
-            for k in range(out.shape[1]):
-                out[b, k] += gradient[b, first + k]
-        else:
-            for k in range(out.shape[1]):
-                out[b, k] = gradient[b, first + k]
+def gate_backward(
+    by_out: np.ndarray, start: np.ndarray, update: np.ndarray, by_start: np.ndarray, by_update: np.ndarray,
+    by_x: np.ndarray, wanted: tuple[bool, bool, bool], add: tuple[bool, bool, bool],
+) -> None:  # fmt: skip
+    """From the gradient by ``gate``'s output (size,) to those that are ``wanted`` of start, update and x, added to what
+    is there where ``add`` says so. In parts that stay in the first-level cache; two of them may be one value.
+    """
+    for first in range(0, by_out.shape[0], PART):
+        gradient = by_out[first : first + PART]
+        if wanted[2]:
+            hand_on(gradient, 1, gradient.size, 0, by_x[first:], 0, add[2])
+        if wanted[1]:
+            multiply(gradient, start[first:], by_update[first:], add[1])
+        if wanted[0]:
+            multiply(gradient, update[first:], by_start[first:], add[0])
 
 
 @njit(cache=True, nogil=True)
@@ -154,12 +193,16 @@ def by_logits(logits: np.ndarray, labels: np.ndarray, count: int, out: np.ndarra
 
 
 @njit(cache=True, nogil=True)
-def add_bias(output: np.ndarray, bias: np.ndarray, relu: bool) -> None:
-    """output (batch, n) += bias (n,), and no less than 0 with ``relu``; NaN stays."""
-    for i in range(output.shape[0]):
-        for j in range(output.shape[1]):
-            value = output[i, j] + bias[j]
-            output[i, j] = np.float32(0.0) if relu and value < 0.0 else value
+def add_bias(output: np.ndarray, bias: np.ndarray, rows: int, across: int, relu: bool) -> None:
+    """output (rows, n) += bias (n,), and no less than 0 with ``relu``; NaN stays. ``output`` is flat, with ``across``
+    floats from row to row.
+    """
+    n = bias.shape[0]
+    for i in range(rows):
+        line = output[i * across : i * across + n]
+        for j in range(n):
+            value = line[j] + bias[j]
+            line[j] = np.float32(0.0) if relu and value < 0.0 else value
 
 
 @njit(cache=True, nogil=True, fastmath=SUMS)

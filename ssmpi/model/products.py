@@ -7,14 +7,17 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from ssmpi.model import blas, blocks
+from ssmpi.model import blas, blocks, kernels
 
 
 class Products(NamedTuple):
-    """BLAS's ``sgemm`` by address, and what products by oneDNN's kernels need."""
+    """BLAS's ``sgemm`` by address, and what products by oneDNN's kernels need; whether the weights of layers in float32
+    are ``laid_out`` for them.
+    """
 
     sgemm: int
     operands: blocks.Operands
+    laid_out: bool = False
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -23,23 +26,30 @@ def refresh(products: Products, half: bool, place: int, weight: np.ndarray, m: i
     operands = products.operands
     if half:
         blocks.refresh_half(operands, place, weight, m, k, backward)
-    elif operands.kernels.single:
+    elif products.laid_out:
         blocks.refresh(operands, place, weight, m, k)
 
 
 @njit(cache=True, nogil=True, inline="always")
 def outputs(
-    products: Products, half: bool, place: int, values: np.ndarray, weight: np.ndarray, out: np.ndarray, n: int, m: int,
-    k: int,
+    products: Products, half: bool, place: int, values: np.ndarray, weight: np.ndarray, bias: np.ndarray, relu: bool,
+    out: np.ndarray, n: int, m: int, k: int,
 ) -> None:  # fmt: skip
-    """out (n, m) = values (n, k) weight (m, k)^T; all float32."""
+    """out (n, m) = values (n, k) weight (m, k)^T + bias (m,), if there is one, no less than 0 with ``relu``; all
+    float32.
+    """
     operands = products.operands
+    if operands.kernels.single and not half:
+        blocks.outputs(operands, products.laid_out, place, values, weight, bias, relu, out, n, m, k)
+        return
     if half:
         blocks.outputs_half(operands, place, values, out, n, m, k)
-    elif operands.kernels.single:
-        blocks.outputs(operands, place, values, out, n, m, k)
     else:
         blas.outputs(products.sgemm, values, weight, out, n, m, k)
+    if bias.size:
+        kernels.add_bias(out, bias, n, m, relu)
+    elif relu:
+        kernels.relu(out)
 
 
 @njit(cache=True, nogil=True, inline="always")

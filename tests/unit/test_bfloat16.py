@@ -88,38 +88,47 @@ def test_what_has_no_nearest_number_is_kept():
     assert [hex(value) for value in out[6:]] == ["0x3f80", "0x3f82", "0x0"]
 
 
-def all_products(n, m, k, held=None, half=True):
+def all_products(n, m, k, held=None, half=True, laid_out=False, activation=None):
     """Outputs (n, m), gradients by weight (m, k) and by values (n, k), each added to ``held`` if that is given."""
-    values, weight, by_out = normal(n, k), normal(m, k, seed=1), normal(n, m, seed=2)
+    values, weight, by_out, bias = normal(n, k), normal(m, k, seed=1), normal(n, m, seed=2), normal(m, seed=3)
     other, fresh = (not half, 7, 5), held is None
     operands = blocks.operands(brgemm.kernels("bf16"), [other, (half, m, k)], n)
     operands.room[:], operands.copies[:] = FILL, FILL
-    by, place, matrix = Products(0, operands), blocks.copies_of(*other), weight.ravel()
+    by, place, matrix = Products(0, operands, laid_out), blocks.copies_of(*other), weight.ravel()
     out, by_weight, by_values = (np.full(size, 0 if fresh else held, np.float32) for size in (n * m, m * k, n * k))
+    shift, relu = bias if activation else bias[:0], activation == "relu"
     products.refresh(by, half, place, matrix, m, k, True)
-    products.outputs(by, half, place, values.ravel(), matrix, out, n, m, k)
+    products.outputs(by, half, place, values.ravel(), matrix, shift, relu, out, n, m, k)
     products.by_weight(by, half, by_out.ravel(), values.ravel(), by_weight, n, m, k, fresh)
     products.by_values(by, half, place, by_out.ravel(), matrix, by_values, n, m, k, fresh)
     brgemm.release(operands.kernels)
     x, w, g = (exact(array) if half else array.astype(float) for array in (values, weight, by_out))
-    expected = x @ w.T, g.T @ x + (held or 0.0), g @ w + (held or 0.0)
-    return (out.reshape(n, m), by_weight.reshape(m, k), by_values.reshape(n, k)), expected
+    outputs = x @ w.T + (bias if activation else 0.0)
+    outputs = np.maximum(outputs, 0.0) if relu else outputs
+    return (
+        (out.reshape(n, m), by_weight.reshape(m, k), by_values.reshape(n, k)),
+        (outputs, g.T @ x + (held or 0.0), g @ w + (held or 0.0)),
+    )
+
+
+ACTIVATIONS = st.sampled_from([None, "bias", "relu"])
 
 
 @needs_kernels
 @FEW
-@given(SIZES, st.sampled_from([None, 3.0]))
-def test_products_are_those_of_the_rounded_numbers(sizes, held):
+@given(SIZES, st.sampled_from([None, 3.0]), ACTIVATIONS)
+def test_products_are_those_of_the_rounded_numbers(sizes, held, activation):
     """Up to float32's rounding of sums."""
-    for found, expected in zip(*all_products(*sizes, held), strict=True):
+    for found, expected in zip(*all_products(*sizes, held, activation=activation), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.skipif(not processor.is_amd_with_avx512(), reason="float32 products by these kernels are for AMD's")
 @FEW
-@given(SIZES, st.sampled_from([None, 3.0]))
-def test_products_of_float32(sizes, held):
-    for found, expected in zip(*all_products(*sizes, held, half=False), strict=True):
+@given(SIZES, st.sampled_from([None, 3.0]), st.booleans(), ACTIVATIONS)
+def test_products_of_float32(sizes, held, laid_out, activation):
+    """With the weights laid out before, or part by part."""
+    for found, expected in zip(*all_products(*sizes, held, False, laid_out, activation), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
 
 
@@ -168,7 +177,7 @@ def test_a_batch_of_several_pieces_has_the_gradients_of_its_parts(monkeypatch):
     network = network_of(options, Inputs(40, 26, 16))
     batch = normal(1025, 40), normal(1025, 26, 16), (normal(1025) < 0).astype(np.float32)
     whole = step_of(options, network, batch)
-    parts = [step_of(options, network, [array[k::2] for array in batch]) for k in range(2)]
+    parts = [step_of(options, network, [array[k::2].copy() for array in batch]) for k in range(2)]
     for part, logits in enumerate(parts):
         np.testing.assert_allclose(whole[0][part::2], logits[0], rtol=1e-5, atol=1e-5)  # each example's own
     together = (parts[0][2] * 513 + parts[1][2] * 512) / 1025

@@ -10,7 +10,7 @@ from test_model import autograd
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.row_layout import RowLayout
-from ssmpi.model import blas
+from ssmpi.model import blas, kernels
 from ssmpi.model.executor import PIECE, CompiledStep
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
 from ssmpi.model.network import (
@@ -104,6 +104,17 @@ def networks(draw):
     add(Concat("all", tuple(unread)))
     add(Linear("logit", ("all",), 1))
     return Network(tuple(operators), inputs)
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 70])
+@pytest.mark.parametrize("add", [False, True])
+def test_columns_are_handed_on(width, add):
+    """To where they belong, and nothing beside them."""
+    values, out = np.arange(600, dtype=np.float32).reshape(6, 100), np.full((6, 90), 0.5, np.float32)
+    expected = out.copy()
+    expected[:, 7 : 7 + width] = values[:, 20 : 20 + width] + (0.5 if add else 0.0)
+    kernels.hand_on(values.ravel()[20:], 6, width, 100, out.ravel()[7:], 90, add)
+    np.testing.assert_array_equal(out, expected)
 
 
 @settings(max_examples=80, deadline=None)
