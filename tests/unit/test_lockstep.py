@@ -72,10 +72,12 @@ def test_pushes_of_one_trainer_are_those_of_a_run(tmp_path, small_data, codec, p
     assert run.rounds.figures.get("density") == real.result.get("density")
 
 
-BLOCK_MOMENTUM = ("sync.algorithm=bmuf", "sync.bmuf.momentum=0.6", "sync.bmuf.eta=0.9", "sync.bmuf.nesterov=true")
+BLOCK_MOMENTUM = ("sync.algorithm=bmuf", "sync.bmuf.momentum=0.6", "sync.bmuf.eta=0.9")
+AHEAD = (*BLOCK_MOMENTUM, "sync.bmuf.nesterov=true")
+ALGORITHMS = [("sync.algorithm=ma",), ("sync.algorithm=bmuf",), BLOCK_MOMENTUM, AHEAD]
 
 
-@pytest.mark.parametrize("algorithm", [("sync.algorithm=ma",), BLOCK_MOMENTUM])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_rounds_of_two_trainers_are_those_of_a_run(tmp_path, small_data, algorithm):
     """Rows stay as they are, because two trainers race for them."""
     overrides = (*FIXED_RATE, *algorithm, "topology.trainers=2", "embedding.rate=0", "data.handout=static")

@@ -103,7 +103,8 @@ class FilteredRounds(MeanRounds):
         super().__init__(options, replicas, gap, staleness)
         own = options.own(BMUFOptions)
         self._coefficients = own.eta, own.momentum, own.momentum if own.nesterov else 0.0
-        self._global, self._reference = replicas[0].copy(), replicas[0].copy()
+        self._global = replicas[0].copy()
+        self._reference = replicas[0].copy() if own.nesterov else self._global  # the filter moves what is ahead alone
         self._delta = np.zeros_like(self._global)
 
     def refer(self, mean: np.ndarray) -> np.ndarray:
