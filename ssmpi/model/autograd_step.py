@@ -26,7 +26,7 @@ class AutogradStep:
         self._gradients = [torch.from_numpy(values) for _, values in gradients]
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Logits float32 (batch,) and gradients of the mean log-loss by ``rows``, like them."""
+        """Logits float32 (batch,) and gradients of the mean log-loss by ``rows``, like them and contiguous."""
         taken = torch.from_numpy(rows).requires_grad_()
         logits = reference.logits(self._network, self._weights, torch.from_numpy(dense), taken)
         loss = binary_cross_entropy_with_logits(logits, torch.from_numpy(labels), reduction="sum")
@@ -34,4 +34,4 @@ class AutogradStep:
         found = torch.autograd.grad(loss / max(1, len(labels)), wanted, materialize_grads=True)
         for place, gradient in zip(self._gradients, found[1:], strict=True):
             place.copy_(gradient)
-        return logits.detach().numpy(), found[0].numpy()
+        return logits.detach().numpy(), found[0].contiguous().numpy()

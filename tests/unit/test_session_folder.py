@@ -50,7 +50,9 @@ def test_what_a_killed_launcher_left_goes_once_its_mpirun_has_ended(base):
         launcher.stdout.close()
         process = os.pidfd_open(int(mpirun))
         signal.pidfd_send_signal(process, signal.SIGKILL)
-        assert select.select([process], [], [], 10)[0]
+        ended = select.poll()
+        ended.register(process, select.POLLIN)
+        assert ended.poll(10_000)
         os.close(process)
     with session_folder() as ours:
         assert [path for path in base.glob(f"{PREFIX}*") if path != left] == [ours.path]
