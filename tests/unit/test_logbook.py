@@ -176,11 +176,13 @@ def messages(tmp_path):
 def terminal(monkeypatch):
     """``terminal(rows, columns)`` is where bars are drawn; called again with nothing it is what was drawn."""
     ours, theirs = os.openpty()
+    waiting = select.poll()
+    waiting.register(ours, select.POLLIN)
 
     def use(rows=None, columns=None):
         if rows is None:
             drawn = b""
-            while select.select([ours], [], [], 0.2)[0]:
+            while waiting.poll(200):
                 drawn += os.read(ours, 1 << 16)
             return drawn.decode()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
