@@ -82,6 +82,10 @@ class TrainedRows:
             if piece.start < stop and start < piece.stop:
                 self._bank[number] = min(stop, piece.stop) - piece.start
 
+    def under_way(self, scored: np.ndarray) -> BatchesUnderWay:
+        """Of the threads, which have ``scored`` so many rows, int64 (threads,)."""
+        return BatchesUnderWay(self.rows, scored)
+
     def kept(self) -> tuple[Deal, np.ndarray] | None:
         """The last deal of an earlier process, and how many rows of each of its pieces were trained on here."""
         found = self._memory.noted(DEAL)
@@ -89,6 +93,24 @@ class TrainedRows:
             return None
         deal = Deal(found[0], found[1], Position.of_state(found[2]))
         return deal, self._banks[deal.number % 2][: len(deal.pieces)].copy()
+
+
+class BatchesUnderWay:
+    """Batches that were scored and not trained on when a process was killed, at most one a thread; both int64
+    (threads,) of its memory.
+    """
+
+    def __init__(self, rows: np.ndarray, scored: np.ndarray) -> None:
+        self._rows, self._scored = rows, scored
+
+    @property
+    def lost(self) -> int:
+        """How many come again, as no record has said yet."""
+        return int((self._scored != self._rows).sum())
+
+    def reported(self) -> None:
+        """They are on record."""
+        self._rows[:] = self._scored
 
 
 class HandedOut:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,53 +26,50 @@ if TYPE_CHECKING:
     from ssmpi.comm.world import World
     from ssmpi.config import Config
     from ssmpi.core.topology import Topology
-    from ssmpi.embedding.push_counts import SentPushes
     from ssmpi.report.results import Results
     from ssmpi.report.trainer_report import TrainerReport
     from ssmpi.roles.model_selection import ModelSelection
     from ssmpi.sync import Synchronizer
 
-PUSHES_LOST = "pushes_lost", "center_pushes_lost"  # to embedding PSs, to sync PSs
+LOST_ON_THE_WAY = "pushes_lost", "center_pushes_lost", "batches_repeated"  # to embedding PSs, to sync PSs, by threads
 RUN, NOTE_SECONDS = "run", 1.0  # the name of the first trainer's note, and how old it may be
 
 
 class _Kept(NamedTuple):
-    """What one trainer has kept: its last deal, its note, what it has scored, batches under way and done; the dealer
-    also what it had handed out. Nothing, if its memory is lost.
+    """What one trainer has kept: its last deal, its note, what it has scored, batches done; the dealer also what it had
+    handed out. Nothing, if its memory is lost.
     """
 
     deal: tuple[Deal, np.ndarray] | None
     run: dict[str, Any]
     quality: Quality
-    under_way: int
     batches: int
     warmed_up: bool
     handed: np.ndarray | None = None
 
 
-LOST = _Kept(None, {}, Quality(), 0, -1, True)
+NOTHING = _Kept(None, {}, Quality(), -1, True)
 
 
 @dataclass(frozen=True)
 class KeptState:
     """The same on all trainers. ``state`` is the first one's note, with ``examples``; ``left`` of the latest
-    deal; ``quality`` what each trainer has scored; ``repeated`` how many batches were under way. What must be equal
-    comes from the trainer ``furthest`` ahead; ``repair`` says whose memory is lost.
+    deal; ``quality`` what each trainer has scored. What must be equal comes from the trainer ``furthest`` ahead;
+    ``repair`` says whose memory is lost.
     """
 
     state: dict[str, Any]
     left: Deal
     quality: Sequence[Quality]
-    repeated: int
     furthest: int
     warming_up: bool
     repair: Repair | None = None
 
     @classmethod
     def gather(cls, config: Config, world: World, memory: RankMemory, repair: Repair | None = None) -> KeptState:
-        """Every trainer calls. The memory changes only in that batches under way are not counted as such again."""
+        """Every trainer calls. The memory stays as it is."""
         lost = repair.trainers if repair else frozenset()
-        mine = LOST if world.index in lost else _own(config, world, memory)
+        mine = NOTHING if world.index in lost else _own(config, world, memory)
         found = world.trainers.gather(mine)
         deals, run, batches = [each.deal for each in found], found[0].run, [each.batches for each in found]
         again = (0, 0)
@@ -92,7 +89,6 @@ class KeptState:
             state={**run, "examples": deal.examples, "logbook": logbook, "dealt_again": again},
             left=deal,
             quality=[each.quality for each in found],
-            repeated=sum(each.under_way for each in found),
             furthest=0 if lost else batches.index(max(batches)),  # the first one's group surely has its leader
             warming_up=not all(each.warmed_up for each in found),
             repair=repair,
@@ -130,18 +126,26 @@ def _own(config: Config, world: World, memory: RankMemory) -> _Kept:
     threads, first = config.topology.threads, world.index == 0
     trained = TrainedRows(memory, threads, 0, dealer=first)
     progress = Progress(threads, world.trainers.size, config.schedule, memory=memory)
-    scored, deal = progress.scored, trained.kept()
-    kept = _Kept(
+    deal = trained.kept()
+    return _Kept(
         deal,
         memory.noted(RUN),
         progress.quality(),
-        int((scored != trained.rows).sum()),
         int(trained.batches.sum()),
         bool(memory.noted(OVER)),
         trained.handed.kept(deal[0]) if trained.handed and deal else None,
     )
-    trained.rows[:] = scored
-    return kept
+
+
+class Lost(Protocol):
+    """Something that a kill may lose, counted in memory that outlives it."""
+
+    @property
+    def lost(self) -> int:
+        """How many are not on record yet."""
+
+    def reported(self) -> None:
+        """They are on record."""
 
 
 class RunNote:
@@ -155,7 +159,6 @@ class RunNote:
     ) -> None:  # fmt: skip
         self._memory, self._results, self._selection, self._checked = memory, results, selection, checked
         kept = saved if isinstance(saved, KeptState) else None
-        self._repeated = kept.repeated if kept else 0
         self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
         self._write()
@@ -167,19 +170,22 @@ class RunNote:
         if time.monotonic() - self._written >= NOTE_SECONDS:
             self._write()
 
-    def started(self, examples: int, sent: Sequence[SentPushes], trainers: Conversation) -> None:
+    def started(self, examples: int, lost: Sequence[Lost], trainers: Conversation) -> None:
         """All ranks have their parts, and training goes on after ``examples`` of all trainers: from now on it may go on
-        from this memory. If it does so after a kill already, add that to the record, with the pushes that were lost on
-        their way, of those ``sent`` to embedding PSs and to sync PSs. All ``trainers`` call.
+        from this memory. If it does so after a kill already, add that to the record, with what this trainer has
+        ``lost`` on the way, as ``LOST_ON_THE_WAY`` has them. All ``trainers`` call.
         """
-        by_trainer = trainers.gather([each.lost for each in sent])
+        by_trainer = trainers.gather([each.lost for each in lost])
         results, outcome = self._results, {}
         if results:  # the first trainer's memory is whole only with it
-            found: dict[str, float] = {"examples": examples, "batches_repeated": self._repeated}
-            found |= dict(zip(PUSHES_LOST, map(sum, zip(*by_trainer, strict=True)), strict=True))
+            found: dict[str, float] = {"examples": examples}
+            found |= dict(zip(LOST_ON_THE_WAY, map(sum, zip(*by_trainer, strict=True)), strict=True))
             found |= {**results.news, "pls": results.pls}
             outcome = recoveries.outcome(results.folder, found)
             self._memory.note(LEDGER, {**results.ledger, OUTCOME: outcome})  # told there if this start is killed now
+        trainers.gather(None)  # nobody forgets what was lost before it is noted
+        for each in lost:
+            each.reported()
         self._memory.ready()
         if results and (recovery := recoveries.complete(results.folder, outcome)):
             results.logbook.recovered(recovery)
@@ -187,8 +193,6 @@ class RunNote:
                 results.logbook.say(recoveries.describe(recovery))
             self._again = (0, 0)
             self._write()  # or a kill within a second takes that line back
-        for each in sent:
-            each.reported()
 
     def evaluated(self, part: int) -> None:
         """A part of the run is over, its evaluation included: write that at once."""

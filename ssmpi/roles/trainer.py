@@ -64,6 +64,7 @@ class Trainer:
         )  # fmt: skip
         self.synchronizers, self.pace = assembly.synchronization(config, world, self.replica, local, saved)
         trained = assembly.trained_rows(config, world.index, self._reader, saved, self.progress, memory)
+        self._under_way = trained.under_way(self.progress.scored)
         self._cursor = assembly.cursor(config, world, self._reader, self._control.checked, saved, trained)
         self._held = [HeldRows(stream.was_cut) for stream in self._cursor.streams]
         live = LiveState(
@@ -135,8 +136,8 @@ class Trainer:
             with during("waiting for the other ranks"):
                 self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
             cpu_usage.set_up()
-            sent = self.tables.sent, self.synchronizers[0].peers.local.sent
-            self._note.started(self.progress.of_all, sent, self.world.trainers)
+            lost = self.tables.sent, self.synchronizers[0].peers.local.sent, self._under_way
+            self._note.started(self.progress.of_all, lost, self.world.trainers)
             if self._results:
                 self._results.logbook.start_clock()
             self._started = True

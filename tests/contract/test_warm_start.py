@@ -165,7 +165,7 @@ def counted(monkeypatch, owner, name, *, after):
 
 
 def lost_by_start(monkeypatch, trainers):
-    """What all trainers together tell of lost pushes in each start, to embedding PSs and to sync PSs."""
+    """What all trainers together tell in each start: lost pushes to embedding PSs and to sync PSs, batches repeated."""
     told, started = [], RunNote.started
 
     def starting(note, examples, sent, conversation):
@@ -186,9 +186,17 @@ def test_pushes_that_a_kill_has_lost_are_told(tmp_path, small_data, monkeypatch)
     two = ("topology.trainers=2", "topology.embedding_ps=2", *both)
     run = train_with_kills(tmp_path, small_data, kills, *two)
     assert run.result["status"] == "complete"
-    (first, _), (second, _), (third, _) = told()
+    (first, *_), (second, *_), (third, *_) = told()
     assert (first, second > 0) == (0, True)
     assert second + third == len(made) - len(applied)
+
+
+def test_a_batch_that_comes_again_is_told_even_if_the_next_start_is_killed(tmp_path, small_data, monkeypatch):
+    """Killed under way, and again when all was gathered and nothing was noted."""
+    told = lost_by_start(monkeypatch, trainers=1)
+    kills = [Kill(Progress, "record", 20, after=True), Kill(RunNote, "started")]
+    assert train_with_kills(tmp_path, small_data, kills, *ONE).result["status"] == "complete"
+    assert told() == [[0, 0, 0], [0, 0, 1]]
 
 
 def test_pushes_to_sync_ps_that_a_kill_has_lost_are_told(tmp_path, small_data, monkeypatch):
@@ -201,7 +209,7 @@ def test_pushes_to_sync_ps_that_a_kill_has_lost_are_told(tmp_path, small_data, m
     two = ("topology.trainers=2", "topology.sync_ps=2", "topology.threads=2", "sync.algorithm=async_ps", *each_step)
     run = train_with_kills(tmp_path, small_data, kills, *two)
     assert run.result["status"] == "complete"
-    (_, first), (_, second), (_, third) = told()
+    (_, first, _), (_, second, _), (_, third, _) = told()
     assert (first, second > 0) == (0, True)
     assert second + third == 2 * len(made) - len(applied)
 
