@@ -24,7 +24,7 @@ study pushes sync.algorithm=async_ps topology.sync_ps=1 sync.life_span=100 --gap
   --case "$t:0.99 feedback=off" --case sync.codec=random-k:0.99 --case "sync.codec=random-k:0.99 feedback=off"
 # Pulls by mirrors: with whole pulls both directions together fall less than twice.
 p=sync.pull_codec=threshold
-study pulls sync.algorithm=async_ps sync.life_span=100 --gap 2 --staleness 1 \
+study pulls sync.algorithm=async_ps topology.sync_ps=1 sync.life_span=100 --gap 2 --staleness 1 \
   --case $t:0.99 --case "$t:0.99 $p:0" --case "$t:0.99 $p:0.9" --case "$t:0.99 $p:0.99" --case "$t:0.98 $p:0.98" --case $p:0.99 \
   --case "$t:0.99:bf16 $p:0.99:bf16" --case "sync.codec=bf16 sync.pull_codec=bf16" \
   --case "$t:0.99 sync.pull_codec=random-k:0.99"
