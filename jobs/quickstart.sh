@@ -41,7 +41,8 @@ raw=$data/raw-$rows shards=$data/shards-$rows
 [ -f "$raw/teacher.json" ] || run ssmpi-prepare synthesize "$raw" --rows "$rows" --seed 1
 run mpirun -n 2 ssmpi-prepare criteo "$raw/train.txt" --output "$shards" --split kaggle
 run ssmpi-prepare inspect "$shards"
-settings=("data.folder=$shards" "run.folder=$runs"  # the learning rates fall over the last third of the training rows
+# the learning rates rise over the first rows and fall over the last third
+settings=("data.folder=$shards" "run.folder=$runs" "schedule.warmup_examples=$((rows / 60))"
   "schedule.decay_start_examples=$((rows * 4 / 7))" "schedule.decay_examples=$((rows * 2 / 7))")
 run ssmpi plan jobs/configs/quickstart.toml "${settings[@]}"
 run ssmpi launch jobs/configs/quickstart.toml "${settings[@]}" --overwrite

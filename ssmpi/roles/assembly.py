@@ -40,13 +40,22 @@ if TYPE_CHECKING:
 Saved = Checkpoint | KeptState
 
 
-def check_host(config: Config, world: World) -> None:
-    """Say, on one rank, what will make this host slow."""
+def warn(config: Config, world: World) -> None:
+    """Say, on one rank, what will make training slow or hold it back."""
     if world.oversubscribed:
         log.warning(world.oversubscribed)
-    if config.model.precision == "bf16" and world.index == 0 and processor.without_bfloat16():
+    if world.index:
+        return
+    trainers, threads = config.topology.trainers, config.topology.threads
+    if threads > 1 and config.dense.optimizer == "adagrad" and not config.schedule.warmup_examples:
+        log.warning(
+            f"no warm-up: Adagrad's first step is dense.rate in every parameter, and {threads} threads of a replica "
+            "take theirs together, which can kill hidden units for good; 100 steps of each thread are "
+            f"schedule.warmup_examples = {100 * trainers * threads * config.data.batch_size}"
+        )
+    if config.model.precision == "bf16" and processor.without_bfloat16():
         log.warning(processor.SLOW_BFLOAT16)
-    if (slow := own_code.own_operators(config.network.operators)) and world.index == 0:
+    if slow := own_code.own_operators(config.network.operators):
         names = ", ".join(dict.fromkeys(own_code.kind_of(type(operator)) for operator in slow))
         log.warning(f"no kernels for {names}: all of the network is computed by torch's autograd, which is slower")
 

@@ -48,7 +48,7 @@ class Trainer:
     def __init__(self, config: Config, world: World, folder: Path, start: Start = BEGINNING) -> None:
         self.config, self.world, self._folder = config, world, folder
         world.start_heartbeat(config.waiting)
-        assembly.check_host(config, world)
+        assembly.warn(config, world)
         saved, memory = assembly.saved_state(config, world, start), start.memory
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         manifest, rows = self._reader.manifest, self._reader.rows

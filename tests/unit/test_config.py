@@ -5,6 +5,7 @@ import dataclasses
 import math
 import re
 import typing
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.core.settings import build
 from ssmpi.data.features import CRITEO
 from ssmpi.model.zoo import NETWORKS
+from ssmpi.roles import assembly
 from ssmpi.run import resume
 from ssmpi.run.request import RunRequest
 
@@ -209,3 +211,23 @@ def test_algorithms_refuse_what_makes_no_sense_for_them(tmp_path, overrides, mes
 def test_the_decay_starts_after_the_warm_up(tmp_path):
     with pytest.raises(SettingsError, match="decay_start_examples = 5 lies inside the warm-up of 10"):
         read(tmp_path, "schedule.warmup_examples=10", "schedule.decay_start_examples=5", "schedule.decay_examples=9")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "index", "told"),
+    [
+        ([], 0, True),
+        ([], 1, False),
+        (["topology.threads=1"], 0, False),
+        (["dense.optimizer=sgd"], 0, False),
+        (["schedule.warmup_examples=1"], 0, False),
+    ],
+)
+def test_threads_that_would_begin_with_adagrads_full_steps_are_told(monkeypatch, tmp_path, overrides, index, told):
+    said = []
+    monkeypatch.setattr(assembly.log, "warning", said.append)
+    ranks = "topology.trainers=2", "topology.threads=3", "data.batch_size=10"
+    config = read(tmp_path, *ranks, *overrides).over(CRITEO)
+    assembly.warn(config, SimpleNamespace(oversubscribed="", index=index))
+    assert [text for text in said if "schedule.warmup_examples = 6000" in text] == said
+    assert bool(said) == told
