@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 LOST_ON_THE_WAY = "pushes_lost", "center_pushes_lost", "batches_repeated"  # to embedding PSs, to sync PSs, by threads
 RUN, NOTE_SECONDS = "run", 1.0  # the name of the first trainer's note, and how old it may be
+FORGOTTEN = "forgotten"  # the name of every trainer's note which outcome has what it has lost
 
 
 class _Kept(NamedTuple):
@@ -175,17 +176,20 @@ class RunNote:
         from this memory. If it does so after a kill already, add that to the record, with what this trainer has
         ``lost`` on the way, as ``LOST_ON_THE_WAY`` has them. All ``trainers`` call.
         """
-        by_trainer = trainers.gather([each.lost for each in lost])
         results, outcome = self._results, {}
+        before = (self._memory.noted(LEDGER) or {}).get(OUTCOME) if results else None
+        (told, *_) = trainers.gather(before and before.get("at"))
+        if told and self._memory.noted(FORGOTTEN) != told:  # a kill came between that note and this one
+            self._forget(lost, told)
+        by_trainer = trainers.gather([each.lost for each in lost])
         if results:  # the first trainer's memory is whole only with it
             found: dict[str, float] = {"examples": examples}
             found |= dict(zip(LOST_ON_THE_WAY, map(sum, zip(*by_trainer, strict=True)), strict=True))
             found |= {**results.news, "pls": results.pls}
             outcome = recoveries.outcome(results.folder, found)
             self._memory.note(LEDGER, {**results.ledger, OUTCOME: outcome})  # told there if this start is killed now
-        trainers.gather(None)  # nobody forgets what was lost before it is noted
-        for each in lost:
-            each.reported()
+        (told, *_) = trainers.gather(outcome.get("at"))  # nobody forgets what was lost before it is noted
+        self._forget(lost, told)
         self._memory.ready()
         if results and (recovery := recoveries.complete(results.folder, outcome)):
             results.logbook.recovered(recovery)
@@ -193,6 +197,11 @@ class RunNote:
                 results.logbook.say(recoveries.describe(recovery))
             self._again = (0, 0)
             self._write()  # or a kill within a second takes that line back
+
+    def _forget(self, lost: Sequence[Lost], told: str | None) -> None:
+        for each in lost:
+            each.reported()
+        self._memory.note(FORGOTTEN, told)
 
     def evaluated(self, part: int) -> None:
         """A part of the run is over, its evaluation included: write that at once."""

@@ -29,7 +29,7 @@ from ssmpi.core.log import log
 from ssmpi.core.run_files import RECOVERIES
 from ssmpi.data.block_dispatcher import block_order
 from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
-from ssmpi.data.trained_rows import TrainedRows
+from ssmpi.data.trained_rows import BatchesUnderWay, TrainedRows
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.trackers import scope_of
@@ -320,6 +320,17 @@ def test_a_death_in_the_middle_of_a_recovery_begins_again_and_books_once(tmp_pat
     assert (booked["samples_lost"], booked["pls"]) == ((1 + lost_again) * lost, killed.run.result["pls"])
     assert set(booked["seconds"]) == {"ranks", "process", "load", "restore"}
     assert killed.run.result["pls"] == pytest.approx((1 + lost_again) * lost / (6_000 * 2))
+    assert killed.run.result["status"] == "complete"
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_batch_that_comes_again_is_told_once_though_a_kill_comes_while_it_is_forgotten(tmp_path, small_data, after):
+    """The first trainer has noted the second one's batch; that is killed before it forgets it, or after."""
+    killed = Killed(tmp_path, small_data, "topology.trainers=2", *ONE[1:])
+    killed.start(Kill(Progress, "record", 20, after=True))
+    killed.start(Kill(BatchesUnderWay, "reported", 2, after=after)).start()
+    told = [each["batches_repeated"] for each in killed.recoveries]
+    assert (len(told), sum(told)) == (2, 1)
     assert killed.run.result["status"] == "complete"
 
 
