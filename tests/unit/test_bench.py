@@ -334,10 +334,13 @@ def test_what_a_round_costs_is_fitted_to_all_points_that_rest():
     noisy = points((8.0, 0.97), (4.0, 0.99), (1.0, 0.9))
     ratios, per_gap = np.array([p["ratio"] for p in noisy]), np.array([1 / p["gap"] for p in noisy])
     weights = ratios**2 / 0.004  # numpy wants the inverse of a standard error
-    fit, *_ = np.linalg.lstsq((per_gap * weights)[:, None], (1 / ratios - 1) * weights, rcond=None)
+    fit, squares, *_ = np.linalg.lstsq((per_gap * weights)[:, None], (1 / ratios - 1) * weights, rcond=None)
     cost = frontier.cost_of_a_round(noisy)
     assert cost["iterations"] == pytest.approx(fit[0])
-    assert cost["error"] == pytest.approx(1 / np.linalg.norm(per_gap * weights))
+    error = 1 / np.linalg.norm(per_gap * weights)
+    assert squares[0] > 2  # they scatter more than their errors allow
+    assert cost["error"] == pytest.approx(error * (squares[0] / 2) ** 0.5)
+    assert frontier.cost_of_a_round(exact)["error"] == pytest.approx(0.004 / np.linalg.norm([1 / 8, 1 / 4, 1 / 2]), 0.1)
     assert frontier.cost_of_a_round(points((None, 1.0), (0.02, 0.5)))["gap"] == math.inf
 
 

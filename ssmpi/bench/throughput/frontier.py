@@ -97,6 +97,7 @@ class Cost(TypedDict):
 def cost_of_a_round(points: list[Point]) -> Cost:
     """Fitted to all points at which workers keep most of the host: without / with rounds - 1 = cost / gap, by least
     squares weighted by the points' errors. One point alone decides little: its error is as large as what it shows.
+    Where points scatter more than their errors allow, the cost's error is widened as much (Birge's ratio).
     """
     told = [p for p in points if p["gap"] and p["error"] > 0 and p["ratio"] >= LINEAR]
     weights = [(p["ratio"] ** 2 / p["error"]) ** 2 for p in told]  # of 1 / ratio
@@ -106,7 +107,9 @@ def cost_of_a_round(points: list[Point]) -> Cost:
         return {"iterations": math.inf, "error": math.inf, "gap": math.inf, "gap_error": math.inf}
     lost = [1 / p["ratio"] - 1 for p in told]
     iterations = sum(w * x * y for w, x, y in zip(weights, per_gap, lost, strict=True)) / square
-    error, allowed = 1 / math.sqrt(square), 1 / WORTH - 1
+    squares = sum(w * (y - iterations * x) ** 2 for w, x, y in zip(weights, per_gap, lost, strict=True))
+    birge = math.sqrt(squares / (len(told) - 1)) if len(told) > 1 else 1.0
+    error, allowed = max(1.0, birge) / math.sqrt(square), 1 / WORTH - 1
     return {
         "iterations": iterations,
         "error": error,
