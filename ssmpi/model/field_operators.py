@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ssmpi.model.network import Form, Operator, exactly
+from ssmpi.model.operators import Form, Operator, exactly
 
 
 @dataclass(frozen=True)
