@@ -17,6 +17,7 @@ from functools import cached_property
 
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.row_layout import RowLayout
+from ssmpi.model.operator_checks import check_fields, check_input, check_names
 from ssmpi.model.operators import (
     Concat,
     DotInteraction,
@@ -90,19 +91,32 @@ class Network:
     inputs: Inputs
 
     def __post_init__(self) -> None:
+        call = "Network((operator, ...), inputs)"
+        if not isinstance(self.operators, (tuple, list)):
+            raise SettingsError(f"network: {self.operators!r:.60} is no tuple of operators: {call}")
+        if not isinstance(self.inputs, Inputs):
+            raise SettingsError(f"network: {self.inputs!r:.60} is no Inputs, as the function is called with: {call}")
+        if not self.operators:
+            raise SettingsError(f"network: it has no operators: {call}, of which the last one gives the logit")
         for place, operator in enumerate(self.operators, 1):
             check_kind(f"network: operator {place} of {len(self.operators)}", operator)
-        read = self._read
-        last = self.operators[-1].name if self.operators else DENSE
-        if not self.operators or self.widths[last] != 1:
-            raise SettingsError(f"network: ends in {last!r} of width {self.widths[last]}, not in a logit of width 1")
+            check_fields(_place(operator), operator)
+        read, end = self._read, self.operators[-1]
+        if self.widths[end.name] != 1:
+            width = self.widths[end.name]
+            raise SettingsError(f"network: ends in {end.name!r} of width {width}, not in a logit of width 1")
+        if not self.parameters:
+            raise SettingsError("network: no operator has parameters: trainers need some to train, as those of Linear")
         if not read & {ROWS, WEIGHTS}:
             raise SettingsError(f"network: no operator reads {ROWS!r} or {WEIGHTS!r}")
-        if isinstance(end := self.operators[-1], Linear) and end.activation != "none":
-            raise SettingsError(f"network: ends in {last!r} with {end.activation}: a logit has the activation 'none'")
+        if isinstance(end, Linear) and end.activation != "none":
+            activation = end.activation
+            raise SettingsError(f"network: ends in {end.name!r} with {activation}: a logit has the activation 'none'")
         for operator in self.operators[:-1]:
             if operator.name not in read:
-                raise SettingsError(f"network: no operator reads {operator.name!r}")
+                raise SettingsError(
+                    f"network: no operator reads {operator.name!r}: leave it out, or let another read it"
+                )
 
     @cached_property
     def _read(self) -> set[str]:
@@ -117,20 +131,24 @@ class Network:
     def forms(self) -> dict[str, Form]:
         """Of every operator, by name."""
         widths, found = self.inputs.widths(), dict[str, Form]()
-        for operator in self.operators:
-            place = f"network: operator {operator.name!r} ({type(operator).__name__})"
+        names: list[str] = []
+        for number, operator in enumerate(self.operators):
+            place = _place(operator)
             for name in operator.inputs:
-                if name not in widths:
-                    raise SettingsError(f"{place} reads {name!r}, which nothing before it makes: {', '.join(widths)}")
-                if not widths[name]:
-                    raise SettingsError(f"{place} reads {name!r}, but this data has no {name} features")
+                check_input(place, name, widths, [other.name for other in self.operators[number:]])
             if operator.name in widths:
-                raise SettingsError(f"{place}: its name is taken")
+                raise SettingsError(f"{place}: its name is taken: each operator has one of its own, no input's")
             try:
-                found[operator.name] = operator.form(*(widths[name] for name in operator.inputs))
+                form: object = operator.form(*(widths[name] for name in operator.inputs))
             except ValueError as error:
                 raise SettingsError(f"{place}: {error}") from error
-            widths[operator.name] = found[operator.name].width
+            if not isinstance(form, Form):
+                raise SettingsError(
+                    f"{place}: form gave {form!r:.60}, no Form: let it return Form(width, parameters, products)"
+                )
+            check_names(place, f"{operator.name}.", [name for name, _ in form.parameters], names)
+            names += [name for name, _ in form.parameters]
+            found[operator.name], widths[operator.name] = form, form.width
         return found
 
     @cached_property
@@ -170,6 +188,10 @@ class Network:
             costs = f"{floats_in(form.parameters):,} parameters, {form.products:,} products"
             lines.append(f"{operator.name} ({form.width}) = {kind} of {sources}: {costs}")
         return lines
+
+
+def _place(operator: Operator) -> str:
+    return f"network: operator {operator.name!r} ({type(operator).__name__})"
 
 
 def floats_in(layout: Sequence[Parameter]) -> int:

@@ -7,6 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ssmpi.core.errors import SettingsError
+from ssmpi.core.settings import COUNT, within
+from ssmpi.model.operator_checks import check_form
+from ssmpi.model.options import WIDEST
 
 ACTIVATIONS = ("none", "relu", "sigmoid")
 
@@ -17,12 +20,16 @@ Parameter = tuple[str, Shape]
 @dataclass(frozen=True)
 class Form:
     """What follows from the widths of an operator's inputs: the ``width`` of its output, its ``parameters`` in the
-    order of the flat vector, and the ``products`` (multiplications) of one example's forward pass.
+    order of the flat vector, and the ``products`` (multiplications) of one example's forward pass. ValueError where
+    these are not what they should be.
     """
 
     width: int
     parameters: tuple[Parameter, ...] = ()
     products: int = 0
+
+    def __post_init__(self) -> None:
+        check_form(self.width, self.parameters)
 
 
 @dataclass(frozen=True)
@@ -57,8 +64,7 @@ class Linear(Operator):
         (inputs,) = exactly(1, widths)
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
-        if self.outputs < 1:
-            raise ValueError(f"outputs must be at least 1, got {self.outputs}")
+        within("outputs", self.outputs, 1, WIDEST)
         weight, bias = (f"{self.name}.weight", (self.outputs, inputs)), (f"{self.name}.bias", (self.outputs,))
         return Form(self.outputs, (weight, bias) if self.bias else (weight,), inputs * self.outputs)
 
@@ -74,6 +80,7 @@ class DotInteraction(Operator):
     def form(self, *widths: int) -> Form:
         """x as wide as a row."""
         x, rows = exactly(2, widths)
+        within("tables", self.tables, 1, COUNT)
         if x * self.tables != rows:
             raise ValueError(f"{self.inputs[0]} has {x} values, a row {rows // self.tables}: dot products need as many")
         pairs = (self.tables + 1) * self.tables // 2
@@ -110,3 +117,10 @@ def check_kind(place: str, operator: object) -> None:
         raise SettingsError(f"{place} is no operator but {operator!r:.60}{hint}")
     if isinstance(operator.inputs, str):
         raise SettingsError(f"{place}, {operator.name!r}: its inputs are one text: write ({operator.inputs!r},)")
+    if not operator.inputs:
+        raise SettingsError(f"{place}, {operator.name!r} ({type(operator).__name__}): it has no inputs")
+    given = operator.inputs if isinstance(operator.inputs, (tuple, list)) else ()
+    if found := [value for value in given if isinstance(value, Operator)]:
+        raise SettingsError(
+            f"{place}, {operator.name!r}: its inputs are names: write {found[0].name!r}, not an operator"
+        )
