@@ -97,10 +97,11 @@ class StderrRelay:
         self._thread.start()
 
     def _run(self) -> None:
-        part, fd = b"", self._source.fileno()
+        part, fd, waiting = b"", self._source.fileno(), select.poll()
+        waiting.register(fd, select.POLLIN)
         while True:
             patience = PART_SECONDS if part else HELD_SECONDS if self.banners.holds else None
-            if not select.select([fd], [], [], patience)[0]:
+            if not waiting.poll(patience and 1000 * patience):
                 self.banners.release()
                 self._write(part.lstrip(b"\0"))
                 part = b""

@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 import struct
+import weakref
 from typing import Protocol
 
 import numpy as np
@@ -63,6 +64,7 @@ class SharedMemory:
         self.file = file = os.memfd_create("ssmpi")
         os.ftruncate(file, HEADER + size)
         memory = mapped(file, HEADER + size)
+        weakref.finalize(memory, os.close, file)  # others can map it as long as this process does
         key = secrets.token_bytes(KEY)
         memory[:KEY] = key
         self.address = address(file, HEADER, key)

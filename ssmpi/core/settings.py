@@ -13,7 +13,7 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -114,7 +114,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     for key in values:
         if key not in fields:
             kind = "section" if isinstance(values[key], dict) else "key"
-            raise SettingsError(f"unknown {kind} '{where}{key}'{_suggest(key, fields)}")
+            raise SettingsError(f"unknown {kind} '{where}{key}'{suggestion(key, fields)}")
     arguments = {key: _convert(hints[key], value, f"{where}{key}") for key, value in values.items()}
     missing = [f.name for f in fields.values() if f.name not in arguments and _required(f)]
     if missing:
@@ -168,6 +168,13 @@ def positive(name: str, value: float, most: float) -> None:
     require(0 < value <= most, f"{name} must be positive and at most {_shown(most)}, got {_shown(value)}")
 
 
+def suggestion(key: str, names: Iterable[str]) -> str:
+    """What may have been meant by ``key``, which none of ``names`` is; else all of them."""
+    names = list(names)
+    close = difflib.get_close_matches(key, names, n=1)
+    return f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(names)}"
+
+
 def _shown(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
@@ -188,11 +195,6 @@ def _unset(hint: Any, where: str, name: str) -> str:
     if not dataclasses.is_dataclass(hint):
         return f"'{where}{name}'"
     return f"section [{where}{name}] with {' and '.join(f.name for f in dataclasses.fields(hint) if _required(f))}"
-
-
-def _suggest(key: str, names: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(key, names, n=1)
-    return f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(names)}"
 
 
 def _convert(hint: Any, value: Any, name: str) -> Any:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ssmpi.model import reference
+from ssmpi.core.errors import SettingsError
+from ssmpi.model import own_code, reference
 from ssmpi.model.network import Network
 
 Named = Sequence[tuple[str, np.ndarray]]  # views of a vector, by parameter
@@ -35,3 +36,25 @@ class AutogradStep:
         for place, gradient in zip(self._gradients, found[1:], strict=True):
             place.copy_(gradient)
         return logits.detach().numpy(), found[0].contiguous().numpy()
+
+
+def try_step(network: Network) -> list[str]:
+    """Forward and backward over two made-up examples, and one: what no gradient reaches, and so is not trained, by
+    name. SettingsError says what is wrong with operators of the user's.
+    """
+    draw, inputs, unreached = torch.Generator().manual_seed(0), network.inputs, list[str]()
+    weights = {name: torch.rand(shape, generator=draw).requires_grad_() for name, shape in network.layout}
+    for batch in (2, 1):
+        rows = torch.rand(batch, inputs.tables, network.rows.width, generator=draw).requires_grad_()
+        logits = reference.logits(network, weights, torch.rand(batch, inputs.dense, generator=draw), rows)
+        try:
+            found = torch.autograd.grad(logits.sum(), (rows, *weights.values()), allow_unused=True)
+        except RuntimeError as error:
+            kinds = own_code.kinds_of(network.operators)
+            raise SettingsError(
+                f"{kinds}: gradients of made-up examples: {error}; by_torch uses torch's operators, does not detach "
+                "all of its inputs, and changes none in place"
+            ) from error
+        names = ["embedding rows", *weights]
+        unreached = [name for name, gradient in zip(names, found, strict=True) if gradient is None]
+    return unreached

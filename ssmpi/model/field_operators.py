@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ssmpi.model.network import Form, Operator, exactly
+from ssmpi.core.settings import within
+from ssmpi.model.operators import Form, Operator, exactly
+from ssmpi.model.options import WIDEST
 
 
 @dataclass(frozen=True)
@@ -15,8 +17,6 @@ class Sum(Operator):
 
     def form(self, *widths: int) -> Form:
         """Any number of inputs of one width."""
-        if not widths:
-            raise ValueError("it has no inputs")
         if len(set(widths)) > 1:
             raise ValueError(f"its inputs have {', '.join(map(str, widths))} values: it needs as many of each")
         return Form(widths[0])
@@ -43,7 +43,7 @@ class FieldVectors(Operator):
     def form(self, *widths: int) -> Form:
         """One input of any width."""
         (x,) = exactly(1, widths)
-        _check_dim(self.dim)
+        within("dim", self.dim, 1, WIDEST)
         return Form(x * self.dim, ((f"{self.name}.vectors", (x, self.dim)),), x * self.dim)
 
 
@@ -56,12 +56,7 @@ class FactorizationMachine(Operator):
     def form(self, *widths: int) -> Form:
         """One input, whole vectors."""
         (fields,) = exactly(1, widths)
-        _check_dim(self.dim)
+        within("dim", self.dim, 1, WIDEST)
         if fields % self.dim:
             raise ValueError(f"{self.inputs[0]} has {fields} values: that is no number of vectors of {self.dim}")
         return Form(1, products=fields)
-
-
-def _check_dim(dim: int) -> None:
-    if dim < 1:
-        raise ValueError(f"dim must be at least 1, got {dim}")

@@ -3,7 +3,8 @@
 The list is the program. Widths, the parameters and their places in the flat vector, sizes and costs all follow from
 it; ``program`` compiles it, ``reference`` computes it by torch. Every value is a vector per example; three come from
 outside: ``dense``, and of the embedding rows of an example's ids, behind each other, their vectors (``rows``) and their
-first-order weights (``weights``). What of a row is read is what a row has.
+first-order weights (``weights``). What of a row is read is what a row has. Kinds of operators are in ``operators`` and
+``field_operators``.
 """
 
 from __future__ import annotations
@@ -16,12 +17,26 @@ from functools import cached_property
 
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.row_layout import RowLayout
+from ssmpi.model.operator_checks import check_fields, check_input, check_names
+from ssmpi.model.operators import (
+    Concat,
+    DotInteraction,
+    Form,
+    Gate,
+    Linear,
+    Operator,
+    Parameter,
+    Shape,
+    check_kind,
+    exactly,
+)
 
 DENSE, ROWS, WEIGHTS = "dense", "rows", "weights"
-ACTIVATIONS = ("none", "relu", "sigmoid")
 
-Shape = tuple[int, ...]
-Parameter = tuple[str, Shape]
+__all__ = [
+    "DENSE", "ROWS", "WEIGHTS", "Concat", "DotInteraction", "Form", "Gate", "Inputs", "Linear", "Network", "Operator",
+    "Parameter", "Shape", "cross", "exactly", "floats_in", "mlp",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,95 +52,6 @@ class Inputs:
     def widths(self) -> dict[str, int]:
         """Floats per example of the values from outside."""
         return {DENSE: self.dense, ROWS: self.tables * self.dim, WEIGHTS: self.tables}
-
-
-@dataclass(frozen=True)
-class Form:
-    """What follows from the widths of an operator's inputs: the ``width`` of its output, its ``parameters`` in the
-    order of the flat vector, and the ``products`` (multiplications) of one example's forward pass.
-    """
-
-    width: int
-    parameters: tuple[Parameter, ...] = ()
-    products: int = 0
-
-
-@dataclass(frozen=True)
-class Operator:
-    """``name`` is that of its output and begins its parameters' names; ``inputs`` are the values that it reads."""
-
-    name: str
-    inputs: tuple[str, ...]
-
-    def form(self, *widths: int) -> Form:
-        """For inputs of these widths; ValueError, which says what does not fit."""
-        raise ValueError("it has no method 'form(self, *widths)', which gives its Form(width, parameters, products)")
-
-
-def exactly(count: int, widths: Shape) -> Shape:
-    """``widths``, of so many inputs; ValueError for another number of them."""
-    if len(widths) != count:
-        raise ValueError(f"inputs: {len(widths)} given, {count} needed")
-    return widths
-
-
-@dataclass(frozen=True)
-class Linear(Operator):
-    """activation(W x + b): ``weight`` (outputs, inputs) and, with ``bias``, ``bias`` (outputs,)."""
-
-    outputs: int
-    activation: str = "none"
-    bias: bool = True
-
-    def form(self, *widths: int) -> Form:
-        """One input of any width."""
-        (inputs,) = exactly(1, widths)
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
-        if self.outputs < 1:
-            raise ValueError(f"outputs must be at least 1, got {self.outputs}")
-        weight, bias = (f"{self.name}.weight", (self.outputs, inputs)), (f"{self.name}.bias", (self.outputs,))
-        return Form(self.outputs, (weight, bias) if self.bias else (weight,), inputs * self.outputs)
-
-
-@dataclass(frozen=True)
-class DotInteraction(Operator):
-    """DLRM's, of x (dim,) and rows: x, then the dot product of every pair of x and the rows of ``tables`` tables, lower
-    triangle without the diagonal.
-    """
-
-    tables: int
-
-    def form(self, *widths: int) -> Form:
-        """x as wide as a row."""
-        x, rows = exactly(2, widths)
-        if x * self.tables != rows:
-            raise ValueError(f"{self.inputs[0]} has {x} values, a row {rows // self.tables}: dot products need as many")
-        pairs = (self.tables + 1) * self.tables // 2
-        return Form(x + pairs, products=pairs * x)
-
-
-@dataclass(frozen=True)
-class Concat(Operator):
-    """All inputs, one behind the other."""
-
-    def form(self, *widths: int) -> Form:
-        """Any number of inputs."""
-        return Form(sum(widths))
-
-
-@dataclass(frozen=True)
-class Gate(Operator):
-    """start * update + x, elementwise, of inputs in this order: a cross layer of DCN v2 where ``update`` is a linear
-    map of x.
-    """
-
-    def form(self, *widths: int) -> Form:
-        """Three inputs of one width."""
-        start, update, x = exactly(3, widths)
-        if not start == update == x:
-            raise ValueError(f"its inputs have {start}, {update} and {x} values: it needs as many of each")
-        return Form(x, products=x)
 
 
 def mlp(name: str, source: str, widths: Sequence[int], *, last: str = "relu") -> list[Operator]:
@@ -165,19 +91,32 @@ class Network:
     inputs: Inputs
 
     def __post_init__(self) -> None:
+        call = "Network((operator, ...), inputs)"
+        if not isinstance(self.operators, (tuple, list)):
+            raise SettingsError(f"network: {self.operators!r:.60} is no tuple of operators: {call}")
+        if not isinstance(self.inputs, Inputs):
+            raise SettingsError(f"network: {self.inputs!r:.60} is no Inputs, as the function is called with: {call}")
+        if not self.operators:
+            raise SettingsError(f"network: it has no operators: {call}, of which the last one gives the logit")
         for place, operator in enumerate(self.operators, 1):
-            _check_kind(f"network: operator {place} of {len(self.operators)}", operator)
-        read = self._read
-        last = self.operators[-1].name if self.operators else DENSE
-        if not self.operators or self.widths[last] != 1:
-            raise SettingsError(f"network: ends in {last!r} of width {self.widths[last]}, not in a logit of width 1")
+            check_kind(f"network: operator {place} of {len(self.operators)}", operator)
+            check_fields(_place(operator), operator)
+        read, end = self._read, self.operators[-1]
+        if self.widths[end.name] != 1:
+            width = self.widths[end.name]
+            raise SettingsError(f"network: ends in {end.name!r} of width {width}, not in a logit of width 1")
+        if not self.parameters:
+            raise SettingsError("network: no operator has parameters: trainers need some to train, as those of Linear")
         if not read & {ROWS, WEIGHTS}:
             raise SettingsError(f"network: no operator reads {ROWS!r} or {WEIGHTS!r}")
-        if isinstance(end := self.operators[-1], Linear) and end.activation != "none":
-            raise SettingsError(f"network: ends in {last!r} with {end.activation}: a logit has the activation 'none'")
+        if isinstance(end, Linear) and end.activation != "none":
+            activation = end.activation
+            raise SettingsError(f"network: ends in {end.name!r} with {activation}: a logit has the activation 'none'")
         for operator in self.operators[:-1]:
             if operator.name not in read:
-                raise SettingsError(f"network: no operator reads {operator.name!r}")
+                raise SettingsError(
+                    f"network: no operator reads {operator.name!r}: leave it out, or let another read it"
+                )
 
     @cached_property
     def _read(self) -> set[str]:
@@ -192,20 +131,24 @@ class Network:
     def forms(self) -> dict[str, Form]:
         """Of every operator, by name."""
         widths, found = self.inputs.widths(), dict[str, Form]()
-        for operator in self.operators:
-            place = f"network: operator {operator.name!r} ({type(operator).__name__})"
+        names: list[str] = []
+        for number, operator in enumerate(self.operators):
+            place = _place(operator)
             for name in operator.inputs:
-                if name not in widths:
-                    raise SettingsError(f"{place} reads {name!r}, which nothing before it makes: {', '.join(widths)}")
-                if not widths[name]:
-                    raise SettingsError(f"{place} reads {name!r}, but this data has no {name} features")
+                check_input(place, name, widths, [other.name for other in self.operators[number:]])
             if operator.name in widths:
-                raise SettingsError(f"{place}: its name is taken")
+                raise SettingsError(f"{place}: its name is taken: each operator has one of its own, no input's")
             try:
-                found[operator.name] = operator.form(*(widths[name] for name in operator.inputs))
+                form: object = operator.form(*(widths[name] for name in operator.inputs))
             except ValueError as error:
                 raise SettingsError(f"{place}: {error}") from error
-            widths[operator.name] = found[operator.name].width
+            if not isinstance(form, Form):
+                raise SettingsError(
+                    f"{place}: form gave {form!r:.60}, no Form: let it return Form(width, parameters, products)"
+                )
+            check_names(place, f"{operator.name}.", [name for name, _ in form.parameters], names)
+            names += [name for name, _ in form.parameters]
+            found[operator.name], widths[operator.name] = form, form.width
         return found
 
     @cached_property
@@ -247,12 +190,8 @@ class Network:
         return lines
 
 
-def _check_kind(place: str, operator: object) -> None:
-    if not isinstance(operator, Operator):
-        hint = ": put a * before a list of operators, as in *mlp(...)" if isinstance(operator, list) else ""
-        raise SettingsError(f"{place} is no operator but {operator!r:.60}{hint}")
-    if isinstance(operator.inputs, str):
-        raise SettingsError(f"{place}, {operator.name!r}: its inputs are one text: write ({operator.inputs!r},)")
+def _place(operator: Operator) -> str:
+    return f"network: operator {operator.name!r} ({type(operator).__name__})"
 
 
 def floats_in(layout: Sequence[Parameter]) -> int:

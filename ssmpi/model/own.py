@@ -6,7 +6,6 @@ models get.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import hashlib
 import types
@@ -14,10 +13,9 @@ from collections.abc import Callable, Mapping
 from importlib.util import decode_source
 from pathlib import Path
 
-from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError
 from ssmpi.model import own_code
-from ssmpi.model.network import Inputs, Network, Operator
+from ssmpi.model.network import Inputs, Network
 
 MARK = ".py:"
 
@@ -84,21 +82,7 @@ def network_of(name: str, inputs: Inputs) -> Network:
             f"{path}: '{function}' gave a network over {network.inputs}, but the data has {inputs}: give Network the "
             "inputs that the function is called with"
         )
-    for operator in network.operators:
-        _check_saved(path, operator)
     return network
-
-
-def _check_saved(path: Path, operator: Operator) -> None:
-    """SettingsError unless the operator can be made again of its fields, by other ranks and out of checkpoints."""
-    kind = type(operator)
-    try:
-        settings.build(kind, dataclasses.asdict(operator))
-    except (SettingsError, TypeError, NameError) as error:
-        raise SettingsError(
-            f"{path}: operator {operator.name!r} ({kind.__name__}): {error}; an operator is a frozen dataclass, and "
-            "its fields, which are saved, are str, int, float, bool or tuples of one of them"
-        ) from error
 
 
 def _function(path: Path, function: str, names: Mapping[str, object]) -> Callable[[Inputs], object]:

@@ -55,6 +55,11 @@ def kind_of(kind: type[Operator]) -> str:
     return f"{path_of(kind).name}:{kind.__qualname__}"
 
 
+def kinds_of(operators: Iterable[Operator]) -> str:
+    """The user's among some operators' kinds, in words."""
+    return ", ".join(dict.fromkeys(kind_of(type(operator)) for operator in own_operators(operators)))
+
+
 def texts_of(operators: Iterable[Operator]) -> dict[str, str]:
     """The files that the user's among some operators are from: their names and their text."""
     modules = [sys.modules[type(operator).__module__] for operator in own_operators(operators)]
@@ -78,7 +83,8 @@ def in_words(path: Path, what: str, body: Callable[[], T], remedy: str = REMEDY)
         raise SettingsError(f"{path}, line {_lines(error, path)[-1]}: {what}: {error}") from error
     except SyntaxError as error:
         where = error.filename or path
-        raise SettingsError(f"{where}, line {error.lineno}: {error.msg}; 'python {where}' shows the place") from error
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise SettingsError(f"{where}{line}: {error.msg}; 'python {where}' shows the place") from error
     except (Exception, SystemExit) as error:
         lines = _lines(error, path)
         where = f"{path}, line {lines[-1]}" if lines else str(path)
@@ -87,6 +93,11 @@ def in_words(path: Path, what: str, body: Callable[[], T], remedy: str = REMEDY)
 
 
 def _lines(error: BaseException, path: Path) -> list[int]:
-    """The lines of the file that were under way, the innermost last."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return [frame.lineno for frame in frames if Path(frame.filename).name == path.name and frame.lineno]
+    """The lines of the file that were under way, of ``error`` and of what it came from, the innermost last."""
+    found: list[int] = []
+    cause: BaseException | None = error
+    while cause:
+        frames = traceback.extract_tb(cause.__traceback__)
+        found += [frame.lineno for frame in frames if Path(frame.filename).name == path.name and frame.lineno]
+        cause = cause.__cause__
+    return found

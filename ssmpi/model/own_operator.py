@@ -42,4 +42,7 @@ def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: l
     if not isinstance(found, torch.Tensor) or found.shape != wanted:
         given = f"a tensor {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"{found!r:.60}"
         raise SettingsError(f"{path}: {what}: by_torch gave {given}, its form says {wanted}: mend one of them")
+    if found.dtype != inputs[0].dtype:
+        kinds = f"a tensor of {found.dtype}, its inputs are {inputs[0].dtype}"
+        raise SettingsError(f"{path}: {what}: by_torch gave {kinds}: mend it")
     return found

@@ -69,14 +69,6 @@ def by_name(network: Network, vector: np.ndarray) -> list[tuple[str, np.ndarray]
     return [(name, part.reshape(shape)) for (name, shape), part in zip(network.layout, parts, strict=True)]
 
 
-def try_own_operators(network: Network) -> None:
-    """One step on two made-up examples; SettingsError says what is wrong with an operator of the user's."""
-    draw, inputs, labels = np.random.default_rng(0), network.inputs, np.zeros(2, np.float32)
-    dense = draw.random((2, inputs.dense), np.float32)
-    rows = draw.random((2, inputs.tables, network.rows.width), np.float32)
-    Replica(network, "fp32", seed=0).thread_model().forward_backward(dense, rows, labels)
-
-
 class ThreadModel:
     """A network over ``weights`` that leaves its gradients in ``gradients``, both float32 (parameters,).
 

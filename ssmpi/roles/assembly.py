@@ -55,9 +55,8 @@ def warn(config: Config, world: World) -> None:
         )
     if config.model.precision == "bf16" and processor.without_bfloat16():
         log.warning(processor.SLOW_BFLOAT16)
-    if slow := own_code.own_operators(config.network.operators):
-        names = ", ".join(dict.fromkeys(own_code.kind_of(type(operator)) for operator in slow))
-        log.warning(f"no kernels for {names}: all of the network is computed by torch's autograd, which is slower")
+    if slow := own_code.kinds_of(config.network.operators):
+        log.warning(f"no kernels for {slow}: all of the network is computed by torch's autograd, which is slower")
 
 
 def tables(config: Config, world: World, cardinalities: tuple[int, ...], start: Start) -> Tables:

@@ -9,11 +9,30 @@ from pathlib import Path
 from ssmpi.comm.memory_file import HEADER
 from ssmpi.config import Config
 from ssmpi.core.errors import DataError
+from ssmpi.core.log import log
 from ssmpi.core.metrics import BINS, SUMS
 from ssmpi.core.topology import Role
+from ssmpi.data.features import Features
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import Placement, place
+from ssmpi.model import own_code
 from ssmpi.sync import ALGORITHMS
+
+
+def composed(config: Config, features: Features) -> Config:
+    """``config`` with the network over these features, of which operators of the user's own have been tried once;
+    SettingsError where it will not do.
+    """
+    found = config.over(features)
+    if own := own_code.kinds_of(found.network.operators):
+        from ssmpi.model.autograd_step import try_step  # here, because importing torch takes seconds
+
+        if unreached := try_step(found.network):
+            log.warning(
+                f"{own}: no gradient reaches {', '.join(unreached)}, which will stay as it begins: a by_torch does not "
+                "use all that it is given, or detaches it"
+            )
+    return found
 
 
 def placement_of(config: Config, tables_file: Path | None = None) -> Placement:

@@ -17,11 +17,10 @@ from ssmpi.core.log import log
 from ssmpi.core.result_marker import is_finished
 from ssmpi.core.run_files import MODEL, RESULT_NAME, RUN_FILE, is_run_folder
 from ssmpi.core.writable import check_writable
-from ssmpi.data.reader import SplitReader
-from ssmpi.model import own_code
 from ssmpi.report import recoveries
 from ssmpi.run import restart_guard, run_folder
 from ssmpi.run.request import RunRequest
+from ssmpi.run.requirements import composed
 
 WHOLE = "whole"  # in place of a checkpoint's name: the newest one that is undamaged
 
@@ -53,7 +52,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
         return check_nothing_to_do(request, config)
     check_writable(run)
     reader = run_folder.check(config, ranks, request.overridden())
-    config = composed(config, reader)
+    config = composed(config, reader.manifest.features)
     rows = sum(reader.manifest.cardinalities) * config.rows.row_bytes
     expect_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
     if not request.run or not is_run_folder(run):
@@ -71,16 +70,6 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     disk.remove_file(run / RESULT_NAME)  # the run has not ended any more
     run_folder.write_settings(run, config)
     return ResumePlan(config, tuple(found), again=again)
-
-
-def composed(config: Config, reader: SplitReader) -> Config:
-    """The settings with the network over this data, which all ranks are given; SettingsError where it will not do."""
-    found = config.over(reader.manifest.features)
-    if own_code.own_operators(found.network.operators):
-        from ssmpi.model.replica import try_own_operators  # here, because it takes seconds to import what that needs
-
-        try_own_operators(found.network)
-    return found
 
 
 def check_nothing_to_do(request: RunRequest, config: Config) -> ResumePlan:

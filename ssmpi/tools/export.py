@@ -23,6 +23,7 @@ from ssmpi.core.run_files import EXPORTS, RUN_FILE
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 
+REFERENCE = "dlrm"  # the network that facebookresearch/dlrm has
 NAMES = {"bottom": "bot_l", "top": "top_l"}  # of the MLPs, in ssmpi and in the reference
 
 
@@ -34,9 +35,15 @@ def export(run: Path, kind: str, file: Path | None) -> int:
     atomic_file.check_replaceable(target, re.compile(rb"PK\x03\x04|.{8}\{", re.DOTALL))  # torch, safetensors
     with atomic_file.whole(target) as beside:
         model_files.check_alone(folder)
-        arrays = state_dict(saved_network.of_model(load(run / RUN_FILE), folder), folder)
+        config = saved_network.of_model(load(run / RUN_FILE), folder)
+        arrays = state_dict(config, folder)
         FORMATS[kind](arrays, beside)
     print(f"{len(arrays)} tensors, {target.stat().st_size / 1e6:,.1f} MB in {target}, from {folder}")
+    if config.model.name != REFERENCE:
+        print(
+            f"{config.model.name}: facebookresearch/dlrm has no such network: its tensors are named as 'ssmpi plan' "
+            "prints its operators, with bot_l and top_l for bottom and top; tables emb_l, first-order weights first_l"
+        )
     return 0
 
 

@@ -17,6 +17,7 @@ from ssmpi.embedding import wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.run.requirements import (
     checkpoint_copies,
+    composed,
     dense_parameters,
     kept_memory,
     memory_of_ranks,
@@ -34,7 +35,7 @@ def describe(config: Config, where: Site | None = None, tables_file: Path | None
     """
     placement = placement_of(config, tables_file)
     features = features_of(config, placement, known=not tables_file)
-    config = config.over(features)
+    config = composed(config, features)
     layout = layout_of(config, where, placement) if where else None
     sections = [
         ranks(config),

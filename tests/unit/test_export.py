@@ -1,14 +1,19 @@
 """An exported model in the reference's own layout scores as ``ssmpi predict`` does."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
 from ranks import ssmpi
 from runs import train_over_threads
+from test_own_network import NAMED, write_own
 from torch import nn
+from torch.nn.functional import linear
 
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
+from ssmpi.tools import score
 from ssmpi.tools.export import export
 
 
@@ -41,16 +46,20 @@ class ReferenceDLRM(nn.Module):
         return self.top_l(torch.cat([x, z[:, li, lj]], dim=1))
 
 
+def columns(data):
+    """dense (600, 13), and ids (600,) by feature."""
+    reader = SplitReader(data, "test", 600)
+    batch = reader.read(reader.blocks[0])
+    return torch.from_numpy(batch.dense), [torch.from_numpy(batch.ids[:, f].astype(np.int64)) for f in range(26)]
+
+
 def scores(state, data):
     """Of the test split, by the reference."""
     model = ReferenceDLRM(read_manifest(data).cardinalities, 8, (32, 8), (32, 1))
     model.load_state_dict(state, strict=True)
-    reader = SplitReader(data, "test", 600)
-    batch = reader.read(reader.blocks[0])
-    offsets = [torch.arange(len(batch))] * 26
+    dense, ids = columns(data)
     with torch.inference_mode():
-        ids = [torch.from_numpy(batch.ids[:, f].astype(np.int64)) for f in range(26)]
-        return model(torch.from_numpy(batch.dense), offsets, ids).squeeze(1).numpy()
+        return model(dense, [torch.arange(len(dense))] * 26, ids).squeeze(1).numpy()
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +86,69 @@ def test_the_reference_loads_it_and_scores_the_same(run, small_data, predicted, 
         state = load_file(file)
     np.testing.assert_allclose(scores(state, small_data), predicted, rtol=0, atol=2e-6)
     assert np.ptp(predicted) > 0.1  # a comparison of constants would not tell anything
+
+
+# Networks that the reference does not have, written down from their exports' names: x (batch, 13), vectors and weights
+# of rows (26 times batch, 8 and 1)
+
+
+def layer(state, name, x):
+    return linear(x, state[f"{name}.weight"], state.get(f"{name}.bias"))
+
+
+def mlp(state, name, x, layers):
+    for number in range(layers - 1):
+        x = torch.relu(layer(state, f"{name}.{2 * number}", x))
+    return layer(state, f"{name}.{2 * layers - 2}", x)
+
+
+def dcn_v2(state, dense, vectors, weights):
+    start = x = torch.cat([torch.relu(mlp(state, "bot_l", dense, 2)), *vectors], dim=1)
+    for number in range(3):
+        x = start * layer(state, f"cross.{number}.w", x) + x
+    return mlp(state, "top_l", x, 2)
+
+
+def deepfm(state, dense, vectors, weights):
+    fields = [x[:, None] * v for x, v in zip(dense.T, state["vectors.vectors"], strict=True)] + vectors
+    pairs = sum((one * other).sum(dim=1, keepdim=True) for one, other in combinations(fields, 2))
+    return layer(state, "first", dense) + sum(weights) + pairs + mlp(state, "deep", torch.cat(fields, dim=1), 2)
+
+
+def logistic(state, dense, vectors, weights):
+    return layer(state, "logit", dense) + sum(weights)
+
+
+def own(state, dense, vectors, weights):
+    start = x = torch.cat([dense, *vectors], dim=1)
+    for number in range(2):
+        x = start * layer(state, f"cross.{number}.w", layer(state, f"cross.{number}.v", x)) + x
+    return mlp(state, "top_l", torch.cat([x, torch.relu(mlp(state, "deep", start, 2))], dim=1), 2)
+
+
+@pytest.mark.parametrize(
+    ("network", "setting"),
+    [
+        (dcn_v2, "model.name=dcn_v2"),
+        (deepfm, "model.name=deepfm"),
+        (logistic, "model.name=logistic"),
+        (own, NAMED),
+    ],
+)  # fmt: skip
+def test_other_networks_are_exported_by_the_names_of_their_operators(
+    small_data, tmp_path, alone, capsys, network, setting
+):
+    write_own(tmp_path)
+    small = ("model.deepfm.deep=[8]", "data.batch_size=600", "embedding.rate=0.02", "topology.embedding_ps=0")
+    run = train_over_threads(tmp_path, small_data, setting, *small).folder
+    assert export(run, "torch", tmp_path / "exported") == 0
+    assert "facebookresearch/dlrm has no such network: its tensors are named as" in capsys.readouterr().out
+    state, (dense, ids) = torch.load(tmp_path / "exported", weights_only=True), columns(small_data)
+    vectors, weights = (
+        [state[f"{table}.{f}.weight"][ids[f]] for f in range(26) if f"{table}.{f}.weight" in state]
+        for table in ("emb_l", "first_l")
+    )
+    assert score.predict(run, score.ScoringInput(small_data, "test", None), tmp_path / "scores") == 0
+    predicted, found = np.loadtxt(tmp_path / "scores"), torch.sigmoid(network(state, dense, vectors, weights))
+    np.testing.assert_allclose(found.squeeze(1), predicted, rtol=0, atol=2e-6)
+    assert np.ptp(predicted) > 0.05

@@ -2,7 +2,9 @@
 ever is.
 """
 
+import fcntl
 import os
+import resource
 import time
 
 import pytest
@@ -108,6 +110,24 @@ def test_words_are_passed_on_at_once_and_a_banner_after_a_while(monkeypatch):
         os.close(sink)
         words.end()
         assert b"".join(written).decode() == f"{LOG}no end of a line\n{EXITED}{ERROR}"
+
+
+def test_any_number_of_open_files_will_do():
+    """Above 1023 too, where ``select`` gives up."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 1025), limits[1]))
+    try:
+        source, sink = os.pipe()
+        with open(fcntl.fcntl(source, fcntl.F_DUPFD, 1024), "rb", buffering=0) as reader:  # noqa: PTH123 - no path
+            os.close(source)
+            written = []
+            words = StderrRelay(reader, written.append)
+            os.write(sink, LOG.encode())
+            os.close(sink)
+            words.end()
+            assert b"".join(written).decode() == LOG
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_nobody_to_hear_stops_nothing(monkeypatch):

@@ -234,11 +234,11 @@ def refused(operators, words):
 
 def test_what_does_not_fit_is_named():
     out = Linear("out", (ROWS,), 1)
-    refused([], "ends in 'dense' of width 5")
+    refused([], r"network: it has no operators: Network\(\(operator, \.\.\.\), inputs\), of which the last one gives")
     refused([Linear("a", (ROWS,), 2)], "ends in 'a' of width 2, not in a logit of width 1")
     refused(
         [Linear("a", ("b",), 2), out],
-        r"operator 'a' \(Linear\) reads 'b', which nothing before it makes: dense, rows, weights",
+        r"operator 'a' \(Linear\) reads 'b', which nothing makes; there are dense, rows, weights",
     )
     refused([Linear(DENSE, (ROWS,), 2), out], "operator 'dense' .*: its name is taken")
     refused([Linear("a", (ROWS,), 0), out], "operator 'a' .*: outputs must be at least 1, got 0")
@@ -252,13 +252,57 @@ def test_what_does_not_fit_is_named():
     refused([FactorizationMachine("a", (ROWS,), 5)], machine)
     refused([FieldVectors("a", (DENSE,), 0), out], r"operator 'a' \(FieldVectors\): dim must be at least 1, got 0")
     refused([FactorizationMachine("a", (ROWS,), 0)], r"operator 'a' \(FactorizationMachine\): dim must be at least 1")
-    refused([Sum("a", ()), out], r"operator 'a' \(Sum\): it has no inputs")
+    refused([Sum("a", ()), out], r"operator 1 of 2, 'a' \(Sum\): it has no inputs")
     refused([Linear("a", (DENSE, ROWS), 1), out], r"operator 'a' \(Linear\): inputs: 2 given, 1 needed")
     refused([FieldVectors("a", (DENSE, ROWS), 4), out], "inputs: 2 given, 1 needed")
     refused([FactorizationMachine("a", (ROWS, DENSE), 4)], "inputs: 2 given, 1 needed")
     refused([FirstOrder("a", (ROWS,)), out], "inputs: 1 given, 2 needed")
     refused([DotInteraction("a", (ROWS,), 3), out], "inputs: 1 given, 2 needed")
     refused([Gate("a", (ROWS, ROWS)), out], "inputs: 2 given, 3 needed")
+
+
+@pytest.mark.parametrize(
+    ("operator", "words"),
+    [
+        (Linear("a", (ROWS,), "64"), r"'a' \(Linear\): outputs = '64' is not a whole number; an operator is a frozen"),
+        (Linear("a", (ROWS,), 64.0), "outputs = 64.0 is not a whole number"),
+        (Linear("a", (ROWS,), True), "outputs = True is not a whole number"),
+        (Linear("a", (ROWS,), None), "outputs = None is not a whole number"),
+        (Linear("a", (ROWS,), np.int64(64)), r"outputs = np.int64\(64\) is not a whole number; .* are plain str, int"),
+        (Linear("a", (ROWS,), -3), "outputs must be at least 1, got -3"),
+        (Linear("a", (ROWS,), 10**13), "outputs must be at most 1,000,000, got 10,000,000,000,000"),
+        (Linear("a", (ROWS,), 4, None), "activation = None is not a string"),
+        (Linear("a", (ROWS,), 4, "relu", "no"), "bias = 'no' is not true or false"),
+        (Linear(1, (ROWS,), 4), r"operator 1 \(Linear\): name = 1 is not a string"),
+        (Linear("a", (1,), 4), r"inputs\[0\] = 1 is not a string"),
+        (Linear("a", None, 4), r"'a' \(Linear\): it has no inputs"),
+        (Linear("a", (Linear("b", (ROWS,), 4),), 4), "'a': its inputs are names: write 'b', not an operator"),
+        (DotInteraction("a", (DENSE, ROWS), "3"), r"\(DotInteraction\): tables = '3' is not a whole number"),
+        (DotInteraction("a", (DENSE, ROWS), 0), r"\(DotInteraction\): tables must be at least 1, got 0"),
+        (FactorizationMachine("a", (ROWS,), "4"), r"\(FactorizationMachine\): dim = '4' is not a whole number"),
+        (FieldVectors("a", (DENSE,), 4.0), r"\(FieldVectors\): dim = 4.0 is not a whole number"),
+        (Linear("a", ("row",), 4), r"'a' \(Linear\) reads 'row', which nothing makes; did you mean 'rows'\?"),
+        (Linear("a", ("out",), 4), "'a' .* reads 'out', which is made after it: operators read what comes before them"),
+        (Linear("a", ("a",), 4), "'a' .* reads 'a', which is made after it"),
+    ],
+)  # fmt: skip
+def test_what_an_operator_was_given_wrong_is_named(operator, words):
+    """By its field, before any of it is used."""
+    refused([operator, Linear("out", ("a",), 1)], words)
+
+
+@pytest.mark.parametrize(
+    ("operators", "inputs", "words"),
+    [
+        (Linear("a", (ROWS,), 1), INPUTS, r"Linear\(name='a'.* is no tuple of operators: Network\(\(op"),
+        ((Linear("a", (ROWS,), 1),), 3, "network: 3 is no Inputs, as the function is called with: Network"),
+        ((FactorizationMachine("a", (ROWS,), 4),), INPUTS, "no operator has parameters: trainers need some"),
+        ((Linear("a", (ROWS,), 4), Linear("a", ("a",), 1)), INPUTS, "'a' .*: its name is taken: each operator has one"),
+    ],
+)  # fmt: skip
+def test_what_a_network_is_made_of_wrong_is_named(operators, inputs, words):
+    with pytest.raises(SettingsError, match=words):
+        Network(operators, inputs)
 
 
 def test_lists_that_are_no_operators_are_named():

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import pickle
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -159,6 +160,7 @@ WRONG = [
         "def network():\n    pass",
         r"net.py: 'network', called with Inputs: TypeError: network\(",
     ),
+    ("net.py:network", "# coding: nonsense", "net.py: unknown encoding: nonsense; 'python .*net.py' shows the place"),
     ("net.py:network", "raise SystemExit(0)", "net.py, line 1: the file: SystemExit: 0"),
     ("net.py:network", "def network(inputs):\n    return [inputs]", r"gave \[Inputs.*\(list\), not a Network: let it"),
     (
@@ -246,7 +248,7 @@ def table(width=32, **changes):
         (table(inputs={"dense": 3}), "cannot be read: 'tables' is required"),
         (table(inputs={"dense": 4, "tables": 5, "dim": 8}), "operator 'start' is saved 43 wide, and here 44"),
         (table(operators=3), "its values are not of the expected kinds"),
-        (table(operators=[]), "network: ends in 'dense'"),
+        (table(operators=[]), "network: it has no operators: Network"),
         ({}, "it has no 'version'"),
     ],
 )  # fmt: skip
@@ -397,8 +399,8 @@ def network(inputs):
 """
 
 
-def cubed(folder):
-    return own.network_of(f"{write_own(folder, CUBE)}/net.py:network", Inputs(3, 5, 8))
+def cubed(folder, text=CUBE):
+    return own.network_of(f"{write_own(folder, text)}/net.py:network", Inputs(3, 5, 8))
 
 
 @pytest.mark.parametrize("batch", [0, 1, 7])
@@ -474,7 +476,7 @@ WRONG_OPERATORS = [
     ),
     (
         CUBE.replace("0.5", "max"),
-        r"net\.py: operator 'cube' \(Cube\): scale = <built.* is not a number; an op",
+        r"net\.py, line 20: 'network', .*operator 'cube' \(Cube\): scale = <built.* is not a number; an op",
     ),
     (
         CUBE.replace("[16, 8]", "[16.0, 8]"),
@@ -486,12 +488,21 @@ WRONG_OPERATORS = [
         ),
         r"operator 'cube' \(Cube\): .*missing 1 required .*'scale'; an operator is a frozen dataclass",
     ),
-    (CUBE.replace("(x,) = widths", "raise ValueError('odd')"), r"line 20: 'network', .*operator 'cube' \(Cube\): odd"),
+    (CUBE.replace("(x,) = widths", "raise ValueError('odd')"), r"line 11: 'network', .*operator 'cube' \(Cube\): odd"),
+    (
+        CUBE.replace(") ** 3", ").double() ** 3"),
+        r"'cube' \(Cube\): by_torch gave a tensor of torch.float64, its inputs are",
+    ),
+    (
+        CUBE.replace("(x + par", "x.mul_(1 + par"),
+        r"net\.py:Cube: gradients of made-up examples: .* by an inplace operation: .*; by_torch uses torch's",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("text", "words"), WRONG_OPERATORS)
-def test_what_is_wrong_with_an_operator_is_said_before_ranks_work(few, tmp_path, text, words):
+def test_what_is_wrong_with_an_operator_is_said_before_ranks_work(few, tmp_path, capsys, text, words):
+    """By a plan, too."""
     write_own(tmp_path, text)
     write_run_file(tmp_path, few)
     settings = (f"data.folder={few}", "embedding.dim=8", NAMED, f"run.folder={tmp_path / 'run'}")
@@ -499,6 +510,47 @@ def test_what_is_wrong_with_an_operator_is_said_before_ranks_work(few, tmp_path,
     with pytest.raises(SettingsError, match=words):
         resume.prepare(request, request.load().topology.size, contextlib.ExitStack())
     assert not (tmp_path / "run").exists()
+    assert command("plan", tmp_path / "given.toml", *settings) == 2
+    assert re.search(words, capsys.readouterr().err)
+
+
+FORM = 'Form(x, ((f"{self.name}.shift", (x,)),))'
+FORMS = [
+    ('Form(x, (("shift", (x,)),))', 20, r"its parameter 'shift' begins without its name: .* f\"{self.name}.shift\""),
+    ('Form(x, ((f"{self.name}.shift", (x,)),) * 2)', 20, "there are two parameters 'cube.shift': give one"),
+    ("x", 20, r"form gave 8, no Form: let it return Form\(width, parameters, products\)"),
+    ("None", 20, "form gave None, no Form"),
+    ("Form(x / 1)", 12, "its width is 8.0, not a whole number of at least 1"),
+    ('Form(x, (f"{self.name}.shift", (x,)))', 12, "parameter 'cube.shift' is no pair of a name and a shape: param"),
+    ('Form(x, ((f"{self.name}.shift", x),))', 12, r"parameter \('cube.shift', 8\) is no pair"),
+    ('Form(x, ((f"{self.name}.shift", ()),))', 12, r"parameter \('cube.shift', \(\)\) is no pair"),
+    ('Form(x, ((f"{self.name}.shift", (x / 2,)),))', 12, "the shape of parameter 'cube.shift' is 4.0, not a whole"),
+]
+
+
+@pytest.mark.parametrize(("form", "line", "words"), FORMS)
+def test_what_form_gives_wrong_is_named(tmp_path, form, line, words):
+    assert FORM in CUBE
+    with pytest.raises(SettingsError, match=rf"net\.py, line {line}: .* operator 'cube' \(Cube\): {words}"):
+        cubed(tmp_path, CUBE.replace(FORM, form))
+
+
+def test_a_batch_file_is_not_made_for_an_operator_that_fails(few, tmp_path, capsys):
+    """Hours later it would fail in the queue's first second."""
+    write_own(tmp_path, CUBE.replace("** 3", "@ x.T"))
+    write_run_file(tmp_path, few)
+    site = Path(__file__).parents[2] / "jobs/sites/workstation.toml"
+    settings = (f"data.folder={few}", NAMED, f"run.folder={tmp_path / 'run'}")
+    assert command("submit", tmp_path / "given.toml", "--site", site, "--dry-run", *settings) == 2
+    assert "net.py: operator 'cube' (Cube): by_torch gave a tensor (2, 2)" in capsys.readouterr().err
+
+
+def test_what_an_operator_keeps_from_training_is_told(few, tmp_path, caplog):
+    """It may be meant: what others begin with at random is not to be trained, say."""
+    write_own(tmp_path, CUBE.replace("(x + ", "(x.detach() + "))
+    plan.describe(write_run_file(tmp_path, few, NAMED))
+    assert "net.py:Cube: no gradient reaches embedding rows, deep.0.weight, deep.0.bias, deep.2.weight" in caplog.text
+    assert "cube.shift" not in caplog.text
 
 
 def test_it_is_not_computed_in_bfloat16(few, tmp_path):

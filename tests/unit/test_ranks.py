@@ -1,10 +1,15 @@
 """The pretended ranks of these tests keep MPI's promises, and only those."""
 
+import contextlib
+import gc
 import time
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 from ranks import TimeLimitError, over_threads
+from runs import train_over_threads
 
 from ssmpi.comm import failure
 from ssmpi.comm.inbox import Inbox
@@ -110,3 +115,20 @@ def test_the_test_process_never_enters_mpi():
     from mpi4py import MPI
 
     assert not MPI.Is_initialized()
+
+
+def open_files():
+    """What this process has open, and how often, once what nobody can reach is gone."""
+    gc.collect()
+    found = Counter()
+    for place in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            found[str(place.readlink())] += 1
+    return found
+
+
+def test_a_job_leaves_no_file_open(tmp_path, small_data):
+    """Neither of the rows and replicas that its ranks have mapped, nor of what a host's trainers share."""
+    before, two = open_files(), ("topology.trainers=2", "topology.embedding_ps=2")
+    train_over_threads(tmp_path, small_data, *two, "sync.algorithm=ma", "data.batch_size=600")
+    assert open_files() - before == Counter()

@@ -29,8 +29,9 @@ PATIENCE = 20  # seconds
 @pytest.fixture
 def address():
     memory = SharedMemory()
-    memory.allocate(8)
-    return memory.address
+    room = memory.allocate(8)
+    yield memory.address
+    del room
 
 
 @contextlib.contextmanager

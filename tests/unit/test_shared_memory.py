@@ -1,6 +1,7 @@
 """Memory that another process maps: found by its address, and nothing else taken for it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from ssmpi.comm.rank_memory import ProcessMemory
-from ssmpi.comm.shared_memory import PrivateMemory, SharedMemory, attach
+from ssmpi.comm.shared_memory import HEADER, PrivateMemory, SharedMemory, attach
 
 OTHER = """
 import sys
@@ -40,15 +41,27 @@ def test_another_process_reads_and_writes_it():
 def test_memory_outlives_nobody():
     """It goes with its processes: there is no file to be left behind."""
     memory = SharedMemory()
-    memory.allocate(10)
+    room = memory.allocate(10)
     place = json.loads(memory.address)
     assert str(Path(f"/proc/{place['pid']}/fd/{place['file']}").readlink()).endswith("(deleted)")
+    assert not room.any()
+
+
+def test_its_file_is_open_as_long_as_it_is_mapped():
+    memory = SharedMemory()
+    room = memory.allocate(10)
+    view = room[3:]
+    del room
+    assert os.fstat(memory.file).st_size == HEADER + 10
+    del view
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(memory.file)
 
 
 def test_what_is_not_it_is_refused():
     memory, other = SharedMemory(), SharedMemory()
-    memory.allocate(100)
-    other.allocate(100)
+    room, room_of_other = memory.allocate(100), other.allocate(100)
+    assert len(room) == len(room_of_other)
     with pytest.raises(OSError, match="it runs on host far, this rank on"):
         attach(address(memory, host="far"), 100)
     with pytest.raises(OSError, match="not it: 4,196 bytes, not 4,197"):

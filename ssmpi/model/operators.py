@@ -1,0 +1,126 @@
+"""What an operator of a network is, and the kinds of DLRM and DCN v2; those of factorization machines are in
+``field_operators``. Users' files import all of them from ``network``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ssmpi.core.errors import SettingsError
+from ssmpi.core.settings import COUNT, within
+from ssmpi.model.operator_checks import check_form
+from ssmpi.model.options import WIDEST
+
+ACTIVATIONS = ("none", "relu", "sigmoid")
+
+Shape = tuple[int, ...]
+Parameter = tuple[str, Shape]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What follows from the widths of an operator's inputs: the ``width`` of its output, its ``parameters`` in the
+    order of the flat vector, and the ``products`` (multiplications) of one example's forward pass. ValueError where
+    these are not what they should be.
+    """
+
+    width: int
+    parameters: tuple[Parameter, ...] = ()
+    products: int = 0
+
+    def __post_init__(self) -> None:
+        check_form(self.width, self.parameters)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """``name`` is that of its output and begins its parameters' names; ``inputs`` are the values that it reads."""
+
+    name: str
+    inputs: tuple[str, ...]
+
+    def form(self, *widths: int) -> Form:
+        """For inputs of these widths; ValueError, which says what does not fit."""
+        raise ValueError("it has no method 'form(self, *widths)', which gives its Form(width, parameters, products)")
+
+
+def exactly(count: int, widths: Shape) -> Shape:
+    """``widths``, of so many inputs; ValueError for another number of them."""
+    if len(widths) != count:
+        raise ValueError(f"inputs: {len(widths)} given, {count} needed")
+    return widths
+
+
+@dataclass(frozen=True)
+class Linear(Operator):
+    """activation(W x + b): ``weight`` (outputs, inputs) and, with ``bias``, ``bias`` (outputs,)."""
+
+    outputs: int
+    activation: str = "none"
+    bias: bool = True
+
+    def form(self, *widths: int) -> Form:
+        """One input of any width."""
+        (inputs,) = exactly(1, widths)
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
+        within("outputs", self.outputs, 1, WIDEST)
+        weight, bias = (f"{self.name}.weight", (self.outputs, inputs)), (f"{self.name}.bias", (self.outputs,))
+        return Form(self.outputs, (weight, bias) if self.bias else (weight,), inputs * self.outputs)
+
+
+@dataclass(frozen=True)
+class DotInteraction(Operator):
+    """DLRM's, of x (dim,) and rows: x, then the dot product of every pair of x and the rows of ``tables`` tables, lower
+    triangle without the diagonal.
+    """
+
+    tables: int
+
+    def form(self, *widths: int) -> Form:
+        """x as wide as a row."""
+        x, rows = exactly(2, widths)
+        within("tables", self.tables, 1, COUNT)
+        if x * self.tables != rows:
+            raise ValueError(f"{self.inputs[0]} has {x} values, a row {rows // self.tables}: dot products need as many")
+        pairs = (self.tables + 1) * self.tables // 2
+        return Form(x + pairs, products=pairs * x)
+
+
+@dataclass(frozen=True)
+class Concat(Operator):
+    """All inputs, one behind the other."""
+
+    def form(self, *widths: int) -> Form:
+        """Any number of inputs."""
+        return Form(sum(widths))
+
+
+@dataclass(frozen=True)
+class Gate(Operator):
+    """start * update + x, elementwise, of inputs in this order: a cross layer of DCN v2 where ``update`` is a linear
+    map of x.
+    """
+
+    def form(self, *widths: int) -> Form:
+        """Three inputs of one width."""
+        start, update, x = exactly(3, widths)
+        if not start == update == x:
+            raise ValueError(f"its inputs have {start}, {update} and {x} values: it needs as many of each")
+        return Form(x, products=x)
+
+
+def check_kind(place: str, operator: object) -> None:
+    """SettingsError unless it is an operator, of which the inputs are names."""
+    if not isinstance(operator, Operator):
+        hint = ": put a * before a list of operators, as in *mlp(...)" if isinstance(operator, list) else ""
+        raise SettingsError(f"{place} is no operator but {operator!r:.60}{hint}")
+    if isinstance(operator.inputs, str):
+        raise SettingsError(f"{place}, {operator.name!r}: its inputs are one text: write ({operator.inputs!r},)")
+    if not operator.inputs:
+        raise SettingsError(f"{place}, {operator.name!r} ({type(operator).__name__}): it has no inputs")
+    given = operator.inputs if isinstance(operator.inputs, (tuple, list)) else ()
+    if found := [value for value in given if isinstance(value, Operator)]:
+        raise SettingsError(
+            f"{place}, {operator.name!r}: its inputs are names: write {found[0].name!r}, not an operator"
+        )
