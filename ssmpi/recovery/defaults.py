@@ -55,7 +55,9 @@ INPUTS = {
         "O_rows", "--row-save-seconds", "what one save of all rows beside training costs it", 324.0
     ),
     "load_seconds": Input("O_load", "--load-seconds", "loading a checkpoint after a loss", 180.0, or_zero=True),
-    "restart_seconds": Input("O_res", "--restart-seconds", "from a loss to loading: queue, start", 144.0, or_zero=True),
+    "restart_seconds": Input(
+        "O_res", "--restart-seconds", "from a loss to training, without loading: queue, start", 144.0, or_zero=True
+    ),
     "target_pls": Input("PLS", "--target-pls", "portion of lost samples that is accepted", 0.1, most=1.0),
 }
 

@@ -33,7 +33,8 @@ def from_run(
     if row_save_seconds:
         found["row_save_seconds"] = row_save_seconds
     seconds = [each["seconds"] for each in recoveries]
-    for name, of in (("restart_seconds", "ranks"), ("load_seconds", "load")):
-        if taken := [each[of] for each in seconds if each.get(of)]:
-            found[name] = fmean(taken)
+    if restarts := [each["ranks"] + each.get("restore", 0.0) for each in seconds if each.get("ranks")]:
+        found["restart_seconds"] = fmean(restarts)
+    if loads := [each["load"] for each in seconds if each.get("load")]:
+        found["load_seconds"] = fmean(loads)
     return {name: value for name, value in found.items() if 0 < value <= INPUTS[name].most}  # hosts' clocks may differ

@@ -101,7 +101,11 @@ def inputs(options, servers, measured):
 
 def test_measured_inputs_win_over_defaults_and_settings_over_those():
     numbers = {"examples": 1_000.0, "seconds": 10.0, "checkpoints": 4.0, "O_save": 2.0}
-    earlier = [{"seconds": {"ranks": 3.0}}, {"seconds": {"ranks": 5.0, "load": 0.5}}, {"seconds": {"ranks": -1e10}}]
+    earlier = [
+        {"seconds": {"ranks": 2.0, "restore": 1.0}},  # from the end of a start to the decision, and on to training
+        {"seconds": {"ranks": 5.0, "load": 0.5}},  # killed before it trained
+        {"seconds": {"ranks": -1e10}},
+    ]
     measured = from_run(numbers, 36_000, earlier[:2])
     found = inputs(RecoveryOptions(target_pls=0.02, mtbf_hours=7.0), 3, measured)
     assert (found.total_seconds, found.save_seconds) == (360.0, 0.5)
@@ -228,10 +232,10 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
     assert "embedding PSs save rows by themselves, recovery is partial: " in first
     assert "T_total 2.78 h, O_save 500 ms, O_rows 2.39 s measured; " in first
     assert rest == (
-        "the embedding PSs rest from saving rows by themselves from now on, recovery is full: partial recovery costs not"
-        " less than full recovery: 6.01 % of the job against 5.67 %, at an expected PLS of 0.01 (T_total 2.78 h, O_save"
-        " 500 ms, O_rows 2.9 s measured; T_fail 60 min, PLS 0.01 by the settings; O_load 1.84 ms estimated; O_res 2.4"
-        " min by default)"
+        "the embedding PSs rest from saving rows by themselves from now on, recovery is full: partial recovery costs"
+        " not less than full recovery: 6.01 % of the job against 5.67 %, at an expected PLS of 0.01 (T_total 2.78 h,"
+        " O_save 500 ms, O_rows 2.9 s measured; T_fail 60 min, PLS 0.01 by the settings; O_load 1.84 ms estimated;"
+        " O_res 2.4 min by default)"
     )
     assert "embedding PSs save rows by themselves from now on, recovery is partial: " in again
     for other, kept in ((("recovery.mode=partial",), memory), ((), ProcessMemory())):
