@@ -14,6 +14,7 @@ from ssmpi.recovery.explain import duration, explain, full_overhead, percent
 from ssmpi.recovery.known import AS_SAVE, DEFAULT, ESTIMATED, GIVEN, SETTING, KnownInputs, Source, known
 from ssmpi.recovery.measured import from_settings
 from ssmpi.recovery.policy import decide, full_at
+from ssmpi.tools.plan import in_units
 
 SETTINGS = {"target_pls": "target_pls", "mtbf_seconds": "mtbf_hours"}  # of ``[recovery]``, by input
 NODES = (8, 16, 32, 64, 128, 256, 512)
@@ -36,8 +37,8 @@ def describe(config: Config, given: Mapping[str, float], placement: Placement) -
     if DEFAULT in found.origins.values():
         lines += ["  defaults are an example's, not this cluster's: its full recovery costs 8.3 % of a job with 18 PSs"]
     if ESTIMATED in found.origins.values():
-        size = placement.most_rows * config.rows.row_bytes / 1e6
-        lines += [f"  estimates are for {size:,.3g} MB, what the embedding PS that holds most has; a run measures them"]
+        size = in_units(placement.most_rows * config.rows.row_bytes)
+        lines += [f"  estimates are for {size}, what the embedding PS that holds most has; a run measures them"]
     decision = decide(inputs)
     lines += [*stated(found, config), *explain(decision), *_mode(config, decision.mode)]
     if minutes:
