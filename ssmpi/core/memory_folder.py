@@ -40,4 +40,12 @@ def of_launch(memory: str, launch: str) -> Path:
 
 def all_in(memory: Path) -> list[Path]:
     """The folders of all launches of this user on this host."""
-    return [path for path in sorted(memory.glob(f"ssmpi-{os.geteuid()}-*")) if path.stat().st_uid == os.geteuid()]
+    return [path for path in sorted(memory.glob(f"ssmpi-{os.geteuid()}-*")) if _owner(path) == os.geteuid()]
+
+
+def _owner(path: Path) -> int:
+    """The user whose it is; -1 where it is gone."""
+    try:
+        return path.lstat().st_uid
+    except FileNotFoundError:
+        return -1

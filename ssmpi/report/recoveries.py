@@ -27,9 +27,11 @@ def read(run: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"launch": "", "recoveries": []}
 
 
-def begin(run: Path, launch: str) -> None:
-    """From now on the run belongs to a launch."""
-    _write(run, {**read(run), "launch": launch})
+def begin(run: Path, launch: str) -> str:
+    """From now on the run belongs to a launch; the name of the one that it belonged to, empty if there was none."""
+    found = read(run)
+    _write(run, {**found, "launch": launch})
+    return str(found["launch"])
 
 
 def timeline(run: Path) -> int:

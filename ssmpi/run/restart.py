@@ -4,6 +4,7 @@ of it made anew; or a checkpoint, or the beginning, as any job.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ssmpi.checkpoint import store
 from ssmpi.checkpoint.start import Start
 from ssmpi.comm.memory_file import LostMemoryError, MemoryFile, Origin
+from ssmpi.comm.memory_use import in_use
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 from ssmpi.core import memory_folder
 from ssmpi.core.clock import process_age
@@ -62,7 +64,8 @@ class Restart:
             how = checkpoint.name if checkpoint else BEGINNING
             job.agree(lambda: self._decide(how, lost))
         else:
-            job.agree(lambda: recoveries.begin(self._run, self._supervised.launch))
+            if before := job.agree(lambda: recoveries.begin(self._run, self._supervised.launch)):
+                remove_left(memory_folder.of_launch(self._plan.config.recovery.memory_folder, before))
             if job.rank == 0:
                 policy_inputs.say(self._plan.config, checkpoint)
         return without_memory(job, self._plan, self._fresh(), checkpoint, self._supervised.start)
@@ -130,6 +133,14 @@ def fresh(path: Path, origin: Origin) -> RankMemory:
             " system, or recovery.mode = 'off'"
         )
         return ProcessMemory()
+
+
+def remove_left(folder: Path) -> None:
+    """Remove what an earlier launch of the run, which was killed, has left on this host: nobody goes on with it. Other
+    ranks of the host try, too. What a process maps stays: it is that of a run of which this one is a copy.
+    """
+    if not in_use(folder):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def look(path: Path, launch: str, who: str) -> tuple[MemoryFile | None, str]:

@@ -4,15 +4,12 @@ where ``ssmpi launch`` itself was killed.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ssmpi.comm.shared_memory import hold
+from ssmpi.comm.memory_use import files_in, in_use
 from ssmpi.core import memory_folder
 
 BETWEEN_SECONDS = 60.0  # two starts of a job: a longer gap means that there is no other
@@ -25,25 +22,14 @@ def clean(memory: Path, sleep: Callable[[float], None] = time.sleep) -> int:
         print(f"{len(unused)} in {memory} that nobody uses; looking again in {BETWEEN_SECONDS:.0f} s", flush=True)
         sleep(BETWEEN_SECONDS)
     for folder in unused:
-        if not folder.exists() or in_use(folder):
+        if in_use(folder):
             print(f"in use: {folder}")
-            continue
-        size = sum(path.stat().st_size for path in folder.iterdir())
-        shutil.rmtree(folder)
-        print(f"removed: {folder} ({size / 1e6:,.1f} MB)")
+        elif folder.exists():
+            size = sum(files_in(folder).values())
+            shutil.rmtree(folder, ignore_errors=True)  # its run may be removing it, too
+            print(f"removed: {folder} ({size / 1e6:,.1f} MB)")
+        else:
+            print(f"gone meanwhile: {folder}")
     if not unused:
         print(f"nothing in {memory} to remove")
     return 0
-
-
-def in_use(folder: Path) -> bool:
-    """Whether a process maps any of the files in a folder."""
-    for path in folder.iterdir():
-        with contextlib.ExitStack() as opened:
-            file = os.open(path, os.O_RDWR)
-            opened.callback(os.close, file)
-            try:
-                hold(file, fcntl.F_WRLCK)
-            except BlockingIOError:
-                return True
-    return False

@@ -74,7 +74,7 @@ def tables(config: Config, placement: Placement, features: Features) -> str:
     row = config.rows.row_bytes
     lines = [
         f"embedding tables: {sum(placement.cardinalities):,} rows x {_floats(config.rows.layout)}, "
-        f"{_bytes(sum(placement.cardinalities) * row)} with {config.embedding.optimizer} state"
+        f"{in_units(sum(placement.cardinalities) * row)} with {config.embedding.optimizer} state"
     ]
     for server in range(placement.servers):
         names = [
@@ -83,7 +83,7 @@ def tables(config: Config, placement: Placement, features: Features) -> str:
         ]
         where = f"embedding_ps {server}" if config.topology.embedding_ps else "trainer 0"
         lines.append(
-            f"  {where}: {_bytes(placement.rows_of(server) * row)}, {placement.lookups_of(server):.2f} lookups an "
+            f"  {where}: {in_units(placement.rows_of(server) * row)}, {placement.lookups_of(server):.2f} lookups an "
             "example: " + " ".join(names)
         )
     return "\n".join(lines)
@@ -97,7 +97,7 @@ def _floats(layout: RowLayout) -> str:
 def network(config: Config, *, known: bool = True) -> str:
     """The dense network, an operator a line; widths are floats per example."""
     found = config.network
-    head = f"network: {config.model.name}, {found.parameters:,} parameters ({_bytes(4 * found.parameters)})"
+    head = f"network: {config.model.name}, {found.parameters:,} parameters ({in_units(4 * found.parameters)})"
     assumed = f"  over {found.inputs.dense} dense features as in Criteo's rows: the data is not prepared yet"
     return "\n".join([head, *([] if known else [assumed]), *(f"  {line}" for line in found.describe())])
 
@@ -107,15 +107,15 @@ def memory(config: Config, placement: Placement) -> str:
     lines = ["memory of one rank, libraries included:"]
     for role, size in memory_of_ranks(config, placement).items():
         if config.topology.counts[role]:
-            lines.append(f"  {role}: about {_bytes(size)}")
+            lines.append(f"  {role}: about {in_units(size)}")
     if mirrors := mirror_memory(config):
-        shown = ", ".join(f"{role} {_bytes(size)}" for role, size in mirrors.items())
+        shown = ", ".join(f"{role} {in_units(size)}" for role, size in mirrors.items())
         lines.append(f"  of that for what others were told (codecs): {shown}")
     if kept := kept_memory(config, placement):
-        shown = ", ".join(f"{role} {_bytes(size)}" for role, size in kept.items() if config.topology.counts[role])
+        shown = ", ".join(f"{role} {in_units(size)}" for role, size in kept.items() if config.topology.counts[role])
         lines.append(f"  of that in {config.recovery.memory_folder}, to outlive a kill: {shown}")
     for role, size in checkpoint_copies(config, placement).items():
-        lines.append(f"  {role} while a checkpoint is written: {_bytes(size)} more, where there is room for it")
+        lines.append(f"  {role} while a checkpoint is written: {in_units(size)} more, where there is room for it")
     return "\n".join(lines)
 
 
@@ -128,14 +128,14 @@ def memory_files(config: Config, placement: Placement, layout: NodeLayout, where
         return "memory files: none (recovery.mode = 'off'): a killed rank ends the job"
     needs = [layout.kept_on(node, kept) for node in range(layout.count)]
     lines = [
-        f"memory files: node {node} keeps {_bytes(need)} in {folder}, more than the {_bytes(room)} that it has by "
+        f"memory files: node {node} keeps {in_units(need)} in {folder}, more than the {in_units(room)} that it has by "
         f"default: make it larger (mount -o remount,size=...), or a killed rank there costs what came after the newest "
         "checkpoint"
         for node, need in enumerate(needs)
         if need > room
     ]
-    most = f"memory files: at most {_bytes(max(needs))} a node, {folder} has {_bytes(room)} by default (half of memory)"
-    return "\n".join(lines or [most])
+    most, has = in_units(max(needs)), f"{folder} has {in_units(room)} by default (half of memory)"
+    return "\n".join(lines or [f"memory files: at most {most} a node, {has}"])
 
 
 def traffic(config: Config, placement: Placement) -> str:
@@ -146,7 +146,7 @@ def traffic(config: Config, placement: Placement) -> str:
     if config.topology.embedding_ps:
         pushed = wire.pushed_bytes(servers, ids, dim, counted=config.tracking.counts)
         lines.append(
-            f"  an iteration: {_bytes(wire.pulled_bytes(ids, dim))} pulled, {_bytes(pushed)} pushed, "
+            f"  an iteration: {in_units(wire.pulled_bytes(ids, dim))} pulled, {in_units(pushed)} pushed, "
             f"{2 * servers} messages out, {servers} in"
         )
     kind, sync = ALGORITHMS[config.sync.algorithm], config.sync
@@ -154,16 +154,16 @@ def traffic(config: Config, placement: Placement) -> str:
     each = {link: size / sync.fragments for link, size in found.items()}
     when = "an iteration, too" if kind.in_the_step else "a round" if sync.fragments == 1 else "a round of one fragment"
     if kind.in_the_step and n > 1:
-        rows = _bytes(row_gradient_bytes((n - 1) / n * ids, dim))
+        rows = in_units(row_gradient_bytes((n - 1) / n * ids, dim))
         lines.append(f"  an iteration, too: {rows} of row gradients to other trainers")
     if kind.partner == SYNC_PS:
-        there, back = (_bytes(each[link]) for link in (Link.CENTER_PUSH, Link.CENTER_PULL))
+        there, back = (in_units(each[link]) for link in (Link.CENTER_PUSH, Link.CENTER_PULL))
         lines.append(f"  {when}: {there} to {kind.partner} and {'as much' if there == back else back} back")
     elif kind.partner == "all trainers":
         how = "ring all-reduce" if sync.codec == DENSE else "payloads to owners of shards, and theirs to all"
-        lines.append(f"  {when}: {_bytes(each[Link.TRAINERS])} sent by each of {n} trainers ({how})")
+        lines.append(f"  {when}: {in_units(each[Link.TRAINERS])} sent by each of {n} trainers ({how})")
     elif kind.partner:
-        lines.append(f"  {when}: {_bytes(each[Link.TRAINERS])} to {kind.partner} and as much back")
+        lines.append(f"  {when}: {in_units(each[Link.TRAINERS])} to {kind.partner} and as much back")
     return "\n".join(lines) if len(lines) > 1 else "on the wire: nothing"
 
 
@@ -181,7 +181,8 @@ def work(config: Config) -> str:
     )
 
 
-def _bytes(size: float) -> str:
+def in_units(size: float) -> str:
+    """So many bytes, in the unit that reads best."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"

@@ -14,6 +14,8 @@ from kills import Kill, KilledError
 from ranks import PATIENCE, over_threads
 from runs import Run, train_over_threads, write_run_file
 
+from ssmpi.checkpoint import pending_save
+from ssmpi.checkpoint.arena_writer import ArenaWriter
 from ssmpi.checkpoint.start import Start
 from ssmpi.comm import memory_file
 from ssmpi.comm.memory_file import MemoryFile, Origin
@@ -22,10 +24,12 @@ from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.model.options import DenseOptions
+from ssmpi.report.results import Results
 from ssmpi.roles import sync_ps
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.kept_state import RunNote
 from ssmpi.roles.progress import Progress
+from ssmpi.roles.trainer import Trainer
 from ssmpi.run import run_folder
 from ssmpi.run.requirements import kept_memory, placement_of
 from ssmpi.sync import Options as RoundOptions
@@ -111,6 +115,23 @@ def test_a_kill_in_an_evaluation_scores_again(tmp_path, small_data):
     killed = train_with_kills(tmp_path / "killed", small_data, kills, *ONE)
     same(through, killed)
     assert killed.result["evaluations"] == through.result["evaluations"]
+
+
+@pytest.mark.parametrize("which", ["last", pytest.param("best", marks=pytest.mark.soak)])
+def test_a_kill_while_the_model_is_saved_or_scored_saves_and_scores_it_again(tmp_path, small_data, which):
+    """When its files are written, when they are in place, after the last evaluation, and before the results are
+    written. A best model was saved long before.
+    """
+    keeping = (*ONE, "data.passes=1", f"evaluate.keep={which}")
+    through = train_over_threads(tmp_path / "through", small_data, *keeping)
+    saving = [Kill(ArenaWriter, "begin"), Kill(pending_save, "move_into_place", after=True)]
+    kills = [*saving * (which == "last"), Kill(Trainer, "evaluate_finally", after=True), Kill(Results, "finish")]
+    killed = train_with_kills(tmp_path / "killed", small_data, kills, *keeping)
+    same(through, killed)
+    assert (killed.result["status"], killed.result["kept"]) == ("complete", which)
+    for name in ("examples", "evaluations"):
+        assert killed.result[name] == through.result[name]
+    assert {path.name for path in killed.folder.iterdir()} - {path.name for path in through.folder.iterdir()} == set()
 
 
 def test_what_a_codec_has_not_sent_outlives_a_kill(tmp_path, small_data):

@@ -2,6 +2,7 @@
 ones.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -205,6 +206,30 @@ def test_a_lost_host_is_replaced_by_a_spare_one_and_then_by_those_that_are_left(
     for host in ("h1", "h4"):
         assert hosts.run(host, "sh", "-c", "ls -R /dev/shm") == "/dev/shm:\n"
         assert not hosts.processes(host, "ssmpi train")
+
+
+@pytest.mark.soak
+def test_without_the_first_trainers_host_all_go_back_to_the_newest_checkpoint_in_the_same_launch(hosts, launch):
+    """The launcher is on another host; all examples since that checkpoint are trained on again, and none is lost."""
+    run = launch("checkpoint.every_examples=1000", "recovery.mode=partial", site="spare.toml").until_it_trains(more=3)
+    while not (newest := set(run.folder.glob("checkpoints/*/manifest.json"))):
+        time.sleep(0.05)
+    hosts.crash("h1")
+    run.until_it_goes_on(1)
+    run.stop()
+    code, output = run.end()
+    assert code == STOPPED, output
+    assert "h1 did not answer: trainer 0 goes to h4" in output
+    assert re.search(r"the memory of trainer 0 is lost .*, and the first trainer's is needed to go on: all", output)
+    result = Run(run.folder).result
+    (recovery,) = result["recoveries"]
+    assert (result["status"], result["restarts"], result["pls"]) == ("stopped", 1, 0)
+    assert recovery["how"] >= min(path.parent.name for path in newest)
+    assert f"all ranks go back to {recovery['how']} (full recovery)" in output
+    places = [json.loads(line)["examples"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert places == sorted(places)  # what came after the checkpoint came again, in its place
+    for host in ("h2", "h3", "h4"):
+        assert hosts.run(host, "sh", "-c", "ls -R /dev/shm") == "/dev/shm:\n"
 
 
 def test_hosts_end_with_whoever_started_them(tmp_path):

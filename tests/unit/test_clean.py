@@ -1,6 +1,8 @@
 """What nobody uses any more is removed from memory, and nothing else."""
 
 import os
+import shutil
+from pathlib import Path
 
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.core import memory_folder
@@ -26,3 +28,36 @@ def test_only_what_no_process_uses_is_removed(tmp_path, capsys):
     assert used.path.exists()
     clean(tmp_path, lambda seconds: None)
     assert "nothing in" in capsys.readouterr().out
+
+
+def test_what_vanishes_meanwhile_is_no_error(tmp_path, capsys, monkeypatch):
+    """A run ends, and its ranks remove their memory: before its folder is looked into, between two files, and in the
+    minute in between. A folder in there is none of a rank's files.
+    """
+    names = ("gone", "going", "later", "left")
+    gone, going, later, left = folders = [memory_folder.of_launch(str(tmp_path), name) for name in names]
+    for folder in folders:
+        (folder / "session").mkdir(parents=True)
+        (folder / "trainer-0").write_bytes(b"left")
+    opened = os.open
+
+    def open_late(path, *how, **more):
+        if path == going / "trainer-0":
+            shutil.rmtree(going)
+        return opened(path, *how, **more)
+
+    monkeypatch.setattr(os, "open", open_late)
+    monkeypatch.setattr(memory_folder, "all_in", lambda memory: [*folders])
+    shutil.rmtree(gone)
+    assert clean(tmp_path, lambda seconds: shutil.rmtree(later)) == 0
+    assert not left.exists()
+    said = capsys.readouterr().out
+    assert f"removed: {left} (0.0 MB)" in said
+    assert all(f"gone meanwhile: {folder}" in said for folder in (gone, going, later))
+
+
+def test_a_launch_whose_folder_vanishes_while_all_are_listed_is_none(tmp_path, monkeypatch):
+    (left := memory_folder.of_launch(str(tmp_path), "left")).mkdir()
+    missing = memory_folder.of_launch(str(tmp_path), "gone")
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [left, missing])
+    assert memory_folder.all_in(tmp_path) == [left]

@@ -1,19 +1,23 @@
 """How often a job is started again, and what the first rank makes of what the last start has left."""
 
+import gc
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from runs import write_run_file
 
 from ssmpi.cluster.restarts import SEGMENTS, Restarts
 from ssmpi.comm.memory_file import Origin
 from ssmpi.core import log, memory_folder
-from ssmpi.core.run_files import RECOVERIES
+from ssmpi.core.run_files import ATTEMPTS, RECOVERIES
 from ssmpi.core.run_options import RecoveryOptions
 from ssmpi.report import recoveries
-from ssmpi.run import restart
+from ssmpi.run import restart, run_folder
 from ssmpi.run.request import Supervised
+from ssmpi.run.resume import ResumePlan
 
 
 class Clock:
@@ -88,6 +92,25 @@ def test_segments_of_the_mpi_library_lie_beside_the_ranks_memory(tmp_path):
 def test_a_start_travels_on_the_command_line():
     start = Supervised("abc", 3, 12.5)
     assert Supervised.parse(start.word) == start
+
+
+def test_a_later_launch_removes_what_a_killed_one_has_left_in_memory(tmp_path, small_data):
+    """Not what a process maps: that of the run that this one is a copy of; nor what is of another run."""
+    alone = ("topology.trainers=1", "topology.embedding_ps=0", f"recovery.memory_folder={tmp_path}")
+    config = write_run_file(tmp_path, small_data, *alone)
+    run_folder.make(Path(config.run.folder), config, overwrite=False)
+    job = SimpleNamespace(rank=0, size=1, agree=lambda act: act(), gather=lambda found: [found])
+    folders = {name: memory_folder.of_launch(str(tmp_path), name) for name in ("first", "second", "third", "other")}
+    made = []
+    for name in ("first", "second", "third"):
+        start = restart.begin(job, ResumePlan(config), Supervised(name, 1, 0.0))
+        made.append(start.memory if name == "second" else None)  # the others were killed
+        del start
+        gc.collect()
+        folders["other"].mkdir(exist_ok=True)
+        (Path(config.run.folder) / ATTEMPTS).unlink()  # this run may begin as often as it likes
+    assert [name for name, folder in folders.items() if folder.exists()] == ["second", "third", "other"]
+    assert made[1].path.exists()
 
 
 def test_without_a_memory_folder_training_goes_on(tmp_path, caplog):

@@ -1,0 +1,34 @@
+"""Whether processes map what lies in a folder of ranks' memory; it may be removed at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+from ssmpi.comm.shared_memory import hold
+
+
+def files_in(folder: Path) -> dict[Path, int]:
+    """The files in a folder with their bytes; nothing of one that is gone."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.is_file():
+                    found[path] = path.stat().st_size
+    return found
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process maps any of the files in a folder."""
+    for path in files_in(folder):
+        with contextlib.ExitStack() as opened, contextlib.suppress(FileNotFoundError):
+            file = os.open(path, os.O_RDWR)
+            opened.callback(os.close, file)
+            try:
+                hold(file, fcntl.F_WRLCK)
+            except BlockingIOError:
+                return True
+    return False
