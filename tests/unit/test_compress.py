@@ -328,3 +328,4 @@ def test_what_codecs_cost_is_printed(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "threshold:0.99" in printed
     assert all(cost.encode_ns > 0 < cost.decode_ns for cost in found)
+    assert found[0].round_ns == 0 < found[1].encode_ns < found[1].round_ns
