@@ -51,14 +51,14 @@ def test_a_replica_follows_what_it_was_told(pull, codec, fragments):
     chosen = options("async_ps", codec=codec, pull_codec=pull, fragments=fragments)
     (whole, end), (some, last) = (over_threads(ONE, rounds, replace(chosen, pull_codec=p))[0] for p in ("dense", pull))
     np.testing.assert_array_equal(end, last)  # of one trainer and given gradients, pulls do not change what is pushed
-    before = replica(0)
+    before, coding = replica(0), compress.make(pull, compress.CodecOptions(), PARAMETERS)
     for (weights, held, sent), (_, center, _) in zip(some, whole, strict=True):
         told = held != before
-        if "bf16" not in pull:
+        if not coding.half:
             np.testing.assert_array_equal(held[told], center[told])
         if fragments == 1:
             np.testing.assert_allclose(weights, held, rtol=0, atol=1e-6)
-        assert 0 < told.sum() <= PARAMETERS * (1 if pull == "bf16" else 0.4)
+        assert 0 < told.sum() <= PARAMETERS * (0.4 if coding.takes_share else 1)
         assert 0 < sent[Link.CENTER_PULL] < 4 * PARAMETERS
         before = held
 
