@@ -430,6 +430,20 @@ def test_what_nobody_can_take_over_is_dropped_and_said(codec, warnings):
     assert "dropped" in warnings[0]
 
 
+def joined(world, options):
+    """A trainer that has lost its memory."""
+    weights = np.zeros(PARAMETERS, np.float32)
+    return on_trainers(world, options, weights, lambda own: own[0].join(), home_of(world))
+
+
+@pytest.mark.parametrize(("codec", "times"), [("threshold:0.9", 2), ("dense", 0)])
+def test_what_is_lost_with_a_memory_is_said(codec, times, warnings):
+    """By each trainer that has lost it."""
+    over_threads(TWO, joined, options("async_ps", codec=codec))
+    assert len(warnings) == times
+    assert all("lost with its memory" in said for said in warnings)
+
+
 # What is refused
 
 

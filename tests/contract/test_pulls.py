@@ -9,7 +9,7 @@ from sync_bodies import PARAMETERS, meet, on_trainers, options, replica
 from test_codecs import CODECS, TWO, home_of
 
 from ssmpi import compress, sync
-from ssmpi.core.errors import SettingsError
+from ssmpi.core.errors import SettingsError, TrainingError
 from ssmpi.core.topology import Role
 from ssmpi.core.traffic import Link
 from ssmpi.sync import pulls
@@ -144,3 +144,23 @@ def test_pulls_after_a_warm_up_begin_from_its_weights(pull, pace, by):
     chosen = options("async_ps", pace, pull_codec=pull, by=by)
     for weights in over_threads(TWO, warmed_up, chosen)[:2]:
         np.testing.assert_allclose(weights, replica(1), rtol=0, atol=0.05)
+
+
+def diverged(world, options):
+    """A gradient of NaN, pushed as it is."""
+    weights, home = replica(0), home_of(world)
+
+    def work(synchronizers):
+        home.optimizer.state = dict
+        home.optimizer.gradients[17] = np.nan
+        synchronizers[0].optimizer(0).step(home.optimizer, 1.0)
+        synchronizers[0].round()
+
+    return on_trainers(world, options, weights, work, home)
+
+
+@pytest.mark.parametrize("pull", CODECS)
+def test_divergence_of_the_center_ends_the_run(pull):
+    """A mirror would hide it for ever."""
+    with pytest.raises(TrainingError, match="not finite"):
+        over_threads(ONE, diverged, options("async_ps", pull_codec=pull))
