@@ -28,6 +28,7 @@ from ssmpi.checkpoint.pending_save import (
     tell,
     written_beside_training,
 )
+from ssmpi.checkpoint.slowdown import Slowdown
 from ssmpi.checkpoint.timer import CheckpointTimer
 from ssmpi.comm.background import start_background
 from ssmpi.comm.failure import FATAL_REPORT_SECONDS, cause
@@ -36,6 +37,7 @@ from ssmpi.core.clock import Clock
 from ssmpi.core.errors import STOPPED, DataError
 from ssmpi.core.log import log
 from ssmpi.core.run_files import MODEL
+from ssmpi.core.save_cost import SaveCost
 
 if TYPE_CHECKING:
     from ssmpi.checkpoint.context import SaveContext, SaveLog
@@ -57,7 +59,7 @@ class CheckpointManager:
         self._tables, self._log = context.tables, log
         self._store = store.Store(context.run)
         self._newest = next(reversed(self._store.committed()), None)  # in memory: who ends a job must not ask a disk
-        self._timer = CheckpointTimer(self._options, examples, context.memory)
+        self._timer, self._slowdown = CheckpointTimer(self._options, examples, context.memory), Slowdown()
         self._writing: PendingCheckpoint | None = None
         self._mine: Future[None] | None = None  # this trainer's files, and what it tells about them
         self._making: Future[int] | None = None  # a folder
@@ -67,9 +69,10 @@ class CheckpointManager:
         """Whether the next checkpoint is due after so many examples of all trainers; attends to the one being written,
         and never waits for the disk.
         """
-        if self._world.index:
+        if not self._log:
             return False
         writing = self._writing
+        self._slowdown.tick(examples, self._log.seconds, writing=bool(writing))
         if writing and time.monotonic() - writing.asked >= POLL_SECONDS:
             self._look_after(writing)
         at_the_disk = any(future and not future.done() for future in (self._making, self._removing))
@@ -153,7 +156,7 @@ class CheckpointManager:
         if self._log:
             self._timer.saved(mine.examples)
             if self._writing:
-                self._writing.stood_still = came_to_rest + clock.wall
+                self._writing.cost = SaveCost(came_to_rest + clock.wall)
             self._log.pause(came_to_rest + clock.wall)
 
     def _make_folder(self, needed: int) -> int:
@@ -170,7 +173,7 @@ class CheckpointManager:
         try:
             return in_time(making, self._options.limit_seconds, f"made a folder in {self._store.folder}")
         except (OSError, DataError) as error:
-            self._failed(cause(error), Clock())
+            self._failed(cause(error), SaveCost())
             return 0
 
     def _agree_on_folder(self, number: int) -> Path | None:
@@ -209,16 +212,14 @@ class CheckpointManager:
             log.error(f"error: {self._lateness(writing)}. {until}. {self._what_there_is()}")
 
     def _commit(self, writing: PendingCheckpoint, outcomes: list[Outcome]) -> None:
-        writing.step, writing.stood_still = Clock(), writing.stood_still or writing.clock.wall
-        writing.state["logbook"]["checkpoints"] += 1  # this one counts too, for the job that resumes from it
-        writing.state["logbook"]["O_save"] += writing.stood_still
+        writing.written(self._slowdown.lost())
         writing.committing = start_background("commit", commit_or_remove, writing.folder, outcomes, writing.state)
 
     def _end(self, writing: PendingCheckpoint, committing: Future[store.FileManifest]) -> None:
         try:
             manifest = committing.result()
         except (OSError, DataError) as error:
-            self._failed(cause(error), writing.clock)
+            self._failed(cause(error), writing.cost)
             return
         self._newest = writing.folder
         self._timer.committed()
@@ -227,22 +228,21 @@ class CheckpointManager:
 
     def _committed(self, writing: PendingCheckpoint, manifest: store.FileManifest) -> None:
         assert self._log
-        name, seconds, cost = writing.folder.name, writing.clock.wall, writing.stood_still
-        saved = {"name": name, "O_save": cost, "write_seconds": seconds, "bytes": manifest.bytes}
-        self._log.saved({**saved, "position": manifest.state["examples"]})
+        line = writing.line(manifest)
+        self._log.saved(line)
         self._log.say(
-            f"{name} committed at {manifest.state['examples']:,} examples: {manifest.bytes / 1e6:,.1f}"
-            f" MB in {seconds:.2f} s, training stood still for {cost:.2f} s (O_save)"
+            f"{line['name']} committed at {line['position']:,} examples: {line['bytes'] / 1e6:,.1f} MB in"
+            f" {line['write_seconds']:.2f} s, {writing.cost.describe()} (O_save)"
         )
 
-    def _failed(self, text: str, clock: Clock) -> None:
+    def _failed(self, text: str, cost: SaveCost) -> None:
         """On the first trainer: a checkpoint could not be written. That ends the job only if it is stopping."""
         assert self._log
         there = self._what_there_is()
         if self._context.stop.stopped:
             raise DataError(f"no checkpoint could be saved, and the job was asked to stop: {text}. {there}")
         log.error(f"error: no checkpoint could be saved, training goes on: {text}. {there}")
-        self._log.saved({"error": text, "O_save": clock.wall})
+        self._log.saved({"error": text, **cost.fields()})
 
     def _out_of_budget(self) -> None:
         budget = self._options.stop_budget_seconds

@@ -25,6 +25,7 @@ from ssmpi.comm.failure import NO_ROOM, cause
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.clock import Clock
 from ssmpi.core.errors import DataError
+from ssmpi.core.save_cost import SaveCost
 from ssmpi.embedding import wire
 
 if TYPE_CHECKING:
@@ -128,10 +129,24 @@ class PendingCheckpoint:
     state: dict[str, Any]
     clock: Clock
     step: Clock = field(default_factory=Clock)
-    stood_still: float = 0.0
+    cost: SaveCost = field(default_factory=SaveCost)
     asked: float = 0.0
     late: bool = False
     committing: Future[FileManifest] | None = None
+
+    def written(self, slowdown: float) -> None:
+        """Its files are there, and training has lost so many seconds to slower steps meanwhile: a job that resumes from
+        it knows of it.
+        """
+        self.step, self.cost = Clock(), SaveCost(self.cost.standstill or self.clock.wall, slowdown)
+        logbook = self.state["logbook"]
+        logbook |= {**SaveCost.of(logbook).plus(self.cost).fields(), "checkpoints": logbook["checkpoints"] + 1}
+
+    def line(self, manifest: FileManifest) -> dict[str, Any]:
+        """What ``metrics.jsonl`` says of it, once it is committed."""
+        size, position = manifest.bytes, manifest.state["examples"]
+        written = {"write_seconds": self.clock.wall, "bytes": size, "position": position}
+        return {"name": self.folder.name, **self.cost.fields(), **written}
 
     def outcomes(self, tables: Tables) -> list[Outcome] | None:
         """Of all files; None while one is being written."""

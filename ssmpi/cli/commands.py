@@ -92,6 +92,7 @@ def plan(arguments: argparse.Namespace) -> int:
     """``ssmpi plan``."""
     from ssmpi.cluster import site
     from ssmpi.config import load
+    from ssmpi.run.requirements import placement_of
     from ssmpi.tools import plan as planner
     from ssmpi.tools import recovery_plan
 
@@ -99,10 +100,13 @@ def plan(arguments: argparse.Namespace) -> int:
     where = site.load(arguments.site) if arguments.site else None
     config = load(arguments.run_file, arguments.overrides)
     sections = [planner.describe(config, where, arguments.tables)]
+    placement = placement_of(config, arguments.tables)
+    if arguments.recovery or arguments.predict:  # the bytes of a row are those that the network wants
+        config = config.over(planner.features_of(config, placement, known=not arguments.tables))
     if arguments.recovery:
-        sections.append(recovery_plan.describe(config, inputs))
+        sections.append(recovery_plan.describe(config, inputs, placement))
     if arguments.predict:
-        sections += [predicted(config, arguments), recovery_plan.by_nodes(config, inputs)]
+        sections += [predicted(config, arguments), recovery_plan.by_nodes(config, inputs, placement)]
     print("\n\n".join(sections))
     return 0
 

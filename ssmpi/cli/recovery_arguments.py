@@ -12,7 +12,10 @@ def add_recovery_plan(sub: argparse.ArgumentParser) -> None:
     """``--recovery`` and its inputs, which ``--predict`` takes too."""
     text = "print what full and partial recovery of a lost embedding PS would cost, each figure with its formula"
     sub.add_argument("--recovery", action="store_true", help=text)
-    _add_inputs(sub, "inputs of --recovery, and of --predict for overheads (defaults are an example's)")
+    _add_inputs(
+        sub,
+        "inputs of --recovery, and of --predict for overheads (defaults follow from table sizes, or are an example's)",
+    )
 
 
 def add_recovery_emulation(sub: argparse.ArgumentParser) -> None:

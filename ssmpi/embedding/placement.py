@@ -62,6 +62,11 @@ class Placement:
         return sum(1.0 / p.stride for p in self.parts_of(server))
 
     @cached_property
+    def most_rows(self) -> int:
+        """Rows of the PS that holds most."""
+        return max(map(self.rows_of, range(self.servers)))
+
+    @cached_property
     def limits(self) -> np.ndarray:
         """Rows of each table, int64 (tables,)."""
         return np.array(self.cardinalities, np.int64)

@@ -2,7 +2,8 @@
 
 The defaults are an example, not a measurement: a job of 56 h with 18 embedding PSs loses the memory of one every 28 h,
 and its costs are such that full recovery takes 8.3 % of the job. CPR's abstract (arXiv 2011.02999) says 8.2 to 8.5 %,
-and 0.53 to 0.68 % for partial recovery that saves the most important rows more often.
+and 0.53 to 0.68 % for partial recovery that saves the most important rows more often. What depends on how much there is
+to save is estimated instead where that is known.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from ssmpi.recovery.policy import RecoveryInputs
 
 HOUR = 3600.0
 PS_MTBF = 18 * 28 * HOUR  # T_fail N: the mean time between losses of one embedding PS's memory
+SAVE_RATE = 500e6  # bytes a second that one processor copies, hashes and writes beside training
+DISK_RATE = 200e6  # bytes a second to or from a disk, where somebody waits for it
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,14 @@ INPUTS = {
     "restart_seconds": Input("O_res", "--restart-seconds", "from a loss to loading: queue, start", 144.0, or_zero=True),
     "target_pls": Input("PLS", "--target-pls", "portion of lost samples that is accepted", 0.1, most=1.0),
 }
+
+
+def estimated(size: float, *, background: bool) -> dict[str, float]:
+    """What saves and loads take, as ``inputs_of`` takes it, if the embedding PS that holds most has ``size`` bytes and
+    checkpoints are written in the background, or while training waits.
+    """
+    save = size / (SAVE_RATE if background else DISK_RATE)
+    return {"save_seconds": save, "row_save_seconds": size / SAVE_RATE, "load_seconds": size / DISK_RATE}
 
 
 def inputs_of(servers: int, given: Mapping[str, float]) -> RecoveryInputs:

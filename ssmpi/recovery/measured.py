@@ -1,4 +1,4 @@
-"""The inputs of the policy for a run: what it has measured, what its run file says, defaults for the rest."""
+"""Inputs of the policy that a run has measured, and those that its run file says."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from ssmpi.recovery.defaults import HOUR, INPUTS, inputs_of
-from ssmpi.recovery.policy import RecoveryInputs
+from ssmpi.recovery.defaults import HOUR, INPUTS
 
 if TYPE_CHECKING:
     from ssmpi.core.run_options import RecoveryOptions
@@ -24,7 +23,7 @@ def from_run(
 ) -> dict[str, float]:
     """What a run has measured so far, as ``inputs_of`` takes it: ``log`` are the numbers of its log book, ``expected``
     the examples that it will have trained on, ``recoveries`` those of ``recoveries.json``, ``row_save_seconds`` what a
-    save of all rows beside training has cost, 0 before the first one: then it is taken for what a checkpoint costs.
+    save of all rows beside training has cost, 0 before the first one.
     """
     found = {}
     if log.get("examples") and log.get("seconds"):
@@ -38,8 +37,3 @@ def from_run(
         if taken := [each[of] for each in seconds if each.get(of)]:
             found[name] = fmean(taken)
     return {name: value for name, value in found.items() if 0 < value <= INPUTS[name].most}  # hosts' clocks may differ
-
-
-def inputs(options: RecoveryOptions, servers: int, measured: Mapping[str, float]) -> RecoveryInputs:
-    """Of a run with so many embedding PSs."""
-    return inputs_of(servers, {**measured, **from_settings(options)})

@@ -50,11 +50,16 @@ FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "weights": ((EVALUATION,), "`model`: the common model; `replica 0`: the first trainer's own (`evaluate.replica`)"),
     "rows": ((EVALUATION, ROW_SAVE), "rows scored, or saved"),
     "name": ((CHECKPOINT,), "folder of the checkpoint"),
-    "O_save": ((CHECKPOINT,), "seconds that training stood still for it"),
+    "O_save": ((CHECKPOINT,), "seconds of training that it has cost: those of the next two, never less than the first"),
+    "standstill_seconds": ((CHECKPOINT,), "seconds that training stood still for it"),
+    "slowdown_seconds": (
+        (CHECKPOINT,),
+        "seconds lost because training was slower while it was written than before; less than 0 if it was faster",
+    ),
     "write_seconds": (SAVED, "seconds from its start to its commit"),
     "bytes": (SAVED, "size of its files; of saved rows, what was written"),
     "position": (SAVED, "examples after which it was taken; `examples` is when it was committed, or heard of"),
-    "error": (SAVED, "why it could not be saved; then only `O_save`, or `ps`, is there besides"),
+    "error": (SAVED, "why it could not be saved; then only seconds of training, or `ps`, are there besides"),
     "ps": ((ROW_SAVE,), "the embedding PS that has saved rows by itself"),
     "covered": (
         (ROW_SAVE,),

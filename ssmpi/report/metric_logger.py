@@ -17,6 +17,7 @@ from ssmpi.comm.failure import cause
 from ssmpi.core.log import above, log, terminal
 from ssmpi.core.metrics import SUMS, Quality
 from ssmpi.core.run_files import METRICS
+from ssmpi.core.save_cost import SaveCost
 from ssmpi.core.topology import Topology
 from ssmpi.report.display import bar, describe
 from ssmpi.report.jsonl import JsonlFile
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 PLAIN_LINE_SECONDS = 60.0
 COUNTS = ("iterations", "rounds", "round_seconds", "staleness")
-SAVING = ("checkpoints", "O_save")  # how many, and how many seconds training stood still for them
 
 State = tuple[dict[str, float], dict[str, np.ndarray]]
 
@@ -66,7 +66,7 @@ class MetricLogger:
         self._window_counts = {name: counts.copy() for name, counts in self._counts.items()}
         self._began = self._window_began = self._line_said = time.monotonic()
         self._earlier = {name: numbers.get(name, 0.0) for name in ("seconds", "iterations", "rounds")}
-        self._saving = {name: numbers.get(name, 0.0) for name in SAVING}
+        self._checkpoints, self._save_cost = numbers.get("checkpoints", 0.0), SaveCost.of(numbers)
         self.traffic = TrafficLog(topology.trainers, numbers)
         self._paused = 0.0
         self._warned = False
@@ -107,9 +107,9 @@ class MetricLogger:
         self.say(f"{split} ({what}): {describe(metrics)}")
 
     def saved(self, line: dict[str, Any]) -> None:
-        """Write what saving a checkpoint cost, or that it failed. ``O_save`` seconds do not count as training time."""
-        self._saving["checkpoints"] += "error" not in line
-        self._saving["O_save"] += line["O_save"]
+        """Write what saving a checkpoint cost, or that it failed."""
+        self._checkpoints += "error" not in line
+        self._save_cost = self._save_cost.plus(SaveCost.of(line))
         self._write({"kind": "checkpoint", **self._where(), **line})
 
     def recovered(self, record: dict[str, Any]) -> None:
@@ -126,6 +126,11 @@ class MetricLogger:
         self._paused += seconds
         self._window_began += seconds
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, those of earlier jobs included, without pauses."""
+        return self._earlier["seconds"] + time.monotonic() - self._began - self._paused
+
     def state(self) -> State:
         """What a metric logger that resumes from here needs: numbers for JSON, and arrays."""
         self.window()
@@ -134,7 +139,7 @@ class MetricLogger:
     def numbers(self) -> dict[str, float]:
         """The numbers of ``state``, as they are now."""
         totals = self.totals()
-        kept = {name: totals[name] for name in ("examples", *self._earlier, *SAVING)}
+        kept = {name: totals[name] for name in ("examples", *self._earlier, *self._saving)}
         return kept | self.traffic.totals() | {"bytes": self._lines.size}
 
     def sync(self, since: dict[str, np.ndarray] | None = None) -> dict[str, float]:
@@ -160,7 +165,7 @@ class MetricLogger:
 
     def totals(self) -> dict[str, float]:
         """The whole run in numbers: examples, seconds of training, EPS, sync gap, progressive quality."""
-        seconds = max(self._seconds, 1e-9)
+        seconds = max(self.seconds, 1e-9)
         examples = float(self._examples)
         return {
             "examples": examples,
@@ -196,7 +201,7 @@ class MetricLogger:
     def _where(self) -> dict[str, Any]:
         return {
             "examples": self._examples,
-            "seconds": round(self._seconds, 3),
+            "seconds": round(self.seconds, 3),
         }
 
     @property
@@ -205,9 +210,9 @@ class MetricLogger:
         return int(self._total.sums[SUMS.index("examples")] - self._twice)
 
     @property
-    def _seconds(self) -> float:
-        """Seconds of training, those of earlier jobs included, without pauses."""
-        return self._earlier["seconds"] + time.monotonic() - self._began - self._paused
+    def _saving(self) -> dict[str, float]:
+        """How many checkpoints there were, and what they have cost."""
+        return {"checkpoints": self._checkpoints, **self._save_cost.fields()}
 
     def _write(self, line: dict[str, Any]) -> None:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
@@ -229,7 +234,7 @@ class MetricLogger:
         if self._bar.disable and now - self._line_said >= PLAIN_LINE_SECONDS:
             self._line_said = now
             done = line["examples"] / max(self._rows, 1)
-            left = self._seconds * (1 / max(done, 1e-9) - 1)
+            left = self.seconds * (1 / max(done, 1e-9) - 1)
             log.info(
                 f"{line['examples']:,} of {self._rows:,} examples ({done:.1%}), {line['eps']:,.0f} EPS, loss "
                 f"{line['log_loss']:.4f}, NE {line['ne']:.4f}{gap}, about {left / 60:.0f} min left"

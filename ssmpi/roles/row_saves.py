@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.log import log
 from ssmpi.recovery.choice import PARTIAL, in_short
-from ssmpi.recovery.explain import duration
+from ssmpi.recovery.policy import decide
 from ssmpi.roles import policy_inputs
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ssmpi.report.results import Results
 
 DECISION_SECONDS = 10.0  # from one decision to the next
+COSTS = "save_seconds", "row_save_seconds"  # inputs of the policy
 
 
 class RowSaves:
@@ -34,6 +35,7 @@ class RowSaves:
         kept = config.topology.embedding_ps > 0 and not isinstance(memory, ProcessMemory)
         self._decides = config.recovery.mode == "auto" and kept
         self._wanted, self._decided = True, -math.inf
+        self._origins: list[str] = []
 
     def exchange(self, examples: int) -> None:
         """Tell the embedding PSs how far the run is and whether they are to save; write what they have saved."""
@@ -44,12 +46,14 @@ class RowSaves:
         self._results.rows_saved(self._transport.exchange_news(examples, self._wanted))
 
     def _decide(self, results: Results) -> None:
-        """Say so where it has changed."""
-        found = policy_inputs.by_numbers(self._config, results.logbook.numbers())
+        """Say so where that has changed, and when it is the first time by what saves are seen to cost."""
+        known = policy_inputs.by_numbers(self._config, results.logbook.numbers())
+        found, origins = decide(known.inputs), [known.origins[name] for name in COSTS]
         before, self._wanted, self._decided = self._wanted, found.mode == PARTIAL, time.monotonic()
-        if self._wanted != before:
-            what = "save rows by themselves from now on" if self._wanted else "rest from saving rows by themselves"
+        seen, self._origins = self._origins or origins, origins
+        if self._wanted != before or origins != seen:
+            what = "save rows by themselves" if self._wanted else "rest from saving rows by themselves"
             log.info(
-                f"the embedding PSs {what}, recovery is {found.mode}: {in_short(found)} (a checkpoint costs"
-                f" {duration(found.given.save_seconds)}, a save of all rows {duration(found.given.row_save_seconds)})"
+                f"the embedding PSs {what}{' from now on' * (self._wanted != before)}, recovery is {found.mode}:"
+                f" {in_short(found)} ({known.describe()})"
             )

@@ -50,7 +50,7 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     trainer = 4.0 * parameters * (5 + topology.threads * own) + topology.threads * (
         6.0 * features + block + activations
     )
-    rows = _largest_share(config, placement)
+    rows = placement.most_rows * config.rows.row_bytes
     mirrors = mirror_memory(config)
     trainer += mirrors.get(Role.TRAINER, 0.0)
     sync_ps = 8.0 * parameters / max(1, topology.sync_ps) + mirrors.get(Role.SYNC_PS, 0.0)
@@ -66,7 +66,7 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
     """
     if config.recovery.mode == "off":
         return {}
-    topology, rows = config.topology, float(_largest_share(config, placement))
+    topology, rows = config.topology, float(placement.most_rows * config.rows.row_bytes)
     vector, state = 4.0 * dense_parameters(config), 2 if config.dense.optimizer == "adagrad" else 1
     vectors = state + ALGORITHMS[config.sync.algorithm].kept_vectors(config.sync, topology.threads)
     counts = topology.threads * (2.0 * BINS + len(SUMS) + topology.embedding_ps + 2) * 8
@@ -83,7 +83,7 @@ def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]
     if not config.checkpoint.background:
         return {}
     holder = Role.EMBEDDING_PS if config.topology.embedding_ps else Role.TRAINER
-    return {holder: float(_largest_share(config, placement))}
+    return {holder: float(placement.most_rows * config.rows.row_bytes)}
 
 
 def mirror_memory(config: Config) -> dict[Role, float]:
@@ -92,8 +92,3 @@ def mirror_memory(config: Config) -> dict[Role, float]:
     found = ALGORITHMS[config.sync.algorithm].mirror_vectors(config.sync, topology)
     ranks = {Role.TRAINER: 1, Role.SYNC_PS: max(1, topology.sync_ps)}  # a trainer has whole vectors
     return {role: vectors * vector / ranks[role] for role, vectors in found.items()}
-
-
-def _largest_share(config: Config, placement: Placement) -> int:
-    """Bytes of rows and optimizer state where most of them lie."""
-    return max(placement.rows_of(server) for server in range(placement.servers)) * config.rows.row_bytes

@@ -8,18 +8,21 @@ from collections.abc import Mapping
 
 from ssmpi.config import Config
 from ssmpi.core.errors import SettingsError
-from ssmpi.recovery.defaults import INPUTS, PS_MTBF, inputs_of
+from ssmpi.embedding.placement import Placement
+from ssmpi.recovery.defaults import DISK_RATE, INPUTS, PS_MTBF, SAVE_RATE, estimated
 from ssmpi.recovery.explain import duration, explain, full_overhead, percent
+from ssmpi.recovery.known import AS_SAVE, DEFAULT, ESTIMATED, GIVEN, SETTING, KnownInputs, Source, known
 from ssmpi.recovery.measured import from_settings
-from ssmpi.recovery.policy import RecoveryInputs, decide, full_at
+from ssmpi.recovery.policy import decide, full_at
 
 SETTINGS = {"target_pls": "target_pls", "mtbf_seconds": "mtbf_hours"}  # of ``[recovery]``, by input
 NODES = (8, 16, 32, 64, 128, 256, 512)
 
 
-def describe(config: Config, given: Mapping[str, float]) -> str:
+def describe(config: Config, given: Mapping[str, float], placement: Placement) -> str:
     """Inputs, overheads, expected PLS, break-even and decision. ``given`` are options by the names of ``INPUTS``, which
-    win over what the run file says; SettingsError names the one that is wrong.
+    win over what the run file says, and that over what follows from the ``placement`` of rows; SettingsError names the
+    one that is wrong.
     """
     servers = config.topology.embedding_ps
     if not servers:
@@ -27,13 +30,16 @@ def describe(config: Config, given: Mapping[str, float]) -> str:
             "--recovery plans for the loss of an embedding PS, and topology.embedding_ps = 0 keeps the tables in "
             "trainer 0: set it to 1 or more"
         )
-    inputs = inputs_of(servers, {**from_settings(config.recovery), **given})
-    minutes = config.checkpoint.every_minutes
+    found, minutes = inputs_of_plan(config, given, placement), config.checkpoint.every_minutes
+    inputs = found.inputs
     lines = ["recovery, if the memory of an embedding PS is lost (first order: no loss while another is repaired):"]
-    if any(origin(name, config, given).startswith("default") for name in INPUTS):
+    if DEFAULT in found.origins.values():
         lines += ["  defaults are an example's, not this cluster's: its full recovery costs 8.3 % of a job with 18 PSs"]
+    if ESTIMATED in found.origins.values():
+        size = placement.most_rows * config.rows.row_bytes / 1e6
+        lines += [f"  estimates are for {size:,.3g} MB, what the embedding PS that holds most has; a run measures them"]
     decision = decide(inputs)
-    lines += [*stated(inputs, config, given), *explain(decision), *_mode(config, decision.mode)]
+    lines += [*stated(found, config), *explain(decision), *_mode(config, decision.mode)]
     if minutes:
         lines += [
             f"  this run's checkpoint.every_minutes = {minutes:g}, with full recovery:",
@@ -42,26 +48,41 @@ def describe(config: Config, given: Mapping[str, float]) -> str:
     return "\n".join(lines)
 
 
-def stated(inputs: RecoveryInputs, config: Config, given: Mapping[str, float]) -> list[str]:
+def inputs_of_plan(config: Config, given: Mapping[str, float], placement: Placement) -> KnownInputs:
+    """What is known before a run."""
+    size, background = placement.most_rows * config.rows.row_bytes, config.checkpoint.background
+    return known(
+        config.topology.embedding_ps,
+        Source(ESTIMATED, estimated(size, background=background)),
+        Source(SETTING, from_settings(config.recovery)),
+        Source(GIVEN, given),
+    )
+
+
+def stated(found: KnownInputs, config: Config) -> list[str]:
     """Each input with its value, meaning and origin."""
-    lines = []
-    for name, known in INPUTS.items():
-        value = getattr(inputs, name)
-        shown = f"{value:g}" if name == "target_pls" else duration(value)
-        lines.append(f"  {known.symbol:8}{shown:>10}   {known.meaning} ({origin(name, config, given)})")
-    lines.insert(2, f"  {'N':8}{inputs.servers:>8,}     embedding PSs (topology.embedding_ps)")
+    lines = [
+        f"  {each.symbol:8}{found.shown(name):>10}   {each.meaning} ({origin(name, found, config)})"
+        for name, each in INPUTS.items()
+    ]
+    lines.insert(2, f"  {'N':8}{found.inputs.servers:>8,}     embedding PSs (topology.embedding_ps)")
     return lines
 
 
-def origin(name: str, config: Config, given: Mapping[str, float]) -> str:
-    """Where an input comes from: an option, the run file, or the defaults."""
-    if name in given:
-        return "given"
-    if name in from_settings(config.recovery):
-        return f"recovery.{SETTINGS[name]}; {INPUTS[name].option}"
-    default = {"mtbf_seconds": f"default {duration(PS_MTBF)} / N", "row_save_seconds": "as O_save"}.get(name, "default")
-    setting = f", recovery.{SETTINGS[name]}" if name in SETTINGS else ""
-    return f"{default}; {INPUTS[name].option}{setting}"
+def origin(name: str, found: KnownInputs, config: Config) -> str:
+    """Where an input comes from: an option, the run file, an estimate or the defaults."""
+    option, waits = INPUTS[name].option, name == "save_seconds" and not config.checkpoint.background
+    rate = DISK_RATE if waits or name == "load_seconds" else SAVE_RATE
+    words = {
+        GIVEN: GIVEN,
+        SETTING: f"recovery.{SETTINGS.get(name)}; {option}",
+        ESTIMATED: f"estimate at {rate / 1e6:g} MB/s; {option}",
+        AS_SAVE: f"{AS_SAVE}; {option}",
+        DEFAULT: f"default; {option}",
+    }
+    if name == "mtbf_seconds":
+        words[DEFAULT] = f"default {duration(PS_MTBF)} / N; {option}, recovery.{SETTINGS[name]}"
+    return words[found.origins[name]]
 
 
 def _mode(config: Config, decided: str) -> list[str]:
@@ -73,12 +94,12 @@ def _mode(config: Config, decided: str) -> list[str]:
     return [f"  this run's recovery.mode = '{mode}': {does}"]
 
 
-def by_nodes(config: Config, given: Mapping[str, float]) -> str:
+def by_nodes(config: Config, given: Mapping[str, float], placement: Placement) -> str:
     """Overheads of full and partial recovery for ``NODES``, if nodes fail independently of each other."""
     servers = config.topology.embedding_ps
     if not servers:
         return "overhead of recovery: not predicted, topology.embedding_ps = 0 keeps the tables in trainer 0"
-    inputs, source = inputs_of(servers, {**from_settings(config.recovery), **given}), "default, an example's"
+    inputs, source = inputs_of_plan(config, given, placement).inputs, "default, an example's"
     if "mtbf_seconds" in given or config.recovery.mtbf_hours:
         name = INPUTS["mtbf_seconds"].option if "mtbf_seconds" in given else "recovery.mtbf_hours"
         source = f"{name} x N = {servers}"

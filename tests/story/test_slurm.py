@@ -193,6 +193,7 @@ def test_a_lost_host_is_replaced_in_the_same_allocation(slurm, place, launcher, 
     partial = ("recovery.mode=partial", "recovery.max_lost_fraction=1")
     job = Submitted(slurm, place, f"{launcher}-spare", f"lost-{lost}", *ENDLESS, *often, *partial)
     job.until_it_has_saved()
+    job.until(lambda: "committed at" in job.log, "it says so")
     try:
         slurm.crash(lost)
         job.until(lambda: "start 2 of this job" in job.log, "it goes on", 150)

@@ -12,10 +12,14 @@ from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.log import log
 from ssmpi.core.run_options import RecoveryOptions
 from ssmpi.core.topology import Topology
+from ssmpi.data.schema import read_manifest
+from ssmpi.embedding.placement import place
+from ssmpi.recovery import defaults
 from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Found, choose, in_short
-from ssmpi.recovery.defaults import inputs_of
+from ssmpi.recovery.defaults import INPUTS, estimated, inputs_of
+from ssmpi.recovery.known import AS_SAVE, DEFAULT, ESTIMATED, GIVEN, MEASURED, SETTING, Source, known
 from ssmpi.recovery.ledger import Ledger
-from ssmpi.recovery.measured import from_run, inputs
+from ssmpi.recovery.measured import from_run, from_settings
 from ssmpi.recovery.pls import LossAccount
 from ssmpi.recovery.policy import decide
 from ssmpi.report import recoveries
@@ -89,6 +93,12 @@ def test_the_decision_is_one_plain_sentence(lost, options, policy, said):
     assert "recovery costs as much as full recovery, 0.482 % of the job, at" in in_short(alike)
 
 
+def inputs(options, servers, measured):
+    """Of a run whose embedding PSs have 1 GB each."""
+    estimate = Source(ESTIMATED, estimated(1e9, background=True))
+    return known(servers, estimate, Source(MEASURED, measured), Source(SETTING, from_settings(options))).inputs
+
+
 def test_measured_inputs_win_over_defaults_and_settings_over_those():
     numbers = {"examples": 1_000.0, "seconds": 10.0, "checkpoints": 4.0, "O_save": 2.0}
     earlier = [{"seconds": {"ranks": 3.0}}, {"seconds": {"ranks": 5.0, "load": 0.5}}, {"seconds": {"ranks": -1e10}}]
@@ -100,7 +110,45 @@ def test_measured_inputs_win_over_defaults_and_settings_over_those():
     assert found.row_save_seconds == 0.5  # none was saved beside training yet: as a checkpoint
     assert inputs(RecoveryOptions(), 3, from_run(numbers, 36_000, [], 0.25)).row_save_seconds == 0.25
     assert from_run({}, 36_000, earlier[2:]) == {}  # hosts whose clocks differ
-    assert inputs(RecoveryOptions(), 3, {}) == inputs_of(3, {})
+    assert inputs(RecoveryOptions(), 3, {}) == replace(
+        inputs_of(3, {}), save_seconds=2.0, row_save_seconds=2.0, load_seconds=5.0
+    )
+
+
+def test_each_input_is_what_is_known_best_and_says_where_it_comes_from():
+    """By hand: 4 GB are 8 s at 500 MB/s and 20 s at 200 MB/s. Rows cost what a checkpoint does where that alone is
+    better known than by an estimate.
+    """
+    estimate = Source(ESTIMATED, estimated(4e9, background=True))
+    setting = Source(SETTING, {"target_pls": 0.02})
+    found = known(18, estimate, setting)
+    assert found.describe() == (
+        "PLS 0.02 by the settings; O_save 8 s, O_rows 8 s, O_load 20 s estimated; T_total 56 h, T_fail 28 h,"
+        " O_res 2.4 min by default"
+    )
+    waits = known(18, Source(ESTIMATED, estimated(4e9, background=False)))
+    assert (waits.inputs.save_seconds, waits.inputs.row_save_seconds) == (20, 8)
+    saved = Source(MEASURED, {"save_seconds": 3.0})
+    found = known(18, estimate, saved, setting)
+    assert (found.inputs.save_seconds, found.inputs.row_save_seconds) == (3, 3)
+    assert (found.origins["save_seconds"], found.origins["row_save_seconds"]) == (MEASURED, AS_SAVE)
+    found = known(18, estimate, Source(MEASURED, {"row_save_seconds": 0.5}), Source(GIVEN, {"save_seconds": 2.0}))
+    assert (found.inputs.save_seconds, found.inputs.row_save_seconds) == (2, 0.5)
+    assert [found.origins[name] for name in INPUTS] == [
+        DEFAULT, DEFAULT, GIVEN, MEASURED, ESTIMATED, DEFAULT, DEFAULT,
+    ]  # fmt: skip
+
+
+def test_before_it_has_measured_anything_a_run_decides_by_the_size_of_its_own_state(tmp_path, small_data):
+    """A job that may lose few samples: 324 s a save, those of CPR's example, would be too many; its rows take less."""
+    options = ("topology.embedding_ps=2", "recovery.mtbf_hours=10", "recovery.target_pls=0.01")
+    config = write_run_file(tmp_path, small_data, *options)
+    found = policy_inputs.by_numbers(config, {})
+    most = place(read_manifest(small_data).cardinalities, 2).most_rows
+    assert found.inputs.save_seconds == most * (4 * 8 + 4) / 500e6  # a row of 8 floats with its state
+    assert found.origins["save_seconds"] == ESTIMATED
+    assert decide(found.inputs).mode == "partial"
+    assert decide(replace(found.inputs, save_seconds=324.0, row_save_seconds=324.0)).mode == "full"
 
 
 def test_a_ledger_books_by_ps_and_keeps_what_is_lost():
@@ -116,13 +164,15 @@ def test_a_ledger_books_by_ps_and_keeps_what_is_lost():
     assert (resumed.accounts, resumed.pls(10_000)) == ((LossAccount(900),), ledger.pls(10_000))
 
 
-def test_a_run_says_what_it_would_do_and_decides_by_what_it_has_measured(tmp_path, small_data, caplog):
-    """By defaults it would have to save more often than it can; its own saves cost next to nothing."""
+def test_a_run_says_what_it_would_do_and_decides_by_what_it_has_measured(tmp_path, small_data, caplog, monkeypatch):
+    """By an estimate it would have to save more often than it can; its own saves cost next to nothing."""
     settings = ("topology.embedding_ps=2", "recovery.mtbf_hours=1e-3", "recovery.target_pls=0.001")
     config = write_run_file(tmp_path, small_data, *settings)
     caplog.set_level("INFO", log.name)
+    monkeypatch.setattr(defaults, "SAVE_RATE", 1.0)  # bytes a second
     policy_inputs.say(config, None)
     assert "if the memory of an embedding PS is lost, recovery is full: partial recovery cannot keep" in caplog.text
+    assert "PLS 0.001 by the settings; O_save" in caplog.text
     numbers = {"examples": 600.0, "seconds": 10.0, "checkpoints": 2.0, "O_save": 1e-6}
     memory = MemoryFile(tmp_path / "memory" / "trainer-0", Origin("run", "trainer 0", 1))
     memory.note(RUN, {"logbook": numbers})
@@ -156,7 +206,8 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
     tmp_path, small_data, caplog, monkeypatch
 ):
     """By hand: T_full = sqrt(2 x 0.5 x 3,600) = 60 s costs 2 x 0.5 / 60 = 1.67 %; T_part = 2 x 0.01 x 2 x 3,600 = 144 s
-    costs as much with rows of 2.4 s, and 2.01 % with 2.9 s. Each loss costs (180 + 144) / 3,600 = 9 % besides.
+    costs as much with rows of 2.4 s, and 2.01 % with 2.9 s. Each loss costs 144 / 3,600 = 4 % besides. The first
+    save of rows is told, too.
     """
     settings = ("topology.embedding_ps=2", "recovery.mtbf_hours=1", "recovery.target_pls=0.01")
     config, memory = write_run_file(tmp_path, small_data, *settings), MemoryFile(tmp_path / "m", Origin("run", "t", 1))
@@ -167,18 +218,22 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
     told = Told(run)
     saves = RowSaves(config, told, told, memory)
     for cost in (0.0, 2.39, 2.9, 2.41, 2.39):
-        recoveries.rows_saved(run, 0, seconds=99.0, cost=0.01)  # that it takes long decides nothing
+        recoveries.rows_saved(run, 0, seconds=99.0, cost=min(cost, 0.01))  # that it takes long decides nothing
         recoveries.rows_saved(run, 1, seconds=99.0, cost=cost)
         saves.exchange(6_000)
         said.append(len(caplog.messages))
     assert told.saves == [True, True, False, False, True]
-    assert said == [0, 0, 1, 1, 2]
-    assert caplog.messages[0] == (
-        "the embedding PSs rest from saving rows by themselves, recovery is full: partial recovery costs not less than"
-        " full recovery: 11 % of the job against 10.7 %, at an expected PLS of 0.01 (a checkpoint costs 500 ms, a save"
-        " of all rows 2.9 s)"
+    assert said == [0, 1, 2, 2, 3]
+    first, rest, again = caplog.messages
+    assert "embedding PSs save rows by themselves, recovery is partial: " in first
+    assert "T_total 2.78 h, O_save 500 ms, O_rows 2.39 s measured; " in first
+    assert rest == (
+        "the embedding PSs rest from saving rows by themselves from now on, recovery is full: partial recovery costs not"
+        " less than full recovery: 6.01 % of the job against 5.67 %, at an expected PLS of 0.01 (T_total 2.78 h, O_save"
+        " 500 ms, O_rows 2.9 s measured; T_fail 60 min, PLS 0.01 by the settings; O_load 1.84 ms estimated; O_res 2.4"
+        " min by default)"
     )
-    assert "save rows by themselves from now on, recovery is partial" in caplog.messages[1]
+    assert "embedding PSs save rows by themselves from now on, recovery is partial: " in again
     for other, kept in ((("recovery.mode=partial",), memory), ((), ProcessMemory())):
         told.saves.clear()
         recoveries.rows_saved(run, 1, seconds=99.0, cost=3.0)

@@ -13,6 +13,8 @@ from ssmpi.recovery.defaults import INPUTS
 from ssmpi.recovery.explain import duration, explain
 from ssmpi.recovery.policy import break_even_interval, break_even_mtbf, decide, full, most_mtbf
 
+COSTS = ("--save-seconds", "324", "--load-seconds", "180")  # the example's
+
 
 def numbers_of(text):
     """The number and unit that a line ends with, in seconds or as a share."""
@@ -68,18 +70,35 @@ def planned(tmp_path, capsys):
 
 
 def test_plan_states_its_inputs_and_decides(planned):
-    code, text, _ = planned("--recovery", "topology.embedding_ps=18", "--target-pls", "0.02", "--save-seconds", "324")
+    code, text, _ = planned("--recovery", "topology.embedding_ps=18", "--target-pls", "0.02", *COSTS)
     assert code == 0
     assert re.search(r"T_total +56 h .*\(default; --job-hours\)", text)
     assert re.search(r"T_fail +28 h .*\(default 504 h / N; --mtbf-hours, recovery.mtbf_hours\)", text)
     assert re.search(r"N +18 .*\(topology.embedding_ps\)", text)
     assert re.search(r"O_save +5.4 min .*\(given\)", text)
+    assert re.search(r"O_rows +5.4 min .*\(as O_save; --row-save-seconds\)", text)
+    assert "estimate" not in text
     assert re.search(r"PLS +0.02 .*\(given\)", text)
     assert "defaults are an example's" in text
     assert "4.01 % + 4.33 % = 8.34 %" in text
     assert "decision: partial recovery, a save every 20.2 h" in text
     assert "it costs 0.768 % of the job" in text
     assert re.search(r"every_minutes = 30, with full recovery:\n.* = 18 % \+ 1.21 % = 19.2 %", text)
+
+
+def test_costs_that_nobody_gives_are_estimated_from_the_bytes_of_the_embedding_ps_that_holds_most(planned, tmp_path):
+    """One table of 10 million rows, of 16 floats with one for their state, in two halves: 340 MB."""
+    (tmp_path / "tables").write_text("10_000_000 ".replace("_", "") + "1 " * 25)
+    code, text, _ = planned("--recovery", "topology.embedding_ps=2")
+    assert code == 0
+    assert "  estimates are for 340 MB, what the embedding PS that holds most has; a run measures them\n" in text
+    assert re.search(r"O_save +680 ms .*\(estimate at 500 MB/s; --save-seconds\)", text)
+    assert re.search(r"O_rows +680 ms .*\(estimate at 500 MB/s; --row-save-seconds\)", text)
+    assert re.search(r"O_load +1.7 s .*\(estimate at 200 MB/s; --load-seconds\)", text)
+    assert re.search(r"O_res +2.4 min .*\(default; --restart-seconds\)", text)
+    _, text, _ = planned("--recovery", "topology.embedding_ps=2", "checkpoint.background=false")
+    assert re.search(r"O_save +1.7 s .*\(estimate at 200 MB/s; --save-seconds\)", text)
+    assert re.search(r"O_rows +680 ms ", text)
 
 
 def test_the_run_file_gives_inputs_and_options_override_them(planned):
@@ -111,7 +130,7 @@ def test_the_run_file_gives_inputs_and_options_override_them(planned):
     ],
 )  # fmt: skip
 def test_plan_says_why(planned, words, said):
-    code, text, _ = planned("--recovery", "topology.embedding_ps=18", *words)
+    code, text, _ = planned("--recovery", "topology.embedding_ps=18", *COSTS, *words)
     assert code == 0
     assert said in text
     assert ("every_minutes" in text) == ("checkpoint.every_minutes=0" not in words)
@@ -140,7 +159,7 @@ def test_the_prediction_has_overheads_by_number_of_nodes(tmp_path, small_data, c
     path.write_text(f'[data]\nfolder = "{small_data}"\n')
     asked = ["plan", str(path), "--predict", "--step-ms", "10", "--link-mb", "1000", "topology.embedding_ps=2"]
     with pytest.raises(SystemExit):
-        cli.main([*asked, "--mtbf-hours", "1000", "--job-hours", "1000"])
+        cli.main([*asked, "--mtbf-hours", "1000", "--job-hours", "1000", *COSTS])
     overheads = capsys.readouterr().out.partition("overhead of recovery, ")[2].splitlines()
     assert "T_fail = 2,000 h / nodes (--mtbf-hours x N = 2)" in overheads[1]
     rows = [line.split() for line in overheads[4:]]

@@ -1,0 +1,60 @@
+"""The inputs of the policy with their origins: each is what is known best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ssmpi.recovery.defaults import INPUTS, inputs_of
+from ssmpi.recovery.explain import duration
+from ssmpi.recovery.policy import RecoveryInputs
+
+DEFAULT, ESTIMATED, AS_SAVE, MEASURED, SETTING, GIVEN = (
+    "by default", "estimated", "as O_save", "measured", "by the settings", "given",
+)  # fmt: skip
+
+ROWS = "row_save_seconds"
+
+
+class Source(NamedTuple):
+    """Values as ``inputs_of`` takes them, and where they come from."""
+
+    origin: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class KnownInputs:
+    """Inputs of the policy, and the origin of each by the names of ``INPUTS``."""
+
+    inputs: RecoveryInputs
+    origins: Mapping[str, str]
+
+    def describe(self) -> str:
+        """All but the number of embedding PSs in a clause, by origin, what is known best first."""
+        said = []
+        for origin in (GIVEN, MEASURED, SETTING, AS_SAVE, ESTIMATED, DEFAULT):
+            if names := [name for name in INPUTS if self.origins[name] == origin]:
+                said.append(", ".join(f"{INPUTS[name].symbol} {self.shown(name)}" for name in names) + f" {origin}")
+        return "; ".join(said)
+
+    def shown(self, name: str) -> str:
+        """The value of an input."""
+        value: float = getattr(self.inputs, name)
+        return f"{value:g}" if name == "target_pls" else duration(value)
+
+
+def known(servers: int, *sources: Source) -> KnownInputs:
+    """Of a run with ``servers`` embedding PSs: each source goes before those ahead of it, all before the defaults. A
+    save of rows that nobody has measured or given is taken to cost what a checkpoint does, where that is.
+    """
+    values: dict[str, float] = {}
+    origins = dict.fromkeys(INPUTS, DEFAULT)
+    for origin, found in sources:
+        if origin != ESTIMATED and "save_seconds" in found and origins[ROWS] in (DEFAULT, ESTIMATED):
+            values.pop(ROWS, None)
+            origins[ROWS] = AS_SAVE
+        values |= found
+        origins |= dict.fromkeys(found, origin)
+    return KnownInputs(inputs_of(servers, values), origins)
