@@ -104,6 +104,11 @@ def _without_outcome(run: Path) -> dict[str, Any]:
     return last if "restore" not in last.get("seconds", {"restore": 0}) else {}
 
 
+def gone_on(run: Path) -> list[dict[str, Any]]:
+    """The records of those after which training has gone on: no other becomes one of them once a later one is there."""
+    return [each for each in read(run)["recoveries"] if "restore" in each.get("seconds", {})]
+
+
 def describe(record: dict[str, Any]) -> str:
     """What a partial recovery has cost, in a sentence."""
     parts = [
