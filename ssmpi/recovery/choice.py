@@ -95,12 +95,14 @@ def in_short(decision: Decision) -> str:
     if not decision.keeps_target:
         return (
             f"partial recovery cannot keep the target PLS of {given.target_pls:g}: it would have to save every"
-            f" {duration(partial.wanted)}"
+            f" {duration(partial.wanted)}, and one save of all rows takes {duration(given.row_save_wall_seconds)}; at"
+            f" one every {duration(partial.interval)} the expected PLS is {partial.pls:.2g}"
         )
     costs, instead = percent(partial.overhead), percent(full.overhead)
     if costs == instead:
         compared = f"costs as much as full recovery, {costs} of the job"
     else:
-        less = "less" if decision.mode == PARTIAL else "not less"
-        compared = f"costs {less} than full recovery: {costs} of the job against {instead}"
+        less = partial.overhead < full.overhead
+        stays = ", too little to change" * (less != (decision.mode == PARTIAL))
+        compared = f"costs {'' if less else 'not '}less than full recovery: {costs} of the job against {instead}{stays}"
     return f"partial recovery {compared}, at an expected PLS of {partial.pls:.2g}"

@@ -54,6 +54,9 @@ INPUTS = {
     "row_save_seconds": Input(
         "O_rows", "--row-save-seconds", "what one save of all rows beside training costs it", 324.0
     ),
+    "row_save_wall_seconds": Input(
+        "T_rows", "--row-save-wall-seconds", "from begin to end of one save of all rows beside training", 324.0
+    ),
     "load_seconds": Input("O_load", "--load-seconds", "loading a checkpoint after a loss", 180.0, or_zero=True),
     "restart_seconds": Input(
         "O_res", "--restart-seconds", "from a loss to training, without loading: queue, start", 144.0, or_zero=True
@@ -72,11 +75,14 @@ def estimated(size: float, *, background: bool) -> dict[str, float]:
 
 def inputs_of(servers: int, given: Mapping[str, float]) -> RecoveryInputs:
     """The inputs of a run with ``servers`` embedding PSs. ``given`` has values of options by the names of ``INPUTS``;
-    the others are defaults. That of T_fail is 504 h / N, 28 h for the example's 18 PSs, and that of O_rows is O_save.
+    the others are defaults. That of T_fail is 504 h / N, 28 h for the example's 18 PSs, that of O_rows is O_save,
+    and that of T_rows is O_rows: a save that waits for no disk.
     """
     values = {name: known.taken(given.get(name, known.default)) for name, known in INPUTS.items()}
     if "mtbf_seconds" not in given:
         values["mtbf_seconds"] = PS_MTBF / servers
     if "row_save_seconds" not in given:
         values["row_save_seconds"] = values["save_seconds"]
+    if "row_save_wall_seconds" not in given:
+        values["row_save_wall_seconds"] = values["row_save_seconds"]
     return RecoveryInputs(servers=servers, **values)

@@ -71,7 +71,7 @@ def _limit(decision: Decision, strategy: Strategy) -> str:
     if strategy.interval < strategy.wanted:
         return f", more than the job has: T_save = T_total = {duration(strategy.interval)}"
     if strategy.interval > strategy.wanted:
-        limit = "T_total" if strategy.interval == decision.given.total_seconds else f"{LEAST_INTERVAL:g} O_rows"
+        limit = "T_total" if strategy.interval == decision.given.total_seconds else f"{LEAST_INTERVAL:g} T_rows"
         return f", too often: T_save = {limit} = {duration(strategy.interval)}"
     return ""
 
@@ -113,7 +113,7 @@ def _conclusion(decision: Decision) -> list[str]:
     else:
         lines += [
             f"    partial recovery would have to save every {duration(decision.partial.wanted)} to keep the target "
-            f"PLS; one save of all rows costs {duration(decision.given.row_save_seconds)}",
+            f"PLS; one save of all rows takes {duration(decision.given.row_save_wall_seconds)}",
         ]
     if chosen.overhead >= 1:
         lines += ["    an overhead of 100 % or more is no forecast: losses come faster than the job recovers from them"]

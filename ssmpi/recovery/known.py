@@ -10,11 +10,11 @@ from ssmpi.recovery.defaults import INPUTS, inputs_of
 from ssmpi.recovery.explain import duration
 from ssmpi.recovery.policy import RecoveryInputs
 
-DEFAULT, ESTIMATED, AS_SAVE, MEASURED, SETTING, GIVEN = (
-    "by default", "estimated", "as O_save", "measured", "by the settings", "given",
+DEFAULT, ESTIMATED, AS_SAVE, AS_ROWS, MEASURED, SETTING, GIVEN = (
+    "by default", "estimated", "as O_save", "as O_rows", "measured", "by the settings", "given",
 )  # fmt: skip
 
-ROWS = "row_save_seconds"
+ROWS, WALL = "row_save_seconds", "row_save_wall_seconds"
 
 
 class Source(NamedTuple):
@@ -32,7 +32,9 @@ class KnownInputs:
     origins: Mapping[str, str]
 
     def describe(self) -> str:
-        """All but the number of embedding PSs in a clause, by origin, what is known best first."""
+        """All but the number of embedding PSs, and T_rows where it is as O_rows, in a clause, by origin, what is known
+        best first.
+        """
         said = []
         for origin in (GIVEN, MEASURED, SETTING, AS_SAVE, ESTIMATED, DEFAULT):
             if names := [name for name in INPUTS if self.origins[name] == origin]:
@@ -47,10 +49,11 @@ class KnownInputs:
 
 def known(servers: int, *sources: Source) -> KnownInputs:
     """Of a run with ``servers`` embedding PSs: each source goes before those ahead of it, all before the defaults. A
-    save of rows that nobody has measured or given is taken to cost what a checkpoint does, where that is.
+    save of rows that nobody has measured or given is taken to cost what a checkpoint does, where that is, and to take
+    as long as it costs.
     """
     values: dict[str, float] = {}
-    origins = dict.fromkeys(INPUTS, DEFAULT)
+    origins = {**dict.fromkeys(INPUTS, DEFAULT), WALL: AS_ROWS}
     for origin, found in sources:
         if origin != ESTIMATED and "save_seconds" in found and origins[ROWS] in (DEFAULT, ESTIMATED):
             values.pop(ROWS, None)

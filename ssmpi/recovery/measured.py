@@ -19,19 +19,22 @@ def from_settings(options: RecoveryOptions) -> dict[str, float]:
 
 
 def from_run(
-    log: Mapping[str, float], expected: int, recoveries: Sequence[Mapping[str, Any]], row_save_seconds: float = 0.0
-) -> dict[str, float]:
+    log: Mapping[str, float], expected: int, recoveries: Sequence[Mapping[str, Any]], row_save_cost: float = 0.0,
+    row_save_wall: float = 0.0,
+) -> dict[str, float]:  # fmt: skip
     """What a run has measured so far, as ``inputs_of`` takes it: ``log`` are the numbers of its log book, ``expected``
-    the examples that it will have trained on, ``recoveries`` those of ``recoveries.json``, ``row_save_seconds`` what a
-    save of all rows beside training has cost, 0 before the first one.
+    the examples that it will have trained on, ``recoveries`` those of ``recoveries.json``, ``row_save_cost`` what a
+    save of all rows beside training has cost and ``row_save_wall`` what it took, 0 before the first one.
     """
     found = {}
     if log.get("examples") and log.get("seconds"):
         found["total_seconds"] = log["seconds"] / log["examples"] * expected / HOUR
     if log.get("checkpoints") and log.get("O_save"):
         found["save_seconds"] = log["O_save"] / log["checkpoints"]
-    if row_save_seconds:
-        found["row_save_seconds"] = row_save_seconds
+    if row_save_cost:
+        found["row_save_seconds"] = row_save_cost
+    if row_save_wall:
+        found["row_save_wall_seconds"] = row_save_wall
     seconds = [each["seconds"] for each in recoveries]
     if restarts := [each["ranks"] + each.get("restore", 0.0) for each in seconds if each.get("ranks")]:
         found["restart_seconds"] = fmean(restarts)

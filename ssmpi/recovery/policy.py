@@ -6,8 +6,8 @@ those rows since their save are gone. PLS, the portion of lost samples, measures
 
 Docstrings mark formulas as CPR's or as derived here. CPR's are given in its notation: T_total, T_fail, T_save, O_save,
 O_load, O_res, N. Where it has one O_save for both, here full recovery saves checkpoints, which cost O_save, and partial
-recovery rows beside training, which cost O_rows. All are first order in 1/T_fail: losses are independent, and none
-happens while another is repaired.
+recovery rows beside training, which cost O_rows and take T_rows. All are first order in 1/T_fail: losses are
+independent, and none happens while another is repaired.
 Times are seconds, overheads shares of T_total.
 """
 
@@ -19,7 +19,9 @@ from typing import Literal
 
 from ssmpi.core.settings import COUNT, SECONDS, positive, within
 
-LEAST_INTERVAL = 10.0  # of partial recovery, in multiples of O_rows
+Mode = Literal["full", "partial"]
+CHANGE = 0.1  # what a run that recovers in one way saves at least by changing to the other, as a share of its overhead
+LEAST_INTERVAL = 10.0  # of partial recovery, in multiples of T_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +31,9 @@ class RecoveryInputs:
     ``total_seconds`` (T_total) is the length of the job without losses and saves, ``mtbf_seconds`` (T_fail) the mean
     time between losses of memory in the whole job, each of one of ``servers`` (N) embedding PSs. ``save_seconds``
     (O_save) is what one checkpoint costs training, slowdown by writing in the background included, ``row_save_seconds``
-    (O_rows) the same of one save of all rows beside training; ``load_seconds`` (O_load) and ``restart_seconds`` (O_res)
-    what each loss costs, whichever way it is recovered. ``target_pls`` is the PLS that partial recovery may reach on
+    (O_rows) the same of one save of all rows beside training, and ``row_save_wall_seconds`` (T_rows) what that takes
+    from begin to end, waiting for its disk included; ``load_seconds`` (O_load) and ``restart_seconds`` (O_res) what
+    each loss costs, whichever way it is recovered. ``target_pls`` is the PLS that partial recovery may reach on
     average, in (0, 1].
     """
 
@@ -39,6 +42,7 @@ class RecoveryInputs:
     servers: int
     save_seconds: float
     row_save_seconds: float
+    row_save_wall_seconds: float
     load_seconds: float
     restart_seconds: float
     target_pls: float
@@ -49,14 +53,15 @@ class RecoveryInputs:
         within("the number of embedding PSs", self.servers, 1, COUNT)
         positive("the cost of a checkpoint", self.save_seconds, SECONDS)
         positive("the cost of a save of all rows", self.row_save_seconds, SECONDS)
+        positive("the time that a save of all rows takes", self.row_save_wall_seconds, SECONDS)
         within("the time to load", self.load_seconds, 0.0, SECONDS)
         within("the time to restart", self.restart_seconds, 0.0, SECONDS)
         positive("the target PLS", self.target_pls, 1.0)
 
     @property
     def least_interval(self) -> float:
-        """Derived: the shortest interval of partial recovery in seconds, 10 O_rows; for a shorter job its length."""
-        return min(LEAST_INTERVAL * self.row_save_seconds, self.total_seconds)
+        """Derived: the shortest interval of partial recovery in seconds, 10 T_rows; for a shorter job its length."""
+        return min(LEAST_INTERVAL * self.row_save_wall_seconds, self.total_seconds)
 
     def on_nodes(self, nodes: int) -> RecoveryInputs:
         """The same job on ``nodes`` nodes with an embedding PS each, if it now has one on each of ``servers`` nodes.
@@ -192,17 +197,20 @@ def most_mtbf(given: RecoveryInputs) -> BreakEven:
 def _least(given: RecoveryInputs) -> BreakEven:
     """The shortest interval of partial recovery."""
     whole = given.least_interval == given.total_seconds
-    return BreakEven(given.least_interval, "T_total" if whole else f"{LEAST_INTERVAL:g} O_rows")
+    return BreakEven(given.least_interval, "T_total" if whole else f"{LEAST_INTERVAL:g} T_rows")
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The strategies side by side. ``naive`` is partial recovery from the checkpoints of full recovery."""
+    """The strategies side by side. ``naive`` is partial recovery from the checkpoints of full recovery; ``before`` is
+    how the run recovers so far, if it runs.
+    """
 
     given: RecoveryInputs
     full: Strategy
     naive: Strategy
     partial: Strategy
+    before: Mode | None = None
 
     @property
     def keeps_target(self) -> bool:
@@ -210,9 +218,12 @@ class Decision:
         return self.partial.interval <= self.partial.wanted
 
     @property
-    def mode(self) -> Literal["full", "partial"]:
-        """``partial`` if it costs less than full recovery (CPR) and keeps the target PLS (derived)."""
-        return "partial" if self.keeps_target and self.partial.overhead < self.full.overhead else "full"
+    def mode(self) -> Mode:
+        """``partial`` if it keeps the target PLS (derived) and costs less than full recovery (CPR). Where both cost
+        nearly the same a run stays with what it does (derived): measured inputs waver.
+        """
+        stays = {None: 1.0, "partial": 1 / (1 - CHANGE), "full": 1 - CHANGE}[self.before]
+        return "partial" if self.keeps_target and self.partial.overhead < stays * self.full.overhead else "full"
 
     @property
     def chosen(self) -> Strategy:
@@ -220,7 +231,7 @@ class Decision:
         return self.partial if self.mode == "partial" else self.full
 
 
-def decide(given: RecoveryInputs) -> Decision:
+def decide(given: RecoveryInputs, before: Mode | None = None) -> Decision:
     """Compare full recovery at its best interval with partial recovery at the interval of the target PLS (CPR)."""
     best = full(given)
-    return Decision(given, best, naive_at(given, best.interval), partial(given))
+    return Decision(given, best, naive_at(given, best.interval), partial(given), before)

@@ -6,9 +6,10 @@ every memory: the timeline of the rows that are saved beside training, and what 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssmpi.core import atomic_file
 from ssmpi.core.run_files import RECOVERIES
@@ -62,14 +63,22 @@ def rows_saved(run: Path, server: int, seconds: float, cost: float) -> None:
     _write(run, {**found, **more})
 
 
-def row_save_seconds(run: Path) -> float:
-    """The same of the slowest embedding PS: all of them save at once; 0 where none has saved."""
-    return max(map(float, read(run).get(SAVING, {}).values()), default=0.0)
+class Taken(NamedTuple):
+    """What recoveries, by their records, and saves of all rows beside training have taken. ``row_save_seconds`` is of
+    the slowest embedding PS, because all of them save at once, ``row_save_cost`` of the one where it is highest; both
+    are 0 where none has saved.
+    """
+
+    recoveries: Sequence[dict[str, Any]]
+    row_save_cost: float
+    row_save_seconds: float
 
 
-def row_save_cost(run: Path) -> float:
-    """Its cost, of the PS where it is highest; 0 where none has saved."""
-    return max(map(float, read(run).get(COST, {}).values()), default=0.0)
+def taken(run: Path) -> Taken:
+    """The same of a run; reads the file once."""
+    found = read(run)
+    cost, seconds = (max(map(float, found.get(name, {}).values()), default=0.0) for name in (COST, SAVING))
+    return Taken(found["recoveries"], cost, seconds)
 
 
 def amend(run: Path, more: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +113,11 @@ def _without_outcome(run: Path) -> dict[str, Any]:
     found = read(run)["recoveries"]
     last: dict[str, Any] = found[-1] if found else {}
     return last if "restore" not in last.get("seconds", {"restore": 0}) else {}
+
+
+def gone_on(run: Path) -> list[dict[str, Any]]:
+    """The records of those after which training has gone on: no other becomes one of them once a later one is there."""
+    return [each for each in read(run)["recoveries"] if "restore" in each.get("seconds", {})]
 
 
 def describe(record: dict[str, Any]) -> str:

@@ -65,7 +65,7 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
         service.serve(config.topology.trainers, server.handle)
         return True
     store = RowStore(path_of(folder, world.index), arena, start.timeline)
-    saver = RowSaver(config, store, tracker, server, start.memory, recoveries.row_save_seconds(folder))
+    saver = RowSaver(config, store, tracker, server, start.memory, recoveries.taken(folder).row_save_seconds)
     server.news = saver.news
     failure.start(world, "row saves", saver.run)
     try:

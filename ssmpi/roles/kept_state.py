@@ -11,6 +11,7 @@ import numpy as np
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.metrics import Quality
 from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
+from ssmpi.recovery.choice import PARTIAL
 from ssmpi.recovery.ledger import LEDGER, OUTCOME
 from ssmpi.report import recoveries
 from ssmpi.roles.progress import Progress
@@ -162,6 +163,7 @@ class RunNote:
         kept = saved if isinstance(saved, KeptState) else None
         self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
+        self._told = kept.state["told"] if kept else len(recoveries.gone_on(results.folder)) if results else 0
         self._write()
 
     def gathered(self, trainer: int, report: TrainerReport) -> None:
@@ -191,12 +193,19 @@ class RunNote:
         (told, *_) = trainers.gather(outcome.get("at"))  # nobody forgets what was lost before it is noted
         self._forget(lost, told)
         self._memory.ready()
-        if results and (recovery := recoveries.complete(results.folder, outcome)):
+        if results and outcome:
+            recoveries.complete(results.folder, outcome)
+            self._tell(results)
+
+    def _tell(self, results: Results) -> None:
+        """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
+        found = recoveries.gone_on(results.folder)
+        for recovery in found[self._told :]:
             results.logbook.recovered(recovery)
-            if results.news:
+            if recovery["how"] == PARTIAL:
                 results.logbook.say(recoveries.describe(recovery))
-            self._again = (0, 0)
-            self._write()  # or a kill within a second takes that line back
+        self._told, self._again = len(found), (0, 0)
+        self._write()  # or a kill within a second takes these lines back
 
     def _forget(self, lost: Sequence[Lost], told: str | None) -> None:
         for each in lost:
@@ -219,4 +228,5 @@ class RunNote:
             "checked": sorted(self._checked),
             "evaluated": self._evaluated,
             "dealt_again": self._again,
+            "told": self._told,
         })  # fmt: skip

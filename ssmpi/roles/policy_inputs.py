@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,22 +18,25 @@ from ssmpi.recovery.policy import Decision, decide
 from ssmpi.report import recoveries
 from ssmpi.roles.kept_state import RUN
 
+DECIDED = "decided"  # the name of the first trainer's note how the run recovers
+
+
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.config import Config
 
 
 def decision(config: Config, memory: RankMemory | None) -> Decision:
-    """What the policy says now, by what the run has measured as the first trainer's memory has it."""
-    noted = memory.noted(RUN) if memory else None
-    return decide(by_numbers(config, noted["logbook"] if noted else {}).inputs)
+    """What the policy says now, by what the run has measured and decided as the first trainer's memory has it."""
+    noted, before = (memory.noted(RUN), memory.noted(DECIDED)) if memory else (None, None)
+    return decide(PolicyInputs(config).by_numbers(noted["logbook"] if noted else {}).inputs, before)
 
 
 def say(config: Config, checkpoint: Path | None) -> None:
     """Log how the loss of an embedding PS's memory would be recovered from, at the start of a run."""
     if config.recovery.mode != "auto" or not config.topology.embedding_ps:
         return
-    found = by_numbers(config, store.read_manifest(checkpoint).state["logbook"] if checkpoint else {})
+    found = PolicyInputs(config).by_numbers(store.read_manifest(checkpoint).state["logbook"] if checkpoint else {})
     decided = decide(found.inputs)
     log.info(
         f"if the memory of an embedding PS is lost, recovery is {decided.mode}: {in_short(decided)} (recovery.mode ="
@@ -42,21 +44,28 @@ def say(config: Config, checkpoint: Path | None) -> None:
     )
 
 
-def by_numbers(config: Config, numbers: Mapping[str, float]) -> KnownInputs:
-    """What is known by the ``numbers`` of the run's log book; those of its folder are read anew."""
-    run, servers, data = Path(config.run.folder), config.topology.embedding_ps, config.data
-    rows, most = _rows(Path(data.folder), data.train_split, servers)
-    earlier, cost = recoveries.read(run)["recoveries"], recoveries.row_save_cost(run)
-    return known(
-        servers,
-        Source(ESTIMATED, estimated(most * config.rows.row_bytes, background=config.checkpoint.background)),
-        Source(MEASURED, from_run(numbers, rows * data.passes, earlier, cost)),
-        Source(SETTING, from_settings(config.recovery)),
-    )
+class PolicyInputs:
+    """What is known of a run. Its files are read when this is made and ``recoveries.json`` again in ``refresh``, and
+    at no other time: who asks again and again waits for no disk.
+    """
 
+    def __init__(self, config: Config) -> None:
+        self._config, self._run = config, Path(config.run.folder)
+        manifest, topology, data = read_manifest(Path(config.data.folder)), config.topology, config.data
+        self._examples = manifest.split(data.train_split).rows * data.passes
+        size = place(manifest.cardinalities, topology.embedding_ps).most_rows * config.rows.row_bytes
+        self._estimated = Source(ESTIMATED, estimated(size, background=config.checkpoint.background))
+        self.refresh()
 
-@lru_cache(maxsize=1)
-def _rows(data: Path, split: str, servers: int) -> tuple[int, int]:
-    """Rows to train on in a pass, and embedding rows of the PS that holds most. Nobody changes a data set in use."""
-    manifest = read_manifest(data)
-    return manifest.split(split).rows, place(manifest.cardinalities, servers).most_rows
+    def refresh(self) -> None:
+        """Read what saves of rows and recoveries have taken so far."""
+        self._taken = recoveries.taken(self._run)
+
+    def by_numbers(self, numbers: Mapping[str, float]) -> KnownInputs:
+        """What is known by the ``numbers`` of the run's log book."""
+        return known(
+            self._config.topology.embedding_ps,
+            self._estimated,
+            Source(MEASURED, from_run(numbers, self._examples, *self._taken)),
+            Source(SETTING, from_settings(self._config.recovery)),
+        )

@@ -93,7 +93,7 @@ class RowSaver:
         fraction that is saved; ten times what one takes at least.
         """
         options = self._config.recovery
-        given = {"total_seconds": SECONDS / HOUR, "row_save_seconds": max(self._seconds, LEAST_COST)}
+        given = {"total_seconds": SECONDS / HOUR, "row_save_wall_seconds": max(self._seconds, LEAST_COST)}
         given |= {"target_pls": options.target_pls}
         given |= {"mtbf_seconds": options.mtbf_hours} if options.mtbf_hours else {}
         return self._fraction * policy.partial(inputs_of(self._config.topology.embedding_ps, given)).interval

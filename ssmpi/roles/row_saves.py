@@ -8,52 +8,59 @@ from typing import TYPE_CHECKING
 
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.log import log
-from ssmpi.recovery.choice import PARTIAL, in_short
+from ssmpi.recovery.choice import FULL, PARTIAL, in_short
 from ssmpi.recovery.policy import decide
-from ssmpi.roles import policy_inputs
+from ssmpi.roles.policy_inputs import DECIDED, PolicyInputs
 
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.config import Config
     from ssmpi.embedding.transport import LocalTables, RemoteTables
+    from ssmpi.recovery.known import KnownInputs
     from ssmpi.report.results import Results
 
 DECISION_SECONDS = 10.0  # from one decision to the next
-COSTS = "save_seconds", "row_save_seconds"  # inputs of the policy
+COSTS = "save_seconds", "row_save_seconds", "row_save_wall_seconds"  # inputs of the policy
 
 
 class RowSaves:
     """Rows are saved for partial recovery: with ``recovery.mode = "auto"`` only while the policy wants that, by what
     the run has measured so far. Where ``memory`` ends with its rank nothing is saved, and nothing decided. The trainers
     without ``results`` do nothing.
+
+    The first one answers requests for blocks meanwhile: it decides again and again without reading a file.
     """
 
     def __init__(
         self, config: Config, transport: LocalTables | RemoteTables, results: Results | None, memory: RankMemory
     ) -> None:
-        self._config, self._transport, self._results = config, transport, results
+        self._transport, self._results = transport, results
         kept = config.topology.embedding_ps > 0 and not isinstance(memory, ProcessMemory)
-        self._decides = config.recovery.mode == "auto" and kept
-        self._wanted, self._decided = True, -math.inf
+        self._inputs = PolicyInputs(config) if results and kept and config.recovery.mode == "auto" else None
+        self._memory, self._mode, self._decided = memory, memory.noted(DECIDED), -math.inf
         self._origins: list[str] = []
 
     def exchange(self, examples: int) -> None:
         """Tell the embedding PSs how far the run is and whether they are to save; write what they have saved."""
         if not self._results:
             return
-        if self._decides and time.monotonic() - self._decided >= DECISION_SECONDS:
-            self._decide(self._results)
-        self._results.rows_saved(self._transport.exchange_news(examples, self._wanted))
+        if self._inputs and time.monotonic() - self._decided >= DECISION_SECONDS:
+            self._decide(self._inputs.by_numbers(self._results.logbook.numbers()))
+        if news := self._transport.exchange_news(examples, self._mode != FULL):
+            self._results.rows_saved(news)
+            if self._inputs:
+                self._inputs.refresh()
 
-    def _decide(self, results: Results) -> None:
+    def _decide(self, known: KnownInputs) -> None:
         """Say so where that has changed, and when it is the first time by what saves are seen to cost."""
-        known = policy_inputs.by_numbers(self._config, results.logbook.numbers())
-        found, origins = decide(known.inputs), [known.origins[name] for name in COSTS]
-        before, self._wanted, self._decided = self._wanted, found.mode == PARTIAL, time.monotonic()
+        found, origins = decide(known.inputs, self._mode), [known.origins[name] for name in COSTS]
+        if found.mode != self._mode:
+            self._memory.note(DECIDED, found.mode)
+        before, self._mode, self._decided = self._mode or PARTIAL, found.mode, time.monotonic()
         seen, self._origins = self._origins or origins, origins
-        if self._wanted != before or origins != seen:
-            what = "save rows by themselves" if self._wanted else "rest from saving rows by themselves"
+        if found.mode != before or origins != seen:
+            what = "save rows by themselves" if found.mode == PARTIAL else "rest from saving rows by themselves"
             log.info(
-                f"the embedding PSs {what}{' from now on' * (self._wanted != before)}, recovery is {found.mode}:"
+                f"the embedding PSs {what}{' from now on' * (found.mode != before)}, recovery is {found.mode}:"
                 f" {in_short(found)} ({known.describe()})"
             )

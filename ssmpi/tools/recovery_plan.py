@@ -11,7 +11,7 @@ from ssmpi.core.errors import SettingsError
 from ssmpi.embedding.placement import Placement
 from ssmpi.recovery.defaults import DISK_RATE, INPUTS, PS_MTBF, SAVE_RATE, estimated
 from ssmpi.recovery.explain import duration, explain, full_overhead, percent
-from ssmpi.recovery.known import AS_SAVE, DEFAULT, ESTIMATED, GIVEN, SETTING, KnownInputs, Source, known
+from ssmpi.recovery.known import AS_ROWS, AS_SAVE, DEFAULT, ESTIMATED, GIVEN, SETTING, KnownInputs, Source, known
 from ssmpi.recovery.measured import from_settings
 from ssmpi.recovery.policy import decide, full_at
 from ssmpi.tools.plan import in_units
@@ -79,6 +79,7 @@ def origin(name: str, found: KnownInputs, config: Config) -> str:
         SETTING: f"recovery.{SETTINGS.get(name)}; {option}",
         ESTIMATED: f"estimate at {rate / 1e6:g} MB/s; {option}",
         AS_SAVE: f"{AS_SAVE}; {option}",
+        AS_ROWS: f"{AS_ROWS}; {option}",
         DEFAULT: f"default; {option}",
     }
     if name == "mtbf_seconds":

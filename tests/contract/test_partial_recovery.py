@@ -319,6 +319,11 @@ def test_a_death_in_the_middle_of_a_recovery_begins_again_and_books_once(tmp_pat
     lost, booked = after(killed.config, done) - examples_of(checkpoint), killed.recoveries[1]
     assert (booked["samples_lost"], booked["pls"]) == ((1 + lost_again) * lost, killed.run.result["pls"])
     assert set(booked["seconds"]) == {"ranks", "process", "load", "restore"}
+    lines = [json.loads(line) for line in (killed.folder / "metrics.jsonl").read_text().splitlines()]
+    told = [line for line in lines if line["kind"] == RECOVERY]
+    went_on = killed.recoveries[1:]
+    assert [line["at"] for line in told] == [each["at"] for each in went_on]
+    assert told[0]["samples_lost"] == booked["samples_lost"]
     assert killed.run.result["pls"] == pytest.approx((1 + lost_again) * lost / (6_000 * 2))
     assert killed.run.result["status"] == "complete"
 

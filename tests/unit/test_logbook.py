@@ -132,7 +132,7 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
     documented = {kind: {name for name, (kinds, _) in FIELDS.items() if kind in kinds} for kind in KINDS}
     del documented[RECOVERY]  # which takes a kill: tests/contract/test_partial_recovery.py
     assert found == documented
-    assert recoveries.row_save_seconds(run.folder) > 0
+    assert recoveries.taken(run.folder).row_save_seconds > 0
     assert markdown().count("\n") == len(FIELDS) + 1
 
 

@@ -144,6 +144,22 @@ def test_partial_recovery_that_would_save_all_the_time_is_not_chosen():
     assert found.mode == "full"
 
 
+def test_a_save_that_waits_for_its_disk_limits_the_interval_by_the_time_that_it_takes():
+    """By hand: 8 PSs, a loss in 4 h, 2 x 0.02 x 8 x 14,400 = 4,608 s wanted. A save of 6 s of a processor takes 600 s,
+    so that it comes every 6,000 s: the PLS is 6,000 / (2 x 8 x 14,400) = 0.026.
+    """
+    job = inputs_of(8, {"mtbf_seconds": 4.0, "target_pls": 0.02, "row_save_seconds": 6.0})
+    assert decide(job).mode == "partial"
+    found = decide(replace(job, row_save_wall_seconds=600.0))
+    assert (found.partial.wanted, found.partial.interval) == (pytest.approx(4608), 6000)
+    assert found.partial.pls == pytest.approx(0.026, abs=5e-5)
+    assert found.partial.overhead < found.full.overhead
+    assert not found.keeps_target
+    assert found.mode == "full"
+    assert break_even_pls(found.given) == found.partial.pls
+    assert decide(replace(found.given, target_pls=0.0261)).mode == "partial"
+
+
 def test_a_job_shorter_than_ten_saves():
     """It saves once at most, and keeps a target that allows for that."""
     short = example_with(total=0.5)
@@ -170,8 +186,8 @@ def test_a_save_of_rows_and_a_checkpoint_each_have_their_own_cost():
     = 1,000 s, and rows cost 20 or 200 s each time.
     """
     job = RecoveryInputs(
-        total_seconds=1e5, mtbf_seconds=1e4, servers=5, save_seconds=50.0, row_save_seconds=20.0, load_seconds=0.0,
-        restart_seconds=0.0, target_pls=0.01,
+        total_seconds=1e5, mtbf_seconds=1e4, servers=5, save_seconds=50.0, row_save_seconds=20.0,
+        row_save_wall_seconds=20.0, load_seconds=0.0, restart_seconds=0.0, target_pls=0.01,
     )  # fmt: skip
     cheap, dear = decide(job), decide(replace(job, row_save_seconds=101.0, target_pls=0.0102))
     assert cheap.full.overhead == dear.full.overhead == pytest.approx(0.1)
@@ -195,6 +211,7 @@ JOBS = st.builds(
     servers=st.integers(1, 100),
     save_seconds=LOG.map(lambda x: 10 * x),
     row_save_seconds=LOG.map(lambda x: 10 * x),
+    row_save_wall_seconds=LOG.map(lambda x: 10 * x),
     load_seconds=st.just(60.0),
     restart_seconds=st.just(120.0),
     target_pls=st.floats(-5, 0).map(lambda power: 10**power),
@@ -205,6 +222,7 @@ ONCE = RecoveryInputs(  # both strategies save once in the job
     servers=2,
     save_seconds=4000.0,
     row_save_seconds=4000.0,
+    row_save_wall_seconds=4000.0,
     load_seconds=180.0,
     restart_seconds=144.0,
     target_pls=1e-7,
@@ -218,6 +236,7 @@ ONCE = RecoveryInputs(  # both strategies save once in the job
 @example(replace(ONCE, target_pls=1e-6, total_seconds=600.0))
 @example(replace(ONCE, row_save_seconds=4500.0))
 @example(replace(ONCE, row_save_seconds=400.0, target_pls=1e-5))
+@example(replace(ONCE, row_save_wall_seconds=1.0, target_pls=1e-5))
 def test_the_break_even_holds_within_all_limits(job):
     found = decide(job)
     least, interval, mtbf = break_even_pls(job), break_even_interval(job).seconds, break_even_mtbf(job).seconds

@@ -77,6 +77,7 @@ def test_plan_states_its_inputs_and_decides(planned):
     assert re.search(r"N +18 .*\(topology.embedding_ps\)", text)
     assert re.search(r"O_save +5.4 min .*\(given\)", text)
     assert re.search(r"O_rows +5.4 min .*\(as O_save; --row-save-seconds\)", text)
+    assert re.search(r"T_rows +5.4 min .*\(as O_rows; --row-save-wall-seconds\)", text)
     assert "estimate" not in text
     assert re.search(r"PLS +0.02 .*\(given\)", text)
     assert "defaults are an example's" in text
@@ -121,8 +122,10 @@ def test_the_run_file_gives_inputs_and_options_override_them(planned):
     ("words", "said"),
     [
         (("--target-pls", "0.001"), "loses no sample; partial recovery costs"),
-        (("--mtbf-hours", "0.3", "--target-pls", "0.05"), "too often: T_save = 10 O_rows"),
-        (("--mtbf-hours", "0.3", "--target-pls", "0.05"), "to keep the target PLS; one save of all rows costs 5.4 min"),
+        (("--mtbf-hours", "0.3", "--target-pls", "0.05"), "too often: T_save = 10 T_rows"),
+        (("--mtbf-hours", "0.3", "--target-pls", "0.05"), "to keep the target PLS; one save of all rows takes 5.4 min"),
+        (("--row-save-wall-seconds", "18e3", "--target-pls", "0.02"), "T_save = 10 T_rows = 50 h"),
+        (("--row-save-wall-seconds", "18e3", "--target-pls", "0.02"), "T_save / (2 N T_fail) = 0.0496"),
         (("--row-save-seconds", "1e6"), "at this target PLS: for no T_fail"),
         (("--row-save-seconds", "30000"), "break-even: none at this T_fail, one save of all rows"),
         (("--mtbf-hours", "0.05",), "losses come faster than the job recovers from them"),
