@@ -21,6 +21,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ssmpi.core.aligned import aligned
+
 HEADER = 4096  # bytes, the first of which hold the key: the memory itself starts on a new page
 KEY = 16
 
@@ -51,7 +53,7 @@ class PrivateMemory:
 
     def allocate(self, size: int) -> np.ndarray:
         """uint8 (size,), not initialized."""
-        return np.empty(size, np.uint8)
+        return aligned((size,), np.uint8)
 
 
 class SharedMemory:

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from ssmpi.core.aligned import aligned
 from ssmpi.core.errors import TrainingError
 from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding import kernels
@@ -124,7 +125,7 @@ class Lookups:
         if size > len(self._summed):
             width = self._options.layout.width
             self._lookups = [Lookup(batch, features, width, self._placement.servers) for _ in range(2)]
-            self._summed = np.empty((size, width), np.float32)
+            self._summed = aligned((size, width))
             slots = 1 << (2 * size - 1).bit_length()
             self._keys, self._places = np.full(slots, kernels.EMPTY, np.int64), np.empty(slots, np.int32)
         self._turn = 1 - self._turn

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numba import njit, uint64
 
+from ssmpi.core.cache_lines import ask_for_row
+
 EMPTY = np.int64(-1)
 
 
@@ -74,6 +76,7 @@ def sgd(weights: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: floa
     """weights[rows[k]] -= rate * gradients[k]. Lock-free: other threads may be reading."""
     step = np.float32(rate)
     for k in range(rows.shape[0]):
+        ask_for_row(weights, rows, k)
         r = rows[k]
         for j in range(weights.shape[1]):
             weights[r, j] -= step * gradients[k, j]
@@ -87,7 +90,10 @@ def rowwise_adagrad(
 
     Rows must differ: sum the gradients of a row first, else it is updated once per occurrence.
     """
+    sums = state.reshape(state.shape[0], 1)
     for k in range(rows.shape[0]):
+        ask_for_row(weights, rows, k)
+        ask_for_row(sums, rows, k)
         r = rows[k]
         square = np.float32(0.0)
         for j in range(weights.shape[1]):
@@ -107,6 +113,8 @@ def grouped_adagrad(
     """
     vector = weights.shape[1] - 1
     for k in range(rows.shape[0]):
+        ask_for_row(weights, rows, k)
+        ask_for_row(state, rows, k)
         r = rows[k]
         square = np.float32(0.0)
         for j in range(vector):

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 
+from ssmpi.core.aligned import aligned
 from ssmpi.core.protocols import MPIRequest
 from ssmpi.embedding import kernels
 
@@ -19,8 +20,8 @@ class Lookup:
         most = batch * features
         self.rows, self._inverse = np.empty(most, np.int32), np.empty(most, np.int32)
         self.starts = np.zeros(servers + 1, np.int64)
-        self.distinct = np.empty((most, dim), np.float32)
-        self._values = np.empty((batch, features, dim), np.float32)
+        self.distinct = aligned((most, dim))
+        self._values = aligned((batch, features, dim))
         self.parts: list[slice] = []
         self.found = 0
         self.requests: list[MPIRequest] = []

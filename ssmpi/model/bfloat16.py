@@ -15,9 +15,14 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from ssmpi.core.cache_lines import ask
+from ssmpi.model.kernels import move
+
 PANEL = 64  # columns: four vectors of 16 float32 sums
 TILE = 16  # words of 32 bits in a vector, and vectors in a square that is transposed in registers
 EDGE = 2 * TILE  # rows to which panels are filled, so that transposed squares fit
+AHEAD = 2 * TILE  # words of a row between what is transposed and what is asked for
+PAGES_AHEAD = 8192  # bytes, of what is read in order
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -126,16 +131,36 @@ def transposed_words(values: np.ndarray, n: int, k: int, panel: int, out: np.nda
     """values float32 (n, k) transposed, in panels of ``panel`` columns, a multiple of TILE: ``[n / panel][k][panel]``,
     of a flat ``out`` of any type. What is beside the last columns stays as it is.
     """
-    words, target = values.view(np.uint32), out.view(np.uint32)
+    words, target, base = values.view(np.uint32), out.view(np.uint32), values.ctypes.data
     for row in range(0, n, TILE):
         begin = row // panel * panel * k + row % panel
         for column in range(0, k, TILE):
             if row + TILE <= n and column + TILE <= k:
+                for i in range(TILE):
+                    ask(np.uint64(base + 4 * ((row + i) * k + column + AHEAD)))  # type: ignore[call-arg]
                 _square(words[row * k + column :], k, target[begin + column * panel :], panel)
             else:
                 for i in range(min(TILE, n - row)):
                     for j in range(column, min(column + TILE, k)):
                         target[begin + j * panel + i] = words[(row + i) * k + j]
+
+
+@njit(cache=True, nogil=True)
+def panels_of_words(values: np.ndarray, n: int, k: int, across: int, out: np.ndarray) -> None:
+    """values float32 (n, k), with ``across`` floats from row to row, in panels of PANEL columns:
+    ``[k / PANEL][n][PANEL]``.
+
+    Row by row, so that each page of ``values`` is met once, not once for every panel.
+    """
+    source, target, whole = values.ctypes.data, out.ctypes.data, k - k % TILE
+    for row in range(n):
+        begin = row * across
+        ask(np.uint64(source + 4 * begin + PAGES_AHEAD))  # type: ignore[call-arg]
+        for column in range(0, whole, TILE):
+            place = column // PANEL * PANEL * n + row * PANEL + column % PANEL
+            move(np.uintp(source + 4 * (begin + column)), np.uintp(target + 4 * place))
+        for column in range(whole, k):
+            out[column // PANEL * PANEL * n + row * PANEL + column % PANEL] = values[begin + column]
 
 
 @njit(cache=True, nogil=True)

@@ -10,11 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from ssmpi.core.aligned import aligned
 from ssmpi.model import bfloat16, kernels
 from ssmpi.model.bfloat16 import EDGE, PANEL, TILE, up_to
-from ssmpi.model.brgemm import NONE, Kernels, panel, product
+from ssmpi.model.brgemm import NONE, SINGLE_ROWS, Kernels, panel, product
 
 Layer = tuple[bool, int, int]  # in bfloat16, outputs, inputs
+GROUP = 1 << 18  # floats of panels that lie in cache together
 
 
 class Operands(NamedTuple):
@@ -30,7 +32,11 @@ def operands(kernels: Kernels, layers: Sequence[Layer], examples: int) -> Operan
     if kernels == NONE:
         layers = ()
     room = max((room_for(examples, *layer) for layer in layers), default=0)
-    return Operands(kernels, aligned(sum(copies_of(*layer) for layer in layers)), aligned(room))
+    copies = sum(copies_of(*layer) for layer in layers)
+    operands = Operands(kernels, aligned((copies,), np.uint16), aligned((room,), np.uint16))
+    operands.copies.fill(0)
+    operands.room.fill(0)
+    return operands
 
 
 def copies_of(half: bool, outputs: int, inputs: int) -> int:
@@ -46,15 +52,11 @@ def room_for(examples: int, half: bool, outputs: int, inputs: int) -> int:
     """uint16 numbers of room that one layer needs for a piece of so many examples."""
     height = up_to(examples, EDGE)
     if not half:
-        return 2 * (PANEL * max(height, outputs, inputs) + height * outputs)
+        longest = max(height, outputs)
+        panels = max(PANEL * max(longest, inputs), min(GROUP, up_to(inputs, PANEL) * longest))
+        return 2 * (panels + height * outputs)
     lines = EDGE * max(up_to(outputs, EDGE), up_to(inputs, EDGE))
     return lines + height * (up_to(inputs, PANEL) + up_to(outputs, TILE)) + height * up_to(max(outputs, inputs), EDGE)
-
-
-def aligned(size: int) -> np.ndarray:
-    """uint16 (size,), zeros, at the beginning of a cache line."""
-    memory = np.zeros(size + EDGE, np.uint16)
-    return memory[-memory.ctypes.data % (2 * EDGE) // 2 :][:size]
 
 
 @njit(cache=True, nogil=True)
@@ -96,7 +98,7 @@ def by_weight(
     of a multiple of TILE examples, then what is left.
     """
     across, whole = up_to(n, TILE), n - n % TILE
-    left = blocks.room[2 * PANEL * across :]
+    left = blocks.room[blocks.room.size - 2 * across * m :]
     bfloat16.transposed_words(by_out, n, m, across, left)
     for first, count in ((0, whole), (whole, n - whole)):
         if count:
@@ -117,16 +119,23 @@ def _by_panels(
     blocks: Operands, a: np.ndarray, b: np.ndarray, c: np.ndarray, sizes: tuple[int, int, int], across: int, add: bool
 ) -> None:
     """c (m, n) = a (m, k), with ``across`` from row to row, b (k, n). Panels of b are first put together where they are
-    read often: each of their rows lies in a page of its own.
+    read often. What lies in memory, b and c, is met row by row: a page that is met again for every panel is looked up
+    again, which takes longer than to read it.
     """
     m, n, k = sizes
-    room = blocks.room.view(np.float32)
-    for column in range(0, n, PANEL):
-        width, right, below = min(PANEL, n - column), b[column:], n
+    room, kernel = blocks.room.view(np.float32), blocks.kernels.single
+    together = n if m < PANEL else max(1, GROUP // (k * PANEL)) * PANEL
+    for first in range(0, n, together):
+        end, right, below, beside = min(first + together, n), b[first:], n, 1
         if m >= PANEL:
-            kernels.hand_on(right, k, width, n, room, PANEL, False)
-            right, below = room, PANEL
-        panel(blocks.kernels.single, False, a, right, c[column:], (m, width, k), (across, below, n), add)
+            bfloat16.panels_of_words(right, k, end - first, n, room)
+            right, below, beside = room, PANEL, k
+        for row in range(0, m, SINGLE_ROWS):
+            rows = min(SINGLE_ROWS, m - row)
+            for column in range(first, end, PANEL):
+                b_panel, block = right[(column - first) * beside :], c[row * n + column :]
+                shape = rows, min(PANEL, end - column), k
+                panel(kernel, False, a[row * across :], b_panel, block, shape, (across, below, n), add)
 
 
 @njit(cache=True, nogil=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from ssmpi.core.aligned import aligned
 from ssmpi.core.frame import Frame, array_at
 from ssmpi.model import blas, blocks, brgemm, kernels, products
 from ssmpi.model.instructions import run
@@ -36,7 +37,7 @@ class Results:
         if rows.shape != self._used[1].shape:
             logits, by_rows = self._whole
             if rows.size > by_rows.size or rows.shape[1:] != by_rows.shape[1:]:
-                logits, by_rows = self._whole = np.empty(len(rows), np.float32), np.empty_like(rows)
+                logits, by_rows = self._whole = np.empty(len(rows), np.float32), aligned(rows.shape)
             self._used = logits[: len(rows)], by_rows[: len(rows)]
         return self._used
 
@@ -54,7 +55,7 @@ class CompiledStep:
     ) -> None:  # fmt: skip
         blas.use_one_thread()
         operands = blocks.operands(kernels, program.layers, PIECE)
-        values, by_values = np.empty((2, PIECE * program.floats), np.float32)
+        values, by_values = aligned((2, PIECE * program.floats))
         arrays = operands.copies, operands.room, program.table, weights, gradients, values, by_values
         self._frame = Frame((sgemm, *kernels), arrays)
         self._results = Results()

@@ -102,7 +102,7 @@ def multiply(gradient: np.ndarray, factor: np.ndarray, out: np.ndarray, add: boo
 
 
 @intrinsic
-def _move(typing: Any, source: Any, target: Any) -> Any:
+def move(typing: Any, source: Any, target: Any) -> Any:
     """VECTOR words of 32 bits from one address to another, at once: a loop over so few is not vectorised."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -137,7 +137,7 @@ def hand_on(
         given, target = values[row * across :], out[row * beside :]
         source, place = given.ctypes.data, target.ctypes.data
         for k in range(0, whole, VECTOR):
-            _move(np.uintp(source + 4 * k), np.uintp(place + 4 * k))  # type: ignore[call-arg]
+            move(np.uintp(source + 4 * k), np.uintp(place + 4 * k))  # type: ignore[call-arg]
         if add:
             for k in range(width):
                 target[k] += given[k]

@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
+from ssmpi.core.aligned import aligned
 from ssmpi.core.errors import DataError
 from ssmpi.model import blas, brgemm, own_code
 from ssmpi.model.executor import CompiledStep
@@ -76,7 +77,8 @@ class ThreadModel:
     """
 
     def __init__(self, network: Network, vector: np.ndarray, precision: str) -> None:
-        self._network, self.weights, self.gradients = network, vector, np.zeros_like(vector)
+        self._network, self.weights, self.gradients = network, vector, aligned(vector.shape)
+        self.gradients.fill(0.0)
         self._step: Step
         if own_code.own_operators(network.operators):
             from ssmpi.model.autograd_step import AutogradStep  # here, because importing torch takes seconds

@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
+
+from ssmpi.core.cache_lines import ask_to_write
 
 BLOCK = 256  # floats: larger ones of several vectors, which begin at pages, drive each other out of the first cache
 LINE = 16  # floats of a cache line
@@ -26,21 +27,6 @@ def _floats(typing: Any, address: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(pointer))
 
     return pointer(types.uint64), generate
-
-
-@intrinsic
-def _prefetch_for_writing(typing: Any, address: Any) -> Any:
-    """Ask for the cache line at an address, to be written. An address that is not mapped does no harm."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word, place = ir.IntType(32), builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-        prefetch = builder.module.declare_intrinsic(
-            "llvm.prefetch", [place.type], ir.FunctionType(ir.VoidType(), [place.type, word, word, word])
-        )
-        builder.call(prefetch, [place, word(1), word(3), word(1)])  # to write, to keep in all caches, data
-        return context.get_dummy_value()
-
-    return types.void(types.uint64), generate
 
 
 class Replicas:
@@ -67,7 +53,7 @@ def take_mean(addresses: np.ndarray, counts: np.ndarray, start: int, size: int, 
     """
     for k in range(addresses.shape[0]):
         for i in range(start + AHEAD, start + AHEAD + size, LINE):
-            _prefetch_for_writing(addresses[k] + np.uint64(4 * i))  # type: ignore[call-arg]
+            ask_to_write(addresses[k] + np.uint64(4 * i))  # type: ignore[call-arg]
     mean, number = room[-1], np.float32(0.0)
     mean[:size] = np.float32(0.0)
     for k in range(addresses.shape[0]):

@@ -139,6 +139,25 @@ def test_products_of_layers(sizes):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.skipif(not processor.is_amd_with_avx512(), reason="float32 products by these kernels are for AMD's")
+@pytest.mark.parametrize("sizes", [(512, 90, 624), (70, 5000, 150), (130, 432, 432)])
+@pytest.mark.parametrize("held", [None, 3.0])
+def test_float32_products_of_several_groups_of_panels(sizes, held):
+    """Values and weights longer than what lies in cache together; blocks of rows that are not whole."""
+    for found, expected in zip(*all_products(*sizes, held, half=False), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-3)
+
+
+@FEW
+@given(st.integers(1, 40), st.integers(1, 200), st.integers(0, 70))
+def test_panels_of_words(n, k, more):
+    values, out = normal(n, k + more), np.full(n * up_to(k, PANEL), FILL, np.float32)
+    bfloat16.panels_of_words(values.ravel(), n, k, k + more, out)
+    found = out.reshape(-1, n, PANEL).transpose(1, 0, 2).reshape(n, -1)
+    np.testing.assert_array_equal(found[:, :k], values[:, :k])
+    assert (found[:, k:] == FILL).all()
+
+
 def test_narrow_layers_stay_float32():
     """A fixed rule, whatever the processor."""
     program = Program(network_of(ModelOptions(), Inputs(13, 26, 16)), "bf16")

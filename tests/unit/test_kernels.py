@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from oracle import initial_row, initial_tables
 from rows import row_options
 
+from ssmpi.core.aligned import aligned
 from ssmpi.embedding import kernels
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
@@ -74,6 +75,25 @@ def test_gather_bags(generator):
     kernels.gather_bags(weights, rows, lengths, out)
     bags = np.split(rows, np.cumsum(lengths)[:-1])
     np.testing.assert_allclose(out, [weights[bag].sum(axis=0) for bag in bags], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "kind"), [((1,), np.uint8), ((3,), np.uint16), ((1_500_000,), np.float32)])
+def test_aligned_arrays_begin_with_a_line_and_can_be_written_to_the_end(shape, kind):
+    made = [aligned(shape, kind) for _ in range(5)]  # allocators give one such address by chance
+    for number, array in enumerate(made):
+        assert (array.shape, array.dtype, array.ctypes.data % 64) == (shape, kind, 0)
+        array.fill(number)
+    assert all((array == number).all() for number, array in enumerate(made))
+
+
+def test_updates_of_many_rows_ask_for_none_that_is_not_there(generator):
+    """More rows than are asked for ahead, the last of the memory among them, each wider than a cache line."""
+    weights, gradients = normal(generator, 40, 17), normal(generator, 40, 17)
+    rows = generator.permutation(40).astype(np.int32)
+    expected = weights.copy()
+    expected[rows] -= np.float32(0.1) * gradients
+    kernels.sgd(weights, rows, gradients, 0.1)
+    np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_sgd_counts_every_occurrence(generator):
