@@ -71,9 +71,11 @@ class GradientCenter(Center):
         return self._steps[fragment].state
 
     def start(self, fragment: int, values: np.ndarray) -> None:
-        """With an optimizer that remembers nothing."""
+        """With an optimizer that remembers nothing, and clients that hold nothing of it."""
         if self._steps:
             self._steps[fragment].state[:] = self._optimizer(values).state
+        if self._mirrors:
+            self._mirrors.started(fragment)
         super().start(fragment, values)
 
     def allocate(self) -> None:

@@ -72,7 +72,7 @@ class MeanMirrors:
         target /= np.float32(sum(active))
         target += self.pending[part]
         (payload,) = self.mean.tell(self._target, fragment, traffic)
-        np.subtract(target, self.mean.copy[part], out=self.pending[part])
+        np.subtract(target, self.mean.copy[part], out=target)
         return payload
 
     def learn(self, owner: int, payload: np.ndarray, fragment: int) -> None:
@@ -80,8 +80,11 @@ class MeanMirrors:
         Copy(self.mean.copy[self.shards[fragment][owner]]).receive(payload)
 
     def move(self, fragment: int, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-        """What is known of all replicas moves towards the mean; that mean, and where the own replica was."""
+        """What is known of all replicas moves towards the mean; that mean, and where the own replica was. Only now is q
+        what the mean has not told: a kill before, while answers are on their way, finds replicas that have not moved.
+        """
         parts = self.shards[fragment]
+        self.pending[parts[self.rank]] = self._target[parts[self.rank]]
         own, whole = self.mean.copy[parts[self.rank]], slice(parts[0].start, parts[-1].stop)
         for trainer, heard in enumerate(self.heard[fragment]):
             if trainer != self.rank:

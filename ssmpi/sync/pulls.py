@@ -7,7 +7,8 @@ that it has not heard of for long is as old as that, in the replica too; nothing
 is in the center or in what was not pushed.
 
 A client fetches the center whole when it begins and when a part of a run ends, and both ends begin anew from there:
-mirrors are neither in checkpoints nor in memory that outlives a process, and any number of trainers goes on.
+mirrors are neither in checkpoints nor in memory that outlives a process, and any number of trainers goes on. Where the
+center is moved to other weights, after a warm-up or in place of a lost one, each client's next pull is whole.
 
 A mirror's thresholds are those of whole shards: a sync PS knows no layers.
 """
@@ -23,6 +24,7 @@ from ssmpi import compress
 from ssmpi.compress import Copy, Mirror
 from ssmpi.core.topology import Role, Topology
 from ssmpi.sync import pushes
+from ssmpi.sync.mirrors import whole_codec
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.pushes import Shards
 
@@ -62,9 +64,16 @@ class PullMirrors:
             self._mirrors[client, fragment] = Mirror(codec, np.empty_like(shard), self._room)
         self._mirrors[client, fragment].copy[:] = shard
 
+    def started(self, fragment: int) -> None:
+        """A shard has nothing to do with what it was: whoever pulls next is told all of it."""
+        self._mirrors = {key: mirror for key, mirror in self._mirrors.items() if key[1] != fragment}
+
     def answer(self, client: Client, fragment: int, shard: np.ndarray) -> np.ndarray:
         """What a client is told of its shard of a fragment: a payload, valid until its next."""
-        return self._mirrors[client, fragment].send(shard)
+        if mirror := self._mirrors.get((client, fragment)):
+            return mirror.send(shard)
+        self.fetched(client, fragment, shard)
+        return whole_codec(shard.size).encode(shard)
 
 
 def codec_of(options: RoundOptions) -> tuple[type[compress.Codec], compress.CodecOptions]:

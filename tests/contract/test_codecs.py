@@ -1,9 +1,11 @@
 """What algorithms promise with a codec, exactly: nothing is lost, nothing counts twice, and what is left is kept."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from kills import Kill, KilledError
 from ranks import over_threads
 from sync_bodies import PARAMETERS, meet, on_trainers, options, replica, with_pace
 
@@ -338,6 +340,36 @@ def test_what_the_mean_has_not_told_outlives_a_kill():
     memories, replicas = [Kept() for _ in range(3)], [replica(0) for _ in range(3)]
     for _ in range(2):
         found = over_threads(topology, killed, chosen, memories, replicas)[:2]
+    learned = [0.1 * replica(100 + 10 * turn + k) for turn in range(5) for k in range(2)]
+    expected = replica(0) + np.sum(learned, axis=0, dtype=float) / 2
+    np.testing.assert_allclose(np.mean(found, axis=0, dtype=float), expected, rtol=0, atol=1e-5)
+
+
+def killed_in_a_round(world, options, memories, replicas, at):
+    """Rounds of which ``at`` is the last: all are killed before they learn of the mean. Then as ``killed``."""
+    memory, weights = memories[world.rank], replicas[world.rank]
+    again, home = bool(memory.arrays), home_of(world)
+    home.memory = memory
+
+    def work(synchronizers):
+        own = synchronizers[0]
+        for turn in range(0 if again else at):
+            weights[:] += 0.1 * replica(100 + 10 * turn + world.rank)
+            with Kill(own._mirrors, "learn") if turn == at - 1 else nullcontext():
+                own.round()
+        own.close()
+        return weights.copy()
+
+    return on_trainers(world, options, weights, work, home)
+
+
+def test_a_kill_before_the_mean_is_known_counts_nothing_twice():
+    """What owners have not told is given up by replicas when they move, and until then it is theirs."""
+    chosen, topology = options("ma", codec="threshold:0.9", alpha=0.3), replace(TWO, sync_ps=0)
+    memories, replicas = [Kept() for _ in range(3)], [replica(0) for _ in range(3)]
+    with pytest.raises(KilledError):
+        over_threads(topology, killed_in_a_round, chosen, memories, replicas, 5)
+    found = over_threads(topology, killed_in_a_round, chosen, memories, replicas, 5)[:2]
     learned = [0.1 * replica(100 + 10 * turn + k) for turn in range(5) for k in range(2)]
     expected = replica(0) + np.sum(learned, axis=0, dtype=float) / 2
     np.testing.assert_allclose(np.mean(found, axis=0, dtype=float), expected, rtol=0, atol=1e-5)

@@ -118,3 +118,29 @@ def test_the_memory_of_mirrors_is_that_of_every_client():
         found = AsyncPS.mirror_vectors(replace(chosen, by=by), TWO)
         assert found == {Role.TRAINER: clients, Role.SYNC_PS: 2 * clients}
     assert AsyncPS.mirror_vectors(replace(chosen, pull_codec="dense"), TWO) == {}
+
+
+def warmed_up(world, options):
+    """Replicas that a warm-up has moved, alike, and then a round of each synchronizer: what they hold."""
+    weights, home = replica(0), home_of(world)
+
+    def work(synchronizers):
+        home.optimizer.state = dict
+        weights[:] = replica(1)
+        synchronizers[0].restart()
+        for thread, own in enumerate(synchronizers):
+            home.optimizer.gradients[:] = 1e-3 * replica(100 + thread)
+            own.optimizer(thread).step(home.optimizer, 1.0)
+            own.round()
+        return weights.copy()
+
+    return on_trainers(world, options, weights, work, home)
+
+
+@pytest.mark.parametrize(("pace", "by"), [("shadow", "trainer"), ("fixed_rate", "thread")])
+@pytest.mark.parametrize("pull", ["threshold:0", "threshold:0.99", "bf16"])
+def test_pulls_after_a_warm_up_begin_from_its_weights(pull, pace, by):
+    """On every trainer and for each thread: none is told in pieces, from the initial weights on, where they are now."""
+    chosen = options("async_ps", pace, pull_codec=pull, by=by)
+    for weights in over_threads(TWO, warmed_up, chosen)[:2]:
+        np.testing.assert_allclose(weights, replica(1), rtol=0, atol=0.05)

@@ -114,9 +114,10 @@ def test_a_kill_in_an_evaluation_scores_again(tmp_path, small_data):
 
 
 def test_what_a_codec_has_not_sent_outlives_a_kill(tmp_path, small_data):
-    """With its thresholds: killed between two batches, whose push is done."""
+    """With its thresholds: killed between two batches, whose push is done, and a pull that drops nothing."""
     steps = ("sync.algorithm=async_ps", "sync.pace=fixed_rate", "sync.every_iterations=1", "topology.sync_ps=2")
-    codec = (*ONE[:2], *steps, "sync.codec=threshold:0.9", "sync.life_span=20", "dense.optimizer=sgd")
+    codec = (*ONE[:2], *steps, "sync.codec=threshold:0.9", "sync.pull_codec=threshold:0", "sync.life_span=20")
+    codec = (*codec, "dense.optimizer=sgd")
     through = train_over_threads(tmp_path / "through", small_data, *codec)
     killed = train_with_kills(tmp_path / "killed", small_data, [Kill(Progress, "record", n) for n in (30, 7)], *codec)
     same(through, killed)

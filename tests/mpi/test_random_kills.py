@@ -30,7 +30,10 @@ OFTEN = (
 RUNS = {
     "in place": TWO_TRAINERS,
     "by messages": (*ALL_ROLES, "embedding.transport=messages", "sync.transport=messages", "topology.embedding_ps=2"),
-}
+    "by codecs": (
+        *ALL_ROLES[:2], "sync.algorithm=async_ps", "sync.codec=threshold:0.99", "sync.pull_codec=threshold:0.99",
+    ),
+}  # fmt: skip
 
 
 def launcher(job):

@@ -1,0 +1,140 @@
+"""Kills in the worst moments of rounds and pulls by codecs: between a message and what its receiver makes of it. All
+ranks die together, so after each kill both ends begin anew, and hold the same to the last bit after every message.
+"""
+
+import numpy as np
+import pytest
+from kills import Kill
+from test_warm_start import counted, lost_by_start, one_process, train_with_kills  # noqa: F401 - a fixture
+
+from ssmpi.sync.async_ps import AsyncPS
+from ssmpi.sync.easgd import ElasticCenter
+from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
+from ssmpi.sync.gradient_center import GradientCenter
+from ssmpi.sync.mean_mirrors import MeanMirrors
+from ssmpi.sync.pulls import PulledCenter
+
+# Threads of killed ranks end with what killed them.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+SOME = "threshold:0.9"
+TWO = (
+    "topology.trainers=2", "topology.threads=1", "sync.fragments=2", "sync.pace=fixed_rate", "sync.every_iterations=1",
+    f"sync.codec={SOME}",
+)  # fmt: skip
+CENTERED = (*TWO, "topology.sync_ps=1", "topology.threads=2")  # each thread has rounds and mirrors of its own
+
+
+def client_of(synchronizer):
+    """As a sync PS knows it."""
+    return synchronizer.peers.trainers.rank, synchronizer._thread
+
+
+class Ends:
+    """The living ends of all mirrors; ``compared`` is how often both were seen to be the same, of so many starts."""
+
+    def __init__(self):
+        self.center, self.trainers, self.compared = None, {}, 0
+
+    def same(self, one, other):
+        np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+        self.compared += 1
+
+
+@pytest.fixture
+def after_call(monkeypatch):
+    """``after_call(owner, name, look)``: ``look(self, *arguments)`` after each call of a method."""
+
+    def patch(owner, name, look):
+        whole = getattr(owner, name)
+
+        def looking(self, *arguments):
+            found = whole(self, *arguments)
+            look(self, *arguments)
+            return found
+
+        monkeypatch.setattr(owner, name, looking)
+
+    return patch
+
+
+@pytest.fixture
+def ends(after_call):
+    """Compares both ends where neither can move on: a sync PS answers, and an owner hears, before the other one
+    asks again.
+    """
+    found = Ends()
+    after_call(ElasticCenter, "__init__", lambda self, *_: setattr(found, "center", self))
+    after_call(GradientCenter, "__init__", lambda self, *_, **__: setattr(found, "center", self))
+    after_call(ReplicaMirrors, "__init__", lambda self, _, shards, __, seed, ___: vars(self).update(who=(shards, seed)))
+    after_call(AsyncPS, "__init__", lambda self, *_: vars(self._pulled).update(who=(self._parts, client_of(self))))
+    after_call(MeanMirrors, "__init__", lambda self, _, __, place, ___: found.trainers.update({place[0]: self}))
+
+    def moved(own, part, _):
+        shards, client = own.who
+        fragment = [parts[0].start for parts in shards].index(part.start)
+        theirs = found.center._clients[client]
+        found.same(own.told.copy[part], theirs.replicas[fragment].copy)
+        found.same(own.center[part], theirs.centers[fragment])
+
+    def pulled(own, fragment, _):
+        shards, client = own.who
+        found.same(own.center[shards[fragment][0]], found.center._mirrors._mirrors[client, fragment].copy)
+
+    def heard(owner, trainer, _, fragment):
+        part = owner.shards[fragment][owner.rank]
+        found.same(owner.heard[fragment][trainer], found.trainers[trainer].replica.copy[part])
+
+    def learned(own, owner, _, fragment):
+        part = own.shards[fragment][owner]
+        found.same(own.mean.copy[part], found.trainers[owner].mean.copy[part])
+
+    after_call(ReplicaMirrors, "move", moved)
+    after_call(PulledCenter, "receive", pulled)
+    after_call(MeanMirrors, "hear", heard)
+    after_call(MeanMirrors, "learn", learned)
+    return found
+
+
+def lost(monkeypatch):
+    """Pushes to the sync PS that were made and not applied; and those that all starts together have told of."""
+    made = counted(monkeypatch, AsyncPS, "exchange", after=False)
+    applied = counted(monkeypatch, GradientCenter, "_step", after=True)
+    told = lost_by_start(monkeypatch, trainers=2)
+    return lambda: (len(made) - len(applied), sum(center for _, center, _ in told()))
+
+
+KILLS = {  # what is on its way to a receiver, and what comes back
+    "async_ps": (Kill(GradientCenter, "_step", 12), Kill(PulledCenter, "receive", 9)),
+    "easgd": (Kill(ClientMirrors, "exchange", 9, after=True), Kill(ReplicaMirrors, "hear", 9)),
+    "ma": (Kill(MeanMirrors, "hear", 9), Kill(MeanMirrors, "learn", 9)),
+}
+
+
+@pytest.mark.parametrize("algorithm", KILLS)
+def test_both_ends_hold_the_same_whenever_they_were_killed(tmp_path, small_data, algorithm, ends, monkeypatch):
+    """And training goes on to its end, with every push that was lost on its way told."""
+    settings = TWO if algorithm == "ma" else CENTERED
+    pull = (f"sync.pull_codec={SOME}",) if algorithm == "async_ps" else ()
+    account, seen = lost(monkeypatch), []
+    kills = [Seen(kill, ends, seen) for kill in KILLS[algorithm]]
+    run = train_with_kills(tmp_path, small_data, kills, f"sync.algorithm={algorithm}", *settings, *pull)
+    assert (run.result["status"], run.result["examples"]) == ("complete", 6_000)
+    assert np.all(np.diff([*seen, ends.compared]) > 4)
+    if algorithm == "async_ps":
+        missing, told = account()
+        assert missing == told > 0
+
+
+class Seen:
+    """A kill; when it has come, ``seen`` gets how often ends were ``compared``."""
+
+    def __init__(self, kill, ends, seen):
+        self._kill, self._ends, self._seen = kill, ends, seen
+
+    def __enter__(self):
+        self._kill.__enter__()
+
+    def __exit__(self, *error):
+        self._kill.__exit__(*error)
+        self._seen.append(self._ends.compared)
