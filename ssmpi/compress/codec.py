@@ -149,8 +149,8 @@ def finite(values: np.ndarray) -> None:
     """TrainingError if there is a NaN or an infinity: a residual would hide it."""
     if not kernels.all_finite(values):
         raise TrainingError(
-            "a gradient that is to be sent is not finite: training has diverged; lower dense.rate and embedding.rate,"
-            " or set schedule.warmup_examples"
+            "a gradient or a weight that is to be sent is not finite: training has diverged; lower dense.rate and"
+            " embedding.rate, or set schedule.warmup_examples"
         )
 
 

@@ -214,6 +214,12 @@ class AsyncPS(Centered):
             shards = self.shards_of(saved["center"][part], fragment)
             self.ask(STATE, fragment, [shard if i in servers else shard[:0] for i, shard in enumerate(shards)])
 
+    def join(self) -> None:
+        """As the base class."""
+        super().join()
+        if self.peers.local.unsent:
+            log.warning("what this trainer had not pushed is lost with its memory")
+
     def close(self) -> None:
         """Push the rest of every thread whose rounds these are. What a codec keeps back stays."""
         for _ in self.fragments:

@@ -66,8 +66,7 @@ class Synchronizer(ABC):
     """One algorithm on one trainer. ``weights`` is the live flat replica, float32 (parameters,).
 
     Every trainer calls ``round`` while it trains, then ``close`` once; ``model`` is then the same on all of them. A
-    round exchanges one of ``fragments``, in turn (Streaming DiLoCo, arXiv 2501.18512); with one that is the whole
-    vector.
+    round exchanges one of ``fragments``, in turn (Streaming DiLoCo, arXiv 2501.18512).
     """
 
     Options: ClassVar[type]
@@ -120,6 +119,11 @@ class Synchronizer(ABC):
         """Payload bytes of one trainer's round over the whole vector, by class of link: what is printed is counted."""
         return {}
 
+    @classmethod
+    def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
+        """What a codec takes of the processors in such a round, at all ends, for ``plan --predict``."""
+        return 0.0
+
     def round(self) -> None:
         """Exchange once with the others and move the live weights by what came back."""
         began, done = time.monotonic(), self.peers.local.iterations.sum()
@@ -149,9 +153,7 @@ class Synchronizer(ABC):
         return fragment
 
     def merge(self, weights: np.ndarray, reference: np.ndarray, snapshot: np.ndarray) -> None:
-        """Move live weights towards the reference; now and then note how far from it they were, relative to its
-        size.
-        """
+        """Move live weights towards the reference; now and then note how far from it they were."""
         if self.measures_now():
             self.divergence = divergence(reference, snapshot)
         self._merge(weights, reference, snapshot, self.alpha)
@@ -202,9 +204,8 @@ class Synchronizer(ABC):
 
     @abstractmethod
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
-        """Take part in one exchange of ``fragments[fragment]``, of which ``snapshot`` is this trainer's.
-
-        Returns the reference to move towards, None when no trainer was active any more.
+        """Take part in one exchange of ``fragments[fragment]``, of which ``snapshot`` is this trainer's: the reference
+        to move towards, None when no trainer was active any more.
         """
 
     @abstractmethod
@@ -220,9 +221,8 @@ class Synchronizer(ABC):
         return {}
 
     def resume(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Go on with what ``state`` was, on an algorithm that was constructed on the saved model.
-
-        The replica, which is there too, may move: to where one without a past of its own begins.
+        """Go on with what ``state`` was, on an algorithm that was constructed on the saved model. The replica, which is
+        there too, may move: to where one without a past of its own begins.
         """
         for name, values in self.state().items():
             values[:] = saved[name]

@@ -70,7 +70,7 @@ class Centered(Synchronizer):
 
     @classmethod
     def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
-        """What the codec takes of the processors in such a round, to encode and decode: for ``plan --predict``."""
+        """To encode and decode one way."""
         kind, _ = codec_of(options)
         return 1e-9 * kind.nanoseconds * parameters
 

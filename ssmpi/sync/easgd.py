@@ -35,7 +35,7 @@ from ssmpi.sync.base import shards
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import COUPLE, EXCHANGE, Center, MakeStep
 from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
-from ssmpi.sync.mirrors import expected_bytes, only_by_difference, whole_codec
+from ssmpi.sync.mirrors import expected_bytes, only_by_difference, round_seconds, whole_codec
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.peers import Peers
 
@@ -112,6 +112,11 @@ class EASGD(Centered):
         payloads = expected_bytes(options, shards(parameters, options.fragments, topology.sync_ps))
         beside = found[Link.CENTER_PUSH] - 4.0 * parameters
         return {Link.CENTER_PUSH: payloads + beside, Link.CENTER_PULL: payloads}
+
+    @classmethod
+    def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
+        """There and back, by mirrors."""
+        return 0.0 if options.codec == DENSE else round_seconds(options, parameters)
 
     @classmethod
     def mirror_vectors(cls, options: RoundOptions, topology: Topology) -> dict[Role, int]:

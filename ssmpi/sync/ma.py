@@ -25,7 +25,7 @@ from ssmpi.sync.average import Average, reduced_bytes
 from ssmpi.sync.base import Synchronizer, divergence
 from ssmpi.sync.in_place import Replicas, average
 from ssmpi.sync.mean_mirrors import MeanMirrors, sent_bytes
-from ssmpi.sync.mirrors import only_by_difference
+from ssmpi.sync.mirrors import only_by_difference, round_seconds
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.owners import Owners
 from ssmpi.sync.peers import Peers
@@ -75,6 +75,11 @@ class MA(Synchronizer):
             return {Link.TRAINERS: sent_bytes(options, parameters, topology.trainers)}
         words = parameters + cls.words_beside * options.fragments
         return {Link.TRAINERS: reduced_bytes(4 * words, topology.trainers)}
+
+    @classmethod
+    def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
+        """To owners and from them, by mirrors."""
+        return 0.0 if options.codec == DENSE else round_seconds(options, parameters)
 
     @classmethod
     def kept_vectors(cls, options: RoundOptions, threads: int) -> int:

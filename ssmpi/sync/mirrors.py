@@ -13,6 +13,8 @@ from ssmpi.core.traffic import Traffic
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.pushes import Encoders, Shards, codec_of
 
+NANOSECONDS = 10.0  # of a core for an entry of a round, beside its codec: as ``ssmpi bench compression`` found
+
 
 class ToldShards:
     """Some shards of a vector, by fragment, which others are told of; ``copy`` float32 (parameters,) is what they hold.
@@ -55,6 +57,11 @@ def expected_bytes(options: RoundOptions, shards: Shards) -> float:
     """Payloads of all shards of every fragment, at the density asked for."""
     kind, own = codec_of(options)
     return sum(kind.expected_bytes(own, part.stop - part.start) for parts in shards for part in parts)
+
+
+def round_seconds(options: RoundOptions, parameters: int) -> float:
+    """What a round by mirrors takes of the processors: to encode and decode both ways, and to move both ends."""
+    return 1e-9 * (2 * codec_of(options)[0].nanoseconds + NANOSECONDS) * parameters
 
 
 def only_by_difference(options: RoundOptions) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ssmpi.sync import SYNC_PS
 from ssmpi.tools.forecast import Forecast, Rounds
 
 WANTED = 1.37  # times the rate of dense rounds, as published of DCT in production (Gupta et al., KDD 2021)
@@ -21,10 +22,10 @@ RATES = np.geomspace(1e3, 1e12, 1801)  # bytes a second
 
 def sentence(found: Forecast, trainers: int) -> list[str]:
     """One line for so many trainers; none where there is no codec."""
-    rounds = found.rounds
-    if not rounds.codec_seconds:
+    rounds, others = found.rounds, trainers - 1 if found.rounds.partner != SYNC_PS else trainers
+    if not rounds.codec_seconds or not others:
         return []
-    saved = (2 * rounds.bytes - sum(rounds.there_and_back)) / 1e6
+    saved = others / trainers * (2 * rounds.bytes - sum(rounds.there_and_back)) / 1e6
     gains = np.array([gain(found, rate, trainers) for rate in RATES])
     pays = RATES[gains >= PAYS]
     limit = f"not worth it over links of more than {_mb(pays[-1])}" if pays.size else "not worth it over any link"
@@ -38,7 +39,7 @@ def gain(found: Forecast, rate: float, trainers: int) -> float:
     """How many times the rate of dense rounds a run with the codec has over links of ``rate`` bytes a second: examples
     per second, or in the background rounds.
     """
-    links = replace(found.links, sync_ps=rate)
+    links = replace(found.links, sync_ps=rate, trainer=rate)
     coded = replace(found, links=links).of(trainers)
     dense = replace(found, links=links, rounds=dense_rounds(found)).of(trainers)
     if found.rounds.period:
@@ -66,10 +67,11 @@ def _reach(found: Forecast, gains: np.ndarray) -> str:
 
 
 def _here(found: Forecast, trainers: int) -> str:
-    if math.isinf(found.links.sync_ps):
+    rate = found.links.sync_ps if found.rounds.partner == SYNC_PS else found.links.trainer
+    if math.isinf(rate):
         return "where links carry any, not worth it"
-    times = gain(found, found.links.sync_ps, trainers)
-    return f"over {_mb(found.links.sync_ps)}, {times:.2f} times" + ("" if times >= PAYS else ": not worth it")
+    times = gain(found, rate, trainers)
+    return f"over {_mb(rate)}, {times:.2f} times" + ("" if times >= PAYS else ": not worth it")
 
 
 def _mb(rate: float) -> str:

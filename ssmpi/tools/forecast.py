@@ -18,7 +18,6 @@ from ssmpi.core.traffic import Link
 from ssmpi.embedding import wire
 from ssmpi.run.requirements import dense_parameters
 from ssmpi.sync import ALGORITHMS, SYNC_PS
-from ssmpi.sync.center import Centered
 from ssmpi.sync.options import DENSE
 from ssmpi.tools.distinct_rows import distinct_rows
 
@@ -61,8 +60,8 @@ class Compute:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How a run synchronizes: ``bytes`` go to one partner, and as many come back; where a codec makes it fewer,
-    ``pushed`` and ``pulled``, and takes ``codec_seconds``. ``period`` is in iterations of a thread, 0 in the
+    """How a run synchronizes: ``bytes`` go to one partner and as many come back, or around the ring; with a codec
+    ``pushed`` and ``pulled``, and it takes ``codec_seconds``. ``period`` is in iterations of a thread, 0 in the
     background. With ``together`` all threads of a trainer share a round. A round moves one of ``fragments``.
     """
 
@@ -96,7 +95,8 @@ class Forecast:
         if self.rounds.partner == SYNC_PS:
             return sum(self.rounds.there_and_back) / self.links.sync_ps + self.rounds.codec_seconds
         if self.rounds.partner == "all trainers":
-            return 2 * (trainers - 1) / trainers * self.rounds.bytes / self.links.trainer
+            around = (trainers - 1) / trainers * sum(self.rounds.there_and_back) / self.links.trainer
+            return around + self.rounds.codec_seconds * (trainers > 1)
         return 2 * self.rounds.bytes / self.links.trainer if self.rounds.partner and trainers > 1 else 0.0
 
     @property
@@ -158,21 +158,23 @@ def forecast(config: Config, step: float, links: LinkSpeeds) -> Forecast:
 
 
 def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None]:
-    """What a sync PS gets and sends in a round of one fragment, of so many messages for the whole vector; None each
-    where there is no codec.
-    """
+    """There and back in a round of one fragment, of so many messages for the whole vector; None without a codec."""
     if config.sync.codec == config.sync.pull_codec == DENSE:
         return None, None
-    found = ALGORITHMS[config.sync.algorithm].round_bytes(config.sync, config.topology, dense_parameters(config))
-    return found[Link.CENTER_PUSH] / messages, found[Link.CENTER_PULL] / messages
+    kind, topology, size = ALGORITHMS[config.sync.algorithm], config.topology, dense_parameters(config)
+    if kind.partner == SYNC_PS:
+        found = kind.round_bytes(config.sync, topology, size)
+        return found[Link.CENTER_PUSH] / messages, found[Link.CENTER_PULL] / messages
+    n = max(2, topology.trainers)
+    sent = kind.round_bytes(config.sync, replace(topology, trainers=n), size)[Link.TRAINERS]
+    return (sent * n / (n - 1) / 2 / messages,) * 2
 
 
 def _codec_seconds(config: Config) -> float:
     """What encoding and decoding take of the processors, in a round over the whole vector."""
-    kind = ALGORITHMS[config.sync.algorithm]
-    if config.sync.codec == config.sync.pull_codec == DENSE or not issubclass(kind, Centered):
+    if config.sync.codec == config.sync.pull_codec == DENSE:
         return 0.0
-    return kind.codec_seconds(config.sync, config.topology, dense_parameters(config))
+    return ALGORITHMS[config.sync.algorithm].codec_seconds(config.sync, config.topology, dense_parameters(config))
 
 
 def iteration_bytes(rows: Sequence[float], width: int) -> float:
@@ -217,9 +219,9 @@ def arithmetic(found: Forecast) -> list[str]:
             + (f" = {found.link_capacity[SYNC]:,.0f} EPS" if found.rounds.period else ", of all trainers together")
         )
     elif found.rounds.partner:
-        lines.append(
-            f"  trainers' links: {_mb(found.rounds.bytes)} / {_mb(found.links.trainer)}/s, there and back or around"
-        )
+        there = found.rounds.there_and_back[0]
+        of = f" by the codec, of {_mb(found.rounds.bytes)}," if found.rounds.pushed else ""
+        lines.append(f"  trainers' links: {_mb(there)}{of} / {_mb(found.links.trainer)}/s, there and back or around")
     if found.iteration_bytes:
         lines.append(
             f"  embedding PS link: {_mb(found.iteration_bytes)} an iteration into the busiest PS "

@@ -21,11 +21,13 @@ from ssmpi.comm.inbox import Inbox
 from ssmpi.comm.service import GOODBYE, Service
 from ssmpi.comm.waiting import WaitOptions
 from ssmpi.config import load
+from ssmpi.core import traffic
 from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding import wire
 from ssmpi.run.requirements import dense_parameters
-from ssmpi.sync import SYNC_PS
+from ssmpi.sync import ALGORITHMS, SYNC_PS
+from ssmpi.sync.mirrors import NANOSECONDS
 from ssmpi.sync.pace import NoPace
 from ssmpi.tools import codec_worth, forecast
 from ssmpi.tools.forecast import EMBEDDING, STEP, SYNC, Compute, Forecast, LinkSpeeds, Rounds
@@ -448,6 +450,42 @@ def test_over_a_full_link_fewer_pushes_gain_nothing_while_pulls_are_whole():
         assert line.endswith("here, over 1.0 MB/s, 1.00 times: not worth it")
         encoded = replace(whole, rounds=replace(whole.rounds, pulled=4_000))
         assert codec_worth.gain(encoded, 1e6, 16) == pytest.approx(50)  # as many times as there are fewer bytes
+
+
+def test_rounds_of_all_trainers_by_a_codec_take_what_owners_get_and_send(tmp_path, small_data, capsys):
+    """By hand: each trainer sends a payload of its replica and one of the mean, but for its own shard, over its link;
+    beside that there is what mirrors take of the processors. And the command says where that pays.
+    """
+    path = tmp_path / "run.toml"
+    path.write_text(f"[data]\nfolder = '{small_data}'\n[sync]\nalgorithm = 'ma'\ncodec = 'threshold:0.99'\n")
+    config = load(path, ("topology.trainers=4", "sync.fragments=3"))
+    size = dense_parameters(config)
+    sent = ALGORITHMS["ma"].round_bytes(config.sync, config.topology, size)[traffic.Link.TRAINERS]
+    found = forecast.forecast(config, 0.01, LinkSpeeds(trainer=1e6))
+    seconds = 1e-9 * (2 * 0.6 + NANOSECONDS) * size
+    assert 3 * found.round_seconds(4) == pytest.approx(sent / 1e6 + seconds)
+    assert found.round_seconds(1) == 0
+    fast, slow = 1e4 * sent / seconds, sent / seconds
+    assert codec_worth.gain(found, fast, 4) < 1 < 10 < codec_worth.gain(found, slow, 4)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", str(path), "--predict", "--step-ms", "10", "--link-mb", "1", "topology.trainers=4"])
+    assert not ended.value.code
+    assert "not worth it over links of more than" in capsys.readouterr().out
+    assert codec_worth.sentence(found, 1) == []
+
+
+def test_a_codec_both_ways_takes_mirrors_of_both_ends(tmp_path, small_data):
+    """Of ``async_ps`` a push and a pull each take the codec; elastic exchanges also move both mirrors at both ends."""
+    path = tmp_path / "run.toml"
+    path.write_text(f"[data]\nfolder = '{small_data}'\n[topology]\nsync_ps = 1\n[sync]\ncodec = 'threshold:0.99'\n")
+    both = ("sync.algorithm=async_ps", "sync.pull_codec=threshold:0.99")
+    seconds = {
+        settings[0]: forecast.forecast(load(path, settings), 0.01, LinkSpeeds()).rounds.codec_seconds
+        for settings in (("sync.algorithm=easgd",), both)
+    }
+    size = dense_parameters(load(path, both))
+    assert seconds["sync.algorithm=async_ps"] == pytest.approx(2 * 0.6e-9 * size)
+    assert seconds["sync.algorithm=easgd"] == pytest.approx((2 * 0.6 + NANOSECONDS) * 1e-9 * size)
 
 
 def test_where_links_carry_anything_no_codec_is_worth_it():

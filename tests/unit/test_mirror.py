@@ -42,7 +42,7 @@ def test_both_ends_hold_the_same_to_the_last_bit(text):
         assert sent == compress.count_of(payload)[1]
         changed = copy.copy != before
         assert np.count_nonzero(changed) <= sent
-        if "bf16" not in text:  # what is sent is as it was
+        if not compress.make(text, CodecOptions(), 1).half:  # what is sent is as it was
             np.testing.assert_array_equal(copy.copy[changed], weights[changed])
 
 
