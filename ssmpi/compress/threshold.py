@@ -19,13 +19,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ssmpi.compress import kernels
-from ssmpi.compress.codec import BLOCK, TINY, CodecOptions, SparseCodec
+from ssmpi.compress.codec import BLOCK, TINY, CodecOptions, Nanoseconds, SparseCodec
 
 
 class Threshold(SparseCodec):
     """``state`` is how many encodes there were, then each layer's threshold; 0 where there is none yet."""
 
-    nanoseconds = 0.6  # at 99 %
+    nanoseconds = Nanoseconds(push=1.0, send=1.3, receive=0.2)  # at 99 %
 
     def __init__(self, options: CodecOptions, size: int, borders: Sequence[int], state: np.ndarray, seed: int) -> None:
         super().__init__(options, size, borders, state, seed)

@@ -341,4 +341,7 @@ def test_what_codecs_cost_is_printed(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "threshold:0.99" in printed
     assert all(cost.encode_ns > 0 < cost.decode_ns for cost in found)
-    assert found[0].round_ns == 0 < found[1].encode_ns < found[1].round_ns
+    assert "whole exchanges, 20,000 entries, medians of 3 turns" in printed
+    for cost in json.loads((tmp_path / "costs.json").read_text()):
+        assert cost["easgd_ns"] > cost["send_ns"] + cost["receive_ns"] > 0 < cost["ma_ns"]
+        assert cost["push_ns"] > 0
