@@ -127,13 +127,14 @@ def given_inputs(arguments: argparse.Namespace) -> dict[str, float]:
 def predicted(config: Config, arguments: argparse.Namespace) -> str:
     """What ``--predict`` adds to a plan."""
     from ssmpi.tools import codec_worth, forecast
+    from ssmpi.tools.link_model import LinkSpeeds
 
     if arguments.step_ms is None or arguments.link_mb is None:
         raise SettingsError("--predict needs --step-ms ('ssmpi bench throughput' measures it) and --link-mb")
     if arguments.tables:
         raise SettingsError("--predict samples batches of the prepared data: prepare it, and leave out --tables")
     speed = 1e6 * arguments.link_mb
-    links = forecast.LinkSpeeds(speed, speed, speed)
+    links = LinkSpeeds(speed, speed, speed)
     step, trainers = arguments.step_ms / 1e3, numbers("--trainers", arguments.trainers)
     found = forecast.describe(config, step, links, trainers)
     worth = codec_worth.sentence(forecast.forecast(config, step, links), config.topology.trainers)

@@ -36,6 +36,11 @@ class Service:
         self._spare: list[np.ndarray] = []
 
     @property
+    def rank(self) -> int:
+        """The server's own in the conversation."""
+        return self._conversation.rank
+
+    @property
     def size(self) -> int:
         """Ranks of the conversation: any of them may ask."""
         return self._conversation.size

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ssmpi.compress.bf16 import BF16
-from ssmpi.compress.codec import Codec, CodecOptions, SparseCodec, refuse
+from ssmpi.compress.codec import Codec, CodecOptions, refuse
 from ssmpi.compress.dense import Dense
 from ssmpi.compress.mirror import Copy, Mirror
 from ssmpi.compress.payload import PayloadError, add, count_of, decode, is_dense, length_of, payload_bytes, room, update
@@ -56,7 +56,6 @@ __all__ = [
     "Copy",
     "Mirror",
     "PayloadError",
-    "SparseCodec",
     "add",
     "compile_kernels",
     "count_of",

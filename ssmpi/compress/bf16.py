@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from ssmpi.compress import kernels
-from ssmpi.compress.codec import Codec, CodecOptions, finite
+from ssmpi.compress.codec import Codec, CodecOptions, Nanoseconds, finite
 from ssmpi.compress.payload import DENSE_HALF, HEADER, payload_bytes, seal
 
 
 class BF16(Codec):
     """bfloat16, rounded to the nearest; what is left is below 1/256 of the entry."""
 
-    nanoseconds, half = 1.0, True
+    nanoseconds, half = Nanoseconds(push=1.6, send=1.6, receive=0.4), True
 
     @classmethod
     def expected_bytes(cls, options: CodecOptions, size: int) -> int:

@@ -44,13 +44,24 @@ class CodecOptions:
         within("life_span", self.life_span, 1, EXAMPLES)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Nanoseconds:
+    """Of a core for an entry, as ``ssmpi bench compression`` prints of whole exchanges: a push at both ends, and a
+    mirror's, to send and to receive.
+    """
+
+    push: float
+    send: float
+    receive: float
+
+
 class Codec(ABC):
     """A way to send vectors of ``size`` entries, of layers that end at ``borders``; ``state`` float64 is what it goes
     on with: of zeros at first, live, ``state_size(borders)`` numbers. A payload is valid until the next one is made.
     """
 
     takes_share = False  # whether its name goes on with one
-    nanoseconds: ClassVar[float] = 2.5  # of a core, to encode and decode an entry: as ``ssmpi bench compression`` found
+    nanoseconds: ClassVar[Nanoseconds]
 
     def __init__(self, options: CodecOptions, size: int, borders: Sequence[int], state: np.ndarray, seed: int) -> None:
         self.options, self.size, self.state, self._seed = options, size, state, seed
@@ -105,11 +116,6 @@ class SparseCodec(Codec):
     def expected_bytes(cls, options: CodecOptions, size: int) -> int:
         """As the base class; alike in all blocks."""
         return payload_bytes(SPARSE_HALF if options.half else SPARSE, size, _expected(options, size))
-
-    @classmethod
-    def expected_entries(cls, options: CodecOptions, size: int) -> int:
-        """How many entries those are."""
-        return sum(_expected(options, size))
 
     @abstractmethod
     def select(self, part: np.ndarray, start: int, places: np.ndarray, values: np.ndarray) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.compress.codec import Codec, CodecOptions, finite
+from ssmpi.compress.codec import Codec, CodecOptions, Nanoseconds, finite
 from ssmpi.compress.payload import DENSE, HEADER, payload_bytes, seal
 
 
 class Dense(Codec):
     """float32; nothing is left."""
+
+    nanoseconds = Nanoseconds(push=1.7, send=1.8, receive=0.45)
 
     @classmethod
     def expected_bytes(cls, options: CodecOptions, size: int) -> int:

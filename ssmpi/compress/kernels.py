@@ -54,6 +54,15 @@ def all_finite(values: np.ndarray) -> bool:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def nonzeros(values: np.ndarray) -> int:
+    """How many of float32 (n,) are not zero, NaN included."""
+    found = 0
+    for i in range(values.shape[0]):
+        found += values[i] != np.float32(0.0)
+    return found
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def take_above(
     vector: np.ndarray, start: int, tau: float, places: np.ndarray, values: np.ndarray, found: int, mask: np.ndarray
 ) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from ssmpi.compress import kernels
-from ssmpi.compress.codec import SparseCodec, finite
+from ssmpi.compress.codec import Nanoseconds, SparseCodec, finite
 
 
 class RandomK(SparseCodec):
     """Each entry is dropped with the chance ``share``, in every encode anew and by the seed alike."""
+
+    nanoseconds = Nanoseconds(push=2.6, send=3.0, receive=0.15)  # at 99 %
 
     def prepare(self, vector: np.ndarray) -> None:
         """Nothing is to be found; what stays must be finite too."""

@@ -15,7 +15,7 @@ from ssmpi.core.settings import EXAMPLES, SECONDS, require, within
 from ssmpi.core.topology import Topology
 from ssmpi.sync import pulls
 from ssmpi.sync.async_ps import AsyncPS
-from ssmpi.sync.base import SYNC_PS, Synchronizer
+from ssmpi.sync.base import ALL_TRAINERS, SYNC_PS, Synchronizer
 from ssmpi.sync.bmuf import BMUF
 from ssmpi.sync.center import Centered
 from ssmpi.sync.easgd import EASGD
@@ -127,7 +127,7 @@ def make(options: RoundOptions, weights: np.ndarray, peers: Peers, threads: int)
     if kind.in_groups and options.pace == "shadow" and options.codec == DENSE and peers.trainers.size > 1:
         own = peers.local.replica
         peers = replace(peers, group=form(peers.trainers, weights, own.host, own.memory))
-    if not (issubclass(kind, Centered) and options.pace == "fixed_rate" and options.by == "thread"):
+    if not (issubclass(kind, Centered) and options.by_thread):
         only = kind(options, weights, peers)
         for thread in range(threads):
             only.optimizer(thread)  # makes its memory now: what is kept of a trainer is made before it trains
@@ -165,6 +165,7 @@ def figures(synchronizers: list[Synchronizer]) -> dict[str, float]:
 
 __all__ = [
     "ALGORITHMS",
+    "ALL_TRAINERS",
     "SYNC_PS",
     "LocalTrainer",
     "Options",

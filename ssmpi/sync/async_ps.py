@@ -32,11 +32,11 @@ from ssmpi.core.traffic import Link
 from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.embedding.wire import COUNT
 from ssmpi.sync import pulls, pushes
-from ssmpi.sync.base import shards
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import APPLIED, EXCHANGE, FETCH, STATE, Center, MakeStep
 from ssmpi.sync.gradient_center import GradientCenter
 from ssmpi.sync.options import DENSE, RoundOptions
+from ssmpi.sync.parts import shards
 from ssmpi.sync.peers import Peers
 from ssmpi.sync.pulls import PulledCenter
 from ssmpi.sync.pushes import Encoders, PendingGradients
@@ -107,9 +107,9 @@ class AsyncPS(Centered):
     @classmethod
     def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
         """Of every account in a push, and of a pull."""
-        pushed = pushes.accounts(options, topology) * super().codec_seconds(options, topology, parameters)
-        pulled = 1e-9 * pulls.codec_of(options)[0].nanoseconds * parameters
-        return (options.codec != DENSE) * pushed + (options.pull_codec != DENSE) * pulled
+        push, pull = (find(options)[0].nanoseconds for find in (pushes.codec_of, pulls.codec_of))
+        pushed = pushes.accounts(options, topology) * push.push * (options.codec != DENSE)
+        return 1e-9 * parameters * (pushed + (pull.send + pull.receive) * (options.pull_codec != DENSE))
 
     @classmethod
     def mirror_vectors(cls, options: RoundOptions, topology: Topology) -> dict[Role, int]:

@@ -16,13 +16,14 @@ from numba import njit
 from ssmpi.core.protocols import DenseStep, RowTransport
 from ssmpi.core.traffic import Link
 from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.parts import cut
 from ssmpi.sync.peers import Peers
 
 if TYPE_CHECKING:
     from ssmpi.core.topology import Role, Topology
 
 Merge = Literal["difference", "interpolate"]
-SYNC_PS = "the sync PSs"
+SYNC_PS, ALL_TRAINERS = "the sync PSs", "all trainers"
 MEASURE_SECONDS = 2.0  # how often a round also measures how far the replica is from its reference
 
 
@@ -47,30 +48,16 @@ def divergence(reference: np.ndarray, snapshot: np.ndarray) -> float:
     return float(np.linalg.norm(reference - snapshot)) / max(float(np.linalg.norm(reference)), 1e-30)
 
 
-def cut(size: int, parts: int) -> list[slice]:
-    """``size`` floats in contiguous parts, as equal as can be."""
-    edges = [size * p // parts for p in range(parts + 1)]
-    return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
-
-
-def shards(size: int, fragments: int, servers: int) -> list[list[slice]]:
-    """Each server's shard of each fragment, as a part of a vector of so many floats."""
-    parts = cut(size, fragments)
-    return [
-        [slice(part.start + shard.start, part.start + shard.stop) for shard in cut(part.stop - part.start, servers)]
-        for part in parts
-    ]
-
-
 class Synchronizer(ABC):
     """One algorithm on one trainer. ``weights`` is the live flat replica, float32 (parameters,).
 
     Every trainer calls ``round`` while it trains, then ``close`` once; ``model`` is then the same on all of them. A
-    round exchanges one of ``fragments``, in turn (Streaming DiLoCo, arXiv 2501.18512).
+    round exchanges one of ``fragments``, in turn (Streaming DiLoCo, arXiv 2501.18512); with one that is the whole
+    vector.
     """
 
     Options: ClassVar[type]
-    partner: ClassVar[str] = "all trainers"  # whom a round is with: these, SYNC_PS, another trainer or nobody
+    partner: ClassVar[str] = ALL_TRAINERS  # whom a round is with: these, SYNC_PS, another trainer or nobody
     each_thread = False  # worker threads may run rounds of their own, through one synchronizer each
     in_groups = False  # one trainer may run the rounds of all trainers of its host
     no_codec: ClassVar[str] = "exchanges weights, and a codec leaves out most of what it is given"  # empty: takes one
@@ -121,7 +108,7 @@ class Synchronizer(ABC):
 
     @classmethod
     def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
-        """What a codec takes of the processors in such a round, at all ends, for ``plan --predict``."""
+        """What a codec takes of the processors at both ends of such a round, one after the other; 0 without one."""
         return 0.0
 
     def round(self) -> None:
@@ -153,7 +140,9 @@ class Synchronizer(ABC):
         return fragment
 
     def merge(self, weights: np.ndarray, reference: np.ndarray, snapshot: np.ndarray) -> None:
-        """Move live weights towards the reference; now and then note how far from it they were."""
+        """Move live weights towards the reference; now and then note how far from it they were, relative to its
+        size.
+        """
         if self.measures_now():
             self.divergence = divergence(reference, snapshot)
         self._merge(weights, reference, snapshot, self.alpha)
@@ -204,8 +193,9 @@ class Synchronizer(ABC):
 
     @abstractmethod
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
-        """Take part in one exchange of ``fragments[fragment]``, of which ``snapshot`` is this trainer's: the reference
-        to move towards, None when no trainer was active any more.
+        """Take part in one exchange of ``fragments[fragment]``, of which ``snapshot`` is this trainer's.
+
+        Returns the reference to move towards, None when no trainer was active any more.
         """
 
     @abstractmethod
@@ -221,8 +211,9 @@ class Synchronizer(ABC):
         return {}
 
     def resume(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Go on with what ``state`` was, on an algorithm that was constructed on the saved model. The replica, which is
-        there too, may move: to where one without a past of its own begins.
+        """Go on with what ``state`` was, on an algorithm that was constructed on the saved model.
+
+        The replica, which is there too, may move: to where one without a past of its own begins.
         """
         for name, values in self.state().items():
             values[:] = saved[name]

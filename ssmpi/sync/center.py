@@ -21,11 +21,11 @@ from ssmpi.comm.shared_memory import attach
 from ssmpi.comm.waiting import wait, wait_all
 from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import Link
-from ssmpi.sync.base import SYNC_PS, Synchronizer, cut, divergence
+from ssmpi.sync.base import SYNC_PS, Synchronizer, divergence
 from ssmpi.sync.center_shard import ADDRESS, FETCH, MAP, START, THREADS, Center, MakeStep
 from ssmpi.sync.options import DENSE, RoundOptions
+from ssmpi.sync.parts import cut
 from ssmpi.sync.peers import Peers
-from ssmpi.sync.pushes import codec_of
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Centered(Synchronizer):
         super().__init__(options, weights, peers)
         self._thread, self._servers = thread, peers.sync_ps
         self._shards = [cut(f.stop - f.start, len(self._servers)) for f in self.fragments]
-        self._reply = np.empty_like(weights)
+        self.reply = np.empty_like(weights)
         if thread == 0 and peers.trainers.rank == 0:  # every trainer starts equal: the first one says from where
             self._start()
         in_place = (
@@ -67,12 +67,6 @@ class Centered(Synchronizer):
         """The vector there and back, and what comes with each message to a sync PS."""
         words = cls.words_beside(options) * topology.sync_ps * options.fragments
         return {Link.CENTER_PUSH: 4.0 * (parameters + words), Link.CENTER_PULL: 4.0 * parameters}
-
-    @classmethod
-    def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
-        """To encode and decode one way."""
-        kind, _ = codec_of(options)
-        return 1e-9 * kind.nanoseconds * parameters
 
     @classmethod
     def words_beside(cls, options: RoundOptions) -> int:
@@ -151,7 +145,7 @@ class Centered(Synchronizer):
         """Send each sync PS its message about a fragment and receive its shard of it; the whole, until the next
         call.
         """
-        reply = self._reply[self.fragments[fragment]]
+        reply = self.reply[self.fragments[fragment]]
         self.call(kind, messages, [reply[s] for s in self._shards[fragment]])
         return reply
 
@@ -217,4 +211,4 @@ class Centered(Synchronizer):
         nothing = [np.empty(0, np.float32)] * len(self._servers)
         for fragment in range(len(self.fragments)):
             self.ask(kind, fragment, nothing)
-        return self._reply.copy()
+        return self.reply.copy()

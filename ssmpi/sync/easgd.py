@@ -31,13 +31,14 @@ from ssmpi.compress import Codec
 from ssmpi.core.settings import require
 from ssmpi.core.topology import Role, Topology
 from ssmpi.core.traffic import Link
-from ssmpi.sync.base import shards
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import COUPLE, EXCHANGE, Center, MakeStep
-from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
-from ssmpi.sync.mirrors import expected_bytes, only_by_difference, round_seconds, whole_codec
+from ssmpi.sync.elastic_mirrors import PASSES, ClientMirrors, ReplicaMirrors, pull_together
+from ssmpi.sync.mirrors import expected_bytes, only_by_difference, whole_codec
 from ssmpi.sync.options import DENSE, RoundOptions
+from ssmpi.sync.parts import shards
 from ssmpi.sync.peers import Peers
+from ssmpi.sync.pushes import clients, codec_of
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,6 @@ def pull_center(center: np.ndarray, snapshot: np.ndarray, alpha: float, old: np.
     for i in range(center.shape[0]):
         old[i] = center[i]
         center[i] -= a * (center[i] - snapshot[i])
-
-
-@njit(cache=True, nogil=True)
-def pull_together(center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
-    """center and replica by alpha of their difference towards each other, in place: both lines of the exchange."""
-    a = np.float32(alpha)
-    for i in range(center.shape[0]):
-        d = a * (center[i] - replica[i])
-        center[i] -= d
-        replica[i] += d
 
 
 @njit(cache=True, nogil=True)
@@ -115,16 +106,21 @@ class EASGD(Centered):
 
     @classmethod
     def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
-        """There and back, by mirrors."""
-        return 0.0 if options.codec == DENSE else round_seconds(options, parameters)
+        """Of a mirror there and one back, and of moving both at both ends."""
+        if options.codec == DENSE:
+            return 0.0
+        cost = codec_of(options)[0].nanoseconds
+        return 1e-9 * parameters * (2 * (cost.send + cost.receive) + PASSES)
 
     @classmethod
     def mirror_vectors(cls, options: RoundOptions, topology: Topology) -> dict[Role, int]:
-        """Of replica and center, for each client, and whole payloads."""
+        """Of replica and center, payloads, of sync PSs' whole ones one for all, and the difference to be told, for each
+        client.
+        """
         if options.codec == DENSE:
             return {}
-        clients = topology.threads if options.pace == "fixed_rate" and options.by == "thread" else 1
-        return {Role.TRAINER: 3 * clients, Role.SYNC_PS: 2 * clients * topology.trainers + 1}
+        own = clients(options, topology)
+        return {Role.TRAINER: 5 * own, Role.SYNC_PS: 4 * own * topology.trainers + 1}
 
     @classmethod
     def words_beside(cls, options: RoundOptions) -> int:
@@ -149,7 +145,9 @@ class EASGD(Centered):
         """The center as it was told; the snapshot becomes the replica as it was."""
         payloads = mirrors.told.tell(self.snapshot, fragment, self.peers.center.meter.traffic)
         mirrors.hear(self.call_for_payloads(EXCHANGE, fragment, payloads), fragment)
-        reference, snapshot[:] = mirrors.move(self.fragments[fragment], self.alpha)
+        part = self.fragments[fragment]
+        reference = self.reply[part]
+        mirrors.move(part, self.alpha, reference, snapshot)
         return reference
 
     def close(self) -> None:
@@ -198,7 +196,8 @@ class ElasticCenter(Center):
         self._clients: dict[tuple[int, int], ClientMirrors] = {}
         self._whole: list[Codec] = []
         nothing = np.empty(0, np.float32)
-        pull_center(nothing, nothing, 0.0, nothing)  # compiles now, not in the first round
+        pull_center(nothing, nothing, 0.0, nothing)  # compile now, not in the first round
+        pull_together(nothing, nothing, 0.0)
 
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
         """The old values, and a step towards the snapshot."""
@@ -210,7 +209,7 @@ class ElasticCenter(Center):
             return super().answer(fragment, client, payload)
         if client not in self._clients:
             self._whole = self._whole or [whole_codec(shard.size) for shard in self.shards]
-            self._clients[client] = ClientMirrors(self._options, self._whole)
+            self._clients[client] = ClientMirrors(self._options, self._whole, (self._service.rank, *client))
         shard, alpha = self.shards[fragment], self._alpha_of(client)
         return self.buffer_of(self._clients[client].exchange(fragment, payload, shard, alpha))
 

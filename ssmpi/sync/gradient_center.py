@@ -22,7 +22,7 @@ class GradientCenter(Center):
     def __init__(self, optimizer: MakeStep, options: RoundOptions, service: Service, memory: RankMemory) -> None:
         super().__init__(options.fragments, service, memory, shared=False)
         self._encoded, self._sum = options.codec != DENSE, np.empty(0, np.float32)
-        self._mirrors = PullMirrors(options) if options.pull_codec != DENSE else None
+        self._mirrors = PullMirrors(options, service.rank) if options.pull_codec != DENSE else None
         if self._encoded:
             compress.compile_kernels(DENSE)  # decoding is the same for all
         self._optimizer, self._of_optimizer = optimizer, memory.part("optimizer", shared=False)

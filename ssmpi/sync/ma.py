@@ -13,6 +13,7 @@ too, so that a codec is seen at work.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,11 +25,12 @@ from ssmpi.core.traffic import Link
 from ssmpi.sync.average import Average, reduced_bytes
 from ssmpi.sync.base import Synchronizer, divergence
 from ssmpi.sync.in_place import Replicas, average
-from ssmpi.sync.mean_mirrors import MeanMirrors, sent_bytes
-from ssmpi.sync.mirrors import only_by_difference, round_seconds
+from ssmpi.sync.mean_mirrors import PASSES, MeanMirrors, sent_bytes
+from ssmpi.sync.mirrors import only_by_difference
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.owners import Owners
 from ssmpi.sync.peers import Peers
+from ssmpi.sync.pushes import codec_of
 
 if TYPE_CHECKING:
     from ssmpi.core.topology import Topology
@@ -52,13 +54,13 @@ class MA(Synchronizer):
         self.average = Average(peers.trainers, peers.waiting, weights.size)
         if self.group:
             self._of_leaders = Average(self.group.leaders, peers.waiting, weights.size)
-        self._mirrors: MeanMirrors | None = None
+        self._owners: Owners | None = None
         if options.codec != DENSE:
             compress.compile_kernels(options.codec)
             place = peers.trainers.rank, peers.trainers.size
             pending = peers.local.memory.array("pending", weights.shape, np.float32)
-            self._mirrors = MeanMirrors(options, peers.local.replica.layers, place, pending)
-            self._owners = Owners(peers.trainers, peers.waiting, self._mirrors)
+            mirrors = MeanMirrors(options, peers.local.replica.layers, place, pending)
+            self._owners = Owners(peers.trainers, peers.waiting, mirrors)
         self._all_ended = False  # on all hosts; every leader learns it in the same round
 
     @classmethod
@@ -78,8 +80,11 @@ class MA(Synchronizer):
 
     @classmethod
     def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
-        """To owners and from them, by mirrors."""
-        return 0.0 if options.codec == DENSE else round_seconds(options, parameters)
+        """Of mirrors of the own replica and the own shard of the mean, and of moving all."""
+        if options.codec == DENSE or topology.trainers == 1:
+            return 0.0
+        cost, share = codec_of(options)[0].nanoseconds, 1 / topology.trainers
+        return 1e-9 * parameters * ((1 + share) * cost.send + 2 * (1 - share) * cost.receive + PASSES)
 
     @classmethod
     def kept_vectors(cls, options: RoundOptions, threads: int) -> int:
@@ -88,8 +93,14 @@ class MA(Synchronizer):
 
     @classmethod
     def mirror_vectors(cls, options: RoundOptions, topology: Topology) -> dict[Role, int]:
-        """The own replica, the mean, what that has not told, shards of all replicas, and whole payloads."""
-        return {} if options.codec == DENSE else {Role.TRAINER: 5}
+        """The own replica, the mean, what that has not told and is to tell, and of n trainers the others' replicas on
+        the own shard: 5 - 1 / n. Two payloads of the replica and of the own shard of the mean, by codec and whole:
+        2 + 2 / n. Payloads of others, and differences of a shard of replica and mean: (1 + 2 / n) of a fragment.
+        """
+        if options.codec == DENSE:
+            return {}
+        share = 1 / topology.trainers
+        return {Role.TRAINER: math.ceil(7 + share + (1 + 2 * share) / options.fragments)}
 
     @property
     def idle(self) -> bool:
@@ -98,19 +109,16 @@ class MA(Synchronizer):
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
         """The mean of the snapshots, and what follows from it."""
-        if self._mirrors:
-            return self._exchange_by_mirrors(self._mirrors, snapshot, fragment, active)
+        if self._owners:
+            return self._exchange_with(self._owners, snapshot, fragment, active)
         mean = self.average.of(snapshot, active)
         return None if mean is None else self.refer(mean, fragment)
 
-    def _exchange_by_mirrors(
-        self, mirrors: MeanMirrors, snapshot: np.ndarray, fragment: int, active: bool
-    ) -> np.ndarray | None:
+    def _exchange_with(self, owners: Owners, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
         """The mean as it is told; the snapshot becomes the replica as the owners know it."""
-        if not self._owners.average(self.snapshot, fragment, active):
+        if not owners.average(self.snapshot, fragment, active):
             return None
-        reference, snapshot[:] = mirrors.move(fragment, self.alpha)
-        return reference
+        return owners.mirrors.move(fragment, self.alpha, snapshot)
 
     def refer(self, mean: np.ndarray, fragment: int) -> np.ndarray:
         """What replicas move towards, given their mean: here that itself."""
@@ -171,9 +179,9 @@ class MA(Synchronizer):
 
     def conclude(self) -> None:
         """What is left to do for an algorithm once nobody trains: here, with a codec, to tell what was not told."""
-        if self._mirrors:
+        if self._owners:
             self.weights += np.float32(self.alpha) * self._owners.pending()
-            self._mirrors.begin()
+            self._owners.mirrors.begin()
 
     def model(self) -> np.ndarray:
         """The mean of all replicas."""

@@ -22,11 +22,14 @@ import numpy as np
 
 from ssmpi.compress import Copy
 from ssmpi.core.traffic import Traffic
-from ssmpi.sync.base import merge_difference, shards
+from ssmpi.sync.base import merge_difference
 from ssmpi.sync.mirrors import ToldShards, expected_bytes
 from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.parts import shards
 
 WEIGHT = 4  # bytes of a message to an owner before its payload: whether its sender trains, float32
+
+PASSES = 2.0  # nanoseconds of a core for an entry, of mean and moves, besides codecs: 'ssmpi bench compression'
 
 
 class MeanMirrors:
@@ -79,9 +82,10 @@ class MeanMirrors:
         """What the owner of another shard tells of the mean."""
         Copy(self.mean.copy[self.shards[fragment][owner]]).receive(payload)
 
-    def move(self, fragment: int, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-        """What is known of all replicas moves towards the mean; that mean, and where the own replica was. Only now is q
-        what the mean has not told: a kill before, while answers are on their way, finds replicas that have not moved.
+    def move(self, fragment: int, alpha: float, replica_was: np.ndarray) -> np.ndarray:
+        """What is known of all replicas moves towards the mean; that mean, valid until the next ``answer``, and in
+        ``replica_was`` float32 (fragment,) where the own replica was. Only now is q what the mean has not told: a kill
+        before, while answers are on their way, finds replicas that have not moved.
         """
         parts = self.shards[fragment]
         self.pending[parts[self.rank]] = self._target[parts[self.rank]]
@@ -90,9 +94,10 @@ class MeanMirrors:
             if trainer != self.rank:
                 merge_difference(heard, own, heard, alpha)
         mean, replica = self.mean.copy[whole], self.replica.copy[whole]
-        before = mean.copy(), replica.copy()
+        reference = self._target[whole]  # which has been written down
+        reference[:], replica_was[:] = mean, replica
         merge_difference(replica, mean, replica, alpha)
-        return before
+        return reference
 
 
 def sent_bytes(options: RoundOptions, parameters: int, number: int) -> float:

@@ -13,8 +13,6 @@ from ssmpi.core.traffic import Traffic
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.pushes import Encoders, Shards, codec_of
 
-NANOSECONDS = 10.0  # of a core for an entry of a round, beside its codec: as ``ssmpi bench compression`` found
-
 
 class ToldShards:
     """Some shards of a vector, by fragment, which others are told of; ``copy`` float32 (parameters,) is what they hold.
@@ -48,6 +46,11 @@ class ToldShards:
         return payloads
 
 
+def seed_of(*numbers: int) -> int:
+    """A codec's, of its own for every client, server and fragment that these number."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
 def whole_codec(size: int) -> Codec:
     """All of a vector of so many entries."""
     return compress.make(DENSE, CodecOptions(), size)
@@ -57,11 +60,6 @@ def expected_bytes(options: RoundOptions, shards: Shards) -> float:
     """Payloads of all shards of every fragment, at the density asked for."""
     kind, own = codec_of(options)
     return sum(kind.expected_bytes(own, part.stop - part.start) for parts in shards for part in parts)
-
-
-def round_seconds(options: RoundOptions, parameters: int) -> float:
-    """What a round by mirrors takes of the processors: to encode and decode both ways, and to move both ends."""
-    return 1e-9 * (2 * codec_of(options)[0].nanoseconds + NANOSECONDS) * parameters
 
 
 def only_by_difference(options: RoundOptions) -> str:

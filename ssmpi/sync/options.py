@@ -31,6 +31,11 @@ class RoundOptions:
     refresh: str = "doubling"
     pull_codec: str = DENSE
 
+    @property
+    def by_thread(self) -> bool:
+        """Whether each worker thread runs rounds of its own, with an algorithm whose threads may do so."""
+        return self.pace == "fixed_rate" and self.by == "thread"
+
     def own(self, section: type[T]) -> T:
         """The section of one algorithm."""
         return next(value for value in vars(self).values() if isinstance(value, section))

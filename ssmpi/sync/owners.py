@@ -23,7 +23,7 @@ class Owners:
     """
 
     def __init__(self, trainers: Conversation, waiting: WaitOptions, mirrors: MeanMirrors) -> None:
-        self._trainers, self._waiting, self._mirrors = trainers, waiting, mirrors
+        self._trainers, self._waiting, self.mirrors = trainers, waiting, mirrors
         largest = max(part.stop - part.start for parts in mirrors.shards for part in parts)
         self._rooms = [np.empty(WEIGHT + compress.room(largest), np.uint8) for _ in range(trainers.size)]
         self._others = [(trainers.rank + k) % trainers.size for k in range(1, trainers.size)]
@@ -32,7 +32,7 @@ class Owners:
         """Tell a fragment of ``snapshot`` float32 (parameters,) and learn of the mean of those that train, all by the
         mirrors; False, and no mean, where nobody does. All trainers call.
         """
-        mirrors, traffic = self._mirrors, self._trainers.meter.traffic
+        mirrors, traffic = self.mirrors, self._trainers.meter.traffic
         payloads, weight = (
             mirrors.replica.tell(snapshot, fragment, traffic),
             np.array([active], np.float32).view(np.uint8),
@@ -52,8 +52,8 @@ class Owners:
 
     def pending(self) -> np.ndarray:
         """What the mean had not told, float32 (parameters,), and now has. All trainers call."""
-        found = self._mirrors.pending
-        for parts in self._mirrors.shards:
+        found = self.mirrors.pending
+        for parts in self.mirrors.shards:
             self._swap([found[parts[self._trainers.rank]]] * self._trainers.size, PENDING)
             for other in self._others:
                 found[parts[other]] = self._rooms[other].view(np.float32)[: parts[other].stop - parts[other].start]

@@ -227,6 +227,6 @@ def make_pace(
             return Led(synchronizers[0])
         share = (options.cpu_share or share) * (group.size if group else 1)
         return Shadow(synchronizers, min(1.0, share), start)
-    if synchronizers[0].each_thread and options.by == "thread":
+    if synchronizers[0].each_thread and options.by_thread:
         return EachThread(synchronizers, options, threads)
     return Together(synchronizers, options, threads)

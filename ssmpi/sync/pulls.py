@@ -6,9 +6,10 @@ whole pull to the last bit in few of its bytes. With any other share the client 
 that it has not heard of for long is as old as that, in the replica too; nothing is lost, because all that was learned
 is in the center or in what was not pushed.
 
-A client fetches the center whole when it begins and when a part of a run ends, and both ends begin anew from there:
-mirrors are neither in checkpoints nor in memory that outlives a process, and any number of trainers goes on. Where the
-center is moved to other weights, after a warm-up or in place of a lost one, each client's next pull is whole.
+Every client fetches the center whole when it begins, after a kill too, and a trainer's first thread also when a part of
+a run ends; both ends begin anew from there. Other threads' mirrors go on. So mirrors are neither in checkpoints nor in
+memory that outlives a process, and any number of trainers goes on. Where the center is moved to other weights, after a
+warm-up or in place of a lost one, each client's next pull is whole.
 
 A mirror's thresholds are those of whole shards: a sync PS knows no layers.
 """
@@ -24,7 +25,7 @@ from ssmpi import compress
 from ssmpi.compress import Copy, Mirror
 from ssmpi.core.topology import Role, Topology
 from ssmpi.sync import pushes
-from ssmpi.sync.mirrors import whole_codec
+from ssmpi.sync.mirrors import seed_of, whole_codec
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.pushes import Shards
 
@@ -46,10 +47,10 @@ class PulledCenter:
 
 
 class PullMirrors:
-    """A sync PS's end, for all clients."""
+    """A sync PS's end, of that ``rank`` in the conversation, for all clients."""
 
-    def __init__(self, options: RoundOptions) -> None:
-        self._kind, self._options = codec_of(options)
+    def __init__(self, options: RoundOptions, rank: int) -> None:
+        self._rank, (self._kind, self._options) = rank, codec_of(options)
         compress.compile_kernels(options.pull_codec)
         self._mirrors: dict[tuple[Client, int], Mirror] = {}
         self._room = np.empty(0, np.float32)
@@ -58,7 +59,7 @@ class PullMirrors:
         """A client is sent all of its shard of a fragment, float32 (shard,), and begins anew from there."""
         if (client, fragment) not in self._mirrors:
             state = np.zeros(self._kind.state_size(self._options, shard.size, ()))
-            codec = self._kind(self._options, shard.size, (), state, hash((client, fragment)) % 2**31)
+            codec = self._kind(self._options, shard.size, (), state, seed_of(self._rank, *client, fragment))
             if self._room.size < shard.size:
                 self._room = np.empty(shard.size, np.float32)
             self._mirrors[client, fragment] = Mirror(codec, np.empty_like(shard), self._room)
@@ -95,8 +96,10 @@ def expected_bytes(options: RoundOptions, shards: Shards, topology: Topology) ->
 
 
 def mirror_vectors(options: RoundOptions, topology: Topology) -> dict[Role, int]:
-    """The center as each client was told, on a trainer, and the mirrors of all clients, on all sync PSs together."""
+    """The center as each client was told, on a trainer; mirrors and payloads of all clients, and one difference, on all
+    sync PSs together.
+    """
     if options.pull_codec == DENSE:
         return {}
-    clients = topology.threads if options.pace == "fixed_rate" and options.by == "thread" else 1
-    return {Role.TRAINER: clients, Role.SYNC_PS: clients * topology.trainers}
+    clients = pushes.clients(options, topology)
+    return {Role.TRAINER: clients, Role.SYNC_PS: 2 * clients * topology.trainers + 1}

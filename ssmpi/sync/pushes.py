@@ -133,9 +133,14 @@ def expected_bytes(options: RoundOptions, shards: Shards, number: int) -> float:
     return sum(HEAD + number * kind.expected_bytes(own, size) for size in sizes)
 
 
+def clients(options: RoundOptions, topology: Topology) -> int:
+    """How many of a trainer a sync PS answers: its threads, or the trainer as one."""
+    return topology.threads if options.by_thread else 1
+
+
 def accounts(options: RoundOptions, topology: Topology) -> int:
     """How many accounts a round pushes: its thread's, or those of all threads."""
-    return 1 if options.pace == "fixed_rate" and options.by == "thread" else topology.threads
+    return topology.threads // clients(options, topology)
 
 
 def by_thread(saved: Mapping[str, np.ndarray], name: str) -> dict[int, np.ndarray]:

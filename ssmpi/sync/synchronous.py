@@ -42,7 +42,7 @@ class Synchronous(NoSync):
     """Every replica takes the step of the whole batch. There is nothing to do between steps."""
 
     Options: ClassVar[type] = SynchronousOptions
-    partner, in_the_step = "all trainers", True
+    in_the_step = True
     no_codec = "adds gradients up in an all-reduce, which adds numbers and no payloads"
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ssmpi.config import Config
 from ssmpi.core.errors import SettingsError
@@ -17,123 +17,10 @@ from ssmpi.core.settings import SECONDS, positive, require
 from ssmpi.core.traffic import Link
 from ssmpi.embedding import wire
 from ssmpi.run.requirements import dense_parameters
-from ssmpi.sync import ALGORITHMS, SYNC_PS
+from ssmpi.sync import ALGORITHMS, ALL_TRAINERS, SYNC_PS
 from ssmpi.sync.options import DENSE
 from ssmpi.tools.distinct_rows import distinct_rows
-
-STEP, SYNC, EMBEDDING = "dense step", "sync PS link", "embedding PS link"
-BACK_TO_BACK = 2.0  # trainers that fill a link in both directions: each waits for its answer
-
-
-@dataclass(frozen=True)
-class LinkSpeeds:
-    """Bytes per second and direction of every sync PS, embedding PS and, for rounds without servers, trainer."""
-
-    sync_ps: float = math.inf
-    embedding_ps: float = math.inf
-    trainer: float = math.inf
-
-    def __post_init__(self) -> None:
-        speeds = (self.sync_ps, self.embedding_ps, self.trainer)
-        require(min(speeds) > 0, f"a link must carry more than 0 bytes a second, got {min(speeds)}")
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """``eps`` of all trainers; ``gap`` in iterations of a thread, None without rounds; ``full`` limits ``eps``."""
-
-    trainers: int
-    eps: float
-    linear: float
-    gap: float | None
-    full: str
-
-
-@dataclass(frozen=True)
-class Compute:
-    """What a trainer computes: ``step`` seconds for a batch, on each of its threads."""
-
-    step: float
-    batch: int
-    threads: int
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """How a run synchronizes: ``bytes`` go to one partner and as many come back, or around the ring; with a codec
-    ``pushed`` and ``pulled``, and it takes ``codec_seconds``. ``period`` is in iterations of a thread, 0 in the
-    background. With ``together`` all threads of a trainer share a round. A round moves one of ``fragments``.
-    """
-
-    partner: str = ""
-    bytes: float = 0.0
-    period: float = 0.0
-    together: bool = False
-    fragments: int = 1
-    pushed: float | None = None
-    pulled: float | None = None
-    codec_seconds: float = 0.0
-
-    @property
-    def there_and_back(self) -> tuple[float, float]:
-        """Bytes to the partner and from it."""
-        pushed, pulled = (self.bytes if size is None else size for size in (self.pushed, self.pulled))
-        return pushed, pulled
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """Predicts any number of trainers. ``iteration_bytes`` go over the link of the busiest embedding PS."""
-
-    compute: Compute
-    links: LinkSpeeds
-    rounds: Rounds = field(default_factory=Rounds)
-    iteration_bytes: float = 0.0
-
-    def round_seconds(self, trainers: int) -> float:
-        """Duration of a round that shares no link: to the partner and back, or around the ring of all trainers."""
-        if self.rounds.partner == SYNC_PS:
-            return sum(self.rounds.there_and_back) / self.links.sync_ps + self.rounds.codec_seconds
-        if self.rounds.partner == "all trainers":
-            around = (trainers - 1) / trainers * sum(self.rounds.there_and_back) / self.links.trainer
-            return around + self.rounds.codec_seconds * (trainers > 1)
-        return 2 * self.rounds.bytes / self.links.trainer if self.rounds.partner and trainers > 1 else 0.0
-
-    @property
-    def round_capacity(self) -> float:
-        """Rounds per second that the sync PSs' links carry, of all trainers."""
-        size = max(self.rounds.there_and_back)
-        return _ratio(self.links.sync_ps, size) if self.rounds.partner == SYNC_PS else math.inf
-
-    def trainer_eps(self, trainers: int) -> float:
-        """Examples per second of one trainer that only its step and its own rounds slow down."""
-        pause = self.round_seconds(trainers) / self.rounds.period if self.rounds.period else 0.0
-        return self.compute.threads * self.compute.batch / (self.compute.step + pause)
-
-    @property
-    def link_capacity(self) -> dict[str, float]:
-        """Examples per second that each kind of server link carries."""
-        threads = self.compute.threads if self.rounds.together else 1
-        sync = (
-            self.round_capacity * self.rounds.period * threads * self.compute.batch if self.rounds.period else math.inf
-        )
-        return {SYNC: sync, EMBEDDING: self.compute.batch * _ratio(self.links.embedding_ps, self.iteration_bytes)}
-
-    def of(self, trainers: int) -> Prediction:
-        """The prediction for a number of trainers."""
-        one = self.trainer_eps(trainers)
-        rates = {STEP: trainers * one, **self.link_capacity}
-        full = min(rates, key=lambda name: rates[name])
-        return Prediction(trainers, rates[full], trainers * one, self._gap(trainers, rates[full]), full)
-
-    def _gap(self, trainers: int, eps: float) -> float | None:
-        if self.rounds.period:
-            return self.rounds.period * self.rounds.fragments
-        alone = self.round_seconds(trainers)
-        if not alone:
-            return None
-        rounds = min(1 / alone, self.round_capacity / trainers) / self.rounds.fragments
-        return eps / (trainers * self.compute.threads * self.compute.batch) / rounds
+from ssmpi.tools.link_model import BACK_TO_BACK, EMBEDDING, SYNC, Compute, Forecast, LinkSpeeds, Rounds
 
 
 def forecast(config: Config, step: float, links: LinkSpeeds) -> Forecast:
@@ -148,33 +35,28 @@ def forecast(config: Config, step: float, links: LinkSpeeds) -> Forecast:
         kind.partner,
         4 * dense_parameters(config) / servers / sync.fragments,
         (sync.every_iterations or max(1.0, sync.every_seconds / step)) if foreground else 0.0,
-        not (kind.each_thread and sync.by == "thread"),
+        not (kind.each_thread and sync.by_thread),
         sync.fragments,
         *_by_codec(config, servers * sync.fragments),
-        _codec_seconds(config) / sync.fragments,
     )
     rows = iteration_bytes(distinct_rows(config), config.rows.layout.width) if config.topology.embedding_ps else 0.0
     return Forecast(Compute(step, config.data.batch_size, config.topology.threads), links, rounds, rows)
 
 
-def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None]:
-    """There and back in a round of one fragment, of so many messages for the whole vector; None without a codec."""
-    if config.sync.codec == config.sync.pull_codec == DENSE:
-        return None, None
-    kind, topology, size = ALGORITHMS[config.sync.algorithm], config.topology, dense_parameters(config)
+def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None, float]:
+    """What the partner gets and sends in a round of one fragment, of so many messages for the whole vector, None each
+    where there is no codec, and what that takes of the processors. Trainers are at least two.
+    """
+    sync, parameters, kind = config.sync, dense_parameters(config), ALGORITHMS[config.sync.algorithm]
+    if sync.codec == sync.pull_codec == DENSE:
+        return None, None, 0.0
+    topology = replace(config.topology, trainers=max(2, config.topology.trainers))
+    found, seconds = kind.round_bytes(sync, topology, parameters), kind.codec_seconds(sync, topology, parameters)
     if kind.partner == SYNC_PS:
-        found = kind.round_bytes(config.sync, topology, size)
-        return found[Link.CENTER_PUSH] / messages, found[Link.CENTER_PULL] / messages
-    n = max(2, topology.trainers)
-    sent = kind.round_bytes(config.sync, replace(topology, trainers=n), size)[Link.TRAINERS]
-    return (sent * n / (n - 1) / 2 / messages,) * 2
-
-
-def _codec_seconds(config: Config) -> float:
-    """What encoding and decoding take of the processors, in a round over the whole vector."""
-    if config.sync.codec == config.sync.pull_codec == DENSE:
-        return 0.0
-    return ALGORITHMS[config.sync.algorithm].codec_seconds(config.sync, config.topology, dense_parameters(config))
+        there, back = found[Link.CENTER_PUSH], found[Link.CENTER_PULL]
+    else:
+        there = back = found[Link.TRAINERS] / (2 - 2 / topology.trainers)
+    return there / messages, back / messages, seconds / sync.fragments
 
 
 def iteration_bytes(rows: Sequence[float], width: int) -> float:
@@ -201,17 +83,16 @@ def arithmetic(found: Forecast) -> list[str]:
     lines = [f"  dense step: batch {found.compute.batch} x {threads} / {found.compute.step * 1e3:g} ms"]
     if found.rounds.period and found.rounds.partner:
         pause = f" + a round of {_ms(found.round_seconds(2))} every {found.rounds.period:g} iterations"
-        lines[0] = f"{lines[0]}{pause}" + (" (at 2 trainers)" if found.rounds.partner == "all trainers" else "")
+        lines[0] = f"{lines[0]}{pause}" + (" (at 2 trainers)" if found.rounds.partner == ALL_TRAINERS else "")
     lines[0] += f" = {found.trainer_eps(2 if found.rounds.partner else 1):,.0f} EPS a trainer"
+    there, back = found.rounds.there_and_back
+    if found.rounds != found.rounds.dense:
+        faster = ""
+        if math.isfinite(found.round_link):
+            gain = found.dense.round_seconds(2) / found.round_seconds(2)
+            faster = f": a round is {gain:,.1f} times as fast where the link is its limit"
+        lines.append(f"  codec: {_mb(there)} there and {_mb(back)} back, of {_mb(found.rounds.bytes)} each{faster}")
     if found.rounds.partner == SYNC_PS:
-        there, back = found.rounds.there_and_back
-        if there != back:
-            dense = Forecast(found.compute, found.links, replace(found.rounds, pushed=None, pulled=None))
-            faster = ""
-            if math.isfinite(found.links.sync_ps):
-                gain = dense.round_seconds(1) / found.round_seconds(1)
-                faster = f": a round is {gain:,.1f} times as fast where the link is its limit"
-            lines.append(f"  codec: {_mb(there)} there and {_mb(back)} back, of {_mb(found.rounds.bytes)} each{faster}")
         size = max(there, back)
         lines.append(
             f"  sync PS link: {_mb(size)} a round, PS and direction / {_mb(found.links.sync_ps)}/s "
@@ -219,9 +100,9 @@ def arithmetic(found: Forecast) -> list[str]:
             + (f" = {found.link_capacity[SYNC]:,.0f} EPS" if found.rounds.period else ", of all trainers together")
         )
     elif found.rounds.partner:
-        there = found.rounds.there_and_back[0]
-        of = f" by the codec, of {_mb(found.rounds.bytes)}," if found.rounds.pushed else ""
-        lines.append(f"  trainers' links: {_mb(there)}{of} / {_mb(found.links.trainer)}/s, there and back or around")
+        lines.append(
+            f"  trainers' links: {_mb(max(there, back))} / {_mb(found.links.trainer)}/s, there and back or around"
+        )
     if found.iteration_bytes:
         lines.append(
             f"  embedding PS link: {_mb(found.iteration_bytes)} an iteration into the busiest PS "
@@ -232,7 +113,7 @@ def arithmetic(found: Forecast) -> list[str]:
 
 def first_full(found: Forecast) -> list[str]:
     """The number of trainers that fills each kind of server link, and whether that costs examples per second."""
-    one = found.trainer_eps(1 if found.rounds.partner != "all trainers" else 2)
+    one = found.trainer_eps(1 if found.rounds.partner != ALL_TRAINERS else 2)
     room = {name: most / one for name, most in found.link_capacity.items() if math.isfinite(most)}
     beside = math.isfinite(found.round_capacity) and not found.rounds.period
     full = {SYNC: BACK_TO_BACK, **room} if beside else room
@@ -246,10 +127,6 @@ def first_full(found: Forecast) -> list[str]:
         grows = ", ".join(eps) or "EPS grows with the trainers"
         lines.append(f"  rounds in the background: a full {SYNC} costs gap, not EPS; {grows}")
     return lines
-
-
-def _ratio(speed: float, size: float) -> float:
-    return speed / size if size else math.inf
 
 
 def _ms(seconds: float) -> str:

@@ -24,7 +24,7 @@ from ssmpi.run.requirements import (
     mirror_memory,
     placement_of,
 )
-from ssmpi.sync import ALGORITHMS, SYNC_PS
+from ssmpi.sync import ALGORITHMS, ALL_TRAINERS, SYNC_PS
 from ssmpi.sync.options import DENSE
 from ssmpi.sync.rows import row_gradient_bytes
 
@@ -159,7 +159,7 @@ def traffic(config: Config, placement: Placement) -> str:
     if kind.partner == SYNC_PS:
         there, back = (in_units(each[link]) for link in (Link.CENTER_PUSH, Link.CENTER_PULL))
         lines.append(f"  {when}: {there} to {kind.partner} and {'as much' if there == back else back} back")
-    elif kind.partner == "all trainers":
+    elif kind.partner == ALL_TRAINERS:
         how = "ring all-reduce" if sync.codec == DENSE else "payloads to owners of shards, and theirs to all"
         lines.append(f"  {when}: {in_units(each[Link.TRAINERS])} sent by each of {n} trainers ({how})")
     elif kind.partner:

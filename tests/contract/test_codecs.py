@@ -355,7 +355,7 @@ def killed_in_a_round(world, options, memories, replicas, at):
         own = synchronizers[0]
         for turn in range(0 if again else at):
             weights[:] += 0.1 * replica(100 + 10 * turn + world.rank)
-            with Kill(own._mirrors, "learn") if turn == at - 1 else nullcontext():
+            with Kill(own._owners.mirrors, "learn") if turn == at - 1 else nullcontext():
                 own.round()
         own.close()
         return weights.copy()

@@ -70,7 +70,7 @@ def ends(after_call):
     after_call(AsyncPS, "__init__", lambda self, *_: vars(self._pulled).update(who=(self._parts, client_of(self))))
     after_call(MeanMirrors, "__init__", lambda self, _, __, place, ___: found.trainers.update({place[0]: self}))
 
-    def moved(own, part, _):
+    def moved(own, part, *_):
         shards, client = own.who
         fragment = [parts[0].start for parts in shards].index(part.start)
         theirs = found.center._clients[client]

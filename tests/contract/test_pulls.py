@@ -19,13 +19,20 @@ ONE = replace(TWO, trainers=1)
 
 
 def rounds(world, options, number=12):
-    """Steps with a round each, trainers in turns; after each of this one's its replica, what it holds of the center,
-    or the center itself, and the bytes. At last what the center is.
+    """Steps with a round each, trainers in turns; after each of this one's its replica, what it was told of the
+    center so far, and the bytes. At last what the center is.
     """
-    weights, home = replica(0), home_of(world)
+    weights, held, home = replica(0), replica(0), home_of(world)
 
     def work(synchronizers):
         own, found = synchronizers[0], []
+        exchange = own.exchange
+
+        def heard(snapshot, fragment, active):
+            held[own.fragments[fragment]] = reference = exchange(snapshot, fragment, active)
+            return reference
+
+        own.exchange = heard
         step, home.optimizer.state = own.optimizer(0), dict
         for turn in range(number):
             if turn % world.trainers.size == world.rank:
@@ -35,8 +42,7 @@ def rounds(world, options, number=12):
                 world.traffic.on = True
                 own.round()
                 world.traffic.on = False
-                held = own._pulled.center.copy() if own._pulled else own.fetch()
-                found.append((weights.copy(), held, world.traffic.totals() - before))
+                found.append((weights.copy(), held.copy(), world.traffic.totals() - before))
             meet(world)
         return found, own.fetch()
 
@@ -79,7 +85,7 @@ def test_no_more_is_pulled_than_was_pushed():
     """What the plan says of pulls that drop nothing: the entries that pushes of four threads may have changed."""
     chosen = options("async_ps", "fixed_rate", codec="threshold:0.99", pull_codec="threshold:0", life_span=1)
     found = sync.ALGORITHMS["async_ps"].round_bytes(chosen, TWO, PARAMETERS)[Link.CENTER_PULL]
-    sizes = [part.stop - part.start for part in sync.base.shards(PARAMETERS, 1, 2)[0]]
+    sizes = [part.stop - part.start for part in sync.parts.shards(PARAMETERS, 1, 2)[0]]
     kind = compress.CODECS["threshold"]
     assert found == sum(kind.expected_bytes(compress.CodecOptions(0.96), size) for size in sizes)
 
@@ -96,7 +102,7 @@ def test_a_pull_is_as_long_as_plan_says(pull):
 def test_a_client_that_fetches_begins_anew_from_there():
     """As after a kill or from a checkpoint, whatever its mirror was before; other clients keep theirs."""
     chosen = options("async_ps", pull_codec="threshold:0.9")
-    mirrors, center = pulls.PullMirrors(chosen), replica(1)
+    mirrors, center = pulls.PullMirrors(chosen, 2), replica(1)
     for client in ((0, 0), (1, 0)):
         mirrors.fetched(client, 0, replica(0))
     mirrors.fetched((0, 0), 0, center)
@@ -112,11 +118,11 @@ def test_only_who_pulls_weights_has_a_codec_for_it():
 
 
 def test_the_memory_of_mirrors_is_that_of_every_client():
-    """Two trainers of two threads: a vector for each that pulls, at both ends."""
+    """Two trainers of two threads: a vector for each that pulls, at both ends, and payloads."""
     chosen = options("async_ps", "fixed_rate", pull_codec="threshold:0.9:whole")
     for by, clients in (("thread", 2), ("trainer", 1)):
         found = AsyncPS.mirror_vectors(replace(chosen, by=by), TWO)
-        assert found == {Role.TRAINER: clients, Role.SYNC_PS: 2 * clients}
+        assert found == {Role.TRAINER: clients, Role.SYNC_PS: 2 * (2 * clients) + 1}
     assert AsyncPS.mirror_vectors(replace(chosen, pull_codec="dense"), TWO) == {}
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssmpi import cli
+from ssmpi import cli, compress
 from ssmpi.bench.cluster import cluster, scenarios
 from ssmpi.bench.cluster.scenarios import Scenario
 from ssmpi.bench.harness import limited_links, virtual_hosts
@@ -23,14 +23,15 @@ from ssmpi.comm.waiting import WaitOptions
 from ssmpi.config import load
 from ssmpi.core import traffic
 from ssmpi.core.errors import SettingsError, UserError
+from ssmpi.core.topology import Topology
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding import wire
 from ssmpi.run.requirements import dense_parameters
-from ssmpi.sync import ALGORITHMS, SYNC_PS
-from ssmpi.sync.mirrors import NANOSECONDS
+from ssmpi.sync import ALGORITHMS, SYNC_PS, elastic_mirrors, mean_mirrors
+from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.pace import NoPace
 from ssmpi.tools import codec_worth, forecast
-from ssmpi.tools.forecast import EMBEDDING, STEP, SYNC, Compute, Forecast, LinkSpeeds, Rounds
+from ssmpi.tools.link_model import EMBEDDING, STEP, SYNC, Compute, Forecast, LinkSpeeds, Rounds
 
 
 class Clock:
@@ -403,23 +404,58 @@ def test_the_command_line_predicts_or_says_what_it_lacks(tmp_path, small_data, c
         assert word in capsys.readouterr().err
 
 
-def test_a_codec_makes_rounds_faster_by_what_both_directions_have_in_common(tmp_path, small_data):
+RUN = {"step": 0.01, "links": LinkSpeeds(sync_ps=1e6, trainer=1e6)}
+
+
+def coded_and_dense(tmp_path, data, algorithm, *overrides):
+    """Forecasts of a run with and without a codec, over links of 1 MB/s."""
+    (tmp_path / "run.toml").write_text(f"[data]\nfolder = '{data}'")
+    servers = ALGORITHMS[algorithm].partner == SYNC_PS
+    given = (f"sync.algorithm={algorithm}", f"topology.sync_ps={int(servers)}", *overrides)
+    return [
+        forecast.forecast(load(tmp_path / "run.toml", (*given, f"sync.codec={codec}")), **RUN)
+        for codec in ("threshold:0.99", "dense")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "trainers", "low", "high"),
+    [("async_ps", 1, 1.9, 2), ("easgd", 1, 50, 67), ("ma", 2, 50, 67), ("ma", 4, 50, 67)],
+)
+def test_a_codec_makes_rounds_faster_by_what_both_directions_have_in_common(
+    algorithm, trainers, low, high, tmp_path, small_data
+):
     """With whole pulls less than twice, however few are pushed; both ways as often as there are fewer bytes."""
-    path = tmp_path / "run.toml"
-    path.write_text(f"[data]\nfolder = '{small_data}'")
-    seconds, capacity, words = {}, {}, {}
-    for algorithm in ("async_ps", "easgd"):
-        for codec in ("dense", "threshold:0.99"):
-            config = load(path, (f"sync.algorithm={algorithm}", f"sync.codec={codec}", "topology.sync_ps=1"))
-            found = forecast.forecast(config, 0.01, LinkSpeeds(sync_ps=1e6))
-            seconds[algorithm, codec], capacity[algorithm, codec] = found.round_seconds(1), found.round_capacity
-            words[algorithm, codec] = "\n".join(forecast.arithmetic(found))
-    gains = {name: seconds[name, "dense"] / seconds[name, "threshold:0.99"] for name in ("async_ps", "easgd")}
-    assert 1.9 < gains["async_ps"] < 2
-    assert gains["easgd"] > 60
-    assert capacity["async_ps", "threshold:0.99"] == capacity["async_ps", "dense"]
-    assert "a round is 2.0 times as fast" in words["async_ps", "threshold:0.99"]
-    assert "codec" not in words["async_ps", "dense"]
+    coded, dense = coded_and_dense(tmp_path, small_data, algorithm, f"topology.trainers={trainers}")
+    assert low < dense.round_seconds(4) / coded.round_seconds(4) < high
+    assert coded.dense == dense
+    if algorithm == "async_ps":
+        assert coded.round_capacity == dense.round_capacity
+        assert "a round is 2.0 times as fast" in "\n".join(forecast.arithmetic(coded))
+    assert "codec" not in "\n".join(forecast.arithmetic(dense))
+    (line,) = codec_worth.sentence(coded, trainers)
+    assert "here, over 1.0 MB/s, " in line
+    assert codec_worth.sentence(dense, trainers) == []
+
+
+@pytest.mark.parametrize("name", [name for name, kind in ALGORITHMS.items() if not kind.codec_error(RoundOptions())])
+def test_whoever_takes_a_codec_says_what_it_takes_of_the_processors(name):
+    """And nothing where there is none."""
+    topology = Topology(trainers=2, sync_ps=int(ALGORITHMS[name].partner == SYNC_PS))
+    for codec, cost in compress.CODECS.items():
+        options = RoundOptions(algorithm=name, codec=f"{codec}:0.9" if cost.takes_share else codec)
+        seconds = ALGORITHMS[name].codec_seconds(options, topology, 1_000)
+        assert (seconds > 0) == (codec != "dense")
+
+
+def test_elastic_rounds_take_two_mirrors_at_both_ends():
+    """A mirror costs what a pull does; and both mirrors are moved at both ends."""
+    topology = Topology(trainers=2, sync_ps=1)
+    for codec in ("threshold:0.99", "bf16"):
+        pull = ALGORITHMS["async_ps"].codec_seconds(RoundOptions(pull_codec=codec), topology, 10**9)
+        elastic = ALGORITHMS["easgd"].codec_seconds(RoundOptions(codec=codec), topology, 10**9)
+        assert elastic == pytest.approx(2 * pull + elastic_mirrors.PASSES)
+        assert elastic_mirrors.PASSES > 0
 
 
 CODED = Rounds(SYNC_PS, 200_000, 1.0, pushed=4_000, codec_seconds=75e-6)  # 1.5 ns each of 50,000 entries
@@ -462,9 +498,10 @@ def test_rounds_of_all_trainers_by_a_codec_take_what_owners_get_and_send(tmp_pat
     size = dense_parameters(config)
     sent = ALGORITHMS["ma"].round_bytes(config.sync, config.topology, size)[traffic.Link.TRAINERS]
     found = forecast.forecast(config, 0.01, LinkSpeeds(trainer=1e6))
-    seconds = 1e-9 * (2 * 0.6 + NANOSECONDS) * size
+    cost = compress.CODECS["threshold"].nanoseconds
+    seconds = 1e-9 * (1.25 * cost.send + 1.5 * cost.receive + mean_mirrors.PASSES) * size
     assert 3 * found.round_seconds(4) == pytest.approx(sent / 1e6 + seconds)
-    assert found.round_seconds(1) == 0
+    assert found.round_seconds(1) == 0  # nobody is told
     fast, slow = 1e4 * sent / seconds, sent / seconds
     assert codec_worth.gain(found, fast, 4) < 1 < 10 < codec_worth.gain(found, slow, 4)
     with pytest.raises(SystemExit) as ended:
@@ -472,20 +509,6 @@ def test_rounds_of_all_trainers_by_a_codec_take_what_owners_get_and_send(tmp_pat
     assert not ended.value.code
     assert "not worth it over links of more than" in capsys.readouterr().out
     assert codec_worth.sentence(found, 1) == []
-
-
-def test_a_codec_both_ways_takes_mirrors_of_both_ends(tmp_path, small_data):
-    """Of ``async_ps`` a push and a pull each take the codec; elastic exchanges also move both mirrors at both ends."""
-    path = tmp_path / "run.toml"
-    path.write_text(f"[data]\nfolder = '{small_data}'\n[topology]\nsync_ps = 1\n[sync]\ncodec = 'threshold:0.99'\n")
-    both = ("sync.algorithm=async_ps", "sync.pull_codec=threshold:0.99")
-    seconds = {
-        settings[0]: forecast.forecast(load(path, settings), 0.01, LinkSpeeds()).rounds.codec_seconds
-        for settings in (("sync.algorithm=easgd",), both)
-    }
-    size = dense_parameters(load(path, both))
-    assert seconds["sync.algorithm=async_ps"] == pytest.approx(2 * 0.6e-9 * size)
-    assert seconds["sync.algorithm=easgd"] == pytest.approx((2 * 0.6 + NANOSECONDS) * 1e-9 * size)
 
 
 def test_where_links_carry_anything_no_codec_is_worth_it():

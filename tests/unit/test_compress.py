@@ -319,6 +319,19 @@ def test_an_unknown_codec_is_refused(text):
         compress.parse(text)
 
 
+@pytest.mark.parametrize("others", [0, 9])
+def test_no_threshold_is_searched_for_where_all_but_few_entries_are_zero(others, monkeypatch):
+    """As in a mirror with little to tell: those few are all sent, and the search comes when there are more."""
+    codec, searched, partition = compress.make("threshold:0.99", CodecOptions(refresh="plain"), 1_000), [], np.partition
+    monkeypatch.setattr(np, "partition", lambda *given: searched.append(0) or partition(*given))
+    for number in (others, others, others, 10, 20):
+        vector = np.zeros(1_000, np.float32)
+        vector[:number] = 1.0 + np.arange(number)
+        assert compress.count_of(codec.take(vector))[1] <= max(number, 10)
+        assert len(searched) == (number >= 10)
+    assert codec.state[1] > 0
+
+
 def test_what_codecs_cost_is_printed(tmp_path, capsys):
     """A line each, with what their payloads say."""
     found = speed.measure(["dense", "threshold:0.99"], 20_000, 3, tmp_path / "costs.json")
@@ -328,4 +341,7 @@ def test_what_codecs_cost_is_printed(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "threshold:0.99" in printed
     assert all(cost.encode_ns > 0 < cost.decode_ns for cost in found)
-    assert found[0].round_ns == 0 < found[1].encode_ns < found[1].round_ns
+    assert "whole exchanges, 20,000 entries, medians of 3 turns" in printed
+    for cost in json.loads((tmp_path / "costs.json").read_text()):
+        assert cost["easgd_ns"] > cost["send_ns"] + cost["receive_ns"] > 0 < cost["ma_ns"]
+        assert cost["push_ns"] > 0

@@ -1,19 +1,28 @@
 """Both ends of a mirror hold the same to the last bit, and what is sent arrives."""
 
 import math
+import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from test_compress import BORDERS, SIZE, TEXTS, gradient
 
 from ssmpi import compress
+from ssmpi.comm.waiting import WaitOptions
 from ssmpi.compress import CodecOptions, Copy, Mirror, PayloadError
 from ssmpi.core.errors import TrainingError
+from ssmpi.core.topology import Role, Topology
 from ssmpi.core.traffic import Traffic
+from ssmpi.sync import pulls
+from ssmpi.sync.easgd import EASGD
 from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
+from ssmpi.sync.ma import MA
 from ssmpi.sync.mean_mirrors import MeanMirrors
 from ssmpi.sync.mirrors import whole_codec
 from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.owners import Owners
+from ssmpi.sync.pulls import PulledCenter, PullMirrors
 
 
 def ends(text, size=SIZE, life_span=1000):
@@ -103,8 +112,11 @@ def test_both_ends_of_elastic_exchanges_hold_the_same(text):
     chosen, traffic, center = RoundOptions(algorithm="easgd", codec=text), Traffic(), gradient(1, size=3_000)
     trainers = [ReplicaMirrors(chosen, SHARDS, (100, 700), (k, 0), 3_000) for k in range(2)]
     clients = [
-        [ClientMirrors(chosen, [whole_codec(part.stop - part.start)]) for parts in SHARDS for part in parts]
-        for _ in trainers
+        [
+            ClientMirrors(chosen, [whole_codec(part.stop - part.start)], (2 + k, trainer, 0))
+            for k, part in enumerate(part for parts in SHARDS for part in parts)
+        ]
+        for trainer in range(2)
     ]
     shards = [part for parts in SHARDS for part in parts]
     for step in range(STEPS):
@@ -116,10 +128,29 @@ def test_both_ends_of_elastic_exchanges_hold_the_same(text):
             for end, payload, part in zip(theirs, payloads, SHARDS[fragment], strict=True)
         ]
         own.hear(answers, fragment)
-        own.move(slice(0, 1_501) if fragment == 0 else slice(1_501, 3_000), 0.3)
+        whole = slice(0, 1_501) if fragment == 0 else slice(1_501, 3_000)
+        before, was = (own.center[whole].copy(), own.told.copy[whole].copy()), np.empty((2, whole.stop - whole.start))
+        own.move(whole, 0.3, *was)
+        np.testing.assert_array_equal(was, before)
         for end, part in zip(ends, shards, strict=True):
             same(end.replicas[0].copy, own.told.copy[part])
             same(end.centers[0], own.center[part])
+
+
+def test_each_sync_ps_draws_other_entries_for_each_client_and_fragment():
+    """Of exchanges and of pulls; whoever draws alike would tell all of the same entries."""
+    chosen = RoundOptions(codec="random-k:0.9", pull_codec="random-k:0.9")
+    start, there, told, elastic = np.zeros(1_000, np.float32), gradient(4, size=1_000), [], whole_codec(1_000)
+    for server in (5, 6):
+        mirrors = PullMirrors(chosen, server)
+        for client in ((0, 0), (0, 1), (1, 0)):
+            clients = ClientMirrors(chosen, [elastic] * 2, (server, *client))
+            for fragment in range(2):
+                mirrors.fetched(client, fragment, start)
+                told.append(compress.decode(mirrors.answer(client, fragment, there)) != 0)
+                payload = compress.make("random-k:0.9", CodecOptions(), 1_000).encode(there)
+                told.append(compress.decode(clients.exchange(fragment, payload, there.copy(), 0.5)) != 0)
+    assert len({each.tobytes() for each in told[::2]}) == len({each.tobytes() for each in told[1::2]}) == 12
 
 
 @pytest.mark.parametrize("text", [text for text in TEXTS if "whole" not in text])
@@ -138,8 +169,70 @@ def test_owners_and_trainers_hold_the_same(text):
             for other in trainers[:owner] + trainers[owner + 1 :]:
                 other.learn(owner, payload, 0)
         for own in trainers:
-            own.move(0, 0.3)
+            before, was = (own.mean.copy.copy(), own.replica.copy.copy()), np.empty(3_000)
+            np.testing.assert_array_equal((own.move(0, 0.3, was), was), before)
         for own in trainers:
             same(own.mean.copy, trainers[0].mean.copy)
             for k, other in enumerate(trainers):
                 same(own.heard[0][k], other.replica.copy[own.shards[0][own.rank]])
+
+
+class Allocated:
+    """``vectors`` of 2,000,000 floats that numpy has allocated since."""
+
+    SIZE = 2_000_000
+
+    def __enter__(self):
+        tracemalloc.start()
+        return self
+
+    def __exit__(self, *_):
+        tracemalloc.stop()
+
+    @property
+    def vectors(self):
+        return tracemalloc.get_traced_memory()[0] / (4 * self.SIZE)
+
+
+def close_above(planned, found):
+    """Room for bitmaps in payloads is the rest."""
+    return found - 0.3 < planned < found + 1.1
+
+
+@pytest.mark.parametrize("fragments", [1, 4])
+@pytest.mark.parametrize("trainers", [2, 5])
+def test_plan_counts_what_mirrors_of_means_allocate(trainers, fragments):
+    """All arrays of a trainer, with the memory of what the mean has not told."""
+    chosen = RoundOptions(algorithm="ma", codec="bf16", fragments=fragments)
+    with Allocated() as found:
+        pending = np.zeros(found.SIZE, np.float32)
+        mirrors = MeanMirrors(chosen, (), (0, trainers), pending)
+        own = Owners(SimpleNamespace(rank=0, size=trainers), WaitOptions(), mirrors)
+        vectors = found.vectors
+    assert own.mirrors is mirrors
+    assert close_above(MA.mirror_vectors(chosen, Topology(trainers=trainers))[Role.TRAINER], vectors)
+
+
+def test_plan_counts_what_mirrors_of_centers_allocate():
+    """Of each client at its own end; and at a sync PS of several, which share the whole codec, elastic and of pulls."""
+    chosen, clients = RoundOptions(algorithm="easgd", codec="bf16", pull_codec="bf16"), range(3)
+    topology, size, ends = Topology(trainers=3, sync_ps=1), Allocated.SIZE, []
+    elastic, pulled = EASGD.mirror_vectors(chosen, topology), pulls.mirror_vectors(chosen, topology)
+
+    def share(whole):
+        return [ClientMirrors(chosen, [whole], (1, k, 0)) for k in clients]
+
+    def pulling(mirrors):
+        for k in clients:
+            mirrors.fetched((k, 0), 0, np.broadcast_to(np.float32(0), size))
+        return mirrors
+
+    for planned, make in (
+        (elastic[Role.TRAINER], lambda: ReplicaMirrors(chosen, [[slice(0, size)]], (), (0, 0), size)),
+        (elastic[Role.SYNC_PS], lambda: share(whole_codec(size))),
+        (pulled[Role.TRAINER], lambda: PulledCenter(chosen, [[slice(0, size)]], size)),
+        (pulled[Role.SYNC_PS], lambda: pulling(PullMirrors(chosen, 1))),
+    ):
+        with Allocated() as found:
+            ends.append(make())
+            assert close_above(planned, found.vectors)

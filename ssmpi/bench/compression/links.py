@@ -27,7 +27,8 @@ from ssmpi.config import Config, load
 from ssmpi.core.settings import SECONDS, positive, require
 from ssmpi.run.requirements import dense_parameters
 from ssmpi.tools.codec_worth import WANTED
-from ssmpi.tools.forecast import LinkSpeeds, forecast
+from ssmpi.tools.forecast import forecast
+from ssmpi.tools.link_model import LinkSpeeds
 
 RESULT, SHORT_ROWS = "compression_links.json", 12_000
 SMALL = (

@@ -50,7 +50,7 @@ class PushRounds(CenterRounds):
         self._step, size = optimizer(pushing.dense)(self._center), self._center.size
         self._traffic = Traffic(on=True)
         self._pulls = [PulledCenter(options, [[slice(0, size)]], size) for _ in replicas]
-        self._mirrors = PullMirrors(options) if options.pull_codec != DENSE else None
+        self._mirrors = PullMirrors(options, len(replicas)) if options.pull_codec != DENSE else None
         self._fetch()
         self._accounts = [
             [PendingGradients(np.zeros_like(self._center), 1.0) for _ in range(pushing.threads)] for _ in replicas
@@ -130,7 +130,7 @@ class MirroredRounds(ElasticRounds):
             return
         parts, whole = [[slice(0, size)]], [whole_codec(size)]
         self._trainers = [ReplicaMirrors(options, parts, pushing.layers, (k, 0), size) for k in range(len(replicas))]
-        self._clients = [ClientMirrors(options, whole) for _ in replicas]
+        self._clients = [ClientMirrors(options, whole, (len(replicas), k, 0)) for k in range(len(replicas))]
 
     @property
     def figures(self) -> dict[str, float]:
@@ -157,7 +157,9 @@ class MirroredRounds(ElasticRounds):
             answer = client.exchange(0, payload, self._center, self.alpha)
             own.hear([answer], 0)
             sent, back = payload.size, answer.size
-            self.move(tick, trainer, *own.move(slice(None), self.alpha))
+            was = np.empty((2, self._center.size), np.float32)
+            own.move(slice(None), self.alpha, *was)
+            self.move(tick, trainer, *was)
             self.count += 1
         self._traffic.add(Link.CENTER_PUSH, sent)
         self._traffic.add(Link.CENTER_PULL, back)
@@ -202,7 +204,8 @@ class MirroredMeanRounds(MeanRounds):
                     other.learn(owner, payload, 0)
                     self._traffic.add(Link.TRAINERS, payload.size)
         for trainer, own in enumerate(self._trainers):
-            self.move(tick, trainer, *own.move(0, self.alpha))
+            replica_was = np.empty_like(self.replicas[trainer])
+            self.move(tick, trainer, own.move(0, self.alpha, replica_was).copy(), replica_was)
         self.count += 1
 
     def close(self) -> None:

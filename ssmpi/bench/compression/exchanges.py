@@ -1,0 +1,166 @@
+"""What whole exchanges by a codec take of the processors, at both ends, without the messages between them.
+
+Vectors walk, as weights do, and each turn tells where they are; all of it goes through the classes that runs use, so
+that every pass over a vector counts. The first turns, in which everything is told and thresholds are found, are not
+timed. ``ssmpi plan --predict`` goes by what this prints: ``Codec.nanoseconds`` and the algorithms' ``PASSES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ssmpi import compress
+from ssmpi.bench.compression.timing import timed
+from ssmpi.compress import CodecOptions, Copy, Mirror
+from ssmpi.core.settings import EXAMPLES
+from ssmpi.core.traffic import Traffic
+from ssmpi.sync import pushes
+from ssmpi.sync.base import merge_difference
+from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
+from ssmpi.sync.mean_mirrors import MeanMirrors
+from ssmpi.sync.mirrors import whole_codec
+from ssmpi.sync.options import RoundOptions
+
+SETTLE = 9  # turns; with refreshes at 1, 2, 4 and 8 the next is far
+Turn = Callable[[np.ndarray], tuple[float, ...]]  # seconds of an exchange, after a step float32 (n,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """Of a codec: nanoseconds an entry of a push at both ends, of a mirror's two ends, of a round of ``easgd`` at both
+    ends, and of one of ``ma`` by each of two trainers.
+    """
+
+    push_ns: float
+    send_ns: float
+    receive_ns: float
+    easgd_ns: float
+    ma_ns: float
+
+    @property
+    def easgd_passes(self) -> float:
+        """What a round takes besides two mirrors."""
+        return self.easgd_ns - 2 * (self.send_ns + self.receive_ns)
+
+    @property
+    def ma_passes(self) -> float:
+        """The same of ``ma``: of two trainers each tells its replica and half of the mean, and hears a half of each."""
+        return self.ma_ns - 1.5 * self.send_ns - self.receive_ns
+
+
+def measure(codecs: Sequence[str], entries: int, rounds: int) -> list[Exchange]:
+    """Each codec's, medians over so many turns, in which codecs take turns; prints a line for each."""
+    turns = {text: [each(text, entries) for each in (push, mirror, elastic, mean)] for text in codecs}
+    seconds: dict[str, list[list[float]]] = {text: [] for text in codecs}
+    generator = np.random.default_rng(1)
+    for turn in range(SETTLE + rounds):
+        step = generator.standard_t(3, size=entries).astype(np.float32)
+        for text, exchanges in turns.items():
+            found = [seconds for exchange in exchanges for seconds in exchange(step)]
+            if turn >= SETTLE:
+                seconds[text].append(found)
+    medians = [(1e9 * np.median(seconds[text], axis=0) / entries).tolist() for text in codecs]
+    costs = [Exchange(push_ns=a, send_ns=b, receive_ns=c, easgd_ns=d, ma_ns=e) for a, b, c, d, e in medians]
+    print(table(codecs, costs, entries, rounds))
+    return costs
+
+
+def push(text: str, entries: int) -> Turn:
+    """One account's push, which keeps what is not sent, to one sync PS, which has it as a vector then."""
+    codec, traffic = compress.make(text, CodecOptions(life_span=EXAMPLES), entries), Traffic()
+    left, gradients = vectors(2, entries)
+
+    def exchange() -> None:
+        pushes.read_push(pushes.message([codec.take(left)], 1.0, traffic), gradients)
+
+    def turn(step: np.ndarray) -> tuple[float, ...]:
+        np.add(left, step, out=left)
+        return (timed(exchange)[0],)
+
+    return turn
+
+
+def mirror(text: str, entries: int) -> Turn:
+    """Both ends of a mirror, as of a pull."""
+    codec = compress.make(text, CodecOptions(life_span=EXAMPLES), entries)
+    weights, own, other = vector(entries), Mirror(codec, vector(entries)), Copy(vector(entries))
+
+    def turn(step: np.ndarray) -> tuple[float, ...]:
+        np.add(weights, step, out=weights)
+        sending, payload = timed(lambda: own.send(weights))
+        return sending, timed(lambda: other.receive(payload))[0]
+
+    return turn
+
+
+def elastic(text: str, entries: int) -> Turn:
+    """A trainer's exchange with a center on one sync PS."""
+    options, traffic = RoundOptions(algorithm="easgd", codec=text, life_span=EXAMPLES), Traffic()
+    whole, alpha, replica, center, center_was, replica_was = slice(0, entries), options.alpha, *vectors(4, entries)
+    own, client = (
+        ReplicaMirrors(options, [[whole]], (), (0, 0), entries),
+        ClientMirrors(options, [whole_codec(entries)], (1, 0, 0)),
+    )
+
+    def exchange() -> None:
+        (payload,) = own.told.tell(replica, 0, traffic)
+        own.hear([client.exchange(0, payload, center, alpha)], 0)
+        own.move(whole, alpha, center_was, replica_was)
+
+    def turn(step: np.ndarray) -> tuple[float, ...]:
+        np.add(replica, step, out=replica)
+        found = timed(exchange)[0]
+        merge_difference(replica, center_was, replica_was, alpha)  # as without a codec
+        return (found,)
+
+    return turn
+
+
+def mean(text: str, entries: int) -> Turn:
+    """A round of one of two trainers, of which the other one steps the other way round."""
+    options, traffic = RoundOptions(algorithm="ma", codec=text, life_span=EXAMPLES), Traffic()
+    both = [MeanMirrors(options, (), (rank, 2), vector(entries)) for rank in range(2)]
+    replicas, was, means = vectors(2, entries), vectors(2, entries), vectors(2, entries)
+
+    def exchange() -> None:
+        for rank, own in enumerate(both):
+            both[1 - rank].hear(rank, own.replica.tell(replicas[rank], 0, traffic)[1 - rank], 0)
+        for rank, own in enumerate(both):
+            both[1 - rank].learn(rank, own.answer((True, True), 0, traffic), 0)
+        for rank, own in enumerate(both):
+            means[rank] = own.move(0, options.alpha, was[rank])
+
+    def turn(step: np.ndarray) -> tuple[float, ...]:
+        np.add(replicas[0], step, out=replicas[0])
+        np.add(replicas[1], step[::-1], out=replicas[1])
+        found = timed(exchange)[0] / 2
+        for replica, mean_was, replica_was in zip(replicas, means, was, strict=True):
+            merge_difference(replica, mean_was, replica_was, options.alpha)
+        return (found,)
+
+    return turn
+
+
+def vector(entries: int) -> np.ndarray:
+    """Zeros, float32."""
+    return vectors(1, entries)[0]
+
+
+def vectors(number: int, entries: int) -> list[np.ndarray]:
+    """So many of them."""
+    return [np.zeros(entries, np.float32) for _ in range(number)]
+
+
+def table(codecs: Sequence[str], costs: Sequence[Exchange], entries: int, rounds: int) -> str:
+    """One line a codec; what a round takes besides its mirrors last."""
+    head = f"{'codec':24}push ns  send ns  receive ns  mirror ns  easgd round ns  besides  ma round ns  besides"
+    first = f"whole exchanges, {entries:,} entries, medians of {rounds} turns, one core; nanoseconds an entry"
+    lines = [
+        f"{text:24}{c.push_ns:7.2f}  {c.send_ns:7.2f}  {c.receive_ns:10.2f}  {c.send_ns + c.receive_ns:9.2f}  "
+        f"{c.easgd_ns:14.2f}  {c.easgd_passes:7.2f}  {c.ma_ns:11.2f}  {c.ma_passes:7.2f}"
+        for text, c in zip(codecs, costs, strict=True)
+    ]
+    return "\n".join([first, head, *lines])
