@@ -12,7 +12,7 @@ from ssmpi.roles.kept_state import KeptState
 
 
 def kept(warming_up):
-    return KeptState({}, Deal(1, 0, Position(0)), [], repeated=0, furthest=1, warming_up=warming_up)
+    return KeptState({}, Deal(1, 0, Position(0)), [], furthest=1, warming_up=warming_up)
 
 
 def make_equal(world, settings, warming_up):
