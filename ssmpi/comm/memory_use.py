@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 from pathlib import Path
 
 from ssmpi.comm.shared_memory import hold
@@ -32,3 +33,13 @@ def in_use(folder: Path) -> bool:
             except BlockingIOError:
                 return True
     return False
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder of ranks' memory, which others may be removing, too; OSError if that is not possible."""
+
+    def failed(_: object, __: str, what: tuple[type[BaseException], BaseException, object]) -> None:
+        if not isinstance(what[1], FileNotFoundError):
+            raise what[1]
+
+    shutil.rmtree(folder, onerror=failed)

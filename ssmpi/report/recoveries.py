@@ -25,7 +25,11 @@ def read(run: Path) -> dict[str, Any]:
         found = json.loads((run / RECOVERIES).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         found = None
-    return found if isinstance(found, dict) else {"launch": "", "recoveries": []}
+    match found:
+        case {"launch": str(), "recoveries": list()}:
+            return found
+        case _:
+            return {"launch": "", "recoveries": []}
 
 
 def begin(run: Path, launch: str) -> str:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LOST_ON_THE_WAY = "pushes_lost", "center_pushes_lost", "batches_repeated"  # to embedding PSs, to sync PSs, by threads
 RUN, NOTE_SECONDS = "run", 1.0  # the name of the first trainer's note, and how old it may be
-FORGOTTEN = "forgotten"  # the name of every trainer's note which outcome has what it has lost
+FORGOTTEN = "forgotten"  # the name of every trainer's note: which recovery's outcome has what it had lost
 
 
 class _Kept(NamedTuple):
@@ -163,7 +163,7 @@ class RunNote:
         kept = saved if isinstance(saved, KeptState) else None
         self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
-        self._told = kept.state["told"] if kept else len(recoveries.gone_on(results.folder)) if results else 0
+        self._logged = kept.state["logged"] if kept else len(recoveries.gone_on(results.folder)) if results else 0
         self._write()
 
     def gathered(self, trainer: int, report: TrainerReport) -> None:
@@ -180,9 +180,9 @@ class RunNote:
         """
         results, outcome = self._results, {}
         before = (self._memory.noted(LEDGER) or {}).get(OUTCOME) if results else None
-        (told, *_) = trainers.gather(before and before.get("at"))
-        if told and self._memory.noted(FORGOTTEN) != told:  # a kill came between that note and this one
-            self._forget(lost, told)
+        (noted, *_) = trainers.gather(before and before.get("at"))
+        if noted and self._memory.noted(FORGOTTEN) != noted:  # a kill came between that note and this one
+            self._forget(lost, noted)
         by_trainer = trainers.gather([each.lost for each in lost])
         if results:  # the first trainer's memory is whole only with it
             found: dict[str, float] = {"examples": examples}
@@ -190,8 +190,8 @@ class RunNote:
             found |= {**results.news, "pls": results.pls}
             outcome = recoveries.outcome(results.folder, found)
             self._memory.note(LEDGER, {**results.ledger, OUTCOME: outcome})  # told there if this start is killed now
-        (told, *_) = trainers.gather(outcome.get("at"))  # nobody forgets what was lost before it is noted
-        self._forget(lost, told)
+        (noted, *_) = trainers.gather(outcome.get("at"))  # nobody forgets what was lost before it is noted
+        self._forget(lost, noted)
         self._memory.ready()
         if results and outcome:
             recoveries.complete(results.folder, outcome)
@@ -200,17 +200,18 @@ class RunNote:
     def _tell(self, results: Results) -> None:
         """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
         found = recoveries.gone_on(results.folder)
-        for recovery in found[self._told :]:
+        for recovery in found[self._logged :]:
             results.logbook.recovered(recovery)
             if recovery["how"] == PARTIAL:
                 results.logbook.say(recoveries.describe(recovery))
-        self._told, self._again = len(found), (0, 0)
+        self._logged, self._again = len(found), (0, 0)
         self._write()  # or a kill within a second takes these lines back
 
-    def _forget(self, lost: Sequence[Lost], told: str | None) -> None:
+    def _forget(self, lost: Sequence[Lost], noted: str | None) -> None:
+        """It is on record, in the outcome of the recovery that began then."""
         for each in lost:
             each.reported()
-        self._memory.note(FORGOTTEN, told)
+        self._memory.note(FORGOTTEN, noted)
 
     def evaluated(self, part: int) -> None:
         """A part of the run is over, its evaluation included: write that at once."""
@@ -228,5 +229,5 @@ class RunNote:
             "checked": sorted(self._checked),
             "evaluated": self._evaluated,
             "dealt_again": self._again,
-            "told": self._told,
+            "logged": self._logged,
         })  # fmt: skip

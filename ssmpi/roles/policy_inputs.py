@@ -18,12 +18,11 @@ from ssmpi.recovery.policy import Decision, decide
 from ssmpi.report import recoveries
 from ssmpi.roles.kept_state import RUN
 
-DECIDED = "decided"  # the name of the first trainer's note how the run recovers
-
-
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.config import Config
+
+DECIDED = "decided"  # the name of the first trainer's note how the run recovers
 
 
 def decision(config: Config, memory: RankMemory | None) -> Decision:

@@ -4,7 +4,6 @@ of it made anew; or a checkpoint, or the beginning, as any job.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ssmpi.checkpoint import store
 from ssmpi.checkpoint.start import Start
 from ssmpi.comm.memory_file import LostMemoryError, MemoryFile, Origin
-from ssmpi.comm.memory_use import in_use
+from ssmpi.comm.memory_use import in_use, remove
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 from ssmpi.core import memory_folder
 from ssmpi.core.clock import process_age
@@ -65,7 +64,7 @@ class Restart:
             job.agree(lambda: self._decide(how, lost))
         else:
             if before := job.agree(lambda: recoveries.begin(self._run, self._supervised.launch)):
-                remove_left(memory_folder.of_launch(self._plan.config.recovery.memory_folder, before))
+                remove_left(self._plan.config.recovery.memory_folder, before)
             if job.rank == 0:
                 policy_inputs.say(self._plan.config, checkpoint)
         return without_memory(job, self._plan, self._fresh(), checkpoint, self._supervised.start)
@@ -135,12 +134,17 @@ def fresh(path: Path, origin: Origin) -> RankMemory:
         return ProcessMemory()
 
 
-def remove_left(folder: Path) -> None:
+def remove_left(memory: str, launch: str) -> None:
     """Remove what an earlier launch of the run, which was killed, has left on this host: nobody goes on with it. Other
     ranks of the host try, too. What a process maps stays: it is that of a run of which this one is a copy.
     """
-    if not in_use(folder):
-        shutil.rmtree(folder, ignore_errors=True)
+    folder = memory_folder.of_launch(memory, launch)
+    if folder not in memory_folder.all_in(Path(memory)) or in_use(folder):  # a damaged name may lead anywhere
+        return
+    try:
+        remove(folder)
+    except OSError as error:
+        log.warning(f"{folder}, left by a launch that was killed, cannot be removed: {error}. Remove it")
 
 
 def look(path: Path, launch: str, who: str) -> tuple[MemoryFile | None, str]:

@@ -4,12 +4,11 @@ where ``ssmpi launch`` itself was killed.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ssmpi.comm.memory_use import files_in, in_use
+from ssmpi.comm.memory_use import files_in, in_use, remove
 from ssmpi.core import memory_folder
 
 BETWEEN_SECONDS = 60.0  # two starts of a job: a longer gap means that there is no other
@@ -26,7 +25,7 @@ def clean(memory: Path, sleep: Callable[[float], None] = time.sleep) -> int:
             print(f"in use: {folder}")
         elif folder.exists():
             size = sum(files_in(folder).values())
-            shutil.rmtree(folder, ignore_errors=True)  # its run may be removing it, too
+            remove(folder)
             print(f"removed: {folder} ({size / 1e6:,.1f} MB)")
         else:
             print(f"gone meanwhile: {folder}")

@@ -122,6 +122,13 @@ class Launched:
         finished = self.job.wait(LIMIT)
         return finished.code, finished.out + finished.err
 
+    def stopped(self):
+        """What it has said, asked to save and leave."""
+        self.stop()
+        code, output = self.end()
+        assert code == STOPPED, output
+        return output
+
 
 @pytest.fixture
 def launch(hosts, place, request):
@@ -145,9 +152,7 @@ def test_a_slow_link_and_one_cut_for_four_seconds_only_take_time(hosts, launch):
     time.sleep(4)
     hosts.heal("h2")
     run.until_it_trains(more=3)
-    run.stop()
-    code, output = run.end()
-    assert code == STOPPED, output
+    output = run.stopped()
     assert "error:" not in output
     assert Run(run.folder).result["status"] == "stopped"
     assert re.search(
@@ -191,9 +196,7 @@ def test_a_lost_host_is_replaced_by_a_spare_one_and_then_by_those_that_are_left(
     run.until_it_goes_on(1)
     hosts.crash("h3")
     run.until_it_goes_on(2)
-    run.stop()
-    code, output = run.end()
-    assert code == STOPPED, output
+    output = run.stopped()
     assert re.search(r"h2 did not answer: trainer 1 goes to h4", output)
     assert re.search(r"h3 did not answer: embedding_ps 0 goes to h[14]", output)
     assert "h1: trainer 0; h4: trainer 1; h3: embedding_ps 0" in output
@@ -216,9 +219,7 @@ def test_without_the_first_trainers_host_all_go_back_to_the_newest_checkpoint_in
         time.sleep(0.05)
     hosts.crash("h1")
     run.until_it_goes_on(1)
-    run.stop()
-    code, output = run.end()
-    assert code == STOPPED, output
+    output = run.stopped()
     assert "h1 did not answer: trainer 0 goes to h4" in output
     assert re.search(r"the memory of trainer 0 is lost .*, and the first trainer's is needed to go on: all", output)
     result = Run(run.folder).result

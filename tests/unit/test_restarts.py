@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,6 +112,36 @@ def test_a_later_launch_removes_what_a_killed_one_has_left_in_memory(tmp_path, s
         (Path(config.run.folder) / ATTEMPTS).unlink()  # this run may begin as often as it likes
     assert [name for name, folder in folders.items() if folder.exists()] == ["second", "third", "other"]
     assert made[1].path.exists()
+
+
+@pytest.mark.parametrize("name", ["abc/../../victim", "../victim", ""])
+def test_a_damaged_name_of_a_launch_removes_nothing_else(tmp_path, name):
+    memory, victim = tmp_path / "memory", tmp_path / "victim"
+    for folder in (victim, memory_folder.of_launch(str(memory), "abc")):
+        folder.mkdir(parents=True)
+    restart.remove_left(str(memory), name)
+    assert victim.exists()
+    assert memory_folder.of_launch(str(memory), "abc").exists()
+
+
+def test_what_a_killed_launch_has_left_and_cannot_be_removed_is_named(tmp_path, caplog, monkeypatch):
+    (folder := memory_folder.of_launch(str(tmp_path), "abc")).mkdir()
+    (folder / "trainer-0").touch()
+
+    def refuse(path, **_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    restart.remove_left(str(tmp_path), "abc")
+    assert f"{folder}, left by a launch that was killed, cannot be removed: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"launch": 3, "recoveries": []}', '{"launch": "a", "recoveries": 1}', "{"]
+)
+def test_damaged_recoveries_are_those_of_a_run_that_nobody_has_started(tmp_path, text):
+    (tmp_path / RECOVERIES).write_text(text)
+    assert recoveries.read(tmp_path) == {"launch": "", "recoveries": []}
 
 
 def test_without_a_memory_folder_training_goes_on(tmp_path, caplog):
