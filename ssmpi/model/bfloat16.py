@@ -21,7 +21,6 @@ from ssmpi.model.kernels import move
 PANEL = 64  # columns: four vectors of 16 float32 sums
 TILE = 16  # words of 32 bits in a vector, and vectors in a square that is transposed in registers
 EDGE = 2 * TILE  # rows to which panels are filled, so that transposed squares fit
-AHEAD = 2 * TILE  # words of a row between what is transposed and what is asked for
 PAGES_AHEAD = 8192  # bytes, of what is read in order
 
 
@@ -127,22 +126,27 @@ def transposed(values: np.ndarray, n: int, k: int, width: int, lines: np.ndarray
 
 
 @njit(cache=True, nogil=True)
-def transposed_words(values: np.ndarray, n: int, k: int, panel: int, out: np.ndarray) -> None:
-    """values float32 (n, k) transposed, in panels of ``panel`` columns, a multiple of TILE: ``[n / panel][k][panel]``,
-    of a flat ``out`` of any type. What is beside the last columns stays as it is.
+def transposed_words(values: np.ndarray, n: int, k: int, across: int, panel: int, out: np.ndarray) -> None:
+    """values float32 (n, k), with ``across`` floats from row to row, transposed, in panels of ``panel`` columns, a
+    multiple of TILE unless there is one: ``[n / panel][k][panel]``, of a flat ``out`` of any type. What is beside the
+    last columns stays as it is.
+
+    The next TILE rows are asked for meanwhile.
     """
-    words, target, base = values.view(np.uint32), out.view(np.uint32), values.ctypes.data
+    words, target, source, place = values.view(np.uint32), out.view(np.uint32), values.ctypes.data, out.ctypes.data
+    whole = k - k % TILE
     for row in range(0, n, TILE):
-        begin = row // panel * panel * k + row % panel
-        for column in range(0, k, TILE):
-            if row + TILE <= n and column + TILE <= k:
-                for i in range(TILE):
-                    ask(np.uint64(base + 4 * ((row + i) * k + column + AHEAD)))  # type: ignore[call-arg]
-                _square(words[row * k + column :], k, target[begin + column * panel :], panel)
-            else:
-                for i in range(min(TILE, n - row)):
-                    for j in range(column, min(column + TILE, k)):
-                        target[begin + j * panel + i] = words[(row + i) * k + j]
+        begin, rows = row // panel * panel * k + row % panel, min(TILE, n - row)
+        done = whole if rows == TILE else 0
+        for column in range(0, done, TILE):
+            first = source + 4 * (row * across + column)
+            for i in range(TILE, 2 * TILE):
+                ask(np.uint64(first + 4 * i * across))  # type: ignore[call-arg]
+            goal = place + 4 * (begin + column * panel)
+            _transpose(np.uintp(first), across, np.uintp(goal), panel)  # type: ignore[call-arg]
+        for i in range(rows):
+            for j in range(done, k):
+                target[begin + j * panel + i] = words[(row + i) * across + j]
 
 
 @njit(cache=True, nogil=True)

@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 
 from ssmpi.core.aligned import aligned
+from ssmpi.core.cache_lines import FLOATS, ask
 from ssmpi.model import bfloat16, kernels
 from ssmpi.model.bfloat16 import EDGE, PANEL, TILE, up_to
 from ssmpi.model.brgemm import NONE, SINGLE_ROWS, Kernels, panel, product
@@ -52,9 +53,8 @@ def room_for(examples: int, half: bool, outputs: int, inputs: int) -> int:
     """uint16 numbers of room that one layer needs for a piece of so many examples."""
     height = up_to(examples, EDGE)
     if not half:
-        longest = max(height, outputs)
-        panels = max(PANEL * max(longest, inputs), min(GROUP, up_to(inputs, PANEL) * longest))
-        return 2 * (panels + height * outputs)
+        panels = max(PANEL * max(outputs, inputs), min(GROUP, up_to(inputs, PANEL) * outputs))
+        return 2 * max(panels, up_to(height, PANEL) * inputs + SINGLE_ROWS * height, SINGLE_ROWS * (height + inputs))
     lines = EDGE * max(up_to(outputs, EDGE), up_to(inputs, EDGE))
     return lines + height * (up_to(inputs, PANEL) + up_to(outputs, TILE)) + height * up_to(max(outputs, inputs), EDGE)
 
@@ -62,7 +62,7 @@ def room_for(examples: int, half: bool, outputs: int, inputs: int) -> int:
 @njit(cache=True, nogil=True)
 def refresh(blocks: Operands, place: int, weight: np.ndarray, m: int, k: int) -> None:
     """Lay out a weight float32 (m, k) as it is now for the forward product."""
-    bfloat16.transposed_words(weight, m, k, PANEL, blocks.copies[place:])
+    bfloat16.transposed_words(weight, m, k, k, PANEL, blocks.copies[place:])
 
 
 @njit(cache=True, nogil=True)
@@ -72,70 +72,103 @@ def outputs(
 ) -> None:  # fmt: skip
     """out (n, m) = values (n, k) weight (m, k)^T + bias (m,), if there is one, and its ``relu``.
 
-    A panel of outputs at a time, which is in cache when the bias is added; so is its part of the weight, unless that is
-    ``laid_out`` at ``place`` for all pieces of a batch.
+    Some outputs at a time, which are in cache when the bias is added. Unless the weight is ``laid_out`` at ``place``
+    for all pieces of a batch, a panel of it is right before its product; or, where they are fewer numbers, the values
+    are, and it is the left operand as it lies. The sums are the same, to the bit.
     """
-    room = blocks.room if not laid_out else blocks.copies[place:]
-    for column in range(0, m, PANEL):
-        width = min(PANEL, m - column)
-        if laid_out:
-            right = room.view(np.float32)[column * k :]
+    by_rows = not laid_out and n * (m + k) < m * k
+    room, right = blocks.room.view(np.float32), blocks.copies[place:].view(np.float32)
+    if by_rows:
+        bfloat16.transposed_words(values, n, k, k, PANEL, room)
+    size = SINGLE_ROWS if by_rows else PANEL
+    for first in range(0, m, size):
+        width = min(size, m - first)
+        if by_rows:
+            block = room[up_to(n, PANEL) * k :]
+            _by_rows(blocks.kernels.single, weight[first * k :], room, block, (width, n, k))
+            bfloat16.transposed_words(block, width, n, n, m, out[first:])
+        elif laid_out:
+            panel(
+                blocks.kernels.single,
+                False,
+                values,
+                right[first * k :],
+                out[first:],
+                (n, width, k),
+                (k, PANEL, m),
+                False,
+            )
         else:
-            bfloat16.transposed_words(weight[column * k :], width, k, PANEL, room)
-            right = room.view(np.float32)
-        panel(blocks.kernels.single, False, values, right, out[column:], (n, width, k), (k, PANEL, m), False)
+            bfloat16.transposed_words(weight[first * k :], width, k, k, PANEL, room)
+            panel(blocks.kernels.single, False, values, room, out[first:], (n, width, k), (k, PANEL, m), False)
         if bias.size:
-            kernels.add_bias(out[column:], bias[column : column + width], n, m, relu)
+            kernels.add_bias(out[first:], bias[first : first + width], n, m, relu)
     if relu and not bias.size:
         kernels.relu(out)
+
+
+@njit(cache=True, nogil=True)
+def _by_rows(kernel: int, a: np.ndarray, panels: np.ndarray, c: np.ndarray, sizes: tuple[int, int, int]) -> None:
+    """c (m, n) = a (m, k) b (k, n), of which ``panels`` are laid out. ``a`` is asked for: it comes from memory."""
+    m, n, k = sizes
+    place = a.ctypes.data
+    for line in range(0, m * k, FLOATS):
+        ask(np.uint64(place + 4 * line))  # type: ignore[call-arg]
+    for column in range(0, n, PANEL):
+        shape = m, min(PANEL, n - column), k
+        panel(kernel, False, a, panels[column * k :], c[column:], shape, (k, PANEL, n), False)
 
 
 @njit(cache=True, nogil=True)
 def by_weight(
     blocks: Operands, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
 ) -> None:
-    """out (m, k) = by_out (n, m)^T values (n, k), added unless ``fresh``. In two parts, for the number of kernels: one
-    of a multiple of TILE examples, then what is left.
+    """out (m, k) = by_out (n, m)^T values (n, k), added unless ``fresh``."""
+    for first in range(0, m, SINGLE_ROWS):
+        rows = min(SINGLE_ROWS, m - first)
+        by_weight_rows(blocks, by_out[first:], values, out[first * k :], rows, n, m, k, fresh)
+
+
+@njit(cache=True, nogil=True)
+def by_weight_rows(
+    blocks: Operands, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, rows: int, n: int, m: int, k: int,
+    fresh: bool,
+) -> None:  # fmt: skip
+    """The same for at most SINGLE_ROWS of the m rows, where ``by_out`` and ``out`` begin. In two parts, for the number
+    of kernels: one of a multiple of TILE examples, then what is left.
     """
     across, whole = up_to(n, TILE), n - n % TILE
-    left = blocks.room[blocks.room.size - 2 * across * m :]
-    bfloat16.transposed_words(by_out, n, m, across, left)
+    left = blocks.room.view(np.float32)
+    bfloat16.transposed_words(by_out, n, rows, m, across, left)
     for first, count in ((0, whole), (whole, n - whole)):
         if count:
             add = not fresh or first > 0
-            _by_panels(blocks, left.view(np.float32)[first:], values[first * k :], out, (m, k, count), across, add)
+            for column in range(0, k, PANEL):
+                right, shape = values[first * k + column :], (rows, min(PANEL, k - column), count)
+                panel(blocks.kernels.single, False, left[first:], right, out[column:], shape, (across, k, k), add)
 
 
 @njit(cache=True, nogil=True)
 def by_values(
     blocks: Operands, by_out: np.ndarray, weight: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
 ) -> None:
-    """out (n, k) = by_out (n, m) weight (m, k), added unless ``fresh``."""
-    _by_panels(blocks, by_out, weight, out, (n, k, m), m, not fresh)
-
-
-@njit(cache=True, nogil=True)
-def _by_panels(
-    blocks: Operands, a: np.ndarray, b: np.ndarray, c: np.ndarray, sizes: tuple[int, int, int], across: int, add: bool
-) -> None:
-    """c (m, n) = a (m, k), with ``across`` from row to row, b (k, n). Panels of b are first put together where they are
-    read often. What lies in memory, b and c, is met row by row: a page that is met again for every panel is looked up
-    again, which takes longer than to read it.
+    """out (n, k) = by_out (n, m) weight (m, k), added unless ``fresh``. Panels of the weight are put together where it
+    is larger than GROUP and they are read often: the rows of a panel could have too many of one place in the caches.
+    What lies in memory is then met row by row: a page that is met again for every panel is looked up again.
     """
-    m, n, k = sizes
     room, kernel = blocks.room.view(np.float32), blocks.kernels.single
-    together = n if m < PANEL else max(1, GROUP // (k * PANEL)) * PANEL
-    for first in range(0, n, together):
-        end, right, below, beside = min(first + together, n), b[first:], n, 1
-        if m >= PANEL:
-            bfloat16.panels_of_words(right, k, end - first, n, room)
-            right, below, beside = room, PANEL, k
-        for row in range(0, m, SINGLE_ROWS):
-            rows = min(SINGLE_ROWS, m - row)
+    apart = n >= PANEL and m * k > GROUP
+    together, rows = (max(1, GROUP // (m * PANEL)) * PANEL, SINGLE_ROWS) if apart else (k, n)
+    for first in range(0, k, together):
+        end, right, below, beside = min(first + together, k), weight[first:], k, 1
+        if apart:
+            bfloat16.panels_of_words(right, m, end - first, k, room)
+            right, below, beside = room, PANEL, m
+        for row in range(0, n, rows):
             for column in range(first, end, PANEL):
-                b_panel, block = right[(column - first) * beside :], c[row * n + column :]
-                shape = rows, min(PANEL, end - column), k
-                panel(kernel, False, a[row * across :], b_panel, block, shape, (across, below, n), add)
+                b_panel, block = right[(column - first) * beside :], out[row * k + column :]
+                shape = min(rows, n - row), min(PANEL, end - column), m
+                panel(kernel, False, by_out[row * m :], b_panel, block, shape, (m, below, k), not fresh)
 
 
 @njit(cache=True, nogil=True)
