@@ -13,9 +13,23 @@ from numba import njit
 from ssmpi.core.aligned import aligned
 from ssmpi.core.frame import Frame, array_at
 from ssmpi.model import blas, blocks, brgemm, kernels, products
-from ssmpi.model.instructions import run
+from ssmpi.model.instructions import deferrable, run
 from ssmpi.model.products import Products
-from ssmpi.model.program import BY_A, COLUMNS, DETAIL, FLAGS, HALF, INPUTS, KIND, LINEAR, OUT, OUTPUTS, WEIGHT, Program
+from ssmpi.model.program import (
+    BY_A,
+    COLUMNS,
+    DETAIL,
+    FLAGS,
+    HALF,
+    INPUTS,
+    KIND,
+    LINEAR,
+    OUT,
+    OUTPUTS,
+    WEIGHT,
+    A,
+    Program,
+)
 
 PIECE = 512  # examples: measured best of 128 to 2048 on 1 MB of second-level cache a core
 
@@ -57,23 +71,37 @@ class CompiledStep:
         operands = blocks.operands(kernels, program.layers, PIECE)
         values, by_values = aligned((2, PIECE * program.floats))
         arrays = operands.copies, operands.room, program.table, weights, gradients, values, by_values
-        self._frame = Frame((sgemm, *kernels), arrays)
+        self._deferred = np.zeros(2, np.int64)
+        self._frame = Frame((sgemm, *kernels), (*arrays, self._deferred))
         self._results = Results()
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What it returns is valid until the next call."""
+        """What it returns is valid until the next call. Some gradients are deferred to ``finish`` or ``adagrad``."""
         logits, by_rows = self._results.of(rows)
         _step(self._frame.words, dense, rows, labels, logits, by_rows, True)
         return logits, by_rows
 
     def score(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Logits float32 (batch,), without gradients."""
+        self.finish()  # before the values are overwritten
         logits = np.empty(len(dense), np.float32)
         _step(self._frame.words, dense, rows, logits, logits, rows, False)
         return logits
 
+    def finish(self) -> None:
+        """Compute the deferred gradients: ``gradients`` then holds all of them."""
+        if self._deferred[EXAMPLES]:
+            _finish(self._frame.words)
 
-COPIES, ROOM, TABLE, WEIGHTS, GRADIENTS, VALUES, BY_VALUES = range(4, 18, 2)  # in the frame, after four addresses
+    def adagrad(self, state: np.ndarray, rate: float, epsilon: float) -> None:
+        """``kernels.adagrad`` on all weights; ``gradients`` may never hold the deferred ones."""
+        _adagrad(self._frame.words, state, rate, epsilon)
+
+
+COPIES, ROOM, TABLE, WEIGHTS, GRADIENTS, VALUES, BY_VALUES, DEFERRED = range(
+    4, 20, 2
+)  # in the frame, after four addresses
+EXAMPLES, FRESH = range(2)  # of the piece whose gradients by weights are deferred; 0 examples for none
 
 
 @njit(cache=True, nogil=True)
@@ -84,14 +112,11 @@ def _step(
     """The batch in pieces: what an instruction writes is in cache when the next one reads it. Unless it is to
     ``learn``, forward only.
     """
-    flat = array_at(frame, TABLE, np.int64)
-    table = flat.reshape(flat.size // COLUMNS, COLUMNS)
     weights, gradients = array_at(frame, WEIGHTS, np.float32), array_at(frame, GRADIENTS, np.float32)
     values, by_values = array_at(frame, VALUES, np.float32), array_at(frame, BY_VALUES, np.float32)
-    copies, room = array_at(frame, COPIES, np.uint16), array_at(frame, ROOM, np.uint16)
-    count = len(logits)
-    operands = blocks.Operands(brgemm.Kernels(frame[1], frame[2], frame[3]), copies, room)
-    by = Products(frame[0], operands, count > PIECE and frame[1] != 0)
+    table, deferred, count = _table(frame), array_at(frame, DEFERRED, np.int64), len(logits)
+    by = _products(frame, count > PIECE)
+    deferred[EXAMPLES] = 0
     if not count:
         if learn:
             gradients[:] = 0.0
@@ -109,11 +134,26 @@ def _step(
                 kernels.by_logits(logits[start:stop], labels[start:stop], count, by_values[n * logit : n * logit + n])
             run(
                 by, table, 0, len(table), backward == 1, n, start == 0, weights, gradients, values, by_values,
-                own[start * width : stop * width], by_own[start * width : stop * width],
+                own[start * width : stop * width], by_own[start * width : stop * width], stop == count,
             )  # fmt: skip
             if not backward:
                 kernels.copy(values[n * logit : n * logit + n], logits[start:stop])
+    if learn:
+        deferred[EXAMPLES], deferred[FRESH] = n, n == count
     brgemm.release(by.operands.kernels)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _table(frame: np.ndarray) -> np.ndarray:
+    flat = array_at(frame, TABLE, np.int64)
+    return flat.reshape(flat.size // COLUMNS, COLUMNS)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _products(frame: np.ndarray, in_pieces: bool) -> Products:
+    copies, room = array_at(frame, COPIES, np.uint16), array_at(frame, ROOM, np.uint16)
+    operands = blocks.Operands(brgemm.Kernels(frame[1], frame[2], frame[3]), copies, room)
+    return Products(frame[0], operands, in_pieces and frame[1] != 0)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -123,3 +163,42 @@ def _refresh(by: Products, table: np.ndarray, weights: np.ndarray) -> None:
         if row[KIND] == LINEAR:
             half, wanted = row[FLAGS] & HALF != 0, row[FLAGS] & BY_A != 0
             products.refresh(by, half, row[DETAIL], weights[row[WEIGHT] :], row[OUTPUTS], row[INPUTS], wanted)
+
+
+@njit(cache=True, nogil=True)
+def _finish(frame: np.ndarray) -> None:
+    """Compute the deferred gradients of the last step."""
+    gradients, by = array_at(frame, GRADIENTS, np.float32), _products(frame, False)
+    values, by_values = array_at(frame, VALUES, np.float32), array_at(frame, BY_VALUES, np.float32)
+    deferred = array_at(frame, DEFERRED, np.int64)
+    n = deferred[EXAMPLES]
+    for row in _table(frame):
+        if deferrable(by, row):
+            by_out, given, out = by_values[n * row[OUT] :], values[n * row[A] :], gradients[row[WEIGHT] :]
+            blocks.by_weight(by.operands, by_out, given, out, n, row[OUTPUTS], row[INPUTS], deferred[FRESH] != 0)
+    deferred[EXAMPLES] = 0
+
+
+@njit(cache=True, nogil=True)
+def _adagrad(frame: np.ndarray, state: np.ndarray, rate: float, epsilon: float) -> None:
+    """Update all weights. Deferred gradients are computed some rows of a weight at a time and used while they are in
+    cache: they never travel to memory and back.
+    """
+    weights, gradients = array_at(frame, WEIGHTS, np.float32), array_at(frame, GRADIENTS, np.float32)
+    values, by_values = array_at(frame, VALUES, np.float32), array_at(frame, BY_VALUES, np.float32)
+    deferred, by = array_at(frame, DEFERRED, np.int64), _products(frame, False)
+    n, fresh, done = deferred[EXAMPLES], deferred[FRESH] != 0, 0
+    scratch = by.operands.room.view(np.float32)[brgemm.SINGLE_ROWS * blocks.up_to(n, blocks.EDGE) :]
+    for row in _table(frame):
+        if n and deferrable(by, row):
+            first, m, k = row[WEIGHT], row[OUTPUTS], row[INPUTS]
+            kernels.adagrad(weights[done:first], gradients[done:], state[done:], rate, epsilon)
+            done = first + m * k
+            for start in range(0, m, brgemm.SINGLE_ROWS):
+                rows, place = min(brgemm.SINGLE_ROWS, m - start), first + start * k
+                by_rows = scratch if fresh else gradients[place:]
+                by_out = by_values[n * row[OUT] + start :]
+                blocks.by_weight_rows(by.operands, by_out, values[n * row[A] :], by_rows, rows, n, m, k, fresh)
+                kernels.adagrad(weights[place : place + rows * k], by_rows, state[place:], rate, epsilon)
+    kernels.adagrad(weights[done:], gradients[done:], state[done:], rate, epsilon)
+    deferred[EXAMPLES] = 0

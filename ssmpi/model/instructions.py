@@ -45,18 +45,27 @@ from ssmpi.model.program import (
 def run(
     by: Products, table: np.ndarray, first: int, last: int, backward: bool, n: int, fresh: bool,
     weights: np.ndarray, gradients: np.ndarray, values: np.ndarray, by_values: np.ndarray,
-    rows: np.ndarray, by_rows: np.ndarray,
+    rows: np.ndarray, by_rows: np.ndarray, defer: bool = False,
 ) -> None:  # fmt: skip
     """Instructions ``first`` to ``last`` - 1 over ``n`` examples, or, ``backward``, their gradients in reverse order.
 
-    All arrays are flat. The gradients by parameters are added to what is there unless ``fresh``.
+    All arrays are flat. The gradients by parameters are added to what is there unless ``fresh``; to ``defer`` leaves
+    out those that are ``deferrable``.
     """
     if backward:
         for step in range(last - 1, first - 1, -1):
-            _backward(by, table[step], n, fresh, weights, gradients, values, by_values, rows, by_rows)
+            _backward(by, table[step], n, fresh, weights, gradients, values, by_values, rows, by_rows, defer)
     else:
         for step in range(first, last):
             _forward(by, table[step], n, weights, values, rows)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def deferrable(by: Products, row: np.ndarray) -> bool:
+    """Whether the gradient by an instruction's weight can be computed later, some rows at a time: float32 products by
+    oneDNN's kernel, of values that stay until the next step.
+    """
+    return row[KIND] == LINEAR and row[FLAGS] & HALF == 0 and by.operands.kernels.single != 0 and row[A] != ROWS_PLACE
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -90,7 +99,7 @@ def _forward(by: Products, row: np.ndarray, n: int, weights: np.ndarray, values:
 @njit(cache=True, nogil=True, inline="always")
 def _backward(
     by: Products, row: np.ndarray, n: int, fresh: bool, weights: np.ndarray, gradients: np.ndarray,
-    values: np.ndarray, by_values: np.ndarray, rows: np.ndarray, by_rows: np.ndarray,
+    values: np.ndarray, by_values: np.ndarray, rows: np.ndarray, by_rows: np.ndarray, defer: bool,
 ) -> None:  # fmt: skip
     """From the gradient by an instruction's output to those by its inputs and parameters."""
     kind, k, m, flags = row[KIND], row[INPUTS], row[OUTPUTS], row[FLAGS]
@@ -108,7 +117,8 @@ def _backward(
                 kernels.sigmoid_backward(flat, values[place : place + n * m])
             kernels.column_sums(by_out, by_bias, fresh)
         half, by_matrix = flags & HALF != 0, gradients[row[WEIGHT] :]
-        products.by_weight(by, half, flat, a, by_matrix, n, m, k, fresh)
+        if not (defer and deferrable(by, row)):
+            products.by_weight(by, half, flat, a, by_matrix, n, m, k, fresh)
         if flags & BY_A:
             matrix, alone = weights[row[WEIGHT] :], flags & ADD_A == 0
             products.by_values(by, half, row[DETAIL], flat, matrix, by_a, n, m, k, alone)

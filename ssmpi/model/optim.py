@@ -8,7 +8,7 @@ from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.core.protocols import DenseModel, DenseOptimizer
 from ssmpi.model import kernels
 from ssmpi.model.options import DenseOptions
-from ssmpi.model.replica import Replica
+from ssmpi.model.replica import Replica, ThreadModel
 
 __all__ = ["SGD", "Adagrad", "DenseOptimizer", "dense_optimizer"]
 
@@ -42,7 +42,11 @@ class Adagrad:
 
     def step(self, model: DenseModel, factor: float) -> None:
         """One step."""
-        kernels.adagrad(*model.arrays, self._sums, self._rate * factor, self._epsilon)
+        rate = self._rate * factor
+        if isinstance(model, ThreadModel):
+            model.adagrad(self._sums, rate, self._epsilon)
+        else:
+            kernels.adagrad(*model.arrays, self._sums, rate, self._epsilon)
 
     def state(self) -> dict[str, np.ndarray]:
         """The sums of squares, float32 (parameters,)."""

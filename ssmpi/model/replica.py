@@ -16,7 +16,7 @@ import numpy as np
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.core.aligned import aligned
 from ssmpi.core.errors import DataError
-from ssmpi.model import blas, brgemm, own_code
+from ssmpi.model import blas, brgemm, kernels, own_code
 from ssmpi.model.executor import CompiledStep
 from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import Network
@@ -71,14 +71,15 @@ def by_name(network: Network, vector: np.ndarray) -> list[tuple[str, np.ndarray]
 
 
 class ThreadModel:
-    """A network over ``weights`` that leaves its gradients in ``gradients``, both float32 (parameters,).
+    """A network over ``weights``, float32 (parameters,), that has gradients of its own.
 
     To be made on the thread that uses it.
     """
 
     def __init__(self, network: Network, vector: np.ndarray, precision: str) -> None:
-        self._network, self.weights, self.gradients = network, vector, aligned(vector.shape)
-        self.gradients.fill(0.0)
+        self._network, self.weights, self._gradients = network, vector, aligned(vector.shape)
+        self._gradients.fill(0.0)
+        self._compiled: CompiledStep | None = None
         self._step: Step
         if own_code.own_operators(network.operators):
             from ssmpi.model.autograd_step import AutogradStep  # here, because importing torch takes seconds
@@ -89,14 +90,21 @@ class ThreadModel:
         program, sgemm = Program(network), blas.sgemm()
         compiled = CompiledStep(program, *self.arrays, sgemm) if sgemm else None
         self._score = compiled.score if compiled else self._by_torch
-        if sgemm and (kernels := brgemm.kernels(precision)):
-            self._step = CompiledStep(Program(network, precision), *self.arrays, sgemm, kernels)
+        if sgemm and (found := brgemm.kernels(precision)):
+            self._step = self._compiled = CompiledStep(Program(network, precision), *self.arrays, sgemm, found)
         elif compiled and precision == "fp32":
-            self._step = compiled
+            self._step = self._compiled = compiled
         else:
             from ssmpi.model.torch_step import TorchStep  # here, because importing torch takes seconds
 
             self._step = TorchStep(program, *self.arrays, half=precision == "bf16")
+
+    @property
+    def gradients(self) -> np.ndarray:
+        """Of the last step, float32 (parameters,); to be asked for after each."""
+        if self._compiled:
+            self._compiled.finish()
+        return self._gradients
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -112,6 +120,13 @@ class ThreadModel:
         The dense gradients are left in ``gradients``. What is returned is valid until the next call.
         """
         return self._step(dense, rows, labels)
+
+    def adagrad(self, state: np.ndarray, rate: float, epsilon: float) -> None:
+        """state += g^2; w -= rate * g / (sqrt(state) + epsilon); the gradients g are used up."""
+        if self._compiled:
+            self._compiled.adagrad(state, rate, epsilon)
+        else:
+            kernels.adagrad(*self.arrays, state, rate, epsilon)
 
     def score(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Logits float32 (batch,), without gradients."""

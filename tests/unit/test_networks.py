@@ -10,9 +10,10 @@ from test_model import autograd
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.row_layout import RowLayout
-from ssmpi.model import blas, kernels
+from ssmpi.model import blas, brgemm, kernels
 from ssmpi.model.executor import PIECE, CompiledStep
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
+from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import (
     DENSE,
     ROWS,
@@ -27,7 +28,8 @@ from ssmpi.model.network import (
     cross,
     mlp,
 )
-from ssmpi.model.options import DCNv2Options, DeepFMOptions, ModelOptions
+from ssmpi.model.optim import dense_optimizer
+from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, ModelOptions
 from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica
 from ssmpi.model.torch_step import TorchStep
@@ -52,13 +54,13 @@ def assert_gradients(network, batch):
         expected = tuple(np.zeros_like(values) for values in expected)
     by_blas, by_torch = np.zeros_like(model.weights), np.zeros_like(model.weights)
     steps = (
-        (model.forward_backward, model.gradients),
-        (CompiledStep(Program(network), model.weights, by_blas, blas.sgemm()), by_blas),
-        (TorchStep(Program(network), model.weights, by_torch, half=False), by_torch),
+        (model.forward_backward, lambda: model.gradients),
+        (CompiledStep(Program(network), model.weights, by_blas, blas.sgemm()), lambda: by_blas),
+        (TorchStep(Program(network), model.weights, by_torch, half=False), lambda: by_torch),
     )
     for step, gradients in steps:
         logits, by_rows = step(*arrays)
-        for found, wanted in zip((logits, by_rows, gradients), expected, strict=True):
+        for found, wanted in zip((logits, by_rows, gradients()), expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=2e-5)
     np.testing.assert_allclose(model.score(*arrays[:2]), expected[0], rtol=1e-3, atol=2e-5)
 
@@ -131,6 +133,71 @@ def test_shipped_networks_have_the_gradients_of_autograd(name, rank, batch):
         name=name, bottom=(24, 4), top=(16, 1), dcn_v2=DCNv2Options(2, rank), deepfm=DeepFMOptions((24, 16))
     )
     assert_gradients(network_of(options, INPUTS), batch)
+
+
+def updated(network, precision, batches, between=lambda model: None):
+    """Weights and Adagrad's state after a step on each batch, whose rows are overwritten before the update."""
+    replica = Replica(network, precision, seed=3)
+    replica.vector += np.float32(0.05)
+    model, optimizer = replica.thread_model(), dense_optimizer(DenseOptions(optimizer="adagrad"), replica)
+    for dense, rows, labels in batches:
+        given = rows.copy()
+        model.forward_backward(dense, given, labels)
+        given.fill(np.nan)  # the next batch's rows may be there by now
+        between(model)
+        optimizer.step(model, 0.5)
+    return replica.vector, optimizer.state()["sums"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(networks(), st.sampled_from([0, 1, 7, 40, PIECE, PIECE + 1]), st.sampled_from(["fp32", "bf16"]))
+def test_updates_are_the_same_whether_gradients_are_deferred_or_not(network, batch, precision):
+    """To the bit: asked for, the gradients are all computed before the update."""
+    batches = [example(network, batch, seed) for seed in range(2)]
+    expected = updated(network, precision, batches, lambda model: model.gradients)
+    for found, wanted in zip(updated(network, precision, batches), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert np.isfinite(expected[0]).all()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("batch", [100, 600])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_updates_of_wide_layers_are_the_same_whether_gradients_are_deferred_or_not(name, batch, precision):
+    """Some rows of a weight at a time, the last of them fewer."""
+    options = ModelOptions(name=name, bottom=(70, 4), top=(300, 140, 1), dcn_v2=DCNv2Options(2, 0))
+    network = network_of(options, Inputs(40, 40, 4))
+    batches = [example(network, batch, seed) for seed in range(2)]
+    expected = updated(network, precision, batches, lambda model: model.gradients)
+    for found, wanted in zip(updated(network, precision, batches), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.skipif(
+    not brgemm.kernels("fp32"), reason="gradients are deferred with oneDNN's kernels, on AMD's processors"
+)
+def test_scores_between_a_step_and_its_update_take_no_gradient_away():
+    network = network_of(ModelOptions(bottom=(24, 4), top=(16, 1)), INPUTS)
+    program, weights = Program(network), initial_vector(network, 3, None)
+    found, expected = np.zeros((2, len(weights)), np.float32)
+    steps = [CompiledStep(program, weights, into, blas.sgemm(), brgemm.kernels("fp32")) for into in (found, expected)]
+    for step in steps:
+        step(*example(network, 50))
+    assert not found[: 24 * INPUTS.dense].any()  # not yet computed
+    steps[0].score(*example(network, 30, 7)[:2])
+    for step in steps:
+        step.finish()
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_of_a_step_that_no_update_followed_are_gone(name):
+    network = network_of(ModelOptions(name=name, bottom=(24, 4), top=(16, 1)), INPUTS)
+    first, second = (example(network, 50, seed) for seed in range(2))
+    expected = updated(network, "fp32", [second])
+    found = updated(network, "fp32", [first], lambda model: model.forward_backward(*second))
+    for values, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(values, wanted)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
