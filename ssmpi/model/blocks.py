@@ -73,10 +73,10 @@ def outputs(
     """out (n, m) = values (n, k) weight (m, k)^T + bias (m,), if there is one, and its ``relu``.
 
     Some outputs at a time, which are in cache when the bias is added. Unless the weight is ``laid_out`` at ``place``
-    for all pieces of a batch, a panel of it is right before its product; or, where they are fewer numbers, the values
+    for all pieces of a batch, a panel of it is right before its product; or, where they are clearly fewer, the values
     are, and it is the left operand as it lies. The sums are the same, to the bit.
     """
-    by_rows = not laid_out and n * (m + k) < m * k
+    by_rows = not laid_out and 5 * n * (m + k) < 4 * m * k
     room, right = blocks.room.view(np.float32), blocks.copies[place:].view(np.float32)
     if by_rows:
         bfloat16.transposed_words(values, n, k, k, PANEL, room)
