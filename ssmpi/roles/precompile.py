@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import scope_of
-from ssmpi.embedding.transport import LocalTables
 from ssmpi.model.optim import DenseOptimizer
 from ssmpi.model.replica import Replica
 from ssmpi.roles.progress import Progress
