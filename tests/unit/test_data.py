@@ -1,5 +1,6 @@
 """Every row is read exactly once a pass, in an order that depends on the seed alone."""
 
+import itertools
 import re
 import shutil
 from dataclasses import replace
@@ -69,6 +70,23 @@ def test_batches_in_an_order_outlive_their_blocks_room(small_data):
         np.testing.assert_array_equal(
             np.concatenate([getattr(batch, name) for batch in kept]), np.concatenate(expected[column::3])
         )
+
+
+@pytest.mark.parametrize("batch_size", [64, 128, 700])
+def test_batches_in_rooms_of_their_own_hold_the_same_rows_two_at_a_time(small_data, batch_size):
+    """A batch is used while the next is cut; the one after that comes in its place."""
+    reader = SplitReader(small_data, "train", 700)
+    block, order = reader.read(reader.blocks[1]), shuffled(1, 3, size=reader.blocks[1].rows)
+    fresh = [key(batch) + batch.ids.tolist() + batch.labels.tolist() for batch in batches_in(order, block, batch_size)]
+    rooms = [reader.room(batch_size), reader.room(batch_size)]
+    before = None
+    for number, batch in enumerate(batches_in(order, block, batch_size, itertools.cycle(rooms))):
+        assert key(batch) + batch.ids.tolist() + batch.labels.tolist() == fresh[number]
+        assert np.shares_memory(batch.ids, rooms[number % 2].ids)
+        if before is not None:
+            assert key(before) + before.ids.tolist() + before.labels.tolist() == fresh[number - 1]
+        before = batch
+    assert number + 1 == len(fresh)
 
 
 @pytest.fixture(scope="module")
