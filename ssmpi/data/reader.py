@@ -71,6 +71,7 @@ class SplitReader:
         except DataError as error:
             raise DataError(f"{folder}: {error}") from None
         self.rows = sum(entry.rows for entry in self.shards)
+        self._found: dict[int, list[tuple[int, int]]] = {}
         self.blocks = [
             Block(s, start, min(start + block_rows, entry.rows))
             for s, entry in enumerate(self.shards)
@@ -105,20 +106,26 @@ class SplitReader:
 
     def read(self, block: Block, room: Batch | None = None) -> Batch:
         """Read one block, into ``room`` (what it held is gone) or into fresh arrays."""
-        entry = self.shards[block.shard]
-        rows = slice(block.start, block.stop)
+        path = self.folder / self.shards[block.shard].file
         out = (room or self.room()).first(block.rows)
         try:
-            with open_shard(self.folder, entry, self.manifest) as shard:
-                shard["ids"].read_direct(out.ids, rows)
-                shard["dense"].read_direct(out.dense, rows)
+            places = self._places(block.shard)
+            with path.open("rb", buffering=0) as file:
+                for (offset, _), into in zip(places, (out.ids, out.dense), strict=False):
+                    columns.read_rows(file, offset, block.start, into)
                 if self.manifest.labelled:
-                    out.labels[:] = shard["label"][rows]
+                    labels = np.empty(block.rows, np.uint8)
+                    columns.read_rows(file, places[2][0], block.start, labels)
+                    out.labels[:] = labels
         except OSError as error:
-            raise DataError(
-                f"{self.folder / entry.file}: rows {block.start} to {block.stop} cannot be read ({error})"
-            ) from error
+            raise DataError(f"{path}: rows {block.start} to {block.stop} cannot be read ({error})") from error
         return out
+
+    def _places(self, shard: int) -> list[tuple[int, int]]:
+        """Where the columns of a shard lie, which is opened for that once."""
+        if shard not in self._found:
+            self._found[shard] = columns.extents(self.folder, self.shards[shard], self.manifest)
+        return self._found[shard]
 
 
 def batches(block: Batch, batch_size: int) -> Iterator[Batch]:

@@ -45,6 +45,34 @@ def test_block_size_does_not_change_the_file_order(small_data):
     assert [k for b in one.blocks for k in key(one.read(b))] == [k for b in other.blocks for k in key(other.read(b))]
 
 
+@pytest.mark.parametrize("block_rows", [97, 65_536])
+def test_blocks_are_what_hdf5_reads(small_data, block_rows):
+    """Rows are read past HDF5, into room that a larger block has used before."""
+    reader = SplitReader(small_data, "train", block_rows)
+    room = reader.room()
+    for block in [reader.blocks[0], *reader.blocks[::-1]]:
+        read = reader.read(block, room)
+        with h5py.File(small_data / reader.shards[block.shard].file) as shard:
+            rows = slice(block.start, block.stop)
+            np.testing.assert_array_equal(read.ids, shard["ids"][rows])
+            np.testing.assert_array_equal(read.dense, shard["dense"][rows])
+            np.testing.assert_array_equal(read.labels, shard["label"][rows])
+
+
+def test_a_shard_that_is_cut_off_while_it_is_read_is_named(small_data, tmp_path):
+    folder = shutil.copytree(small_data, tmp_path / "data")
+    reader = SplitReader(folder, "train", 500)
+    reader.read(reader.blocks[0])
+    last = [block for block in reader.blocks if block.shard == 0][-1]
+    path = folder / reader.shards[0].file
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(
+        DataError, match=rf"{path.name}: rows {last.start} to {last.stop} cannot be read \(the file ends"
+    ):
+        reader.read(last)
+
+
 @given(st.integers(1, 300), st.booleans())
 def test_batches_cut_a_block_without_loss(small_data_block, batch_size, shuffle):
     block = small_data_block
