@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -72,25 +73,37 @@ class RowLookup(RowSet, Protocol):
     def found(self) -> int:
         """How many distinct rows there are."""
 
+    def push(self, gradients: np.ndarray, rate: float, epsilon: float) -> None:
+        """Update the rows within reach by gradients of ``values``."""
+
+    def summed(self, gradients: np.ndarray) -> np.ndarray:
+        """Gradients of ``values`` summed by row, float32 (distinct rows, width)."""
+
 
 class RowTransport(Protocol):
     """How a worker thread reaches embedding rows. ``thread`` tells its messages from those of the others."""
 
+    @property
+    def near(self) -> Sequence[np.ndarray]:
+        """Weights and optimizer state of each server's rows in turn, empty where they are out of reach: a lookup
+        fetches and updates the others where they lie.
+        """
+
     def ask(self, lookup: RowLookup, thread: int) -> None:
-        """Start fetching ``lookup.distinct`` for ``lookup.rows``."""
+        """Start fetching those of ``lookup.distinct`` that are out of reach, for ``lookup.rows``."""
 
     def collect(self, lookup: RowLookup) -> None:
         """Wait until ``lookup.distinct`` has arrived."""
 
-    def update(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
-        """Apply gradients (distinct rows, width) at ``factor`` times the learning rate; it may return before then."""
+    def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
+        """Apply gradients of ``lookup.values`` at ``factor`` times the learning rate; it may return before then."""
 
 
 class RowTables(RowTransport, Protocol):
     """A trainer's own transport."""
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
-        """As above; any set of rows will do."""
+        """As ``push``, of any set of rows, by gradients float32 (distinct rows, width)."""
 
     def drain(self) -> None:
         """Wait until every update of this trainer has been applied. Call when its threads are at rest."""

@@ -1,11 +1,14 @@
-"""Compares the contents of a shard with the checksum in its data set's manifest, beside whatever else its
-process does.
+"""The contents of a shard, read past HDF5, which holds the interpreter lock while it reads: rows for a worker thread,
+and all of them for a comparison with the checksum in the manifest.
 """
 
 from __future__ import annotations
 
 import hashlib
+from io import FileIO
 from pathlib import Path
+
+import numpy as np
 
 from ssmpi.core.errors import DamageError
 from ssmpi.data.schema import MAKE_AGAIN, Manifest, ShardEntry, open_shard
@@ -14,18 +17,40 @@ COLUMNS = ("ids", "dense", "label")
 SLICE = 1 << 24  # bytes read and hashed at a time, both without the interpreter lock
 
 
-def check(folder: Path, entry: ShardEntry, manifest: Manifest) -> None:
-    """Read a whole shard and raise DamageError unless its columns have the checksum of the manifest."""
-    path = folder / entry.file
+def extents(folder: Path, entry: ShardEntry, manifest: Manifest) -> list[tuple[int, int]]:
+    """Where in its file each column of a shard lies, offset and bytes, once it has been checked to be the one in the
+    manifest; DataError if it is not, or its columns are not contiguous.
+    """
     with open_shard(folder, entry, manifest) as shard:
         columns = [shard[name].id for name in COLUMNS[: 3 if manifest.labelled else 2]]
-        extents = [(column.get_offset(), column.get_storage_size()) for column in columns]
-    if any(size and offset is None for offset, size in extents):
-        raise DamageError(path, "its columns are not contiguous, as those of a shard are", MAKE_AGAIN)
+        found = [(column.get_offset(), column.get_storage_size()) for column in columns]
+    if any(size and offset is None for offset, size in found):
+        raise DamageError(folder / entry.file, "its columns are not contiguous, as those of a shard are", MAKE_AGAIN)
+    return [(offset or 0, size) for offset, size in found]
+
+
+def read_rows(file: FileIO, offset: int, first: int, out: np.ndarray) -> None:
+    """Fill ``out`` with rows of a column that begins at ``offset``, from its row ``first`` on; OSError if there are
+    not as many.
+    """
+    if not out.nbytes:
+        return
+    file.seek(offset + first * (out.nbytes // len(out)))
+    left = out.reshape(-1).view(np.uint8).data
+    while left.nbytes:
+        count = file.readinto(left)
+        if not count:
+            raise OSError(f"the file ends {left.nbytes:,} bytes too early")
+        left = left[count:]
+
+
+def check(folder: Path, entry: ShardEntry, manifest: Manifest) -> None:
+    """Read a whole shard and raise DamageError unless its columns have the checksum of the manifest."""
+    path, places = folder / entry.file, extents(folder, entry, manifest)
     digest, buffer = hashlib.sha256(), memoryview(bytearray(SLICE))
     try:
         with path.open("rb", buffering=0) as file:
-            for offset, size in extents:
+            for offset, size in places:
                 if size:
                     file.seek(offset)
                 while size and (count := file.readinto(buffer[: min(size, SLICE)])):

@@ -71,6 +71,7 @@ class SplitReader:
         except DataError as error:
             raise DataError(f"{folder}: {error}") from None
         self.rows = sum(entry.rows for entry in self.shards)
+        self._found: dict[int, list[tuple[int, int]]] = {}
         self.blocks = [
             Block(s, start, min(start + block_rows, entry.rows))
             for s, entry in enumerate(self.shards)
@@ -90,12 +91,10 @@ class SplitReader:
         """Read one shard whole and raise DataError unless its contents are those that were prepared."""
         columns.check(self.folder, self.shards[shard], self.manifest)
 
-    def room(self) -> Batch:
-        """Arrays for ``read`` that hold any block: fresh ones would be paged in anew for every block."""
-        return self._room(max((block.rows for block in self.blocks), default=0))
-
-    def _room(self, rows: int) -> Batch:
-        """Arrays for so many rows, without labels."""
+    def room(self, rows: int | None = None) -> Batch:
+        """Arrays for so many rows, without labels; or for any block: ``read`` pages in fresh ones for each."""
+        if rows is None:
+            rows = max((block.rows for block in self.blocks), default=0)
         features = self.manifest.features
         ids, dense = (rows, len(features.sparse)), (rows, len(features.dense))
         return Batch(np.empty(ids, np.int32), np.empty(dense, np.float32), np.full(rows, np.nan, np.float32))
@@ -103,24 +102,30 @@ class SplitReader:
     def means(self, most: int = 8192) -> np.ndarray:
         """Means of the dense features over the first rows, at most so many of the first shard; float32 (features,)."""
         first = Block(0, 0, min(most, self.shards[0].rows))
-        return self.read(first, self._room(first.rows)).dense.mean(axis=0, dtype=float).astype(np.float32)
+        return self.read(first, self.room(first.rows)).dense.mean(axis=0, dtype=float).astype(np.float32)
 
     def read(self, block: Block, room: Batch | None = None) -> Batch:
         """Read one block, into ``room`` (what it held is gone) or into fresh arrays."""
-        entry = self.shards[block.shard]
-        rows = slice(block.start, block.stop)
+        path = self.folder / self.shards[block.shard].file
         out = (room or self.room()).first(block.rows)
         try:
-            with open_shard(self.folder, entry, self.manifest) as shard:
-                shard["ids"].read_direct(out.ids, rows)
-                shard["dense"].read_direct(out.dense, rows)
+            places = self._places(block.shard)
+            with path.open("rb", buffering=0) as file:
+                for (offset, _), into in zip(places, (out.ids, out.dense), strict=False):
+                    columns.read_rows(file, offset, block.start, into)
                 if self.manifest.labelled:
-                    out.labels[:] = shard["label"][rows]
+                    labels = np.empty(block.rows, np.uint8)
+                    columns.read_rows(file, places[2][0], block.start, labels)
+                    out.labels[:] = labels
         except OSError as error:
-            raise DataError(
-                f"{self.folder / entry.file}: rows {block.start} to {block.stop} cannot be read ({error})"
-            ) from error
+            raise DataError(f"{path}: rows {block.start} to {block.stop} cannot be read ({error})") from error
         return out
+
+    def _places(self, shard: int) -> list[tuple[int, int]]:
+        """Where the columns of a shard lie, which is opened for that once."""
+        if shard not in self._found:
+            self._found[shard] = columns.extents(self.folder, self.shards[shard], self.manifest)
+        return self._found[shard]
 
 
 def batches(block: Batch, batch_size: int) -> Iterator[Batch]:
@@ -130,13 +135,19 @@ def batches(block: Batch, batch_size: int) -> Iterator[Batch]:
         yield Batch(block.ids[rows], block.dense[rows], block.labels[rows])
 
 
-def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Batch]:
-    """Cut a block into batches: of the rows in ``order``, in that order. They are copies: the block may be overwritten
-    after the last.
+def batches_in(
+    order: np.ndarray, block: Batch, batch_size: int, rooms: Iterator[Batch] | None = None
+) -> Iterator[Batch]:
+    """Cut a block into batches: of the rows in ``order``, in that order. They are copies, in the next of the ``rooms``
+    for a batch, or in fresh arrays: the block may be overwritten after the last.
     """
     for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
-        yield Batch(block.ids.take(rows, axis=0), block.dense.take(rows, axis=0), block.labels.take(rows))
+        count = min(batch_size, len(order) - start)
+        batch = next(rooms) if rooms else block.like(count)
+        if len(batch) != count:
+            batch = batch.first(count)
+        batch.take(order, start, block)
+        yield batch
 
 
 def suit_block_rows(options: DataOptions, rows: int, shares: int) -> int:

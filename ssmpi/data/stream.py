@@ -4,6 +4,7 @@ another one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -35,9 +36,10 @@ class Stream:
         self, reader: SplitReader, a_pass: int, next_piece: Callable[[], Piece | None], cut: Callable[[], bool]
     ) -> Iterator[Batch]:
         """The batches of what was begun, then of the pieces that ``next_piece`` gives, until it has none or
-        ``cut()``.
+        ``cut()``. The second next comes in the place of this one.
         """
-        begun, last, room = self.begun, None, reader.room()
+        begun, last, room, size = self.begun, None, reader.room(), self._options.batch_size
+        batch_rooms = itertools.cycle([reader.room(size), reader.room(size)])
         self.begun, self._given, self._was_cut = [], [], False
         while not cut():
             piece = begun.pop(0) if begun else next_piece()
@@ -46,7 +48,7 @@ class Stream:
                     break
                 return
             start = piece.start
-            for batch in self._batches(reader, a_pass, piece, room):
+            for batch in self._batches(reader, a_pass, piece, room, batch_rooms):
                 if cut():
                     break
                 last = Piece(piece.block, start, start + len(batch))
@@ -67,11 +69,13 @@ class Stream:
         while len(self._given) > all_but:
             self._trained(self._given.pop(0))
 
-    def _batches(self, reader: SplitReader, a_pass: int, piece: Piece, room: Batch) -> Iterator[Batch]:
+    def _batches(
+        self, reader: SplitReader, a_pass: int, piece: Piece, room: Batch, batch_rooms: Iterator[Batch]
+    ) -> Iterator[Batch]:
         rows = reader.blocks[piece.block].rows
         order = shuffled(self._seed, 2, a_pass, piece.block, size=rows) if self._options.shuffle else np.arange(rows)
         block = reader.read(reader.blocks[piece.block], room)
-        return batches_in(order[piece.start : piece.stop], block, self._options.batch_size)
+        return batches_in(order[piece.start : piece.stop], block, self._options.batch_size, batch_rooms)
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:

@@ -10,11 +10,9 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from ssmpi.core.aligned import aligned
 from ssmpi.core.errors import TrainingError
 from ssmpi.core.protocols import RowTransport
-from ssmpi.embedding import kernels
-from ssmpi.embedding.lookup import Lookup
+from ssmpi.embedding.lookup import Lookup, Scratch
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import RowOptions
 
@@ -56,10 +54,7 @@ class Lookups:
         self._transport, self._placement, self._options, self._thread = transport, placement, options, thread
         self._held = held or HeldRows(lambda: False)
         self._lookups: list[Lookup] = []
-        self._turn = 0
-        self._keys = np.full(16, kernels.EMPTY, np.int64)
-        self._places = np.empty(16, np.int32)
-        self._summed = np.empty((0, options.layout.width), np.float32)
+        self._turn, self._most = 0, 0
 
     def prefetched(self, batches: Iterable[B]) -> Iterator[tuple[B, Lookup]]:
         """Each batch with its rows; the next batch's rows are already on their way if ``prefetch`` is set."""
@@ -87,21 +82,16 @@ class Lookups:
     def ask(self, ids: np.ndarray) -> Lookup:
         """Start fetching. At most two lookups of a thread may be under way or in use. TrainingError for a bad id."""
         lookup = self._next_lookup(len(ids))
-        placement = self._placement
-        bad = kernels.route(
-            ids.reshape(-1), placement.limits, placement.strides, placement.owners, placement.bases,
-            self._keys, self._places, lookup.rows, lookup.inverse, lookup.starts,
-        )  # fmt: skip
+        bad = lookup.pull(ids)
         if bad >= 0:
-            raise_bad_id(ids.reshape(-1), int(bad), placement)
-        lookup.cut()
+            raise_bad_id(ids.reshape(-1), bad, self._placement)
         self._transport.ask(lookup, self._thread)
         return lookup
 
     def arrive(self, lookup: Lookup) -> Lookup:
         """Wait for the rows; ``lookup.values`` then holds them."""
         self._transport.collect(lookup)
-        kernels.expand(lookup.distinct, lookup.inverse, lookup.flat)
+        lookup.expand()
         return lookup
 
     def _arrive_held(self, lookup: Lookup) -> Lookup:
@@ -115,24 +105,16 @@ class Lookups:
 
     def push(self, lookup: Lookup, gradients: np.ndarray, factor: float = 1.0) -> None:
         """Send gradients float32 (batch, features, width) of ``lookup.values``; those of one row are summed first."""
-        summed = self._summed[: lookup.found]
-        kernels.sum_by_row(gradients, lookup.inverse, summed)
-        self._transport.update(lookup, summed, factor, self._thread)
+        self._transport.push(lookup, gradients, factor, self._thread)
 
     def _next_lookup(self, batch: int) -> Lookup:
-        features = len(self._placement.cardinalities)
-        size = batch * features
-        if size > len(self._summed):
-            width = self._options.layout.width
-            self._lookups = [Lookup(batch, features, width, self._placement.servers) for _ in range(2)]
-            self._summed = aligned((size, width))
-            slots = 1 << (2 * size - 1).bit_length()
-            self._keys, self._places = np.full(slots, kernels.EMPTY, np.int64), np.empty(slots, np.int32)
+        if batch > self._most:
+            placement, width = self._placement, self._options.layout.width
+            scratch = Scratch(batch * len(placement.cardinalities), width)
+            self._lookups = [Lookup(batch, placement, width, scratch, self._transport.near) for _ in range(2)]
+            self._most = batch
         self._turn = 1 - self._turn
-        lookup = self._lookups[self._turn]
-        if len(lookup.values) != batch:
-            lookup.resize(batch)
-        return lookup
+        return self._lookups[self._turn]
 
 
 def raise_bad_id(ids: np.ndarray, position: int, placement: Placement) -> None:

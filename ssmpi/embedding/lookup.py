@@ -3,43 +3,84 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from ssmpi.core.aligned import aligned
+from ssmpi.core.frame import Frame
 from ssmpi.core.protocols import MPIRequest
-from ssmpi.embedding import kernels
+from ssmpi.embedding import kernels, lookup_kernels
+from ssmpi.embedding.placement import Placement
+
+
+class Scratch:
+    """What routing and summing need for at most so many ids, which a thread's lookups share."""
+
+    def __init__(self, ids: int, width: int) -> None:
+        slots = 1 << max(4, (2 * ids - 1).bit_length())
+        self.keys, self.places = np.full(slots, kernels.EMPTY, np.int64), np.empty(slots, np.int32)
+        self.summed = aligned((ids, width))
 
 
 class Lookup:
-    """One batch's rows on their way: ``values`` float32 (batch, features, dim) once they have arrived; ``flat`` are the
-    same, (batch * features, dim). ``parts`` says which of the ``found`` distinct rows are those of each PS.
+    """One batch's rows on their way: ``values`` float32 (batch, features, dim) once they have arrived, of the ``found``
+    distinct ones. ``near`` are weights and state of each PS in turn, empty where they are out of reach.
     """
 
-    def __init__(self, batch: int, features: int, dim: int, servers: int) -> None:
-        most = batch * features
+    def __init__(
+        self, batch: int, placement: Placement, width: int, scratch: Scratch, near: Sequence[np.ndarray]
+    ) -> None:
+        self._features = len(placement.cardinalities)
+        most = batch * self._features
         self.rows, self._inverse = np.empty(most, np.int32), np.empty(most, np.int32)
-        self.starts = np.zeros(servers + 1, np.int64)
-        self.distinct = aligned((most, dim))
-        self._values = aligned((batch, features, dim))
-        self.parts: list[slice] = []
-        self.found = 0
+        self.starts = np.zeros(placement.servers + 1, np.int64)
+        self.distinct, self._summed = aligned((most, width)), scratch.summed
+        self._values = self.values = aligned((batch, self._features, width))
+        self.found, self.batch = 0, batch
+        self._within_reach = all(array.size for array in near[::2])
         self.requests: list[MPIRequest] = []
-        self.resize(batch)
+        self._frame = Frame(
+            (),
+            (
+                placement.limits, placement.strides, placement.owners, placement.bases, scratch.keys, scratch.places,
+                self.rows, self._inverse, self.starts, self.distinct, self._values, self._summed, *near,
+            ),
+        )  # fmt: skip
 
-    def resize(self, batch: int) -> None:
-        """Use the buffers for a batch of this size."""
-        self.values = self._values[:batch]
-        self.flat = self.values.reshape(-1, self.values.shape[2])
-        self.inverse = self._inverse[: len(self.flat)]
+    def pull(self, ids: np.ndarray) -> int:
+        """Route ids int32 (batch, features) and fetch the rows within reach. Returns the position of the first id
+        outside its table, or -1.
+        """
+        if len(ids) != self.batch:
+            self.batch, self.values = len(ids), self._values[: len(ids)]
+        found = lookup_kernels.pull(self._frame.words, ids, self._within_reach)
+        if found < 0:
+            return -1 - found
+        self.found = found
+        return -1
 
-    def cut(self) -> None:
-        """``starts`` has been filled in."""
-        starts = self.starts.tolist()
-        self.parts, self.found = [slice(start, stop) for start, stop in itertools.pairwise(starts)], starts[-1]
+    def expand(self) -> None:
+        """The distinct rows have arrived: ``values`` from them."""
+        if not self._within_reach:
+            lookup_kernels.expand_rows(self._frame.words, self.batch * self._features)
+
+    def push(self, gradients: np.ndarray, rate: float, epsilon: float) -> None:
+        """Update the rows within reach by gradients float32 (batch, features, width) of ``values``, summed by row."""
+        lookup_kernels.push(self._frame.words, gradients, rate, epsilon)
+
+    def summed(self, gradients: np.ndarray) -> np.ndarray:
+        """The same gradients summed by row, float32 (found, width); valid until those of another lookup are."""
+        lookup_kernels.sum_gradients(self._frame.words, gradients)
+        return self._summed[: self.found]
+
+    @property
+    def parts(self) -> list[slice]:
+        """Which of the distinct rows are those of each PS."""
+        return [slice(start, stop) for start, stop in itertools.pairwise(self.starts.tolist())]
 
     def occurrences(self) -> np.ndarray:
         """int32 (found,): how often each of the distinct rows is in the batch."""
         times = np.empty(self.found, np.int32)
-        kernels.occurrences(self.inverse, times)
+        kernels.occurrences(self._inverse[: self.batch * self._features], times)
         return times

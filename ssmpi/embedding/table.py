@@ -105,7 +105,12 @@ class RowArray:
             kernels.sgd(self.weights, rows, gradients, self._rate * factor)
         else:
             self._adagrad(self.weights, self._sums, rows, gradients, self._rate * factor, self._epsilon)
-        if self._observe and times is not None:
+        if times is not None:
+            self.observe(rows, times)
+
+    def observe(self, rows: np.ndarray, times: np.ndarray) -> None:
+        """Rows have been updated, for so many accesses each."""
+        if self._observe:
             self._observe(rows, times)
 
     def tell(self, observe: Observe) -> None:

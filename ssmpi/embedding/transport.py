@@ -1,4 +1,4 @@
-"""How a trainer reaches embedding rows: in this process, in the memory of a PS on its host, or by messages."""
+"""How a trainer reaches the rows of embedding PSs: in the memory of those on its host, else by messages."""
 
 from __future__ import annotations
 
@@ -16,73 +16,23 @@ from ssmpi.comm.waiting import WaitOptions, wait_all
 from ssmpi.core.errors import PeerError
 from ssmpi.core.protocols import MPIRequest, RowLookup, RowSet
 from ssmpi.core.topology import Role
-from ssmpi.core.traffic import Link, Traffic
-from ssmpi.embedding import kernels, wire
+from ssmpi.core.traffic import Link
+from ssmpi.embedding import wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.embedding.server_news import ServerNews
-from ssmpi.embedding.table import Arena, RowArray, RowOptions, Saver
+from ssmpi.embedding.table import RowArray, RowOptions
 from ssmpi.embedding.trackers import NOTHING, Scope, Tracking, scope_of
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
 
-class LocalTables:
-    """All tables in this process: ``topology.embedding_ps = 0``, and scoring with a finished model.
-
-    ``saver`` writes them; where nothing is saved there need not be one. ``traffic`` counts the rows.
-    """
-
-    def __init__(self, arena: Arena, saver: Saver | None = None, traffic: Traffic | None = None) -> None:
-        self.arena, self._saver, self._traffic = arena, saver, traffic or Traffic()
-        self._path = Path()
-
-    def ask(self, lookup: RowLookup, thread: int) -> None:
-        """Fetch at once, so that a prefetched row is as old as one that a message brought."""
-        kernels.gather(self.arena.weights, lookup.rows[: lookup.found], lookup.distinct)
-        self._traffic.add_rows(lookup.found)
-
-    def collect(self, lookup: RowLookup) -> None:
-        """Nothing to wait for."""
-
-    def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
-        """Apply at once."""
-        self.arena.update(lookup.rows[: len(gradients)], gradients, factor)
-        self._traffic.add_rows(len(gradients))
-
-    def drain(self) -> None:
-        """Every update has been applied."""
-
-    def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
-        """Start writing the tables into ``folder``; they may change again when this returns."""
-        assert self._saver
-        self._path = folder / "embedding-0000.h5"
-        self._saver.begin(self.arena, self._path, limit_seconds, background=background)
-
-    def saved(self) -> list[dict[str, Any]] | None:
-        """What became of it; None while it is being written."""
-        assert self._saver
-        outcome = self._saver.outcome()
-        return None if outcome is None else [outcome]
-
-    def awaited(self) -> str:
-        """Who has not written what."""
-        return f"trainer 0 has not written {self._path}"
-
-    def exchange_news(self, samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
-        """Nobody to tell."""
-        return []
-
-    def goodbye(self) -> None:
-        """Nobody to take leave of."""
-
-
 class RemoteTables:
     """Tables on embedding PSs: rows of one on this host are read and updated in place, others are reached by messages.
 
-    ``near`` says of each PS whether its rows are at hand; PeerError if ``embedding.transport`` demands that of all and
-    one is not. ``sent`` counts pushes by message, ``tracking`` is what PSs count of updates.
+    ``shared`` says of each PS whether its rows are at hand; PeerError if ``embedding.transport`` demands that of all
+    and one is not. ``sent`` counts pushes by message, ``tracking`` is what PSs count of updates.
     """
 
     def __init__(
@@ -105,6 +55,7 @@ class RemoteTables:
         self._near = [
             self._attach(index, scope_of(placement, index)) if wanted else None for index in range(len(self._servers))
         ]
+        self._all_near = None not in self._near
         self._news = ServerNews(conversation, waiting)
 
     def compare_pushes(self) -> None:
@@ -114,9 +65,16 @@ class RemoteTables:
             self._sent.compare(index, int(whose), int(applied))
 
     @property
-    def near(self) -> list[bool]:
+    def shared(self) -> list[bool]:
         """Of each PS, whether this process works on its rows in place."""
         return [rows is not None for rows in self._near]
+
+    @property
+    def near(self) -> list[np.ndarray]:
+        """Weights and state of each PS in turn, empty where its rows are out of reach."""
+        nothing = np.empty(0, np.float32)
+        pairs = ((rows.weights, rows.state) if rows else (nothing, nothing) for rows in self._near)
+        return [array for pair in pairs for array in pair]
 
     def _attach(self, index: int, scope: Scope) -> RowArray | None:
         """The rows of one PS in its own memory, if that can be mapped."""
@@ -144,13 +102,13 @@ class RemoteTables:
         return self._news.exchange(samples, saves_rows)
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
-        """Gather the rows of PSs on this host; send every other PS one request, whose reply goes straight into
-        ``lookup.distinct``.
-        """
+        """Send every PS whose rows are out of reach one request, whose reply goes straight into ``lookup.distinct``."""
+        if self._all_near:
+            self._traffic.add_rows(lookup.found)
+            return
         lookup.requests = []
         for server, rows, near in zip(self._servers, lookup.parts, self._near, strict=True):
             if near:
-                kernels.gather(near.weights, lookup.rows[rows], lookup.distinct[rows])
                 self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
                 lookup.requests += [
@@ -166,9 +124,25 @@ class RemoteTables:
             wait_all(lookup.requests, self._waiting, f"the embedding PSs ({len(self._servers)})")
             lookup.requests = []
 
+    def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
+        """As ``update``, of gradients that are not summed yet: where all rows are within reach, one compiled call does
+        both.
+        """
+        if not self._all_near:
+            self.update(lookup, lookup.summed(gradients), factor, thread)
+            return
+        settings = self._options.settings
+        lookup.push(gradients, settings.rate * factor, settings.epsilon)
+        self._traffic.add_rows(lookup.found)
+        if self.tracking.counts:
+            times = lookup.occurrences()
+            for rows, near in zip(lookup.parts, self._near, strict=True):
+                assert near
+                near.observe(lookup.rows[rows], times[rows])
+
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """In place, or one message a PS, not waited for; at most ``pushes_in_flight`` batches are on their way."""
-        if None in self._near:
+        if not self._all_near:
             self._wait_for_room(thread)
         times = lookup.occurrences() if self.tracking.counts else None
         requests, messages = [], []

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ssmpi.data.batch import Batch
 from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import scope_of
-from ssmpi.embedding.transport import LocalTables
 from ssmpi.model.optim import DenseOptimizer
 from ssmpi.model.replica import Replica
 from ssmpi.roles.progress import Progress
@@ -28,12 +29,17 @@ def compile_kernels(config: Config, replica: Replica, optimizer: DenseOptimizer)
     arena, scope = Arena(config.rows, placement, 0, seed=0), scope_of(placement, 0)
     if config.tracking.counts:
         arena.tell(config.tracking.over(scope, np.zeros(config.tracking.bytes_for(scope), np.uint8)).observe)
+    batch = Batch(
+        np.zeros((rows, inputs.tables), np.int32),
+        np.zeros((rows, inputs.dense), np.float32),
+        np.zeros(rows, np.float32),
+    )
+    batch.like(rows).take(np.arange(rows), 0, batch)
     lookups = Lookups(LocalTables(arena), placement, config.rows, thread=0)
-    lookup = lookups.pull(np.zeros((rows, inputs.tables), np.int32))
+    lookup = lookups.pull(batch.ids)
     model = replica.thread_model(replica.vector.copy())
-    labels = np.zeros(rows, np.float32)
-    logits, by_rows = model.forward_backward(np.zeros((rows, inputs.dense), np.float32), lookup.values, labels)
-    Progress(1, 1, config.schedule).record(0, logits, labels)
+    logits, by_rows = model.forward_backward(batch.dense, lookup.values, batch.labels)
+    Progress(1, 1, config.schedule).record(0, logits, batch.labels)
     lookups.push(lookup, by_rows)
     lookup.occurrences()
     model.gradients[:] = 0.0

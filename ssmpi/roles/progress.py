@@ -60,12 +60,14 @@ class Progress:
     ) -> None:  # fmt: skip
         memory = memory or ProcessMemory()
         self._schedule, self._earlier, self._expected = schedule, earlier, expected
+        self._flat = schedule.flat
         self._others, self._hearing = OtherTrainers(0, 0, trainers - 1.0, 0.0), threading.Lock()
         self._sums = memory.array("sums", (threads, len(SUMS)), np.float64)
         self._histograms = memory.array("histograms", (threads, 2, BINS), np.int64)
         self._slots = list(zip(self._histograms, self._sums, strict=True))  # each thread's
         self._examples = [0] * threads  # plain numbers: they are added up in every step
         self.iterations = np.zeros(threads, np.int64)
+        self._iterations = self.iterations.data  # NumPy's own numbers hold the interpreter lock for longer
         self.losses: list[float] | None = None
 
     def record(self, thread: int, logits: np.ndarray, labels: np.ndarray) -> float:
@@ -79,9 +81,9 @@ class Progress:
             )
         if self.losses is not None:
             self.losses.append(loss / count)
-        self.iterations[thread] += 1
+        self._iterations[thread] += 1
         self._examples[thread] += count
-        return 1.0 if self._schedule.flat else self._schedule.factor(self._all_when(self.examples - count))
+        return 1.0 if self._flat else self._schedule.factor(self._all_when(self.examples - count))
 
     def hear(self, others: int) -> None:
         """The dealer says what the other trainers had done, as far as they have told it. What was believed is never

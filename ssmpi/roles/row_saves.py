@@ -15,7 +15,8 @@ from ssmpi.roles.policy_inputs import DECIDED, PolicyInputs
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.config import Config
-    from ssmpi.embedding.transport import LocalTables, RemoteTables
+    from ssmpi.embedding.local_tables import LocalTables
+    from ssmpi.embedding.transport import RemoteTables
     from ssmpi.recovery.known import KnownInputs
     from ssmpi.report.results import Results
 

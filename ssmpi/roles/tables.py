@@ -11,10 +11,11 @@ from ssmpi.checkpoint.start import Start
 from ssmpi.comm.world import World
 from ssmpi.core.protocols import RowTransport
 from ssmpi.embedding.client import HeldRows, Lookups
+from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.embedding.table import ROWS, Arena
-from ssmpi.embedding.transport import LocalTables, RemoteTables
+from ssmpi.embedding.transport import RemoteTables
 
 if TYPE_CHECKING:
     from ssmpi.config import Config

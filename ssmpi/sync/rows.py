@@ -6,6 +6,7 @@ their order, so each row gets one update whatever its optimizer, and the order i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -54,6 +55,12 @@ class SynchronousRows:
         self._agreement, self._peers, self._tables = agreement, peers, rows.transport
         self._servers, self._width = rows.servers, rows.width
 
+    @property
+    def near(self) -> Sequence[np.ndarray]:
+        """Those of the plain way."""
+        assert self._tables
+        return self._tables.near
+
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """Start fetching rows."""
         assert self._tables
@@ -64,14 +71,15 @@ class SynchronousRows:
         assert self._tables
         self._tables.collect(lookup)
 
-    def update(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
+    def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Update the rows of this step of all trainers; returns when this trainer's part of it has been applied.
 
         The all-reduce of the dense gradients comes after it on every trainer, so nobody's next step is before.
         """
         server = np.repeat(np.arange(self._servers), np.diff(lookup.starts))
-        keys = server * SERVER + lookup.rows[: len(gradients)]
-        self._update(keys, gradients, len(lookup.values), factor, thread)
+        summed = lookup.summed(gradients)
+        keys = server * SERVER + lookup.rows[: len(summed)]
+        self._update(keys, summed, len(lookup.values), factor, thread)
 
     def follow(self) -> None:
         """The same without a batch: rows of other trainers may be this one's to update."""

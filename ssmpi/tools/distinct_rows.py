@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from ssmpi.config import Config
 from ssmpi.core.protocols import RowLookup
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
@@ -16,13 +18,16 @@ SAMPLE = 20  # batches
 class _NoTransport:
     """A transport that fetches nothing: only the location of rows is needed."""
 
+    def __init__(self, servers: int) -> None:
+        self.near = [np.empty(0, np.float32)] * (2 * servers)
+
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """Fetch nothing."""
 
     def collect(self, lookup: RowLookup) -> None:
         """Nothing to wait for."""
 
-    def update(self, lookup: RowLookup, gradients: object, factor: float, thread: int) -> None:
+    def push(self, lookup: RowLookup, gradients: object, factor: float, thread: int) -> None:
         """Nothing to update."""
 
 
@@ -30,7 +35,7 @@ def distinct_rows(config: Config) -> list[float]:
     """Distinct rows that a batch requests of each embedding PS: the mean over a few batches of the data."""
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
     placement = placement_of(config)
-    lookups = Lookups(_NoTransport(), placement, config.rows, 0)
+    lookups = Lookups(_NoTransport(placement.servers), placement, config.rows, 0)
     size, counts = config.data.batch_size, [0.0] * placement.servers
     seen = 0
     for number, block in enumerate(reader.blocks):

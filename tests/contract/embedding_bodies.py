@@ -12,10 +12,11 @@ from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.topology import Role, Topology
 from ssmpi.embedding.bags import BagLookups
 from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import Arena
-from ssmpi.embedding.transport import LocalTables, RemoteTables
+from ssmpi.embedding.transport import RemoteTables
 
 WAITING = WaitOptions(time_limit_seconds=60)
 CARDINALITIES = (3, 700, 40, 1, 90)  # the second is split as soon as there are two PSs
@@ -62,7 +63,7 @@ def on_trainers(world, options, work):
         return None
     if world.topology.embedding_ps:
         transport = RemoteTables(world.embedding, placement, options, WAITING)
-        assert transport.near == [options.settings.transport == "shared"] * world.topology.embedding_ps
+        assert transport.shared == [options.settings.transport == "shared"] * world.topology.embedding_ps
     else:
         transport = LocalTables(Arena(options, placement, 0, SEED))
     result = work(transport, placement)

@@ -31,9 +31,9 @@ from ssmpi.data.block_dispatcher import block_order
 from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
 from ssmpi.data.trained_rows import BatchesUnderWay, TrainedRows
 from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.trackers import scope_of
-from ssmpi.embedding.transport import LocalTables
 from ssmpi.report import recoveries
 from ssmpi.report.fields import FIELDS, RECOVERY
 from ssmpi.roles.evaluate import Evaluator

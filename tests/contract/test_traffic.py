@@ -136,7 +136,7 @@ def steps(world, options):
         world.traffic.on = True
         for _ in range(ROUNDS):
             model = Rows(weights, np.zeros_like(weights))
-            transport.update(model, np.zeros((7, DIM), np.float32), 1.0, 0)
+            transport.push(model, np.zeros((7, DIM), np.float32), 1.0, 0)
             optimizer.step(model, 1.0)
         world.traffic.on = False
         own.close()

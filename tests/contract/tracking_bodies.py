@@ -28,7 +28,7 @@ def count(world, transport):
     if world.role is Role.EMBEDDING_PS:
         return count_on_server(world, options, placement)
     tables = RemoteTables(world.embedding, placement, options, WAITING, tracking=TRACKING)
-    assert tables.near == [transport == "shared"] * world.topology.embedding_ps
+    assert tables.shared == [transport == "shared"] * world.topology.embedding_ps
     lookups, told = Lookups(tables, placement, options, thread=0), set()
 
     def steps():

@@ -1,5 +1,6 @@
 """Every row is read exactly once a pass, in an order that depends on the seed alone."""
 
+import itertools
 import re
 import shutil
 from dataclasses import replace
@@ -44,6 +45,34 @@ def test_block_size_does_not_change_the_file_order(small_data):
     assert [k for b in one.blocks for k in key(one.read(b))] == [k for b in other.blocks for k in key(other.read(b))]
 
 
+@pytest.mark.parametrize("block_rows", [97, 65_536])
+def test_blocks_are_what_hdf5_reads(small_data, block_rows):
+    """Rows are read past HDF5, into room that a larger block has used before."""
+    reader = SplitReader(small_data, "train", block_rows)
+    room = reader.room()
+    for block in [reader.blocks[0], *reader.blocks[::-1]]:
+        read = reader.read(block, room)
+        with h5py.File(small_data / reader.shards[block.shard].file) as shard:
+            rows = slice(block.start, block.stop)
+            np.testing.assert_array_equal(read.ids, shard["ids"][rows])
+            np.testing.assert_array_equal(read.dense, shard["dense"][rows])
+            np.testing.assert_array_equal(read.labels, shard["label"][rows])
+
+
+def test_a_shard_that_is_cut_off_while_it_is_read_is_named(small_data, tmp_path):
+    folder = shutil.copytree(small_data, tmp_path / "data")
+    reader = SplitReader(folder, "train", 500)
+    reader.read(reader.blocks[0])
+    last = [block for block in reader.blocks if block.shard == 0][-1]
+    path = folder / reader.shards[0].file
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(
+        DataError, match=rf"{path.name}: rows {last.start} to {last.stop} cannot be read \(the file ends"
+    ):
+        reader.read(last)
+
+
 @given(st.integers(1, 300), st.booleans())
 def test_batches_cut_a_block_without_loss(small_data_block, batch_size, shuffle):
     block = small_data_block
@@ -69,6 +98,23 @@ def test_batches_in_an_order_outlive_their_blocks_room(small_data):
         np.testing.assert_array_equal(
             np.concatenate([getattr(batch, name) for batch in kept]), np.concatenate(expected[column::3])
         )
+
+
+@pytest.mark.parametrize("batch_size", [64, 128, 700])
+def test_batches_in_rooms_of_their_own_hold_the_same_rows_two_at_a_time(small_data, batch_size):
+    """A batch is used while the next is cut; the one after that comes in its place."""
+    reader = SplitReader(small_data, "train", 700)
+    block, order = reader.read(reader.blocks[1]), shuffled(1, 3, size=reader.blocks[1].rows)
+    fresh = [key(batch) + batch.ids.tolist() + batch.labels.tolist() for batch in batches_in(order, block, batch_size)]
+    rooms = [reader.room(batch_size), reader.room(batch_size)]
+    before = None
+    for number, batch in enumerate(batches_in(order, block, batch_size, itertools.cycle(rooms))):
+        assert key(batch) + batch.ids.tolist() + batch.labels.tolist() == fresh[number]
+        assert np.shares_memory(batch.ids, rooms[number % 2].ids)
+        if before is not None:
+            assert key(before) + before.ids.tolist() + before.labels.tolist() == fresh[number - 1]
+        before = batch
+    assert number + 1 == len(fresh)
 
 
 @pytest.fixture(scope="module")

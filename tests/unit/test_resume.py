@@ -23,7 +23,7 @@ from ssmpi.core.errors import DataError
 from ssmpi.core.log import log
 from ssmpi.data import columns
 from ssmpi.data.reader import SplitReader
-from ssmpi.embedding.transport import LocalTables
+from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.model.replica import ThreadModel
 from ssmpi.roles import assembly, trainer
 from ssmpi.run import resume

@@ -16,7 +16,7 @@ from ssmpi.checkpoint.store import MANIFEST_NAME, Store
 from ssmpi.core.errors import DataError, PeerError
 from ssmpi.core.log import log
 from ssmpi.data.schema import read_manifest
-from ssmpi.embedding.transport import LocalTables
+from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.model.replica import ThreadModel
 from ssmpi.roles import trainer
 from ssmpi.run import resume

@@ -12,7 +12,7 @@ import numpy as np
 
 from ssmpi.bench.harness import gil, stages
 from ssmpi.bench.harness.windows import Readings, TickingPace, Timing, clock
-from ssmpi.core.protocols import RowSet
+from ssmpi.core.protocols import RowLookup
 from ssmpi.embedding.trackers import NOTHING
 from ssmpi.embedding.transport import RemoteTables
 from ssmpi.sync.pace import Shadow
@@ -167,19 +167,19 @@ class PriorityProbe(AlternatingProbe):
         super().__init__()
         transport = trainer.tables.transport
         assert isinstance(transport, RemoteTables)
-        update, tell, tracking = transport.update, transport.exchange_news, transport.tracking
+        push, tell, tracking = transport.push, transport.exchange_news, transport.tracking
         self._saves: list[dict[str, Any]] = []
 
-        def update_in_turn(lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
+        def push_in_turn(lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
             transport.tracking = NOTHING if self.others_turn() else tracking
-            update(lookup, gradients, factor, thread)
+            push(lookup, gradients, factor, thread)
 
         def tell_in_turn(samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
             news = tell(-1 if self.others_turn() else samples, saves_rows)
             self._saves += news
             return news
 
-        transport.update = update_in_turn  # type: ignore[method-assign]
+        transport.push = push_in_turn  # type: ignore[method-assign]
         transport.exchange_news = tell_in_turn  # type: ignore[method-assign]
 
     def read(self) -> Readings:

@@ -11,9 +11,9 @@ from ssmpi.core.errors import DataError
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
-from ssmpi.embedding.transport import LocalTables
 
 BLOCK = 65_536  # enough that nobody learns a thread's rows by heart within a few windows
 

@@ -29,10 +29,10 @@ from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.data.trained_rows import Deal, TrainedRows
 from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.lookup import Lookup
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
-from ssmpi.embedding.transport import LocalTables
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.replica import ThreadModel
 from ssmpi.roles.assembly import fresh_replica

@@ -15,10 +15,9 @@ import torch
 from ssmpi.config import Config
 from ssmpi.core.errors import TrainingError
 from ssmpi.core.metrics import Quality
-from ssmpi.core.protocols import RowLookup, RowSet
+from ssmpi.core.protocols import RowLookup
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches, batches_in, shuffled
-from ssmpi.embedding import kernels
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
@@ -64,19 +63,22 @@ class LocalServers:
     def __init__(self, arenas: list[Arena]) -> None:
         self._arenas = arenas
 
+    @property
+    def near(self) -> list[np.ndarray]:
+        """All rows."""
+        return [array for arena in self._arenas for array in (arena.weights, arena.state)]
+
     def ask(self, lookup: RowLookup, thread: int) -> None:
-        """Fetch at once."""
-        for arena, rows in zip(self._arenas, lookup.parts, strict=True):
-            kernels.gather(arena.weights, lookup.rows[rows], lookup.distinct[rows])
+        """They were fetched as they were found."""
 
     def collect(self, lookup: RowLookup) -> None:
         """Nothing to wait for."""
 
-    def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
+    def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Apply at once."""
-        times = lookup.occurrences()
+        times, summed = lookup.occurrences(), lookup.summed(gradients)
         for arena, rows in zip(self._arenas, lookup.parts, strict=True):
-            arena.update(lookup.rows[rows], gradients[rows], factor, times[rows])
+            arena.update(lookup.rows[rows], summed[rows], factor, times[rows])
 
 
 class Training:

@@ -17,10 +17,10 @@ from ssmpi.config import load
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import Arena
-from ssmpi.embedding.transport import LocalTables
 
 Rows = list[np.ndarray]
 

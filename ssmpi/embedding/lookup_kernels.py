@@ -1,0 +1,84 @@
+"""Pull and push of one batch as one compiled call each, over arrays that stay (``core/frame``): rows that this process
+can reach are fetched by the call that finds them, and updated by the one that sums their gradients. Between two calls a
+thread holds the interpreter lock, for 15 to 40 us where the model's step has emptied the caches.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from ssmpi.core.frame import array_at
+from ssmpi.embedding.kernels import expand, gather, grouped_adagrad, route, rowwise_adagrad, sgd, sum_by_row
+
+# Places in the frame of a lookup. From NEAR on: weights and state of each PS, empty where they are out of reach.
+LIMITS, STRIDES, OWNERS, BASES, KEYS, PLACES, ROWS, INVERSE, STARTS, DISTINCT, VALUES, SUMMED, NEAR = range(0, 26, 2)
+
+
+@njit(cache=True, nogil=True)
+def pull(frame: np.ndarray, ids: np.ndarray, whole: bool) -> int:
+    """Find the distinct rows of ids int32 (batch, features) and copy those within reach to DISTINCT; as the ``whole``
+    of them is, to VALUES too. Returns how many there are, or -1 minus the position of the first id outside its table.
+    """
+    limits, starts = array_at(frame, LIMITS, np.int64), array_at(frame, STARTS, np.int64)
+    owners, bases = array_at(frame, OWNERS, np.int32), array_at(frame, BASES, np.int64)
+    features, most = limits.size, owners.size // limits.size
+    rows, inverse = array_at(frame, ROWS, np.int32), array_at(frame, INVERSE, np.int32)
+    bad = route(
+        ids.reshape(ids.size), limits, array_at(frame, STRIDES, np.int64), owners.reshape(features, most),
+        bases.reshape(features, most), array_at(frame, KEYS, np.int64), array_at(frame, PLACES, np.int32), rows,
+        inverse[: ids.size], starts,
+    )  # fmt: skip
+    if bad >= 0:
+        return -1 - bad
+    distinct = _by_row(frame, DISTINCT)
+    for server in range(starts.size - 1):
+        weights = array_at(frame, NEAR + 4 * server, np.float32)
+        if weights.size:
+            part, width = slice(starts[server], starts[server + 1]), distinct.shape[1]
+            gather(weights.reshape(weights.size // width, width), rows[part], distinct[part])
+    if whole:
+        expand_rows(frame, ids.size)
+    return starts[-1]
+
+
+@njit(cache=True, nogil=True)
+def expand_rows(frame: np.ndarray, count: int) -> None:
+    """Copy the distinct rows, which have arrived, to VALUES of so many ids."""
+    expand(_by_row(frame, DISTINCT), array_at(frame, INVERSE, np.int32)[:count], _by_row(frame, VALUES)[:count])
+
+
+@njit(cache=True, nogil=True)
+def sum_gradients(frame: np.ndarray, gradients: np.ndarray) -> None:
+    """Sum gradients float32 (batch, features, width) of VALUES by row, into SUMMED."""
+    summed, width = array_at(frame, SUMMED, np.float32), gradients.shape[2]
+    found, count = array_at(frame, STARTS, np.int64)[-1], gradients.size // width
+    rows = summed[: found * width].reshape(found, width)
+    sum_by_row(gradients, array_at(frame, INVERSE, np.int32)[:count], rows)
+
+
+@njit(cache=True, nogil=True)
+def push(frame: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float) -> None:
+    """Sum them, then update all rows within reach: by row-wise Adagrad where there is state, else by SGD."""
+    sum_gradients(frame, gradients)
+    starts, rows, summed = array_at(frame, STARTS, np.int64), array_at(frame, ROWS, np.int32), _by_row(frame, SUMMED)
+    for server in range(starts.size - 1):
+        weights = array_at(frame, NEAR + 4 * server, np.float32)
+        state = array_at(frame, NEAR + 4 * server + 2, np.float32)
+        if weights.size:
+            part, width = slice(starts[server], starts[server + 1]), summed.shape[1]
+            count = weights.size // width
+            table = weights.reshape(count, width)
+            if not state.size:
+                sgd(table, rows[part], summed[part], rate)
+            elif state.size == count:
+                rowwise_adagrad(table, state, rows[part], summed[part], rate, epsilon)
+            else:
+                grouped_adagrad(table, state.reshape(count, 2), rows[part], summed[part], rate, epsilon)
+
+
+@njit(cache=True, nogil=True)
+def _by_row(frame: np.ndarray, place: int) -> np.ndarray:
+    """An array of the frame as (rows, width)."""
+    values, most = array_at(frame, place, np.float32), frame[ROWS + 1]
+    return values.reshape(most, values.size // most)
