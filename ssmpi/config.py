@@ -23,7 +23,7 @@ from ssmpi.data.reader import DataOptions
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import table
 from ssmpi.embedding.trackers import Tracking
-from ssmpi.model import graph, own, own_code
+from ssmpi.model import custom_code, custom_network, graph
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
 from ssmpi.model.zoo import network_of
@@ -52,7 +52,7 @@ class Config:
     waiting: WaitOptions = field(default_factory=WaitOptions)
 
     def __post_init__(self) -> None:
-        if not own.is_own(self.model.name):
+        if not custom_network.is_own(self.model.name):
             network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim))  # refuses what fits no data
         self._check_priority()
         try:
@@ -101,7 +101,7 @@ class Config:
             f"sync.fragments = {self.sync.fragments:,} is more than the {network.parameters:,} parameters of the dense "
             "model",
         )
-        own_operators = own_code.own_operators(network.operators)
+        own_operators = custom_code.own_operators(network.operators)
         require(
             not own_operators or self.model.precision == "fp32",
             f"model.precision = '{self.model.precision}': operators of one's own are computed in float32: set 'fp32'",
@@ -142,8 +142,8 @@ def differences(before: Config, now: Config) -> list[str]:
     was, are = (config.flat() for config in (before, now))
     for values in (was, are):
         values["run.folder"], values["data.folder"] = "", str(Path(values["data.folder"]).resolve())
-        if before.model.name != now.model.name and own.is_own(values["model.name"]):
-            values["model.name"] = own.identity(values["model.name"])
+        if before.model.name != now.model.name and custom_network.is_own(values["model.name"]):
+            values["model.name"] = custom_network.identity(values["model.name"])
     return [f"{name} was {was.get(name)!r}, now {are[name]!r}" for name in are if was.get(name) != are[name]]
 
 
@@ -153,7 +153,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         found = settings.load(Config, path, overrides)
     except settings.UnsetError as error:
         raise SettingsError(f"{error}; {SHORTEST}") from None
-    if not own.is_own(found.model.name):
+    if not custom_network.is_own(found.model.name):
         return found
-    name = own.resolved(found.model.name, path.parent)
+    name = custom_network.resolved(found.model.name, path.parent)
     return dataclasses.replace(found, model=dataclasses.replace(found.model, name=name))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssmpi.checkpoint import saved_network
 from ssmpi.core.errors import SettingsError
-from ssmpi.model import own
+from ssmpi.model import custom_network
 
 if TYPE_CHECKING:
     from ssmpi.data.schema import Manifest
@@ -29,9 +29,9 @@ def fingerprint(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, An
     name = settings["model.name"]
     names = (*SAME, *(other for other in settings if other.startswith(f"model.{name}.")))
     found = {key: list(value) if isinstance(value := settings[key], tuple) else value for key in names}
-    if own.is_own(name):  # of ``[model]`` its function is given nothing
+    if custom_network.is_own(name):  # of ``[model]`` its function is given nothing
         found = {key: value for key, value in found.items() if not key.startswith(MODEL)}
-        found["model.name"] = own.shown(name)
+        found["model.name"] = custom_network.shown(name)
     shards = [(shard.rows, shard.checksum) for shard in manifest.split(settings["data.train_split"]).shards]
     found[DATA] = hashlib.sha256(repr((manifest.cardinalities, shards)).encode()).hexdigest()[:16]
     return found
@@ -44,7 +44,9 @@ def check_fingerprint(name: str, state: Mapping[str, Any], found: dict[str, Any]
     why = saved_network.difference(state, network)
     of_model = bool(why) or saved_network.KEY not in state
     for key, value in state["identity"].items():
-        shipped = not own.is_own(str(found.get(key, own.MARK)))  # else the operator that differs says more
+        shipped = not custom_network.is_own(
+            str(found.get(key, custom_network.MARK))
+        )  # else the operator that differs says more
         if found.get(key) != value and (not key.startswith(MODEL) or (of_model and (shipped or not why))):
             raise SettingsError(
                 f"{key} is {found.get(key)}, checkpoint {name} was made with {value}: set it back, or start a new run"

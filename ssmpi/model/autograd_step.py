@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ssmpi.core.errors import SettingsError
-from ssmpi.model import own_code, reference
+from ssmpi.model import custom_code, reference
 from ssmpi.model.network import Network
 
 Named = Sequence[tuple[str, np.ndarray]]  # views of a vector, by parameter
@@ -50,7 +50,7 @@ def try_step(network: Network) -> list[str]:
         try:
             found = torch.autograd.grad(logits.sum(), (rows, *weights.values()), allow_unused=True)
         except RuntimeError as error:
-            kinds = own_code.kinds_of(network.operators)
+            kinds = custom_code.kinds_of(network.operators)
             raise SettingsError(
                 f"{kinds}: gradients of made-up examples: {error}; by_torch uses torch's operators, does not detach "
                 "all of its inputs, and changes none in place"

@@ -18,7 +18,7 @@ from typing import Any
 
 from ssmpi.core import settings
 from ssmpi.core.errors import DataError, SettingsError, json_problem
-from ssmpi.model import own_code, program, zoo
+from ssmpi.model import custom_code, program, zoo
 from ssmpi.model.network import Inputs, Network, Operator
 
 VERSION = 1
@@ -39,7 +39,7 @@ def as_json(network: Network) -> dict[str, Any]:
     """``network`` as JSON has it."""
     operators = [{**saved(operator), "width": network.widths[operator.name]} for operator in network.operators]
     body = {"version": VERSION, "inputs": dataclasses.asdict(network.inputs), "operators": operators}
-    if code := own_code.texts_of(network.operators):
+    if code := custom_code.texts_of(network.operators):
         body["code"] = code
     found: dict[str, Any] = json.loads(json.dumps(body))
     return found
@@ -66,7 +66,10 @@ def from_json(body: Mapping[str, Any]) -> Network:
 def saved(operator: Operator) -> dict[str, Any]:
     """One operator: its kind, and what it was made of."""
     kind = type(operator)
-    return {"kind": own_code.kind_of(kind) if own_code.is_own(kind) else kind.__name__, **dataclasses.asdict(operator)}
+    return {
+        "kind": custom_code.kind_of(kind) if custom_code.is_own(kind) else kind.__name__,
+        **dataclasses.asdict(operator),
+    }
 
 
 def _own_kinds(code: Mapping[str, str]) -> dict[str, type[Operator]]:
@@ -74,7 +77,7 @@ def _own_kinds(code: Mapping[str, str]) -> dict[str, type[Operator]]:
     found: dict[str, type[Operator]] = {}
     for file, text in code.items():
         path = Path(file)
-        module = own_code.in_words(path, "the file", partial(own_code.module_of, path, text))
+        module = custom_code.in_words(path, "the file", partial(custom_code.module_of, path, text))
         own = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Operator)]
         found |= {f"{file}:{kind.__qualname__}": kind for kind in own if kind.__module__ == module.__name__}
     return found
@@ -99,7 +102,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """
     before = as_json(from_json(before))  # with all that this version knows of operators
     for file in before.get("code", {}).keys() & now.get("code", {}).keys():
-        if own_code.meaning(before["code"][file]) != own_code.meaning(now["code"][file]):
+        if custom_code.meaning(before["code"][file]) != custom_code.meaning(now["code"][file]):
             return f"the code of {file}, whose operators it uses, is another one"
     if before["inputs"] != now["inputs"]:
         return f"it is over {_words(now['inputs'])}, not {_words(before['inputs'])}"

@@ -16,7 +16,7 @@ import numpy as np
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.core.aligned import aligned
 from ssmpi.core.errors import DataError
-from ssmpi.model import blas, brgemm, own_code
+from ssmpi.model import blas, brgemm, custom_code
 from ssmpi.model.executor import CompiledStep
 from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import Network
@@ -80,7 +80,7 @@ class ThreadModel:
         self._network, self.weights, self.gradients = network, vector, aligned(vector.shape)
         self.gradients.fill(0.0)
         self._step: Step
-        if own_code.own_operators(network.operators):
+        if custom_code.own_operators(network.operators):
             from ssmpi.model.autograd_step import AutogradStep  # here, because importing torch takes seconds
 
             self._score = self._by_torch

@@ -19,15 +19,15 @@ from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.trained_rows import Deal, TrainedRows
-from ssmpi.model import own_code, processor
+from ssmpi.model import custom_code, processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.recovery.ledger import Ledger
 from ssmpi.report.metric_logger import EarlierLog
 from ssmpi.report.results import EarlierResults, Results
-from ssmpi.roles.kept_state import KeptState
 from ssmpi.roles.precompile import compile_kernels
 from ssmpi.roles.progress import Progress
+from ssmpi.roles.surviving_state import KeptState
 from ssmpi.roles.tables import Tables, placing
 from ssmpi.sync.warmup import OVER
 
@@ -55,7 +55,7 @@ def warn(config: Config, world: World) -> None:
         )
     if config.model.precision == "bf16" and processor.without_bfloat16():
         log.warning(processor.SLOW_BFLOAT16)
-    if slow := own_code.kinds_of(config.network.operators):
+    if slow := custom_code.kinds_of(config.network.operators):
         log.warning(f"no kernels for {slow}: all of the network is computed by torch's autograd, which is slower")
 
 

@@ -12,11 +12,11 @@ from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
 from ssmpi.recovery.choice import in_short
 from ssmpi.recovery.defaults import estimated
-from ssmpi.recovery.known import ESTIMATED, MEASURED, SETTING, KnownInputs, Source, known
+from ssmpi.recovery.known_inputs import ESTIMATED, MEASURED, SETTING, KnownInputs, Source, known
 from ssmpi.recovery.measured import from_run, from_settings
 from ssmpi.recovery.policy import Decision, decide
 from ssmpi.report import recoveries
-from ssmpi.roles.kept_state import RUN
+from ssmpi.roles.surviving_state import RUN
 
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.config import Config
     from ssmpi.embedding.transport import LocalTables, RemoteTables
-    from ssmpi.recovery.known import KnownInputs
+    from ssmpi.recovery.known_inputs import KnownInputs
     from ssmpi.report.results import Results
 
 DECISION_SECONDS = 10.0  # from one decision to the next

@@ -1,8 +1,8 @@
-"""Makes good what was lost of the ranks' memory before any role begins, so that the run goes on as if nothing was.
+"""Partial recovery: rebuilds the lost memory of some ranks before any role starts, while all other ranks keep theirs.
 
-The rows of a lost embedding PS are loaded here, into new memory that counts once the first trainer notes it
-(``roles.kept_state``): a death before that begins again, and nothing was consumed. Lost trainers and sync PSs have new
-memory too, which their roles fill (``roles.repair``).
+The rows of a lost embedding PS are loaded here, into new memory that becomes valid once the first trainer records it
+(``roles.surviving_state``): if a rank dies before that, the recovery simply starts over. Lost trainers and sync PSs get
+new memory too, which their roles fill (``roles.replica_recovery``).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ssmpi.core.topology import Role
 from ssmpi.data.features import Features
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import Placement, place
-from ssmpi.model import own_code
+from ssmpi.model import custom_code
 from ssmpi.sync import ALGORITHMS
 
 
@@ -24,7 +24,7 @@ def composed(config: Config, features: Features) -> Config:
     SettingsError where it will not do.
     """
     found = config.over(features)
-    if own := own_code.kinds_of(found.network.operators):
+    if own := custom_code.kinds_of(found.network.operators):
         from ssmpi.model.autograd_step import try_step  # here, because importing torch takes seconds
 
         if unreached := try_step(found.network):

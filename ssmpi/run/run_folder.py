@@ -24,7 +24,7 @@ from ssmpi.core.run_files import LOCK_NAME, NETWORK, RUN_FILE, VERSIONS
 from ssmpi.core.run_options import NO_SPLIT, EvaluateOptions
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
-from ssmpi.model import own, processor
+from ssmpi.model import custom_network, processor
 from ssmpi.report.results import now
 from ssmpi.run import lockfile
 
@@ -139,7 +139,7 @@ def shown(found: list[str]) -> str:
 
 def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = None) -> None:
     """Make the run folder with ``run.toml`` and ``versions.json`` in it; ``run_file`` is the run file in use."""
-    text = own.text_of(config.model.name)  # before anything is removed: it may lie here
+    text = custom_network.text_of(config.model.name)  # before anything is removed: it may lie here
     for path in check_overwrite(folder, overwrite, run_file):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -158,9 +158,9 @@ def write_settings(folder: Path, config: Config, text: bytes | None = None) -> N
     """Replace the run folder's settings: a resumed job may have another number of ranks. Beside them lies a copy of the
     file of one's own network (``text``, if it has been read), so that nobody needs the original.
     """
-    if own.is_own(config.model.name):
-        file, function = own.parts(config.model.name)
-        text = text or own.text_of(config.model.name)
+    if custom_network.is_own(config.model.name):
+        file, function = custom_network.parts(config.model.name)
+        text = text or custom_network.text_of(config.model.name)
         assert text is not None
         (folder / NETWORK).mkdir(exist_ok=True)
         _replace(folder / NETWORK / file.name, text)

@@ -11,7 +11,7 @@ from ssmpi.core.errors import SettingsError
 from ssmpi.embedding.placement import Placement
 from ssmpi.recovery.defaults import DISK_RATE, INPUTS, PS_MTBF, SAVE_RATE, estimated
 from ssmpi.recovery.explain import duration, explain, full_overhead, percent
-from ssmpi.recovery.known import AS_ROWS, AS_SAVE, DEFAULT, ESTIMATED, GIVEN, SETTING, KnownInputs, Source, known
+from ssmpi.recovery.known_inputs import AS_ROWS, AS_SAVE, DEFAULT, ESTIMATED, GIVEN, SETTING, KnownInputs, Source, known
 from ssmpi.recovery.measured import from_settings
 from ssmpi.recovery.policy import decide, full_at
 from ssmpi.tools.plan import in_units

@@ -8,7 +8,7 @@ from ssmpi import sync
 from ssmpi.core.topology import Topology
 from ssmpi.data.position import Position
 from ssmpi.data.trained_rows import Deal
-from ssmpi.roles.kept_state import KeptState
+from ssmpi.roles.surviving_state import KeptState
 
 
 def kept(warming_up):

@@ -37,9 +37,9 @@ from ssmpi.embedding.transport import LocalTables
 from ssmpi.report import recoveries
 from ssmpi.report.fields import FIELDS, RECOVERY
 from ssmpi.roles.evaluate import Evaluator
-from ssmpi.roles.kept_state import RunNote
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.row_saver import RowSaver
+from ssmpi.roles.surviving_state import RunNote
 from ssmpi.run import restart, run_folder
 from ssmpi.run.request import Supervised
 from ssmpi.run.resume import ResumePlan

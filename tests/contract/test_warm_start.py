@@ -27,8 +27,8 @@ from ssmpi.model.options import DenseOptions
 from ssmpi.report.results import Results
 from ssmpi.roles import sync_ps
 from ssmpi.roles.evaluate import Evaluator
-from ssmpi.roles.kept_state import RunNote
 from ssmpi.roles.progress import Progress
+from ssmpi.roles.surviving_state import RunNote
 from ssmpi.roles.trainer import Trainer
 from ssmpi.run import run_folder
 from ssmpi.run.requirements import kept_memory, placement_of

@@ -18,16 +18,16 @@ from ssmpi.embedding.placement import place
 from ssmpi.recovery import defaults
 from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Found, choose, in_short
 from ssmpi.recovery.defaults import INPUTS, estimated, inputs_of
-from ssmpi.recovery.known import AS_ROWS, AS_SAVE, DEFAULT, ESTIMATED, GIVEN, MEASURED, SETTING, Source, known
+from ssmpi.recovery.known_inputs import AS_ROWS, AS_SAVE, DEFAULT, ESTIMATED, GIVEN, MEASURED, SETTING, Source, known
 from ssmpi.recovery.ledger import Ledger
 from ssmpi.recovery.measured import from_run, from_settings
 from ssmpi.recovery.pls import LossAccount
 from ssmpi.recovery.policy import decide
 from ssmpi.report import recoveries
 from ssmpi.roles import policy_inputs, row_saves
-from ssmpi.roles.kept_state import RUN
 from ssmpi.roles.policy_inputs import PolicyInputs
 from ssmpi.roles.row_saves import RowSaves
+from ssmpi.roles.surviving_state import RUN
 
 TOPOLOGY = Topology(trainers=2, embedding_ps=2, sync_ps=1)  # ranks 0, 1; 2, 3; 4
 PAYS = decide(inputs_of(18, {}))

@@ -26,7 +26,7 @@ from ssmpi.bench.harness.windows import Timing
 from ssmpi.config import Config, load
 from ssmpi.core.settings import SECONDS, positive, require
 from ssmpi.run.requirements import dense_parameters
-from ssmpi.tools.codec_worth import WANTED
+from ssmpi.tools.codec_benefit import WANTED
 from ssmpi.tools.forecast import forecast
 from ssmpi.tools.link_model import LinkSpeeds
 

@@ -15,7 +15,7 @@ from ssmpi.recovery.choice import PARTIAL
 from ssmpi.recovery.ledger import LEDGER, OUTCOME
 from ssmpi.report import recoveries
 from ssmpi.roles.progress import Progress
-from ssmpi.roles.repair import make_good
+from ssmpi.roles.replica_recovery import make_good
 from ssmpi.sync.warmup import OVER
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from importlib.util import decode_source
 from pathlib import Path
 
 from ssmpi.core.errors import SettingsError
-from ssmpi.model import own_code
+from ssmpi.model import custom_code
 from ssmpi.model.network import Inputs, Network
 
 MARK = ".py:"
@@ -70,12 +70,12 @@ def network_of(name: str, inputs: Inputs) -> Network:
     """What the function gives for ``inputs``; SettingsError says what is wrong with it, and where."""
     path, function = parts(name)
     what, text = f"'{function}', called with {Inputs.__name__}", source(name)
-    module = own_code.in_words(path, "the file", lambda: own_code.module_of(path, decode_source(text)))
-    network = own_code.in_words(path, what, lambda: _function(path, function, vars(module))(inputs))
+    module = custom_code.in_words(path, "the file", lambda: custom_code.module_of(path, decode_source(text)))
+    network = custom_code.in_words(path, what, lambda: _function(path, function, vars(module))(inputs))
     if not isinstance(network, Network):
         raise SettingsError(
             f"{path}: '{function}' gave {network!r:.60} ({type(network).__name__}), not a Network: let it return "
-            f"Network((operator, ...), inputs); {own_code.REMEDY}"
+            f"Network((operator, ...), inputs); {custom_code.REMEDY}"
         )
     if network.inputs != inputs:
         raise SettingsError(
@@ -91,7 +91,7 @@ def _function(path: Path, function: str, names: Mapping[str, object]) -> Callabl
         functions = {name: value for name, value in names.items() if isinstance(value, types.FunctionType)}
         there = [name for name, value in functions.items() if value.__module__ == names["__name__"]]  # not imported
         close = difflib.get_close_matches(function, there, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"it has {', '.join(there) or 'none'}; {own_code.REMEDY}"
+        hint = f"did you mean '{close[0]}'?" if close else f"it has {', '.join(there) or 'none'}; {custom_code.REMEDY}"
         what = "is no function" if function in names else "is not in it"
         raise SettingsError(f"{path}: '{function}', which model.name names, {what}; {hint}")
     return found
