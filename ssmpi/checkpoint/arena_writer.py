@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.checkpoint.pending_save import Outcome, written, written_beside_training
+from ssmpi.checkpoint.pending_save import Outcome, written, written_in_background
 from ssmpi.comm.background import start_background
 from ssmpi.core.host_memory import free_memory
 from ssmpi.core.log import log
@@ -48,7 +48,7 @@ class ArenaWriter:
         for copy, (_, values, _) in zip(self._copies, live, strict=True):
             np.copyto(copy, values)
         copies = [(name, copy, place) for copy, (name, _, place) in zip(self._copies, live, strict=True)]
-        self._writing = start_background("save", written_beside_training, path, copies)
+        self._writing = start_background("save", written_in_background, path, copies)
 
     def outcome(self) -> Outcome | None:
         """``file``, ``bytes`` and ``checksum``, or ``error``; None while it is being written."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ssmpi.checkpoint.pending_save import Tables
+    from ssmpi.checkpoint.pending_save import SavableTables
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.comm.waiting import WaitOptions
     from ssmpi.comm.world import World
@@ -26,7 +26,7 @@ class SaveContext:
     options: CheckpointOptions
     waiting: WaitOptions
     world: World
-    tables: Tables
+    tables: SavableTables
     stop: Stop
     memory: RankMemory
 

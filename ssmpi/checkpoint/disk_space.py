@@ -29,7 +29,7 @@ def make_room(store: Store, needed: int, path: Path) -> None:
             raise FullDiskError(f"{path}: {needed:,} bytes needed, {free:,} free, and {there[0]} cannot be removed")
 
 
-def expect_room(run: Path, rows_bytes: int, keep: int, *, overwrite: bool) -> None:
+def check_room(run: Path, rows_bytes: int, keep: int, *, overwrite: bool) -> None:
     """Before training: FullDiskError if its model, of which all rows take so many bytes, finds no room whatever
     checkpoints are removed for it; a warning where they will have to be. ``overwrite``: what is in the folder goes
     first.

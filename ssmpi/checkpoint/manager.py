@@ -24,9 +24,9 @@ from ssmpi.checkpoint.pending_save import (
     TrainerOutcomes,
     commit_or_remove,
     in_time,
-    over,
-    tell,
-    written_beside_training,
+    past_limit,
+    report_outcomes,
+    written_in_background,
 )
 from ssmpi.checkpoint.slowdown import Slowdown
 from ssmpi.checkpoint.timer import CheckpointTimer
@@ -193,8 +193,8 @@ class CheckpointManager:
             )
 
         def write() -> None:
-            outcomes = [written_beside_training(path, datasets) for path, datasets in own]
-            tell(self._world.control, outcomes, self._context.waiting)
+            outcomes = [written_in_background(path, datasets) for path, datasets in own]
+            report_outcomes(self._world.control, outcomes, self._context.waiting)
 
         self._mine = start_background("save", write)
 
@@ -253,7 +253,7 @@ class CheckpointManager:
         self._world.abort(text, STOPPED)
 
     def _lateness(self, writing: PendingCheckpoint) -> str:
-        return f"{writing.awaited(self._tables)} after {over(self._options.limit_seconds)}"
+        return f"{writing.awaited(self._tables)} after {past_limit(self._options.limit_seconds)}"
 
     def _what_there_is(self) -> str:
         return f"{self._newest} is the newest committed one" if self._newest else "There is no earlier one"

@@ -41,7 +41,7 @@ def check(job: Job, folder: Path, advice: Callable[[], str] | None = None) -> No
     job.agree(lambda: _refuse(errors, advice or (lambda: remedy(folder))))
 
 
-def check_alone(folder: Path) -> None:
+def check_in_one_process(folder: Path) -> None:
     """The same in one process."""
     error = store.find_error(folder, 0, 1)
     _refuse([error] if error else [], lambda: remedy(folder))

@@ -16,7 +16,7 @@ from ssmpi.checkpoint.pending_save import (
     checked,
     in_time,
     make_anew,
-    over,
+    past_limit,
     put_in_place,
     written,
 )
@@ -28,7 +28,7 @@ from ssmpi.core.errors import DataError
 from ssmpi.core.log import log
 
 if TYPE_CHECKING:
-    from ssmpi.checkpoint.pending_save import Tables
+    from ssmpi.checkpoint.pending_save import SavableTables
     from ssmpi.checkpoint.trainer_state import ModelState
     from ssmpi.core.stop import Stop
 
@@ -43,7 +43,9 @@ Arguments = TypeVarTuple("Arguments")
 class ModelSaver:
     """On the first trainer. ``there`` says which checkpoint is left if the model cannot be saved."""
 
-    def __init__(self, checkpoints: store.Store, tables: Tables, limit_seconds: float, stop: Stop, there: str) -> None:
+    def __init__(
+        self, checkpoints: store.Store, tables: SavableTables, limit_seconds: float, stop: Stop, there: str
+    ) -> None:
         self._store, self._tables, self._limit = checkpoints, tables, limit_seconds
         self._stop, self._there, self._said = stop, there, False
 
@@ -84,7 +86,7 @@ class ModelSaver:
         clock, pause = Clock(), Backoff(SUPERVISOR)
         while (saved := self._tables.saved()) is None:
             if clock.wall > self._limit:
-                raise DataError(f"{self._tables.awaited()} after {over(self._limit)}")
+                raise DataError(f"{self._tables.awaited()} after {past_limit(self._limit)}")
             pause.nap()
         return saved
 

@@ -39,7 +39,7 @@ T = TypeVar("T")
 Outcome = dict[str, Any]  # of writing a file: an ``Entry``, or ``error`` and whether the disk is ``full``
 
 
-class Tables(Protocol):
+class SavableTables(Protocol):
     """All embedding tables, wherever their rows are, as far as saving needs them."""
 
     def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
@@ -65,7 +65,7 @@ def written(path: Path, datasets: Iterable[files.Dataset]) -> Outcome:
         return {"error": cause(error)[:LONGEST_ERROR], "full": full}
 
 
-def written_beside_training(path: Path, datasets: Iterable[files.Dataset]) -> Outcome:
+def written_in_background(path: Path, datasets: Iterable[files.Dataset]) -> Outcome:
     """As ``written``, on a thread that leaves the cores to training."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     return written(path, datasets)
@@ -82,7 +82,7 @@ def checked(outcomes: Iterable[Outcome]) -> tuple[files.Entry, ...]:
     return tuple(found)
 
 
-def over(limit_seconds: float) -> str:
+def past_limit(limit_seconds: float) -> str:
     """How to say that something took too long."""
     return f"checkpoint.limit_seconds = {limit_seconds:g}: look at the disk of that rank"
 
@@ -90,11 +90,11 @@ def over(limit_seconds: float) -> str:
 def in_time(future: Future[T], limit_seconds: float, what: str) -> T:
     """The result of what the first trainer does at the disk; DataError if that takes longer than it may."""
     if not concurrent.futures.wait([future], limit_seconds).done:
-        raise DataError(f"trainer 0 has not {what} after {over(limit_seconds)}")
+        raise DataError(f"trainer 0 has not {what} after {past_limit(limit_seconds)}")
     return future.result()
 
 
-def tell(control: Conversation, outcomes: list[Outcome], waiting: WaitOptions) -> None:
+def report_outcomes(control: Conversation, outcomes: list[Outcome], waiting: WaitOptions) -> None:
     """Tell the first trainer, itself too, what became of this trainer's files."""
     text = np.empty(wire.TEXT, np.uint8)
     wire.text(json.dumps(outcomes).encode(), text)
@@ -148,14 +148,14 @@ class PendingCheckpoint:
         written = {"write_seconds": self.clock.wall, "bytes": size, "position": position}
         return {"name": self.folder.name, **self.cost.fields(), **written}
 
-    def outcomes(self, tables: Tables) -> list[Outcome] | None:
+    def outcomes(self, tables: SavableTables) -> list[Outcome] | None:
         """Of all files; None while one is being written."""
         if self.told.missing():
             return None
         saved = tables.saved()
         return None if saved is None else [*self.told.outcomes(), *saved]
 
-    def awaited(self, tables: Tables) -> str:
+    def awaited(self, tables: SavableTables) -> str:
         """Who has not written what."""
         for trainer in self.told.missing():
             return f"trainer {trainer} has not written {self.folder / f'trainer-{trainer:04}.h5'}"

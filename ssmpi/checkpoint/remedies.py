@@ -10,7 +10,7 @@ from ssmpi.core.run_files import ASIDE, BEST, CHECKPOINTS, MODEL, RESULT_NAME
 START_OVER = "launch the run file with --overwrite"
 
 
-def after_damage(run: Path, damaged: Path) -> str:
+def for_damaged_checkpoint(run: Path, damaged: Path) -> str:
     """What to do where the checkpoint ``damaged`` cannot be used: another checkpoint, or a model that was kept, or the
     beginning. No file of another one is read.
     """
@@ -31,7 +31,7 @@ def after_damage(run: Path, damaged: Path) -> str:
     return "; ".join(ways)
 
 
-def without_model(run: Path) -> str:
+def for_damaged_model(run: Path) -> str:
     """What to do where a finished run's model is damaged."""
     newest = Store(run).committed()[-1:]
     if not newest or find_error(newest[0], 0, 1):

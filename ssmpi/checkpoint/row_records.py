@@ -99,7 +99,7 @@ def write_record(descriptor: int, offset: int, header: RecordHeader, rows: Itera
 
 
 @dataclass(frozen=True)
-class Record:
+class RowRecord:
     """A whole record of a file: where it begins, and of an increment its ``rows`` int32 (count,)."""
 
     header: RecordHeader
@@ -120,13 +120,13 @@ class Record:
         return found
 
 
-def read_record(descriptor: int, offset: int) -> Record | None:
+def read_record(descriptor: int, offset: int) -> RowRecord | None:
     """The record at ``offset`` of an open file; None if no whole one is there."""
     header = RecordHeader.unpacked(os.pread(descriptor, RecordHeader.FORMAT.size, offset))
     if header is None or offset + header.bytes > os.fstat(descriptor).st_size:
         return None
     digest = hashlib.sha256(replace(header, digest=bytes(DIGEST)).packed())
-    record = Record(header, offset, np.empty(header.count if header.increment else 0, np.int32))
+    record = RowRecord(header, offset, np.empty(header.count if header.increment else 0, np.int32))
     for piece in header.pieces():
         words = record.read(descriptor, piece)
         digest.update(words.reshape(-1).view(np.uint8).data)
@@ -142,10 +142,10 @@ class SavedRows:
     """
 
     path: Path
-    records: tuple[Record, ...]
+    records: tuple[RowRecord, ...]
 
     @property
-    def base(self) -> Record:
+    def base(self) -> RowRecord:
         """The record that holds all rows."""
         return self.records[0]
 

@@ -38,7 +38,7 @@ class Resumable(Protocol):
         """Take them back."""
 
 
-class HeldRows(Protocol):
+class PulledRows(Protocol):
     """Embedding rows that a paused thread has pulled already, or None."""
 
     values: np.ndarray | None
@@ -169,7 +169,7 @@ class LiveState:
     replica: np.ndarray
     optimizer: Mapping[str, np.ndarray]
     synchronizer: Resumable
-    held: Sequence[HeldRows]
+    held: Sequence[PulledRows]
     losses: list[float] | None
 
     def arrays(self) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ LIMIT_SECONDS = 5.0  # SLURM's clock and a host's may differ by so much
 OTHER_SECONDS = 30.0  # SLURM's default KillWait: a scheduler that escalates has sent all its signals by then
 
 
-class Job(Protocol):
+class LauncherProcess(Protocol):
     """The launcher's process."""
 
     def poll(self) -> int | None:
@@ -46,7 +46,7 @@ class StopSignals:
         the epoch.
         """
         self._clock, self._time_limit = clock, time_limit
-        self._job: Job | None = None
+        self._job: LauncherProcess | None = None
         self._first: dict[int, float] = {}  # when each signal came first
         self._begun = self._limited = False
         self.ended = False  # whether a second signal has ended the job
@@ -68,7 +68,7 @@ class StopSignals:
         for signum in STOP_SIGNALS:
             signal.signal(signum, self.take)
 
-    def follow(self, job: Job, stopping: Callable[[], None]) -> None:
+    def follow(self, job: LauncherProcess, stopping: Callable[[], None]) -> None:
         """Pass on to ``job`` what comes, and what has come already. ``stopping`` is called when the stop begins."""
         self._job, self._stopping = job, stopping
         if self._first:

@@ -54,7 +54,7 @@ class TrainedRows:
         if memory.kept:
             most = memory.noted(MOST)
         memory.note(MOST, most)
-        self.handed = HandedOut(memory, threads, most) if dealer else None
+        self.handed = Assignments(memory, threads, most) if dealer else None
         self._banks = memory.array("rows done", (2, most), np.int64)
         self.rows, self.batches = (
             memory.array(f"{what} by thread", (threads,), np.int64) for what in ("rows", "batches")
@@ -113,7 +113,7 @@ class BatchesUnderWay:
         self._rows[:] = self._scored
 
 
-class HandedOut:
+class Assignments:
     """On the dealer: which trainer has which piece of a deal, in memory: what it knows of those whose memory is lost.
 
     A thread that asks for more has done all that it was given before, but for the last piece if it takes batches

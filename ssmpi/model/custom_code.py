@@ -71,7 +71,7 @@ def meaning(text: str) -> str:
     return ast.dump(ast.parse(text))
 
 
-def in_words(path: Path, what: str, body: Callable[[], T], remedy: str = REMEDY) -> T:
+def run_user_code(path: Path, what: str, body: Callable[[], T], remedy: str = REMEDY) -> T:
     """What ``body``, the user's code, gives; what it raises as SettingsError with its line and ``remedy``. ``what`` it
     was about.
     """

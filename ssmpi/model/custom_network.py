@@ -70,8 +70,8 @@ def network_of(name: str, inputs: Inputs) -> Network:
     """What the function gives for ``inputs``; SettingsError says what is wrong with it, and where."""
     path, function = parts(name)
     what, text = f"'{function}', called with {Inputs.__name__}", source(name)
-    module = custom_code.in_words(path, "the file", lambda: custom_code.module_of(path, decode_source(text)))
-    network = custom_code.in_words(path, what, lambda: _function(path, function, vars(module))(inputs))
+    module = custom_code.run_user_code(path, "the file", lambda: custom_code.module_of(path, decode_source(text)))
+    network = custom_code.run_user_code(path, what, lambda: _function(path, function, vars(module))(inputs))
     if not isinstance(network, Network):
         raise SettingsError(
             f"{path}: '{function}' gave {network!r:.60} ({type(network).__name__}), not a Network: let it return "

@@ -37,7 +37,7 @@ def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: l
         )
     begin = f"{operator.name}."
     own = {name.removeprefix(begin): value for name, value in parameters.items() if name.startswith(begin)}
-    found: object = custom_code.in_words(path, what, lambda: operator.by_torch(own, *inputs), REMEDY)
+    found: object = custom_code.run_user_code(path, what, lambda: operator.by_torch(own, *inputs), REMEDY)
     wanted = len(inputs[0]), operator.form(*(value.shape[1] for value in inputs)).width
     if not isinstance(found, torch.Tensor) or found.shape != wanted:
         given = f"a tensor {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"{found!r:.60}"

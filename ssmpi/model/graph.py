@@ -77,7 +77,7 @@ def _own_kinds(code: Mapping[str, str]) -> dict[str, type[Operator]]:
     found: dict[str, type[Operator]] = {}
     for file, text in code.items():
         path = Path(file)
-        module = custom_code.in_words(path, "the file", partial(custom_code.module_of, path, text))
+        module = custom_code.run_user_code(path, "the file", partial(custom_code.module_of, path, text))
         own = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Operator)]
         found |= {f"{file}:{kind.__qualname__}": kind for kind in own if kind.__module__ == module.__name__}
     return found

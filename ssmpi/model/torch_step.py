@@ -52,7 +52,7 @@ class TorchStep:
             for number, row in enumerate(program.table)
             if row[KIND] == LINEAR
         }
-        self._pieces: dict[int, Piece] = {}
+        self._pieces: dict[int, BatchPiece] = {}
         self._results = executor.Results()
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -69,12 +69,12 @@ class TorchStep:
             piece.backward(rows[cut], by_rows[cut], fresh=start == 0)
         return logits, by_rows
 
-    def _piece(self, examples: int) -> Piece:
+    def _piece(self, examples: int) -> BatchPiece:
         """The buffers for so many examples: few sizes occur, all batches but the last of a block are equal."""
         if examples not in self._pieces:
             if len(self._pieces) == MOST_SIZES:
                 self._pieces.clear()
-            self._pieces[examples] = Piece(self._program, self._arrays, self._layers, examples)
+            self._pieces[examples] = BatchPiece(self._program, self._arrays, self._layers, examples)
         return self._pieces[examples]
 
 
@@ -181,7 +181,7 @@ class Layer:
             kernels.column_sums(out.by_array, weights.by_bias, fresh)
 
 
-class Piece:
+class BatchPiece:
     """The program over so many ``examples`` in buffers of their own."""
 
     def __init__(self, program: Program, arrays: Arrays, layers: Mapping[int, Weights], examples: int) -> None:

@@ -50,14 +50,14 @@ def choose(
     if not lost:
         return Choice(MEMORY, (), "")
     why = _names(lost, topology, checked[lost[0]].why or "the last start was killed before every rank had its memory")
-    if refusal := _refusal(lost, topology, options):
+    if refusal := _why_not_partial(lost, topology, options):
         return Choice(FULL, lost, f"{why}, {refusal}")
     if options.mode == PARTIAL or not _servers(lost, topology):
         return Choice(PARTIAL, lost, why)
     decision = policy()
     if decision.mode == FULL:
-        return Choice(FULL, lost, f"{why}, and {in_short(decision)}")
-    return Choice(PARTIAL, lost, why, in_short(decision))
+        return Choice(FULL, lost, f"{why}, and {summary(decision)}")
+    return Choice(PARTIAL, lost, why, summary(decision))
 
 
 def _checked(found: Found, start: int) -> Found:
@@ -78,7 +78,7 @@ def _servers(lost: Sequence[int], topology: Topology) -> int:
     return sum(topology.role_of(rank)[0] is Role.EMBEDDING_PS for rank in lost)
 
 
-def _refusal(lost: Sequence[int], topology: Topology, options: RecoveryOptions) -> str:
+def _why_not_partial(lost: Sequence[int], topology: Topology, options: RecoveryOptions) -> str:
     """Why this loss cannot be made good by itself, or is not to be; empty if it can."""
     if (Role.TRAINER, 0) in map(topology.role_of, lost):
         return "and the first trainer's is needed to go on"
@@ -89,7 +89,7 @@ def _refusal(lost: Sequence[int], topology: Topology, options: RecoveryOptions) 
     return ""
 
 
-def in_short(decision: Decision) -> str:
+def summary(decision: Decision) -> str:
     """A decision of the policy, in a clause."""
     given, partial, full = decision.given, decision.partial, decision.full
     if not decision.keeps_target:

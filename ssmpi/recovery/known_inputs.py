@@ -47,7 +47,7 @@ class KnownInputs:
         return f"{value:g}" if name == "target_pls" else duration(value)
 
 
-def known(servers: int, *sources: Source) -> KnownInputs:
+def collect(servers: int, *sources: Source) -> KnownInputs:
     """Of a run with ``servers`` embedding PSs: each source goes before those ahead of it, all before the defaults. A
     save of rows that nobody has measured or given is taken to cost what a checkpoint does, where that is, and to take
     as long as it costs.

@@ -37,7 +37,7 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Subject:
+class PageContent:
     """What a page is about. ``compared`` is the sentence that names the reference; empty without one."""
 
     title: str
@@ -54,10 +54,10 @@ def write(records: Sequence[Record], out: Path) -> list[Path]:
     title = title if len(records) > 1 else f"Run {groups[0].name}"
     compared = f"Relative NE: against {groups[0].name}; below 0 is better." if several else ""
     rows = [row(group, groups[0] if several else None) for group in groups]
-    return publish(Subject(title, compared, groups, rows), drawings(groups), out)
+    return publish(PageContent(title, compared, groups, rows), drawings(groups), out)
 
 
-def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path]:
+def publish(subject: PageContent, wanted: Sequence[Drawing], out: Path) -> list[Path]:
     """Write a page with some drawings, and each drawing as ``OUT-name.png``; returns the files written."""
     try:
         import jinja2

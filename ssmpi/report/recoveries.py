@@ -119,7 +119,7 @@ def _without_outcome(run: Path) -> dict[str, Any]:
     return last if "restore" not in last.get("seconds", {"restore": 0}) else {}
 
 
-def gone_on(run: Path) -> list[dict[str, Any]]:
+def resumed(run: Path) -> list[dict[str, Any]]:
     """The records of those after which training has gone on: no other becomes one of them once a later one is there."""
     return [each for each in read(run)["recoveries"] if "restore" in each.get("seconds", {})]
 

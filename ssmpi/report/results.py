@@ -40,7 +40,7 @@ class EarlierResults(NamedTuple):
     evaluations: dict[str, dict[str, Any]]
 
 
-class Results:
+class RunResults:
     """Kept by the first trainer. A run is finished when ``result.json`` says ``"status": "complete"``, never before.
 
     ``expected`` is how many examples the whole run has. ``ledger`` is what is to be noted of all memory, ``pls`` the

@@ -24,10 +24,10 @@ from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.recovery.ledger import Ledger
 from ssmpi.report.metric_logger import EarlierLog
-from ssmpi.report.results import EarlierResults, Results
+from ssmpi.report.results import EarlierResults, RunResults
 from ssmpi.roles.precompile import compile_kernels
 from ssmpi.roles.progress import Progress
-from ssmpi.roles.surviving_state import KeptState
+from ssmpi.roles.surviving_state import SurvivingState
 from ssmpi.roles.tables import Tables, placing
 from ssmpi.sync.warmup import OVER
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
     from ssmpi.core.stop import Stop
 
-Saved = Checkpoint | KeptState
+Saved = Checkpoint | SurvivingState
 
 
 def warn(config: Config, world: World) -> None:
@@ -86,7 +86,7 @@ def dense_model(config: Config, reader: SplitReader, start: Start) -> tuple[Repl
 def saved_state(config: Config, world: World, start: Start) -> Saved | None:
     """What a trainer goes on with; None at the beginning of a run."""
     if start.warm:
-        return KeptState.gather(config, world, start.memory, start.repair)
+        return SurvivingState.gather(config, world, start.memory, start.repair)
     return Checkpoint.at(start.checkpoint) if start.checkpoint else None
 
 
@@ -106,7 +106,7 @@ def synchronization(
 ) -> tuple[list[sync.Synchronizer], sync.Pace]:
     """The synchronizers of a trainer, and when they run their rounds."""
     options, threads = config.sync, config.topology.threads
-    if saved and (saved.state["examples"] or isinstance(saved, KeptState)):
+    if saved and (saved.state["examples"] or isinstance(saved, SurvivingState)):
         options = replace(options, warmup_steps=0)  # over since the first rest, at the latest
     if not options.warmup_steps and not local.memory.kept:
         local.memory.note(OVER, True)
@@ -167,12 +167,12 @@ def updates_lost(before: Ledger, repair: Repair, now: int) -> int | None:
     return None if math.isnan(lost) else round(lost)
 
 
-def results(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> Results:
+def results(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RunResults:
     """What the first trainer writes of a run over so many rows."""
     earlier, expected = None, rows * config.data.passes
     if saved:
         earlier = EarlierResults(EarlierLog(saved.state["logbook"], saved.scored()), saved.state["evaluations"])
-    made = Results(folder, config.run, config.topology, expected, earlier)
+    made = RunResults(folder, config.run, config.topology, expected, earlier)
     before = Ledger.of_state(start.ledger) if start.ledger else Ledger()
     ledger = before
     if start.repair:

@@ -17,7 +17,7 @@ from ssmpi.core.metrics import BINS, Quality
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.embedding.client import Lookups
-from ssmpi.report.results import Results, Scored
+from ssmpi.report.results import RunResults, Scored
 from ssmpi.roles.shard_check import check, share
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Evaluations:
     evaluator: Evaluator
     data: Manifest
     waiting: WaitOptions
-    results: Results | None
+    results: RunResults | None
 
     @property
     def options(self) -> EvaluateOptions:
@@ -132,7 +132,7 @@ class Evaluations:
             self.record(split, scored, "replica 0")
 
     def record(self, split: str, scored: Scored, what: str = "model", best: bool | None = None) -> None:
-        """Keep an evaluation; see ``Results.evaluated``."""
+        """Keep an evaluation; see ``RunResults.evaluated``."""
         if self.results:
             self.results.evaluated(split, scored, what, best)
 

@@ -10,9 +10,9 @@ from ssmpi.checkpoint import store
 from ssmpi.core.log import log
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
-from ssmpi.recovery.choice import in_short
+from ssmpi.recovery.choice import summary
 from ssmpi.recovery.defaults import estimated
-from ssmpi.recovery.known_inputs import ESTIMATED, MEASURED, SETTING, KnownInputs, Source, known
+from ssmpi.recovery.known_inputs import ESTIMATED, MEASURED, SETTING, KnownInputs, Source, collect
 from ssmpi.recovery.measured import from_run, from_settings
 from ssmpi.recovery.policy import Decision, decide
 from ssmpi.report import recoveries
@@ -38,7 +38,7 @@ def say(config: Config, checkpoint: Path | None) -> None:
     found = PolicyInputs(config).by_numbers(store.read_manifest(checkpoint).state["logbook"] if checkpoint else {})
     decided = decide(found.inputs)
     log.info(
-        f"if the memory of an embedding PS is lost, recovery is {decided.mode}: {in_short(decided)} (recovery.mode ="
+        f"if the memory of an embedding PS is lost, recovery is {decided.mode}: {summary(decided)} (recovery.mode ="
         f" 'auto'; {found.describe()}; 'ssmpi plan --recovery' shows the formulas)"
     )
 
@@ -62,7 +62,7 @@ class PolicyInputs:
 
     def by_numbers(self, numbers: Mapping[str, float]) -> KnownInputs:
         """What is known by the ``numbers`` of the run's log book."""
-        return known(
+        return collect(
             self._config.topology.embedding_ps,
             self._estimated,
             Source(MEASURED, from_run(numbers, self._examples, *self._taken)),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ssmpi.sync import Synchronizer
 
 
-def make_good(repair: Repair, synchronizer: Synchronizer, world: World, waiting: WaitOptions) -> None:
+def restore_lost(repair: Repair, synchronizer: Synchronizer, world: World, waiting: WaitOptions) -> None:
     """Every trainer calls, once what must be equal on all of them is.
 
     The shards of lost sync PSs begin at the mean of the living replicas, with the optimizer state of the checkpoint.

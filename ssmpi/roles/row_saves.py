@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.log import log
-from ssmpi.recovery.choice import FULL, PARTIAL, in_short
+from ssmpi.recovery.choice import FULL, PARTIAL, summary
 from ssmpi.recovery.policy import decide
 from ssmpi.roles.policy_inputs import DECIDED, PolicyInputs
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
     from ssmpi.embedding.transport import LocalTables, RemoteTables
     from ssmpi.recovery.known_inputs import KnownInputs
-    from ssmpi.report.results import Results
+    from ssmpi.report.results import RunResults
 
 DECISION_SECONDS = 10.0  # from one decision to the next
 COSTS = "save_seconds", "row_save_seconds", "row_save_wall_seconds"  # inputs of the policy
@@ -32,7 +32,7 @@ class RowSaves:
     """
 
     def __init__(
-        self, config: Config, transport: LocalTables | RemoteTables, results: Results | None, memory: RankMemory
+        self, config: Config, transport: LocalTables | RemoteTables, results: RunResults | None, memory: RankMemory
     ) -> None:
         self._transport, self._results = transport, results
         kept = config.topology.embedding_ps > 0 and not isinstance(memory, ProcessMemory)
@@ -62,5 +62,5 @@ class RowSaves:
             what = "save rows by themselves" if found.mode == PARTIAL else "rest from saving rows by themselves"
             log.info(
                 f"the embedding PSs {what}{' from now on' * (found.mode != before)}, recovery is {found.mode}:"
-                f" {in_short(found)} ({known.describe()})"
+                f" {summary(found)} ({known.describe()})"
             )

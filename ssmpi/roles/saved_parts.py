@@ -13,7 +13,7 @@ from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.checkpoint.fingerprint import fingerprint
 from ssmpi.checkpoint.trainer_state import LOG, LiveState, ModelState, RunState, TrainerState
 from ssmpi.model import graph
-from ssmpi.report.results import Results, plain
+from ssmpi.report.results import RunResults, plain
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -36,7 +36,7 @@ class SavedParts:
     live: LiveState
     progress: Progress
     checked: Set[int]
-    results: Results | None
+    results: RunResults | None
 
     def trainer(self, vector: np.ndarray, position: Position, standing: SelectionState) -> TrainerState:
         """This trainer's share of a checkpoint from which the run resumes at ``position``; ``vector`` is the common

@@ -15,7 +15,7 @@ from ssmpi.recovery.choice import PARTIAL
 from ssmpi.recovery.ledger import LEDGER, OUTCOME
 from ssmpi.report import recoveries
 from ssmpi.roles.progress import Progress
-from ssmpi.roles.replica_recovery import make_good
+from ssmpi.roles.replica_recovery import restore_lost
 from ssmpi.sync.warmup import OVER
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ssmpi.comm.world import World
     from ssmpi.config import Config
     from ssmpi.core.topology import Topology
-    from ssmpi.report.results import Results
+    from ssmpi.report.results import RunResults
     from ssmpi.report.trainer_report import TrainerReport
     from ssmpi.roles.model_selection import ModelSelection
     from ssmpi.sync import Synchronizer
@@ -37,7 +37,7 @@ RUN, NOTE_SECONDS = "run", 1.0  # the name of the first trainer's note, and how 
 FORGOTTEN = "forgotten"  # the name of every trainer's note: which recovery's outcome has what it had lost
 
 
-class _Kept(NamedTuple):
+class _TrainerMemory(NamedTuple):
     """What one trainer has kept: its last deal, its note, what it has scored, batches done; the dealer also what it had
     handed out. Nothing, if its memory is lost.
     """
@@ -50,11 +50,11 @@ class _Kept(NamedTuple):
     handed: np.ndarray | None = None
 
 
-NOTHING = _Kept(None, {}, Quality(), -1, True)
+NOTHING = _TrainerMemory(None, {}, Quality(), -1, True)
 
 
 @dataclass(frozen=True)
-class KeptState:
+class SurvivingState:
     """The same on all trainers. ``state`` is the first one's note, with ``examples``; ``left`` of the latest
     deal; ``quality`` what each trainer has scored. What must be equal comes from the trainer ``furthest`` ahead;
     ``repair`` says whose memory is lost.
@@ -68,7 +68,7 @@ class KeptState:
     repair: Repair | None = None
 
     @classmethod
-    def gather(cls, config: Config, world: World, memory: RankMemory, repair: Repair | None = None) -> KeptState:
+    def gather(cls, config: Config, world: World, memory: RankMemory, repair: Repair | None = None) -> SurvivingState:
         """Every trainer calls. The memory stays as it is."""
         lost = repair.trainers if repair else frozenset()
         mine = NOTHING if world.index in lost else _own(config, world, memory)
@@ -120,16 +120,16 @@ class KeptState:
             synchronizer.restart()
             synchronizer.peers.local.memory.note(OVER, True)
         if self.repair:
-            make_good(self.repair, synchronizer, world, waiting)
+            restore_lost(self.repair, synchronizer, world, waiting)
 
 
-def _own(config: Config, world: World, memory: RankMemory) -> _Kept:
+def _own(config: Config, world: World, memory: RankMemory) -> _TrainerMemory:
     """What this trainer has kept."""
     threads, first = config.topology.threads, world.index == 0
     trained = TrainedRows(memory, threads, 0, dealer=first)
     progress = Progress(threads, world.trainers.size, config.schedule, memory=memory)
     deal = trained.kept()
-    return _Kept(
+    return _TrainerMemory(
         deal,
         memory.noted(RUN),
         progress.quality(),
@@ -156,14 +156,14 @@ class RunNote:
     """
 
     def __init__(
-        self, memory: RankMemory, results: Results | None, selection: ModelSelection, checked: Set[int],
+        self, memory: RankMemory, results: RunResults | None, selection: ModelSelection, checked: Set[int],
         saved: object,
     ) -> None:  # fmt: skip
         self._memory, self._results, self._selection, self._checked = memory, results, selection, checked
-        kept = saved if isinstance(saved, KeptState) else None
+        kept = saved if isinstance(saved, SurvivingState) else None
         self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
-        self._logged = kept.state["logged"] if kept else len(recoveries.gone_on(results.folder)) if results else 0
+        self._logged = kept.state["logged"] if kept else len(recoveries.resumed(results.folder)) if results else 0
         self._write()
 
     def gathered(self, trainer: int, report: TrainerReport) -> None:
@@ -197,9 +197,9 @@ class RunNote:
             recoveries.complete(results.folder, outcome)
             self._tell(results)
 
-    def _tell(self, results: Results) -> None:
+    def _tell(self, results: RunResults) -> None:
         """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
-        found = recoveries.gone_on(results.folder)
+        found = recoveries.resumed(results.folder)
         for recovery in found[self._logged :]:
             results.logbook.recovered(recovery)
             if recovery["how"] == PARTIAL:

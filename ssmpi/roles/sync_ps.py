@@ -32,7 +32,7 @@ def serve_center(config: Config, world: World, folder: Path, start: Start = BEGI
     return True
 
 
-class SGD:
+class ShardSGD:
     """As ``model.optim.SGD``, for one shard, without torch, which a sync PS does not load."""
 
     def __init__(self, options: DenseOptions, weights: np.ndarray) -> None:
@@ -43,7 +43,7 @@ class SGD:
         kernels.sgd(self._weights, gradients, self._rate * factor)
 
 
-class Adagrad:
+class ShardAdagrad:
     """As ``model.optim.Adagrad``. ``state`` are the sums of squares."""
 
     def __init__(self, options: DenseOptions, weights: np.ndarray) -> None:
@@ -56,7 +56,7 @@ class Adagrad:
         kernels.adagrad(self._weights, gradients, self.state, options.rate * factor, options.epsilon)
 
 
-def optimizer(options: DenseOptions) -> Callable[[np.ndarray], SGD | Adagrad]:
+def optimizer(options: DenseOptions) -> Callable[[np.ndarray], ShardSGD | ShardAdagrad]:
     """``optimizer(weights)`` is what ``[dense]`` says for one shard."""
-    kinds: dict[str, type[SGD] | type[Adagrad]] = {"sgd": SGD, "adagrad": Adagrad}
+    kinds: dict[str, type[ShardSGD] | type[ShardAdagrad]] = {"sgd": ShardSGD, "adagrad": ShardAdagrad}
     return partial(kinds[options.optimizer], options)

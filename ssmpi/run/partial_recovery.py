@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from ssmpi.run.resume import ResumePlan
 
 
-def make_good(job: Job, plan: ResumePlan, start: Start, lost: Collection[int], number: int) -> Start | str:
+def rebuild_lost_memory(job: Job, plan: ResumePlan, start: Start, lost: Collection[int], number: int) -> Start | str:
     """Every rank calls, with fresh memory in its ``start`` if it is among the ``lost``: from where it goes on, which
     start ``number`` has then made; or, on all ranks alike, why that cannot be.
     """
     topology = plan.config.topology
     outcome: Loaded | str | None = None
     if job.rank in lost and topology.role_of(job.rank)[0] is Role.EMBEDDING_PS:
-        outcome = reload(job.rank, plan, start)
+        outcome = reload_rows(job.rank, plan, start)
     outcomes = job.gather(outcome)
     for rank, each in enumerate(outcomes):
         if isinstance(each, str):
@@ -51,7 +51,7 @@ def make_good(job: Job, plan: ResumePlan, start: Start, lost: Collection[int], n
     return replace(start, repair=repair)
 
 
-def reload(rank: int, plan: ResumePlan, start: Start) -> Loaded | str:
+def reload_rows(rank: int, plan: ResumePlan, start: Start) -> Loaded | str:
     """Load the rows of an embedding PS; why not, where they cannot be."""
     config, began = plan.config, time.monotonic()
     index = config.topology.role_of(rank)[1]

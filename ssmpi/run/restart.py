@@ -71,7 +71,7 @@ class Restart:
 
     def _from_memory(self) -> tuple[Start | None, str]:
         """None, and why, where all ranks go back to a checkpoint."""
-        memory, why = look(self._path, self._supervised.launch, self._who)
+        memory, why = inspect_memory(self._path, self._supervised.launch, self._who)
         found = self._job.gather(Found(why, memory.origin.start if memory else 0))
         choice, ledger, timeline = self._job.agree(lambda: self._choose(memory, found))
         if choice.how == FULL:
@@ -82,7 +82,7 @@ class Restart:
             return Start(memory=memory, ledger=ledger, timeline=timeline), ""
         mine = memory if memory and self._job.rank not in choice.lost else self._fresh()
         start = Start(memory=mine, ledger=ledger, timeline=timeline)
-        made = partial_recovery.make_good(self._job, self._plan, start, choice.lost, self._supervised.start)
+        made = partial_recovery.rebuild_lost_memory(self._job, self._plan, start, choice.lost, self._supervised.start)
         if isinstance(made, str):
             return None, f"{choice.why}, and {made}"
         assert made.repair
@@ -147,7 +147,7 @@ def remove_left(memory: str, launch: str) -> None:
         log.warning(f"{folder}, left by a launch that was killed, cannot be removed: {error}. Remove it")
 
 
-def look(path: Path, launch: str, who: str) -> tuple[MemoryFile | None, str]:
+def inspect_memory(path: Path, launch: str, who: str) -> tuple[MemoryFile | None, str]:
     """What an earlier process of a rank has left, or why it cannot be used."""
     try:
         return MemoryFile.found(path, launch, who), ""

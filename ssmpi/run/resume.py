@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from ssmpi.checkpoint import disk, model_files, remedies, store
-from ssmpi.checkpoint.disk_space import expect_room
+from ssmpi.checkpoint.disk_space import check_room
 from ssmpi.checkpoint.fingerprint import check_fingerprint, fingerprint
 from ssmpi.comm.world import Job
 from ssmpi.config import Config, differences, load
@@ -54,7 +54,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     reader = run_folder.check(config, ranks, request.overridden())
     config = composed(config, reader.manifest.features)
     rows = sum(reader.manifest.cardinalities) * config.rows.row_bytes
-    expect_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
+    check_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
     if not request.run or not is_run_folder(run):
         run_folder.check_overwrite(run, request.overwrite, request.run_file)
         held.enter_context(run_folder.lock(run))
@@ -94,7 +94,7 @@ def check_model(job: Job, run: Path) -> None:
     """Read the model of a finished run, a share on every rank; if it is damaged all ranks end with one message."""
 
     def remedy() -> str:
-        return f"This run is finished, and its model is damaged: {remedies.without_model(run)}"
+        return f"This run is finished, and its model is damaged: {remedies.for_damaged_model(run)}"
 
     model_files.check(job, run / MODEL, remedy)
 
@@ -106,7 +106,7 @@ def usable_checkpoints(run: Path, name: str | None) -> list[Path]:
     damaged = {path: error for path in found if (error := manifest_error(path))}
     if damaged and len(damaged) == len(found):
         path, error = next(iter(damaged.items()))
-        raise DataError(f"{error}; {remedies.after_damage(run, path if name != WHOLE else there[0])}")
+        raise DataError(f"{error}; {remedies.for_damaged_checkpoint(run, path if name != WHOLE else there[0])}")
     for path, error in damaged.items():
         log.warning(f"{path.name} cannot be used: {error}")
     return [path for path in found if path not in damaged]
@@ -123,7 +123,9 @@ def choose_checkpoint(job: Job, start: ResumePlan) -> Path | None:
         if job.rank == 0:
             log.warning(f"{path.name} cannot be used: {errors[0]}")
     if start.checkpoints:
-        job.agree(lambda: raise_data_error(f"{errors[0]}; {remedies.after_damage(run, start.checkpoints[-1])}"))
+        job.agree(
+            lambda: raise_data_error(f"{errors[0]}; {remedies.for_damaged_checkpoint(run, start.checkpoints[-1])}")
+        )
     job.agree(lambda: None if start.again else restart_guard.record_start(run, 0))
     if job.rank == 0:
         log.info("no checkpoint: starting from the beginning")

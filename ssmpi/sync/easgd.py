@@ -34,7 +34,7 @@ from ssmpi.core.traffic import Link
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import COUPLE, EXCHANGE, Center, MakeStep
 from ssmpi.sync.elastic_mirrors import PASSES, ClientMirrors, ReplicaMirrors, pull_together
-from ssmpi.sync.mirrors import expected_bytes, only_by_difference, whole_codec
+from ssmpi.sync.mirrors import expected_bytes, merge_error, whole_codec
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.parts import shards
 from ssmpi.sync.peers import Peers
@@ -92,7 +92,7 @@ class EASGD(Centered):
     @classmethod
     def codec_error(cls, options: RoundOptions) -> str:
         """Mirrors move as what they mirror does, and interpolating moves a replica by more than both ends know."""
-        return only_by_difference(options)
+        return merge_error(options)
 
     @classmethod
     def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:

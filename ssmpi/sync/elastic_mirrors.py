@@ -28,7 +28,7 @@ from numba import njit
 from ssmpi import compress
 from ssmpi.compress import Codec, Copy, Mirror
 from ssmpi.sync.base import merge_difference
-from ssmpi.sync.mirrors import ToldShards, seed_of
+from ssmpi.sync.mirrors import MirroredShards, seed_of
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.pushes import Shards, codec_of
 
@@ -55,7 +55,7 @@ class ReplicaMirrors:
     def __init__(
         self, options: RoundOptions, shards: Shards, borders: Sequence[int], seed: Sequence[int], size: int
     ) -> None:
-        self.told, self.center = ToldShards(options, shards, borders, seed, size), np.zeros(size, np.float32)
+        self.told, self.center = MirroredShards(options, shards, borders, seed, size), np.zeros(size, np.float32)
         self._copies = [[Copy(self.center[part]) for part in parts] for parts in shards]
         pull_together(self.center[:0], self.center[:0], 0.0)  # compiles now, not in the first round
 

@@ -26,7 +26,7 @@ from ssmpi.sync.average import Average, reduced_bytes
 from ssmpi.sync.base import Synchronizer, divergence
 from ssmpi.sync.in_place import Replicas, average
 from ssmpi.sync.mean_mirrors import PASSES, MeanMirrors, sent_bytes
-from ssmpi.sync.mirrors import only_by_difference
+from ssmpi.sync.mirrors import merge_error
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.owners import Owners
 from ssmpi.sync.peers import Peers
@@ -66,7 +66,7 @@ class MA(Synchronizer):
     @classmethod
     def codec_error(cls, options: RoundOptions) -> str:
         """Mirrors move as what they mirror does, and interpolating moves a replica by more than all know."""
-        return cls.no_codec or only_by_difference(options)
+        return cls.no_codec or merge_error(options)
 
     @classmethod
     def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:

@@ -23,7 +23,7 @@ import numpy as np
 from ssmpi.compress import Copy
 from ssmpi.core.traffic import Traffic
 from ssmpi.sync.base import merge_difference
-from ssmpi.sync.mirrors import ToldShards, expected_bytes
+from ssmpi.sync.mirrors import MirroredShards, expected_bytes
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.parts import shards
 
@@ -45,7 +45,7 @@ class MeanMirrors:
         self.shards = shards(size, options.fragments, self.number)
         own = [[parts[self.rank]] for parts in self.shards]
         self.replica, self.mean = (
-            ToldShards(options, parts, borders, (self.rank, kind), size)
+            MirroredShards(options, parts, borders, (self.rank, kind), size)
             for kind, parts in enumerate((self.shards, own))
         )
         self.heard = [

@@ -14,7 +14,7 @@ from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.pushes import Encoders, Shards, codec_of
 
 
-class ToldShards:
+class MirroredShards:
     """Some shards of a vector, by fragment, which others are told of; ``copy`` float32 (parameters,) is what they hold.
     The first time each fragment is told whole.
     """
@@ -62,7 +62,7 @@ def expected_bytes(options: RoundOptions, shards: Shards) -> float:
     return sum(kind.expected_bytes(own, part.stop - part.start) for parts in shards for part in parts)
 
 
-def only_by_difference(options: RoundOptions) -> str:
+def merge_error(options: RoundOptions) -> str:
     """Why mirrors do not go with these settings; empty if they do."""
     why = "moves replicas with a codec only by what both ends know: set sync.merge = 'difference'"
     return why if options.merge != "difference" else ""

@@ -94,7 +94,7 @@ class EachThread(Pace):
 
     def __init__(self, synchronizers: list[Synchronizer], options: RoundOptions, threads: int) -> None:
         self._synchronizers, self._options = synchronizers, options
-        self._due = [Due(options) for _ in range(threads)]
+        self._due = [RoundTimer(options) for _ in range(threads)]
 
     def begin(self) -> None:
         """Start counting."""
@@ -120,7 +120,7 @@ class Together(Pace):
 
     def __init__(self, synchronizers: list[Synchronizer], options: RoundOptions, threads: int) -> None:
         self._synchronizer, self._threads = synchronizers[0], threads
-        self._due = Due(options)
+        self._due = RoundTimer(options)
         self._meeting = ThreadBarrier()
 
     def begin(self) -> None:
@@ -157,7 +157,7 @@ class NoPace(Pace):
         """Nothing to do."""
 
 
-class Led(NoPace):
+class Follower(NoPace):
     """Another trainer of this host runs the rounds of this one."""
 
     def __init__(self, synchronizer: Synchronizer) -> None:
@@ -172,7 +172,7 @@ class Led(NoPace):
         self._synchronizer.close()
 
 
-class InTheStep(NoPace):
+class InStep(NoPace):
     """The optimizer's step is the round."""
 
     def __init__(self, synchronizers: list[Synchronizer]) -> None:
@@ -183,7 +183,7 @@ class InTheStep(NoPace):
         self._synchronizer.close()
 
 
-class Due:
+class RoundTimer:
     """Counts iterations or seconds and says when a round is due."""
 
     def __init__(self, options: RoundOptions) -> None:
@@ -220,11 +220,11 @@ def make_pace(
     if synchronizers[0].idle:
         return NoPace()
     if synchronizers[0].in_the_step:
-        return InTheStep(synchronizers)
+        return InStep(synchronizers)
     if options.pace == "shadow":
         group = synchronizers[0].group
         if synchronizers[0].led:
-            return Led(synchronizers[0])
+            return Follower(synchronizers[0])
         share = (options.cpu_share or share) * (group.size if group else 1)
         return Shadow(synchronizers, min(1.0, share), start)
     if synchronizers[0].each_thread and options.by_thread:

@@ -45,7 +45,7 @@ def examine() -> int:
     print("\n".join(f"  {line}" for line in thread_plan(here)))
     print("\n".join(f"  {host}: {line}" for host, line in sorted(memory.items())))
     print(f"  {dense_step()}")
-    print(f"  {half_step()}")
+    print(f"  {bfloat16_step()}")
     if processor.without_bfloat16():
         print(f"  {processor.SLOW_BFLOAT16}")
     if len(here) > cores:
@@ -128,7 +128,7 @@ def dense_step() -> str:
     )
 
 
-def half_step() -> str:
+def bfloat16_step() -> str:
     """How this host computes the step with products in bfloat16."""
     from ssmpi.model import blas, brgemm  # as above
 
@@ -144,7 +144,7 @@ def half_step() -> str:
     )
 
 
-def half_problems() -> list[str]:
+def bfloat16_problems() -> list[str]:
     """Whether a compiled bfloat16 step is far from the float32 one: the kernels are made for this very processor."""
     from ssmpi.model import blas, brgemm
     from ssmpi.model.network import Inputs
@@ -196,7 +196,7 @@ def self_test(job: Job) -> list[str]:
     step = options.rate / (np.sqrt(options.initial_state + 1.0) + options.epsilon)
     if not np.allclose(arena.weights[7], before - step, atol=1e-6):
         problems.append("the compiled row-wise Adagrad gives wrong results")
-    problems += half_problems()
+    problems += bfloat16_problems()
     matrix = np.ones((512, 512), np.float32)
     began, products = time.monotonic(), 0
     while time.monotonic() - began < 0.5:

@@ -33,9 +33,9 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
         lines.append(f"{path.name}: {found}")
     finished = result_marker.is_finished(run)
     if finished and run / MODEL in damaged:
-        lines.append(f"what to do about {MODEL}: {remedies.without_model(run)}")
+        lines.append(f"what to do about {MODEL}: {remedies.for_damaged_model(run)}")
     if not finished and there and there[-1] in damaged:
-        lines.append(f"what to do about {there[-1].name}: {remedies.after_damage(run, there[-1])}")
+        lines.append(f"what to do about {there[-1].name}: {remedies.for_damaged_checkpoint(run, there[-1])}")
     if not there:
         coming = "the run is finished" if finished else "--resume starts from the beginning"
         lines.append(f"no checkpoint: {coming}")

@@ -11,7 +11,17 @@ from ssmpi.core.errors import SettingsError
 from ssmpi.embedding.placement import Placement
 from ssmpi.recovery.defaults import DISK_RATE, INPUTS, PS_MTBF, SAVE_RATE, estimated
 from ssmpi.recovery.explain import duration, explain, full_overhead, percent
-from ssmpi.recovery.known_inputs import AS_ROWS, AS_SAVE, DEFAULT, ESTIMATED, GIVEN, SETTING, KnownInputs, Source, known
+from ssmpi.recovery.known_inputs import (
+    AS_ROWS,
+    AS_SAVE,
+    DEFAULT,
+    ESTIMATED,
+    GIVEN,
+    SETTING,
+    KnownInputs,
+    Source,
+    collect,
+)
 from ssmpi.recovery.measured import from_settings
 from ssmpi.recovery.policy import decide, full_at
 from ssmpi.tools.plan import in_units
@@ -52,7 +62,7 @@ def describe(config: Config, given: Mapping[str, float], placement: Placement) -
 def inputs_of_plan(config: Config, given: Mapping[str, float], placement: Placement) -> KnownInputs:
     """What is known before a run."""
     size, background = placement.most_rows * config.rows.row_bytes, config.checkpoint.background
-    return known(
+    return collect(
         config.topology.embedding_ps,
         Source(ESTIMATED, estimated(size, background=background)),
         Source(SETTING, from_settings(config.recovery)),

@@ -15,7 +15,7 @@ from ssmpi.bench.cluster.scenarios import Scenario
 from ssmpi.bench.harness import limited_links, virtual_hosts
 from ssmpi.bench.harness.emulation import EmulatedStep, Emulation
 from ssmpi.bench.harness.jobs import Task
-from ssmpi.bench.harness.links import Bucket, Link, limit
+from ssmpi.bench.harness.links import Bucket, LimitedLink, limit
 from ssmpi.bench.harness.windows import Timing
 from ssmpi.comm.inbox import Inbox
 from ssmpi.comm.service import GOODBYE, Service
@@ -96,7 +96,7 @@ def test_an_idle_link_saves_nothing_up():
 def test_a_server_behind_a_link_answers_at_the_links_rate_in_both_directions(nap):
     clock = Clock()
     wire, inbox = Wire(clock), Inbox()
-    link, rate, size = Link(wire, 10e6, clock), 10e6, 100_000  # 10 ms a message
+    link, rate, size = LimitedLink(wire, 10e6, clock), 10e6, 100_000  # 10 ms a message
     wire.waiting.extend((source, 7, size) for source in range(50))
     came, requests, buffers = [], [], []
     while len(came) < 50 or not all(request.Test() for request in requests):

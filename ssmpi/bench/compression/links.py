@@ -19,7 +19,7 @@ from typing import Any
 
 from ssmpi.bench.harness import data, machine
 from ssmpi.bench.harness.emulation import Emulation
-from ssmpi.bench.harness.jobs import Jobs, Start
+from ssmpi.bench.harness.jobs import Jobs, LauncherCommand
 from ssmpi.bench.harness.limited_links import limited_hosts
 from ssmpi.bench.harness.reporting import plain, publish, say
 from ssmpi.bench.harness.windows import Timing
@@ -126,10 +126,10 @@ def run_file(options: LinkOptions, overrides: Sequence[str]) -> Path:
 
 
 @contextlib.contextmanager
-def starter(options: LinkOptions, base: Path) -> Iterator[Callable[[float], Start]]:
+def starter(options: LinkOptions, base: Path) -> Iterator[Callable[[float], LauncherCommand]]:
     """How ranks are started that have a link of so many bytes a second to the sync PS."""
     if not options.virtual_hosts:
-        yield lambda rate: Start()
+        yield lambda rate: LauncherCommand()
         return
     with limited_hosts(2, options.folder, Path(load(base, ()).data.folder)) as hosts:
         yield lambda rate: hosts.start(options.trainers, [None, None if math.isinf(rate) else rate])

@@ -59,7 +59,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Start:
+class LauncherCommand:
     """How ranks are started: the words before mpirun, its options, variables to set. The default is for this host."""
 
     before: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Jobs:
     run_file: Path
     folder: Path
     emulation: Emulation | None = None
-    start: Start = field(default_factory=Start)
+    start: LauncherCommand = field(default_factory=LauncherCommand)
 
     def run(
         self, ranks: int, overrides: Sequence[str], timing: Timing, probe: str = "nothing",
