@@ -1,4 +1,4 @@
-"""What is left to somebody whose checkpoint, or whose finished model, is damaged: the words for it."""
+"""Remedies for damaged checkpoints and models, for error messages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ START_OVER = "launch the run file with --overwrite"
 
 
 def for_damaged_checkpoint(run: Path, damaged: Path) -> str:
-    """What to do where the checkpoint ``damaged`` cannot be used: another checkpoint, or a model that was kept, or the
-    beginning. No file of another one is read.
+    """What to do if the checkpoint ``damaged`` cannot be used: use another checkpoint or a kept model, or start over.
+    Does not read the files of other checkpoints.
     """
     store = Store(run)
     others = [path.name for path in store.committed() if path != damaged]
@@ -32,7 +32,7 @@ def for_damaged_checkpoint(run: Path, damaged: Path) -> str:
 
 
 def for_damaged_model(run: Path) -> str:
-    """What to do where a finished run's model is damaged."""
+    """What to do if the model of a finished run is damaged."""
     newest = Store(run).committed()[-1:]
     if not newest or find_error(newest[0], 0, 1):
         return f"put a whole copy in its place, or train again: {START_OVER}"

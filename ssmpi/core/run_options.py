@@ -1,5 +1,5 @@
-"""The sections of a run file that no component owns: where results go, when models are scored and saved, what follows
-when ranks are killed.
+"""The sections of a run file that no component owns: where results go, when models are scored and saved, how lost ranks
+are recovered.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class EvaluateOptions:
     are left out where the data set does not have them. ``replica`` also scores the first trainer's own replica at the
     end.
 
-    ``keep`` is which model the run leaves: the ``last``, or the ``best``, of the evaluation of ``split`` with the
-    lowest NE. Training ends early after ``patience`` evaluations of ``split`` in a row without gain, which is an NE
-    that is more than ``min_gain`` lower than at the last gain, and as soon as the AUC of ``split`` is ``stop_at_auc``;
-    0 means never.
+    ``keep`` selects the model that the run leaves: the ``last`` one, or the ``best`` one, which has the lowest NE on
+    ``split``. Early stopping: training ends after ``patience`` evaluations of ``split`` in a row without a gain, where
+    a gain is an NE at least ``min_gain`` (relative) below that of the last gain, or as soon as the AUC of ``split``
+    reaches ``stop_at_auc``; 0 disables either rule.
     """
 
     split: str = "validation"

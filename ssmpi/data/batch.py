@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 
-@dataclass  # frozen, it would take three times as long to make, in every step
+@dataclass  # not frozen: construction would take three times as long, in every step
 class Batch:
     """ids int32 (batch, sparse features); dense float32 (batch, dense features); labels float32 (batch,), NaN in
     unlabelled data.
@@ -21,5 +21,5 @@ class Batch:
         return len(self.ids)
 
     def first(self, rows: int) -> Batch:
-        """The first so many rows, as views."""
+        """The first ``rows`` rows, as views."""
         return Batch(self.ids[:rows], self.dense[:rows], self.labels[:rows])

@@ -1,6 +1,4 @@
-"""Compares the contents of a shard with the checksum in its data set's manifest, beside whatever else its
-process does.
-"""
+"""Verifies the contents of a shard against the checksum in its data set's manifest, in the background of training."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class SplitReader:
         columns.check(self.folder, self.shards[shard], self.manifest)
 
     def room(self) -> Batch:
-        """Arrays for ``read`` that hold any block: fresh ones would be paged in anew for every block."""
+        """Arrays for ``read`` that hold any block: new ones would have to be paged in for every block."""
         return self._room(max((block.rows for block in self.blocks), default=0))
 
     def _room(self, rows: int) -> Batch:
@@ -106,7 +106,7 @@ class SplitReader:
         return self.read(first, self._room(first.rows)).dense.mean(axis=0, dtype=float).astype(np.float32)
 
     def read(self, block: Block, room: Batch | None = None) -> Batch:
-        """Read one block, into ``room`` (what it held is gone) or into fresh arrays."""
+        """Read one block, into ``room``, which is overwritten, or into new arrays."""
         entry = self.shards[block.shard]
         rows = slice(block.start, block.stop)
         out = (room or self.room()).first(block.rows)
@@ -131,8 +131,8 @@ def batches(block: Batch, batch_size: int) -> Iterator[Batch]:
 
 
 def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Batch]:
-    """Cut a block into batches: of the rows in ``order``, in that order. They are copies: the block may be overwritten
-    after the last.
+    """Cut a block into batches of the rows in ``order``. They are copies: the block may be overwritten after the last
+    one.
     """
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
@@ -140,13 +140,13 @@ def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Bat
 
 
 def suit_block_rows(options: DataOptions, rows: int, shares: int) -> int:
-    """Rows per block so that there are 8 for each of ``shares``, a thread's share of a part of the pass: whole batches,
-    at most ``block_rows``.
+    """Rows per block so that each of the ``shares`` (threads times parts of a pass) gets 8 blocks: whole batches, at
+    most ``block_rows``.
     """
     fair = max(1, rows // (8 * shares))
     return max(1, min(options.block_rows, fair) // options.batch_size) * options.batch_size
 
 
 def shuffled(seed: int, *key: int, size: int) -> np.ndarray:
-    """A permutation of ``range(size)`` that depends on ``seed`` and ``key`` alone, not on who asks or when."""
+    """A permutation of ``range(size)`` that depends on ``seed`` and ``key`` alone."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *key]))).permutation(size)

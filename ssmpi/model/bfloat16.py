@@ -1,9 +1,9 @@
-"""float32 matrices as the operands that processors multiply, above all in bfloat16, compiled and run without the
+"""Lays out float32 matrices as operands of block products, mostly in bfloat16; compiled, and run without the
 interpreter lock.
 
-A bfloat16 number is the upper half of a float32 one, rounded to nearest, and seen as the uint16 it is stored in. The
-left operand of a product is row-major. The right one, k by n, lies in panels of PANEL columns, each with two rows
-interleaved: ``[n / PANEL][k / 2][PANEL][2]``, which instructions for dot products of pairs read from end to end.
+A bfloat16 number is the upper half of a float32 one, rounded to nearest, and stored as uint16. The left operand of a
+product is row-major. The right one, k by n, lies in panels of PANEL columns, each with two rows interleaved: ``[n /
+PANEL][k / 2][PANEL][2]``, which instructions for dot products of pairs read from end to end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ssmpi.model.kernels import move
 PANEL = 64  # columns: four vectors of 16 float32 sums
 TILE = 16  # words of 32 bits in a vector, and vectors in a square that is transposed in registers
 EDGE = 2 * TILE  # rows to which panels are filled, so that transposed squares fit
-AHEAD = 2 * TILE  # words of a row between what is transposed and what is asked for
+AHEAD = 2 * TILE  # words of a row between transposing and prefetching
 PAGES_AHEAD = 8192  # bytes, of what is read in order
 
 

@@ -1,7 +1,6 @@
-"""A network of one's own: ``model.name = "net.py:network"`` is the function ``network`` of a file beside the run file.
-
-The first rank calls it once, with the ``Inputs`` of the data; what it returns is all that others, checkpoints and
-models get.
+"""Custom networks: ``model.name = "net.py:network"`` is the function ``network`` in a file beside the run file. The
+first rank calls it once, with the ``Inputs`` of the data; the other ranks, checkpoints and models get the network that
+it returns.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MARK = ".py:"
 
 
 def is_own(name: str) -> bool:
-    """Whether ``model.name`` is a file's function."""
+    """Whether ``model.name`` names a function in a file."""
     return MARK in name
 
 
@@ -32,13 +31,13 @@ def parts(name: str) -> tuple[Path, str]:
 
 
 def resolved(name: str, folder: Path) -> str:
-    """The same with an absolute path; relative ones begin in ``folder``."""
+    """The name with an absolute path; relative paths start from ``folder``."""
     file, function = parts(name)
     return f"{(folder / file).resolve()}:{function}"
 
 
 def text_of(name: str) -> bytes | None:
-    """The file's text, None for a network that is shipped; SettingsError where it cannot be read."""
+    """The file's text, None for a built-in network; SettingsError if it cannot be read."""
     return source(name) if is_own(name) else None
 
 
@@ -56,18 +55,18 @@ def source(name: str) -> bytes:
 
 
 def shown(name: str) -> str:
-    """The same without the file's folder."""
+    """The name without the file's folder."""
     path, function = parts(name)
     return f"{path.name}:{function}"
 
 
 def identity(name: str) -> str:
-    """The same with the beginning of the file's SHA-256: what tells two of them apart wherever they lie."""
+    """The name with the start of the file's SHA-256: identifies a network regardless of its path."""
     return f"{shown(name)} (SHA-256 {hashlib.sha256(source(name)).hexdigest()[:12]}...)"
 
 
 def network_of(name: str, inputs: Inputs) -> Network:
-    """What the function gives for ``inputs``; SettingsError says what is wrong with it, and where."""
+    """The network that the function returns for ``inputs``; SettingsError says what is wrong with it, and where."""
     path, function = parts(name)
     what, text = f"'{function}', called with {Inputs.__name__}", source(name)
     module = custom_code.run_user_code(path, "the file", lambda: custom_code.module_of(path, decode_source(text)))

@@ -1,4 +1,4 @@
-"""Operators of the user's own by torch: what their classes have besides ``form``, and what they give."""
+"""Custom operators, computed by torch: what their classes define besides ``form``, and checks of their output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ByTorch(Protocol):
 
 
 def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]) -> torch.Tensor:
-    """What the user's operator gives; SettingsError says what is wrong with it, and where."""
+    """The output of a custom operator; SettingsError says what is wrong with it, and where."""
     kind, path = type(operator), custom_code.path_of(type(operator))
     what = f"operator {operator.name!r} ({kind.__name__})"
     if not isinstance(operator, ByTorch):

@@ -1,4 +1,6 @@
-"""A network by torch's operators and autograd: the oracle of the compiled step, and the step where there is none."""
+"""A network by torch's operators and autograd: the reference for the compiled step, and the step of networks without
+one.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One trainer's dense parameters in one flat float32 vector that torch, numpy and MPI see without copies.
 
-Each worker thread has a ``ThreadModel``: the network over the same memory, with buffers and gradients of its own. That
-weights change between its forward and backward pass is Hogwild, and meant.
+Each worker thread has a ``ThreadModel``: the network over the same memory, with buffers and gradients of its own.
+Weights may change between a forward and a backward pass: that is Hogwild, on purpose.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarr
 
 
 class Replica:
-    """``vector`` float32 (parameters,), shared without locks by a trainer's worker threads and its shadow thread;
-    ``memory`` is where it lies; what that has kept stays as it is. With the ``means`` of the dense features, float32
-    (features,), it begins centered.
+    """``vector`` float32 (parameters,), shared without locks by a trainer's worker threads and its shadow thread; it
+    lies in ``memory`` and is not initialized if an earlier process filled that. With the ``means`` of the dense
+    features, float32 (features,), it starts centered.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Replica:
         return [(name, values, {}) for name, values in by_name(self.network, vector)]
 
     def load(self, path: Path) -> np.ndarray:
-        """Read a vector of which ``datasets`` were written; DataError if it is of another model."""
+        """Read a vector that was saved as ``datasets``; DataError if it belongs to another model."""
         vector = np.empty_like(self.vector)
         with h5py.File(path, "r", locking=False) as saved:
             for name, values in by_name(self.network, vector):
@@ -71,9 +71,8 @@ def by_name(network: Network, vector: np.ndarray) -> list[tuple[str, np.ndarray]
 
 
 class ThreadModel:
-    """A network over ``weights`` that leaves its gradients in ``gradients``, both float32 (parameters,).
-
-    To be made on the thread that uses it.
+    """A network over ``weights`` that writes its gradients to ``gradients``, both float32 (parameters,). Create it on
+    the thread that uses it.
     """
 
     def __init__(self, network: Network, vector: np.ndarray, precision: str) -> None:

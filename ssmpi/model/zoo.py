@@ -1,5 +1,5 @@
-"""The networks that ``model.name`` can name. A new one is a file beside ``dlrm`` and a line here; one of a user's own
-is a file beside the run file, see ``own``.
+"""The networks that ``model.name`` can name. A new built-in one is a file beside ``dlrm`` and a line here; a custom one
+is a file beside the run file, see ``custom_network``.
 """
 
 from __future__ import annotations

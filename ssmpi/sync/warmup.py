@@ -23,7 +23,7 @@ OVER = "warm-up over"  # a note in a trainer's memory
 
 
 class WarmUp(Pace):
-    """Lets all worker threads meet in each of the first ``steps`` steps. After that it is ``pace``."""
+    """Synchronizes all worker threads in each of the first ``steps`` steps, then delegates to ``pace``."""
 
     def __init__(self, pace: Pace, synchronizer: Synchronizer, steps: int, threads: int) -> None:
         self._pace, self._synchronizer = pace, synchronizer
@@ -37,7 +37,7 @@ class WarmUp(Pace):
 
     @property
     def over(self) -> bool:
-        """Whether the warm-up is over, on all trainers alike."""
+        """Whether the warm-up is over; the same on all trainers."""
         return not self._left
 
     def begin(self) -> None:
@@ -68,7 +68,7 @@ class WarmUp(Pace):
         self._pace.end()
 
     def optimizer(self, own: DenseStep) -> DenseStep:
-        """Steps together, then by ``own``."""
+        """Common steps first, then those of ``own``."""
         return WarmUpStep(self, own)
 
     def step(self, model: DenseModel, factor: float) -> None:
@@ -82,7 +82,7 @@ class WarmUp(Pace):
         return True
 
     def _take(self) -> None:
-        """The common step of all trainers, by the last thread that came."""
+        """The common step of all trainers, taken by the last thread to arrive."""
         mean = self._average.of(self._sum / np.float32(max(self._came, 1)), self._came)
         self._sum[:], self._came = 0.0, 0
         if mean is not None:
@@ -98,11 +98,11 @@ class WarmUp(Pace):
 
 
 class WarmUpStep:
-    """The face of a dense optimizer."""
+    """The warm-up as a ``DenseStep``."""
 
     def __init__(self, warm_up: WarmUp, own: DenseStep) -> None:
         self._warm_up, self._own = warm_up, own
 
     def step(self, model: DenseModel, factor: float) -> None:
-        """One step, with all others or alone."""
+        """One step, common or by the own optimizer."""
         (self._own if self._warm_up.over else self._warm_up).step(model, factor)

@@ -74,7 +74,7 @@ def ends(after_call):
         shards, client = own.who
         fragment = [parts[0].start for parts in shards].index(part.start)
         theirs = found.center._clients[client]
-        found.same(own.told.copy[part], theirs.replicas[fragment].copy)
+        found.same(own.replica.copy[part], theirs.replicas[fragment].copy)
         found.same(own.center[part], theirs.centers[fragment])
 
     def pulled(own, fragment, _):

@@ -106,7 +106,7 @@ def elastic(text: str, entries: int) -> Turn:
     )
 
     def exchange() -> None:
-        (payload,) = own.told.tell(replica, 0, traffic)
+        (payload,) = own.replica.encode(replica, 0, traffic)
         own.hear([client.exchange(0, payload, center, alpha)], 0)
         own.move(whole, alpha, center_was, replica_was)
 
@@ -127,7 +127,7 @@ def mean(text: str, entries: int) -> Turn:
 
     def exchange() -> None:
         for rank, own in enumerate(both):
-            both[1 - rank].hear(rank, own.replica.tell(replicas[rank], 0, traffic)[1 - rank], 0)
+            both[1 - rank].hear(rank, own.replica.encode(replicas[rank], 0, traffic)[1 - rank], 0)
         for rank, own in enumerate(both):
             both[1 - rank].learn(rank, own.answer((True, True), 0, traffic), 0)
         for rank, own in enumerate(both):

@@ -145,7 +145,7 @@ class MirroredRounds(ElasticRounds):
 
     def _begin(self) -> None:
         for trainer in self._trainers:
-            trainer.told.begin()
+            trainer.replica.begin()
 
     def _exchange(self, tick: int, trainer: int) -> None:
         if not self._trainers:
@@ -153,7 +153,7 @@ class MirroredRounds(ElasticRounds):
             sent = back = self._center.nbytes
         else:
             own, client = self._trainers[trainer], self._clients[trainer]
-            (payload,) = own.told.tell(self.replicas[trainer], 0, self._traffic)
+            (payload,) = own.replica.encode(self.replicas[trainer], 0, self._traffic)
             answer = client.exchange(0, payload, self._center, self.alpha)
             own.hear([answer], 0)
             sent, back = payload.size, answer.size
@@ -192,7 +192,7 @@ class MirroredMeanRounds(MeanRounds):
             self._traffic.add(Link.TRAINERS, n * reduced_bytes(self.replicas[0].nbytes + 4, n))
             return
         for trainer, own in enumerate(self._trainers):
-            for owner, payload in enumerate(own.replica.tell(self.replicas[trainer], 0, self._traffic)):
+            for owner, payload in enumerate(own.replica.encode(self.replicas[trainer], 0, self._traffic)):
                 if owner != trainer:
                     self._trainers[owner].hear(trainer, payload, 0)
                     self._traffic.add(Link.TRAINERS, WEIGHT + payload.size)
