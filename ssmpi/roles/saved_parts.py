@@ -1,4 +1,4 @@
-"""Reads out of a trainer's parts what is to be saved, as the values that ``checkpoint`` takes."""
+"""Collects the state to save from a trainer's parts, in the types of ``checkpoint``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedParts:
-    """The parts of a trainer that a checkpoint is made of; ``results`` only on the first one. Read at rest."""
+    """The parts of a trainer that a checkpoint is made of; ``results`` only on the first one. Read them while training
+    is paused.
+    """
 
     config: Config
     reader: SplitReader
@@ -63,7 +65,7 @@ class SavedParts:
         return TrainerState(arrays, self.progress.of_all, self._model(vector, run))
 
     def model(self, vector: np.ndarray) -> ModelState:
-        """On the first trainer: the model with these dense weights, as it is now."""
+        """On the first trainer: the present model, with these dense weights."""
         assert self.results
         examples = int(self.results.logbook.totals()["examples"])
         return self._model(vector, {"examples": examples, **self._about()})
@@ -73,7 +75,7 @@ class SavedParts:
         return ModelState(self.replica.datasets(vector), rows + vector.nbytes, state)
 
     def _about(self) -> dict[str, Any]:
-        """What it takes to score a model without its run."""
+        """The state needed to score a model without its run."""
         return {KEY: self._origin().state(), saved_network.KEY: graph.as_json(self.replica.network)}
 
     def _origin(self) -> DataOrigin:

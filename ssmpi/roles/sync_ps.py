@@ -1,4 +1,4 @@
-"""A sync PS rank: holds its shard of the center until every trainer said goodbye."""
+"""A sync PS rank: holds its shard of the center until every trainer has said goodbye."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def serve_center(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
-    """The whole life of a sync PS. The first trainer says where the center starts."""
+    """The whole life of a sync PS. The first trainer sends the initial center."""
     world.start_heartbeat(config.waiting)
     service = Service(world.center, config.waiting)
     kind: Any = ALGORITHMS[config.sync.algorithm]
@@ -57,6 +57,6 @@ class ShardAdagrad:
 
 
 def optimizer(options: DenseOptions) -> Callable[[np.ndarray], ShardSGD | ShardAdagrad]:
-    """``optimizer(weights)`` is what ``[dense]`` says for one shard."""
+    """``optimizer(weights)`` makes the optimizer of ``[dense]`` for one shard."""
     kinds: dict[str, type[ShardSGD] | type[ShardAdagrad]] = {"sgd": ShardSGD, "adagrad": ShardAdagrad}
     return partial(kinds[options.optimizer], options)

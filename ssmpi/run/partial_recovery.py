@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def rebuild_lost_memory(job: Job, plan: ResumePlan, start: Start, lost: Collection[int], number: int) -> Start | str:
-    """Every rank calls, with fresh memory in its ``start`` if it is among the ``lost``: from where it goes on, which
-    start ``number`` has then made; or, on all ranks alike, why that cannot be.
+    """Every rank calls it, with new memory in its ``start`` if it is among the ``lost``; start ``number`` then created
+    that memory. Returns the state that the rank starts from or, on all ranks, why recovery failed.
     """
     topology = plan.config.topology
     outcome: Loaded | str | None = None
@@ -52,7 +52,7 @@ def rebuild_lost_memory(job: Job, plan: ResumePlan, start: Start, lost: Collecti
 
 
 def reload_rows(rank: int, plan: ResumePlan, start: Start) -> Loaded | str:
-    """Load the rows of an embedding PS; why not, where they cannot be."""
+    """Load the rows of an embedding PS; returns why, if that fails."""
     config, began = plan.config, time.monotonic()
     index = config.topology.role_of(rank)[1]
     with during(f"loading the rows of embedding_ps {index} anew"):
@@ -67,7 +67,7 @@ def reload_rows(rank: int, plan: ResumePlan, start: Start) -> Loaded | str:
 
 
 def record(repair: Repair) -> dict[str, Any]:
-    """What ``recoveries.json`` says of it."""
+    """The fields for ``recoveries.json``."""
     loaded = repair.loaded
     return {
         "rows_reloaded": sum(each.rows for each in loaded.values()),

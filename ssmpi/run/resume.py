@@ -27,8 +27,8 @@ WHOLE = "whole"  # in place of a checkpoint's name: the newest one that is undam
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """How a job starts: its settings, the checkpoints to try (newest first), or that there is nothing to do; whether
-    its launch starts it ``again`` after a kill.
+    """How a job starts: its settings, the checkpoints to try (newest first), or that it is finished; ``again`` if its
+    launch restarts it after a kill.
     """
 
     config: Config
@@ -45,7 +45,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     config = request.load()
     run = Path(config.run.folder)
     again = request.supervised is not None and recoveries.read(run)["launch"] == request.supervised.launch
-    if again:  # what the first start was asked for, it has done; the files that it read may be other ones by now
+    if again:  # the first start has handled the request already, and the files that it read may have changed
         request = replace(request, run_file=None, overrides=(), run=run, overwrite=False, checkpoint=WHOLE)
         config = request.load()
     if request.run and is_finished(run):
@@ -67,13 +67,13 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     for path in found:
         state, found_settings = store.read_manifest(path).state, fingerprint(config.flat(), reader.manifest)
         check_fingerprint(path.name, state, found_settings, config.network)
-    disk.remove_file(run / RESULT_NAME)  # the run has not ended any more
+    disk.remove_file(run / RESULT_NAME)  # the run is not finished any more
     run_folder.write_settings(run, config)
     return ResumePlan(config, tuple(found), again=again)
 
 
 def check_nothing_to_do(request: RunRequest, config: Config) -> ResumePlan:
-    """Nothing is left to do; SettingsError if the request differs: by other settings, or by a certain checkpoint."""
+    """The run is finished; SettingsError if the request differs from it, by settings or by a checkpoint."""
     assert request.run
     try:
         saved = load(request.run / RUN_FILE)
@@ -133,8 +133,8 @@ def choose_checkpoint(job: Job, start: ResumePlan) -> Path | None:
 
 
 def resume_from(run: Path, path: Path, *, again: bool = False) -> None:
-    """Record the start, unless the same launch starts ``again``, which it limits itself; set newer checkpoints aside:
-    the next job resumes from what this job saves.
+    """Record the start, unless the same launch restarts the job (``again``), which has its own limit; set newer
+    checkpoints aside, so that the next job resumes from what this one saves.
     """
     if not again:
         restart_guard.record_start(run, store.read_manifest(path).state["examples"])

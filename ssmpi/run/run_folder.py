@@ -1,4 +1,6 @@
-"""Checks a run before anything starts and makes its folder: resolved settings, versions. Called on the first rank."""
+"""Checks a run before anything starts and creates its folder with resolved settings and versions. Called on the first
+rank.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def check_stopping_rule(options: EvaluateOptions, reader: SplitReader) -> None:
 
 
 def lock(folder: Path) -> IO[str]:
-    """Make the folder and lock it against other jobs while the file is open; SettingsError if another job holds it."""
+    """Make the folder and lock it against other jobs while the returned file is open; SettingsError if another job
+    holds the lock.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     try:
         return lockfile.acquire(
@@ -108,9 +112,8 @@ def lock(folder: Path) -> IO[str]:
 
 
 def check_overwrite(folder: Path, overwrite: bool, run_file: Path | None = None) -> list[Path]:
-    """Raise SettingsError unless a run may start in this folder; return what an earlier run has left there.
-
-    ``run_file`` is the run file in use, which must not lie there.
+    """Raise SettingsError unless a run may start in this folder; returns the files of an earlier run. ``run_file`` is
+    the run file in use, which must not be among them.
     """
     there = [path for path in folder.iterdir() if path.name != LOCK_NAME] if folder.exists() else []
     if not there:
@@ -139,7 +142,7 @@ def shown(found: list[str]) -> str:
 
 def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = None) -> None:
     """Make the run folder with ``run.toml`` and ``versions.json`` in it; ``run_file`` is the run file in use."""
-    text = custom_network.text_of(config.model.name)  # before anything is removed: it may lie here
+    text = custom_network.text_of(config.model.name)  # before anything is removed: the file may be in this folder
     for path in check_overwrite(folder, overwrite, run_file):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -155,8 +158,8 @@ def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = 
 
 
 def write_settings(folder: Path, config: Config, text: bytes | None = None) -> None:
-    """Replace the run folder's settings: a resumed job may have another number of ranks. Beside them lies a copy of the
-    file of one's own network (``text``, if it has been read), so that nobody needs the original.
+    """Replace the run folder's settings: a resumed job may have another number of ranks. A copy of a custom network's
+    file (``text``, if it has been read) is stored beside them, so that the original is not needed any more.
     """
     if custom_network.is_own(config.model.name):
         file, function = custom_network.parts(config.model.name)

@@ -33,7 +33,7 @@ class WarmUp(Pace):
         self._average, self._sum = Average(peers.trainers, peers.waiting, size), np.zeros(size, np.float32)
         self._meeting, self._came = ThreadBarrier(), 0
         self._gone: list[int] = []
-        self._twin: DenseModel = NoDenseModel()
+        self._thread_model: DenseModel = NoDenseModel()
 
     @property
     def over(self) -> bool:
@@ -45,7 +45,7 @@ class WarmUp(Pace):
         if self.over:
             self._pace.begin()
         else:
-            self._twin = self._synchronizer.peers.local.thread_model()
+            self._thread_model = self._synchronizer.peers.local.thread_model()
             self._meeting.open(self._threads)
 
     def after_step(self, thread: int) -> None:
@@ -86,8 +86,8 @@ class WarmUp(Pace):
         mean = self._average.of(self._sum / np.float32(max(self._came, 1)), self._came)
         self._sum[:], self._came = 0.0, 0
         if mean is not None:
-            self._twin.arrays[1][:] = mean[:-1]
-            self._synchronizer.peers.local.optimizer.step(self._twin, float(mean[-1]))
+            self._thread_model.arrays[1][:] = mean[:-1]
+            self._synchronizer.peers.local.optimizer.step(self._thread_model, float(mean[-1]))
         self._left = self._left - 1 if mean is not None else 0
         if self.over:
             self._synchronizer.restart()
