@@ -11,7 +11,7 @@ from ssmpi.core.errors import SettingsError
 
 
 def run_file_of(words: list[str]) -> Path | None:
-    """Take the run file, which may stand before the overrides, out of a command's words."""
+    """Separate the run file, which may come before the overrides, from a command's words."""
     return Path(words.pop(0)) if words and "=" not in words[0] else None
 
 

@@ -49,9 +49,9 @@ def train(arguments: argparse.Namespace) -> int:
         finished = story.run(job, start.config, path, begun)
         if job.rank == 0 and finished:  # a stop must be quick
             plot(path)
-        stopped = job.leave(stopped=not finished)  # last: a launcher ends the others when a rank exits with a code
+        stopped = job.leave(stopped=not finished)  # last: launchers kill the others once one rank exits
         job.finalize()
-        begun.memory.remove()  # with its folder, where MPI's segments lay too
+        begun.memory.remove()  # with its folder, which also held MPI's segments
     return STOPPED if stopped else 0
 
 
@@ -101,7 +101,7 @@ def plan(arguments: argparse.Namespace) -> int:
     config = load(arguments.run_file, arguments.overrides)
     sections = [planner.describe(config, where, arguments.tables)]
     placement = placement_of(config, arguments.tables)
-    if arguments.recovery or arguments.predict:  # the bytes of a row are those that the network wants
+    if arguments.recovery or arguments.predict:  # the size of a row follows from the network
         config = config.over(planner.features_of(config, placement, known=not arguments.tables))
     if arguments.recovery:
         sections.append(recovery_plan.describe(config, inputs, placement))

@@ -126,9 +126,7 @@ class ModelSelection:
         kept, place = self.standing.kept, self._run / MODEL
         if kept is not None and is_model_after(self._place(kept), kept):
             move_into_place(self._place(kept), place)
-        elif kept is None or not is_model_after(
-            place, kept
-        ):  # in place already after an interrupted evaluation
+        elif kept is None or not is_model_after(place, kept):  # in place already after an interrupted evaluation
             found = "no evaluation had an NE" if kept is None else f"{self._place(kept)} is gone or damaged"
             log.error(f'error: the last model is kept, not the best (evaluate.keep = "best"): {found}')
             return False

@@ -41,9 +41,7 @@ class ExampleTally:
 
     def others(self, trainer: int, examples: int) -> int:
         """Record one trainer's count; returns the sum of the others' last reports."""
-        self._told[trainer] = max(
-            self._told[trainer], examples
-        )  # messages may overtake each other
+        self._told[trainer] = max(self._told[trainer], examples)  # messages may overtake each other
         return int(self._told.sum() - self._told[trainer])
 
 

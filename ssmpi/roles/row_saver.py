@@ -115,9 +115,7 @@ class RowSaver:
             self._news.append({"error": text})
             return
         share = 1.0 if whole else self._fraction
-        cost = (
-            max(time.thread_time() - cost, LEAST_COST) / share
-        )  # all that training loses
+        cost = max(time.thread_time() - cost, LEAST_COST) / share  # all that training loses
         self._at, self._whole, self._seconds = at, self._outdated, clock.wall / share
         self._remember()
         line |= {"write_seconds": clock.wall, "position": samples}

@@ -189,9 +189,7 @@ class RunNote:
             found |= dict(zip(LOST_ON_THE_WAY, map(sum, zip(*by_trainer, strict=True)), strict=True))
             found |= {**results.news, "pls": results.pls}
             outcome = recoveries.outcome(results.folder, found)
-            self._memory.note(
-                LEDGER, {**results.ledger, OUTCOME: outcome}
-            )  # reported by the next start if killed now
+            self._memory.note(LEDGER, {**results.ledger, OUTCOME: outcome})  # reported by the next start if killed now
         (noted, *_) = trainers.gather(outcome.get("at"))  # no trainer forgets its losses before they are noted
         self._forget(lost, noted)
         self._memory.ready()

@@ -62,7 +62,7 @@ def examine() -> int:
 
 
 def kept_memory(folder: Path) -> str:
-    """What there is on this host for memory that outlives killed ranks."""
+    """The memory on this host that can outlive killed ranks."""
     try:
         found = memory_folder.file_system(folder)
     except OSError as error:
@@ -79,7 +79,7 @@ def kept_memory(folder: Path) -> str:
 
 
 def _size(path: Path) -> int:
-    with contextlib.suppress(OSError):  # its run has removed it meanwhile
+    with contextlib.suppress(OSError):  # its run may remove it meanwhile
         return path.stat().st_size
     return 0
 
@@ -89,7 +89,7 @@ def _gb(size: float) -> str:
 
 
 def group_by_advice(remarks: list[tuple[str, list[str]]]) -> list[str]:
-    """Advice for the ranks: each piece once, with the ranks it is for unless it is for all of them."""
+    """Advice for the ranks, without repetition: each piece names its ranks unless it applies to all."""
     ranks: dict[tuple[str, ...], list[int]] = {}
     for rank, (_, lines) in enumerate(remarks):
         ranks.setdefault(tuple(lines), []).append(rank)
@@ -129,7 +129,7 @@ def dense_step() -> str:
 
 
 def bfloat16_step() -> str:
-    """How this host computes the step with products in bfloat16."""
+    """How this host computes the bfloat16 step."""
     from ssmpi.model import blas, brgemm  # as above
 
     if blas.sgemm() and brgemm.kernels("bf16"):
@@ -145,7 +145,9 @@ def bfloat16_step() -> str:
 
 
 def bfloat16_problems() -> list[str]:
-    """Whether a compiled bfloat16 step is far from the float32 one: the kernels are made for this very processor."""
+    """Problems of the compiled bfloat16 step, compared with the float32 one: its kernels are generated for this
+    processor.
+    """
     from ssmpi.model import blas, brgemm
     from ssmpi.model.network import Inputs
     from ssmpi.model.options import ModelOptions

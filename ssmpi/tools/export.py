@@ -2,8 +2,8 @@
 
 emb_l.{feature}.weight   (rows, dim)      bot_l.{0,2,...}.weight, .bias      top_l.{0,2,...}.weight, .bias
 
-What other networks than DLRM have besides keeps its name (``ssmpi plan`` prints it); the first-order weights of their
-tables are ``first_l.{feature}.weight`` (rows, 1).
+Further parameters of other networks keep their names (``ssmpi plan`` prints them); first-order weights of tables are
+``first_l.{feature}.weight`` (rows, 1).
 """
 
 from __future__ import annotations

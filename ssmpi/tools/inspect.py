@@ -43,7 +43,7 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
 
 
 def rows_in(path: Path) -> tuple[str, bool]:
-    """One line about the rows that an embedding PS has saved by itself, and whether they can be read."""
+    """One line about an embedding PS's row saves, and whether they can be read."""
     try:
         found = read_rows(path)
     except DataError as error:

@@ -31,9 +31,8 @@ NODES = (8, 16, 32, 64, 128, 256, 512)
 
 
 def describe(config: Config, given: Mapping[str, float], placement: Placement) -> str:
-    """Inputs, overheads, expected PLS, break-even and decision. ``given`` are options by the names of ``INPUTS``, which
-    win over what the run file says, and that over what follows from the ``placement`` of rows; SettingsError names the
-    one that is wrong.
+    """Inputs, overheads, expected PLS, break-even and decision. ``given`` are options by the names of ``INPUTS``; they
+    override the run file, which overrides estimates from the ``placement`` of rows. SettingsError names the wrong one.
     """
     servers = config.topology.embedding_ps
     if not servers:
@@ -98,7 +97,7 @@ def origin(name: str, found: KnownInputs, config: Config) -> str:
 
 
 def _mode(config: Config, decided: str) -> list[str]:
-    """What the run does, where that is not what was decided."""
+    """What the run's settings do, if that differs from the decision."""
     mode = config.recovery.mode
     if mode in ("auto", decided):
         return []
