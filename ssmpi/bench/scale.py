@@ -74,7 +74,7 @@ def fresh(roles: Topology, shards: Path, run: Path) -> tuple[Path, tuple[str, ..
 
 
 def restarts(shards: Path, run: Path, kills: int) -> list[restart_time.RestartTime]:
-    """Kill a rank of one job so many times."""
+    """Repeatedly kill a rank of one job."""
     run_file, overrides = fresh(topology(RESTARTED), shards, run)
     return restart_time.measure(run_file, overrides, run, kills)
 

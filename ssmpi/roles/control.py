@@ -148,7 +148,7 @@ class Control:
             self._outgoing = None
             self._progress.hear(int(self._answer[1]))
             if self._answer[0]:
-                self._stop.tell()
+                self._stop.request()
         return bool(self._pending)
 
     def _handle(self, source: int, tag: int, payload: np.ndarray) -> None:
@@ -171,7 +171,7 @@ class Control:
     def _take_report(self, trainer: int, report: TrainerReport) -> int:
         """Handle one trainer's report; returns how many examples the others have done."""
         if report.stop:
-            self._stop.tell()
+            self._stop.request()
         if report.finished and trainer:
             self._unfinished.discard(trainer)
         self.gathered(trainer, report)

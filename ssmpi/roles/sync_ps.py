@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ssmpi.core import cpu_usage
 from ssmpi.model import kernels
 from ssmpi.model.options import DenseOptions
 from ssmpi.sync import ALGORITHMS
+from ssmpi.sync.center import Centered
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -25,7 +26,8 @@ def serve_center(config: Config, world: World, folder: Path, start: Start = BEGI
     """The whole life of a sync PS. The first trainer sends the initial center."""
     world.start_heartbeat(config.waiting)
     service = Service(world.center, config.waiting)
-    kind: Any = ALGORITHMS[config.sync.algorithm]
+    kind = ALGORITHMS[config.sync.algorithm]
+    assert issubclass(kind, Centered), "check_topology allows sync PSs only to algorithms with a center"
     center = kind.server(config.sync, optimizer(config.dense), service, start.memory)
     cpu_usage.set_up()
     service.serve(config.topology.trainers, center.handle)

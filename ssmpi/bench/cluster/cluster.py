@@ -114,7 +114,7 @@ def measure(options: ClusterOptions, run_file: Path | None, overrides: Sequence[
 
 
 def run_file_for(options: ClusterOptions, given: Path | None, overrides: Sequence[str]) -> Path:
-    """What all jobs start from. A run file brings its data; its model and rates would have no meaning here."""
+    """The run file of all jobs. A given run file contributes only its data; model and rates are emulated."""
     target = options.folder / "cluster.toml"
     target.write_text("", encoding="utf-8")
     if given:
@@ -147,7 +147,7 @@ def starter(
 def visit(
     options: ClusterOptions, scenario: Scenario, base: Path, predicted: Prediction, start: LauncherCommand
 ) -> dict[str, Any]:
-    """One job of as many trainers as were predicted for."""
+    """One job with the number of trainers of the prediction."""
     settings = scenario.overrides(predicted.trainers)
     jobs = Jobs(base, options.folder / "jobs", options.emulation(scenario), start)
     found = jobs.run(scenario.ranks(predicted.trainers), settings, options.timing)

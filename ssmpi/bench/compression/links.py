@@ -1,4 +1,4 @@
-"""``ssmpi bench compression --only links``: from which link on codecs of ``async_ps`` are worth it.
+"""``ssmpi bench compression --only links``: for which links codecs of ``async_ps`` pay.
 
 Each step ends with a push and a pull, plain asynchronous SGD, so link time adds to the step. Dense computation is a
 wait, and so are links (``harness.emulation``), unless the kernel limits them (``--virtual-hosts``); ranks, messages,
@@ -127,7 +127,7 @@ def run_file(options: LinkOptions, overrides: Sequence[str]) -> Path:
 
 @contextlib.contextmanager
 def starter(options: LinkOptions, base: Path) -> Iterator[Callable[[float], LauncherCommand]]:
-    """How ranks are started that have a link of so many bytes a second to the sync PS."""
+    """How to start ranks with a link of ``rate`` bytes a second to the sync PS."""
     if not options.virtual_hosts:
         yield lambda rate: LauncherCommand()
         return

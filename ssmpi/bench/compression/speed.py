@@ -1,8 +1,8 @@
 """``ssmpi bench compression``: what a codec costs, on one core, and how long its payloads are.
 
-Gradients are made up, with the heavy tails of real ones (Student's t of 3 degrees of freedom), anew in each turn, and
-copied over what was left before; so each encode reads memory that another loop has just written. Codecs take turns.
-Nanoseconds are those of the processor, medians over the turns; a refresh, which looks for an exact threshold, apart.
+Gradients are random, with the heavy tails of real ones (Student's t with 3 degrees of freedom), new in each turn, and
+copied into place, so each encode reads memory that another loop has just written. Codecs are interleaved. Nanoseconds
+are processor time, medians over the turns; refreshes, which compute an exact threshold, are listed separately.
 """
 
 from __future__ import annotations

@@ -85,7 +85,9 @@ class DesignFile:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tuned together: an algorithm, or a reference, among so many trainers (ONE: with their rows)."""
+    """What is tuned together: an algorithm, or a reference, with a number of trainers (ONE: one trainer on all
+    rows).
+    """
 
     algorithm: str
     trainers: int

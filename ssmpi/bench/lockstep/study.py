@@ -1,6 +1,6 @@
 """``ssmpi bench equivalence``: tune on validation rows, then run every arm with every seed, then say what is equal.
 
-Lockstep runs depend on their seeds alone, so a study may share its processors with anything, be killed, and go on.
+Lockstep runs depend on their seeds alone, so a study may share its processors, be killed, and be resumed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Task = tuple[Trial, tuple[str, ...]]  # with the splits that are scored
 
 
 def run_all(design: StudyDesign, minutes: float = math.inf, jobs: int = 1) -> int:
-    """All trials that are missing, as far as the minutes last, so many at once; then the results. 0, or 1 if trials are
+    """Run all missing trials within ``minutes``, ``jobs`` at once; then write the results. 0, or 1 if trials are
     left.
     """
     positive("--jobs", jobs, MAX_RANKS)

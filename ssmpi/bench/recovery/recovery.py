@@ -161,7 +161,7 @@ def row(
 
 
 def points_of(found: Sequence[SavingStrategy], outcomes: Sequence[EmulationResult]) -> list[picture.QualityPoint]:
-    """Every run with losses that goes on without training anything again."""
+    """Every run with losses that continues without repeating any training."""
     without = {outcome.seed: outcome.ne for outcome in outcomes if outcome.strategy == NO_LOSS}
     partial = {strategy.name: not strategy.tracker for strategy in found if not strategy.full}
     return [
