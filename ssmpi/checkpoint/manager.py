@@ -239,7 +239,7 @@ class CheckpointManager:
         there = self._what_there_is()
         if self._context.stop.stopped:
             raise DataError(f"no checkpoint could be saved, and the job was asked to stop: {text}. {there}")
-        log.error(f"error: no checkpoint could be saved, training goes on: {text}. {there}")
+        log.error(f"error: no checkpoint could be saved, training continues: {text}. {there}")
         self._log.saved({"error": text, **cost.fields()})
 
     def _out_of_budget(self) -> None:

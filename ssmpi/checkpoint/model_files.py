@@ -57,7 +57,7 @@ def remedy(folder: Path) -> str:
     if folder.name == MODEL:
         return "Train the model again, or put a whole copy in its place"
     run = folder.parent.parent
-    return f"'ssmpi launch --resume {run} --checkpoint whole' goes on with the newest undamaged one, if there is one"
+    return f"'ssmpi launch --resume {run} --checkpoint whole' resumes from the newest undamaged one, if there is one"
 
 
 def tables(folder: Path) -> list[Path]:

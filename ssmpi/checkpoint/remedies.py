@@ -37,6 +37,6 @@ def for_damaged_model(run: Path) -> str:
     if not newest or find_error(newest[0], 0, 1):
         return f"put a whole copy in its place, or train again: {START_OVER}"
     return (
-        f"put a whole copy in its place, or remove {run / RESULT_NAME} and resume again: the run then goes on from"
-        f" {newest[0].name} and saves its model anew"
+        f"put a whole copy in its place, or remove {run / RESULT_NAME} and resume again: the run then resumes from"
+        f" {newest[0].name} and saves its model again"
     )

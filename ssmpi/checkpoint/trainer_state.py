@@ -54,7 +54,7 @@ class Arrays(dict[str, np.ndarray]):
     def __missing__(self, name: str) -> np.ndarray:
         raise DataError(
             f"{self._path} has no array '{name}', which this run needs to resume: another version of ssmpi wrote it."
-            " Resume with that version, or start anew"
+            " Resume with that version, or start over"
         )
 
     def below(self, prefix: str) -> Arrays:

@@ -67,7 +67,7 @@ def requested(arguments: argparse.Namespace) -> RunRequest:
     if arguments.checkpoint and not arguments.resume:
         raise SettingsError("--checkpoint requires --resume RUN")
     if arguments.overwrite and arguments.resume:
-        raise SettingsError("--overwrite starts anew and --resume goes on: leave one of them out")
+        raise SettingsError("--overwrite starts over and --resume continues: leave one of them out")
     word = getattr(arguments, "supervised", None)  # 'launch' has no such option
     how = arguments.overwrite, arguments.resume, arguments.checkpoint, Supervised.parse(word) if word else None
     return RunRequest(run_file, overrides, *how)

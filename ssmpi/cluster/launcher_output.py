@@ -32,7 +32,7 @@ ENDING_SECONDS = 3.0  # for output that arrives after the launcher has ended
 
 
 def write_stderr(text: bytes) -> None:
-    """Write to standard error, ignoring errors if nobody reads it: otherwise the launcher's pipe would fill up and
+    """Write to standard error, ignoring errors if it has no reader: otherwise the launcher's pipe would fill up and
     block the ranks.
     """
     with contextlib.suppress(OSError, ValueError):

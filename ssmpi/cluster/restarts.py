@@ -80,7 +80,7 @@ class Restarts:
         self._times.append(self._clock())
         self._start += 1
         most = self._options.max_restarts
-        say(f"starting the job again at once (start {self._start}; recovery.max_restarts = {most})")
+        say(f"restarting the job at once (start {self._start}; recovery.max_restarts = {most})")
 
     def clean(self, remote: Callable[[Sequence[str]], list[str]]) -> None:
         """Remove what killed ranks left behind, here and on other hosts: ``remote(command)`` runs a command on each of

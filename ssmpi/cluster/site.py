@@ -72,9 +72,9 @@ class Launcher:
 class Slurm:
     """The ``[slurm]`` section; ``options`` are further ``#SBATCH`` lines, used unchanged.
 
-    ``signal_seconds`` before the time limit the run is told to save and exit. With ``requeue`` it is then requeued,
-    repeatedly as long as it makes progress. SLURM is up to a minute late: allow twice the time that saving takes, plus
-    a minute.
+    ``signal_seconds`` before the time limit the run is signalled to save and exit. With ``requeue`` it is then
+    requeued, repeatedly as long as it makes progress. SLURM is up to a minute late: allow twice the time that saving
+    takes, plus a minute.
     """
 
     time: str = "24:00:00"

@@ -172,9 +172,9 @@ class MemoryFile:
         self._failed = why
         remove(self.path)
         log.warning(
-            f"no room for the memory of {self.origin.rank} in {self.path.parent.parent} ({why}): training goes on, but"
-            " if a rank is killed it goes back to the newest checkpoint. Set recovery.memory_folder to a larger memory"
-            " file system, or recovery.mode = 'off'"
+            f"no room for the memory of {self.origin.rank} in {self.path.parent.parent} ({why}): training continues,"
+            " but if a rank is killed it goes back to the newest checkpoint. Set recovery.memory_folder to a larger"
+            " memory file system, or recovery.mode = 'off'"
         )
 
 

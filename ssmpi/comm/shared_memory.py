@@ -105,7 +105,7 @@ def address(file: int, offset: int, key: bytes) -> bytes:
 
 
 def open_file(address: str | bytes) -> int:
-    """The file of another process's memory, opened anew; OSError says why it cannot."""
+    """Open the file of another process's memory again; OSError says why it cannot be opened."""
     if not address:
         raise OSError("its system has no memory to share (memfd_create)")
     place = json.loads(address)

@@ -22,8 +22,8 @@ class DataOptions:
     """The ``[data]`` section.
 
     ``folder`` is what ``ssmpi-prepare criteo`` made. ``handout`` deals row blocks of at most ``block_rows`` rows:
-    ``dynamic`` to whoever is free, ``static`` in a fixed rotation. ``shuffle`` permutes the order of blocks and the
-    rows inside them, differently in every pass.
+    ``dynamic`` to the next free thread, ``static`` in a fixed rotation. ``shuffle`` permutes the order of blocks and
+    the rows inside them, differently in every pass.
     """
 
     folder: str

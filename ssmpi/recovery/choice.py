@@ -83,7 +83,7 @@ def _servers(lost: Sequence[int], topology: Topology) -> int:
 def _why_not_partial(lost: Sequence[int], topology: Topology, options: RecoveryOptions) -> str:
     """Why partial recovery of this loss is impossible or disabled; empty if it is possible."""
     if (Role.TRAINER, 0) in map(topology.role_of, lost):
-        return "and the first trainer's is needed to go on"
+        return "and the first trainer's is needed to resume"
     if options.mode == FULL:
         return "and recovery.mode = 'full'"
     if _servers(lost, topology) > (most := options.max_lost_fraction * topology.embedding_ps):

@@ -36,7 +36,7 @@ class JsonlFile:
         except OSError as error:
             if not self._refused:
                 log.error(
-                    f"error: {self._path} does not grow, training goes on and lines wait in memory: {cause(error)}"
+                    f"error: {self._path} does not grow, training continues and lines wait in memory: {cause(error)}"
                 )
             self._refused = True
 

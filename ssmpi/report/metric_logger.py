@@ -225,7 +225,7 @@ class MetricLogger:
                         self.writer.add_scalar(f"{prefix}/{name}", value, line["examples"])
             except OSError as error:
                 self.writer = None
-                log.error(f"error: TensorBoard's events end here, metrics.jsonl goes on: {cause(error)}")
+                log.error(f"error: TensorBoard's events end here, metrics.jsonl continues: {cause(error)}")
 
     def _show(self, line: dict[str, Any]) -> None:
         gap = f" gap {line['sync_gap_thread']:.1f}" if "sync_gap_thread" in line else ""

@@ -63,7 +63,7 @@ def _without_result(record: Record) -> str:
         f". {line.get('split')} NE {_cell(line.get('ne')).strip()} after {line['examples']:,} examples"
         for line in record.evaluations[-1:]
     )
-    more = f"If no job is running it, 'ssmpi launch --resume {record.folder}' goes on with it"
+    more = f"If no job is running it, 'ssmpi launch --resume {record.folder}' resumes it"
     if record.status == COMPLETE:
         more = f"'ssmpi evaluate {record.folder}' scores its model"
     return f"{why}{scored}. {more}"

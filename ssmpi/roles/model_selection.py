@@ -152,7 +152,7 @@ class ModelSelection:
             try:
                 self._checkpoints.save_best(self._model_state(vector), self._place(at))
             except (OSError, DataError) as error:
-                log.error(f"error: the best model so far could not be saved, training goes on: {cause(error)}")
+                log.error(f"error: the best model so far could not be saved, training continues: {cause(error)}")
             else:
                 saved[0] = 1.0
                 results.logbook.say(f"best so far: {self._options.split} NE {ne:.5f}, saved in {clock.wall:.2f} s")

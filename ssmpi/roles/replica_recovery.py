@@ -32,7 +32,7 @@ def restore_lost(repair: Repair, synchronizer: Synchronizer, world: World, waiti
     arrays = [synchronizer.weights, *synchronizer.peers.local.optimizer.state().values()]
     means = [np.zeros_like(values) if lost else values / np.float32(living) for values in arrays]
     for mean in means:
-        wait(world.trainers.iallreduce(mean), waiting, "the other trainers (to make good what was lost)")
+        wait(world.trainers.iallreduce(mean), waiting, "the other trainers (to restore lost state)")
     if repair.sync_ps:
         saved = algorithm_state(repair, synchronizer) if world.index == 0 else {}
         synchronizer.recenter(repair.sync_ps, means[0], saved)
@@ -54,5 +54,5 @@ def algorithm_state(repair: Repair, synchronizer: Synchronizer) -> Mapping[str, 
         same = checkpoint.state["algorithm"] == synchronizer.options.algorithm
         return checkpoint.arrays(0).below("sync/") if same else {}
     except DataError as error:
-        log.warning(f"the optimizer state of lost sync PSs begins anew: {error}")
+        log.warning(f"the optimizer state of lost sync PSs is reset: {error}")
         return {}

@@ -110,7 +110,7 @@ class RowSaver:
         except (OSError, DataError) as error:
             self._at = at
             self._remember()
-            text = f"rows could not be saved, training goes on; the next save takes all of them: {cause(error)}"
+            text = f"rows could not be saved, training continues; the next save takes all of them: {cause(error)}"
             log.warning(text)
             self._news.append({"error": text})
             return

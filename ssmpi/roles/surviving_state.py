@@ -113,7 +113,7 @@ class SurvivingState:
             arrays = [synchronizer.weights, *synchronizer.peers.local.optimizer.state().values()]
         given = [values.copy() if world.index == self.furthest else np.zeros_like(values) for values in arrays]
         for values in given:
-            wait(world.trainers.iallreduce(values), waiting, "the other trainers (to go on after a kill)")
+            wait(world.trainers.iallreduce(values), waiting, "the other trainers (to resume after a kill)")
         for values, from_furthest in zip(arrays, given, strict=True):
             values[:] = from_furthest
         if self.warming_up:

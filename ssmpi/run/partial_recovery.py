@@ -37,7 +37,7 @@ def rebuild_lost_memory(job: Job, plan: ResumePlan, start: Start, lost: Collecti
     outcomes = job.gather(outcome)
     for rank, each in enumerate(outcomes):
         if isinstance(each, str):
-            return f"that of {topology.name_of(rank)} cannot be made anew ({each})"
+            return f"that of {topology.name_of(rank)} cannot be rebuilt ({each})"
     of_role = {
         role: frozenset(index for played, index in map(topology.role_of, lost) if played is role) for role in Role
     }
@@ -55,7 +55,7 @@ def reload_rows(rank: int, plan: ResumePlan, start: Start) -> Loaded | str:
     """Load the rows of an embedding PS; returns why, if that fails."""
     config, began = plan.config, time.monotonic()
     index = config.topology.role_of(rank)[1]
-    with during(f"loading the rows of embedding_ps {index} anew"):
+    with during(f"reloading the rows of embedding_ps {index}"):
         try:
             arena, _ = rows_in(start.memory, config, index)
             found = newest_rows.restore(arena, index, Path(config.run.folder), plan.checkpoints, start.timeline)

@@ -99,8 +99,8 @@ class Restart:
         choice = choose(found, starts, config.topology, config.recovery, lambda: policy_inputs.decision(config, memory))
         if choice.how == PARTIAL:
             log.info(
-                f"start {self._supervised.start} of this job: {choice.why}: it is made anew from the newest saves,"
-                f" every other rank goes on with what its memory has kept (partial recovery{': ' * bool(choice.policy)}"
+                f"start {self._supervised.start} of this job: {choice.why}: it is rebuilt from the newest saves,"
+                f" every other rank resumes from its memory (partial recovery{': ' * bool(choice.policy)}"
                 f"{choice.policy})"
             )
         return choice, noted, recoveries.timeline(self._run)
@@ -129,9 +129,9 @@ def fresh(path: Path, origin: Origin) -> RankMemory:
         return MemoryFile(path, origin)
     except OSError as error:
         log.warning(
-            f"no memory for {origin.rank} in {path.parent.parent} ({error}): training goes on, but if a rank is killed"
-            " this one loses what it has learned since the newest save. Set recovery.memory_folder to a memory file"
-            " system, or recovery.mode = 'off'"
+            f"no memory for {origin.rank} in {path.parent.parent} ({error}): training continues, but if a rank is"
+            " killed this one loses what it has learned since the newest save. Set recovery.memory_folder to a memory"
+            " file system, or recovery.mode = 'off'"
         )
         return ProcessMemory()
 
@@ -161,7 +161,7 @@ def decide(run: Path, supervised: Supervised, how: str, lost: str, more: Mapping
     """On the first rank: log in one sentence how the run recovers, and record it, with the fields ``more``."""
     load = more.get("seconds", {}).get("load", 0.0)
     if how == MEMORY:
-        log.info(f"start {supervised.start} of this job: every rank goes on with what its memory has kept")
+        log.info(f"start {supervised.start} of this job: every rank resumes from its memory")
     elif how != PARTIAL:  # which was logged before it began
         there = f"all ranks go back to {'the ' * (how == BEGINNING)}{how}"
         log.info(f"start {supervised.start} of this job: {lost}: {there} (full recovery)")

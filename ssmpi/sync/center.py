@@ -128,7 +128,7 @@ class Centered(Synchronizer):
                 self.send_some(START, {index: shard for index, shard in shards if index in servers})
             self.remember(servers, saved)
             self.fetch()
-        wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers (to make good what was lost)")
+        wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers (to restore lost state)")
 
     def remember(self, servers: Collection[int], saved: Mapping[str, np.ndarray]) -> None:
         """Restore the saved optimizer state of those sync PSs, if they have any."""

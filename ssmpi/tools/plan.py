@@ -110,7 +110,7 @@ def memory(config: Config, placement: Placement) -> str:
             lines.append(f"  {role}: about {in_units(size)}")
     if mirrors := mirror_memory(config):
         shown = ", ".join(f"{role} {in_units(size)}" for role, size in mirrors.items())
-        lines.append(f"  of that for what others were told (codecs): {shown}")
+        lines.append(f"  of that for mirrors of codecs: {shown}")
     if kept := kept_memory(config, placement):
         shown = ", ".join(f"{role} {in_units(size)}" for role, size in kept.items() if config.topology.counts[role])
         lines.append(f"  of that in {config.recovery.memory_folder}, to outlive a kill: {shown}")

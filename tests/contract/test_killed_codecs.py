@@ -113,7 +113,7 @@ KILLS = {  # what is on its way to a receiver, and what comes back
 
 @pytest.mark.parametrize("algorithm", KILLS)
 def test_both_ends_hold_the_same_whenever_they_were_killed(tmp_path, small_data, algorithm, ends, monkeypatch):
-    """And training goes on to its end, with every push that was lost on its way told."""
+    """And training continues to its end, with every push that was lost on its way told."""
     settings = TWO if algorithm == "ma" else CENTERED
     pull = (f"sync.pull_codec={SOME}",) if algorithm == "async_ps" else ()
     account, seen = lost(monkeypatch), []

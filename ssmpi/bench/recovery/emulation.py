@@ -152,7 +152,7 @@ class RecoveryEmulation:
             self._dense, self._saved_at = self.training.dense(), done
 
     def _lose(self, loss: Loss, done: int) -> int:
-        """After how many batches training goes on."""
+        """After how many batches training continues."""
         if not self._strategy.full:
             for index in loss.servers:
                 self.servers[index].lose(self._samples(done))
