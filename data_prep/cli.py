@@ -18,7 +18,7 @@ from ssmpi.core.errors import UserError
 
 GIB = 1 << 30
 MOST_GIB = 1 << 20
-LATE = {  # module and help; imported when named, because nobody else needs their compiled code or scikit-learn
+LATE = {  # module and help; imported on demand, because only they need compiled code or scikit-learn
     "synthesize": ("synthetic.command", "make synthetic raw logs to try things with"),
     "baseline": ("check.baseline", "score the constant and a logistic regression on a prepared data set"),
 }

@@ -1,7 +1,7 @@
 """The ranks that share the work: one process, or all of an MPI job. The only file here that knows MPI.
 
 mpi4py is imported only when a launcher started this process. Ranks work on their own and agree after each step; one
-that fails calls the others off, so that nobody waits for the dead.
+that fails cancels the others, so that no rank waits for a dead one.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike
 
-SPARE = 64  # what is asked for next is often a little larger: one part in so many is kept ready for it
+SPARE = 64  # the next request is often slightly larger: 1 / SPARE extra is allocated
 
 
 class Scratch:

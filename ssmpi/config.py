@@ -23,7 +23,7 @@ from ssmpi.data.reader import DataOptions
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import table
 from ssmpi.embedding.trackers import Tracking
-from ssmpi.model import graph, own, own_code
+from ssmpi.model import custom_code, custom_network, graph
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
 from ssmpi.model.zoo import network_of
@@ -52,8 +52,8 @@ class Config:
     waiting: WaitOptions = field(default_factory=WaitOptions)
 
     def __post_init__(self) -> None:
-        if not own.is_own(self.model.name):
-            network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim))  # refuses what fits no data
+        if not custom_network.is_own(self.model.name):
+            network_of(self.model, Inputs(dense=1, tables=1, dim=self.embedding.dim))  # rejects what fits no data
         self._check_priority()
         try:
             sync.check_topology(self.sync, self.topology)
@@ -74,7 +74,7 @@ class Config:
 
     @property
     def saves_rows(self) -> bool:
-        """Whether embedding PSs save rows by themselves, for partial recovery."""
+        """Whether embedding PSs save rows periodically, for partial recovery."""
         return self.recovery.mode in ("auto", "partial")
 
     @property
@@ -85,33 +85,33 @@ class Config:
 
     @cached_property
     def network(self) -> Network:
-        """What the trainers train, over the features of the data in ``data.folder``. The first rank composes it when it
-        checks the run, and the others are given it with the settings. SettingsError where it does not fit.
+        """The network to train, over the features of the data in ``data.folder``. The first rank composes it when it
+        checks the run; the others receive it with the settings. SettingsError if it does not fit.
         """
         return self.over(read_manifest(Path(self.data.folder)).features).network
 
     def over(self, features: Features) -> Config:
-        """The same with the network over these features, wherever the data is."""
+        """The same settings with the network over these features, wherever the data is."""
         return self.with_network(network_of(self.model, inputs_of(features, self.embedding.dim)))
 
     def with_network(self, network: Network) -> Config:
-        """The same with this network, as of a saved model. ``dataclasses.replace`` forgets it."""
+        """The same settings with this network, for instance of a saved model. ``dataclasses.replace`` drops it."""
         require(
             self.sync.fragments <= network.parameters,
             f"sync.fragments = {self.sync.fragments:,} is more than the {network.parameters:,} parameters of the dense "
             "model",
         )
-        own_operators = own_code.own_operators(network.operators)
+        own_operators = custom_code.own_operators(network.operators)
         require(
             not own_operators or self.model.precision == "fp32",
             f"model.precision = '{self.model.precision}': operators of one's own are computed in float32: set 'fp32'",
         )
         copy = dataclasses.replace(self)
-        vars(copy)["network"] = network  # where ``cached_property`` keeps it: no setting, so no field
+        vars(copy)["network"] = network  # where ``cached_property`` stores it: not a setting, so not a field
         return copy
 
     def __getstate__(self) -> dict[str, Any]:
-        """Other ranks get the network as its table: a class of the user's has no module there."""
+        """Other ranks receive the network as JSON: a custom class cannot be imported there."""
         state = vars(self).copy()
         return state | {"network": graph.as_json(state["network"])} if "network" in state else state
 
@@ -122,7 +122,7 @@ class Config:
 
     @cached_property
     def rows(self) -> table.RowOptions:
-        """The embedding rows, as the network wants them."""
+        """The options of embedding rows, with the network's row layout."""
         return table.RowOptions(self.embedding, self.network.rows)
 
     def flat(self) -> dict[str, Any]:
@@ -131,19 +131,19 @@ class Config:
 
 
 def inputs_of(features: Features, dim: int) -> Inputs:
-    """What a network is given of data with these features."""
+    """A network's inputs for data with these features."""
     return Inputs(len(features.dense), len(features.sparse), dim)
 
 
 def differences(before: Config, now: Config) -> list[str]:
-    """Settings that differ, as text; the run folder, the spelling of the data path and where the file of one's own
-    network lies are ignored.
+    """Settings that differ, as text, ignoring the run folder, the spelling of the data path and the path of a custom
+    network's file.
     """
     was, are = (config.flat() for config in (before, now))
     for values in (was, are):
         values["run.folder"], values["data.folder"] = "", str(Path(values["data.folder"]).resolve())
-        if before.model.name != now.model.name and own.is_own(values["model.name"]):
-            values["model.name"] = own.identity(values["model.name"])
+        if before.model.name != now.model.name and custom_network.is_own(values["model.name"]):
+            values["model.name"] = custom_network.identity(values["model.name"])
     return [f"{name} was {was.get(name)!r}, now {are[name]!r}" for name in are if was.get(name) != are[name]]
 
 
@@ -153,7 +153,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         found = settings.load(Config, path, overrides)
     except settings.UnsetError as error:
         raise SettingsError(f"{error}; {SHORTEST}") from None
-    if not own.is_own(found.model.name):
+    if not custom_network.is_own(found.model.name):
         return found
-    name = own.resolved(found.model.name, path.parent)
+    name = custom_network.resolved(found.model.name, path.parent)
     return dataclasses.replace(found, model=dataclasses.replace(found.model, name=name))

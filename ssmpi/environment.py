@@ -1,5 +1,5 @@
-"""``python -m ssmpi.environment`` prints the shell exports that an MPI job needs. The name stands in users' batch
-files.
+"""``python -m ssmpi.environment`` prints the shell exports that an MPI job needs. Users' batch files contain this
+name.
 """
 
 from ssmpi.core.mpi_environment import main

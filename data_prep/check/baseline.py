@@ -86,7 +86,7 @@ def baseline(folder: Path, split: str = "test", whole_rows: int = WHOLE_ROWS) ->
     for name in dict.fromkeys(("train", "validation", split)):
         for entry in manifest.split(name).shards:
             columns.check(folder, entry, manifest)
-    data = Design(folder, manifest)
+    data = DesignMatrix(folder, manifest)
     fit = (_solve if train.rows <= whole_rows else _descend)(data)
     label, constant, regression = [], [], []
     for rows in data.shards(split):
@@ -133,7 +133,7 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-class Design:
+class DesignMatrix:
     """A prepared set as the regression sees it: sparse matrices (rows, sum of cardinalities + dense) and labels."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -174,7 +174,7 @@ class Design:
         return csr_matrix((values.ravel(), indices.ravel(), ends), shape=(len(indices), offset[-1] + dense))
 
 
-def _solve(data: Design) -> FittedModel:
+def _solve(data: DesignMatrix) -> FittedModel:
     """Exactly, by L-BFGS: walk the strength of regularisation from a middle value to where validation is best."""
     sample, held = data.head("train", SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
     matrix, held_matrix = data.matrix(sample), data.matrix(held)
@@ -197,7 +197,7 @@ def _regression(strength: float) -> Any:
     return _scikit("linear_model").LogisticRegression(C=strength, max_iter=300, tol=1e-3)
 
 
-def _descend(data: Design) -> FittedModel:
+def _descend(data: DesignMatrix) -> FittedModel:
     """By gradient descent, shard by shard: penalty and step size on a sample, then passes while validation improves."""
     sample, held = data.head("train", 5 * SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
     matrix, held_matrix = data.matrix(sample), data.matrix(held)

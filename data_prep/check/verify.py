@@ -103,7 +103,7 @@ def _vocabulary(path: Path, manifest: Manifest) -> Finding | None:
 
 def _shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> Finding | None:
     if not isinstance(_record_of(entry.file, manifest), dict):
-        # the HDF5 library can hang or crash on a header that nobody vouches for
+        # the HDF5 library can hang or crash on an unverified header
         return Finding(folder / entry.file, "the manifest has no checksum for this file")
     return check_shard(folder, entry, manifest)
 

@@ -1,6 +1,6 @@
 """The units of work of both passes: pieces of the raw files, dealt to ranks, read as parsed blocks of rows.
 
-What a piece holds does not depend on the number of ranks, so finished pieces count whoever resumes the job.
+Pieces do not depend on the number of ranks, so finished pieces stay valid when a job is resumed with another number.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where rows go and who is told. ``wide``: the widths of packed columns."""
+    """Where rows go, and the progress bar. ``wide``: the widths of packed columns."""
 
     work: Path
     layout: ShardLayout

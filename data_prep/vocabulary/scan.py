@@ -1,7 +1,7 @@
 """Pass 1: check every row, count rows, labels and missing values, and count tokens, in bounded memory, restartable.
 
 Token tables that reach their memory bound are written out as sorted parts. Every 64 pieces, and at the end, a rank
-commits a run: the parts and the records of the pieces they cover. A restarted job goes on after the last commits.
+commits a run: the parts and the records of the pieces they cover. A restarted job resumes after the last commits.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""``ssmpi bench``: how fast this program is beside what it could be and what others are (start at
-``throughput.throughput``), how algorithms scale over an emulated cluster (``cluster.cluster``), what a job of many
-ranks costs (``scale``), what runs over a grid of settings come to (``study.study``), and what a run of several trainers
-comes to when time is given (``lockstep.lockstep``). ``harness`` is what the first two measure with.
+"""``ssmpi bench``: how fast ssmpi is compared with its upper bounds and with other programs (start at
+``throughput.throughput``), how algorithms scale over an emulated cluster (``cluster.cluster``), what it costs to start
+and end a job of many ranks (``scale``), the results of a grid of settings (``study.study``), and of runs of several
+trainers in deterministic lockstep (``lockstep.lockstep``). The first two measure with ``harness``.
 """

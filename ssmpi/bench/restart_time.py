@@ -25,7 +25,7 @@ from ssmpi.core.log import ENDS
 from ssmpi.core.mpi_environment import PYTHON
 from ssmpi.core.run_files import METRICS, RECOVERIES
 
-PATIENCE = 120.0  # seconds for a job to train, again or at all
+TIMEOUT_SECONDS = 120.0  # seconds for a job to train, again or at all
 POLL_SECONDS = 0.005
 CALM = 0.5  # seconds of training between two kills
 ENDLESS = ("data.passes=1000000", "run.log_seconds=0.02", "recovery.max_restarts=1000000")
@@ -52,30 +52,29 @@ class RestartTime:
 
 
 def measure(run_file: Path, overrides: Sequence[str], run: Path, kills: int) -> list[RestartTime]:
-    """Start the run, kill one of its ranks so many times, then stop it. PeerError with the end of what it said if it
-    does not train again.
+    """Start the run, kill one of its ranks ``kills`` times, then stop it. PeerError with the end of its output if it
+    does not resume training.
     """
     words = ("-m", "ssmpi", "launch", str(run_file), *overrides, *ENDLESS)
     with (run.parent / f"{run.name}.txt").open("w+") as said:
         job = child_process.start([*PYTHON, *words], stdout=said, stderr=said)
 
-        def until(happened: Callable[[], Any], what: str) -> Any:
-            deadline = time.monotonic() + PATIENCE
-            while not (found := happened()):
+        def until(happened: Callable[[], object], what: str) -> None:
+            deadline = time.monotonic() + TIMEOUT_SECONDS
+            while not happened():
                 if job.poll() is not None or time.monotonic() > deadline:
                     raise PeerError(f"the job does not {what}:\n{Path(said.name).read_text()[-2000:]}")
                 time.sleep(POLL_SECONDS)
-            return found
 
         try:
             until(lambda: _trained(run), "train")
             return [_one(run, run_file, until) for _ in range(kills)]
         finally:
             job.send_signal(signal.SIGTERM)
-            job.wait(PATIENCE)
+            job.wait(TIMEOUT_SECONDS)
 
 
-def _one(run: Path, run_file: Path, until: Callable[[Callable[[], Any], str], Any]) -> RestartTime:
+def _one(run: Path, run_file: Path, until: Callable[[Callable[[], object], str], None]) -> RestartTime:
     time.sleep(CALM)
     before, killed = len(_recoveries(run)), time.time()
     os.kill(random.choice(ranks_of(run_file)), signal.SIGKILL)

@@ -30,7 +30,7 @@ RESTARTED = 5  # ranks of the job that is killed
 
 
 @dataclass(frozen=True)
-class Cost:
+class JobCost:
     """Seconds that a job of ``ranks`` ranks took: to join, until training began, in training, to its end."""
 
     ranks: int
@@ -40,7 +40,7 @@ class Cost:
     end: float
 
 
-def measure(counts: Sequence[int], folder: Path, kills: int = 0) -> list[Cost]:
+def measure(counts: Sequence[int], folder: Path, kills: int = 0) -> list[JobCost]:
     """Run one job of each size and print what it cost; a table at the end, and ``scale.json`` in ``folder``. Then kill
     a rank of a job of ``RESTARTED`` ranks so many times, and print how long it takes until that trains again.
     """
@@ -74,12 +74,12 @@ def fresh(roles: Topology, shards: Path, run: Path) -> tuple[Path, tuple[str, ..
 
 
 def restarts(shards: Path, run: Path, kills: int) -> list[restart_time.RestartTime]:
-    """Kill a rank of one job so many times."""
+    """Repeatedly kill a rank of one job."""
     run_file, overrides = fresh(topology(RESTARTED), shards, run)
     return restart_time.measure(run_file, overrides, run, kills)
 
 
-def job(roles: Topology, shards: Path, run: Path) -> Cost:
+def job(roles: Topology, shards: Path, run: Path) -> JobCost:
     """Train once; DataError if that fails."""
     run_file, overrides = fresh(roles, shards, run)
     began = time.time()
@@ -90,7 +90,7 @@ def job(roles: Topology, shards: Path, run: Path) -> Cost:
     joined = max(moment(path, "") for path in (run / log.LOGS).glob("*.log"))
     first = run / log.LOGS / "trainer-0.log"
     training, done = moment(first, "training starts"), moment(first, "complete:")
-    return Cost(roles.size, joined - began, training - joined, done - training, ended - done)
+    return JobCost(roles.size, joined - began, training - joined, done - training, ended - done)
 
 
 def moment(path: Path, words: str) -> float:
@@ -102,7 +102,7 @@ def moment(path: Path, words: str) -> float:
     raise DataError(f"{path}: no line that begins with '{words}'")
 
 
-def table(costs: Sequence[Cost]) -> str:
+def table(costs: Sequence[JobCost]) -> str:
     """One line a job."""
     lines = ["ranks   all joined   training begins   rows trained   job ended   (seconds for each step)"]
     lines += [f"{c.ranks:5} {c.join:12.1f} {c.prepare:17.1f} {c.work:14.1f} {c.end:11.1f}" for c in costs]

@@ -9,19 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.checkpoint.pending_save import Outcome, written, written_beside_training
+from ssmpi.checkpoint.pending_save import Outcome, written, written_in_background
 from ssmpi.comm.background import start_background
 from ssmpi.core.host_memory import free_memory
 from ssmpi.core.log import log
 from ssmpi.embedding.table import Arena
 
-MOST = 0.8  # of what is free, for copies
+MOST = 0.8  # of free memory, for copies
 
 
 class ArenaWriter:
-    """One save at a time. The memory of the copy stays: memory that is new to a process costs more than what is copied.
-
-    ``sharers`` processes of this host make such copies, at the same time.
+    """One save at a time. The copy's memory is reused: paging in new memory costs more than the copy itself.
+    ``sharers`` processes on this host make such copies at the same time.
     """
 
     def __init__(self, sharers: int) -> None:
@@ -30,9 +29,8 @@ class ArenaWriter:
         self._writing: Future[Outcome] | None = None
 
     def begin(self, arena: Arena, path: Path, limit_seconds: float, *, background: bool) -> None:
-        """Write the rows as they are now; they may change again when this returns.
-
-        A file that is not written within the limit, where training waits for it, counts as one that cannot be.
+        """Write the rows as they are now; they may change again once this returns. If training waits for the file and
+        it is not written within the limit, that counts as a failure.
         """
         assert self._writing is None or self._writing.done(), "a save is begun before the last one has ended"
         needed = arena.weights.nbytes + arena.state.nbytes
@@ -48,7 +46,7 @@ class ArenaWriter:
         for copy, (_, values, _) in zip(self._copies, live, strict=True):
             np.copyto(copy, values)
         copies = [(name, copy, place) for copy, (name, _, place) in zip(self._copies, live, strict=True)]
-        self._writing = start_background("save", written_beside_training, path, copies)
+        self._writing = start_background("save", written_in_background, path, copies)
 
     def outcome(self) -> Outcome | None:
         """``file``, ``bytes`` and ``checksum``, or ``error``; None while it is being written."""
@@ -56,7 +54,7 @@ class ArenaWriter:
 
 
 def given_up(path: Path, limit_seconds: float) -> Future[Outcome]:
-    """The outcome of writing a file that nobody waits for any longer."""
+    """The outcome of a write that took longer than the limit."""
     text = f"{path} is not written after checkpoint.limit_seconds = {limit_seconds:g}: look at its disk"
     future: Future[Outcome] = Future()
     future.set_result({"error": text, "full": False})

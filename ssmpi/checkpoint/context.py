@@ -1,4 +1,4 @@
-"""What the checkpoint manager is told once, when a trainer makes it."""
+"""What a trainer gives the checkpoint manager when it creates it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ssmpi.checkpoint.pending_save import Tables
+    from ssmpi.checkpoint.pending_save import SavableTables
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.comm.waiting import WaitOptions
     from ssmpi.comm.world import World
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveContext:
-    """Where, with whom and by which rules a trainer saves. ``stop`` tells whether the run is to end, ``memory`` when
-    the last checkpoint was saved before a kill.
+    """Where, with which ranks and by which settings a trainer saves. ``stop`` says whether the run is to end;
+    ``memory`` holds the time of the last checkpoint, which survives a kill.
     """
 
     run: Path
     options: CheckpointOptions
     waiting: WaitOptions
     world: World
-    tables: Tables
+    tables: SavableTables
     stop: Stop
     memory: RankMemory
 
@@ -45,4 +45,4 @@ class SaveLog(Protocol):
         """Training stood still for this long."""
 
     def say(self, text: str) -> None:
-        """A line for a person."""
+        """Print a line."""

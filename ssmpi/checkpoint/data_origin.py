@@ -1,5 +1,5 @@
-"""Which data a model belongs to. It is saved with the model, so that a run folder can be moved and scored without the
-data that it was trained on, and ids of another vocabulary are refused.
+"""Which data a model belongs to. It is saved with the model, so that a run folder can be moved and scored without its
+training data, and ids of another vocabulary are rejected.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ KEY = "data"  # in the state of a model's or checkpoint's manifest
 
 @dataclass(frozen=True)
 class DataOrigin:
-    """``folder`` is where the data was, absolute: a hint. ``vocabulary`` is the SHA-256 of its ``vocabulary.h5``, None
-    where its manifest does not say.
+    """``folder`` is the absolute path that the data had: a hint. ``vocabulary`` is the SHA-256 of its
+    ``vocabulary.h5``, None if its manifest does not record it.
     """
 
     folder: str
@@ -33,14 +33,14 @@ class DataOrigin:
 
     @classmethod
     def of_data(cls, folder: Path, manifest: Manifest | None = None) -> DataOrigin:
-        """Of a model that is trained on the data in ``folder``."""
+        """The origin of a model that is trained on the data in ``folder``."""
         manifest = manifest or read_manifest(folder)
         return cls(str(folder.resolve()), manifest.cardinalities, vocabulary_checksum(manifest), manifest.features)
 
     @classmethod
     def of_model(cls, model: Path, setting: str) -> DataOrigin:
-        """Of a saved model or checkpoint; of the data in ``setting``, its run's ``data.folder``, where an older version
-        saved it without.
+        """The origin saved with a model or checkpoint; if an older version saved none, that of the data in ``setting``,
+        the run's ``data.folder``.
         """
         saved = store.read_manifest(model).state.get(KEY)
         if saved is None:
@@ -64,7 +64,9 @@ class DataOrigin:
         return lists
 
     def find(self, setting: str) -> Path:
-        """The data folder: ``setting``, the run's ``data.folder``, if it is one seen from here; else where it was."""
+        """The data folder: ``setting``, the run's ``data.folder``, if it exists relative to the current folder; else
+        its saved path.
+        """
         if (Path(setting) / MANIFEST_NAME).is_file():
             return Path(setting)
         if (Path(self.folder) / MANIFEST_NAME).is_file():
@@ -110,7 +112,7 @@ class DataOrigin:
 
 
 def described(features: Features) -> str:
-    """Features in words, as far as a message has room for them."""
+    """Features in words, shortened for messages."""
     dense, sparse = features.dense, features.sparse
     return f"{len(dense)} dense, {shown(dense)}; {len(sparse)} sparse, {shown(sparse)}"
 

@@ -1,5 +1,5 @@
-"""Every change that saving makes on disk goes through these few calls, so that a test can end the process, or fail the
-disk, at each of them. They say where and why an operation failed; nothing is durable before it was synced.
+"""Every disk operation of saving goes through these few calls, so that a test can kill the process, or make the disk
+fail, at each of them. They say where and why an operation failed; nothing is durable before it was synced.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ssmpi.comm.failure import NO_ROOM
 
 
 def free(path: Path) -> int:
-    """Bytes that may still be written to the disk that a folder, or a file, is on."""
+    """Free bytes on the disk of a folder or file."""
     found = os.statvfs(path if path.is_dir() else path.parent)
     return found.f_bavail * found.f_frsize
 
 
 @contextlib.contextmanager
 def needing(path: Path, size: int) -> Iterator[None]:
-    """Errors in the block name the file that is written there, and those of a full disk how many bytes it needs and how
+    """Make OSErrors in the block name the file being written and, if the disk is full, how many bytes it needs and how
     many are free: the system names neither.
     """
     try:
@@ -36,7 +36,7 @@ def needing(path: Path, size: int) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder in one that is there; it may be there itself."""
+    """Make a folder, which may exist already, in an existing one."""
     path.mkdir(exist_ok=True)
 
 
@@ -52,7 +52,7 @@ def created(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def opened(path: Path, *, write: bool = False) -> Iterator[int]:
-    """A file that is there, open while the block runs, to be read, or to be written too."""
+    """An existing file, open while the block runs, for reading or also for writing."""
     descriptor = os.open(path, os.O_RDWR if write else os.O_RDONLY)
     try:
         yield descriptor
@@ -61,7 +61,7 @@ def opened(path: Path, *, write: bool = False) -> Iterator[int]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a small file whole and sync it."""
+    """Write a small file and sync it."""
     with needing(path, len(content)), created(path) as descriptor:
         write_at(descriptor, memoryview(content), 0)
         sync(descriptor)
@@ -75,17 +75,17 @@ def write_at(descriptor: int, content: memoryview, offset: int) -> None:
 
 
 def truncate(descriptor: int, size: int) -> None:
-    """Cut an open file off where ``size`` bytes end."""
+    """Truncate an open file to ``size`` bytes."""
     os.ftruncate(descriptor, size)
 
 
 def sync(descriptor: int) -> None:
-    """Bring an open file to the disk."""
+    """Flush an open file to disk."""
     os.fsync(descriptor)
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Flush the directory entries of a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -94,12 +94,12 @@ def sync_folder(path: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Put a file or a folder in its place at once; a file that was there is replaced."""
+    """Rename a file or folder atomically; an existing file is replaced."""
     old.replace(new)
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file; it may be gone."""
+    """Remove a file if it exists."""
     path.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Whether a run's disk has room for what is saved next, and how more is made: the older of its checkpoints go."""
+"""Checks for free disk space before a save, and frees some by removing older checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ssmpi.checkpoint.store import Store
 from ssmpi.core.log import log
 from ssmpi.core.run_files import MODEL
 
-SPARE = 1 << 20  # bytes: manifests, results and logs need some room, too
+SPARE = 1 << 20  # bytes, for manifests, results and logs
 
 
 def make_room(store: Store, needed: int, path: Path) -> None:
@@ -29,10 +29,10 @@ def make_room(store: Store, needed: int, path: Path) -> None:
             raise FullDiskError(f"{path}: {needed:,} bytes needed, {free:,} free, and {there[0]} cannot be removed")
 
 
-def expect_room(run: Path, rows_bytes: int, keep: int, *, overwrite: bool) -> None:
-    """Before training: FullDiskError if its model, of which all rows take so many bytes, finds no room whatever
-    checkpoints are removed for it; a warning where they will have to be. ``overwrite``: what is in the folder goes
-    first.
+def check_room(run: Path, rows_bytes: int, keep: int, *, overwrite: bool) -> None:
+    """Before training: FullDiskError if the model, with ``rows_bytes`` for all rows, does not fit even after all older
+    checkpoints are removed; a warning if some will have to be. With ``overwrite`` the folder's present contents count
+    as free.
     """
     there = Store(run).committed()
     saved = [sum(path.stat().st_size for path in folder.iterdir()) for folder in there]

@@ -1,8 +1,6 @@
 """HDF5 files with a checksum over all of their bytes: written in one pass from memory, without the interpreter lock,
-flushed to disk, and checked before HDF5 is let near them, because a damaged header can make its library do anything.
-
-HDF5 itself never writes to the disk: it holds the interpreter lock meanwhile, and a disk that hangs would stop all
-threads.
+flushed to disk, and verified before the HDF5 library opens them, because a damaged header can crash or hang it. HDF5
+itself never writes to the disk: it would hold the interpreter lock, and a hung disk would stop all threads.
 """
 
 from __future__ import annotations
@@ -36,11 +34,9 @@ class Entry:
 
 
 def write(path: Path, datasets: Iterable[Dataset]) -> Entry:
-    """Write arrays under their names, each contiguous and uncompressed; OSError names the file if the disk will not
-    take it.
-
-    The values must not change meanwhile. First the layout is made, then the values go to their places in the file and
-    through the hash together: they are read once.
+    """Write arrays under their names, each contiguous and uncompressed; OSError names the file if the write fails. The
+    values must not change meanwhile. First the layout is created, then the values are written and hashed together, so
+    they are read only once.
     """
     digest = hashlib.sha256()
     with _in_memory() as layout:
@@ -86,15 +82,15 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _in_memory() -> IO[bytes]:
-    """A file that holds no more than HDF5 writes to it, and that is on no disk where the system has such files."""
+    """An empty file for HDF5 to write to, in memory if the system supports that."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("layout"), "r+b", 0)
     return tempfile.TemporaryFile(buffering=0)
 
 
 def _pieces(layout: IO[bytes], datasets: Iterable[Dataset]) -> Iterator[tuple[int, memoryview]]:
-    """Lay out the arrays in the file ``layout``, without their values; then all bytes of the whole, piece by piece,
-    with the offset of each.
+    """Create the layout of the arrays in the file ``layout``, without values; then yield all bytes of the complete
+    file, piece by piece, with the offset of each.
     """
     extents: list[tuple[int, np.ndarray]] = []
     with h5py.File(layout, "w") as out:
@@ -120,7 +116,7 @@ def _cut(layout: int, extents: list[tuple[int, np.ndarray]]) -> Iterator[tuple[i
 
 
 def _allocate(out: h5py.File, name: str, values: np.ndarray) -> h5py.Dataset:
-    """A data set with its place in the file and nothing in it."""
+    """Create a data set with its space in the file, without values."""
     plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plan.set_layout(h5py.h5d.CONTIGUOUS)
     plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)

@@ -1,4 +1,4 @@
-"""What must not change between the jobs of one run: a resumed job that differs in it would be another run."""
+"""The settings and data that must not change between the jobs of one run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssmpi.checkpoint import saved_network
 from ssmpi.core.errors import SettingsError
-from ssmpi.model import own
+from ssmpi.model import custom_network
 
 if TYPE_CHECKING:
     from ssmpi.data.schema import Manifest
@@ -23,28 +23,30 @@ DATA = "data.folder (its contents)"
 
 
 def fingerprint(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
-    """Some of a run's ``settings`` by name, and a digest of its training data, as JSON has them. The network itself is
-    saved beside them.
+    """Some of a run's ``settings`` by name, and a digest of its training data, as JSON. The network itself is saved
+    beside them.
     """
     name = settings["model.name"]
     names = (*SAME, *(other for other in settings if other.startswith(f"model.{name}.")))
     found = {key: list(value) if isinstance(value := settings[key], tuple) else value for key in names}
-    if own.is_own(name):  # of ``[model]`` its function is given nothing
+    if custom_network.is_own(name):  # its function does not see ``[model]``
         found = {key: value for key, value in found.items() if not key.startswith(MODEL)}
-        found["model.name"] = own.shown(name)
+        found["model.name"] = custom_network.shown(name)
     shards = [(shard.rows, shard.checksum) for shard in manifest.split(settings["data.train_split"]).shards]
     found[DATA] = hashlib.sha256(repr((manifest.cardinalities, shards)).encode()).hexdigest()[:16]
     return found
 
 
 def check_fingerprint(name: str, state: Mapping[str, Any], found: dict[str, Any], network: Network) -> None:
-    """Raise SettingsError if a job with ``found`` and ``network`` cannot resume from the checkpoint ``name``, by its
-    ``state``. Networks are compared by what they are; settings that differ in vain are let pass.
+    """Raise SettingsError if a job with ``found`` and ``network`` cannot resume from the checkpoint ``name`` with this
+    ``state``. Networks are compared operator by operator; settings without effect on the network may differ.
     """
     why = saved_network.difference(state, network)
     of_model = bool(why) or saved_network.KEY not in state
     for key, value in state["identity"].items():
-        shipped = not own.is_own(str(found.get(key, own.MARK)))  # else the operator that differs says more
+        shipped = not custom_network.is_own(
+            str(found.get(key, custom_network.MARK))
+        )  # else the differing operator is more informative
         if found.get(key) != value and (not key.startswith(MODEL) or (of_model and (shipped or not why))):
             raise SettingsError(
                 f"{key} is {found.get(key)}, checkpoint {name} was made with {value}: set it back, or start a new run"

@@ -1,5 +1,6 @@
-"""Saves a run at rest: every trainer and every embedding PS writes a file of its own, the first trainer commits them.
-Threads of their own do the writing, so that neither training nor the end of the job waits for a disk that hangs.
+"""Saves checkpoints: while training is paused every trainer and every embedding PS starts writing its own file, and the
+first trainer commits them. Background threads write, so that neither training nor the end of the job waits for a hung
+disk.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from ssmpi.checkpoint.pending_save import (
     TrainerOutcomes,
     commit_or_remove,
     in_time,
-    over,
-    tell,
-    written_beside_training,
+    past_limit,
+    report_outcomes,
+    written_in_background,
 )
 from ssmpi.checkpoint.slowdown import Slowdown
 from ssmpi.checkpoint.timer import CheckpointTimer
@@ -44,30 +45,30 @@ if TYPE_CHECKING:
     from ssmpi.checkpoint.files import Dataset
     from ssmpi.checkpoint.trainer_state import ModelState, TrainerState
 
-POLL_SECONDS = 0.2  # between two questions whether the embedding PSs have written their files
-REMOVAL_SECONDS = 30.0  # that a run which ends waits for the removal of old checkpoints
+POLL_SECONDS = 0.2  # between two polls whether the embedding PSs have written their files
+REMOVAL_SECONDS = 30.0  # that the end of a run waits for the removal of old checkpoints
 
 
 class CheckpointManager:
-    """One trainer's part in saving. Every trainer calls ``save`` and ``save_and_stop``, at rest, with a function that
-    gives its state; only the first knows ``due`` and has a ``log``. ``examples`` of all trainers were trained on before
-    this job.
+    """One trainer's part in saving. Every trainer calls ``save`` and ``save_and_stop`` while training is paused, with a
+    function that returns its state; only the first trainer uses ``due`` and has a ``log``. ``examples`` of all trainers
+    were trained on before this job.
     """
 
     def __init__(self, context: SaveContext, log: SaveLog | None, examples: int) -> None:
         self._context, self._options, self._world = context, context.options, context.world
         self._tables, self._log = context.tables, log
         self._store = store.Store(context.run)
-        self._newest = next(reversed(self._store.committed()), None)  # in memory: who ends a job must not ask a disk
+        self._newest = next(reversed(self._store.committed()), None)  # cached: ending a job must not access a disk
         self._timer, self._slowdown = CheckpointTimer(self._options, examples, context.memory), Slowdown()
         self._writing: PendingCheckpoint | None = None
-        self._mine: Future[None] | None = None  # this trainer's files, and what it tells about them
+        self._mine: Future[None] | None = None  # this trainer's files, and its report about them
         self._making: Future[int] | None = None  # a folder
         self._removing: Future[None] | None = None  # older checkpoints
 
     def due(self, examples: int) -> bool:
-        """Whether the next checkpoint is due after so many examples of all trainers; attends to the one being written,
-        and never waits for the disk.
+        """Whether the next checkpoint is due after ``examples`` of all trainers; also polls the one being written.
+        Never waits for the disk.
         """
         if not self._log:
             return False
@@ -79,15 +80,14 @@ class CheckpointManager:
         return not self._writing and not at_the_disk and self._timer.now(examples)
 
     def save(self, take: Callable[[], TrainerState], came_to_rest: float) -> None:
-        """A checkpoint, after which training continues; coming to rest for it took ``came_to_rest`` seconds.
-
-        One that fails is reported, and the next one due is another chance.
+        """Save a checkpoint, after which training continues; pausing for it took ``came_to_rest`` seconds. A failure is
+        reported and does not end the run: the next checkpoint is tried when due.
         """
         self._begin(take, came_to_rest, background=self._options.background)
 
     def save_and_stop(self, take: Callable[[], TrainerState]) -> None:
-        """A last checkpoint, within the budget for it; DataError if it cannot be written."""
-        last_to_speak = FATAL_REPORT_SECONDS if self._world.index else 0.0  # the first trainer knows what there is
+        """Save a last checkpoint, within its time budget; DataError if it cannot be written."""
+        last_to_speak = FATAL_REPORT_SECONDS if self._world.index else 0.0  # the first trainer reports first
         timer = threading.Timer(self._options.stop_budget_seconds + last_to_speak, self._out_of_budget)
         timer.daemon = True
         timer.start()
@@ -98,7 +98,7 @@ class CheckpointManager:
             timer.cancel()
 
     def finish(self) -> None:
-        """Wait until the checkpoint being written is committed; DataError when that takes longer than it may."""
+        """Wait until the checkpoint being written is committed; DataError after the time limit."""
         pause = Backoff(SUPERVISOR)
         while writing := self._writing:
             self._look_after(writing)
@@ -109,14 +109,12 @@ class CheckpointManager:
             log.warning(f"older checkpoints in {self._store.folder} are not removed yet, and nobody waits for it")
 
     def save_model(self, model: ModelState) -> None:
-        """Write the finished model into its place. On the first trainer only."""
+        """Write the finished model. On the first trainer only."""
         self.finish()
         self._model_saver().save(model, self._context.run / MODEL)
 
     def save_best(self, model: ModelState, place: Path) -> None:
-        """Write the model as it is now; where it cannot be written, DataError or OSError at once. On the first trainer
-        only.
-        """
+        """Write the present model; DataError or OSError, without retrying, if that fails. On the first trainer only."""
         self.finish()
         self._model_saver().attempt(model, place)
 
@@ -125,13 +123,13 @@ class CheckpointManager:
         return ModelSaver(self._store, self._tables, limit, stop, self._what_there_is())
 
     def wait_for_the_first(self) -> None:
-        """Wait until the first trainer has come here."""
+        """Wait until the first trainer has reached this point."""
         if self._mine:
             concurrent.futures.wait([self._mine], self._options.limit_seconds)
         self._meet(STEPS)
 
     def wait_options(self, steps: int = STEPS) -> WaitOptions:
-        """How long to wait for the first trainer, which may be writing for long; it knows its own limits."""
+        """How long to wait for the first trainer, which may be writing for a long time under limits of its own."""
         waiting, limit = self._context.waiting, steps * self._options.limit_seconds
         return replace(waiting, time_limit_seconds=limit + waiting.time_limit_seconds)
 
@@ -140,15 +138,15 @@ class CheckpointManager:
         wait(self._world.trainers.ibarrier(), self.wait_options(steps), whom, "checkpoint.limit_seconds")
 
     def _begin(self, take: Callable[[], TrainerState], came_to_rest: float, *, background: bool) -> None:
-        """Start the trainers and the embedding PSs on their files."""
+        """Make the trainers and the embedding PSs start writing their files."""
         clock, mine = Clock(), take()
         number = 0 if self._world.index else self._make_folder(mine.nbytes(self._world.trainers.size))
-        told = TrainerOutcomes(self._world.control) if number else None  # before a trainer can say anything
+        reports = TrainerOutcomes(self._world.control) if number else None  # before a trainer can report anything
         folder = self._agree_on_folder(number)
         if folder:
             self._write_mine(folder, mine)
-        if folder and told:
-            self._writing = PendingCheckpoint(folder, told, mine.model.state, clock)
+        if folder and reports:
+            self._writing = PendingCheckpoint(folder, reports, mine.model.state, clock)
             self._tables.begin_save(folder, self._options.limit_seconds, background=background)
             if not background:
                 self.finish()
@@ -160,8 +158,8 @@ class CheckpointManager:
             self._log.pause(came_to_rest + clock.wall)
 
     def _make_folder(self, needed: int) -> int:
-        """On the first trainer: the number of the next checkpoint, whose folder is there and whose disk has room for
-        ``needed`` bytes; 0 if there cannot be one.
+        """On the first trainer: make the folder of the next checkpoint, on a disk with room for ``needed`` bytes, and
+        return its number; 0 if that fails.
         """
 
         def make() -> int:
@@ -184,7 +182,7 @@ class CheckpointManager:
         return self._store.path(int(agreed[0])) if agreed[0] else None
 
     def _write_mine(self, folder: Path, mine: TrainerState) -> None:
-        """Start writing a copy of what this trainer has to save, and tell the first one how that went."""
+        """Start writing a copy of this trainer's state, and report the outcome to the first trainer."""
         arrays: list[Dataset] = [(name, values.copy(), {}) for name, values in mine.arrays.items()]
         own = [(folder / f"trainer-{self._world.index:04}.h5", arrays)]
         if self._log:
@@ -193,13 +191,13 @@ class CheckpointManager:
             )
 
         def write() -> None:
-            outcomes = [written_beside_training(path, datasets) for path, datasets in own]
-            tell(self._world.control, outcomes, self._context.waiting)
+            outcomes = [written_in_background(path, datasets) for path, datasets in own]
+            report_outcomes(self._world.control, outcomes, self._context.waiting)
 
         self._mine = start_background("save", write)
 
     def _look_after(self, writing: PendingCheckpoint) -> None:
-        """Commit a checkpoint, on a thread of its own, once all its files are written."""
+        """Commit a checkpoint, on a background thread, once all its files are written."""
         writing.asked = time.monotonic()
         if not writing.committing and (outcomes := writing.outcomes(self._tables)) is not None:
             self._commit(writing, outcomes)
@@ -236,12 +234,12 @@ class CheckpointManager:
         )
 
     def _failed(self, text: str, cost: SaveCost) -> None:
-        """On the first trainer: a checkpoint could not be written. That ends the job only if it is stopping."""
+        """On the first trainer: a checkpoint could not be written. That ends the job only if it was asked to stop."""
         assert self._log
         there = self._what_there_is()
         if self._context.stop.stopped:
             raise DataError(f"no checkpoint could be saved, and the job was asked to stop: {text}. {there}")
-        log.error(f"error: no checkpoint could be saved, training goes on: {text}. {there}")
+        log.error(f"error: no checkpoint could be saved, training continues: {text}. {there}")
         self._log.saved({"error": text, **cost.fields()})
 
     def _out_of_budget(self) -> None:
@@ -253,7 +251,7 @@ class CheckpointManager:
         self._world.abort(text, STOPPED)
 
     def _lateness(self, writing: PendingCheckpoint) -> str:
-        return f"{writing.awaited(self._tables)} after {over(self._options.limit_seconds)}"
+        return f"{writing.awaited(self._tables)} after {past_limit(self._options.limit_seconds)}"
 
     def _what_there_is(self) -> str:
         return f"{self._newest} is the newest committed one" if self._newest else "There is no earlier one"

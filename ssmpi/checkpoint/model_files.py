@@ -21,8 +21,8 @@ DENSE = "dense.h5"
 
 
 def find(run: Path) -> Path:
-    """The folder of a run's model: of the finished one, else of its newest checkpoint; DataError if there is
-    neither, or if its manifest is damaged.
+    """The folder of a run's finished model, or else of its newest checkpoint; DataError if there is neither, or if the
+    manifest is damaged.
     """
     there = [*store.Store(run).committed(), *([run / MODEL] if (run / MODEL / MANIFEST_NAME).is_file() else [])]
     if not there:
@@ -34,14 +34,14 @@ def find(run: Path) -> Path:
 
 
 def check(job: Job, folder: Path, advice: Callable[[], str] | None = None) -> None:
-    """Compare the files of a model with its manifest, a share on every rank; if one is damaged all ranks end with one
-    message, which ends in ``advice`` (default: ``remedy``).
+    """Verify the files of a model against its manifest, a share on every rank; if one is damaged all ranks end with one
+    message, which ends with ``advice`` (default: ``remedy``).
     """
     errors = [error for error in job.gather(store.find_error(folder, job.rank, job.size)) if error]
     job.agree(lambda: _refuse(errors, advice or (lambda: remedy(folder))))
 
 
-def check_alone(folder: Path) -> None:
+def check_in_one_process(folder: Path) -> None:
     """The same in one process."""
     error = store.find_error(folder, 0, 1)
     _refuse([error] if error else [], lambda: remedy(folder))
@@ -53,11 +53,11 @@ def _refuse(errors: list[str], advice: Callable[[], str]) -> None:
 
 
 def remedy(folder: Path) -> str:
-    """What to do about a damaged model, which may be that of a checkpoint."""
+    """What to do about a damaged model or checkpoint."""
     if folder.name == MODEL:
         return "Train the model again, or put a whole copy in its place"
     run = folder.parent.parent
-    return f"'ssmpi launch --resume {run} --checkpoint whole' goes on with the newest undamaged one, if there is one"
+    return f"'ssmpi launch --resume {run} --checkpoint whole' resumes from the newest undamaged one, if there is one"
 
 
 def tables(folder: Path) -> list[Path]:
@@ -72,7 +72,7 @@ def tables(folder: Path) -> list[Path]:
 
 
 def move_into_place(new: Path, place: Path) -> None:
-    """Move a whole model to its place; the one that was there goes when the new one is there."""
+    """Move a complete model into place; the old one is removed after that."""
     old = place.with_name(f".{place.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if place.exists():
@@ -83,9 +83,8 @@ def move_into_place(new: Path, place: Path) -> None:
 
 def load_tables(arena: Arena, folder: Path, server: int = 0, check: Callable[[Path], None] = lambda path: None) -> None:
     """Fill the arena of PS ``server`` from saved parts, whatever placement saved them; DataError if rows are missing.
-
-    Its own file comes first, and no more are opened than needed: with equal numbers of PSs one by each. ``check`` is
-    called with each before it is read.
+    The file of this PS is read first, and no more than needed: with an unchanged number of PSs only that one. ``check``
+    is called with each file before it is read.
     """
     taken, files = 0, tables(folder)
     first = server % max(1, len(files))

@@ -1,4 +1,4 @@
-"""Writes the finished model, the result of hours: each step under a time limit, and on a full disk more than once."""
+"""Writes the finished model, the result of hours: each step has a time limit, and a full disk is retried."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ssmpi.checkpoint.pending_save import (
     checked,
     in_time,
     make_anew,
-    over,
+    past_limit,
     put_in_place,
     written,
 )
@@ -28,11 +28,11 @@ from ssmpi.core.errors import DataError
 from ssmpi.core.log import log
 
 if TYPE_CHECKING:
-    from ssmpi.checkpoint.pending_save import Tables
+    from ssmpi.checkpoint.pending_save import SavableTables
     from ssmpi.checkpoint.trainer_state import ModelState
     from ssmpi.core.stop import Stop
 
-POLL_SECONDS = 0.2  # between two checks whether somebody asks the job to stop
+POLL_SECONDS = 0.2  # between two checks whether the job is asked to stop
 ROOM_SECONDS = 10.0  # between two attempts to save a model for which there was no room
 STEPS = 6  # of saving it, each with a time limit of its own
 
@@ -41,19 +41,20 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class ModelSaver:
-    """On the first trainer. ``there`` says which checkpoint is left if the model cannot be saved."""
+    """Used by the first trainer. ``there`` says which checkpoint is left if the model cannot be saved."""
 
-    def __init__(self, checkpoints: store.Store, tables: Tables, limit_seconds: float, stop: Stop, there: str) -> None:
+    def __init__(
+        self, checkpoints: store.Store, tables: SavableTables, limit_seconds: float, stop: Stop, there: str
+    ) -> None:
         self._store, self._tables, self._limit = checkpoints, tables, limit_seconds
         self._stop, self._there, self._said = stop, there, False
 
     def save(self, model: ModelState, place: Path) -> None:
-        """Write the finished model beside its place and put it there when it is whole.
-
-        Where the disk is full older checkpoints make room for it, or somebody else does, within the limit of a save.
+        """Write the finished model under a temporary name and rename it when it is complete. If the disk is full,
+        remove older checkpoints, then retry within the time limit of a save in case space becomes free.
         """
         clock, beside = Clock(), self._beside(place)
-        self._in_time(beside, shutil.rmtree, beside, True)  # what an earlier job left
+        self._in_time(beside, shutil.rmtree, beside, True)  # leftovers of an earlier job
         while True:
             try:
                 self.attempt(model, place)
@@ -64,7 +65,7 @@ class ModelSaver:
                 self._wait_for_room(cause(error), clock)
 
     def attempt(self, model: ModelState, place: Path) -> None:
-        """Make room and write the model; DataError, or OSError of a full disk, where that cannot be done now."""
+        """Make room and write the model; DataError, or OSError of a full disk, if that fails."""
         self._in_time(place, make_room, self._store, model.nbytes, place)
         self._write(model, place)
 
@@ -77,19 +78,19 @@ class ModelSaver:
             entries = checked([dense, *self._saved()])
             self._in_time(place, put_in_place, beside, place, store.FileManifest(entries, model.state))
         finally:
-            self._in_time(beside, shutil.rmtree, beside, True)  # what there is of it may be what fills the disk
+            self._in_time(beside, shutil.rmtree, beside, True)  # the partial file may be what fills the disk
 
     def _saved(self) -> list[Outcome]:
-        """What became of the tables' files, once all are written; DataError when that takes longer than it may."""
+        """The outcomes of the tables' files, once all are written; DataError after the time limit."""
         clock, pause = Clock(), Backoff(SUPERVISOR)
         while (saved := self._tables.saved()) is None:
             if clock.wall > self._limit:
-                raise DataError(f"{self._tables.awaited()} after {over(self._limit)}")
+                raise DataError(f"{self._tables.awaited()} after {past_limit(self._limit)}")
             pause.nap()
         return saved
 
     def _wait_for_room(self, why: str, clock: Clock) -> None:
-        """Wait a while; DataError once that was tried for as long as a save may take, or the job is asked to stop."""
+        """Wait before a retry; DataError after the time limit of a save, or if the job is asked to stop."""
         limit = self._limit
         if self._stop.stopping or clock.wall > limit:
             raise DataError(f"the model is not saved: {why}. {self._there}; --resume trains the rest again")

@@ -1,5 +1,5 @@
-"""The newest save of each row of one embedding PS, wherever it is: in a checkpoint, or in what the PS saves by itself
-beside training (``row_store``). Rows that were saved nowhere are the initial ones, a function of the seed.
+"""Loads the newest save of each row of one embedding PS: from a checkpoint, or from the incremental saves of the PS
+(``row_store``). Rows that were never saved get their initial values, a function of the seed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SEED = "the initial rows"
 
 @dataclass(frozen=True)
 class Reloaded:
-    """How many ``rows`` came from where: ``source`` in words. ``samples`` of all trainers had been trained on when the
-    newest state that covers all of them was taken; 0 for initial rows. Some may be newer than that.
+    """The number of ``rows`` loaded and their ``source`` in words. ``samples`` of all trainers had been trained on when
+    the newest state that covers all rows was taken; 0 for initial rows. Some rows may be newer.
     """
 
     samples: int
@@ -35,11 +35,9 @@ class Reloaded:
 
 
 def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], timeline: int) -> Reloaded:
-    """Give every row of a fresh arena, that of embedding PS ``index``, the values of its newest save; every byte that
-    is read is checked. ``checkpoints`` are committed ones, the newest first, of any number of embedding PSs.
-
-    What is damaged is passed over with a warning: older saves are then the newest ones. DataError if there are
-    checkpoints and all of them are damaged.
+    """Set every row of the new arena of embedding PS ``index`` to its newest save; every byte read is verified.
+    ``checkpoints`` are committed ones, newest first, of any number of embedding PSs. Damaged files are skipped with a
+    warning, in favor of older saves. DataError if there are checkpoints and all of them are damaged.
     """
     row_store = RowStore(path_of(run, index), arena, timeline)
     try:
@@ -66,14 +64,14 @@ def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], ti
         row_store.restore(saved)
         return Reloaded(base, rows, saved.path.name, Unsaved(left, newest, per_sample))
     if saved and row_store.restore_after(saved, taken):
-        since = min(left, (newest - taken) * per_sample)  # counted since saves that the checkpoint is newer than
+        since = min(left, (newest - taken) * per_sample)  # counted since saves older than the checkpoint
         unsaved = Unsaved(left if math.isnan(left) else since, newest, per_sample)
         return Reloaded(taken, rows, f"{source} and {saved.path.name}", unsaved)
     return Reloaded(taken, rows, source, Unsaved(0.0, taken, per_sample))
 
 
 def _verify(manifest: FileManifest, path: Path) -> None:
-    """Raise DataError if a file is not as its manifest says."""
+    """Raise DataError if a file does not match its manifest."""
     for entry in manifest.files:
         if entry.file == path.name:
             files.verify(path.parent, entry)

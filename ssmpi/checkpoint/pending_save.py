@@ -1,5 +1,5 @@
-"""A checkpoint that is being written: every trainer's file and every embedding PS's on threads of their own, so that a
-disk that is slow or hangs holds up neither training nor a message.
+"""A checkpoint that is being written: background threads write the files of trainers and embedding PSs, so that a slow
+or hung disk blocks neither training nor messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ssmpi.embedding import wire
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
-SAVED = 1002  # tag of what became of a trainer's files; the control conversation has tags of its own
+SAVED = 1002  # tag of the outcome of a trainer's files, in the control conversation
 NICENESS = 10  # of a writing thread: on a full node it must not take a core from training
 LONGEST_ERROR = 1200
 
@@ -39,17 +39,17 @@ T = TypeVar("T")
 Outcome = dict[str, Any]  # of writing a file: an ``Entry``, or ``error`` and whether the disk is ``full``
 
 
-class Tables(Protocol):
-    """All embedding tables, wherever their rows are, as far as saving needs them."""
+class SavableTables(Protocol):
+    """All embedding tables, as saving sees them."""
 
     def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
         """Start writing every PS's rows into ``folder``."""
 
     def saved(self) -> list[Outcome] | None:
-        """What became of the files; None while one is being written."""
+        """The outcomes of the files; None while one is being written."""
 
     def awaited(self) -> str:
-        """Who has not written what."""
+        """Which ranks have not written which files."""
 
 
 class FullDiskError(DataError):
@@ -57,16 +57,16 @@ class FullDiskError(DataError):
 
 
 def written(path: Path, datasets: Iterable[files.Dataset]) -> Outcome:
-    """Write a file; what became of it."""
+    """Write a file and return the outcome."""
     try:
         return asdict(files.write(path, datasets))
-    except Exception as error:  # the first trainer knows what to do about it
+    except Exception as error:  # the first trainer decides what to do about it
         full = isinstance(error, OSError) and error.errno in NO_ROOM
         return {"error": cause(error)[:LONGEST_ERROR], "full": full}
 
 
-def written_beside_training(path: Path, datasets: Iterable[files.Dataset]) -> Outcome:
-    """As ``written``, on a thread that leaves the cores to training."""
+def written_in_background(path: Path, datasets: Iterable[files.Dataset]) -> Outcome:
+    """As ``written``, on a low-priority thread."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     return written(path, datasets)
 
@@ -82,50 +82,50 @@ def checked(outcomes: Iterable[Outcome]) -> tuple[files.Entry, ...]:
     return tuple(found)
 
 
-def over(limit_seconds: float) -> str:
-    """How to say that something took too long."""
+def past_limit(limit_seconds: float) -> str:
+    """The words for exceeding the limit."""
     return f"checkpoint.limit_seconds = {limit_seconds:g}: look at the disk of that rank"
 
 
 def in_time(future: Future[T], limit_seconds: float, what: str) -> T:
-    """The result of what the first trainer does at the disk; DataError if that takes longer than it may."""
+    """The result of a disk operation of the first trainer; DataError after the time limit."""
     if not concurrent.futures.wait([future], limit_seconds).done:
-        raise DataError(f"trainer 0 has not {what} after {over(limit_seconds)}")
+        raise DataError(f"trainer 0 has not {what} after {past_limit(limit_seconds)}")
     return future.result()
 
 
-def tell(control: Conversation, outcomes: list[Outcome], waiting: WaitOptions) -> None:
-    """Tell the first trainer, itself too, what became of this trainer's files."""
+def report_outcomes(control: Conversation, outcomes: list[Outcome], waiting: WaitOptions) -> None:
+    """Report the outcome of this trainer's files to the first trainer (also if it is this one)."""
     text = np.empty(wire.TEXT, np.uint8)
     wire.text(json.dumps(outcomes).encode(), text)
     wait(control.isend(text, 0, SAVED), waiting, "trainer 0 (to hear that a file is written)")
 
 
 class TrainerOutcomes:
-    """On the first trainer: what each trainer says of its files. To be made before a trainer is asked to write them."""
+    """On the first trainer: receives each trainer's outcome. Create it before any trainer is asked to write files."""
 
     def __init__(self, control: Conversation) -> None:
         self._names, self._texts = control.names, np.empty((control.size, wire.TEXT), np.uint8)
         self._requests = [control.irecv(text, k, SAVED) for k, text in enumerate(self._texts)]
 
     def missing(self) -> list[int]:
-        """The trainers that have not said so yet."""
+        """The trainers that have not reported yet."""
         return [k for k, request in enumerate(self._requests) if not request.Test()]
 
     def outcomes(self) -> list[Outcome]:
-        """Of the files of all."""
+        """The outcomes of all files."""
         each = zip(self._names, map(wire.read_text, self._texts), strict=True)
         return [{"who": who, **outcome} for who, text in each for outcome in json.loads(text)]
 
 
 @dataclass
 class PendingCheckpoint:
-    """On the first trainer: a checkpoint that is not committed yet. ``step`` is what the time limit counts from: its
-    files are being written, then it is committed.
+    """On the first trainer: a checkpoint that is not committed yet. ``step`` is the clock of the present step, which
+    has the time limit: its files are being written, then it is committed.
     """
 
     folder: Path
-    told: TrainerOutcomes
+    reports: TrainerOutcomes
     state: dict[str, Any]
     clock: Clock
     step: Clock = field(default_factory=Clock)
@@ -135,29 +135,29 @@ class PendingCheckpoint:
     committing: Future[FileManifest] | None = None
 
     def written(self, slowdown: float) -> None:
-        """Its files are there, and training has lost so many seconds to slower steps meanwhile: a job that resumes from
-        it knows of it.
+        """Its files are written, and training has lost ``slowdown`` seconds to slower steps meanwhile: record it for a
+        job that resumes from it.
         """
         self.step, self.cost = Clock(), SaveCost(self.cost.standstill or self.clock.wall, slowdown)
         logbook = self.state["logbook"]
         logbook |= {**SaveCost.of(logbook).plus(self.cost).fields(), "checkpoints": logbook["checkpoints"] + 1}
 
     def line(self, manifest: FileManifest) -> dict[str, Any]:
-        """What ``metrics.jsonl`` says of it, once it is committed."""
+        """Its line in ``metrics.jsonl``, once it is committed."""
         size, position = manifest.bytes, manifest.state["examples"]
         written = {"write_seconds": self.clock.wall, "bytes": size, "position": position}
         return {"name": self.folder.name, **self.cost.fields(), **written}
 
-    def outcomes(self, tables: Tables) -> list[Outcome] | None:
-        """Of all files; None while one is being written."""
-        if self.told.missing():
+    def outcomes(self, tables: SavableTables) -> list[Outcome] | None:
+        """The outcomes of all files; None while one is being written."""
+        if self.reports.missing():
             return None
         saved = tables.saved()
-        return None if saved is None else [*self.told.outcomes(), *saved]
+        return None if saved is None else [*self.reports.outcomes(), *saved]
 
-    def awaited(self, tables: Tables) -> str:
-        """Who has not written what."""
-        for trainer in self.told.missing():
+    def awaited(self, tables: SavableTables) -> str:
+        """Which ranks have not written which files."""
+        for trainer in self.reports.missing():
             return f"trainer {trainer} has not written {self.folder / f'trainer-{trainer:04}.h5'}"
         if not self.committing:
             return tables.awaited()
@@ -165,7 +165,7 @@ class PendingCheckpoint:
 
 
 def commit_or_remove(folder: Path, outcomes: list[Outcome], state: dict[str, Any]) -> FileManifest:
-    """Commit a checkpoint whose files could all be written, remove another."""
+    """Commit a checkpoint if all its files were written, otherwise remove it."""
     try:
         manifest = FileManifest(checked(outcomes), state)
         store.commit(folder, manifest)
@@ -183,6 +183,6 @@ def make_anew(folder: Path) -> None:
 
 
 def put_in_place(beside: Path, place: Path, manifest: FileManifest) -> None:
-    """Commit what lies beside its place and put it there; what was there goes."""
+    """Commit a folder under its temporary name and move it into place, replacing the old one."""
     store.commit(beside, manifest)
     move_into_place(beside, place)

@@ -1,12 +1,12 @@
-"""The file in which one embedding PS saves its rows while training goes on: a base, which holds all of them, and
-increments after it, each with some. Little-endian, one record after the other::
+"""The file in which one embedding PS saves its rows during training: a base with all rows, followed by increments with
+some rows each. Little-endian, one record after the other::
 
     header  112 bytes: see ``RecordHeader``
     rows    base:      (optimizer state, weights) of every row in order, float32
             increment: (row int32, optimizer state, weights) of each of its rows, in ascending order of row
 
-A record counts when it is whole, which its SHA-256 over header and rows shows. The base is renamed into place whole;
-what follows a record that is not whole does not count.
+A record is valid if its SHA-256 over header and rows matches. The base is renamed into place when complete; anything
+after an invalid record is ignored.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ UNKNOWN = -1  # accesses
 
 @dataclass(frozen=True)
 class RecordHeader:
-    """What a record is. ``samples`` had been trained on when it was begun, by all trainers; ``layout`` is a digest of
-    which rows of which tables the PS holds; ``width`` is the floats of a row with its state, ``count`` the rows.
-    ``left`` is how many accesses of the other rows no record has, ``UNKNOWN`` where they are not counted.
+    """The header of a record. ``samples`` of all trainers had been trained on when it was started; ``layout`` is a
+    digest of which rows of which tables the PS holds; ``width`` is the floats of a row with its state, ``count`` the
+    number of rows. ``left`` is the number of accesses of other rows that no record covers, ``UNKNOWN`` if they are not
+    counted.
     """
 
     increment: bool
@@ -51,7 +52,7 @@ class RecordHeader:
     FORMAT: ClassVar[struct.Struct] = struct.Struct(f"<8sIIqqqq{DIGEST}s{DIGEST}s")
 
     def packed(self) -> bytes:
-        """The header as it is in the file."""
+        """The header as bytes."""
         return self.FORMAT.pack(
             MAGIC, self.increment, self.width, self.timeline, self.samples, self.count, self.left, self.layout,
             self.digest,
@@ -59,7 +60,7 @@ class RecordHeader:
 
     @classmethod
     def unpacked(cls, content: bytes) -> RecordHeader | None:
-        """The header that ``content`` is; None if it is none."""
+        """The header in ``content``; None if it is not valid."""
         if len(content) != cls.FORMAT.size:
             return None
         magic, increment, width, timeline, samples, count, left, layout, digest = cls.FORMAT.unpack(content)
@@ -69,7 +70,7 @@ class RecordHeader:
 
     @property
     def words(self) -> int:
-        """32-bit words of each of its rows, the row's number included where there is one."""
+        """32-bit words of each of its rows, including the row number in increments."""
         return self.width + self.increment
 
     @property
@@ -84,8 +85,8 @@ class RecordHeader:
 
 
 def write_record(descriptor: int, offset: int, header: RecordHeader, rows: Iterable[np.ndarray]) -> None:
-    """Write a record at ``offset`` of an open file and sync it: ``rows`` int32 (n, words) one after the other, then the
-    header, without which they do not count.
+    """Write a record at ``offset`` of an open file and sync it: first ``rows`` int32 (n, words), then the header, which
+    makes them valid.
     """
     digest, at = hashlib.sha256(header.packed()), offset + header.FORMAT.size
     for words in rows:
@@ -99,8 +100,8 @@ def write_record(descriptor: int, offset: int, header: RecordHeader, rows: Itera
 
 
 @dataclass(frozen=True)
-class Record:
-    """A whole record of a file: where it begins, and of an increment its ``rows`` int32 (count,)."""
+class RowRecord:
+    """A valid record in a file: its offset, and for an increment its ``rows`` int32 (count,)."""
 
     header: RecordHeader
     offset: int
@@ -108,7 +109,7 @@ class Record:
 
     @property
     def end(self) -> int:
-        """Where the next one begins."""
+        """The offset of the next record."""
         return self.offset + self.header.bytes
 
     def read(self, descriptor: int, rows: slice) -> np.ndarray:
@@ -120,13 +121,13 @@ class Record:
         return found
 
 
-def read_record(descriptor: int, offset: int) -> Record | None:
-    """The record at ``offset`` of an open file; None if no whole one is there."""
+def read_record(descriptor: int, offset: int) -> RowRecord | None:
+    """The record at ``offset`` of an open file; None if there is no valid one."""
     header = RecordHeader.unpacked(os.pread(descriptor, RecordHeader.FORMAT.size, offset))
     if header is None or offset + header.bytes > os.fstat(descriptor).st_size:
         return None
     digest = hashlib.sha256(replace(header, digest=bytes(DIGEST)).packed())
-    record = Record(header, offset, np.empty(header.count if header.increment else 0, np.int32))
+    record = RowRecord(header, offset, np.empty(header.count if header.increment else 0, np.int32))
     for piece in header.pieces():
         words = record.read(descriptor, piece)
         digest.update(words.reshape(-1).view(np.uint8).data)
@@ -137,21 +138,19 @@ def read_record(descriptor: int, offset: int) -> Record | None:
 
 @dataclass(frozen=True)
 class SavedRows:
-    """The rows of one PS as they are in a file: the newest save of each. ``records`` are the base and the increments
-    that count.
-    """
+    """The saved rows of one PS: the newest save of each. ``records`` are the base and the valid increments."""
 
     path: Path
-    records: tuple[Record, ...]
+    records: tuple[RowRecord, ...]
 
     @property
-    def base(self) -> Record:
+    def base(self) -> RowRecord:
         """The record that holds all rows."""
         return self.records[0]
 
     @property
     def end(self) -> int:
-        """Bytes of the file that count."""
+        """The valid length of the file in bytes."""
         return self.records[-1].end
 
     @property
@@ -161,14 +160,14 @@ class SavedRows:
 
     @property
     def unsaved(self) -> tuple[float, int]:
-        """How many accesses no record had when the last one was written, NaN where they are not counted (``ssu``,
-        ``scar``), and after how many samples that was.
+        """How many accesses no record covered when the last one was written, NaN if they are not counted (``ssu``,
+        ``scar``), and the number of samples at that time.
         """
         return math.nan if self.newest.left == UNKNOWN else float(self.newest.left), self.newest.samples
 
     def merged(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """All rows in order, some at a time, float32 (n, width): optimizer state, weights. DataError if the file cannot
-        be read any more.
+        """All rows in order, in pieces float32 (n, width): optimizer state, weights. DataError if the file cannot be
+        read any more.
         """
         with _readable(self.path) as descriptor:
             for piece in self.base.header.pieces():
@@ -180,8 +179,8 @@ class SavedRows:
                 yield piece, words.view(np.float32)
 
     def increments_after(self, samples: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Rows int32 (n,) and values float32 (n, width) of the increments that were begun after so many ``samples``,
-        the oldest first. Errors as ``merged``.
+        """Rows int32 (n,) and values float32 (n, width) of the increments that were started after ``samples`` samples,
+        oldest first. Errors as ``merged``.
         """
         with _readable(self.path) as descriptor:
             for record in self.records[1:]:
@@ -190,8 +189,8 @@ class SavedRows:
 
 
 def read_rows(path: Path) -> tuple[SavedRows, int] | None:
-    """What a file holds, every byte checked, and how many bytes at its end do not count; None if there is no file.
-    DataError if its base is damaged.
+    """The verified contents of a file, and the number of invalid bytes at its end; None if there is no file. DataError
+    if its base is damaged.
     """
     try:
         with _readable(path) as descriptor:
@@ -210,7 +209,7 @@ def read_rows(path: Path) -> tuple[SavedRows, int] | None:
 
 
 def _continues(base: RecordHeader, header: RecordHeader) -> bool:
-    """Whether a record is an increment to the rows of ``base``."""
+    """Whether a record is an increment on ``base``."""
     return header.increment and all(
         getattr(base, name) == getattr(header, name) for name in ("timeline", "layout", "width")
     )
@@ -218,7 +217,7 @@ def _continues(base: RecordHeader, header: RecordHeader) -> bool:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[int]:
-    """A file, open to be read; DataError where its disk does not give it."""
+    """A file opened for reading; DataError if it cannot be read."""
     try:
         with disk.opened(path) as descriptor:
             yield descriptor
@@ -229,7 +228,7 @@ def _readable(path: Path) -> Iterator[int]:
 
 
 def _read(descriptor: int, out: np.ndarray, offset: int) -> int:
-    """Fill ``out`` from the file; how many bytes there were."""
+    """Fill ``out`` from the file and return the number of bytes read."""
     content: memoryview = out.reshape(-1).view(np.uint8).data
     done = 0
     while done < len(content) and (count := os.preadv(descriptor, [content[done:]], offset + done)):

@@ -1,7 +1,6 @@
-"""Saves rows of one embedding PS while training goes on, and finds the newest save of each again.
-
-Nothing stands still: a row that is updated while it is copied may be saved as it was between two of its floats, which
-is as good as before or after (Hogwild). What must be consistent is a checkpoint's business (``manager``).
+"""Saves rows of one embedding PS during training, and loads the newest save of each. Training does not pause: a row
+that is updated while it is copied may be saved half updated, which Hogwild tolerates. Consistent saves are checkpoints
+(``manager``).
 """
 
 from __future__ import annotations
@@ -22,13 +21,10 @@ from ssmpi.embedding.table import Arena
 
 
 class RowStore:
-    """The saved rows of ``arena`` in the file ``path``; only one writes there. The first save is ``save_all``, or
-    ``load`` finds what an earlier process has saved.
-
-    A recovery that takes every rank back to a checkpoint begins a new ``timeline``: rows saved before it are those of a
-    future that did not come, and are not found any more.
-
-    ``go_on`` is called between pieces of a few MB; what it raises ends the save.
+    """The saved rows of ``arena`` in the file ``path``, which has a single writer. The first save is ``save_all``,
+    unless ``load`` finds the saves of an earlier process. A recovery that takes every rank back to a checkpoint starts
+    a new ``timeline``, and rows saved in an earlier one are ignored. ``go_on`` is called between pieces of a few MB; an
+    exception from it ends the save.
     """
 
     def __init__(self, path: Path, arena: Arena, timeline: int) -> None:
@@ -40,8 +36,8 @@ class RowStore:
         self._end = 0  # of the file, as far as it counts
 
     def load(self) -> SavedRows | None:
-        """What has been saved; None if nothing was in this timeline. DataError if it is damaged or of other tables. An
-        increment that was not written to its end is dropped with a warning, and what follows it.
+        """Load what has been saved; None if nothing was saved in this timeline. DataError if it is damaged or belongs
+        to other tables. An incomplete increment, and anything after it, is dropped with a warning.
         """
         found = read_rows(self.path)
         if found is None or found[0].base.header.timeline != self._timeline:
@@ -60,7 +56,7 @@ class RowStore:
         return saved
 
     def restore(self, saved: SavedRows) -> None:
-        """Give every row of the arena the values of its newest save."""
+        """Set every row of the arena to its newest save."""
         arena, state = self._arena, self._state_floats
         for rows, values in saved.merged():
             arena.weights[rows] = values[:, state:]
@@ -68,8 +64,8 @@ class RowStore:
                 arena.state[rows] = values[:, :state]
 
     def restore_after(self, saved: SavedRows, samples: int) -> int:
-        """Give those rows the values of their newest save that were saved in increments begun after so many
-        ``samples``; how many times one was.
+        """Set the rows in increments started after ``samples`` samples to their newest save; returns the number of
+        saves read.
         """
         arena, state, count = self._arena, self._state_floats, 0
         for rows, values in saved.increments_after(samples):
@@ -80,16 +76,16 @@ class RowStore:
         return count
 
     def save_all(self, samples: int) -> int:
-        """Save all rows as the new base, in place of all that was saved; bytes written. OSError if the disk does not
-        take it; what was saved before then still counts. ``samples`` have been trained on by all trainers.
+        """Save all rows as a new base that replaces all earlier saves; returns the bytes written. OSError if the write
+        fails; the earlier saves then stay valid. ``samples`` have been trained on by all trainers.
         """
         self._left = 0
         header = self._header(samples, len(self._arena.weights), increment=False)
         return self._replace(header, (self._values(piece) for piece in header.pieces()))
 
     def save(self, rows: np.ndarray, samples: int, left: int = UNKNOWN) -> int:
-        """Save ``rows`` int32 (n,), in ascending order, as an increment; bytes written. ``left`` accesses of other rows
-        are not saved yet. Errors as ``save_all``.
+        """Save ``rows`` int32 (n,), in ascending order, as an increment; returns the bytes written. ``left`` accesses
+        of other rows are not saved yet. Errors as ``save_all``.
         """
         assert self._end, "increments follow a base: load or save_all first"
         assert np.all(np.diff(rows) > 0), "rows of an increment are in ascending order"
@@ -113,13 +109,13 @@ class RowStore:
         return self._base.samples if self._base else -1
 
     def remove(self) -> None:
-        """Remove the file, and what an interrupted save has left beside it."""
+        """Remove the file, and leftovers of an interrupted save."""
         disk.remove_file(self.path)
         disk.remove_file(_beside(self.path))
 
     def compact(self) -> int:
-        """Merge base and increments into a new base, which holds the same rows; bytes written. Errors as ``save_all``;
-        DataError if what was saved is damaged.
+        """Merge base and increments into a new base with the same rows; returns the bytes written. Errors as
+        ``save_all``; DataError if a save is damaged.
         """
         written = self._end
         saved = self.load()
@@ -162,7 +158,7 @@ class RowStore:
         return out
 
     def _replace(self, header: RecordHeader, rows: Iterable[np.ndarray]) -> int:
-        """Put a new base in the place of the file."""
+        """Replace the file by a new base."""
         beside = _beside(self.path)
         with disk.needing(self.path, header.bytes):
             try:
@@ -183,7 +179,7 @@ def path_of(run: Path, server: int) -> Path:
 
 
 def remove_beyond(run: Path, servers: int) -> None:
-    """Remove what embedding PSs of a run have saved that are more than so many: there were more of them once."""
+    """Remove the row saves of embedding PSs beyond ``servers``, from a time when the run had more of them."""
     for path in (run / ROWS).glob("embedding-*.rows"):
         if int(path.stem.rpartition("-")[2]) >= servers:
             disk.remove_file(path)
@@ -194,7 +190,7 @@ def _beside(path: Path) -> Path:
 
 
 def layout_of(arena: Arena) -> bytes:
-    """A digest of which rows of which tables the arena holds, and of how wide they are."""
+    """A digest of which rows of which tables the arena holds, and of their width."""
     parts = [(part.table, part.first, part.stride, part.rows, part.base) for part in arena.parts]
     shape: tuple[object, ...] = (arena.cardinalities, parts, arena.weights.shape, arena.state.size)
     if arena.options.layout.weight:

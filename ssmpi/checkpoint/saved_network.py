@@ -1,4 +1,6 @@
-"""The network of a saved model: scoring and exporting rebuild it from what was saved, and run none of a user's code."""
+"""The network of a saved model: scoring and exporting rebuild it from the manifest, without the user's network
+function.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ KEY = "network"  # in the state of a model's or checkpoint's manifest
 
 
 def of_model(config: Config, model: Path, data: str | None = None) -> Config:
-    """``config`` with the network that was saved in ``model``; where an older version saved it without, the one that
-    ``config`` names, over the features of its data (``data``, if not ``data.folder``).
+    """``config`` with the network saved in ``model``; if an older version saved none, the network that ``config``
+    names, over the features of its data (in ``data``, by default ``data.folder``).
     """
     saved = store.read_manifest(model).state.get(KEY)
     if saved is None:
@@ -39,8 +41,8 @@ def of_model(config: Config, model: Path, data: str | None = None) -> Config:
 
 
 def difference(state: Mapping[str, Any], network: Network) -> str:
-    """In what ``network`` is not that of a checkpoint, by its ``state``, in words; empty if it is, or an older version
-    saved it without.
+    """How ``network`` differs from that of a checkpoint with this ``state``, in words; empty if it does not, or if an
+    older version saved none.
     """
     saved = state.get(KEY)
     return graph.difference(saved, graph.as_json(network)) if saved else ""

@@ -1,15 +1,15 @@
-"""How much slower training is while a checkpoint is written beside it."""
+"""How much slower training is while a checkpoint is written in the background."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-LEAST_SECONDS = 10.0  # of training tell its rate, however long the writing takes
-OLDER = 0.5  # the weight of what was before the last checkpoint, against what came after it
+LEAST_SECONDS = 10.0  # of training at least, to measure its rate
+OLDER = 0.5  # weight of the time before the last checkpoint, relative to the time after it
 
 
 class _Span(NamedTuple):
-    """A time of training, and what was trained on in it."""
+    """A period of training, and the examples trained on in it."""
 
     seconds: float = 0.0
     examples: float = 0.0
@@ -19,15 +19,15 @@ class _Span(NamedTuple):
 
 
 class Slowdown:
-    """Compares the examples a second of training while a checkpoint is written with those before it was begun."""
+    """Compares the training rate while a checkpoint is written with the rate before it."""
 
     def __init__(self) -> None:
         self._last: _Span | None = None
         self._before, self._recent, self._writing = _Span(), _Span(), _Span()
 
     def tick(self, examples: int, seconds: float, *, writing: bool) -> None:
-        """Training has come to so many examples in so many seconds, without those that it stood still for; since the
-        last call a checkpoint was being written, or not.
+        """Training has reached ``examples`` after ``seconds``, standstills excluded; ``writing`` says whether a
+        checkpoint was being written since the last call.
         """
         now = _Span(seconds, examples)
         passed = now.plus(self._last or now, -1.0)
@@ -38,9 +38,9 @@ class Slowdown:
             self._recent = self._recent.plus(passed)
 
     def lost(self) -> float:
-        """Seconds that training has lost while a checkpoint was written: those that it took for its examples, less what
-        these take at the rate before; less than 0 if it was faster. Not more than the writing took, either way; 0 where
-        too little was trained before to know the rate. The next checkpoint is a new one.
+        """Seconds of training lost while a checkpoint was written: the time taken for its examples less their time at
+        the earlier rate; negative if training was faster. At most the time of writing, either way; 0 if the earlier
+        rate is unknown. Resets for the next checkpoint.
         """
         before, writing = self._recent.plus(self._before, OLDER), self._writing
         self._before, self._recent, self._writing = before, _Span(), _Span()

@@ -1,4 +1,4 @@
-"""Where a rank starts from."""
+"""The state that a rank starts from."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 
 
 class Unsaved(NamedTuple):
-    """Accesses of rows since each row's own save: ``left`` when some were saved last, NaN where nobody counted, after
-    so many ``samples`` of all trainers; each later sample has ``per_sample`` more.
+    """Accesses of rows that are not saved: ``left`` at the last save, NaN if not counted, after ``samples`` of all
+    trainers; each later sample adds ``per_sample``.
     """
 
     left: float
@@ -20,16 +20,16 @@ class Unsaved(NamedTuple):
     per_sample: float
 
     def lost(self, covered: int, now: int) -> float:
-        """CPR's updates lost, by a loss of the rows after ``now`` samples, of which nothing up to ``covered`` may be
-        counted: the rows were loaded anew then, if that is later than their newest save.
+        """CPR's lost updates if the rows are lost after ``now`` samples. Accesses up to ``covered`` do not count: the
+        rows were reloaded then, if that is later than their newest save.
         """
         left = 0.0 if covered > self.samples else self.left
         return left + (now - max(covered, self.samples)) * self.per_sample
 
 
 class Loaded(NamedTuple):
-    """Rows of an embedding PS that were loaded anew, from where, and how long that took. ``samples`` of all trainers
-    had been trained on when the newest state that covers all of them was taken; some may be newer.
+    """The reloaded rows of an embedding PS, their source, and how long that took. ``samples`` of all trainers had been
+    trained on when the newest state that covers all rows was taken; some rows may be newer.
     """
 
     samples: int
@@ -41,9 +41,9 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """What a partial recovery has to make good, now that the memory of some ranks is new: by rank, the start that has
-    made it. Those are the ``trainers`` and ``sync_ps`` by index, and the embedding PSs whose rows were ``loaded`` into
-    it. ``checkpoint`` is the newest one, if there is one.
+    """What a partial recovery has to restore. ``ranks`` maps each rank with new memory to the start that created it:
+    ``trainers`` and ``sync_ps`` by index, and the embedding PSs whose rows were ``loaded``. ``checkpoint`` is the
+    newest one, if there is one.
     """
 
     ranks: Mapping[int, int]
@@ -55,19 +55,19 @@ class Repair:
 
 @dataclass(frozen=True)
 class Start:
-    """From what ``memory`` has kept, on all ranks alike but for those that a ``repair`` names; else from
-    ``checkpoint``; else from the beginning.
+    """Start from ``memory`` that survived, on all ranks except those that a ``repair`` names; else from ``checkpoint``;
+    else from the beginning.
     """
 
     checkpoint: Path | None = None
     memory: RankMemory = field(default_factory=ProcessMemory)
     repair: Repair | None = None
-    ledger: Mapping[str, Any] | None = None  # what ``recovery.ledger`` has noted of all memory
-    timeline: int = 1  # rows that were saved beside training in another one do not count
+    ledger: Mapping[str, Any] | None = None  # the noted ``recovery.ledger``
+    timeline: int = 1  # row saves of another timeline are ignored
 
     @property
     def warm(self) -> bool:
-        """Whether the run goes on from memory, on all ranks alike."""
+        """Whether the run resumes from memory; the same on all ranks."""
         return self.memory.kept or self.repair is not None
 
 

@@ -34,7 +34,7 @@ class FileManifest:
 
 
 def commit(folder: Path, manifest: FileManifest) -> None:
-    """From now on what lies in ``folder`` counts. Its files have been synced by those who wrote them."""
+    """Make ``folder`` a committed checkpoint or model. Its files must have been synced."""
     disk.sync_folder(folder)
     beside = folder / f".{MANIFEST_NAME}.tmp"
     body = {"format": FORMAT, "version": VERSION, "files": [asdict(e) for e in manifest.files], "state": manifest.state}
@@ -61,13 +61,13 @@ def read_manifest(folder: Path) -> FileManifest:
 
 
 def check(folder: Path, share: int = 0, shares: int = 1) -> None:
-    """Raise DataError if a file is not as its manifest says; of several ranks each checks its share of the files."""
+    """Raise DataError if a file does not match the manifest; each of several ranks checks its share of the files."""
     for entry in read_manifest(folder).files[share::shares]:
         verify(folder, entry)
 
 
 def find_error(folder: Path, share: int, shares: int) -> str:
-    """What ``check`` has to say, empty if nothing."""
+    """The message of ``check``; empty if all is well."""
     try:
         check(folder, share, shares)
     except DataError as error:
@@ -96,17 +96,17 @@ class Store:
         )
 
     def clear(self) -> None:
-        """Remove what an earlier job left unfinished."""
+        """Remove unfinished checkpoints of an earlier job."""
         there = self.committed()
         for path in self._all():
             if path not in there:
                 _try_to_remove(path)
 
     def begin(self) -> Path:
-        """Make the folder of a new checkpoint; what an earlier job left unfinished goes."""
-        numbers = [number(path) for path in [*self._all(), *self.set_aside()]]  # no name comes again
+        """Make the folder of a new checkpoint and remove unfinished ones."""
+        numbers = [number(path) for path in [*self._all(), *self.set_aside()]]  # names are never reused
         self.clear()
-        disk.make_folder(self.folder)  # not the run folder: one that has vanished is not to be made anew
+        disk.make_folder(self.folder)  # not the run folder: one that has vanished must not be recreated
         disk.sync_folder(self.folder.parent)
         folder = self.path(max(numbers, default=0) + 1)
         disk.make_folder(folder)
@@ -122,7 +122,7 @@ class Store:
             _try_to_remove(path)
 
     def set_aside_after(self, path: Path) -> list[Path]:
-        """Give all that are newer than ``path`` another name, under which they do not count; their new places."""
+        """Rename all checkpoints newer than ``path`` so that they are ignored; returns their new paths."""
         found = []
         for newer in self.committed():
             if newer.name > path.name:
@@ -133,7 +133,7 @@ class Store:
         return found
 
     def set_aside(self) -> list[Path]:
-        """What ``set_aside_after`` has put away, the oldest first."""
+        """The checkpoints set aside, oldest first."""
         return sorted(self.folder.glob(f"{ASIDE}{CHECKPOINT}*"))
 
     def _all(self) -> list[Path]:
@@ -144,8 +144,8 @@ class Store:
 
 
 def _try_to_remove(folder: Path) -> None:
-    """By its manifest first: a half removed one does not count. That it cannot be removed, as on NFS while somebody has
-    a file of it open, does no harm to newer ones.
+    """Remove the manifest first: a half-removed checkpoint is not committed. A failure, as on NFS while a file is open,
+    does not affect newer ones.
     """
     try:
         disk.remove_file(folder / MANIFEST_NAME)

@@ -13,8 +13,8 @@ SAVED = "saved"  # the name of a note: after how many examples, and when in seco
 
 
 class CheckpointTimer:
-    """Says when the next checkpoint is due. Its clock goes on after a kill, from the last one that was committed:
-    a job that is killed often must save all the same.
+    """Says when the next checkpoint is due. Its clock survives a kill and counts from the last committed checkpoint: a
+    job that is killed often must still save.
     """
 
     def __init__(self, options: CheckpointOptions, examples: int, memory: RankMemory) -> None:
@@ -27,11 +27,13 @@ class CheckpointTimer:
             self.committed()
 
     def saved(self, examples: int) -> None:
-        """A checkpoint was begun after this many examples, or failed to be: either way the next one waits its time."""
+        """A checkpoint was started after this many examples, or failed: either way the interval to the next one starts
+        now.
+        """
         self._examples, self._at = examples, time.monotonic()
 
     def committed(self) -> None:
-        """The checkpoint that was begun last is one to go back to."""
+        """The checkpoint that was started last is committed."""
         self._memory.note(SAVED, (self._examples, time.time() - time.monotonic() + self._at))
 
     def now(self, examples: int) -> bool:

@@ -1,5 +1,5 @@
-"""What a trainer puts into a checkpoint and takes out of it. As one of as many trainers as saved it, it resumes
-exactly; else from the common model, with the mean of the dense optimizers' states.
+"""What a trainer saves in a checkpoint and restores from it. With an unchanged number of trainers it resumes exactly;
+otherwise from the common model, with the mean of the dense optimizers' states.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ LOG = "logbook/"  # before the names of the metric logger's arrays
 
 
 class Resumable(Protocol):
-    """A synchronizer, as far as checkpoints need it."""
+    """A synchronizer, as checkpoints see it."""
 
     def state(self) -> dict[str, np.ndarray]:
         """Its arrays, by name."""
 
     def resume(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Take them back."""
+        """Restore them."""
 
 
-class HeldRows(Protocol):
+class PulledRows(Protocol):
     """Embedding rows that a paused thread has pulled already, or None."""
 
     values: np.ndarray | None
 
 
 class Arrays(dict[str, np.ndarray]):
-    """Arrays by name that were saved in one file; DataError for one that is not there."""
+    """The arrays of one file by name; DataError for a missing one."""
 
     def __init__(self, values: Mapping[str, np.ndarray], path: Path) -> None:
         super().__init__(values)
@@ -54,18 +54,18 @@ class Arrays(dict[str, np.ndarray]):
     def __missing__(self, name: str) -> np.ndarray:
         raise DataError(
             f"{self._path} has no array '{name}', which this run needs to resume: another version of ssmpi wrote it."
-            " Resume with that version, or start anew"
+            " Resume with that version, or start over"
         )
 
     def below(self, prefix: str) -> Arrays:
-        """Those whose names begin so, without it."""
+        """The arrays whose names start with a prefix, with the prefix removed."""
         found = {name.removeprefix(prefix): values for name, values in self.items() if name.startswith(prefix)}
         return Arrays(found, self._path)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One to resume from. ``state`` is what ``RunState.as_json`` gave."""
+    """A checkpoint to resume from. ``state`` is the output of ``RunState.as_json``."""
 
     folder: Path
     state: dict[str, Any]
@@ -76,11 +76,11 @@ class Checkpoint:
         return cls(folder, store.read_manifest(folder).state)
 
     def deal(self, topology: Topology, batch_size: int) -> Deal:
-        """Where to resume: nothing was dealt before."""
+        """The deal to resume from."""
         return Deal(0, self.state["examples"], self.position(topology, batch_size))
 
     def position(self, topology: Topology, batch_size: int) -> Position:
-        """What is left; other numbers of trainers or threads share what nobody has trained on yet."""
+        """The position to resume from; a different number of trainers or threads redistributes the remaining rows."""
         position, saved = Position.of_state(self.state["position"]), self.state["topology"]
         if (saved["trainers"], saved["threads"]) == (topology.trainers, topology.threads):
             return position
@@ -92,15 +92,15 @@ class Checkpoint:
         return Arrays(files.read(path), path)
 
     def scored(self) -> list[Quality]:
-        """What was scored until then; the first trainer counts it as its own."""
+        """The quality of all rows scored before; the first trainer counts it as its own."""
         first = self.arrays(0)
         return [Quality(**{name: first[f"{LOG}{name}"] for name in ("histogram", "sums")})]
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """A model at rest, as it is to be written: ``dense`` are its weights, ``nbytes`` what it takes on disk with all
-    rows of the tables, ``state`` what its manifest says.
+    """A model to be written: its ``dense`` weights, ``nbytes`` on disk with all rows of the tables, and the ``state``
+    for its manifest.
     """
 
     dense: Sequence[Dataset]
@@ -110,8 +110,8 @@ class ModelState:
 
 @dataclass(frozen=True)
 class TrainerState:
-    """One trainer at rest, as a checkpoint is to hold it: its own ``arrays``, and ``examples`` of all trainers, as far
-    as it has heard. ``model`` is the common model with, on the first trainer, the state of the whole run.
+    """One paused trainer's share of a checkpoint: its ``arrays``, and the ``examples`` of all trainers that it knows
+    of. ``model`` is the common model with, on the first trainer, the state of the whole run.
     """
 
     arrays: dict[str, np.ndarray]
@@ -119,13 +119,13 @@ class TrainerState:
     model: ModelState
 
     def nbytes(self, trainers: int) -> int:
-        """What a checkpoint takes on disk: the model, and each trainer's file, about as large as this one's."""
+        """The size of a checkpoint on disk: the model, and each trainer's file, taken to be as large as this one's."""
         return self.model.nbytes + trainers * sum(values.nbytes for values in self.arrays.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """All that a checkpoint holds besides arrays; the first trainer knows it."""
+    """All that a checkpoint holds besides arrays; from the first trainer."""
 
     position: Position
     expected_examples: int
@@ -141,7 +141,7 @@ class RunState:
     ledger: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """As the manifest has it."""
+        """As JSON for the manifest."""
         return {
             "examples": int(self.log["examples"]),
             "expected_examples": self.expected_examples,
@@ -161,15 +161,14 @@ class RunState:
 
 @dataclass(frozen=True)
 class LiveState:
-    """What training changes in a trainer, as the live objects: a checkpoint copies it, a resumed job fills it.
-
-    ``optimizer`` are the arrays of the dense optimizer, ``held`` the rows that a paused thread has pulled already.
+    """The live state of a trainer: a checkpoint copies it, a resumed job restores it. ``optimizer`` are the arrays of
+    the dense optimizer, ``held`` the rows that a paused thread has pulled already.
     """
 
     replica: np.ndarray
     optimizer: Mapping[str, np.ndarray]
     synchronizer: Resumable
-    held: Sequence[HeldRows]
+    held: Sequence[PulledRows]
     losses: list[float] | None
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -184,7 +183,9 @@ class LiveState:
 
 
 def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: str, waiting: WaitOptions) -> None:
-    """Fill replica, optimizer, algorithm and pulled rows. The replica is at the common model, the tables are loaded."""
+    """Restore replica, optimizer, algorithm and pulled rows. Before, the replica must hold the common model, and the
+    tables must be loaded.
+    """
     saved, topology = checkpoint.state["topology"], world.topology
     if saved["trainers"] == topology.trainers:
         own = checkpoint.arrays(world.index)

@@ -46,14 +46,14 @@ def parse(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argp
 
 
 def did_you_mean(parser: argparse.ArgumentParser, stray: Sequence[str]) -> str:
-    """The option of a command that is nearest to a misspelt one; empty if none is near."""
+    """A hint with the option closest to a misspelt one; empty if none is close."""
     options = set(re.findall(r"(?<!\S)\[?(--[a-z-]+)", parser.format_usage()))
     found = (difflib.get_close_matches(word.partition("=")[0], options, n=1) for word in stray if word[:2] == "--")
     return next((f"; did you mean '{close[0]}'?" for close in found if close), "")
 
 
 def parse_overrides(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """argparse takes positional arguments only in one group: collect the overrides that it leaves over."""
+    """argparse accepts positional arguments only in one group: collect the overrides that it leaves over."""
     for word in sys.argv[1:] if arguments is None else arguments:
         if not word.isascii() and word.encode(errors="ignore") != word.encode(errors="surrogatepass"):
             top.error(f"{word!a}: not UTF-8, as this locale has it; set PYTHONUTF8=1 and use names in UTF-8")

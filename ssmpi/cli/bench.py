@@ -11,7 +11,7 @@ from ssmpi.core.errors import SettingsError
 
 
 def run_file_of(words: list[str]) -> Path | None:
-    """Take the run file, which may stand before the overrides, out of a command's words."""
+    """Separate the run file, which may come before the overrides, from a command's words."""
     return Path(words.pop(0)) if words and "=" not in words[0] else None
 
 
@@ -89,7 +89,7 @@ def recovery(arguments: argparse.Namespace) -> int:
     words, given = arguments.overrides, given_inputs(arguments)
     run_file = run_file_of(words)
     seeds = numbers("--seeds", arguments.seeds)
-    options = bench.RecoveryOptions(arguments.folder, seeds, arguments.at_once, arguments.only, arguments.short, given)
+    options = bench.EmulationOptions(arguments.folder, seeds, arguments.at_once, arguments.only, arguments.short, given)
     bench.measure(options, run_file, words)
     return 0
 

@@ -32,20 +32,20 @@ def add_benchmarks(among: Commands) -> None:
         kinds,
         "cluster",
         bench.cluster,
-        "how algorithms scale with trainers, dense steps and links emulated on this host",
+        "how algorithms scale with trainers, with dense steps and links emulated on this host",
     )
     add_cluster_options(sub)
     text = "repeat a run in one process, without MPI and races, and vary its seeds one by one"
     add_lockstep_options(add(kinds, "lockstep", bench.lockstep, text))
     text = "in lockstep: tune, then test by pairs of seeds whether shadow and foreground come to the same quality"
     add_equivalence_options(add(kinds, "equivalence", bench.equivalence, text))
-    text = "what codecs cost and save: nanoseconds and bytes an entry"
+    text = "what codecs cost and save: nanoseconds and bytes per entry"
     add_compression_options(add(kinds, "compression", bench.compression, text))
     text = "what losses of embedding PSs cost and do to quality, by strategy of saving, emulated in one process"
     add_recovery_emulation(add(kinds, "recovery", bench.recovery, text))
     sub = add(kinds, "scale", bench.scale, "the cost of starting and ending a job of many ranks on this host")
     sub.add_argument("--ranks", default="8,32", metavar="NUMBERS", help="ranks of the jobs (default: 8,32)")
-    text = "then kill a rank so often, and print how long it takes until training goes on (default: 5)"
+    text = "then kill a rank this many times, and print how long it takes to resume training (default: 5)"
     sub.add_argument("--kills", type=int, default=5, metavar="N", help=text)
     sub.add_argument(
         "--folder",
@@ -86,12 +86,16 @@ def add_bench_options(sub: argparse.ArgumentParser) -> None:
 def add_compression_options(sub: argparse.ArgumentParser) -> None:
     """What ``ssmpi bench compression`` takes."""
     known = "dense,bf16,threshold:0.95,threshold:0.99,threshold:0.99:bf16,random-k:0.99"
-    sub.add_argument("--codecs", default=known, metavar="CODECS", help=f"which, see sync.codec (default: {known})")
-    sub.add_argument("--entries", type=int, default=1_000_000, metavar="N", help="of the vector (default: 1,000,000)")
+    sub.add_argument("--codecs", default=known, metavar="CODECS", help=f"codecs, see sync.codec (default: {known})")
+    sub.add_argument(
+        "--entries", type=int, default=1_000_000, metavar="N", help="entries of the vector (default: 1,000,000)"
+    )
     sub.add_argument("--rounds", type=int, default=15, metavar="N", help="turns of all codecs (default: 15)")
     sub.add_argument("--out", type=Path, help="JSON file with all results")
     sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings for all jobs of links")
-    sub.add_argument("--only", choices=("speed", "links"), default="speed", help="what (default: speed, of codecs)")
+    sub.add_argument(
+        "--only", choices=("speed", "links"), default="speed", help="what to measure (default: speed, of codecs)"
+    )
     links = sub.add_argument_group("links", "async_ps with dense and encoded pushes and pulls, over emulated links")
     links.add_argument("--trainers", type=int, default=1, metavar="N", help="of each job (default: 1)")
     text = "link time of a dense push and pull, in steps (default: 0.25,0.5,1,2,4)"
@@ -152,7 +156,7 @@ def add_cluster_options(sub: argparse.ArgumentParser) -> None:
 def add_study_options(sub: argparse.ArgumentParser) -> None:
     """What ``ssmpi bench study`` takes."""
     sub.add_argument("study_file", type=Path, help="TOML file with axes of settings; see jobs/studies")
-    sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="what overrides the study file")
+    sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that override the study file")
     mode = sub.add_mutually_exclusive_group()
     mode.add_argument("--list", action="store_true", help="print the cells with their numbers and states, run nothing")
     mode.add_argument("--cell", type=int, metavar="K", help="run cell K only (for array jobs), make no table")
@@ -171,16 +175,20 @@ def add_lockstep_options(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--seed", type=int, default=1, help="of initial values and of the order of rows (default: 1)")
     sub.add_argument(
-        "--interleaving", type=int, default=0, metavar="SEED", help="shuffle who steps first (default: 0, not at all)"
+        "--interleaving",
+        type=int,
+        default=0,
+        metavar="SEED",
+        help="shuffle the order of steps (default: 0, no shuffling)",
     )
     sub.add_argument(
         "--vary",
         default="dense,embedding,order",
         metavar="SEEDS",
-        help="what to repeat the run with other seeds of: dense, embedding, order, interleaving (default: the first 3)",
+        help="seeds to vary: dense, embedding, order, interleaving (default: the first 3)",
     )
     sub.add_argument(
-        "--no-feedback", action="store_true", help="lose what a codec does not send: the control for error feedback"
+        "--no-feedback", action="store_true", help="discard what a codec does not send: the control for error feedback"
     )
     sub.add_argument(
         "--case",
@@ -195,7 +203,7 @@ def add_lockstep_options(sub: argparse.ArgumentParser) -> None:
 def add_equivalence_options(sub: argparse.ArgumentParser) -> None:
     """What ``ssmpi bench equivalence`` takes."""
     sub.add_argument("study_file", type=Path, help="TOML file; see jobs/studies/lockstep")
-    sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="what overrides the study file")
-    text = "begin no run after so many, with 0 only print; the same command goes on (default: to the end)"
+    sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that override the study file")
+    text = "start no run after this many minutes, 0 only prints; the same command continues (default: to the end)"
     sub.add_argument("--minutes", type=float, default=math.inf, metavar="N", help=text)
     sub.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time, a core each (default: 1)")

@@ -49,9 +49,9 @@ def train(arguments: argparse.Namespace) -> int:
         finished = story.run(job, start.config, path, begun)
         if job.rank == 0 and finished:  # a stop must be quick
             plot(path)
-        stopped = job.leave(stopped=not finished)  # last: a launcher ends the others when a rank exits with a code
+        stopped = job.leave(stopped=not finished)  # last: launchers kill the others once one rank exits
         job.finalize()
-        begun.memory.remove()  # with its folder, where MPI's segments lay too
+        begun.memory.remove()  # with its folder, which also held MPI's segments
     return STOPPED if stopped else 0
 
 
@@ -67,7 +67,7 @@ def requested(arguments: argparse.Namespace) -> RunRequest:
     if arguments.checkpoint and not arguments.resume:
         raise SettingsError("--checkpoint requires --resume RUN")
     if arguments.overwrite and arguments.resume:
-        raise SettingsError("--overwrite starts anew and --resume goes on: leave one of them out")
+        raise SettingsError("--overwrite starts over and --resume continues: leave one of them out")
     word = getattr(arguments, "supervised", None)  # 'launch' has no such option
     how = arguments.overwrite, arguments.resume, arguments.checkpoint, Supervised.parse(word) if word else None
     return RunRequest(run_file, overrides, *how)
@@ -101,7 +101,7 @@ def plan(arguments: argparse.Namespace) -> int:
     config = load(arguments.run_file, arguments.overrides)
     sections = [planner.describe(config, where, arguments.tables)]
     placement = placement_of(config, arguments.tables)
-    if arguments.recovery or arguments.predict:  # the bytes of a row are those that the network wants
+    if arguments.recovery or arguments.predict:  # the size of a row follows from the network
         config = config.over(planner.features_of(config, placement, known=not arguments.tables))
     if arguments.recovery:
         sections.append(recovery_plan.describe(config, inputs, placement))
@@ -126,7 +126,7 @@ def given_inputs(arguments: argparse.Namespace) -> dict[str, float]:
 
 def predicted(config: Config, arguments: argparse.Namespace) -> str:
     """What ``--predict`` adds to a plan."""
-    from ssmpi.tools import codec_worth, forecast
+    from ssmpi.tools import codec_benefit, forecast
     from ssmpi.tools.link_model import LinkSpeeds
 
     if arguments.step_ms is None or arguments.link_mb is None:
@@ -137,7 +137,7 @@ def predicted(config: Config, arguments: argparse.Namespace) -> str:
     links = LinkSpeeds(speed, speed, speed)
     step, trainers = arguments.step_ms / 1e3, numbers("--trainers", arguments.trainers)
     found = forecast.describe(config, step, links, trainers)
-    worth = codec_worth.sentence(forecast.forecast(config, step, links), config.topology.trainers)
+    worth = codec_benefit.sentence(forecast.forecast(config, step, links), config.topology.trainers)
     return "\n".join([found, *worth])
 
 

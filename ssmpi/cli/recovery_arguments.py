@@ -25,9 +25,9 @@ def add_recovery_emulation(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("overrides", nargs="*", metavar=words, help=text)
     text = "where results and synthetic data go (default: runs/bench)"
     sub.add_argument("--folder", type=Path, default=Path("runs/bench"), help=text)
-    text = "each one of initial values, order of the data and losses (default: 1,2)"
+    text = "each sets initial values, order of the data and losses (default: 1,2)"
     sub.add_argument("--seeds", default="1,2", metavar="NUMBERS", help=text)
-    sub.add_argument("--at-once", type=int, default=1, metavar="N", help="PSs that a loss takes (default: 1)")
+    sub.add_argument("--at-once", type=int, default=1, metavar="N", help="embedding PSs per loss (default: 1)")
     text = "strategies whose name contains this; * matches anything"
     sub.add_argument("--only", default="", metavar="PATTERN", help=text)
     sub.add_argument("--short", action="store_true", help="a small model on few rows: a smoke test")

@@ -1,4 +1,4 @@
-"""What the arguments of all commands are made with."""
+"""Helpers for the arguments of all commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts a child that ends when this process does, even after ``kill -9``, when nobody else would end it."""
+"""Starts a child process that ends when this process does, even after ``kill -9``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ssmpi.core.errors import UserError
 Output = int | IO[str] | None
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux; execve keeps it
 
-_prctl = ctypes.CDLL(None).prctl  # not in the child, where locks of other threads are never released
+_prctl = ctypes.CDLL(None).prctl  # resolved here: in the child, locks of other threads are never released
 
 
 def start(

@@ -1,5 +1,5 @@
-"""Which host plays which rank, over the starts of one launch: living hosts keep their ranks, and with them what these
-have in memory; the ranks of a lost host go to a spare one, or to others that have room.
+"""Which ranks run on which host, over the starts of one launch: surviving hosts keep their ranks, and with them their
+memory; the ranks of a lost host move to a spare host, or to others that have room.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ssmpi.core.topology import Topology
 
 
 class Hosts:
-    """The hosts of a launch. ``of_ranks`` is empty where all ranks run on the launcher's host; ``left`` are those that
+    """The hosts of a launch. ``of_ranks`` is empty if all ranks run on the launcher's host; ``left`` are hosts that
     ranks were moved away from.
     """
 
@@ -33,16 +33,16 @@ class Hosts:
 
     @property
     def used(self) -> list[str]:
-        """Those that ranks run on, each once."""
+        """The hosts with ranks, each once."""
         return sorted(set(self.of_ranks))
 
     @property
     def every(self) -> list[str]:
-        """Those and the others, which may stand in for them."""
+        """All hosts, including those that may replace lost ones."""
         return [*self.used, *self._others]
 
     def replace(self, silent: Sequence[str]) -> bool:
-        """Move ranks away from hosts that do not answer; says where to. False where there is no place for them."""
+        """Move ranks away from hosts that do not answer, and log where to. False if there is no room for them."""
         lost = [host for host in self.used if host in silent]
         if not lost:
             return True
@@ -63,7 +63,7 @@ class Hosts:
 
 
 def node_names(where: Site) -> list[str]:
-    """The hosts that a launch may use; none where it runs on one alone."""
+    """The hosts that a launch may use; empty if it runs on this host only."""
     return slurm_nodes() if where.slurm else list(where.launcher.hosts)
 
 
@@ -81,8 +81,8 @@ def slurm_nodes() -> list[str]:
 def moved(
     hosts: Sequence[str], lost: Sequence[str], spares: Sequence[str], layout: NodeLayout, where: Site
 ) -> list[str] | None:
-    """The host of each rank without those that are ``lost``. All ranks of one go to the next spare host; without any,
-    each to the other host that has most memory left for it. None where one has no room.
+    """The host of each rank without the ``lost`` hosts. All ranks of a lost host go to the next spare host; without
+    spares, each goes to the host with the most memory left. None if a rank has no room.
     """
     found, free = list(hosts), list(spares)
     for host in lost:
@@ -105,7 +105,7 @@ def moved(
 def room_for(
     rank: int, hosts: Sequence[str], lost: Sequence[str], layout: NodeLayout, where: Site
 ) -> Mapping[str, float]:
-    """Bytes that would be left on each host that ``rank`` fits on, given the host of each other rank, or none."""
+    """The bytes left on each host that ``rank`` fits on, given the other ranks' hosts; empty if it fits on none."""
     room = {}
     for host in set(hosts) - {"", *lost}:
         needs = [
@@ -121,7 +121,7 @@ def room_for(
 
 
 def moves(topology: Topology, before: Sequence[str], after: Sequence[str]) -> list[str]:
-    """Which ranks go where, in words."""
+    """Which ranks move where, in words."""
     to: dict[str, list[int]] = {}
     for rank, (old, new) in enumerate(zip(before, after, strict=True)):
         if old != new:

@@ -32,7 +32,7 @@ from ssmpi.core.errors import STOPPED, UserError
 from ssmpi.core.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.run.request import RunRequest
 
-UNHEARD = (-signal.SIGUSR1, 128 + signal.SIGUSR1)  # of a launcher, or its rank, stopped before it listened to signals
+UNHANDLED = (-signal.SIGUSR1, 128 + signal.SIGUSR1)  # exit codes of a signal before its handler was installed
 POLL_SECONDS = 0.1
 ANSWER_SECONDS = 10.0  # for a host to answer
 JOB_LEVEL_VARIABLES = (
@@ -74,7 +74,7 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
         silent = cache(partial(unable, where, asked, environ))
         if not attempt.lost(code) or stops.received or not restarts.possible or not hosts.replace(silent()):
             break
-        if stops.received:  # while the hosts took their time to answer
+        if stops.received:  # while waiting for the hosts' answers
             break
         restarts.begin()
         line = command(config.topology.size, where, hosts.of_ranks)
@@ -82,8 +82,8 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
     to_clean = hosts.left if orderly else [*hosts.used, *hosts.left]
     restarts.clean(partial(failing_hosts, where, sorted(set(to_clean)), environ))
     cancelled = stops.cancelled
-    if stops.ended or (stops.received and code in UNHEARD):
-        code = STOPPED  # the launcher's own code only tells how it was ended
+    if stops.ended or (stops.received and code in UNHANDLED):
+        code = STOPPED  # the launcher's own code only says how it was terminated
     code = attempt.conclude(code, cancelled=cancelled, silent=silent if where and where.launcher.hosts else list)
     if code == STOPPED and (cancelled or not requeue):
         print(
@@ -132,12 +132,12 @@ def supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, Sto
 def failing_hosts(
     where: Site | None, hosts: Sequence[str], environ: Mapping[str, str], words: Sequence[str] = ("true",)
 ) -> list[str]:
-    """Hosts on which the launcher cannot run a command now; a launcher does not always name the host it has lost."""
+    """Hosts on which the launcher cannot run a command now; launchers do not always name a lost host."""
     return unable(where, dict.fromkeys(hosts, words), environ)
 
 
 def unable(where: Site | None, words: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> list[str]:
-    """The same with a command for each host."""
+    """As ``failing_hosts``, with a command for each host."""
     with contextlib.ExitStack() as sessions:
         asked = {}
         for host, own in words.items():
@@ -172,7 +172,7 @@ def _supervise(line: Sequence[str], environ: Mapping[str, str], session: Session
         words.banners.error_shown = True  # ranks that stop exit with a code: no error
 
     stops.follow(job, stopping)
-    while (code := job.poll()) is None:  # not wait(): another thread may be given the signal, this one handles it
+    while (code := job.poll()) is None:  # not wait(): another thread may get the signal, this one handles it
         time.sleep(POLL_SECONDS)
     words.end()
     return code, stops

@@ -32,14 +32,18 @@ ENDING_SECONDS = 3.0  # for output that arrives after the launcher has ended
 
 
 def write_stderr(text: bytes) -> None:
-    """Write to standard error, and ignore that nobody reads it: else the pipe would fill up and block the ranks."""
+    """Write to standard error, ignoring errors if it has no reader: otherwise the launcher's pipe would fill up and
+    block the ranks.
+    """
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.buffer.write(text)
         sys.stderr.buffer.flush()
 
 
 class BannerFilter:
-    """Writes all lines but the launcher's banners: those wait until ``release``, or go if ssmpi reports an error."""
+    """Writes all lines except the launcher's banners: these are held until ``release``, and dropped if ssmpi reports an
+    error.
+    """
 
     def __init__(self, write: Callable[[bytes], None] = write_stderr) -> None:
         self._write, self.error_shown = write, False

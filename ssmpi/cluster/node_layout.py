@@ -17,7 +17,7 @@ from ssmpi.run.requirements import checkpoint_copies, memory_of_ranks, placement
 
 @dataclass(frozen=True)
 class Resources:
-    """What one rank of a role takes of its node. ``spare`` is memory that it uses if there is room: for a copy of its
+    """What one rank of a role needs on its node. ``spare`` is memory that it uses if there is room: for a copy of its
     rows while a checkpoint is written.
     """
 
@@ -51,7 +51,7 @@ class NodeLayout:
         return ranks
 
     def need_of(self, node: int) -> Resources:
-        """What all ranks of one node take together."""
+        """What all ranks of one node need together."""
         needs = [self.needs[self.topology.role_of(rank)[0]] for rank in self.ranks_on(node)]
         return Resources(*(sum(getattr(need, name) for need in needs) for name in ("cores", "bytes", "spare")))
 

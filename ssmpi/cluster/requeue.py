@@ -16,8 +16,8 @@ from ssmpi.core.errors import LOST, STOPPED
 from ssmpi.core.run_files import RESULT_NAME
 
 REFUSED = 2  # exit code of ranks that did not start the run
-OWN_EXIT_CODES = (1, REFUSED, 130)  # of ssmpi, after errors that another launch would repeat
-SRUN_KILLED = 1  # srun's too, after a rank was killed for its memory
+OWN_EXIT_CODES = (1, REFUSED, 130)  # exit codes of ssmpi for errors that another launch would repeat
+SRUN_KILLED = 1  # also srun's exit code after a rank was killed for running out of memory
 
 
 class LaunchAttempt:
@@ -31,10 +31,9 @@ class LaunchAttempt:
         self._before, self._logs = self._written(), log.lengths(folder)
 
     def conclude(self, code: int, *, cancelled: bool, silent: Callable[[], list[str]] = list) -> int:
-        """Report how the launch ended, requeue its job if that helps, and return the exit code.
-
-        ``code`` is the launcher's. ``cancelled``: SLURM is ending the job, and decides itself whether to start it
-        again. ``silent`` finds hosts that no longer answer; it is called if no rank has reported a lost one.
+        """Report how the launch ended, requeue its job if that may help, and return the exit code. ``code`` is the
+        launcher's. ``cancelled``: SLURM is ending the job and decides itself whether to requeue it. ``silent`` finds
+        hosts that do not answer; it is called if no rank has reported a lost one.
         """
         status = self._status(code)
         if status == result_marker.COMPLETE:

@@ -1,4 +1,4 @@
-"""Starting a job again after ranks were killed: how often, and what is left of their memory when it is over."""
+"""Restarts a job after ranks were killed, within limits, and cleans up their memory at the end."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Restarts:
 
     @property
     def supervised(self) -> Supervised | None:
-        """What the ranks need to know; None where a loss ends the job."""
+        """What the ranks need to know; None if a loss ends the job."""
         if self._options.mode == "off":
             return None
         return Supervised(self._launch, self._start, self._ended)
 
     def variables(self, environ: Mapping[str, str], *, here: bool = True) -> dict[str, str]:
-        """What the ranks need in addition to an environment: Open MPI's own segments lie beside their memory, because
-        killed ranks leave them behind too. Where all run ``here`` those of the last start are removed; else ``tidy``
-        does that, and the ranks make the folder.
+        """Variables for the ranks besides the ``environ``: Open MPI's segments go beside the ranks' memory, because
+        killed ranks leave them behind too. If all ranks run ``here``, those of the last start are removed; otherwise
+        ``tidy`` does that, and the ranks make the folder.
         """
         if self._options.mode == "off" or SEGMENTS in environ:
             return {}
@@ -47,24 +47,24 @@ class Restarts:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
         except OSError:
-            return {}  # the ranks say that there is no such memory
+            return {}  # the ranks report that there is no such memory
         for left in self._folder.glob("sm_segment.*"):
             left.unlink(missing_ok=True)
         return {SEGMENTS: str(self._folder)}
 
     def tidy(self, *, used: bool) -> list[str]:
-        """What another host is asked to do between two starts, which also shows that it answers. One whose ranks have
-        gone elsewhere may have memory that nobody is to go on with: with time the ranks may come back.
+        """The command to run on another host between two starts, which also shows whether it answers. A host whose
+        ranks have moved away may hold stale memory, which must be removed because ranks may return.
         """
         left = f"{self._folder}/sm_segment.*" if used else f"{self._folder}"
         return ["sh", "-c", f"rm -rf {left}"]
 
     @property
     def possible(self) -> bool:
-        """Whether the job may be started again, now that ranks were lost; says why not after too many restarts."""
+        """Whether the job may be restarted after ranks were lost; after too many restarts, logs why not."""
         options, now = self._options, self._clock()
         if options.mode == "off" or recoveries.read(self._run)["launch"] != self._launch:
-            return False  # the run has not even begun: what keeps it from that is no loss
+            return False  # the run has not begun, so the cause is not a loss
         self._times = [at for at in self._times if now - at < 60 * options.within_minutes]
         if len(self._times) < options.max_restarts:
             return True
@@ -80,11 +80,11 @@ class Restarts:
         self._times.append(self._clock())
         self._start += 1
         most = self._options.max_restarts
-        say(f"starting the job again at once (start {self._start}; recovery.max_restarts = {most})")
+        say(f"restarting the job at once (start {self._start}; recovery.max_restarts = {most})")
 
     def clean(self, remote: Callable[[Sequence[str]], list[str]]) -> None:
-        """Remove what ranks that were killed have left, here and on other hosts: ``remote(command)`` runs a command on
-        each of them and returns those where it could not.
+        """Remove what killed ranks left behind, here and on other hosts: ``remote(command)`` runs a command on each of
+        them and returns those where that failed.
         """
         if self._options.mode == "off":
             return

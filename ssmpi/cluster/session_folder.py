@@ -19,7 +19,9 @@ OWNER = "owner"  # a file that is there once the folder is locked; it names the 
 
 @dataclass(frozen=True)
 class SessionFolder:
-    """A folder and the variable that gives it to mpirun. Whoever inherits ``lock`` keeps it from being removed."""
+    """A folder and the variable that passes it to mpirun. A process that inherits ``lock`` keeps it from being
+    removed.
+    """
 
     path: Path
     lock: int
@@ -32,7 +34,7 @@ class SessionFolder:
 
 @contextlib.contextmanager
 def session_folder() -> Iterator[SessionFolder]:
-    """A new session folder for one mpirun, removed after the block; those of launchers that were killed go first.
+    """A new session folder for one mpirun, removed after the block; first removes those of killed launchers.
 
     A killed mpirun leaves /tmp/ompi.PID behind, and a later mpirun with the same process id does not start: "The PMIx
     server's listener thread failed to start".

@@ -31,10 +31,10 @@ class Node:
 class SitePlacement:
     """The ``[placement]`` section: which ranks share a node.
 
-    ``servers = "spread"`` puts PSs beside the trainers, evenly; ``"packed"`` gives them their own nodes, as few as
-    hold them. A trainer takes ``trainer_cores`` (default: one for each worker thread and one for its shadow thread).
-    ``spare_hosts`` more nodes are asked of SLURM, to stand in for those that are lost; without SLURM those of
-    ``launcher.hosts`` do that which no rank needs.
+    ``servers = "spread"`` puts PSs beside the trainers, evenly; ``"packed"`` gives them their own nodes, as few as hold
+    them. A trainer takes ``trainer_cores`` (default: one for each worker thread and one for its shadow thread).
+    ``spare_hosts`` additional nodes are requested from SLURM to replace lost ones; without SLURM the unused
+    ``launcher.hosts`` are the spares.
     """
 
     trainers_per_node: int = 1
@@ -72,9 +72,9 @@ class Launcher:
 class Slurm:
     """The ``[slurm]`` section; ``options`` are further ``#SBATCH`` lines, used unchanged.
 
-    ``signal_seconds`` before the time limit the run is told to save and exit. With ``requeue`` it is then requeued, as
-    often as it takes while it makes progress. SLURM is up to a minute late: allow twice the time that saving takes,
-    plus a minute.
+    ``signal_seconds`` before the time limit the run is signalled to save and exit. With ``requeue`` it is then
+    requeued, repeatedly as long as it makes progress. SLURM is up to a minute late: allow twice the time that saving
+    takes, plus a minute.
     """
 
     time: str = "24:00:00"

@@ -11,16 +11,16 @@ from typing import Protocol
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SAME_SECONDS = 1.0  # the same signal so soon is one request on two ways: terminal and parent, scancel and srun
-LIMIT_SECONDS = 5.0  # SLURM's clock and a host's may differ by so much
+SAME_SECONDS = 1.0  # a repeat this soon is the same request by another route: terminal and parent, scancel and srun
+LIMIT_SECONDS = 5.0  # tolerated difference between SLURM's clock and a host's
 OTHER_SECONDS = 30.0  # SLURM's default KillWait: a scheduler that escalates has sent all its signals by then
 
 
-class Job(Protocol):
+class LauncherProcess(Protocol):
     """The launcher's process."""
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code; None while it runs."""
 
     def send_signal(self, sig: int) -> None:
         """Send it a signal; nothing happens if it has ended."""
@@ -33,20 +33,20 @@ class StopSignals:
     """Passes requests to stop on to a job.
 
     The first of ``STOP_SIGNALS`` stops the run: the ranks get SIGUSR1, finish their step, save and exit. One stop often
-    comes as several signals: schedulers escalate (SLURM: USR1, then TERM), Ctrl-C reaches every process of a terminal,
-    and parents pass on what they got themselves. So a second signal ends the job, without waiting for the checkpoint,
-    only where somebody must have meant that: SIGINT or SIGTERM, more than ``SAME_SECONDS`` after the same signal came
-    first, or more than ``OTHER_SECONDS`` after the stop began with another one. SIGHUP, SIGUSR1 and SIGUSR2 never end
-    a job that is saving: closing a terminal and asking for a checkpoint are no wish to lose one. Nor does SLURM's
-    SIGTERM at the time limit: a checkpoint that is ready before SIGKILL counts, and the run is requeued.
+    arrives as several signals: schedulers escalate (SLURM: USR1, then TERM), Ctrl-C reaches every process of a
+    terminal, and parents forward signals. So a second signal ends the job without waiting for the checkpoint only if it
+    must be intentional: SIGINT or SIGTERM, more than ``SAME_SECONDS`` after the first signal of the same kind, or more
+    than ``OTHER_SECONDS`` after the stop began with another one. SIGHUP, SIGUSR1 and SIGUSR2 never end a job that is
+    saving: closing a terminal or requesting a checkpoint must not lose one. Nor does SLURM's SIGTERM at the time limit:
+    if the checkpoint is complete before SIGKILL, it is used and the run is requeued.
     """
 
     def __init__(self, time_limit: float | None = None, clock: Callable[[], float] = time.time) -> None:
-        """``time_limit`` is when the scheduler ends the job, None if nobody knows; it and ``clock`` are seconds since
-        the epoch.
+        """``time_limit`` is when the scheduler ends the job, None if unknown; it and ``clock`` are seconds since the
+        epoch.
         """
         self._clock, self._time_limit = clock, time_limit
-        self._job: Job | None = None
+        self._job: LauncherProcess | None = None
         self._first: dict[int, float] = {}  # when each signal came first
         self._begun = self._limited = False
         self.ended = False  # whether a second signal has ended the job
@@ -58,7 +58,7 @@ class StopSignals:
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody wants the run to end, not to be requeued: by a second signal, or by SIGTERM (scancel)."""
+        """Whether the run should end and not be requeued: after a second signal, or SIGTERM (scancel)."""
         return self.ended or (signal.SIGTERM in self._first and not self._limited)
 
     def listen(self) -> None:
@@ -68,8 +68,8 @@ class StopSignals:
         for signum in STOP_SIGNALS:
             signal.signal(signum, self.take)
 
-    def follow(self, job: Job, stopping: Callable[[], None]) -> None:
-        """Pass on to ``job`` what comes, and what has come already. ``stopping`` is called when the stop begins."""
+    def follow(self, job: LauncherProcess, stopping: Callable[[], None]) -> None:
+        """Forward signals to ``job``, including those received already. ``stopping`` is called when the stop begins."""
         self._job, self._stopping = job, stopping
         if self._first:
             self._stop(min(self._first, key=self._first.__getitem__))
@@ -93,7 +93,7 @@ class StopSignals:
             self._job.terminate()
 
     def _is_limit(self, signum: int, now: float) -> bool:
-        """Whether this is the scheduler at the time limit, of which SIGUSR1 has warned."""
+        """Whether this is the scheduler's signal at the time limit, after its SIGUSR1 warning."""
         warned = signum == signal.SIGTERM and signal.SIGUSR1 in self._first
         return warned and self._time_limit is not None and now >= self._time_limit - LIMIT_SECONDS
 

@@ -33,8 +33,8 @@ FILES = (RUN_FILE, SITE_FILE, BATCH_FILE, VERSIONS)
 def submit(config: Config, site_file: Path, dry_run: bool) -> int:
     """Make the run folder and submit its batch file, or run it at once on a site without SLURM; print what happens.
 
-    UserError, so exit code 2, if sbatch refuses the job: what it names is in the site file, the run file or the queue.
-    The run folder is then as it was. Without SLURM the job replaces this process: signals and exit codes are its own.
+    UserError, so exit code 2, if sbatch rejects the job: the cause is in the site file, the run file or the queue. The
+    run folder is then left unchanged. Without SLURM the job replaces this process: signals and exit codes are its own.
     """
     where = site.load(site_file)
     config = composed(config, read_manifest(Path(config.data.folder)).features)

@@ -1,3 +1,3 @@
-"""Everything that speaks MPI: joining the job, communicators, waiting, serving, failing. Only this package imports
-mpi4py.
+"""Everything that uses MPI: joining the job, communicators, waiting, serving, failure handling. Only this package
+imports mpi4py.
 """

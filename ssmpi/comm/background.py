@@ -1,4 +1,4 @@
-"""Runs on a thread of its own what may block forever, such as a write to a hung disk or to a full pipe."""
+"""Runs calls that may block forever, such as a write to a hung disk or a full pipe, on threads of their own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,5 @@ def start_background(name: str, body: Callable[[*Arguments], T], *arguments: *Ar
 
 
 def run_with_timeout(seconds: float, *bodies: Callable[[], object]) -> None:
-    """Run all ``bodies`` at the same time and wait for them at most ``seconds``; what is late goes on in the
-    background.
-    """
+    """Run all ``bodies`` concurrently and wait for them at most ``seconds``; late ones continue in the background."""
     concurrent.futures.wait([start_background("start_background", body) for body in bodies], seconds)

@@ -60,7 +60,7 @@ class JobMember(Protocol):
 
 
 def message(member: JobMember, thread: str, error: BaseException) -> str:
-    """One message naming role, rank, host, thread and cause; a traceback only where the user cannot mend it."""
+    """One message naming role, rank, host, thread and cause; with a traceback only if the user cannot fix it."""
     return f"error: {member.who} (rank {member.rank}, host {member.host}, thread {thread}): {cause(error)}"
 
 
@@ -79,7 +79,7 @@ def cause(error: BaseException) -> str:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of a process that ``error`` ended: 2 for what the user can mend."""
+    """The exit code of a process that ``error`` ended: 2 if the user can fix it."""
     return LOST if isinstance(error, PeerError) else 2 if isinstance(error, UserError) else 1
 
 
@@ -119,7 +119,7 @@ def say(text: str) -> None:
 
 
 def start_exit_watchdog(code: int) -> None:
-    """This process exits within ENDING_SECONDS, whatever its threads wait for, this one included."""
+    """Make this process exit within ENDING_SECONDS, whatever its threads, including this one, are waiting for."""
     timer = threading.Timer(ENDING_SECONDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
@@ -162,7 +162,7 @@ class HostFlags:
         comm.allgather(0)  # all have it open
 
     def _create(self) -> str:
-        """A file of memory without a name: a rank that is killed here leaves nothing."""
+        """An anonymous memory file: a rank that is killed here leaves nothing behind."""
         handle = os.memfd_create("ssmpi-watch")
         os.ftruncate(handle, self._size + 1)
         return f"/proc/{os.getpid()}/fd/{handle}"
@@ -218,7 +218,7 @@ class Watch:
                 OSError, AttributeError
             ):  # the same, or the launcher is outside this rank's container
                 self._fds[os.pidfd_open(os.getppid())] = LAUNCHER
-        atexit.register(self.flags.leaving, member.rank)  # a normal exit is no kill
+        atexit.register(self.flags.leaving, member.rank)  # a normal exit is not a crash
         if self._fds:
             threading.Thread(target=self._run, name="watch", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Where received messages lie: apart from the conversation, because not everybody who has a buffer loads MPI."""
+"""The receive buffer; apart from the conversation, so that its users need not load MPI."""
 
 from __future__ import annotations
 

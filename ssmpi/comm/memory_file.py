@@ -1,8 +1,8 @@
-"""Memory of one rank that outlives its process, so that the next process of the same rank goes on where it was killed.
+"""Memory of one rank that outlives its process, so that the next process of the rank can resume from it.
 
-It is a file of a memory file system: a header, and arrays that the rank and others of its host map. Nothing has to
-happen when a process dies. The next one takes what it finds only if nobody maps it any more and the header says that it
-is whole; an update that was interrupted does not make it less so: updates are lock-free anyway.
+It is a file in a memory file system: a header, and arrays that this rank and others on its host map. Nothing needs to
+run when a process dies. The next process uses the file only if no process maps it any more and its header marks it
+complete. An interrupted update does not invalidate it: updates are lock-free anyway.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from ssmpi.core.log import log
 
 MAGIC, LAYOUT = b"ssmpimem", 3  # raise LAYOUT with every change of what lies in a file or in a note
 HEADER = 4 * mmap.ALLOCATIONGRANULARITY
-FIXED = struct.Struct(f"={KEY}s8sIII")  # key, magic, whether it is being filled, length and checksum of the table
-LOCK_SECONDS = 5.0  # for the processes of the last start to be gone
+FIXED = struct.Struct(f"={KEY}s8sIII")  # key, magic, whether it is still being filled, length and checksum of the table
+LOCK_SECONDS = 5.0  # for the processes of the previous start to exit
 
 
 class LostMemoryError(Exception):
-    """Why what an earlier process left cannot be used."""
+    """Why the memory of an earlier process cannot be used."""
 
 
 class Origin(NamedTuple):
-    """Whose memory it is: of which rank of which run, and made by which start of its job."""
+    """The owner of the memory: rank and run, and the start of the job that created it."""
 
     run: str
     rank: str
@@ -47,8 +47,8 @@ class Origin(NamedTuple):
 
 
 class MemoryFile:
-    """Fresh memory of a rank at ``path``, in place of any that is there. Where the file system has no room for an array
-    it says so once, and goes with its process from then on.
+    """New memory of a rank at ``path``, replacing any that is there. If the file system has no room for an array it
+    warns once, and from then on the memory ends with its process.
     """
 
     def __init__(self, path: Path, origin: Origin) -> None:
@@ -69,7 +69,7 @@ class MemoryFile:
 
     @classmethod
     def found(cls, path: Path, run: str, rank: str) -> MemoryFile:
-        """What an earlier process of the rank has left at ``path``; nothing is changed. LostMemoryError says why it
+        """Open the memory that an earlier process of the rank left at ``path``, unchanged. LostMemoryError says why it
         cannot be used.
         """
         own = cls.__new__(cls)
@@ -102,7 +102,7 @@ class MemoryFile:
         return placed[0].view(dtype).reshape(shape) if placed else np.zeros(shape, dtype)
 
     def ready(self) -> None:
-        """As ``RankMemory``: from now on the next process may take it."""
+        """As ``RankMemory``: from now on the next process may use it."""
         if self._failed or self.kept:
             return
         table = {"layout": LAYOUT, "size": self._size, **self.origin._asdict(), "arrays": self._table}
@@ -139,12 +139,12 @@ class MemoryFile:
     def remove(self) -> None:
         """As ``RankMemory``; the last rank of a host removes the folder."""
         remove(self.path)
-        with contextlib.suppress(OSError):  # not the last one, or the supervisor was
+        with contextlib.suppress(OSError):  # not empty yet, or the supervisor removed it
             self.path.parent.rmdir()
 
     def place(self, name: str, size: int) -> tuple[np.ndarray, bytes] | None:
-        """An array of so many bytes, uint8, and its address; None if there is no room, LostMemoryError if there is no
-        such array in what was left.
+        """An array of ``size`` bytes, uint8, and its address; None if there is no room, LostMemoryError if existing
+        memory has no such array.
         """
         if self.kept or name in self._table:
             offset, there = self._table.get(name, (0, -1))
@@ -160,7 +160,7 @@ class MemoryFile:
         return np.frombuffer(mapped(self.file, size, offset), np.uint8), address(self.file, offset, self._key)
 
     def _grow(self, size: int) -> bool:
-        """Reserve so many more bytes; False where there is no room."""
+        """Reserve ``size`` more bytes; False if there is no room."""
         whole = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         if whole and not self._failed:
             if why := reserve(self.file, self.path.parent, self._size, whole):
@@ -172,9 +172,9 @@ class MemoryFile:
         self._failed = why
         remove(self.path)
         log.warning(
-            f"no room for the memory of {self.origin.rank} in {self.path.parent.parent} ({why}): training goes on, but"
-            " if a rank is killed it goes back to the newest checkpoint. Set recovery.memory_folder to a larger memory"
-            " file system, or recovery.mode = 'off'"
+            f"no room for the memory of {self.origin.rank} in {self.path.parent.parent} ({why}): training continues,"
+            " but if a rank is killed it goes back to the newest checkpoint. Set recovery.memory_folder to a larger"
+            " memory file system, or recovery.mode = 'off'"
         )
 
 
@@ -209,7 +209,7 @@ def _note(path: Path, name: str) -> Path:
 
 
 def _lock(file: int, path: Path) -> None:
-    """Hold the file as its only user for a moment, then share it; LostMemoryError if another still maps it."""
+    """Lock the file exclusively for a moment, then share it; LostMemoryError if another process still maps it."""
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         with contextlib.suppress(BlockingIOError):
@@ -222,7 +222,7 @@ def _lock(file: int, path: Path) -> None:
 
 
 def _read_header(file: int, path: Path) -> tuple[mmap.mmap, dict[str, Any], bytes]:
-    """Where it is mapped, what it says, and the key of this memory."""
+    """The mapped header, its contents, and the key of this memory."""
     size = os.fstat(file).st_size
     if size < HEADER:
         raise LostMemoryError(f"{path}: it is cut off")

@@ -1,4 +1,4 @@
-"""Whether processes map what lies in a folder of ranks' memory; it may be removed at any moment."""
+"""Whether processes map the files in a folder of ranks' memory, which may be removed at any moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ssmpi.comm.shared_memory import hold
 
 
 def files_in(folder: Path) -> dict[Path, int]:
-    """The files in a folder with their bytes; nothing of one that is gone."""
+    """The files in a folder with their sizes; files that vanish meanwhile are skipped."""
     found = {}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for path in folder.iterdir():
@@ -36,7 +36,7 @@ def in_use(folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder of ranks' memory, which others may be removing, too; OSError if that is not possible."""
+    """Remove a folder of ranks' memory, which others may be removing too; OSError if that is not possible."""
 
     def failed(_: object, __: str, what: tuple[type[BaseException], BaseException, object]) -> None:
         if not isinstance(what[1], FileNotFoundError):

@@ -39,7 +39,9 @@ class Conversation:
         return self._comm.Irecv([array.view(np.uint8).reshape(-1), MPI.BYTE], source, tag)
 
     def irecv_some(self, room: np.ndarray, source: int, tag: int) -> MPIRequest:
-        """Start receiving a message that may be shorter than its room; whoever learns its length counts it."""
+        """Start receiving a message that may be shorter than its buffer; the caller counts it once its length is
+        known.
+        """
         return self._comm.Irecv([room.view(np.uint8).reshape(-1), MPI.BYTE], source, tag)
 
     def iallreduce(self, array: np.ndarray) -> MPIRequest:
@@ -48,16 +50,16 @@ class Conversation:
         return self._comm.Iallreduce(MPI.IN_PLACE, array)
 
     def ibcast(self, array: np.ndarray) -> MPIRequest:
-        """Start giving every rank the first rank's array."""
+        """Start broadcasting the first rank's array."""
         self.meter.spread(array.nbytes, self.rank, self.size)
         return self._comm.Ibcast(array, 0)
 
     def ibarrier(self) -> MPIRequest:
-        """Start waiting for every rank to arrive here."""
+        """Start a barrier over all ranks."""
         return self._comm.Ibarrier()
 
     def next_message(self, inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
-        """Source, tag and uint8 payload (valid until the next call) of a message from anybody, or None."""
+        """Source, tag and uint8 payload (valid until the next call) of the next message from any rank, or None."""
         status = MPI.Status()
         message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
         if message is None:

@@ -1,4 +1,4 @@
-"""Where the state of a rank lies: in memory that goes with its process, or that outlives it (``memory_file``)."""
+"""The memory that holds a rank's state: it ends with the process, or outlives it (``memory_file``)."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from ssmpi.comm.shared_memory import Memory, PrivateMemory, SharedMemory
 
 
 class RankMemory(Protocol):
-    """Where the state of a rank lies; ``kept`` if it holds what an earlier process has left."""
+    """The memory that holds a rank's state; ``kept`` if an earlier process has filled it."""
 
     @property
     def kept(self) -> bool:
-        """Whether arrays and notes are those of an earlier process, which nobody is to fill."""
+        """Whether arrays and notes are those of an earlier process, and must not be initialized."""
 
     def part(self, name: str, *, shared: bool) -> Memory:
-        """Memory for one array, which other processes of the host can map if it is ``shared``."""
+        """Memory for one array; other processes of the host can map it if it is ``shared``."""
 
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-        """An array of this rank alone: of zeros, or kept."""
+        """An array that only this rank uses: zeros, or as an earlier process left it."""
 
     def ready(self) -> None:
         """All arrays are there and filled."""
 
     def note(self, name: str, value: Any) -> None:
-        """Keep a small value, as JSON has it, in place of the last one of this name: whole, whenever a kill comes."""
+        """Store a small JSON value under a name, atomically: a kill leaves either the old or the new one."""
 
     def noted(self, name: str) -> Any:
-        """The last value of this name; None if there is none."""
+        """The value stored under a name; None if there is none."""
 
     def holds(self, name: str) -> bool:
-        """Whether an array of this name is there and filled: by an earlier process, or by this one before its role
-        began.
+        """Whether an array of this name exists and is filled: by an earlier process, or by this one before its role
+        started.
         """
 
     def remove(self) -> None:
-        """The run is over here: nobody will go on with it."""
+        """The run is over: no later process will need it."""
 
 
 class ProcessMemory:
-    """Goes with its process."""
+    """Memory that ends with its process."""
 
     kept = False
 
@@ -56,10 +56,10 @@ class ProcessMemory:
         return np.zeros(shape, dtype)
 
     def ready(self) -> None:
-        """Nobody will look."""
+        """Nothing to mark."""
 
     def note(self, name: str, value: Any) -> None:
-        """Nobody will ask."""
+        """Nothing to store."""
 
     def noted(self, name: str) -> Any:
         """Nothing."""

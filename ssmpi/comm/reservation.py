@@ -1,5 +1,5 @@
-"""Room in a memory file system, taken before it is used: touching what is not there kills a process (SIGBUS), and a job
-that takes more than its batch system allows is killed.
+"""Reserves space in a memory file system before it is used: touching pages that cannot be allocated kills the process
+(SIGBUS), and a job beyond its batch system's memory limit is killed as well.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def reserve(file: int, folder: Path, start: int, size: int) -> str:
-    """Make an open file ``size`` bytes longer than ``start``, where its file system, the machine and the control group
-    have room for them; else say why not. Ranks that keep their files in one ``folder`` take turns: they would count on
-    the same room.
+    """Grow an open file from ``start`` by ``size`` bytes if its file system, the machine and the control group have
+    room; otherwise return why not. Ranks with files in the same ``folder`` take turns, or they would count on the same
+    free space.
     """
     with _in_turn(folder):
         system = os.fstatvfs(file)

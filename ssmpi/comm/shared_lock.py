@@ -1,7 +1,5 @@
-"""A lock over memory that ranks of a host share. Compiled code can take it without the interpreter's lock, so that who
-holds it never waits for that.
-
-The kernel keeps it (``flock`` on the memory's file): who waits sleeps, and what a process holds ends with the process.
+"""A lock for memory that ranks of a host share. Compiled code takes it without the GIL, so its holder never waits for
+the GIL. It is a ``flock`` on the memory's file: waiters sleep, and the kernel releases the lock when its holder dies.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ _EXCLUSIVE, _FREE = fcntl.LOCK_EX, fcntl.LOCK_UN
 
 
 class SharedLock:
-    """The lock of memory by its ``file``, which ``take`` and ``leave`` need too and which is closed with this. Whoever
-    opened it anew excludes all others, threads of the same process included.
+    """The lock on the open ``file`` of some memory, which ``take`` and ``leave`` use too and which is closed with this
+    object. Each separate open of the file is a holder of its own, also among the threads of one process.
     """
 
     def __init__(self, file: int) -> None:
@@ -31,7 +29,7 @@ class SharedLock:
 
     @classmethod
     def at(cls, address: str | bytes) -> SharedLock:
-        """That of another process's memory; OSError says why it cannot be opened."""
+        """The lock of another process's memory; OSError says why it cannot be opened."""
         return cls(open_file(address))
 
     def __enter__(self) -> None:
@@ -45,11 +43,11 @@ class SharedLock:
 
 @njit(cache=True, nogil=True)
 def take(file: int) -> bool:
-    """Wait for the lock; False without it where a signal has interrupted that, or the file is not open."""
+    """Wait for the lock; False, without the lock, if a signal interrupted the wait or the file is not open."""
     return _flock(file, _EXCLUSIVE) == 0
 
 
 @njit(cache=True, nogil=True)
 def leave(file: int) -> None:
-    """Give it back."""
+    """Release the lock."""
     _flock(file, _FREE)

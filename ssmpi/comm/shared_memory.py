@@ -1,9 +1,9 @@
-"""Memory that other processes of a host can map: the rows of an embedding PS and the replicas of trainers are then read
-and updated in place. Or memory of this process alone.
+"""Memory that other processes of a host can map, so that the rows of an embedding PS and the replicas of trainers are
+read and updated in place; or private memory.
 
-What is shared is an anonymous file (``memfd``) reached through ``/proc``: ``/dev/shm`` sets no limit, and nothing is
-left behind however the processes end. A random key in it proves that two ranks share a host: a host name does not.
-``memory_file`` has memory that outlives its process.
+Shared memory is an anonymous file (``memfd``) reached through ``/proc``: the size of ``/dev/shm`` is no limit, and
+nothing is left behind however the processes end. A random key in it proves that two ranks share a host; a host name
+would not. ``memory_file`` provides memory that outlives its process.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ KEY = 16
 
 
 class Memory(Protocol):
-    """Allocates one piece of memory; ``kept`` if an earlier process has filled it, so that it is not to be filled."""
+    """Allocates one piece of memory; ``kept`` if an earlier process has filled it, so that it must not be
+    initialized.
+    """
 
     @property
     def address(self) -> bytes:
-        """For ``attach``; empty if nobody else is to map it."""
+        """For ``attach``; empty if it is private."""
 
     @property
     def file(self) -> int:
-        """The open file that others map; -1 if nobody else is to map it."""
+        """The open file that others map; -1 if it is private."""
 
     @property
     def kept(self) -> bool:
-        """Whether it holds what an earlier process of this rank has left."""
+        """Whether it holds the state of an earlier process of this rank."""
 
     def allocate(self, size: int) -> np.ndarray:
         """uint8 (size,)."""
@@ -66,7 +68,7 @@ class SharedMemory:
         self.file = file = os.memfd_create("ssmpi")
         os.ftruncate(file, HEADER + size)
         memory = mapped(file, HEADER + size)
-        weakref.finalize(memory, os.close, file)  # others can map it as long as this process does
+        weakref.finalize(memory, os.close, file)  # others can open it as long as this process maps it
         key = secrets.token_bytes(KEY)
         memory[:KEY] = key
         self.address = address(file, HEADER, key)
@@ -74,7 +76,7 @@ class SharedMemory:
 
 
 def placed(memory: Memory, values: np.ndarray) -> np.ndarray:
-    """A copy of ``values`` in ``memory``, or what that has kept in its place."""
+    """A copy of ``values`` in ``memory``; if the memory was kept, its contents instead."""
     mine: np.ndarray = memory.allocate(values.nbytes).view(values.dtype)
     if not memory.kept:
         mine[:] = values
@@ -82,7 +84,7 @@ def placed(memory: Memory, values: np.ndarray) -> np.ndarray:
 
 
 def mapped(file: int, size: int, offset: int = 0) -> mmap.mmap:
-    """Map so much of an open file, in huge pages where the system grants them; ``offset`` is a page's."""
+    """Map ``size`` bytes of an open file, in huge pages if the system grants them; ``offset`` is page-aligned."""
     memory = mmap.mmap(file, size, offset=offset)
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -90,8 +92,8 @@ def mapped(file: int, size: int, offset: int = 0) -> mmap.mmap:
 
 
 def hold(file: int, kind: int) -> None:
-    """Lock an open file until its last mapping ends: ``F_RDLCK`` shares it, ``F_WRLCK`` does not; BlockingIOError if
-    another holds it. Locks of this kind have nothing to do with those of ``flock``.
+    """Lock an open file until its last mapping ends, shared (``F_RDLCK``) or exclusively (``F_WRLCK``); BlockingIOError
+    if another process holds it. These open file description locks do not interact with ``flock``.
     """
     fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0))
 
@@ -103,7 +105,7 @@ def address(file: int, offset: int, key: bytes) -> bytes:
 
 
 def open_file(address: str | bytes) -> int:
-    """The file of another process's memory, opened anew; OSError says why it cannot."""
+    """Open the file of another process's memory again; OSError says why it cannot be opened."""
     if not address:
         raise OSError("its system has no memory to share (memfd_create)")
     place = json.loads(address)

@@ -12,7 +12,7 @@ from types import FrameType
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 AGAIN_SECONDS = (
-    1.0  # a Ctrl-C later than this ends the process at once; an earlier one is the same one, delivered twice
+    1.0  # a Ctrl-C later than this ends the process at once; an earlier one is the same key press, delivered twice
 )
 
 _first: dict[int, float] = {}  # when each signal first came. No locks: a handler may interrupt any code

@@ -113,12 +113,12 @@ class Job:
         return bool(any_stopped[0])
 
     def finalize(self) -> None:
-        """After ``leave``: leave MPI too, which removes what it has in memory file systems."""
+        """After ``leave``: finalize MPI too, which removes its files in memory file systems."""
         MPI.Finalize()
 
 
 def join() -> Job:
-    """Enter the job; TopologyError if the MPI library or the launcher does not fit."""
+    """Join the job; TopologyError if MPI library and launcher do not match."""
     granted = MPI.Query_thread()
     if granted < MPI.THREAD_MULTIPLE:
         raise TopologyError(
@@ -132,7 +132,7 @@ def join() -> Job:
 
 @contextlib.contextmanager
 def joined() -> Iterator[Job]:
-    """Be in the job: an exception in the block on any rank ends all ranks. In a job of one rank it is just raised."""
+    """Join the job for the block: an exception on any rank ends all ranks. In a job of one rank it is simply raised."""
     job = join()
     with guard(job, "main") if job.size > 1 else contextlib.nullcontext():
         yield job
@@ -166,9 +166,8 @@ class World:
         self._job.abort(text, code)
 
     def start_heartbeat(self, waiting: WaitOptions) -> None:
-        """Start this rank's heartbeat, and the watch over the previous rank's.
-
-        Call it after all that keeps every thread of a process from running for seconds, such as importing torch.
+        """Start this rank's heartbeat, and the watch over the previous rank's. Call it after anything that blocks all
+        threads of a process for seconds, such as importing torch.
         """
         self._job.heartbeat = Heartbeat(self._ring, self, self.topology.name_of, waiting.frozen_seconds)
 
@@ -201,16 +200,18 @@ class World:
         return same_role_here, share, text
 
     def _conversation(self, name: str) -> Conversation:
-        """A communicator of the ranks that take part, in rank order; on other ranks one of this rank alone."""
+        """A communicator of the ranks that take part, in rank order; on other ranks, a communicator of this rank
+        only.
+        """
         takes_part = name in self.role.traits.conversations
         comm = self._job.comm.Split(0 if takes_part else 1 + self.rank, self.rank)
         return Conversation(comm, self.topology.directory(name), meter(self.traffic, name))
 
 
 def shadow_share(roles: list[Role], threads: int, cores: int) -> float:
-    """The share of a core for each shadow thread on a host with ranks of these roles: a whole core where every worker,
-    shadow and server thread has one. Otherwise the shadow threads take FOR_ROUNDS of the host's cores. Its sync PSs
-    take none where trainers move the center in place; what trainers of other hosts ask of them is not counted.
+    """The share of a core for each shadow thread on a host with ranks of these roles: a full core if every worker,
+    shadow and server thread has one; otherwise FOR_ROUNDS of the host's cores are divided among the shadow threads.
+    Sync PSs need none where trainers move the center in place; requests from trainers on other hosts are not counted.
     """
     trainers = roles.count(Role.TRAINER)
     if trainers * threads + len(roles) <= cores:

@@ -1,4 +1,4 @@
-"""Every entry, rounded to bfloat16: half the bytes. What rounding cuts off is left for the next payload."""
+"""Every entry, rounded to bfloat16: half the bytes. The rounding error is left for the next payload."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ssmpi.compress.payload import DENSE_HALF, HEADER, payload_bytes, seal
 
 
 class BF16(Codec):
-    """bfloat16, rounded to the nearest; what is left is below 1/256 of the entry."""
+    """bfloat16, rounded to nearest; the rounding error is below 1/256 of the entry."""
 
     nanoseconds, half = Nanoseconds(push=1.6, send=1.6, receive=0.4), True
 

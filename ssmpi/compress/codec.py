@@ -1,9 +1,9 @@
 """What every codec is: ``encode`` makes a payload of a vector, ``take`` also leaves what was not sent.
 
-Memory is apart, as in GRACE (Xu et al., ICDCS 2021): a codec knows nothing of what earlier payloads left unsent. Error
-feedback is ``take`` on one vector again and again, to which new gradients are added in between; whoever has the vector,
-such as a worker thread's account in ``sync.pushes``, is the memory. Of a vector that is to be known elsewhere, weights
-rather than gradients, a ``mirror`` is.
+Error feedback memory is separate, as in GRACE (Xu et al., ICDCS 2021): a codec does not know what earlier payloads left
+unsent. For gradients, the owner calls ``take`` repeatedly on one vector and adds new gradients in between; that vector,
+such as a worker thread's ``PendingGradients`` in ``sync.pushes``, is the memory. For weights that another rank should
+know, the memory is a ``mirror``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ REFRESHES = ("doubling", "plain")
 
 @dataclass(frozen=True)
 class CodecOptions:
-    """``share`` of the entries that is dropped, in [0, 1); thresholds live ``life_span`` encodes, and ``refresh`` says
-    whether they are also found anew at the encodes 1, 2, 4, 8, ... (``doubling``), because the first one is far from
-    later ones, or not (``plain``, the paper's). Values are bfloat16 where ``half``; ``whole`` ignores layers.
+    """``share`` is the fraction of entries to drop, in [0, 1). A threshold is used for ``life_span`` encodes; with
+    ``refresh = "doubling"`` it is also recomputed at encodes 1, 2, 4, 8, ..., because the first one is far from later
+    ones; ``"plain"`` is the paper's rule. ``half`` sends values in bfloat16; ``whole`` uses one threshold for all
+    layers.
     """
 
     share: float = 0.0
@@ -46,8 +47,8 @@ class CodecOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Nanoseconds:
-    """Of a core for an entry, as ``ssmpi bench compression`` prints of whole exchanges: a push at both ends, and a
-    mirror's, to send and to receive.
+    """Core nanoseconds per entry, as ``ssmpi bench compression`` measures them: a push at both ends; sending and
+    receiving by a mirror.
     """
 
     push: float
@@ -56,11 +57,11 @@ class Nanoseconds:
 
 
 class Codec(ABC):
-    """A way to send vectors of ``size`` entries, of layers that end at ``borders``; ``state`` float64 is what it goes
-    on with: of zeros at first, live, ``state_size(borders)`` numbers. A payload is valid until the next one is made.
+    """A way to send vectors of ``size`` entries, of layers that end at ``borders``. ``state`` float64 is its live
+    state, zeros at first, ``state_size(borders)`` numbers. A payload is valid until the next one is made.
     """
 
-    takes_share = False  # whether its name goes on with one
+    takes_share = False  # whether its name is followed by one
     nanoseconds: ClassVar[Nanoseconds]
 
     def __init__(self, options: CodecOptions, size: int, borders: Sequence[int], state: np.ndarray, seed: int) -> None:
@@ -77,7 +78,7 @@ class Codec(ABC):
     @classmethod
     @abstractmethod
     def expected_bytes(cls, options: CodecOptions, size: int) -> int:
-        """Length of a payload where just as many entries are sent as ``options`` ask for."""
+        """Length of a payload if exactly as many entries are sent as ``options`` ask for."""
 
     @property
     def half(self) -> bool:
@@ -86,9 +87,9 @@ class Codec(ABC):
 
     @abstractmethod
     def take(self, vector: np.ndarray, source: np.ndarray | None = None) -> np.ndarray:
-        """A payload of what is to be sent of float32 (size,), which keeps the rest: both add up to what it was, to the
-        last bit. TrainingError for NaN and infinity. With a ``source`` float32 (size,) its values are sent, at the
-        places that are taken; not by codecs that are ``half``.
+        """Encode the entries of ``vector`` float32 (size,) that are to be sent and leave the rest in it: payload and
+        rest add up to the old vector, to the last bit. TrainingError for NaN and infinity. With a ``source`` float32
+        (size,) the chosen entries are sent with its values instead; ``half`` codecs do not support that.
         """
 
     def encode(self, vector: np.ndarray) -> np.ndarray:
@@ -114,18 +115,18 @@ class SparseCodec(Codec):
 
     @classmethod
     def expected_bytes(cls, options: CodecOptions, size: int) -> int:
-        """As the base class; alike in all blocks."""
+        """As the base class; the same in all blocks."""
         return payload_bytes(SPARSE_HALF if options.half else SPARSE, size, _expected(options, size))
 
     @abstractmethod
     def select(self, part: np.ndarray, start: int, places: np.ndarray, values: np.ndarray) -> int:
-        """Move what is to be sent of a block, which begins at entry ``start``, into ``places`` and ``values``; its
-        count.
+        """Move the entries of a block to send into ``places`` and ``values``, and return their count; the block begins
+        at entry ``start``.
         """
 
     @abstractmethod
     def prepare(self, vector: np.ndarray) -> None:
-        """Look at the whole vector before its blocks are selected from."""
+        """Inspect the whole vector before entries of its blocks are selected."""
 
     def take(self, vector: np.ndarray, source: np.ndarray | None = None) -> np.ndarray:
         """As the base class, block by block."""
@@ -146,13 +147,13 @@ class SparseCodec(Codec):
 
 
 def _expected(options: CodecOptions, size: int) -> list[int]:
-    """Entries sent of each block, if alike in all."""
+    """Expected entries sent of each block."""
     blocks = [min(BLOCK, size - start) for start in range(0, size, BLOCK)]
     return [block - math.floor(block * options.share) for block in blocks]
 
 
 def finite(values: np.ndarray) -> None:
-    """TrainingError if there is a NaN or an infinity: a residual would hide it."""
+    """TrainingError if there is a NaN or an infinity: otherwise a residual would hide it."""
     if not kernels.all_finite(values):
         raise TrainingError(
             "a gradient or a weight that is to be sent is not finite: training has diverged; lower dense.rate and"
@@ -161,5 +162,5 @@ def finite(values: np.ndarray) -> None:
 
 
 def refuse(text: str, known: Sequence[str]) -> SettingsError:
-    """A codec's name that is none."""
+    """Raise SettingsError for an unknown codec."""
     return SettingsError(f"codec is one of {', '.join(known)}, with ':bf16' or ':whole' after a share; got {text!r}")

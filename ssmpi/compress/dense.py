@@ -1,4 +1,4 @@
-"""Every entry as it is: the payload that all others are compared with."""
+"""Every entry as float32: the baseline for all other codecs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Compiled loops over payloads. Each releases the interpreter lock; none allocates.
 
 A sparse body is made block by block: a word with the block's count and the form of its places, the places, and the
-values. Selecting by size first makes a mask, a byte an entry, which compilers do many entries at a time, and then goes
-through its bytes eight in a word, over those alone that are set. Compilers rarely emit compress instructions, and on
-Zen 4 and 5 those that write to memory are microcoded; this form is fast everywhere.
+values. Selection by magnitude first writes a mask of one byte per entry, which compilers vectorize, and then scans it
+eight bytes at a time for the set ones. Compilers rarely emit compress instructions, and on Zen 4 and 5 those that write
+to memory are microcoded; this form is fast everywhere.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ BYTES = np.uint64(0x0101010101010101)
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def checksum(words: np.ndarray) -> np.uint64:
-    """A sum over uint32 (n,) in which each word has an odd weight of its own: one changed word always shows, two that
-    changed places too.
+    """A sum over uint32 (n,) with a different odd weight for each word: it always detects one changed word, and two
+    swapped words.
     """
     total, weight = np.uint64(0), np.uint64(1)
     for i in range(words.shape[0]):
@@ -142,7 +142,7 @@ def write_block(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def give_back_rounding(vector: np.ndarray, places: np.ndarray, values: np.ndarray, found: int) -> None:
-    """What bfloat16 has cut off the ``found`` values, float32 seen as uint32, stays in ``vector``, seen so too."""
+    """Add the rounding errors of the ``found`` values, float32 seen as uint32, back to ``vector``, seen likewise."""
     whole, kept = values.view(np.float32), vector.view(np.float32)
     for k in range(found):
         value = whole[k]

@@ -1,14 +1,14 @@
-"""Vectors that are known elsewhere, kept so by payloads (EF21; Richtarik et al., NeurIPS 2021, arXiv 2106.05203)::
+"""Copies of vectors on other ranks, kept up to date by payloads (EF21; Richtarik et al., NeurIPS 2021, arXiv
+2106.05203)::
 
     payload = encode(x - m)                         on the sender, whose mirror m is what the receiver holds
     m = what the payload makes of m                 on both
 
-Both ends hold the same to the last bit after every payload. What is not sent is in the difference next time: no
-residual is kept. Of the entries that are sent, float32 values are those of x and take the place of what was there, so
-that they arrive as they are, with the codec ``dense`` all of them; 16-bit values are differences, which are added,
-because x itself would not get nearer to 16 bits than 1/256.
+After every payload both ends hold the same bits. Entries that were not sent show up in the next difference: no residual
+is kept. float32 payloads send the values of x itself, which replace the old ones, so sent entries are exact; 16-bit
+payloads send differences, which are added, because rounding x itself to 16 bits would leave an error of 1/256.
 
-Both ends may move what they hold by anything else that both know, alike.
+Both ends may also apply the same update to their copies if both know it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ssmpi.compress.payload import update
 
 
 class Copy:
-    """The receiver's end: ``copy`` float32 (size,), live, is what it holds. At first both ends hold the same."""
+    """The receiving end: ``copy`` float32 (size,) is its live copy. Both ends start with equal copies."""
 
     def __init__(self, copy: np.ndarray) -> None:
         self.copy = copy
 
     def receive(self, payload: np.ndarray) -> int:
-        """Take in one payload; how many entries it sends. PayloadError if it is damaged."""
+        """Apply one payload and return its number of entries. PayloadError if it is damaged."""
         return update(payload, self.copy)
 
 
 class Mirror(Copy):
-    """The sender's end, whose ``copy`` is the same as the receiver's. Several may share ``room`` float32 (size or
-    more,).
+    """The sending end, whose ``copy`` equals the receiver's. Several may share the scratch buffer ``room`` float32
+    (size or more,).
     """
 
     def __init__(self, codec: Codec, copy: np.ndarray, room: np.ndarray | None = None) -> None:
@@ -41,8 +41,8 @@ class Mirror(Copy):
         self._far = np.empty_like(copy) if room is None else room[: copy.size]
 
     def send(self, vector: np.ndarray) -> np.ndarray:
-        """A payload of what is to be told of float32 (size,), valid until the codec's next; the own copy has taken it
-        in. TrainingError for NaN and infinity.
+        """Encode what the receiver lacks of ``vector`` float32 (size,), and apply it to the own copy. The payload is
+        valid until the codec's next. TrainingError for NaN and infinity.
         """
         np.subtract(vector, self.copy, out=self._far)
         payload = self._codec.take(self._far, None if self._codec.half else vector)

@@ -1,4 +1,4 @@
-"""What a codec makes of a vector, and a vector of it again: uint8, a header of six 32-bit words and a body.
+"""The wire format of encoded vectors: uint8, a header of six 32-bit words and a body.
 
 ========  ==================================================================================================
 word      holds
@@ -9,8 +9,8 @@ word      holds
 ========  ==================================================================================================
 
 A sparse body has a block for each 65,536 entries: a word with the count of those sent, their places as 16-bit numbers
-or, where that is shorter (from 1/16 on), as bits, and their values. All of it is padded to whole words. A payload says
-all that is needed to decode it, so any rank can; one that is damaged is refused.
+or, where that is shorter (from 1/16 on), as bits, and their values. All of it is padded to whole words. A payload is
+self-describing, so any rank can decode it; a damaged one is rejected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGEST = 2**31
 
 
 class PayloadError(PeerError):
-    """A payload that does not say what a codec says."""
+    """A damaged payload."""
 
     def __init__(self, found: str) -> None:
         super().__init__(
@@ -39,13 +39,13 @@ class PayloadError(PeerError):
 
 
 def room(size: int) -> int:
-    """Bytes that a payload of a vector of ``size`` entries takes at most."""
+    """The largest possible payload of a vector of ``size`` entries, in bytes."""
     blocks = -(-size // BLOCK)
     return HEADER + 4 * (size + blocks * (1 + BLOCK // 32))
 
 
 def payload_bytes(kind: int, size: int, found: Sequence[int]) -> int:
-    """The length of a payload of ``size`` entries with ``found`` sent in each block; a dense one does not ask that."""
+    """The length of a payload of ``size`` entries with ``found`` sent in each block, which dense payloads ignore."""
     if kind in (DENSE, DENSE_HALF):
         return HEADER + (4 * size if kind == DENSE else 4 * ((size + 1) // 2))
     sizes = [min(BLOCK, size - start) for start in range(0, size, BLOCK)]
@@ -69,18 +69,18 @@ def _checksum(words: np.ndarray) -> np.uint64:
 
 
 def count_of(payload: np.ndarray) -> tuple[int, int]:
-    """How many entries the vector has and how many of them are sent; PayloadError if it is damaged."""
+    """The number of entries of the vector, and of those sent; PayloadError if it is damaged."""
     words = _whole(payload)
     return int(words[1]), int(words[2])
 
 
 def is_dense(payload: np.ndarray) -> bool:
-    """Whether it sends all entries as they are; PayloadError if it is damaged."""
+    """Whether it holds all entries as float32; PayloadError if it is damaged."""
     return int(_whole(payload)[0]) & 0xFF == DENSE
 
 
 def length_of(stream: np.ndarray) -> int:
-    """Bytes of the payload that uint8 ``stream`` begins with; PayloadError if there is none."""
+    """Length of the payload at the start of uint8 ``stream``; PayloadError if there is none."""
     if stream.size < HEADER:
         raise PayloadError(f"{stream.size} bytes, a header has {HEADER}")
     length = int(stream[:HEADER].view(np.uint32)[3])
@@ -90,8 +90,8 @@ def length_of(stream: np.ndarray) -> int:
 
 
 def add(payload: np.ndarray, vector: np.ndarray) -> int:
-    """Add what is sent to ``vector`` float32; how many entries those are. PayloadError if it is damaged or of a vector
-    of another size; the vector then holds nothing to rely on.
+    """Add the payload to ``vector`` float32 and return its number of entries. PayloadError if it is damaged or of a
+    vector of another size; the contents of ``vector`` are then undefined.
     """
     words, kind, size, count = _of_size(payload, vector.size)
     if kind in (DENSE, DENSE_HALF):
@@ -103,8 +103,8 @@ def add(payload: np.ndarray, vector: np.ndarray) -> int:
 
 
 def update(payload: np.ndarray, vector: np.ndarray) -> int:
-    """As ``add``, of what a mirror sends: float32 values take the place of those in ``vector``, bfloat16 ones are
-    differences and are added.
+    """As ``add``, for payloads of a mirror: float32 values replace those in ``vector``, bfloat16 values are differences
+    and are added.
     """
     words, kind, size, count = _of_size(payload, vector.size)
     if kind == DENSE:
@@ -154,7 +154,7 @@ def decode(payload: np.ndarray) -> np.ndarray:
 
 
 def _whole(payload: np.ndarray) -> np.ndarray:
-    """Its words, if they are what was sealed."""
+    """Its words, if header and checksum are valid."""
     if length_of(payload) != payload.size:
         raise PayloadError(f"it says {length_of(payload):,} bytes and has {payload.size:,}")
     words: np.ndarray = payload.view(np.uint32)

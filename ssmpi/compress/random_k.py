@@ -1,4 +1,4 @@
-"""Entries at random: the control that tells what choosing the largest is worth."""
+"""Random entries: the control for choosing the largest ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ssmpi.compress.codec import Nanoseconds, SparseCodec, finite
 
 
 class RandomK(SparseCodec):
-    """Each entry is dropped with the chance ``share``, in every encode anew and by the seed alike."""
+    """Each entry is dropped with probability ``share``, independently in every encode and reproducibly by the seed."""
 
     nanoseconds = Nanoseconds(push=2.6, send=3.0, receive=0.15)  # at 99 %
 
     def prepare(self, vector: np.ndarray) -> None:
-        """Nothing is to be found; what stays must be finite too."""
+        """Check that all entries are finite, also those that are not sent."""
         finite(vector)
         self._draw = self.encoded()
 

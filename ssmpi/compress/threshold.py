@@ -4,11 +4,11 @@
     at a refresh    tau = the k-th largest |W|, k = N - floor(N eta)     of each layer, exactly
     send W where |W| >= tau;  what is left = W elsewhere
 
-The threshold hardly moves during training, so it is found once in a life span: between refreshes it is a hard
-threshold, and how many entries are sent varies. What differs from the paper: k entries are sent at a refresh, not
-k + 1; zeros are never sent, so a layer with fewer than k other entries has no threshold, sends them all, and looks for
-one at the next encode, for which it only counts them; and the first thresholds, of a residual that is still small, are
-found anew at the encodes 1, 2, 4, 8, ... unless ``refresh`` is ``plain``.
+The threshold hardly changes during training, so it is computed once per life span; between refreshes it is fixed, and
+the number of entries sent varies. Differences from the paper: a refresh sends k entries, not k + 1; zeros are never
+sent, so a layer with fewer than k nonzero entries has no threshold, sends them all and tries again at the next encode,
+at the cost of counting them; and because the first residuals are small, thresholds are also recomputed at encodes 1, 2,
+4, 8, ... unless ``refresh`` is ``plain``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ssmpi.compress.codec import BLOCK, TINY, CodecOptions, Nanoseconds, SparseC
 
 
 class Threshold(SparseCodec):
-    """``state`` is how many encodes there were, then each layer's threshold; 0 where there is none yet."""
+    """``state`` is the number of encodes, then each layer's threshold; 0 means none yet."""
 
     nanoseconds = Nanoseconds(push=1.0, send=1.3, receive=0.2)  # at 99 %
 
@@ -37,7 +37,7 @@ class Threshold(SparseCodec):
         return 2 if options.whole else 2 + len({b for b in borders if 0 < b < size})
 
     def prepare(self, vector: np.ndarray) -> None:
-        """Find the thresholds that are due."""
+        """Compute the thresholds that are due."""
         due = self._refreshes(self.encoded())
         taus = self.state[1:]
         if not self.options.share:
@@ -66,7 +66,9 @@ class Threshold(SparseCodec):
 
 
 def kth_largest(values: np.ndarray, share: float) -> float:
-    """The size that all but a ``share`` of float32 (n,) have at least; 0, without a search, where so many are zero."""
+    """The magnitude that a fraction 1 - ``share`` of float32 (n,) reach; 0, without a search, if fewer entries are
+    nonzero.
+    """
     dropped = min(math.floor(values.size * share), values.size - 1)
     if kernels.nonzeros(values) < values.size - dropped:
         return 0.0

@@ -1,4 +1,4 @@
-"""Arrays from the beginning of a cache line."""
+"""Arrays that start at a cache line."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ LINE = 64  # bytes
 
 
 def aligned(shape: tuple[int, ...], kind: type[np.generic] = np.float32) -> np.ndarray:
-    """An array, not initialized. NumPy's own large ones begin 16 bytes behind a line, so that each vector of 64 bytes
-    that is read or written lies in two.
+    """An uninitialized array. NumPy's own large arrays start 16 bytes after a cache line, so every 64-byte vector
+    access touches two lines.
     """
     size = int(np.prod(shape)) * np.dtype(kind).itemsize
     memory = np.empty(size + LINE, np.uint8)

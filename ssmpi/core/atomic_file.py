@@ -45,9 +45,8 @@ def check(path: Path) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; the file gets its name if the block succeeds, and is removed if it fails.
-
-    UserError at once where no file can be written. An OSError of the block that names no file gets this one's name.
+    """Yield a temporary path to write to; it is renamed to ``path`` if the block succeeds and removed if it fails.
+    UserError at once if no file can be written there. An OSError in the block that names no file gets this one's name.
     """
     check(path)
     beside = _beside(path)
@@ -64,7 +63,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write(path: Path, content: bytes | str) -> None:
-    """Write a small file whole; text as UTF-8."""
+    """Write a small file atomically; text as UTF-8."""
     with whole(path) as beside:
         beside.write_bytes(content.encode() if isinstance(content, str) else content)
 

@@ -1,5 +1,5 @@
-"""Cache lines that compiled loops ask for before they need them. Processors foresee what lies in order, page by page;
-what does not, or begins a new page, is waited for: 0.1 to 0.2 us on a virtual machine.
+"""Software prefetch for compiled loops. Hardware prefetchers follow sequential accesses within a page; any other
+access, and the first one in a new page, stalls for 0.1 to 0.2 us on a virtual machine.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 FLOATS = 16  # of a line
-ROWS_AHEAD = 12  # between the row that is worked on and the one that is asked for
+ROWS_AHEAD = 12  # between the row being processed and the one being prefetched
 
 
 def _asking(write: int) -> Any:
-    """Code for an intrinsic that asks for a line, to be written or only to be read."""
+    """Code generator of a prefetch intrinsic, for reading or for writing."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word, place = ir.IntType(32), builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
@@ -31,20 +31,20 @@ def _asking(write: int) -> Any:
 
 @intrinsic
 def ask(typing: Any, address: Any) -> Any:  # numba's interface has no types
-    """Ask for the cache line at an address. One that is not mapped does no harm."""
+    """Prefetch the cache line at an address. Unmapped addresses are harmless."""
     return types.void(types.uint64), _asking(0)
 
 
 @intrinsic
 def ask_to_write(typing: Any, address: Any) -> Any:
-    """The same, to be written."""
+    """Prefetch for writing."""
     return types.void(types.uint64), _asking(1)
 
 
 @njit(cache=True, nogil=True)
 def ask_for_row(values: np.ndarray, rows: np.ndarray, k: int) -> None:
-    """Ask for the row of values float32 (rows, width) that is updated ROWS_AHEAD steps after rows[k]: they lie
-    anywhere, none is foreseen.
+    """Prefetch the row of ``values`` float32 (rows, width) that is updated ROWS_AHEAD steps after ``rows[k]``: their
+    addresses are random, so the hardware cannot predict them.
     """
     if k + ROWS_AHEAD < rows.shape[0]:
         place, last = values[rows[k + ROWS_AHEAD] :].ctypes.data, values.shape[1] - 1

@@ -1,4 +1,4 @@
-"""How long something takes."""
+"""Elapsed time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's CPU time by kind of thread: written by every rank of a training job, drawn by ``report``.
+"""A rank's CPU time by kind of thread: written by every rank of a training job, plotted by ``report``.
 
 Wall time without CPU time is waiting: for another rank, for a lock, or for a core.
 """

@@ -25,7 +25,9 @@ class DataError(UserError):
 
 
 class DamageError(DataError):
-    """A damaged file. ``found`` is what is wrong with it: a list of several says the remedy once."""
+    """A damaged file. ``found`` says what is wrong with it; it is kept apart so that a list of several damaged files
+    gives the remedy once.
+    """
 
     def __init__(self, path: Path, found: str, remedy: str) -> None:
         super().__init__(path, found, remedy)  # all of them, so that it can be pickled

@@ -1,4 +1,4 @@
-"""Which code runs: the commit of the git checkout that this package lies in, where it lies in one."""
+"""Which code is running: the commit of the git checkout that contains this package, if there is one."""
 
 from __future__ import annotations
 

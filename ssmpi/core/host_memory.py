@@ -1,6 +1,4 @@
-"""What memory this process may still take: of the machine, and of the control groups in which a batch system limits a
-job.
-"""
+"""How much memory this process may still allocate, within the limits of the machine and of its control groups."""
 
 from __future__ import annotations
 
@@ -10,9 +8,8 @@ from pathlib import Path
 
 
 def free_memory(root: Path = Path("/")) -> float:
-    """Bytes that this process may still take, of the machine and of each control group it is in, where a batch system
-    sets the limit of a job; infinite where nobody says. What files have in memory can be had, as long as nobody uses
-    it.
+    """Bytes that this process may still allocate: the least of what the machine and each of its control groups (the
+    memory limit of a batch job) have left; infinite if none of them can be read. The idle page cache counts as free.
     """
     found = []
     with contextlib.suppress(OSError):

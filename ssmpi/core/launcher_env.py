@@ -1,6 +1,5 @@
-"""What the launcher's environment variables say about this process, and whether the MPI library agrees.
-
-A launcher and a library that do not match start N single processes, each of which takes itself for the whole job.
+"""What the launcher's environment variables say about this process, and whether the MPI library agrees. If launcher and
+library do not match, they start N single processes, each of which thinks it is the whole job.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ ARRIVAL_SECONDS = 0.5
 
 
 def rank() -> int | None:
-    """This process's number as its launcher says, before MPI starts; None without a launcher."""
+    """This process's rank according to its launcher, before MPI starts; None without a launcher."""
     found = (os.environ.get(name, "") for name in RANK_VARIABLES)
     return next((int(text) for text in found if text.isdigit()), None)
 
@@ -45,7 +44,7 @@ def check(size: int, library: str) -> None:
     expected = ranks()
     if expected in (None, size):
         return
-    if rank():  # each takes itself for the job, and fails here
+    if rank():  # each thinks it is rank 0, and fails here
         raise SystemExit(2)
     launcher = "srun" if started_by_srun() else "the launcher"
     fitting = "pmix" if "Open MPI" in library else "pmi2"

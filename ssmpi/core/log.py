@@ -19,7 +19,7 @@ from typing import TextIO
 from ssmpi.core.run_files import LOGS
 
 ENDS = "the job ends: "
-AGAIN_SECONDS = 10.0  # between two reminders that something takes long
+AGAIN_SECONDS = 10.0  # between two reminders that something is still running
 WORTH_SAYING = 1.0  # seconds
 SHAPE = 80, 24  # columns and rows where a terminal does not report them
 
@@ -110,7 +110,7 @@ def lengths(run: Path) -> dict[int, int]:
 
 
 def end_recorded(run: Path, since: dict[int, int]) -> bool:
-    """Whether any rank has written why the job ends, after its file had the length that is given."""
+    """Whether any rank has logged why the job ends since its file had the given length."""
     for path in (run / LOGS).glob("*.log"):
         with path.open("rb") as file:
             file.seek(since.get(path.stat().st_ino, 0))
@@ -120,7 +120,7 @@ def end_recorded(run: Path, since: dict[int, int]) -> bool:
 
 
 def last_end(run: Path, since: datetime | None) -> str:
-    """Why the last job of a run has ended, as a rank has written it last; empty if none has written that ``since``."""
+    """Why the last job of a run ended, as logged last by any rank; empty if none has logged it ``since`` then."""
     found, least = [], f"{since.astimezone():%Y-%m-%d %H:%M:%S,%f}" if since else ""
     for path in (run / LOGS).glob("*.log"):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -131,7 +131,7 @@ def last_end(run: Path, since: datetime | None) -> str:
 
 
 def _format(who: str, *, precise: bool = False) -> logging.Formatter:
-    """To the second for people, to the millisecond and with the date for comparing the files of several ranks."""
+    """Times to the second for people; with date and milliseconds for comparing the files of several ranks."""
     return logging.Formatter(
         f"%(asctime)s {socket.gethostname()} {who} | %(message)s", datefmt=None if precise else "%H:%M:%S"
     )

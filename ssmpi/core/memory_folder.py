@@ -1,4 +1,6 @@
-"""The folders in a memory file system that hold what the ranks of a launch leave for the next start of their job."""
+"""The folders in a memory file system that hold the ranks' state for the next start of their job; one for each
+launch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ IN_MEMORY = ("tmpfs", "ramfs")  # kinds of file systems
 
 
 class FileSystem(NamedTuple):
-    """What a folder lies in; ``size`` and ``free`` are bytes, ``kind`` is empty where nobody says."""
+    """The file system of a folder; ``size`` and ``free`` are bytes, ``kind`` is empty if unknown."""
 
     kind: str
     size: int
@@ -18,7 +20,7 @@ class FileSystem(NamedTuple):
 
     @property
     def in_memory(self) -> bool:
-        """Whether what lies there is in memory only."""
+        """Whether it keeps its files in memory only."""
         return self.kind in IN_MEMORY
 
 
@@ -28,7 +30,7 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> FileS
     kinds = {}
     for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines() if mounts.exists() else ():
         _, place, kind, *_ = line.split(" ")
-        kinds[Path(place.replace("\\040", " "))] = kind  # of two mounts in one place the later one is seen
+        kinds[Path(place.replace("\\040", " "))] = kind  # of two mounts at one place the later one is visible
     kind = next((kinds[each] for each in (real, *real.parents) if each in kinds), "")
     return FileSystem(kind, found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
@@ -44,7 +46,7 @@ def all_in(memory: Path) -> list[Path]:
 
 
 def _owner(path: Path) -> int:
-    """The user whose it is; -1 where it is gone."""
+    """The owner's user id; -1 if the folder is gone."""
     try:
         return path.lstat().st_uid
     except FileNotFoundError:

@@ -61,7 +61,7 @@ class Quality:
         return float(accumulate(logits, labels, self.histogram, self.sums))
 
     def merge(self, other: Quality) -> None:
-        """Add what another thread or trainer has seen."""
+        """Add the sums of another thread or trainer."""
         self.histogram += other.histogram
         self.sums += other.sums
 

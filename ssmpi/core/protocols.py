@@ -1,4 +1,6 @@
-"""Where packages meet that do not import each other: ``sync`` steps a dense optimizer and updates embedding rows."""
+"""Interfaces between packages that do not import each other: ``sync`` steps a dense optimizer and updates embedding
+rows.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ class MPIRequest(Protocol):
     """The part of an MPI request that waiting needs."""
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        """Tell whether the operation is complete."""
+        """Whether the operation is complete."""
 
 
 class DenseModel(Protocol):
@@ -24,7 +26,7 @@ class DenseModel(Protocol):
 
 
 class DenseStep(Protocol):
-    """What a worker thread steps with."""
+    """The optimizer as a worker thread sees it."""
 
     def step(self, model: DenseModel, factor: float) -> None:
         """Apply the model's gradients to the shared weights, at ``factor`` times the learning rate."""
@@ -34,7 +36,7 @@ class DenseOptimizer(DenseStep, Protocol):
     """A trainer's optimizer for its dense replica."""
 
     def state(self) -> dict[str, np.ndarray]:
-        """What it remembers, by name: live arrays."""
+        """Its state by name: live arrays."""
 
 
 class RowSet(Protocol):
@@ -49,11 +51,11 @@ class RowSet(Protocol):
         """Which of the rows are those of each server."""
 
     def occurrences(self) -> np.ndarray:
-        """int32 (distinct rows,): for how many lookups of examples each row stands."""
+        """int32 (distinct rows,): how many lookups each row stands for."""
 
 
 class RowLookup(RowSet, Protocol):
-    """The rows of one batch on their way."""
+    """The rows of one batch, requested or received."""
 
     requests: list[MPIRequest]  # while it is under way
 
@@ -81,7 +83,7 @@ class RowLookup(RowSet, Protocol):
 
 
 class RowTransport(Protocol):
-    """How a worker thread reaches embedding rows. ``thread`` tells its messages from those of the others."""
+    """How a worker thread reaches embedding rows. ``thread`` tags its messages."""
 
     @property
     def near(self) -> Sequence[np.ndarray]:
@@ -106,4 +108,4 @@ class RowTables(RowTransport, Protocol):
         """As ``push``, of any set of rows, by gradients float32 (distinct rows, width)."""
 
     def drain(self) -> None:
-        """Wait until every update of this trainer has been applied. Call when its threads are at rest."""
+        """Wait until every update of this trainer has been applied. Call while its worker threads are paused."""

@@ -1,5 +1,5 @@
-"""``result.json``, which a run writes last: its status says how the run ended. No other file and no exit code tells
-that.
+"""``result.json``, which a run writes last: its status is the only record of how the run ended. Exit codes do not
+tell.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 from ssmpi.core.run_files import RESULT_NAME
 
 COMPLETE = "complete"  # all examples, or a rule ended the run; nothing is left to do
-STOPPED = "stopped"  # asked to stop, and saved: the run can be resumed
-INCOMPLETE = "incomplete"  # it ended by itself and examples are missing, which is a defect
+STOPPED = "stopped"  # stopped on request after saving: the run can be resumed
+INCOMPLETE = "incomplete"  # it ended on its own and examples are missing, which is a bug
 
 
 def read(run: Path) -> dict[str, Any]:
-    """What the marker says; empty where there is none, or none that can be read."""
+    """The contents of the marker; empty if it is missing or unreadable."""
     try:
         found = json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):

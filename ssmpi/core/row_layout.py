@@ -1,4 +1,6 @@
-"""What an embedding row holds. The network says so, embedding PSs keep such rows: neither knows the other."""
+"""The layout of an embedding row, derived from the network and used by the embedding PSs, which do not import each
+other.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RowLayout:
-    """A ``vector`` of so many floats, 0 for none, and, with ``weight``, one first-order weight behind it.
-
-    Vector and weight are learned apart: each is a group of columns with an accumulator of its own in row-wise Adagrad.
+    """A ``vector`` of that many floats, 0 for none, followed by one first-order weight if ``weight`` is set. Each of
+    the two is a column group with its own accumulator in row-wise Adagrad.
     """
 
     vector: int

@@ -38,7 +38,7 @@ _IN_FOLDER = {  # a folder to the files that it holds; the first is the run fold
         rf"{_RANK}\.json",  # what the ranks of a benchmark measured
     )),
     rf"({MODEL}|\.{MODEL}\.(tmp|old))/": _WEIGHTS,
-    f"({CHECKPOINTS}|{BEST})/": "(?!)",  # folders only
+    f"({CHECKPOINTS}|{BEST})/": "(?!)",  # subfolders only
     rf"{BEST}/\.?after-\d+(\.(tmp|old))?/": _WEIGHTS,
     rf"{CHECKPOINTS}/({ASIDE})?{CHECKPOINT}\d+/": _WEIGHTS,
     f"{ROWS}/": r"embedding-\d+\.rows",

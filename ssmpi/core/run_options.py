@@ -1,5 +1,5 @@
-"""The sections of a run file that no component owns: where results go, when models are scored and saved, what follows
-when ranks are killed.
+"""The sections of a run file that no component owns: where results go, when models are scored and saved, how lost ranks
+are recovered.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class EvaluateOptions:
     are left out where the data set does not have them. ``replica`` also scores the first trainer's own replica at the
     end.
 
-    ``keep`` is which model the run leaves: the ``last``, or the ``best``, of the evaluation of ``split`` with the
-    lowest NE. Training ends early after ``patience`` evaluations of ``split`` in a row without gain, which is an NE
-    that is more than ``min_gain`` lower than at the last gain, and as soon as the AUC of ``split`` is ``stop_at_auc``;
-    0 means never.
+    ``keep`` selects the model that the run leaves: the ``last`` one, or the ``best`` one, which has the lowest NE on
+    ``split``. Early stopping: training ends after ``patience`` evaluations of ``split`` in a row without a gain, where
+    a gain is an NE at least ``min_gain`` (relative) below that of the last gain, or as soon as the AUC of ``split``
+    reaches ``stop_at_auc``; 0 disables either rule.
     """
 
     split: str = "validation"
@@ -89,11 +89,11 @@ class CheckpointOptions:
     and writes the copy while training continues; without, or where memory has no room for the copy, training waits. A
     run asked to stop saves within ``stop_budget_seconds`` or gives up; any other save has ``limit_seconds``.
 
-    Besides, under ``ssmpi launch``, each embedding PS saves its rows by itself while training goes on, for partial
-    recovery: all of them, every T_save that ``recovery.target_pls`` asks for, unless a checkpoint is newer. With
-    another ``priority`` than ``none`` a ``priority_fraction`` of them, in that fraction of T_save: those accessed most
-    often (``mfu``), those in a sample of one access in ``priority_period`` (``ssu``), or those changed most (``scar``,
-    which needs memory for a copy of the weights). The smallest tables, with 1 % of all rows, are saved whole.
+    Under ``ssmpi launch``, each embedding PS also saves its rows during training, for partial recovery: all of them,
+    every T_save that ``recovery.target_pls`` asks for, unless a checkpoint is newer. With another ``priority`` than
+    ``none`` a ``priority_fraction`` of them, in that fraction of T_save: those accessed most often (``mfu``), those in
+    a sample of one access in ``priority_period`` (``ssu``), or those changed most (``scar``, which needs memory for a
+    copy of the weights). The smallest tables, with 1 % of all rows, are saved whole.
     """
 
     every_minutes: float = 30.0
@@ -121,16 +121,14 @@ class RecoveryOptions:
     """The ``[recovery]`` section: what ``ssmpi launch`` does when ranks are killed.
 
     Unless ``mode = "off"`` the state of every rank lies in ``memory_folder``, a memory file system of its host, and the
-    job is started again at once: each rank goes on with what it finds there. Where the memory of a rank is lost too,
-    ``"partial"`` reloads what was lost alone, ``"full"`` takes all ranks back to the newest checkpoint, and ``"auto"``
-    does what costs less at the PLS (portion of lost samples) ``target_pls``. ``mtbf_hours`` is the mean time between
-    two losses of an embedding PS's memory; 0 is not known, and an example's 504 h / N. Full recovery it is in any case
-    if the first trainer's memory is lost, or that of more than ``max_lost_fraction`` of the embedding PSs. How often
-    embedding PSs save rows by themselves follows from ``target_pls`` and ``mtbf_hours`` too; with ``"auto"`` they rest
-    from it while full recovery costs less.
-
-    A job that was started again ``max_restarts`` times within ``within_minutes`` ends (exit code 86), as the first
-    loss ends one with ``"off"``.
+    job is restarted at once: each rank resumes from its memory. Where the memory of a rank is lost too, ``"partial"``
+    reloads what was lost alone, ``"full"`` takes all ranks back to the newest checkpoint, and ``"auto"`` does what
+    costs less at the PLS (portion of lost samples) ``target_pls``. ``mtbf_hours`` is the mean time between two losses
+    of an embedding PS's memory; 0 is not known, and an example's 504 h / N. Full recovery it is in any case if the
+    first trainer's memory is lost, or that of more than ``max_lost_fraction`` of the embedding PSs. How often embedding
+    PSs save rows also follows from ``target_pls`` and ``mtbf_hours``; with ``"auto"`` they pause saving while full
+    recovery costs less. A job that was restarted ``max_restarts`` times within ``within_minutes`` ends (exit code 86),
+    as does any job at its first loss with ``"off"``.
     """
 
     mode: Literal["auto", "full", "partial", "off"] = "auto"

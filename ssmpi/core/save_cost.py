@@ -11,8 +11,8 @@ LEAST_SAID = 0.005  # seconds
 
 
 class SaveCost(NamedTuple):
-    """Seconds of training: those that it stood still for, and those lost because it was slower while files were written
-    beside it. The latter are less than 0 where it happened to be faster: over many saves chance cancels out.
+    """Seconds of training: the time it stood still, and the time lost to slower steps while files were written in the
+    background. The slowdown of one save may be negative by chance; noise cancels out over many saves.
     """
 
     standstill: float = 0.0
@@ -20,15 +20,15 @@ class SaveCost(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of both, never less than the standstill."""
+        """The sum, never less than the standstill."""
         return self.standstill + max(0.0, self.slowdown)
 
     def plus(self, other: SaveCost) -> SaveCost:
-        """That of both, chance included."""
+        """The sum of two costs, negative slowdowns included."""
         return SaveCost(self.standstill + other.standstill, self.slowdown + other.slowdown)
 
     def fields(self) -> dict[str, float]:
-        """As files have it."""
+        """The JSON fields."""
         return {O_SAVE: self.seconds, STANDSTILL: self.standstill, SLOWDOWN: self.slowdown}
 
     def describe(self) -> str:
@@ -38,5 +38,5 @@ class SaveCost(NamedTuple):
 
     @classmethod
     def of(cls, fields: Mapping[str, float]) -> SaveCost:
-        """From ``fields``, or those of an earlier version, where ``O_save`` was the standstill; of none, nothing."""
+        """From ``fields``; in those of an earlier version ``O_save`` was the standstill. Zero if there are none."""
         return cls(fields.get(STANDSTILL, fields.get(O_SAVE, 0.0)), fields.get(SLOWDOWN, 0.0))

@@ -35,8 +35,8 @@ class UnsetError(SettingsError):
 
 
 def load(cls: type[T], path: Path, overrides: Sequence[str] = (), kind: str = "run file") -> T:
-    """Read a file of some ``kind``, apply overrides in order, build ``cls``; SettingsError names the overrides that are
-    to blame, or else the file.
+    """Read a file, apply overrides in order and build ``cls``; ``kind`` names the file in messages. SettingsError names
+    the overrides at fault, or else the file.
     """
     values = read(path, kind)
     whole = overridden(values, overrides)
@@ -169,7 +169,7 @@ def positive(name: str, value: float, most: float) -> None:
 
 
 def suggestion(key: str, names: Iterable[str]) -> str:
-    """What may have been meant by ``key``, which none of ``names`` is; else all of them."""
+    """A hint for a misspelt ``key``: the closest of ``names``, or else all of them."""
     names = list(names)
     close = difflib.get_close_matches(key, names, n=1)
     return f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(names)}"
@@ -191,7 +191,7 @@ def _required(f: dataclasses.Field[Any]) -> bool:
 
 
 def _unset(hint: Any, where: str, name: str) -> str:
-    """What is to be set: a section with its keys that have no default, or one key."""
+    """What must be set: a key, or a section with its required keys."""
     if not dataclasses.is_dataclass(hint):
         return f"'{where}{name}'"
     return f"section [{where}{name}] with {' and '.join(f.name for f in dataclasses.fields(hint) if _required(f))}"

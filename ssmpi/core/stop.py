@@ -1,8 +1,8 @@
-"""How a trainer comes to rest. A stop travels through one object, which all parts of a trainer share::
+"""How a trainer pauses and stops. All parts of a trainer share one ``Stop``::
 
 RUNNING --pause--> PAUSING --resume--> RUNNING          for a checkpoint; the next part of a pass begins
-RUNNING, PAUSING --tell, or a signal--> STOPPING        somebody asked this trainer, or any other, to stop
-RUNNING, PAUSING, STOPPING --agree--> STOPPED           all trainers know it, at the same place of the run
+RUNNING, PAUSING --request, or a signal--> STOPPING     this trainer, or another, was asked to stop
+RUNNING, PAUSING, STOPPING --agree--> STOPPED           all trainers know it, at the same point of the run
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Phase(IntEnum):
 
 
 class Stop:
-    """The phase of one trainer. ``asked()`` tells whether its process got a signal to stop.
+    """The phase of one trainer. ``asked()`` says whether its process got a signal to stop.
 
     Any thread may read it or raise the phase; only the main thread calls ``resume``.
     """
@@ -32,12 +32,12 @@ class Stop:
         self._phase, self._changing = Phase.RUNNING, threading.Lock()
 
     def must_pause(self) -> bool:
-        """Whether worker threads are to come to rest between two batches, to pause or to stop."""
+        """Whether worker threads must halt between two batches, to pause or to stop."""
         return self._phase is not Phase.RUNNING or self._asked()
 
     @property
     def stopping(self) -> bool:
-        """Whether somebody asked this trainer to stop, or any other one and the news has come here."""
+        """Whether this trainer was asked to stop, or has learned that another one was."""
         return self._phase >= Phase.STOPPING or self._asked()
 
     @property
@@ -46,7 +46,7 @@ class Stop:
         return self._phase is Phase.STOPPED
 
     def pause(self) -> None:
-        """All trainers are to come to rest."""
+        """All trainers must pause."""
         self._raise(Phase.PAUSING)
 
     def resume(self) -> None:
@@ -55,12 +55,12 @@ class Stop:
             if self._phase is Phase.PAUSING:
                 self._phase = Phase.RUNNING
 
-    def tell(self) -> None:
-        """Some trainer was asked to stop."""
+    def request(self) -> None:
+        """A trainer, this one or another, was asked to stop."""
         self._raise(Phase.STOPPING)
 
     def agree(self) -> None:
-        """All trainers know that they stop."""
+        """All trainers have agreed to stop."""
         self._raise(Phase.STOPPED)
 
     def _raise(self, phase: Phase) -> None:

@@ -1,4 +1,4 @@
-"""Which rank plays which role, by pure arithmetic, before any process exists. Nobody else computes ranks.
+"""Which rank plays which role, by pure arithmetic, before any process exists. No other module computes ranks.
 
 A new role is a member of ``Role``, a line in ``ROLES``, a module in ``ssmpi/roles`` and a line in ``train.PARTS``.
 """
@@ -30,11 +30,11 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class RoleTraits:
-    """All that plans, layouts and communicators know of a role."""
+    """All that plans, layouts and communicators know about a role."""
 
     setting: str  # the field of ``Topology`` that says how many ranks play it
     conversations: tuple[str, ...]  # those it takes part in
-    process_bytes: float  # resident memory of such a rank of the quickstart, less its data
+    process_bytes: float  # resident memory of such a rank in the quickstart, without its data
     serves: str = ""  # the conversation in which it answers requests; empty for a rank that trains
 
 
@@ -54,7 +54,7 @@ class Directory:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """How messages call the members, for example ``embedding_ps 1``."""
+        """The members' names in messages, for example ``embedding_ps 1``."""
         return tuple(name_of(role, index) for role, index in self.members)
 
     def ranks_of(self, role: Role) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ class Directory:
 
 
 def name_of(role: Role, index: int) -> str:
-    """How messages call the rank with this role and index: ``embedding_ps 1``."""
+    """The name of the rank with this role and index in messages: ``embedding_ps 1``."""
     return f"{role} {index}"
 
 
@@ -133,11 +133,11 @@ class Topology:
         return 0 if role.traits.serves else self.threads
 
     def name_of(self, rank: int) -> str:
-        """How messages call a rank, for example ``embedding_ps 1``."""
+        """A rank's name in messages, for example ``embedding_ps 1``."""
         return name_of(*self.role_of(rank))
 
     def names_of(self, ranks: Iterable[int]) -> str:
-        """How messages call several ranks: ``trainer 0 to 3, embedding_ps 1``."""
+        """Several ranks in messages: ``trainer 0 to 3, embedding_ps 1``."""
         spans: list[list[int]] = []
         for rank in ranks:
             follows = spans and spans[-1][-1] == rank - 1 and self.role_of(rank)[0] is self.role_of(rank - 1)[0]

@@ -2,9 +2,9 @@
 
 A message between a trainer and a server is counted by the trainer, in whichever direction it goes; one between two
 trainers by its sender; an all-reduce of n trainers as 2 (n - 1) / n of its vector on each of them, what a ring sends,
-and as one message. So the sum over all trainers is what travels. Rows and rounds in memory that ranks of a host share
-travel nowhere: such rows are counted as ``rows_in_place``. What a codec sends of the
-``entries`` that it is given is ``entries_sent``. Envelopes of MPI and of the network are left out.
+and as one message. So the sum over all trainers is the total traffic. Rows and rounds in shared memory cause none: such
+rows are counted as ``rows_in_place``. ``entries`` counts what codecs were given, ``entries_sent`` what they sent. MPI
+and network headers are not counted.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _FIRST_MESSAGES, _ROWS, _ENTRIES, _SENT = map(COUNTED.index, (MESSAGES[0], ROWS,
 
 
 class Traffic:
-    """Counts while ``on``: a trainer's while it trains, not while it evaluates or saves, as with its seconds. Each
-    thread counts in a place of its own, so no lock is needed and nothing is lost.
+    """Counts while ``on``: during training, not during evaluation or saving, like the seconds of training. Each thread
+    has its own counters, so no lock is needed and nothing is lost.
     """
 
     def __init__(self, *, on: bool = False) -> None:
@@ -44,19 +44,19 @@ class Traffic:
         self._of_threads: dict[int, list[float]] = {}
 
     def add(self, link: Link, size: float) -> None:
-        """One message of so many bytes."""
+        """Count one message of ``size`` bytes."""
         if self.on:
             counts = self._mine()
             counts[link] += size
             counts[_FIRST_MESSAGES + link] += 1
 
     def add_rows(self, rows: int) -> None:
-        """So many rows were read or updated where they lie."""
+        """Count rows that were read or updated in place."""
         if self.on:
             self._mine()[_ROWS] += rows
 
     def add_entries(self, entries: int, sent: int) -> None:
-        """Of so many entries of a vector a codec has sent some."""
+        """Count the entries of a vector, and how many of them a codec sent."""
         if self.on:
             counts = self._mine()
             counts[_ENTRIES] += entries
@@ -78,8 +78,8 @@ class Traffic:
 
 
 class Meter:
-    """The traffic of one conversation: the class of what is ``sent`` and ``received`` in it where a caller says no
-    other; None where the other end counts.
+    """The traffic of one conversation: the default classes of what is ``sent`` and ``received``; None if the other end
+    counts.
     """
 
     def __init__(self, traffic: Traffic, sent: Link, received: Link | None = None) -> None:
@@ -95,12 +95,12 @@ class Meter:
             self.traffic.add(self._received if link is None else link, size)
 
     def reduced(self, size: int, ranks: int) -> None:
-        """A vector is summed over so many ranks."""
+        """A vector is summed over ``ranks`` ranks."""
         if ranks > 1:
             self.traffic.add(self._sent, 2 * (ranks - 1) * size / ranks)
 
     def spread(self, size: int, rank: int, ranks: int) -> None:
-        """The first rank gives all others its vector."""
+        """The first rank broadcasts its vector."""
         if rank == 0 and ranks > 1:
             self.traffic.add(self._sent, (ranks - 1) * size)
 

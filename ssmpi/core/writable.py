@@ -1,4 +1,4 @@
-"""Whether a run folder can be written, asked before anything else is: no other check says so as plainly."""
+"""Checks that a run folder can be written before anything else does, because later errors would be less clear."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_writable(folder: Path) -> None:
-    """Raise SettingsError unless a file can be made in ``folder``, or in the nearest folder above it that is there.
+    """Raise SettingsError unless a file can be made in ``folder``, or in its nearest existing parent.
 
     A full disk passes: the check of the space that is needed names figures.
     """

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 
-@dataclass  # frozen, it would take three times as long to make, in every step
+@dataclass  # not frozen: construction would take three times as long, in every step
 class Batch:
     """ids int32 (batch, sparse features); dense float32 (batch, dense features); labels float32 (batch,), NaN in
     unlabelled data.
@@ -22,7 +22,7 @@ class Batch:
         return len(self.ids)
 
     def first(self, rows: int) -> Batch:
-        """The first so many rows, as views."""
+        """The first ``rows`` rows, as views."""
         return Batch(self.ids[:rows], self.dense[:rows], self.labels[:rows])
 
     def like(self, rows: int) -> Batch:

@@ -1,6 +1,5 @@
-"""Deals the row blocks of a pass to worker threads, every block exactly once, and remembers where it stands.
-
-The first trainer's main thread owns one ``BlockDispatcher``; threads everywhere ask it over the control conversation.
+"""Assigns the row blocks of a pass to worker threads, every block exactly once. The first trainer's main thread owns
+the ``BlockDispatcher``; worker threads of all trainers request blocks over the control conversation.
 """
 
 from __future__ import annotations
@@ -11,17 +10,18 @@ from dataclasses import dataclass, field
 from ssmpi.data.reader import DataOptions, shuffled
 
 NOTHING_LEFT = -1
-PAUSED = -2  # training pauses: there may be something left
-NOT_YET = -3  # the next block waits for the check of its shard: ask again
+PAUSED = -2  # training pauses: blocks may be left
+NOT_YET = -3  # the next block waits for the check of its shard: retry
 
 
 @dataclass
 class BlockDispatcher:
-    """The blocks (or other pieces, by number) of one part of a pass, in dealing order, for ``threads`` askers in the
-    job.
+    """The blocks (or other pieces, by number) of one part of a pass, in dealing order, for ``threads`` requesters in
+    the job.
 
-    ``dynamic`` gives the next block to whoever asks; ``static`` gives asker ``k`` the blocks ``k``, ``k + threads``...
-    Neither gives one that is not ``ready``, nor another in its place: the order stays. ``told`` hears each answer.
+    ``dynamic`` gives the next block to whichever thread asks; ``static`` gives requester ``k`` the blocks ``k``, ``k +
+    threads``... A block that is not ``ready`` is not skipped: the order never changes. ``told`` is called with each
+    answer.
     """
 
     options: DataOptions
@@ -54,13 +54,13 @@ class BlockDispatcher:
         return self.order[place]
 
     def waiting(self) -> list[int]:
-        """The blocks that nobody was given yet, in dealing order."""
+        """The blocks not assigned yet, in dealing order."""
         gone = {block for _, block in self.log}
         return [block for block in self.order if block not in gone]
 
 
 def block_order(options: DataOptions, seed: int, pass_index: int, blocks: int) -> list[int]:
-    """The order in which a pass deals its blocks: a permutation of its own in every pass, or file order."""
+    """The order in which a pass deals its blocks: a different permutation in every pass, or file order."""
     if not options.shuffle:
         return list(range(blocks))
     return [int(b) for b in shuffled(seed, 1, pass_index, size=blocks)]

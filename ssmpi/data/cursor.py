@@ -1,4 +1,4 @@
-"""One trainer's way through the passes over the data: which part of the run it is in, and what is left of that part."""
+"""One trainer's position in the passes over the data: which part of the run it is in, and what is left of that part."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CursorOptions:
-    """How a run goes through its data: by whom, in how many parts a pass, and whether a thread takes a batch
-    ``ahead``.
+    """How a run iterates over its data: over how many trainers and threads, in how many parts per pass, and whether
+    threads prefetch a batch (``ahead``).
     """
 
     data: DataOptions
@@ -32,15 +32,14 @@ class CursorOptions:
     ahead: bool
 
     def block_rows(self, rows: int) -> int:
-        """Rows of a block, of so many in a pass."""
+        """Rows per block for a pass of ``rows`` rows."""
         return suit_block_rows(self.data, rows, self.topology.trainers * self.topology.threads * self.per_pass)
 
 
 class DataCursor:
-    """``position`` is the same on all trainers whenever they are at rest; ``reader`` cuts the blocks of this pass.
-
-    Rows of shards that are not in ``checked`` wait for that. ``dealt`` is what was dealt last, or where the run begins;
-    ``trained`` counts what is done.
+    """``position`` is the same on all trainers whenever training is paused; ``reader`` cuts the blocks of this pass.
+    Rows of a shard are dealt only once the shard is in ``checked``. ``dealt`` is the last deal, or the start of the
+    run; ``trained`` counts the rows trained on.
     """
 
     def __init__(
@@ -59,9 +58,7 @@ class DataCursor:
         self.dispatcher: BlockDispatcher | None = None
 
     def parts(self) -> Iterator[int]:
-        """The parts of the run, each again and again until all of it has been trained on; never ends by itself
-        in one.
-        """
+        """The parts of the run; a part repeats until all of it has been trained on."""
         per_pass = self._options.per_pass
         while self.position.part < self._options.data.passes * per_pass:
             if not self.dispatcher or not self.position.dealt:
@@ -71,11 +68,13 @@ class DataCursor:
 
     @property
     def coming(self) -> Position:
-        """Where the run stands once this part has been evaluated, if it is done."""
+        """The position after this part, if it is done, and its evaluation."""
         return self.position.next(self._options.per_pass) if self.position.done else self.position
 
     def batches(self, thread: int, next_number: Callable[[], int], cut: Callable[[], bool]) -> Iterator[Batch]:
-        """The batches of one worker thread: of what it had begun, then of the pieces that ``next_number`` gives."""
+        """The batches of one worker thread: first of the pieces that it had started, then of those that ``next_number``
+        gives.
+        """
 
         def next_piece() -> Piece | None:
             number = next_number()
@@ -94,7 +93,7 @@ class DataCursor:
         return self.reader.blocks[block].shard
 
     def gather_remaining(self, trainers: Conversation) -> None:
-        """Put together what is left of this part. Every trainer calls, at rest."""
+        """Merge what all trainers have left of this part. Every trainer calls it while training is paused."""
         assert self.dispatcher
         for stream in self.streams:
             stream.close()
@@ -109,16 +108,14 @@ class DataCursor:
         self.position = replace(self.position, begun=begun, waiting=tuple(found[0][1]))
 
     def _deal(self) -> BlockDispatcher:
-        """Cut this part of the pass into pieces, or take those that a checkpoint left, and have them ready to
-        hand out.
-        """
+        """Cut this part of the pass into pieces, or take those that a checkpoint left, and prepare to deal them."""
         data, position, per_pass = self._options.data, self.position, self._options.per_pass
         self._pass, place = divmod(position.part, per_pass)
         rows = position.block_rows or self._options.block_rows(self.reader.rows)
         self.reader = SplitReader(self.reader.folder, data.train_split, rows)
         examples = self._dealt.examples
         if not position.dealt:
-            examples += self._dealt.position.left  # of the part before this one, of which all is done
+            examples += self._dealt.position.left  # of the previous part, all of which is done
             blocks = self.reader.blocks
             order = block_order(data, self._options.seed, self._pass, len(blocks))
             order = order[len(order) * place // per_pass : len(order) * (place + 1) // per_pass]

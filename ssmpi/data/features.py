@@ -10,8 +10,8 @@ from ssmpi.core.errors import DataError
 
 @dataclass(frozen=True)
 class Features:
-    """Names of the columns in their order: ``dense`` have a float each, ``sparse`` an id each, of a table of their own;
-    DataError for names that no set can have.
+    """Column names in order: each ``dense`` feature is a float, each ``sparse`` feature an id in a table of its own.
+    DataError for invalid names.
     """
 
     dense: tuple[str, ...]
@@ -33,8 +33,8 @@ class Features:
 
     @classmethod
     def numbered(cls, dense: int, sparse: int) -> Features:
-        """So many, named as Criteo's columns: I1, I2, ... and C1, C2, ..."""
+        """Features named like Criteo's columns: I1, I2, ... and C1, C2, ..."""
         return cls(tuple(f"I{i}" for i in range(1, dense + 1)), tuple(f"C{i}" for i in range(1, sparse + 1)))
 
 
-CRITEO = Features.numbered(13, 26)  # of all sets whose manifests record none: older versions made no others
+CRITEO = Features.numbered(13, 26)  # of data sets of older versions, whose manifests record no features

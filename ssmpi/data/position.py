@@ -1,5 +1,5 @@
-"""Where in a pass a run stands: which rows of which blocks are left. Arithmetic only; a saved position serves any
-number of trainers and threads.
+"""A run's position in a pass: which rows of which blocks are left. Arithmetic only; a saved position can be resumed
+with any number of trainers and threads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Piece(NamedTuple):
-    """Rows ``start`` to ``stop`` of one block, counted in the order in which its pass trains on them."""
+    """Rows ``start`` to ``stop`` of one block, in the training order of its pass."""
 
     block: int
     start: int
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
 
 class StartedPiece(NamedTuple):
-    """What is left of a piece that one thread of one trainer had begun."""
+    """The rest of a piece that one thread of one trainer had started."""
 
     trainer: int
     thread: int
@@ -32,9 +32,8 @@ class StartedPiece(NamedTuple):
 
 @dataclass(frozen=True)
 class Position:
-    """In part ``part`` of the run, whose blocks are cut at ``block_rows``: pieces begun, and pieces nobody has begun.
-
-    Before the part has begun (not ``dealt``) all of it is left, and ``block_rows`` is 0 unless its pass has begun.
+    """A position in part ``part`` of the run, whose blocks have ``block_rows`` rows: the pieces started, and those not
+    started yet. Until the part is ``dealt`` all of it is left; ``block_rows`` is 0 until its pass has started.
     """
 
     part: int
@@ -58,13 +57,12 @@ class Position:
         return Position(self.part + 1, self.block_rows if (self.part + 1) % per_pass else 0)
 
     def of(self, trainer: int, thread: int) -> list[Piece]:
-        """What one thread had begun, in its order."""
+        """The pieces that one thread had started, in its order."""
         return [begun.piece for begun in self.begun if begun[:2] == (trainer, thread)]
 
     def for_others(self, threads: int, batch_size: int) -> Position:
-        """The same rows for ``threads`` other threads in all: nothing is begun, and there is some for each of them.
-
-        Where there are few pieces they are cut up, at multiples of ``batch_size``.
+        """The same rows for a job with ``threads`` threads in all: no piece is started, and every thread gets some. If
+        there are too few pieces they are split, at multiples of ``batch_size``.
         """
         pieces = [begun.piece for begun in self.begun] + list(self.waiting)
         share = max(1, self.left // (4 * threads))

@@ -22,8 +22,8 @@ class DataOptions:
     """The ``[data]`` section.
 
     ``folder`` is what ``ssmpi-prepare criteo`` made. ``handout`` deals row blocks of at most ``block_rows`` rows:
-    ``dynamic`` to whoever is free, ``static`` in a fixed rotation. ``shuffle`` permutes the order of blocks and the
-    rows inside them, differently in every pass.
+    ``dynamic`` to the next free thread, ``static`` in a fixed rotation. ``shuffle`` permutes the order of blocks and
+    the rows inside them, differently in every pass.
     """
 
     folder: str
@@ -92,7 +92,7 @@ class SplitReader:
         columns.check(self.folder, self.shards[shard], self.manifest)
 
     def room(self, rows: int | None = None) -> Batch:
-        """Arrays for so many rows, without labels; or for any block: ``read`` pages in fresh ones for each."""
+        """Arrays for so many rows, without labels, or for any block: new ones would have to be paged in each time."""
         if rows is None:
             rows = max((block.rows for block in self.blocks), default=0)
         features = self.manifest.features
@@ -105,7 +105,7 @@ class SplitReader:
         return self.read(first, self.room(first.rows)).dense.mean(axis=0, dtype=float).astype(np.float32)
 
     def read(self, block: Block, room: Batch | None = None) -> Batch:
-        """Read one block, into ``room`` (what it held is gone) or into fresh arrays."""
+        """Read one block, into ``room``, which is overwritten, or into new arrays."""
         path = self.folder / self.shards[block.shard].file
         out = (room or self.room()).first(block.rows)
         try:
@@ -138,8 +138,8 @@ def batches(block: Batch, batch_size: int) -> Iterator[Batch]:
 def batches_in(
     order: np.ndarray, block: Batch, batch_size: int, rooms: Iterator[Batch] | None = None
 ) -> Iterator[Batch]:
-    """Cut a block into batches: of the rows in ``order``, in that order. They are copies, in the next of the ``rooms``
-    for a batch, or in fresh arrays: the block may be overwritten after the last.
+    """Cut a block into batches of the rows in ``order``. They are copies, in the next of the ``rooms`` for a batch or
+    in new arrays: the block may be overwritten after the last one.
     """
     for start in range(0, len(order), batch_size):
         count = min(batch_size, len(order) - start)
@@ -151,13 +151,13 @@ def batches_in(
 
 
 def suit_block_rows(options: DataOptions, rows: int, shares: int) -> int:
-    """Rows per block so that there are 8 for each of ``shares``, a thread's share of a part of the pass: whole batches,
-    at most ``block_rows``.
+    """Rows per block so that each of the ``shares`` (threads times parts of a pass) gets 8 blocks: whole batches, at
+    most ``block_rows``.
     """
     fair = max(1, rows // (8 * shares))
     return max(1, min(options.block_rows, fair) // options.batch_size) * options.batch_size
 
 
 def shuffled(seed: int, *key: int, size: int) -> np.ndarray:
-    """A permutation of ``range(size)`` that depends on ``seed`` and ``key`` alone, not on who asks or when."""
+    """A permutation of ``range(size)`` that depends on ``seed`` and ``key`` alone."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *key]))).permutation(size)

@@ -35,7 +35,7 @@ SCHEMA_VERSION = 1
 SHARD_FORMAT = "ssmpi-shard"
 MANIFEST_FORMAT = "ssmpi-dataset"
 MANIFEST_NAME = "manifest.json"
-WORK_NAME = ".prepare"  # what a preparation under way keeps; removed at its end
+WORK_NAME = ".prepare"  # state of an unfinished preparation; removed at its end
 VOCABULARY_NAME = "vocabulary.h5"
 SPLITS = ("train", "validation", "test")
 

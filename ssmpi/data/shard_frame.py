@@ -1,5 +1,5 @@
-"""The frame of a shard: all bytes of its file around the columns. HDF5 goes by them, so they are checked before it
-reads.
+"""The frame of a shard: all bytes of its file around the columns. The HDF5 library interprets them, so they are
+verified before it opens the file.
 """
 
 from __future__ import annotations

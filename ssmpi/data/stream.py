@@ -1,4 +1,4 @@
-"""The batches of one worker thread, which may be cut between any two of them and resumed later, by this process or
+"""The batches of one worker thread. It can be interrupted between any two of them and resumed later, by this process or
 another one.
 """
 
@@ -15,9 +15,9 @@ from ssmpi.data.reader import DataOptions, SplitReader, batches_in, shuffled
 
 
 class Stream:
-    """``begun`` is what was begun and is not trained on yet. Whoever takes batches ``ahead`` of training has the last
-    one given out still to train on when it asks for the next. ``trained(rows)`` is told of every batch as soon as it is
-    known to be done.
+    """``begun`` holds the pieces started and not finished. With ``ahead``, the consumer prefetches: when it asks for a
+    batch it has not trained on the previous one yet. ``trained(rows)`` is called for every batch as soon as it is known
+    to be done.
     """
 
     def __init__(
@@ -29,14 +29,14 @@ class Stream:
         self._was_cut = False
 
     def was_cut(self) -> bool:
-        """Whether the batches ended because they were cut, not because there are no more."""
+        """Whether the batches ended because the stream was interrupted, not because there are no more."""
         return self._was_cut
 
     def batches(
         self, reader: SplitReader, a_pass: int, next_piece: Callable[[], Piece | None], cut: Callable[[], bool]
     ) -> Iterator[Batch]:
-        """The batches of what was begun, then of the pieces that ``next_piece`` gives, until it has none or
-        ``cut()``. The second next comes in the place of this one.
+        """The batches of the pieces already started, then of those that ``next_piece`` gives, until it has none or
+        ``cut()``. Each batch overwrites the one before the last.
         """
         begun, last, room, size = self.begun, None, reader.room(), self._options.batch_size
         batch_rooms = itertools.cycle([reader.room(size), reader.room(size)])
@@ -62,7 +62,7 @@ class Stream:
         self.begun = joined([last, *begun] if self._ahead and last else begun)
 
     def close(self) -> None:
-        """Its thread has come to rest: unless it was cut, it has trained on all that it was given."""
+        """The thread has finished: unless the stream was interrupted, it has trained on all batches it was given."""
         self._tell(all_but=0)
 
     def _tell(self, all_but: int) -> None:
@@ -79,7 +79,7 @@ class Stream:
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
-    """The same rows, neighbours in one piece."""
+    """The same rows, with adjacent pieces merged."""
     found: list[Piece] = []
     for piece in pieces:
         if found and (found[-1].block, found[-1].stop) == (piece.block, piece.start):

@@ -1,5 +1,5 @@
-"""Which of the dealt rows one trainer has trained on, in memory that may outlive it: the one count that says what is
-left when processes were killed.
+"""Which of the dealt rows one trainer has trained on, in memory that may outlive its process: the only count that
+determines what is left after a kill.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ DEAL, MOST = "deal", "pieces"  # names of notes
 
 
 class Deal(NamedTuple):
-    """A part of the run as it was dealt for the ``number``-th time, after ``examples`` of all trainers."""
+    """The pieces of a part of the run as dealt; the ``number``-th deal of the run, after ``examples`` of all
+    trainers.
+    """
 
     number: int
     examples: int
@@ -28,11 +30,13 @@ class Deal(NamedTuple):
 
     @property
     def pieces(self) -> list[Piece]:
-        """Those that were begun already, and those that nobody had begun, in their order."""
+        """The pieces already started, then those not started, in order."""
         return [*(begun.piece for begun in self.position.begun), *self.position.waiting]
 
     def after(self, done: np.ndarray) -> Deal:
-        """The same when so many rows of each piece, int64 (pieces,), have been trained on: what was begun waits."""
+        """The deal that remains once ``done`` rows of each piece, int64 (pieces,), have been trained on; started pieces
+        are not assigned to a thread.
+        """
         counted = list(zip(self.pieces, done.tolist(), strict=True))
         rests = tuple(Piece(piece.block, piece.start + rows, piece.stop) for piece, rows in counted)
         left = replace(self.position, begun=(), waiting=tuple(rest for rest in rests if rest.rows))
@@ -40,13 +44,12 @@ class Deal(NamedTuple):
 
 
 class TrainedRows:
-    """Of one trainer's ``threads`` threads and at most ``most`` pieces, or as many as were kept. Each piece has one
-    thread that counts it, and each thread counts a batch when it is done with it: a kill makes it repeat at most one.
+    """Counts for one trainer's ``threads`` threads and at most ``most`` pieces, or as many as memory holds already.
+    Only one thread counts each piece, and it counts a batch when it is done with it, so a kill makes each thread repeat
+    at most one batch. ``rows`` and ``batches`` int64 (threads,) are each thread's totals over all deals.
 
-    ``rows`` and ``batches`` int64 (threads,) are what each thread has done in all deals.
-
-    There are two banks, for this deal and the last one: a deal counts once its note is there, and a kill before that
-    changes nothing. The ``dealer`` also has ``handed`` out.
+    There are two banks, for this deal and the previous one: a deal is valid once its note is written, and a kill before
+    that changes nothing. The ``dealer`` also records assignments (``handed``).
 
     Counting goes through ``data``: NumPy's own numbers hold the interpreter lock for 15 us where the model's step has
     emptied the caches, Python's for one.
@@ -57,7 +60,7 @@ class TrainedRows:
         if memory.kept:
             most = memory.noted(MOST)
         memory.note(MOST, most)
-        self.handed = HandedOut(memory, threads, most) if dealer else None
+        self.handed = Assignments(memory, threads, most) if dealer else None
         self._banks = memory.array("rows done", (2, most), np.int64)
         self.rows, self.batches = (
             memory.array(f"{what} by thread", (threads,), np.int64) for what in ("rows", "batches")
@@ -66,7 +69,7 @@ class TrainedRows:
         self._of_block: dict[int, list[tuple[int, int, int]]] = {}
 
     def deal(self, dealt: Deal) -> None:
-        """Begin with what is dealt anew."""
+        """Start counting a new deal."""
         of_block = defaultdict(list)
         for number, piece in enumerate(dealt.pieces):
             of_block[piece.block].append((number, piece.start, piece.stop))
@@ -78,7 +81,7 @@ class TrainedRows:
         self._memory.note(DEAL, [dealt.number, dealt.examples, dealt.position.state()])
 
     def add(self, thread: int, rows: Piece) -> None:
-        """A thread has trained on some rows that follow those of the same pieces that it has trained on before."""
+        """A thread has trained on the next rows of its pieces."""
         block, start, stop = rows
         self._rows[thread] += stop - start
         self._batches[thread] += 1
@@ -87,11 +90,11 @@ class TrainedRows:
                 self._bank[number] = min(stop, end) - first
 
     def under_way(self, scored: np.ndarray) -> BatchesUnderWay:
-        """Of the threads, which have ``scored`` so many rows, int64 (threads,)."""
+        """Batches in flight, given the rows that each thread has ``scored``, int64 (threads,)."""
         return BatchesUnderWay(self.rows, scored)
 
     def kept(self) -> tuple[Deal, np.ndarray] | None:
-        """The last deal of an earlier process, and how many rows of each of its pieces were trained on here."""
+        """The last deal of an earlier process, and how many rows of each of its pieces this trainer has trained on."""
         found = self._memory.noted(DEAL)
         if found is None:
             return None
@@ -100,8 +103,8 @@ class TrainedRows:
 
 
 class BatchesUnderWay:
-    """Batches that were scored and not trained on when a process was killed, at most one a thread; both int64
-    (threads,) of its memory.
+    """Batches scored but not trained on when a process was killed, at most one per thread; both arrays int64 (threads,)
+    in its memory.
     """
 
     def __init__(self, rows: np.ndarray, scored: np.ndarray) -> None:
@@ -109,20 +112,18 @@ class BatchesUnderWay:
 
     @property
     def lost(self) -> int:
-        """How many come again, as no record has said yet."""
+        """How many will be repeated and are not reported yet."""
         return int((self._scored != self._rows).sum())
 
     def reported(self) -> None:
-        """They are on record."""
+        """Mark them as reported."""
         self._rows[:] = self._scored
 
 
-class HandedOut:
-    """On the dealer: which trainer has which piece of a deal, in memory: what it knows of those whose memory is lost.
-
-    A thread that asks for more has done all that it was given before, but for the last piece if it takes batches
-    ``ahead``. int32 (2, pieces): 0 for a piece that nobody was given, k + 1 for one that trainer k has, -k - 1 for one
-    that it has done.
+class Assignments:
+    """On the dealer: which trainer has which piece of a deal, for trainers whose own memory is lost. A thread that
+    requests a piece has finished all earlier ones, except the last if it prefetches (``ahead``). int32 (2, pieces): 0
+    for a piece not assigned, k + 1 for one assigned to trainer k, -k - 1 for one that it has finished.
     """
 
     def __init__(self, memory: RankMemory, threads: int, most: int) -> None:
@@ -132,15 +133,15 @@ class HandedOut:
         self._has: dict[int, list[int]] = {}  # pieces, by asker
 
     def deal(self, dealt: Deal) -> None:
-        """Begin with what is dealt anew: what was begun is handed out."""
+        """Start recording a new deal, whose started pieces are assigned already."""
         self._bank, self._pieces, self._begun = self._banks[dealt.number % 2], dealt.pieces, len(dealt.position.begun)
         self._bank[:], self._has = 0, {}
         for number, begun in enumerate(dealt.position.begun):
             self._give(begun.trainer * self._threads + begun.thread, number)
 
     def asked(self, asker: int, given: int, *, ahead: bool) -> None:
-        """A thread, by its number in the job, has asked for more and was ``given`` one of what nobody had begun, if it
-        is not negative.
+        """A thread, by its number in the job, has requested a piece and was ``given`` this one of those not started;
+        none if negative.
         """
         has = self._has.get(asker, [])
         for _ in has[int(ahead) :]:
@@ -149,7 +150,9 @@ class HandedOut:
             self._give(asker, self._begun + given)
 
     def at_rest(self, begun: Sequence[Piece]) -> None:
-        """All threads have come to rest: what each has ``begun`` is not done, all else that it was given is."""
+        """All threads have paused: what each has ``begun`` is unfinished, every other piece assigned to it is
+        finished.
+        """
         for has in self._has.values():
             for number in has:
                 piece = self._pieces[number]
@@ -157,7 +160,7 @@ class HandedOut:
                     self._done(number)
 
     def kept(self, deal: Deal) -> np.ndarray:
-        """What an earlier process has handed out of a deal, int32 (pieces,)."""
+        """The assignments of a deal that an earlier process recorded, int32 (pieces,)."""
         return self._banks[deal.number % 2][: len(deal.pieces)].copy()
 
     def _give(self, asker: int, number: int) -> None:
@@ -174,19 +177,19 @@ def overlap(one: Piece, other: Piece) -> bool:
 
 
 def done_by(trainer: int, deal: Deal, handed: np.ndarray) -> np.ndarray:
-    """How many rows of each piece of a deal a trainer has done for sure, by what the dealer has ``handed`` out, int64
+    """How many rows of each piece a trainer has certainly trained on, according to the dealer's assignments, int64
     (pieces,).
     """
     return np.where(handed == -trainer - 1, [piece.rows for piece in deal.pieces], 0).astype(np.int64)
 
 
 def rows_in_hand(trainer: int, deal: Deal, handed: np.ndarray) -> int:
-    """How many rows a trainer may have done besides."""
+    """How many more rows a trainer may have trained on."""
     return sum(piece.rows for piece, whose in zip(deal.pieces, handed.tolist(), strict=True) if whose == trainer + 1)
 
 
 def latest(found: Sequence[tuple[Deal, np.ndarray] | None]) -> Deal | None:
-    """What is left of the latest deal, from what each trainer has kept; one that has not come to it has done nothing
+    """What is left of the latest deal, from every trainer's memory; a trainer that has not reached it has done nothing
     of it. None if nothing was dealt yet.
     """
     number = max((deal.number for deal, _ in filter(None, found)), default=0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ssmpi.core.errors import TrainingError
 from ssmpi.core.protocols import RowTransport
-from ssmpi.embedding.lookup import Lookup, Scratch
+from ssmpi.embedding.lookup import Lookup, LookupBuffers
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.table import RowOptions
 
@@ -110,8 +110,8 @@ class Lookups:
     def _next_lookup(self, batch: int) -> Lookup:
         if batch > self._most:
             placement, width = self._placement, self._options.layout.width
-            scratch = Scratch(batch * len(placement.cardinalities), width)
-            self._lookups = [Lookup(batch, placement, width, scratch, self._transport.near) for _ in range(2)]
+            buffers = LookupBuffers(batch * len(placement.cardinalities), width)
+            self._lookups = [Lookup(batch, placement, width, buffers, self._transport.near) for _ in range(2)]
             self._most = batch
         self._turn = 1 - self._turn
         return self._lookups[self._turn]

@@ -14,7 +14,7 @@ from ssmpi.embedding import kernels, lookup_kernels
 from ssmpi.embedding.placement import Placement
 
 
-class Scratch:
+class LookupBuffers:
     """What routing and summing need for at most so many ids, which a thread's lookups share."""
 
     def __init__(self, ids: int, width: int) -> None:
@@ -29,13 +29,13 @@ class Lookup:
     """
 
     def __init__(
-        self, batch: int, placement: Placement, width: int, scratch: Scratch, near: Sequence[np.ndarray]
+        self, batch: int, placement: Placement, width: int, buffers: LookupBuffers, near: Sequence[np.ndarray]
     ) -> None:
         self._features = len(placement.cardinalities)
         most = batch * self._features
         self.rows, self._inverse = np.empty(most, np.int32), np.empty(most, np.int32)
         self.starts = np.zeros(placement.servers + 1, np.int64)
-        self.distinct, self._summed = aligned((most, width)), scratch.summed
+        self.distinct, self._summed = aligned((most, width)), buffers.summed
         self._values = self.values = aligned((batch, self._features, width))
         self.found, self.batch = 0, batch
         self._within_reach = all(array.size for array in near[::2])
@@ -43,7 +43,7 @@ class Lookup:
         self._frame = Frame(
             (),
             (
-                placement.limits, placement.strides, placement.owners, placement.bases, scratch.keys, scratch.places,
+                placement.limits, placement.strides, placement.owners, placement.bases, buffers.keys, buffers.places,
                 self.rows, self._inverse, self.starts, self.distinct, self._values, self._summed, *near,
             ),
         )  # fmt: skip

@@ -1,5 +1,5 @@
-"""Pushes by message, counted at both ends in memory that outlives a kill: those that were sent and never applied were
-lost on their way. What is worked on in place is no message, and cannot be.
+"""Counts of push messages at both ends, in memory that outlives a kill: pushes sent but never applied were lost in
+flight. In-place updates are not messages and cannot be lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ LOST, REPORTED, SET_OFF, WHOSE = range(-4, 0)  # rows below those of the threads
 
 
 class SentPushes:
-    """Of one trainer to each PS. No two threads count in one place. The array in the ``memory`` has a ``name``."""
+    """Pushes of one trainer to each PS, counted by each thread separately. ``name`` is that of the array in
+    ``memory``.
+    """
 
     def __init__(
         self, memory: RankMemory | None = None, threads: int = wire.THREADS, servers: int = 1,
@@ -29,12 +31,12 @@ class SentPushes:
         self.by_thread = self._counts[:threads]
 
     def to(self, server: int) -> int:
-        """How many must have been applied for none to be on its way."""
+        """How many pushes the server must have applied for none to be in flight."""
         return int(self.by_thread[:, server].sum() - self._counts[SET_OFF, server] - self._counts[LOST, server])
 
     def compare(self, server: int, whose: int, applied: int) -> None:
-        """At rest: PS ``server`` has applied so many, as the count says that it has named ``whose``. The rest was lost.
-        Between two counts of which one began anew, as memory was lost, nothing can be compared. May be repeated.
+        """While no pushes are in flight: PS ``server`` has ``applied`` this many according to its count ``whose``; the
+        rest was lost. Counts cannot be compared if one of them restarted because memory was lost. Idempotent.
         """
         lost, set_off, known = (self._counts[row, server : server + 1] for row in (LOST, SET_OFF, WHOSE))
         sent = int(self.by_thread[:, server].sum())
@@ -46,16 +48,18 @@ class SentPushes:
 
     @property
     def lost(self) -> int:
-        """How many were lost since ``reported``."""
+        """How many were lost and are not reported yet."""
         return max(0, int((self._counts[LOST] - self._counts[REPORTED]).sum()))
 
     def reported(self) -> None:
-        """Those that were lost so far are on record."""
+        """Mark the losses so far as reported."""
         self._counts[REPORTED] = self._counts[LOST]
 
 
 class AppliedPushes:
-    """On one PS, by the ``clients`` of its conversation. ``whose`` names this count: another one began at 0."""
+    """Pushes applied on one PS, by client of its conversation. ``whose`` identifies this count; one with another id
+    started at 0.
+    """
 
     def __init__(self, memory: RankMemory | None = None, clients: int = wire.THREADS) -> None:
         counts = (memory or ProcessMemory()).array("pushes applied", (1 + clients,), np.int64)
@@ -64,5 +68,5 @@ class AppliedPushes:
             self._whose[0] = 1 + secrets.randbits(62)
 
     def answer(self, client: int, out: np.ndarray) -> None:
-        """What ``SentPushes.compare`` takes of this, as int64, into ``out`` uint8 (16,)."""
+        """Write what ``SentPushes.compare`` needs, as int64, into ``out`` uint8 (16,)."""
         out.view(np.int64)[:] = self._whose[0], self.by_client[client]

@@ -16,15 +16,12 @@ from ssmpi.embedding.table import Arena, Saver
 
 
 class EmbeddingServer:
-    """Answers pulls and pushes on one arena. ``handle`` is the handler of ``Service.serve``.
-
-    ``address`` tells processes of this host how to map the rows; empty if they are not to. ``counts`` does so for the
-    memory in which accesses are counted, None if they are not. ``saver`` writes the rows; where nothing is saved there
-    need not be one. ``applied`` counts pushes.
-
-    ``samples`` is how many samples all trainers have done, as the first one told last, -1 before; ``checkpointed`` what
-    it was when a checkpoint was begun last; ``saves_rows`` whether it wants rows to be saved by themselves. ``news``
-    gives what it is told in turn.
+    """Answers pulls and pushes on one arena. ``handle`` is the handler of ``Service.serve``. ``address`` tells
+    processes of this host how to map the rows; empty if they must not. ``counts`` is the same for the memory of access
+    counts, None if accesses are not counted. ``saver`` writes the rows; optional if nothing is saved. ``applied``
+    counts pushes. ``samples`` is the number of samples of all trainers, as last reported by the first one, -1 before;
+    ``checkpointed`` its value when the last checkpoint started; ``saves_rows`` whether the first trainer wants
+    incremental row saves. ``news`` returns what to report back to it.
     """
 
     def __init__(

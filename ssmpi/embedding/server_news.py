@@ -1,5 +1,5 @@
-"""What the first trainer and the embedding PSs tell each other now and then, without waiting for an answer: how many
-samples all trainers have done, and what a PS has saved by itself.
+"""Status messages between the first trainer and the embedding PSs, exchanged without waiting for an answer: the number
+of samples of all trainers, and the row saves of a PS.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ssmpi.embedding import wire
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
-THREAD = wire.THREADS - 2  # as one that asks: the main thread may be waiting for another answer
+THREAD = wire.THREADS - 2  # a client id of its own: the main thread may be waiting for another answer
 
 
 class ServerNews:
-    """The first trainer's end; called on its main thread alone."""
+    """The first trainer's end; used on its main thread only."""
 
     def __init__(self, conversation: Conversation, waiting: WaitOptions) -> None:
         self._conversation, self._waiting = conversation, waiting
@@ -29,8 +29,8 @@ class ServerNews:
         self._under_way: dict[int, tuple[list[MPIRequest], np.ndarray, np.ndarray]] = {}  # by PS
 
     def exchange(self, samples: int, saves_rows: bool) -> list[dict[str, Any]]:
-        """Tell each PS that has answered the last time, also whether it is to save rows by itself; what has been
-        answered since then, with ``ps``, its index.
+        """Send the number of samples, and whether to save rows, to each PS that has answered the previous message;
+        return the answers received meanwhile, with the PS's index as ``ps``.
         """
         found = []
         for index, server in enumerate(self._servers):
@@ -43,7 +43,7 @@ class ServerNews:
         return found
 
     def finish(self) -> None:
-        """Wait for the last answers: no message is left under way."""
+        """Wait for the last answers, so that no message is left in flight."""
         wait_all([request for requests, *_ in self._under_way.values() for request in requests], self._waiting, "PSs")
         self._under_way = {}
 

@@ -21,7 +21,7 @@ from ssmpi.embedding.placement import Part, Placement
 ROWS_AT_A_TIME = 1 << 18  # when loading
 ROWS = "rows"  # the name of an arena in the memory of its rank
 
-Observe = Callable[[np.ndarray, np.ndarray], None]  # rows int32 (n,) and how many accesses each has had
+Observe = Callable[[np.ndarray, np.ndarray], None]  # rows int32 (n,) and the number of accesses of each
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ class EmbeddingOptions:
 
 @dataclass(frozen=True)
 class RowOptions:
-    """Rows as a network wants them (``layout``), kept and updated as ``[embedding]`` says (``settings``)."""
+    """The rows' ``layout``, from the network, and the ``[embedding]`` section (``settings``), which says how they are
+    stored and updated.
+    """
 
     settings: EmbeddingOptions
     layout: RowLayout
@@ -80,10 +82,9 @@ class RowOptions:
 
 class RowArray:
     """``weights`` float32 (rows, width) and, for row-wise Adagrad, ``state`` float32 (rows, groups of columns), one
-    after the other in ``memory``, uint8 of ``count * options.row_bytes``; without, ``state`` is empty.
-
-    Rows are not padded to whole cache lines: 17 floats pulled and updated as fast in rows of 17 as in rows of 20, 24 or
-    32, and faster where the table is in cache.
+    after the other in ``memory``, uint8 of ``count * options.row_bytes``; for other optimizers ``state`` is empty. Rows
+    are not padded to whole cache lines: rows of 17 floats are pulled and updated as fast as padded ones of 20, 24 or
+    32, and faster if the table fits in cache.
     """
 
     def __init__(self, options: RowOptions, memory: np.ndarray, count: int) -> None:
@@ -98,8 +99,8 @@ class RowArray:
         self._observe: Observe | None = None
 
     def update(self, rows: np.ndarray, gradients: np.ndarray, factor: float, times: np.ndarray | None = None) -> None:
-        """Apply gradients float32 (n, dim) of different rows int32 (n,) at ``factor`` times the learning rate;
-        ``times`` int32 (n,) says for how many accesses each, None that they do not count.
+        """Apply gradients float32 (n, dim) of distinct rows int32 (n,) at ``factor`` times the learning rate; ``times``
+        int32 (n,) is the number of accesses of each, None if they are not counted.
         """
         if self.options.settings.optimizer == "sgd":
             kernels.sgd(self.weights, rows, gradients, self._rate * factor)
@@ -114,7 +115,7 @@ class RowArray:
             self._observe(rows, times)
 
     def tell(self, observe: Observe) -> None:
-        """From now on ``observe`` is called with the rows of each update, after it: what was counted has happened."""
+        """From now on call ``observe`` with the rows of each update, after it has been applied."""
         self._observe = observe
 
 
@@ -122,8 +123,8 @@ class Arena(RowArray):
     """The rows of one PS's parts, and how they are made, saved and loaded.
 
     Initial vectors are U(-1/sqrt(n), 1/sqrt(n)) with n the table's rows (facebookresearch/dlrm), from a counter-based
-    generator: neither placement nor the number of PSs changes a value. First-order weights begin at 0. What ``memory``
-    has kept stays as it is.
+    generator: neither placement nor the number of PSs changes a value. First-order weights start at 0. Rows already in
+    ``memory`` are not initialized.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Arena(RowArray):
             self._fill(seed)
 
     def _fill(self, seed: int) -> None:
-        """As no training has changed them."""
+        """Set all rows to their initial values."""
         self.state[:] = self.options.settings.initial_state
         for part in self.parts:
             bound = 1.0 / math.sqrt(self.cardinalities[part.table])
@@ -159,8 +160,8 @@ class Arena(RowArray):
             )
 
     def datasets(self) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
-        """What to save, views of the live rows: of every part ``table-TT-first-stride/weights`` (rows, width) and,
-        beside it, optimizer ``state``: (rows,), or (rows, 2) of vector and weight.
+        """What to save, as views of the live rows: for every part ``table-TT-first-stride/weights`` (rows, width) and
+        the optimizer ``state``, (rows,), or (rows, 2) for vector and weight.
         """
         for part in self.parts:
             rows = slice(part.base, part.base + part.rows)
@@ -173,9 +174,7 @@ class Arena(RowArray):
                     yield f"table-{part.table:02}-{part.first}-{part.stride}/{name}", values[rows], whole
 
     def load(self, path: Path) -> int:
-        """Take over the rows of this arena's parts that a saved file holds, whatever placement saved it; counts
-        them.
-        """
+        """Load the rows of this arena that a saved file holds, whatever placement saved it, and return their number."""
         taken = 0
         with h5py.File(path, "r", locking=False) as saved:
             for group in saved.values():
@@ -185,7 +184,7 @@ class Arena(RowArray):
         return taken
 
     def _take(self, path: Path, group: h5py.Group, part: Part) -> int:
-        """Copy the rows that a saved part and one of ours have in common: an intersection of two stripes."""
+        """Copy the rows that a saved part and one of this arena have in common: the intersection of two stripes."""
         first, stride, cardinality = (int(group["weights"].attrs[name]) for name in ("first", "stride", "cardinality"))
         if cardinality != self.cardinalities[part.table]:
             raise DataError(
@@ -207,7 +206,9 @@ class Arena(RowArray):
         return taken
 
     def _check_layout(self, path: Path, saved: h5py.Dataset) -> None:
-        """DataError unless the rows saved are laid out as ours; older files do not say, and have vectors alone."""
+        """DataError unless the saved rows have this arena's layout; older files do not record one and hold vectors
+        only.
+        """
         width, ours = saved.shape[1], self.options.layout
         vector = int(saved.attrs.get("vector", width))
         if (vector, width) != (ours.vector, ours.width):

@@ -1,7 +1,7 @@
 """The inner loops of ``trackers``, compiled and run without the interpreter lock.
 
 ``parts`` int64 (parts, 3) are a PS's parts in arena order: first row, end, and 1 where all rows are saved every time.
-Rows are int32 arena rows. Other threads may be counting meanwhile: an access that is lost that way does no harm.
+Rows are int32 arena rows. Other threads may be counting at the same time: losing an access that way is harmless.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numba import njit, uint64
 from ssmpi.embedding.kernels import mix
 
 MOST_ACCESSES = np.uint32(0xFFFFFFFF)
-SEEN, LISTED, SAMPLED, KNOWN = range(4)  # what the numbers in the head of an SSU list are
+SEEN, LISTED, SAMPLED, KNOWN = range(4)  # indexes of the numbers in the head of an SSU list
 GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -36,8 +36,8 @@ def sample(
     listed: np.ndarray,
     ids: np.ndarray,
 ) -> None:
-    """Put one access in ``period`` into the list ``ids`` int32 (capacity,); a full list loses a random row for it. Row
-    ``rows[k]`` has ``times[k]`` accesses, int32.
+    """Sample one access in ``period`` into the list ``ids`` int32 (capacity,); in a full list it replaces a random row.
+    Row ``rows[k]`` has ``times[k]`` accesses, int32.
 
     ``rule`` is (period, seed); ``head`` int64 (4,) are the numbers SEEN ...; ``listed`` uint8 has a bit for each row.
     """

@@ -1,12 +1,10 @@
 """Which rows of an embedding PS to save first, as in CPR (Maeng et al., MLSys 2021): those accessed most often (MFU), a
 sample of those accessed (SSU), or those that have changed most (SCAR; Qiao et al., ICML 2019).
 
-An access is one lookup of one example that is trained on: a row that 40 examples of a batch look up is updated once and
-has 40 accesses, so that the accesses that a row has lost are the samples that it has lost, as PLS counts them.
-
-A tracker is told the rows of every update (``RowArray.tell``) and keeps what it counts in memory that it is given, so
-that it may lie beside rows that several processes update. ``select`` is called by whoever saves, before the rows are
-copied: an update meanwhile is then counted for the next save, and none is forgotten.
+An access is one lookup of one training example: a row that 40 examples of a batch look up is updated once and has 40
+accesses, so that the lost accesses of a row are its lost samples, as PLS counts them. A tracker observes the rows of
+every update (``RowArray.tell``) and keeps its counts in memory that it is given, which several processes may share.
+Call ``select`` before the rows are copied: a concurrent update is then counted for the next save, and none is missed.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ import numpy as np
 from ssmpi.embedding import tracker_kernels
 from ssmpi.embedding.placement import Placement
 
-MOST_BYTES = 0.99  # of all rows are in tables that are selected from: six of Kaggle's, seven of Terabyte's (CPR: seven)
+MOST_BYTES = 0.99  # of all rows are in tables subject to selection: six of Kaggle's, seven of Terabyte's (CPR: seven)
 
 
 @dataclass(frozen=True)
 class Scope:
-    """The rows of one PS, and which of them are selected from; the others are saved whole each time.
+    """The rows of one PS, and which of them are subject to selection; the others are always saved.
 
     ``parts`` int64 (parts, 3): first row, end, and 1 where all rows are saved.
     """
@@ -39,15 +37,15 @@ class Scope:
 
     @property
     def whole(self) -> int:
-        """How many rows are saved each time."""
+        """How many rows are always saved."""
         return int(np.sum((self.parts[:, 1] - self.parts[:, 0]) * self.parts[:, 2]))
 
     def most(self, fraction: float) -> int:
-        """How many rows may be selected, a ``fraction`` of those selected from."""
+        """How many rows may be selected: a ``fraction`` of those subject to selection."""
         return math.ceil(fraction * (self.rows - self.whole))
 
     def sum(self, values: np.ndarray) -> float:
-        """Sum of ``values`` (rows,) over the rows selected from."""
+        """Sum of ``values`` (rows,) over the rows subject to selection."""
         return sum(float(values[first:end].sum(dtype=np.float64)) for first, end, whole in self.parts if not whole)
 
 
@@ -62,7 +60,7 @@ def largest_tables(cardinalities: tuple[int, ...]) -> set[int]:
 
 
 def scope_of(placement: Placement, server: int) -> Scope:
-    """The scope of PS ``server``: the largest tables of the whole model are selected from."""
+    """The scope of PS ``server``: the largest tables of the whole model are subject to selection."""
     large, parts = largest_tables(placement.cardinalities), placement.parts_of(server)
     found = [(part.base, part.base + part.rows, part.table not in large) for part in parts]
     return Scope(np.array(found, np.int64).reshape(-1, 3))
@@ -70,9 +68,9 @@ def scope_of(placement: Placement, server: int) -> Scope:
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows to save now, int32 in ascending order. ``share`` is how much of what has happened to the rows selected from
-    since the last save they cover: of accesses, of sampled accesses, or of squared change; 1 if nothing has. ``left``
-    is how many accesses of other rows are not saved yet, NaN where nobody knows.
+    """Rows to save now, int32 in ascending order. ``share`` is the fraction that they cover of all accesses (MFU),
+    sampled accesses (SSU) or squared change (SCAR) since the last save, among the rows subject to selection; 1 if there
+    were none. ``left`` is the number of accesses of other rows that are not saved yet, NaN if unknown.
     """
 
     rows: np.ndarray
@@ -81,22 +79,22 @@ class Selection:
 
 
 class Tracker(Protocol):
-    """What saving asks which rows come first."""
+    """Decides which rows to save first."""
 
     def observe(self, rows: np.ndarray, times: np.ndarray | None = None) -> None:
-        """Rows int32 (n,) have been updated, for ``times`` int32 (n,) accesses each, one if None. Any thread may call,
-        of any process that shares the memory.
+        """Rows int32 (n,) have been updated, for ``times`` int32 (n,) accesses each, one if None. Any thread of any
+        process that shares the memory may call it.
         """
 
     def select(self) -> Selection:
-        """The rows to save now, which count as saved from here on; one caller at a time."""
+        """The rows to save now, which count as saved from then on; one caller at a time."""
 
     def forget(self) -> None:
-        """All rows count as saved from here on."""
+        """Mark all rows as saved."""
 
 
 class MFU:
-    """Most frequently used: a counter for each row, uint32, that ends at its largest value; 0 once saved.
+    """Most frequently used: a saturating uint32 counter for each row, reset when the row is saved.
 
     ``memory`` is uint8 (``bytes_for``,), of zeros at first.
     """
@@ -107,7 +105,7 @@ class MFU:
 
     @staticmethod
     def bytes_for(scope: Scope, fraction: float) -> int:
-        """Memory that it needs."""
+        """The memory it needs, in bytes."""
         return 4 * scope.rows
 
     def observe(self, rows: np.ndarray, times: np.ndarray | None = None) -> None:
@@ -123,15 +121,14 @@ class MFU:
         return Selection(rows, _covered(before, left), left)
 
     def forget(self) -> None:
-        """Every count is 0."""
+        """Reset every counter."""
         self.counts[:] = 0
 
 
 class SSU:
     """Sub-sampled used rows: a list of as many rows as are saved. One access in ``period``, chosen at random by
-    ``seed``, puts its row in; a full list loses a random row for it.
-
-    Memory: 4 bytes a row of the list and a bit for each row of the PS, which tells whether it is in the list.
+    ``seed``, adds its row; in a full list it replaces a random one. Memory: 4 bytes per list entry and one bit per row
+    of the PS, which tells whether the row is in the list.
     """
 
     HEAD = 32  # bytes
@@ -144,18 +141,18 @@ class SSU:
 
     @classmethod
     def bytes_for(cls, scope: Scope, fraction: float) -> int:
-        """Memory that it needs."""
+        """The memory it needs, in bytes."""
         return cls.HEAD + 4 * scope.most(fraction) + (scope.rows + 7) // 8
 
     def observe(self, rows: np.ndarray, times: np.ndarray | None = None) -> None:
-        """Put some of the rows into the list."""
+        """Sample accesses into the list."""
         tracker_kernels.sample(
             rows, _times(rows, times), self._scope.parts, self._rule, self._head, self._listed, self._ids
         )
 
     def select(self) -> Selection:
-        """The rows of the list. The share is one for each row of the list and for each sample that found its row there
-        already, of all samples: a little too high, because such a row may have been lost later.
+        """The rows of the list. ``share`` counts the samples whose row was added or was in the list already, of all
+        samples: slightly too high, because such a row may have been replaced later.
         """
         _, listed, sampled, known = self._head.tolist()
         out = np.empty(self._scope.whole + len(self._ids), np.int32)
@@ -163,13 +160,13 @@ class SSU:
         return Selection(out[:found], (listed + known) / sampled if sampled else 1.0)
 
     def forget(self) -> None:
-        """The list is empty."""
+        """Empty the list."""
         self.select()
 
 
 class SCAR:
-    """Those that have changed most: by the Euclidean distance of each row of ``weights`` float32 (rows, width) from its
-    copy ``saved``, which is as it was saved last; None makes one. It needs as much memory as the weights.
+    """Selects the rows that have changed most, by the Euclidean distance of each row of ``weights`` float32 (rows,
+    width) from its last saved value in ``saved``; None makes a copy. Needs as much memory as the weights.
     """
 
     def __init__(self, scope: Scope, fraction: float, weights: np.ndarray, saved: np.ndarray | None = None) -> None:
@@ -177,7 +174,7 @@ class SCAR:
         self._saved = weights.copy() if saved is None else saved
 
     def observe(self, rows: np.ndarray, times: np.ndarray | None = None) -> None:
-        """Nothing: the weights tell."""
+        """Nothing: the weights show the change."""
 
     def select(self) -> Selection:
         """The rows furthest from their copies, never one that has not changed."""
@@ -190,14 +187,14 @@ class SCAR:
         return Selection(rows, _covered(before, self._scope.sum(changes)))
 
     def forget(self) -> None:
-        """The copy is as the weights are."""
+        """Copy all weights."""
         self._saved[:] = self._weights
 
 
 @dataclass(frozen=True)
 class Tracking:
-    """What is counted where rows are updated: for ``kind`` ``mfu`` or ``ssu``, nothing for ``scar`` or ``none``. The
-    counts are in memory of the PS that its trainers may have mapped.
+    """What is counted when rows are updated: accesses for ``kind`` ``mfu`` or ``ssu``, nothing for ``scar`` or
+    ``none``. The counts are in memory of the PS, which trainers may map.
     """
 
     kind: str = "none"
@@ -211,12 +208,12 @@ class Tracking:
         return self.kind in ("mfu", "ssu")
 
     def bytes_for(self, scope: Scope) -> int:
-        """Memory for what is counted."""
+        """The memory for the counts, in bytes."""
         kinds: dict[str, type[MFU | SSU]] = {"mfu": MFU, "ssu": SSU}
         return kinds[self.kind].bytes_for(scope, self.fraction) if self.counts else 0
 
     def over(self, scope: Scope, memory: np.ndarray) -> MFU | SSU:
-        """The tracker in ``memory`` uint8 (``bytes_for``,), zeros at first, to be told of updates."""
+        """The tracker in ``memory`` uint8 (``bytes_for``,), zeros at first, that observes updates."""
         assert self.counts
         if self.kind == "mfu":
             return MFU(scope, self.fraction, memory)

@@ -77,7 +77,7 @@ def read_push(
 
 
 def pulled_bytes(rows: float, width: int) -> float:
-    """Payload of pulling so many rows, request and replies, however many PSs have them."""
+    """Payload of pulling ``rows`` rows, request and replies, regardless of the number of PSs."""
     return rows * (4 + 4 * width)
 
 

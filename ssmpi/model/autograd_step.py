@@ -1,5 +1,5 @@
-"""The step of a network with operators of the user's own, for which there are no kernels: all of it by torch's
-operators and autograd.
+"""The step of a network with custom operators, for which there are no kernels: torch's operators and autograd for all
+of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ssmpi.core.errors import SettingsError
-from ssmpi.model import own_code, reference
+from ssmpi.model import custom_code, reference
 from ssmpi.model.network import Network
 
 Named = Sequence[tuple[str, np.ndarray]]  # views of a vector, by parameter
@@ -39,8 +39,8 @@ class AutogradStep:
 
 
 def try_step(network: Network) -> list[str]:
-    """Forward and backward over two made-up examples, and one: what no gradient reaches, and so is not trained, by
-    name. SettingsError says what is wrong with operators of the user's.
+    """Run forward and backward over dummy batches of two and of one example; returns the names of parameters that get
+    no gradient. SettingsError says what is wrong with a custom operator.
     """
     draw, inputs, unreached = torch.Generator().manual_seed(0), network.inputs, list[str]()
     weights = {name: torch.rand(shape, generator=draw).requires_grad_() for name, shape in network.layout}
@@ -50,7 +50,7 @@ def try_step(network: Network) -> list[str]:
         try:
             found = torch.autograd.grad(logits.sum(), (rows, *weights.values()), allow_unused=True)
         except RuntimeError as error:
-            kinds = own_code.kinds_of(network.operators)
+            kinds = custom_code.kinds_of(network.operators)
             raise SettingsError(
                 f"{kinds}: gradients of made-up examples: {error}; by_torch uses torch's operators, does not detach "
                 "all of its inputs, and changes none in place"

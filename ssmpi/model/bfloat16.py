@@ -1,9 +1,9 @@
-"""float32 matrices as the operands that processors multiply, above all in bfloat16, compiled and run without the
+"""Lays out float32 matrices as operands of block products, mostly in bfloat16; compiled, and run without the
 interpreter lock.
 
-A bfloat16 number is the upper half of a float32 one, rounded to nearest, and seen as the uint16 it is stored in. The
-left operand of a product is row-major. The right one, k by n, lies in panels of PANEL columns, each with two rows
-interleaved: ``[n / PANEL][k / 2][PANEL][2]``, which instructions for dot products of pairs read from end to end.
+A bfloat16 number is the upper half of a float32 one, rounded to nearest, and stored as uint16. The left operand of a
+product is row-major. The right one, k by n, lies in panels of PANEL columns, each with two rows interleaved: ``[n /
+PANEL][k / 2][PANEL][2]``, which instructions for dot products of pairs read from end to end.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Matrix products from compiled loops: ``sgemm`` of the BLAS that torch has brought, called without the interpreter,
-and loaded without importing torch, which takes seconds and 100 MB.
+"""Matrix products from compiled loops: ``sgemm`` of the BLAS in torch's library, called without the interpreter, and
+loaded without importing torch, which takes seconds and 100 MB.
 
 All matrices are row-major, contiguous float32, given as flat arrays that begin where the matrix begins.
 """
@@ -23,7 +23,7 @@ AS_IT_IS, TRANSPOSED = ord("N"), ord("T")
 
 
 def sgemm() -> int | None:
-    """Address of BLAS's ``sgemm``, its Fortran form with 32-bit integers; None where torch's is not to be found."""
+    """Address of BLAS's Fortran ``sgemm`` with 32-bit integers; None if torch's library does not have it."""
     try:
         return ctypes.cast(ctypes.CDLL(str(LIBRARY)).sgemm_, ctypes.c_void_p).value
     except (OSError, AttributeError):
@@ -31,7 +31,9 @@ def sgemm() -> int | None:
 
 
 def use_one_thread() -> None:
-    """Keep products of this thread on it: BLAS would start a team for each. OpenMP and MKL keep this by thread."""
+    """Run this thread's products on this thread alone: BLAS would start a team of threads for each. A thread-local
+    setting of OpenMP and MKL.
+    """
     library = ctypes.CDLL(str(LIBRARY))
     for name in ("omp_set_num_threads", "MKL_Set_Num_Threads_Local"):
         if hasattr(library, name):

@@ -36,7 +36,9 @@ class FirstOrder(Operator):
 
 @dataclass(frozen=True)
 class FieldVectors(Operator):
-    """Of x: x_i v_i for every i, what an embedding row is to an id; ``vectors`` (x, dim)."""
+    """x_i v_i for every i of x: the vector of a dense field, as an embedding row is that of an id; ``vectors`` (x,
+    dim).
+    """
 
     dim: int
 
@@ -49,7 +51,7 @@ class FieldVectors(Operator):
 
 @dataclass(frozen=True)
 class FactorizationMachine(Operator):
-    """Of vectors v_i (dim,) behind each other: the sum of <v_i, v_j> over all pairs i < j (Rendle, ICDM 2010)."""
+    """The sum of <v_i, v_j> over all pairs i < j of concatenated vectors v_i (dim,) (Rendle, ICDM 2010)."""
 
     dim: int
 

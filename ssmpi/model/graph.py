@@ -1,10 +1,11 @@
-"""A network as JSON, which is saved with models and checkpoints: they are scored, and compared, without the code that
-has made it. Kinds and settings are those of the operators' classes; widths are there to be compared::
+"""A network as JSON, saved with models and checkpoints, which can thus be scored and compared without the code that
+built the network. Kinds and settings are those of the operator classes; widths are saved for comparison::
 
     {"version": 1, "inputs": {"dense": 13, "tables": 26, "dim": 16},
      "operators": [{"kind": "Linear", "name": "bottom.0", "inputs": ["dense"], "outputs": 512, ..., "width": 512}, ...]}
 
-An operator of a user's own, ``net.py:Cube``, needs its code: ``"code": {"net.py": TEXT}`` is saved too, and run again.
+A custom operator, ``net.py:Cube``, needs its code: ``"code": {"net.py": TEXT}`` is saved too, and run when the network
+is loaded.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from typing import Any
 
 from ssmpi.core import settings
 from ssmpi.core.errors import DataError, SettingsError, json_problem
-from ssmpi.model import own_code, program, zoo
+from ssmpi.model import custom_code, program, zoo
 from ssmpi.model.network import Inputs, Network, Operator
 
 VERSION = 1
-SHIPPED = __package__  # the modules of these operators are in it
+SHIPPED = __package__  # built-in operators are defined in this package
 assert program
-assert zoo  # both imported for the operators that they import: a class that nobody has imported is unknown
+assert zoo  # imported because they import the operator classes: one that is not imported is unknown
 
 
 def kinds(parent: type[Operator] = Operator) -> Iterator[type[Operator]]:
-    """All operators of this program."""
+    """All built-in operator classes."""
     for kind in parent.__subclasses__():
         if kind.__module__.rpartition(".")[0] == SHIPPED:
             yield kind
@@ -36,17 +37,17 @@ def kinds(parent: type[Operator] = Operator) -> Iterator[type[Operator]]:
 
 
 def as_json(network: Network) -> dict[str, Any]:
-    """``network`` as JSON has it."""
+    """A network as JSON."""
     operators = [{**saved(operator), "width": network.widths[operator.name]} for operator in network.operators]
     body = {"version": VERSION, "inputs": dataclasses.asdict(network.inputs), "operators": operators}
-    if code := own_code.texts_of(network.operators):
+    if code := custom_code.texts_of(network.operators):
         body["code"] = code
     found: dict[str, Any] = json.loads(json.dumps(body))
     return found
 
 
 def from_json(body: Mapping[str, Any]) -> Network:
-    """What ``as_json`` was given; DataError says what is wrong with ``body``."""
+    """The inverse of ``as_json``; DataError says what is wrong with ``body``."""
     try:
         if body["version"] != VERSION:
             raise DataError(f"its network is saved as version {body['version']}, this program reads {VERSION}")
@@ -64,24 +65,27 @@ def from_json(body: Mapping[str, Any]) -> Network:
 
 
 def saved(operator: Operator) -> dict[str, Any]:
-    """One operator: its kind, and what it was made of."""
+    """One operator as JSON: its kind and fields."""
     kind = type(operator)
-    return {"kind": own_code.kind_of(kind) if own_code.is_own(kind) else kind.__name__, **dataclasses.asdict(operator)}
+    return {
+        "kind": custom_code.kind_of(kind) if custom_code.is_own(kind) else kind.__name__,
+        **dataclasses.asdict(operator),
+    }
 
 
 def _own_kinds(code: Mapping[str, str]) -> dict[str, type[Operator]]:
-    """The operators in files of the user's, by kind."""
+    """The custom operators in saved code, by kind."""
     found: dict[str, type[Operator]] = {}
     for file, text in code.items():
         path = Path(file)
-        module = own_code.in_words(path, "the file", partial(own_code.module_of, path, text))
+        module = custom_code.run_user_code(path, "the file", partial(custom_code.module_of, path, text))
         own = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Operator)]
         found |= {f"{file}:{kind.__qualname__}": kind for kind in own if kind.__module__ == module.__name__}
     return found
 
 
 def operator_of(body: Mapping[str, Any], own: Mapping[str, type[Operator]] | None = None) -> Operator:
-    """What ``saved`` was given; DataError. ``own`` are the user's kinds."""
+    """The inverse of ``saved``; DataError if that is not possible. ``own`` are the custom kinds."""
     by_name = {**{kind.__name__: kind for kind in kinds()}, **(own or {})}
     name, kind = body["name"], body["kind"]
     if kind not in by_name:
@@ -94,12 +98,12 @@ def operator_of(body: Mapping[str, Any], own: Mapping[str, type[Operator]] | Non
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first thing in which two networks, as JSON has them, differ, in words; empty where nothing does. DataError
-    where ``before``, which was saved, cannot be read.
+    """The first difference of two networks in JSON, in words; empty if there is none. DataError if ``before``, the
+    saved one, cannot be read.
     """
-    before = as_json(from_json(before))  # with all that this version knows of operators
+    before = as_json(from_json(before))  # with the fields that this version adds to operators
     for file in before.get("code", {}).keys() & now.get("code", {}).keys():
-        if own_code.meaning(before["code"][file]) != own_code.meaning(now["code"][file]):
+        if custom_code.meaning(before["code"][file]) != custom_code.meaning(now["code"][file]):
             return f"the code of {file}, whose operators it uses, is another one"
     if before["inputs"] != now["inputs"]:
         return f"it is over {_words(now['inputs'])}, not {_words(before['inputs'])}"
@@ -114,7 +118,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _told(operator: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """An operator in words, as far as it is not as the ``other``."""
+    """The fields of an operator that differ from the ``other``, in words."""
     differing = {key: value for key, value in operator.items() if key != "kind" and other.get(key) != value}
     return f"{operator['kind']} ({_words(differing)})" if differing else str(operator["kind"])
 

@@ -14,9 +14,8 @@ FIELDS = 0.01  # of the vectors of dense fields: see ``_drawn``
 
 def initial_vector(network: Network, seed: int, means: np.ndarray | None) -> np.ndarray:
     """float32 (parameters,), as facebookresearch/dlrm: weights (m, n) ~ N(0, 2 / (m + n)), biases (m,) ~ N(0, 1 / m).
-    First-order weights begin at 0, vectors of dense fields ~ N(0, FIELDS^2).
-
-    With the ``means`` of the dense features, float32 (features,), layers that read those begin centered.
+    First-order weights start at 0, vectors of dense fields ~ N(0, FIELDS^2). With the ``means`` of the dense features,
+    float32 (features,), the layers that read them start centered.
     """
     generator = np.random.default_rng([seed, 0])
     found = {
@@ -43,7 +42,7 @@ def _drawn(operator: Operator, shape: Shape, generator: np.random.Generator) -> 
 def _center(weight: np.ndarray, bias: np.ndarray, means: np.ndarray) -> None:
     """bias (m,) -= weight (m, n) @ means (n,): a layer sees inputs of mean 0 (LeCun et al. 1998, Efficient BackProp).
 
-    All float32; summed exactly, because replicas of different processors must begin equal.
+    All float32; summed exactly, because replicas on different processors must start equal.
     """
     for unit, row in enumerate(weight.astype(float) * means):
         bias[unit] -= np.float32(math.fsum(row))

@@ -1,4 +1,4 @@
-"""Logistic regression, a floor that costs nothing: rows are one float wide::
+"""Logistic regression, a cheap baseline: rows are one float wide::
 
 clicked?                   logit (batch,)
                               |

@@ -1,10 +1,9 @@
 """A network as a value: an ordered list of operators, each with named inputs, whose last output is the logit.
 
-The list is the program. Widths, the parameters and their places in the flat vector, sizes and costs all follow from
-it; ``program`` compiles it, ``reference`` computes it by torch. Every value is a vector per example; three come from
-outside: ``dense``, and of the embedding rows of an example's ids, behind each other, their vectors (``rows``) and their
-first-order weights (``weights``). What of a row is read is what a row has. Kinds of operators are in ``operators`` and
-``field_operators``.
+Widths, the parameters and their offsets in the flat vector, sizes and costs all follow from the list; ``program``
+compiles it, ``reference`` computes it by torch. Every value is a vector per example; three are inputs: ``dense``, and,
+concatenated over an example's embedding rows, the vectors (``rows``) and the first-order weights (``weights``). The row
+layout follows from which of them are read. Kinds of operators are in ``operators`` and ``field_operators``.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a network is given per example: ``dense`` continuous features, a row of each table, whose vector, if it has
-    one, is of ``dim`` floats.
+    """A network's inputs per example: ``dense`` continuous features, and a row of each table, whose vector, if it has
+    one, has ``dim`` floats.
     """
 
     dense: int
@@ -50,7 +49,7 @@ class Inputs:
     dim: int
 
     def widths(self) -> dict[str, int]:
-        """Floats per example of the values from outside."""
+        """Floats per example of the inputs."""
         return {DENSE: self.dense, ROWS: self.tables * self.dim, WEIGHTS: self.tables}
 
 
@@ -124,12 +123,12 @@ class Network:
 
     @cached_property
     def rows(self) -> RowLayout:
-        """What of a row its operators read."""
+        """The row layout that its operators need."""
         return RowLayout(self.inputs.dim if ROWS in self._read else 0, WEIGHTS in self._read)
 
     @cached_property
     def forms(self) -> dict[str, Form]:
-        """Of every operator, by name."""
+        """The form of every operator, by name."""
         widths, found = self.inputs.widths(), dict[str, Form]()
         names: list[str] = []
         for number, operator in enumerate(self.operators):
@@ -153,7 +152,7 @@ class Network:
 
     @cached_property
     def widths(self) -> dict[str, int]:
-        """Floats per example of every value, in the order in which they come to be."""
+        """Floats per example of every value, in the order of computation."""
         return self.inputs.widths() | {name: form.width for name, form in self.forms.items()}
 
     @cached_property
@@ -163,7 +162,7 @@ class Network:
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """Where each layer, an operator with all its parameters, ends in the flat vector."""
+        """The end of each layer (an operator with all its parameters) in the flat vector."""
         ends = itertools.accumulate(floats_in(form.parameters) for form in self.forms.values())
         return tuple(dict.fromkeys(end for end in ends if end))
 
@@ -174,11 +173,11 @@ class Network:
 
     @property
     def activations(self) -> int:
-        """Floats per example of all values that operators make."""
+        """Floats per example of all operator outputs."""
         return sum(form.width for form in self.forms.values())
 
     def describe(self) -> list[str]:
-        """The program in words, a line an operator."""
+        """The network as text, one line per operator."""
         lines = []
         for operator in self.operators:
             form, kind = self.forms[operator.name], type(operator).__name__
@@ -195,5 +194,5 @@ def _place(operator: Operator) -> str:
 
 
 def floats_in(layout: Sequence[Parameter]) -> int:
-    """Floats that these parameters have."""
+    """The number of floats in these parameters."""
     return sum(math.prod(shape) for _, shape in layout)

@@ -1,4 +1,4 @@
-"""What can be wrong with an operator of a network, in words."""
+"""Checks of a network's operators, with messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_fields(place: str, operator: DataclassInstance) -> None:
-    """SettingsError unless the operator can be made again of its fields, by other ranks and out of checkpoints."""
+    """SettingsError unless the operator can be rebuilt from its fields, on other ranks and from checkpoints."""
     try:
         settings.build(type(operator), dataclasses.asdict(operator))
     except (SettingsError, TypeError, NameError) as error:
@@ -25,7 +25,7 @@ def check_fields(place: str, operator: DataclassInstance) -> None:
 
 
 def check_input(place: str, name: str, widths: Mapping[str, int], later: Collection[str]) -> None:
-    """SettingsError unless ``name`` is a value that is made before: of ``widths``, of which none is ``later``."""
+    """SettingsError unless ``name`` is an earlier value: one of ``widths``, not one of ``later``."""
     if name in widths:
         if not widths[name]:
             raise SettingsError(f"{place} reads {name!r}, but this data has no {name} features")
@@ -36,7 +36,7 @@ def check_input(place: str, name: str, widths: Mapping[str, int], later: Collect
 
 
 def check_form(width: object, parameters: object) -> None:
-    """ValueError unless a width is one, and parameters are pairs of a name and a shape."""
+    """ValueError unless the width is valid and parameters are pairs of a name and a shape."""
     _check_size("its width", width)
     for parameter in parameters if isinstance(parameters, tuple) else (parameters,):
         match parameter:
@@ -51,7 +51,7 @@ def check_form(width: object, parameters: object) -> None:
 
 
 def check_names(place: str, begin: str, names: Sequence[str], taken: Collection[str]) -> None:
-    """SettingsError unless parameters are called as their operator begins, and no two of a network the same."""
+    """SettingsError unless parameter names start with their operator's name and are unique in the network."""
     for number, name in enumerate(names):
         if not name.startswith(begin):
             raise SettingsError(

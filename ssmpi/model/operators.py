@@ -20,8 +20,8 @@ Parameter = tuple[str, Shape]
 @dataclass(frozen=True)
 class Form:
     """What follows from the widths of an operator's inputs: the ``width`` of its output, its ``parameters`` in the
-    order of the flat vector, and the ``products`` (multiplications) of one example's forward pass. ValueError where
-    these are not what they should be.
+    order of the flat vector, and the ``products`` (multiplications) of one example's forward pass. ValueError if they
+    are invalid.
     """
 
     width: int
@@ -34,18 +34,18 @@ class Form:
 
 @dataclass(frozen=True)
 class Operator:
-    """``name`` is that of its output and begins its parameters' names; ``inputs`` are the values that it reads."""
+    """``name`` names its output and prefixes its parameters' names; ``inputs`` are the values that it reads."""
 
     name: str
     inputs: tuple[str, ...]
 
     def form(self, *widths: int) -> Form:
-        """For inputs of these widths; ValueError, which says what does not fit."""
+        """The form for inputs of these widths; ValueError says what does not fit."""
         raise ValueError("it has no method 'form(self, *widths)', which gives its Form(width, parameters, products)")
 
 
 def exactly(count: int, widths: Shape) -> Shape:
-    """``widths``, of so many inputs; ValueError for another number of them."""
+    """``widths``; ValueError unless there are ``count`` inputs."""
     if len(widths) != count:
         raise ValueError(f"inputs: {len(widths)} given, {count} needed")
     return widths
@@ -89,7 +89,7 @@ class DotInteraction(Operator):
 
 @dataclass(frozen=True)
 class Concat(Operator):
-    """All inputs, one behind the other."""
+    """All inputs, concatenated."""
 
     def form(self, *widths: int) -> Form:
         """Any number of inputs."""
@@ -111,7 +111,7 @@ class Gate(Operator):
 
 
 def check_kind(place: str, operator: object) -> None:
-    """SettingsError unless it is an operator, of which the inputs are names."""
+    """SettingsError unless it is an operator whose inputs are names."""
     if not isinstance(operator, Operator):
         hint = ": put a * before a list of operators, as in *mlp(...)" if isinstance(operator, list) else ""
         raise SettingsError(f"{place} is no operator but {operator!r:.60}{hint}")

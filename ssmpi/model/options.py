@@ -37,12 +37,11 @@ class DeepFMOptions:
 class ModelOptions:
     """The ``[model]`` section; the defaults are the Kaggle sizes of facebookresearch/dlrm.
 
-    ``name`` is one of ``zoo.NETWORKS``, or ``FILE.py:FUNCTION``, a network of one's own in a file beside the run file.
-    ``bottom`` and ``top`` list the outputs of each layer of the MLPs that shipped networks have below and above; the
-    top one ends in 1.
-    ``precision`` is that of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state and rows
-    are float32 in either case, and so are scores. With ``center_inputs`` the first biases begin where the layer sees
-    its inputs as if their mean were 0; without, as in facebookresearch/dlrm, half of its units begin on, or off, for
+    ``name`` is one of ``zoo.NETWORKS``, or ``FILE.py:FUNCTION``, a custom network in a file beside the run file.
+    ``bottom`` and ``top`` list the outputs of each layer of the bottom and top MLPs of built-in networks; the top one
+    ends in 1. ``precision`` is that of the matrix products in training: ``fp32`` or ``bf16``. Weights, optimizer state
+    and rows are float32 in either case, and so are scores. With ``center_inputs`` the first biases are initialized as
+    if the inputs had mean 0; without, as in facebookresearch/dlrm, half of that layer's units start on, or off, for
     nearly all rows.
     """
 
@@ -108,7 +107,7 @@ class Schedule:
         return not (self.warmup_examples or self.decay_examples)
 
     def factor(self, examples: int) -> float:
-        """What both learning rates are multiplied by after this many examples, in (0, 1]."""
+        """The factor of both learning rates after this many examples, in (0, 1]."""
         if examples < self.warmup_examples:
             return (examples + 1) / self.warmup_examples
         past = examples - self.decay_start_examples

@@ -1,4 +1,4 @@
-"""What the processor can do that decides how fast training is."""
+"""Processor features that decide how fast training is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "asimdbf16"})  # what L
 
 
 def name(path: Path = Path("/proc/cpuinfo")) -> str:
-    """What it is called, by Linux where that knows."""
+    """The processor's name, from Linux if it knows."""
     return _field(path, "model name") or platform.processor() or platform.machine()
 
 
@@ -19,7 +19,7 @@ def has_bfloat16(path: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def is_amd_with_avx512(path: Path = Path("/proc/cpuinfo")) -> bool:
-    """Where MKL is slower than oneDNN."""
+    """Whether this is an AMD processor with AVX-512, on which MKL is slower than oneDNN."""
     return "avx512f" in _flags(path) and "AuthenticAMD" in _field(path, "vendor_id")
 
 
@@ -32,12 +32,12 @@ def without_bfloat16(path: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def _flags(path: Path) -> list[str]:
-    """What Linux says that the processor can; nothing where it does not say."""
+    """The processor's feature flags according to Linux; empty if unknown."""
     return _field(path, "flags", "features").split()
 
 
 def _field(path: Path, *names: str) -> str:
-    """Of the first processor in Linux's list, by one of its names in lower case; "" if there is none."""
+    """A field of the first processor in Linux's list, by any of its lower-case names; "" if there is none."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,10 +1,9 @@
-"""A network as a table of whole numbers that compiled code walks: what each instruction reads and writes, and where.
-
-Values lie one behind the other in a buffer, each as (examples, width); a place is the number of floats per example
-before it. The rows stay where they were pulled to: their place is ``ROWS_PLACE``. Gradients by values lie at the same
-places of a second buffer. Where several instructions read a value, the last of them, which the backward pass meets
-first, writes its gradient; the others add theirs. Where rows have vectors and weights, the first instructions take
-them apart.
+"""A network as a table of integers that compiled code interprets: what each instruction reads and writes, and where.
+Values are concatenated in a buffer, each as (examples, width); a value's place is the number of floats per example
+before it. The rows stay where they were pulled to: their place is ``ROWS_PLACE``. Gradients with respect to values have
+the same places in a second buffer. If several instructions read a value, the last of them, which comes first in the
+backward pass, writes its gradient; the others add theirs. If rows have vectors and weights, the first instructions
+separate them.
 """
 
 from __future__ import annotations
@@ -88,11 +87,11 @@ class Program:
 
     @property
     def copies(self) -> int:
-        """uint16 numbers that the copies of the weights of all ``layers`` take, one behind the other."""
+        """The total size of the weight copies of all ``layers``, in uint16 numbers."""
         return sum(copies_of(*layer) for layer in self.layers)
 
     def _of(self, operator: Operator, weight: int) -> Iterator[list[int]]:
-        """The instructions of one operator, whose parameters begin at ``weight``."""
+        """The instructions of one operator, whose parameters start at ``weight``."""
         width, widths = self.network.widths[operator.name], [self.network.widths[name] for name in operator.inputs]
         places, out = [self.places[name] for name in operator.inputs], self.places[operator.name]
         match operator:
@@ -134,7 +133,9 @@ class Program:
 
 
 def _mark_gradients(table: np.ndarray, dense: int) -> None:
-    """Set which gradients an instruction leaves: none by ``dense``; the first in backward order writes, others add."""
+    """Set which gradients an instruction computes: none for ``dense``; the first in backward order writes, others
+    add.
+    """
     written: set[int] = set()
     for row in table[::-1]:
         for column, wanted, added in ((C, BY_C, ADD_C), (B, BY_B, ADD_B), (A, BY_A, ADD_A)):

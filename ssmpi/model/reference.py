@@ -1,4 +1,6 @@
-"""A network by torch's operators and autograd: the oracle of the compiled step, and the step where there is none."""
+"""A network by torch's operators and autograd: the reference for the compiled step, and the step of networks without
+one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from functools import cache
 import torch
 from torch.nn.functional import linear
 
-from ssmpi.model import own_code, own_operator
+from ssmpi.model import custom_code, custom_operator
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
 from ssmpi.model.network import (
     DENSE,
@@ -48,8 +50,8 @@ def logits(
 
 def _output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]) -> torch.Tensor:
     match operator:
-        case _ if own_code.is_own(type(operator)):
-            return own_operator.output(operator, parameters, inputs)
+        case _ if custom_code.is_own(type(operator)):
+            return custom_operator.output(operator, parameters, inputs)
         case Linear():
             bias = parameters[f"{operator.name}.bias"] if operator.bias else None
             return ACTIVATION[operator.activation](linear(inputs[0], parameters[f"{operator.name}.weight"], bias))

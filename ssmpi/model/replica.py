@@ -1,7 +1,7 @@
 """One trainer's dense parameters in one flat float32 vector that torch, numpy and MPI see without copies.
 
-Each worker thread has a ``ThreadModel``: the network over the same memory, with buffers and gradients of its own. That
-weights change between its forward and backward pass is Hogwild, and meant.
+Each worker thread has a ``ThreadModel``: the network over the same memory, with buffers and gradients of its own.
+Weights may change between a forward and a backward pass: that is Hogwild, on purpose.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
 from ssmpi.core.aligned import aligned
 from ssmpi.core.errors import DataError
-from ssmpi.model import blas, brgemm, kernels, own_code
+from ssmpi.model import blas, brgemm, custom_code, kernels
 from ssmpi.model.executor import CompiledStep
 from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import Network
@@ -26,9 +26,9 @@ Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarr
 
 
 class Replica:
-    """``vector`` float32 (parameters,), shared without locks by a trainer's worker threads and its shadow thread;
-    ``memory`` is where it lies; what that has kept stays as it is. With the ``means`` of the dense features, float32
-    (features,), it begins centered.
+    """``vector`` float32 (parameters,), shared without locks by a trainer's worker threads and its shadow thread; it
+    lies in ``memory`` and is not initialized if an earlier process filled that. With the ``means`` of the dense
+    features, float32 (features,), it starts centered.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Replica:
         return [(name, values, {}) for name, values in by_name(self.network, vector)]
 
     def load(self, path: Path) -> np.ndarray:
-        """Read a vector of which ``datasets`` were written; DataError if it is of another model."""
+        """Read a vector that was saved as ``datasets``; DataError if it belongs to another model."""
         vector = np.empty_like(self.vector)
         with h5py.File(path, "r", locking=False) as saved:
             for name, values in by_name(self.network, vector):
@@ -71,17 +71,14 @@ def by_name(network: Network, vector: np.ndarray) -> list[tuple[str, np.ndarray]
 
 
 class ThreadModel:
-    """A network over ``weights``, float32 (parameters,), that has gradients of its own.
-
-    To be made on the thread that uses it.
-    """
+    """A network over ``weights``, float32 (parameters,), with gradients of its own. Create it on its worker thread."""
 
     def __init__(self, network: Network, vector: np.ndarray, precision: str) -> None:
         self._network, self.weights, self._gradients = network, vector, aligned(vector.shape)
         self._gradients.fill(0.0)
         self._compiled: CompiledStep | None = None
         self._step: Step
-        if own_code.own_operators(network.operators):
+        if custom_code.own_operators(network.operators):
             from ssmpi.model.autograd_step import AutogradStep  # here, because importing torch takes seconds
 
             self._score = self._by_torch

@@ -1,8 +1,7 @@
-"""The step with products by torch's operators: where torch's library lacks what the compiled one calls, and
-for bfloat16 on processors without instructions for it.
-
-The same program as ``executor`` walks, in the same buffers; only linear layers are computed by torch. What lies between
-two layers of bfloat16 stays bfloat16; weights, their gradients and everything else are float32.
+"""The step with products by torch's operators, used if torch's library lacks a function that the compiled step calls,
+and for bfloat16 on processors without instructions for it. It runs the same program as ``executor`` in the same
+buffers; only linear layers are computed by torch. Values between two bfloat16 layers stay bfloat16; weights, their
+gradients and everything else are float32.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class TorchStep:
             for number, row in enumerate(program.table)
             if row[KIND] == LINEAR
         }
-        self._pieces: dict[int, Piece] = {}
+        self._pieces: dict[int, BatchPiece] = {}
         self._results = executor.Results()
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -69,12 +68,14 @@ class TorchStep:
             piece.backward(rows[cut], by_rows[cut], fresh=start == 0)
         return logits, by_rows
 
-    def _piece(self, examples: int) -> Piece:
-        """The buffers for so many examples: few sizes occur, all batches but the last of a block are equal."""
+    def _piece(self, examples: int) -> BatchPiece:
+        """The buffers for ``examples`` examples; few sizes occur, because all batches but the last of a block are
+        equal.
+        """
         if examples not in self._pieces:
             if len(self._pieces) == MOST_SIZES:
                 self._pieces.clear()
-            self._pieces[examples] = Piece(self._program, self._arrays, self._layers, examples)
+            self._pieces[examples] = BatchPiece(self._program, self._arrays, self._layers, examples)
         return self._pieces[examples]
 
 
@@ -114,8 +115,8 @@ class Weights:
 
 
 class Value:
-    """One value of a piece, (examples, width), and its gradient: float32, and bfloat16 where a layer of bfloat16 reads
-    or makes it. ``narrow``: nobody else does, so that float32 is not kept up.
+    """One value of a piece, (examples, width), and its gradient: float32, and bfloat16 if a bfloat16 layer reads or
+    writes it. ``narrow``: only such layers do, so the float32 copy is not maintained.
     """
 
     def __init__(self, values: np.ndarray, by_values: np.ndarray, *, half: bool = False, narrow: bool = False) -> None:
@@ -126,7 +127,7 @@ class Value:
             self.bits = self.by_half.view(torch.uint16).numpy(), self.half.view(torch.uint16).numpy()
 
     def see(self, values: np.ndarray, by_values: np.ndarray) -> None:
-        """Where the float32 numbers lie."""
+        """Set the float32 buffers."""
         self.array, self.by_array = values, by_values
         self.tensor, self.gradient = torch.from_numpy(values), torch.from_numpy(by_values)
 
@@ -181,7 +182,7 @@ class Layer:
             kernels.column_sums(out.by_array, weights.by_bias, fresh)
 
 
-class Piece:
+class BatchPiece:
     """The program over so many ``examples`` in buffers of their own."""
 
     def __init__(self, program: Program, arrays: Arrays, layers: Mapping[int, Weights], examples: int) -> None:
@@ -204,7 +205,7 @@ class Piece:
         )
 
     def _value(self, place: int, width: int, layers: Mapping[int, Weights]) -> Value:
-        """The value at ``place``, once it is known who makes and who reads it."""
+        """The value at ``place``, with its type from the layers that write and read it."""
         at = slice(self._n * place, self._n * (place + width))
         shape = self._n, width
         makers = [number for number, row in enumerate(self._table) if row[OUT] == place]

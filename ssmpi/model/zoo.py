@@ -1,11 +1,11 @@
-"""The networks that ``model.name`` can name. A new one is a file beside ``dlrm`` and a line here; one of a user's own
-is a file beside the run file, see ``own``.
+"""The networks that ``model.name`` can name. A new built-in one is a file beside ``dlrm`` and a line here; a custom one
+is a file beside the run file, see ``custom_network``.
 """
 
 from __future__ import annotations
 
 from ssmpi.core.errors import SettingsError
-from ssmpi.model import own
+from ssmpi.model import custom_network
 from ssmpi.model.dcn_v2 import dcn_v2
 from ssmpi.model.deepfm import deepfm
 from ssmpi.model.dlrm import dlrm
@@ -18,8 +18,8 @@ NETWORKS = {"dlrm": dlrm, "dcn_v2": dcn_v2, "deepfm": deepfm, "logistic": logist
 
 def network_of(options: ModelOptions, inputs: Inputs) -> Network:
     """The network that ``[model]`` describes, over these inputs; SettingsError where they do not fit."""
-    if own.is_own(options.name):
-        return own.network_of(options.name, inputs)
+    if custom_network.is_own(options.name):
+        return custom_network.network_of(options.name, inputs)
     if options.name not in NETWORKS:
         known = ", ".join(NETWORKS)
         raise SettingsError(f"model.name is one of {known}, got {options.name!r}; your own is 'FILE.py:FUNCTION'")

@@ -1,4 +1,6 @@
-"""How a run goes on when ranks were killed: warm, partial or full. The first rank decides, from what all have found."""
+"""How a run recovers after ranks were killed: warm, partial or full. The first rank decides, from what all ranks have
+found.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,15 @@ SHOWN = 3  # ranks, in a message
 
 
 class Found(NamedTuple):
-    """What a rank has found of its own memory: why it is lost, empty if it is not, and which start has made it."""
+    """What a rank has found of its own memory: why it is lost, empty if it is not, and the start that created it."""
 
     why: str
     start: int = 0
 
 
 class Choice(NamedTuple):
-    """``how`` the run goes on, the ranks whose memory is ``lost``, and ``why`` in a sentence without its end. For
-    partial recovery it has what the ``policy`` says, where that was asked.
+    """``how`` the run recovers, the ranks whose memory is ``lost``, and ``why``, a sentence without a full stop. For
+    partial recovery, also the ``policy``'s summary if it was asked.
     """
 
     how: str
@@ -39,8 +41,8 @@ def choose(
     found: Sequence[Found], starts: Sequence[int], topology: Topology, options: RecoveryOptions,
     policy: Callable[[], Decision],
 ) -> Choice:  # fmt: skip
-    """Warm if all memory is whole; of what is lost, the least that can be made good. ``found`` is by rank; ``starts``
-    is what the first trainer has noted of who has made which memory, if its own is whole.
+    """Warm recovery if no memory is lost, else partial recovery if possible, else full. ``found`` is by rank;
+    ``starts`` is the first trainer's note of which start created each rank's memory, if its own memory is intact.
     """
     checked = [_checked(each, start) for each, start in zip(found, starts or [0] * len(found), strict=True)]
     if starts:
@@ -50,18 +52,18 @@ def choose(
     if not lost:
         return Choice(MEMORY, (), "")
     why = _names(lost, topology, checked[lost[0]].why or "the last start was killed before every rank had its memory")
-    if refusal := _refusal(lost, topology, options):
+    if refusal := _why_not_partial(lost, topology, options):
         return Choice(FULL, lost, f"{why}, {refusal}")
     if options.mode == PARTIAL or not _servers(lost, topology):
         return Choice(PARTIAL, lost, why)
     decision = policy()
     if decision.mode == FULL:
-        return Choice(FULL, lost, f"{why}, and {in_short(decision)}")
-    return Choice(PARTIAL, lost, why, in_short(decision))
+        return Choice(FULL, lost, f"{why}, and {summary(decision)}")
+    return Choice(PARTIAL, lost, why, summary(decision))
 
 
 def _checked(found: Found, start: int) -> Found:
-    """The same, lost if another start than ``start`` has made it: a rank may come back to a host that it had left."""
+    """``found``, but lost if another start than ``start`` created it: a rank may return to a host that it had left."""
     if not found.why and start and found.start != start:
         return found._replace(why=f"what is there is that of start {found.start}, not {start}")
     return found
@@ -74,14 +76,14 @@ def _names(lost: Sequence[int], topology: Topology, why: str) -> str:
 
 
 def _servers(lost: Sequence[int], topology: Topology) -> int:
-    """How many embedding PSs are among the lost."""
+    """How many of the lost ranks are embedding PSs."""
     return sum(topology.role_of(rank)[0] is Role.EMBEDDING_PS for rank in lost)
 
 
-def _refusal(lost: Sequence[int], topology: Topology, options: RecoveryOptions) -> str:
-    """Why this loss cannot be made good by itself, or is not to be; empty if it can."""
+def _why_not_partial(lost: Sequence[int], topology: Topology, options: RecoveryOptions) -> str:
+    """Why partial recovery of this loss is impossible or disabled; empty if it is possible."""
     if (Role.TRAINER, 0) in map(topology.role_of, lost):
-        return "and the first trainer's is needed to go on"
+        return "and the first trainer's is needed to resume"
     if options.mode == FULL:
         return "and recovery.mode = 'full'"
     if _servers(lost, topology) > (most := options.max_lost_fraction * topology.embedding_ps):
@@ -89,8 +91,8 @@ def _refusal(lost: Sequence[int], topology: Topology, options: RecoveryOptions) 
     return ""
 
 
-def in_short(decision: Decision) -> str:
-    """A decision of the policy, in a clause."""
+def summary(decision: Decision) -> str:
+    """The policy's decision, as a clause."""
     given, partial, full = decision.given, decision.partial, decision.full
     if not decision.keeps_target:
         return (

@@ -2,8 +2,8 @@
 
 The defaults are an example, not a measurement: a job of 56 h with 18 embedding PSs loses the memory of one every 28 h,
 and its costs are such that full recovery takes 8.3 % of the job. CPR's abstract (arXiv 2011.02999) says 8.2 to 8.5 %,
-and 0.53 to 0.68 % for partial recovery that saves the most important rows more often. What depends on how much there is
-to save is estimated instead where that is known.
+and 0.53 to 0.68 % for partial recovery that saves the most important rows more often. Inputs that depend on the amount
+of data to save are estimated instead if the table sizes are known.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ssmpi.core.settings import SECONDS, positive, within
 from ssmpi.recovery.policy import RecoveryInputs
 
 HOUR = 3600.0
-PS_MTBF = 18 * 28 * HOUR  # T_fail N: the mean time between losses of one embedding PS's memory
+PS_MTBF = 18 * 28 * HOUR  # T_fail N: the mean time between two losses of the same embedding PS's memory
 SAVE_RATE = 500e6  # bytes a second that one processor copies, hashes and writes beside training
-DISK_RATE = 200e6  # bytes a second to or from a disk, where somebody waits for it
+DISK_RATE = 200e6  # bytes a second to or from a disk when training waits for it
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input by its symbol and option. The option counts ``unit`` seconds, ``most`` of them at most, and may be 0
-    with ``or_zero``; ``default`` counts like it.
+    """An input with its symbol and option. The option's value is in units of ``unit`` seconds, at most ``most``, and
+    may be 0 with ``or_zero``; ``default`` has the same unit.
     """
 
     symbol: str
@@ -66,8 +66,8 @@ INPUTS = {
 
 
 def estimated(size: float, *, background: bool) -> dict[str, float]:
-    """What saves and loads take, as ``inputs_of`` takes it, if the embedding PS that holds most has ``size`` bytes and
-    checkpoints are written in the background, or while training waits.
+    """Estimated costs of saves and loads, in the form of ``inputs_of``, if the largest embedding PS has ``size`` bytes
+    and checkpoints are written in the ``background``, or while training waits.
     """
     save = size / (SAVE_RATE if background else DISK_RATE)
     return {"save_seconds": save, "row_save_seconds": size / SAVE_RATE, "load_seconds": size / DISK_RATE}
@@ -75,8 +75,8 @@ def estimated(size: float, *, background: bool) -> dict[str, float]:
 
 def inputs_of(servers: int, given: Mapping[str, float]) -> RecoveryInputs:
     """The inputs of a run with ``servers`` embedding PSs. ``given`` has values of options by the names of ``INPUTS``;
-    the others are defaults. That of T_fail is 504 h / N, 28 h for the example's 18 PSs, that of O_rows is O_save,
-    and that of T_rows is O_rows: a save that waits for no disk.
+    the others are defaults. The default of T_fail is 504 h / N, 28 h for the example's 18 PSs; that of O_rows is
+    O_save, and that of T_rows is O_rows, as if a save never waited for its disk.
     """
     values = {name: known.taken(given.get(name, known.default)) for name, known in INPUTS.items()}
     if "mtbf_seconds" not in given:

@@ -1,4 +1,4 @@
-"""A decision in words and figures, each with its formula; ``policy`` has the same ones."""
+"""Explains a decision of the ``policy`` in words and figures, with formulas."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def percent(share: float) -> str:
 
 
 def rounded(value: float) -> str:
-    """Three digits, or all before the point."""
+    """Three significant digits, or all digits before the decimal point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -67,7 +67,7 @@ def _partial_overhead(strategy: Strategy, cost: str) -> list[str]:
 
 
 def _limit(decision: Decision, strategy: Strategy) -> str:
-    """Which limit changes the wanted interval; empty if none does."""
+    """The limit that changes the wanted interval; empty if none does."""
     if strategy.interval < strategy.wanted:
         return f", more than the job has: T_save = T_total = {duration(strategy.interval)}"
     if strategy.interval > strategy.wanted:

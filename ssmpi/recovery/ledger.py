@@ -1,4 +1,4 @@
-"""What the first trainer keeps about the memory of all ranks: which of it counts, and what was lost with the rest."""
+"""The first trainer's record of all ranks' memory: which of it is valid, and what was lost with the rest."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ OUTCOME = "outcome"  # beside what ``Ledger.state`` has in it: what a recovery h
 
 @dataclass(frozen=True)
 class Ledger:
-    """``starts`` says by rank which start has made its memory: any other is an old one. ``accounts`` are those of the
-    embedding PSs. ``before`` is what a PS had lost on average before the memory of today, in samples.
+    """``starts`` maps each rank to the start that created its memory: memory of any other start is stale. ``accounts``
+    are those of the embedding PSs. ``before`` is what a PS had lost on average before the present memory was created,
+    in samples.
 
-    It is noted whole when a start begins to train: memory that is made anew counts from the moment in which its loss
-    is booked, so that a recovery that is killed begins again and books nothing twice.
+    It is written atomically when a start begins to train: new memory becomes valid in the same write that books its
+    loss, so a recovery that is killed starts over and books nothing twice.
     """
 
     starts: tuple[int, ...] = ()
@@ -27,8 +28,8 @@ class Ledger:
 
     @classmethod
     def begin(cls, starts: Sequence[int], servers: int, saved: Mapping[str, Any] | None, examples: int) -> Ledger:
-        """Of a start from the beginning, or from a checkpoint after ``examples`` that has ``saved`` what ``state`` was
-        then, perhaps with another number of embedding PSs.
+        """The ledger of a start from the beginning, or from a checkpoint after ``examples`` with the ``saved`` state,
+        perhaps of another number of embedding PSs.
         """
         accounts = (LossAccount(covered=examples),) * servers
         return cls(tuple(starts), accounts, cls.of_state(saved).lost if saved else 0.0)
@@ -40,7 +41,7 @@ class Ledger:
 
     @property
     def samples_lost(self) -> int:
-        """By all embedding PSs together, in the memory of today."""
+        """Samples lost by all embedding PSs together since the present memory was created."""
         return sum(account.lost for account in self.accounts)
 
     def pls(self, total: int) -> float:
@@ -48,8 +49,8 @@ class Ledger:
         return self.lost / total
 
     def reloaded(self, ranks: Mapping[int, int], taken: Mapping[int, int], now: int) -> Ledger:
-        """After the memory of some ``ranks`` (by rank, the start that makes it anew) was lost at ``now`` samples.
-        ``taken`` is by embedding PS when the newest state of all its rows was taken.
+        """The ledger after the memory of some ``ranks`` (rank to the start that recreates it) was lost at ``now``
+        samples. ``taken`` maps embedding PSs to the samples at which the newest state of all their rows was taken.
         """
         starts = tuple(ranks.get(rank, start) for rank, start in enumerate(self.starts))
         accounts = tuple(
@@ -65,13 +66,13 @@ class Ledger:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Ledger:
-        """What ``state`` gave."""
+        """The inverse of ``state``."""
         return cls(tuple(state["starts"]), tuple(LossAccount(*each) for each in state["accounts"]), state["before"])
 
 
 def reloaded(account: LossAccount, taken: int, now: int) -> LossAccount:
-    """One account after a loss at ``now``; rows that a lost trainer had trained on are counted again, so that it may
-    be less than at the last one.
+    """One account after a loss at ``now``. Rows that a lost trainer had trained on are repeated, so ``now`` may be less
+    than at the previous loss.
     """
     saved = account.saved(taken)
     return saved.reloaded(max(now, saved.covered))

@@ -1,4 +1,4 @@
-"""Inputs of the policy that a run has measured, and those that its run file says."""
+"""Inputs of the policy from a run's measurements, and from its run file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def from_settings(options: RecoveryOptions) -> dict[str, float]:
-    """What the run file says, as ``inputs_of`` takes it."""
+    """The inputs in the run file, in the form of ``inputs_of``."""
     mtbf = {"mtbf_seconds": options.mtbf_hours} if options.mtbf_hours else {}
     return {"target_pls": options.target_pls, **mtbf}
 
@@ -22,9 +22,9 @@ def from_run(
     log: Mapping[str, float], expected: int, recoveries: Sequence[Mapping[str, Any]], row_save_cost: float = 0.0,
     row_save_wall: float = 0.0,
 ) -> dict[str, float]:  # fmt: skip
-    """What a run has measured so far, as ``inputs_of`` takes it: ``log`` are the numbers of its log book, ``expected``
-    the examples that it will have trained on, ``recoveries`` those of ``recoveries.json``, ``row_save_cost`` what a
-    save of all rows beside training has cost and ``row_save_wall`` what it took, 0 before the first one.
+    """What a run has measured so far, in the form of ``inputs_of``: ``log`` are the numbers of its metric logger,
+    ``expected`` the total examples of the run, ``recoveries`` those of ``recoveries.json``; ``row_save_cost`` is the
+    cost of a save of all rows during training, ``row_save_wall`` its duration, 0 before the first one.
     """
     found = {}
     if log.get("examples") and log.get("seconds"):

@@ -8,27 +8,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LossAccount:
-    """What one embedding PS has lost, counted in samples of all trainers since the run began.
-
-    ``covered`` is the count up to which nothing more can be lost: that of the newest committed state that covers all
-    rows of the PS, or that of its last reload, whichever is later. 0 is the seed: initial rows are a function of it.
-    ``lost`` is what was booked so far.
+    """The losses of one embedding PS, in samples of all trainers since the run began. ``covered`` is the count up to
+    which nothing more can be lost: that of the newest committed state of all its rows, or of its last reload, whichever
+    is later; 0 at first, because initial rows follow from the seed. ``lost`` is the sum booked so far.
     """
 
     covered: int = 0
     lost: int = 0
 
     def saved(self, taken: int) -> LossAccount:
-        """After a state of all rows, ``taken`` at this count, was committed. Saves of a part of the rows do not count.
-
-        One that was taken before the last reload changes nothing: what it could bring back is booked already.
+        """The account after a state of all rows, ``taken`` at this count, was committed. Saves of some rows do not
+        count. A state from before the last reload changes nothing: what it could restore is booked as lost already.
         """
         return LossAccount(max(self.covered, taken), self.lost)
 
     def reloaded(self, now: int) -> LossAccount:
-        """After the rows were lost at count ``now`` and loaded from the newest committed state.
-
-        A second loss before the next save books the samples since this one; repeating a reload books nothing.
+        """The account after the rows were lost at count ``now`` and reloaded from the newest committed state. A second
+        loss before the next save books only the samples since this one; repeating a reload books nothing.
         """
         assert now >= self.covered, f"a loss at {now:,} samples, before the {self.covered:,} that are accounted for"
         return LossAccount(now, self.lost + now - self.covered)

@@ -1,8 +1,8 @@
 """Full or partial recovery, and how often to save, after CPR (Maeng et al., MLSys 2021, arXiv 2011.02999).
 
 When the memory of an embedding PS is lost, *full* recovery takes every rank back to the last checkpoint and trains the
-samples since then again. *Partial* recovery reloads the lost rows alone: nothing is trained again, but the updates of
-those rows since their save are gone. PLS, the portion of lost samples, measures that.
+samples since then again. *Partial* recovery reloads only the lost rows: nothing is trained again, but the updates of
+those rows since their save are lost. PLS, the portion of lost samples, measures that.
 
 Docstrings mark formulas as CPR's or as derived here. CPR's are given in its notation: T_total, T_fail, T_save, O_save,
 O_load, O_res, N. Where it has one O_save for both, here full recovery saves checkpoints, which cost O_save, and partial
@@ -20,13 +20,13 @@ from typing import Literal
 from ssmpi.core.settings import COUNT, SECONDS, positive, within
 
 Mode = Literal["full", "partial"]
-CHANGE = 0.1  # what a run that recovers in one way saves at least by changing to the other, as a share of its overhead
+CHANGE = 0.1  # the least saving, as a share of its overhead, for which a run changes its way of recovery
 LEAST_INTERVAL = 10.0  # of partial recovery, in multiples of T_rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryInputs:
-    """What the decision depends on; SettingsError for what is not finite or has no sense.
+    """The inputs of the decision; SettingsError for values that are not finite or make no sense.
 
     ``total_seconds`` (T_total) is the length of the job without losses and saves, ``mtbf_seconds`` (T_fail) the mean
     time between losses of memory in the whole job, each of one of ``servers`` (N) embedding PSs. ``save_seconds``
@@ -153,7 +153,7 @@ def break_even_interval(given: RecoveryInputs) -> BreakEven:
     best, cost = full(given), given.row_save_seconds
     if best.interval == best.wanted:
         pays = BreakEven(best.interval * cost / (2 * given.save_seconds), "T_full O_rows / (2 O_save)")
-    else:  # full recovery saves once in the job
+    else:  # full recovery saves only once in the job
         share = given.save_seconds / given.total_seconds + given.total_seconds / (2 * given.mtbf_seconds)
         pays = BreakEven(cost / share, "O_rows / (O_save / T_total + T_total / (2 T_fail))")
     if pays.seconds >= given.total_seconds:
@@ -214,13 +214,13 @@ class Decision:
 
     @property
     def keeps_target(self) -> bool:
-        """Whether partial recovery can save often enough for the target PLS."""
+        """Whether partial recovery can save often enough to keep the target PLS."""
         return self.partial.interval <= self.partial.wanted
 
     @property
     def mode(self) -> Mode:
-        """``partial`` if it keeps the target PLS (derived) and costs less than full recovery (CPR). Where both cost
-        nearly the same a run stays with what it does (derived): measured inputs waver.
+        """``partial`` if it keeps the target PLS (derived) and costs less than full recovery (CPR). If both cost nearly
+        the same a run keeps its present mode (derived): measured inputs fluctuate.
         """
         stays = {None: 1.0, "partial": 1 / (1 - CHANGE), "full": 1 - CHANGE}[self.before]
         return "partial" if self.keeps_target and self.partial.overhead < stays * self.full.overhead else "full"

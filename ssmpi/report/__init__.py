@@ -1,4 +1,4 @@
-"""Runs and groups of runs as text, pictures and pages, from what is in their folders."""
+"""Runs and groups of runs as text, plots and pages, from the contents of their folders."""
 
 from ssmpi.report.figures import plot
 from ssmpi.report.page import write

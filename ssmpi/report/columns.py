@@ -11,7 +11,7 @@ NOTHING = "-"
 
 
 def number(value: Estimate, digits: int) -> str:
-    """``0.80123 ± 0.00045``; without the error where there is one value only."""
+    """``0.80123 ± 0.00045``; without the error if there is only one value."""
     if not math.isfinite(value.mean):
         return NOTHING
     error = f" ± {value.error:,.{digits}f}" if math.isfinite(value.error) else ""

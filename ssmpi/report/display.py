@@ -10,7 +10,7 @@ from ssmpi.core.log import shape, terminal
 
 
 def bar(rows: int) -> Any:
-    """A progress bar over so many examples; a disabled one where there is no terminal."""
+    """A progress bar over ``rows`` examples; disabled without a terminal."""
     there = terminal()
     if there is None:
         return tqdm(total=rows, disable=True)

@@ -11,8 +11,8 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
 class EventWriter:
-    """An event file in ``folder``. Steps from ``first`` on that are in files of an earlier job come again: TensorBoard
-    drops those.
+    """An event file in ``folder``. Steps from ``first`` on are repeated: TensorBoard drops those in files of an earlier
+    job.
     """
 
     def __init__(self, folder: Path, first: int) -> None:
@@ -26,5 +26,5 @@ class EventWriter:
         self._file.add_event(Event(wall_time=time.time(), step=step, summary=summary))
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the file."""
         self._file.close()

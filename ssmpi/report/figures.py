@@ -1,6 +1,5 @@
-"""Runs as pictures, drawn with matplotlib: learning curves, speed and synchronization, where the time went.
-
-Every picture can be drawn for a light and for a dark page. Groups of runs (``groups``) share a colour.
+"""Plots of runs with matplotlib: learning curves, speed and synchronization, where the time went. Every plot can be
+drawn for a light and for a dark page. The runs of a group (``groups``) share a colour.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 LIGHT, DARK = "petroff10", "dark_background"  # matplotlib's style sheets; the first made for colour-blind readers
 INSTALL = "pip install 'ssmpi[plots]'"
 POINTS = 300  # of a curve: more cannot be seen
-EARLY = 0.1  # of the examples: what happens there may leave the picture, so that the rest can be seen
+EARLY = 0.1  # of the examples: the first ones may be outside the axes, so that the rest can be seen
 SHORT = 0.3  # of the median window's examples
 BRIEF = 0.1  # of the median window's seconds
 TITLES = {
@@ -133,7 +132,7 @@ def curves(groups: Sequence[Group], panels: Sequence[Panel]) -> Figure:
 
 
 def recorded(groups: Sequence[Group], panels: Sequence[Panel]) -> list[Panel]:
-    """The panels that some run has something for."""
+    """The panels for which some run has data."""
     lines = [line for group in groups for record in group.records for line in (*record.windows, *record.evaluations)]
     return [panel for panel in panels if any(_known(line, *panel) for line in lines)]
 
@@ -172,8 +171,8 @@ def _draw(axes: Axes, record: Record, key: str, x: str, colour: Any) -> None:
 
 
 def _whole(windows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without windows that an evaluation or the end cut short: of few examples, so mostly noise, or so brief that
-    examples which were reported late make them many times too fast.
+    """The windows without those that an evaluation or the end cut short: with few examples they are mostly noise, and
+    examples reported late make brief ones look many times too fast.
     """
     sizes, seconds = (np.diff([0.0, *(float(w.get(name) or 0) for w in windows)]) for name in ("examples", "seconds"))
     whole = (sizes >= SHORT * np.median(sizes)) & (seconds >= BRIEF * np.median(seconds)) if windows else []

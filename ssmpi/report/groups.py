@@ -19,7 +19,7 @@ SEED = "run.seed"
 NOT_SETTINGS = (SEED, "run.folder", "run.tensorboard", "run.log_seconds", "run.record_losses")  # change no result
 NEVER = object()
 SEVERAL = 3  # names of runs that are listed
-RUN, CASE = NAMES = ("run", "case")  # labels whose values speak for themselves
+RUN, CASE = NAMES = ("run", "case")  # labels whose values need no name
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Group:
 def relative(group: Group, reference: Group, metric: str) -> Estimate:
     """``group / reference - 1`` with its standard error.
 
-    Where the reference has a run for each seed, by pairs of the same seed: they begin with the same weights and see the
-    same order of the data, which the difference is then free of. Otherwise the two are taken as independent.
+    If the reference has a run for each seed, paired by seed: such runs share initial weights and data order, which
+    cancels their effect. Otherwise the two are taken as independent.
     """
     mine, theirs = (
         {record.settings.get(SEED): record.number(metric) for record in g.records} for g in (group, reference)
@@ -124,8 +124,8 @@ def row(group: Group, reference: Group | None) -> Row:
 
 
 def by_settings(records: Sequence[Record]) -> list[Group]:
-    """Group runs by their settings, in order of appearance, under the names of their folders. Runs without settings
-    stay alone.
+    """Group runs by their settings, in order of appearance, named by their folders. A run without settings is a group
+    of its own.
     """
     found: dict[object, list[Record]] = {}
     for record in records:
@@ -163,12 +163,12 @@ def _compared(record: Record) -> dict[str, Any]:
 
 
 def _together(names: Sequence[str]) -> str:
-    """The runs of a group: all of a few, of many the first and how many more."""
+    """The runs of a group: all names if they are few, else the first and the number of the others."""
     return ", ".join(names) if len(names) <= SEVERAL else f"{names[0]} and {len(names) - 1} more"
 
 
 def _short(folders: Sequence[Path]) -> list[str]:
-    """The folders by as many of their last names as tell them apart."""
+    """The folders, shortened to the last path components that distinguish them."""
     paths = [folder.absolute() for folder in folders]
     for depth in range(1, 20):
         names = ["/".join(path.parts[-depth:]) for path in paths]

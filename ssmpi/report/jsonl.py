@@ -1,6 +1,4 @@
-"""A text file that grows by whole lines, also on a disk that is full for a while: a record must not end what it
-records.
-"""
+"""An append-only file of JSON lines that tolerates a temporarily full disk: logging must not end the run."""
 
 from __future__ import annotations
 
@@ -12,7 +10,9 @@ from ssmpi.core.log import log
 
 
 class JsonlFile:
-    """Appends to ``path``, of which at most ``known`` bytes are kept. What the disk does not take waits in memory."""
+    """Appends to ``path``, after truncating it to ``known`` bytes. Lines that cannot be written are kept in memory and
+    retried.
+    """
 
     def __init__(self, path: Path, known: int) -> None:
         self._path = path
@@ -23,7 +23,7 @@ class JsonlFile:
 
     @property
     def size(self) -> int:
-        """Bytes so far, those that wait included."""
+        """Bytes so far, including lines kept in memory."""
         return os.fstat(self._file.fileno()).st_size + len(self._waiting)
 
     def write(self, line: str) -> None:
@@ -36,7 +36,7 @@ class JsonlFile:
         except OSError as error:
             if not self._refused:
                 log.error(
-                    f"error: {self._path} does not grow, training goes on and lines wait in memory: {cause(error)}"
+                    f"error: {self._path} does not grow, training continues and lines wait in memory: {cause(error)}"
                 )
             self._refused = True
 

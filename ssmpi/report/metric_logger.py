@@ -34,7 +34,7 @@ State = tuple[dict[str, float], dict[str, np.ndarray]]
 
 
 class EarlierLog(NamedTuple):
-    """What the job that this one continues had logged: numbers, and what each trainer will count as scored before."""
+    """What the job that this one continues had logged: numbers, and the quality that each trainer had scored."""
 
     numbers: dict[str, float]
     scored: Sequence[Quality]
@@ -52,14 +52,14 @@ class MetricLogger:
         self._topology, self._rows, self._every = topology, rows, every_seconds
         numbers, scored = earlier or EarlierLog({}, ())
         known = int(numbers.get("bytes", 0))
-        self._lines = JsonlFile(folder / METRICS, known)  # what came after the checkpoint will come again
+        self._lines = JsonlFile(folder / METRICS, known)  # lines after the checkpoint will be repeated
         self.writer: EventWriter | None = None
         self._bar = bar(rows)
         self._window, self._total = Quality(), Quality()
         self._scored = [*scored, *(Quality() for _ in range(topology.trainers - len(scored)))]
         for each in scored:
             self._total.merge(each)
-        self._twice = self._total.sums[0] - numbers.get("examples", 0)  # scored, and again after a kill
+        self._twice = self._total.sums[0] - numbers.get("examples", 0)  # scored twice because of a kill
         self._bar.update(self._examples)
         self._counts = {name: np.zeros(topology.trainers) for name in COUNTS}
         self._divergence = np.full(topology.trainers, np.nan)
@@ -86,7 +86,7 @@ class MetricLogger:
             self.window()
 
     def window(self) -> None:
-        """Write what happened since the last window, if anything did."""
+        """Write a line for the time since the last window, if anything happened."""
         examples = int(self._window.sums[0])
         if not examples:
             return
@@ -113,12 +113,12 @@ class MetricLogger:
         self._write({"kind": "checkpoint", **self._where(), **line})
 
     def recovered(self, record: dict[str, Any]) -> None:
-        """Write how the run goes on after a kill: a record of ``recoveries.json``."""
+        """Write how the run resumed after a kill: a record of ``recoveries.json``."""
         seconds = {f"seconds_{name}": value for name, value in record["seconds"].items()}
         self._write({"kind": "recovery", **record, **self._where(), **seconds})
 
     def rows_saved(self, line: dict[str, Any]) -> None:
-        """Write what an embedding PS has saved by itself, or that it could not."""
+        """Write the result of an embedding PS's row save."""
         self._write({"kind": "row_save", **self._where(), **line})
 
     def pause(self, seconds: float) -> None:
@@ -132,12 +132,12 @@ class MetricLogger:
         return self._earlier["seconds"] + time.monotonic() - self._began - self._paused
 
     def state(self) -> State:
-        """What a metric logger that resumes from here needs: numbers for JSON, and arrays."""
+        """The state that a resumed metric logger needs: numbers for JSON, and arrays."""
         self.window()
         return self.numbers(), {"histogram": self._total.histogram, "sums": self._total.sums}
 
     def numbers(self) -> dict[str, float]:
-        """The numbers of ``state``, as they are now."""
+        """The numbers of ``state``."""
         totals = self.totals()
         kept = {name: totals[name] for name in ("examples", *self._earlier, *self._saving)}
         return kept | self.traffic.totals() | {"bytes": self._lines.size}
@@ -179,14 +179,14 @@ class MetricLogger:
         }
 
     def say(self, text: str) -> None:
-        """A line for a person, above the progress bar."""
+        """Print a line above the progress bar."""
         if self._bar.disable:
             log.info(text)
         else:
             above(lambda line: self._bar.write(line, file=terminal()), text)
 
     def start_clock(self) -> None:
-        """Training starts now: what came before was preparation."""
+        """Training starts now; the time before was set-up."""
         log.info("training starts")
         self._began = self._window_began = self._line_said = time.monotonic()
 
@@ -206,12 +206,12 @@ class MetricLogger:
 
     @property
     def _examples(self) -> int:
-        """Examples trained on: a batch that a kill makes come again counts once."""
+        """Examples trained on: a batch repeated after a kill counts once."""
         return int(self._total.sums[SUMS.index("examples")] - self._twice)
 
     @property
     def _saving(self) -> dict[str, float]:
-        """How many checkpoints there were, and what they have cost."""
+        """The number of checkpoints and their cost."""
         return {"checkpoints": self._checkpoints, **self._save_cost.fields()}
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -225,7 +225,7 @@ class MetricLogger:
                         self.writer.add_scalar(f"{prefix}/{name}", value, line["examples"])
             except OSError as error:
                 self.writer = None
-                log.error(f"error: TensorBoard's events end here, metrics.jsonl goes on: {cause(error)}")
+                log.error(f"error: TensorBoard's events end here, metrics.jsonl continues: {cause(error)}")
 
     def _show(self, line: dict[str, Any]) -> None:
         gap = f" gap {line['sync_gap_thread']:.1f}" if "sync_gap_thread" in line else ""

@@ -22,13 +22,13 @@ from ssmpi.report.record import CIRCUMSTANCES, Record
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ONLY_SECONDS = 120.0  # shorter times are told in seconds
+ONLY_SECONDS = 120.0  # shorter times are given in seconds
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that can be drawn in any style. ``name`` goes into the file name; ``text`` says what is to be seen."""
+    """A figure that can be drawn in any style. ``name`` goes into the file name; ``text`` is its caption."""
 
     name: str
     title: str
@@ -37,8 +37,8 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What a page is about. ``compared`` is the sentence that names the reference; empty without one."""
+class PageContent:
+    """The contents of a page. ``compared`` is the sentence that names the reference; empty without one."""
 
     title: str
     compared: str
@@ -54,10 +54,10 @@ def write(records: Sequence[Record], out: Path) -> list[Path]:
     title = title if len(records) > 1 else f"Run {groups[0].name}"
     compared = f"Relative NE: against {groups[0].name}; below 0 is better." if several else ""
     rows = [row(group, groups[0] if several else None) for group in groups]
-    return publish(Subject(title, compared, groups, rows), drawings(groups), out)
+    return publish(PageContent(title, compared, groups, rows), drawings(groups), out)
 
 
-def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path]:
+def publish(subject: PageContent, wanted: Sequence[Drawing], out: Path) -> list[Path]:
     """Write a page with some drawings, and each drawing as ``OUT-name.png``; returns the files written."""
     try:
         import jinja2
@@ -89,7 +89,7 @@ def publish(subject: Subject, wanted: Sequence[Drawing], out: Path) -> list[Path
 
 
 def drawings(groups: Sequence[Group]) -> list[Drawing]:
-    """Every figure that these runs recorded something for."""
+    """Every figure for which these runs have data."""
     records = [record for group in groups for record in group.records]
     found = []
     if any(record.windows for record in records):
@@ -127,7 +127,7 @@ def _draw(drawing: Drawing, out: Path) -> dict[str, str]:
 
 
 def _settings(records: Sequence[Record]) -> list[list[object]]:
-    """Settings and versions that differ, as a table with its headings: long way down, whichever way that is."""
+    """Settings and versions that differ, as a table with headings, transposed so that its longer side goes down."""
     names = [name for name in differing(records) if name == SEED or name not in NOT_SETTINGS]
     columns: list[list[object]] = [["run", *(str(record.folder) for record in records)]]
     columns += [[name, *(record.settings.get(name, NOTHING) for record in records)] for name in names]
@@ -169,7 +169,7 @@ def _validations(record: Record) -> list[list[str]]:
 
 
 def _recoveries(record: Record) -> list[list[str]]:
-    """One line a start after a kill: where in the run, what was lost, how it went on, and what that has cost."""
+    """One line per recovery: where in the run, what was lost, how it resumed, and at what cost."""
     lines = []
     for each in record.recoveries:
         examples, lost, pls = each.get("examples"), each.get("lost") or "nobody's", each.get("pls")

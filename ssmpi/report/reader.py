@@ -1,5 +1,5 @@
-"""Reads a run folder without trust: a run that was killed or is still going has half of it. What cannot be read is left
-out and named, with file and line.
+"""Reads a run folder defensively: a run that was killed or is still running has incomplete files. Whatever cannot be
+read is left out and named, with file and line.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ NAMED = 5  # broken lines, in a message
 
 
 def read(folder: Path) -> Record:
-    """Read a run folder; DataError only where there is no trace of a run."""
+    """Read a run folder; DataError only if there is no trace of a run."""
     if not any((folder / name).exists() for name in (METRICS, RESULT_NAME)):
-        run_files.check(folder, RUN_FILE, VERSIONS)  # those that are made first
+        run_files.check(folder, RUN_FILE, VERSIONS)  # the files that are written first
     missing: list[str] = []
     settings = flat(_toml(folder / RUN_FILE, missing))
     versions = _json(folder / VERSIONS, missing, "versions are not known")
@@ -135,7 +135,7 @@ def _result(path: Path, windows: list[dict[str, Any]], missing: list[str]) -> di
 
 
 def _usage(folder: Path, settings: Mapping[str, Any], missing: list[str]) -> list[dict[str, Any]]:
-    """What the ranks wrote of themselves, trainers first."""
+    """The ranks' own usage files, trainers first."""
     ranks = [_json(path, missing, "one rank's time is not known") for path in sorted(folder.glob("*.json"))]
     ranks = sorted(filter(_is_usage, ranks), key=lambda rank: (rank["role"] != "trainer", rank["role"]))
     counts = [settings.get(f"topology.{name}") for name in ("trainers", "embedding_ps", "sync_ps")]

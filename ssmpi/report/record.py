@@ -16,11 +16,10 @@ CIRCUMSTANCES = ("host", "processor", "started")  # in the file of versions
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One run. ``missing`` says in sentences what is not there; the rest is empty where it is not there.
-
-    ``windows`` and ``evaluations`` are the lines of ``metrics.jsonl``, ``usage`` is what every rank wrote of itself,
-    ``recoveries`` are those of ``recoveries.json``, ``settings`` is flat: ``sync.alpha`` to value.
-    ``circumstances`` are ``CIRCUMSTANCES``, unknown in runs of 0.1.
+    """One run. ``missing`` lists in sentences what could not be read; the corresponding fields are empty. ``windows``
+    and ``evaluations`` are the lines of ``metrics.jsonl``, ``usage`` the ranks' CPU times, ``recoveries`` those of
+    ``recoveries.json``, ``settings`` is flat: ``sync.alpha`` to value. ``circumstances`` are ``CIRCUMSTANCES``, unknown
+    in runs of 0.1.
     """
 
     folder: Path

@@ -1,6 +1,6 @@
-"""``recoveries.json``: how often a run was started again after a kill, and how it went on each time. It also names the
-launch that the run belongs to: only that one's memory is its own. Beside them, what has to outlive
-every memory: the timeline of the rows that are saved beside training, and what saving them takes.
+"""``recoveries.json``: how often a run was restarted after a kill, and how it resumed each time. It also names the
+launch that the run belongs to, whose memory is the only valid one, and holds what must outlive all memory: the timeline
+of row saves, and what these take.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ SAVING, COST = "row_save_seconds", "row_save_costs"
 
 
 def read(run: Path) -> dict[str, Any]:
-    """``launch``, its name; ``recoveries``, a list. The same of a run that nobody has started yet where there is no
-    such file, or none that can be read.
+    """``launch``, its name, and ``recoveries``, a list. If the file is missing or unreadable, the contents for a run
+    that has not started.
     """
     try:
         found = json.loads((run / RECOVERIES).read_text(encoding="utf-8"))
@@ -33,34 +33,34 @@ def read(run: Path) -> dict[str, Any]:
 
 
 def begin(run: Path, launch: str) -> str:
-    """From now on the run belongs to a launch; the name of the one that it belonged to, empty if there was none."""
+    """Assign the run to a launch; returns the name of the previous one, empty if there was none."""
     found = read(run)
     _write(run, {**found, "launch": launch})
     return str(found["launch"])
 
 
 def timeline(run: Path) -> int:
-    """How often the run has gone back to a checkpoint, or to the beginning, the first start included: rows that were
-    saved beside training in an earlier timeline are those of a future that did not come.
+    """How often the run has started from a checkpoint or from the beginning. Rows saved in an earlier timeline belong
+    to training that was undone, and are ignored.
     """
     return int(read(run).get("timeline", 0))
 
 
 def begin_timeline(run: Path) -> int:
-    """The number of one more."""
+    """Start a new timeline and return its number."""
     _write(run, {**read(run), "timeline": timeline(run) + 1})
     return timeline(run)
 
 
 def add(run: Path, recovery: dict[str, Any]) -> None:
-    """One more."""
+    """Append a recovery."""
     found = read(run)
     _write(run, {**found, "recoveries": [*found["recoveries"], recovery]})
 
 
 def rows_saved(run: Path, server: int, seconds: float, cost: float) -> None:
-    """Remember what saving all rows of an embedding PS beside training has taken last, in ``seconds`` from begin to
-    end, and its ``cost`` in seconds of a processor: that outlives its memory.
+    """Record how long an embedding PS's last save of all rows took (``seconds``, wall time) and what it cost (CPU
+    seconds), because that must outlive its memory.
     """
     found = read(run)
     more = {name: {**found.get(name, {}), str(server): round(v, 6)} for name, v in ((SAVING, seconds), (COST, cost))}
@@ -68,9 +68,9 @@ def rows_saved(run: Path, server: int, seconds: float, cost: float) -> None:
 
 
 class Taken(NamedTuple):
-    """What recoveries, by their records, and saves of all rows beside training have taken. ``row_save_seconds`` is of
-    the slowest embedding PS, because all of them save at once, ``row_save_cost`` of the one where it is highest; both
-    are 0 where none has saved.
+    """The durations of recoveries, and of saves of all rows during training. ``row_save_seconds`` is that of the
+    slowest embedding PS, because all of them save at once, ``row_save_cost`` the highest; both are 0 before the first
+    save.
     """
 
     recoveries: Sequence[dict[str, Any]]
@@ -79,14 +79,14 @@ class Taken(NamedTuple):
 
 
 def taken(run: Path) -> Taken:
-    """The same of a run; reads the file once."""
+    """``Taken`` of a run; reads the file once."""
     found = read(run)
     cost, seconds = (max(map(float, found.get(name, {}).values()), default=0.0) for name in (COST, SAVING))
     return Taken(found["recoveries"], cost, seconds)
 
 
 def amend(run: Path, more: dict[str, Any]) -> dict[str, Any]:
-    """Add to the last one what came out meanwhile, to its ``seconds`` too; the whole record."""
+    """Add fields to the last record, and to its ``seconds``; returns the whole record."""
     found = read(run)
     last: dict[str, Any] = found["recoveries"][-1]
     last |= {**more, "seconds": {**last["seconds"], **more["seconds"]}}
@@ -95,8 +95,8 @@ def amend(run: Path, more: dict[str, Any]) -> dict[str, Any]:
 
 
 def outcome(run: Path, more: dict[str, Any]) -> dict[str, Any]:
-    """Training goes on after the last one: what that adds to its record, with the seconds that it took to restore the
-    state. Empty if this start is no recovery.
+    """The fields to add to the last record when training resumes, with the seconds taken to restore the state. Empty if
+    this start is not a recovery.
     """
     if not (last := _without_outcome(run)):
         return {}
@@ -105,27 +105,27 @@ def outcome(run: Path, more: dict[str, Any]) -> dict[str, Any]:
 
 
 def complete(run: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """Add an ``outcome`` to the record that it belongs to; the whole record, an empty one if it is not the last or has
-    it already.
+    """Add an ``outcome`` to the record that it belongs to; returns the whole record, or an empty one if that is not the
+    last or has its outcome already.
     """
     last = _without_outcome(run)
     return amend(run, found) if found and last.get("at") == found["at"] else {}
 
 
 def _without_outcome(run: Path) -> dict[str, Any]:
-    """The last record, if training has not gone on after it, or that is not written there; else an empty one."""
+    """The last record if it has no outcome yet; else an empty one."""
     found = read(run)["recoveries"]
     last: dict[str, Any] = found[-1] if found else {}
     return last if "restore" not in last.get("seconds", {"restore": 0}) else {}
 
 
-def gone_on(run: Path) -> list[dict[str, Any]]:
-    """The records of those after which training has gone on: no other becomes one of them once a later one is there."""
+def resumed(run: Path) -> list[dict[str, Any]]:
+    """The records of recoveries after which training resumed. An earlier record without an outcome never gets one."""
     return [each for each in read(run)["recoveries"] if "restore" in each.get("seconds", {})]
 
 
 def describe(record: dict[str, Any]) -> str:
-    """What a partial recovery has cost, in a sentence."""
+    """The cost of a partial recovery, in a sentence."""
     parts = [
         f"{record['rows_reloaded']:,} embedding rows reloaded ("
         + ", ".join(f"{who} from {source}" for who, source in record["sources"].items())

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Scored(NamedTuple):
-    """One evaluation: of which weights, what was found, and how long it took."""
+    """One evaluation: the weights, the metrics, and how long it took."""
 
     vector: np.ndarray
     metrics: dict[str, float]
@@ -40,11 +40,10 @@ class EarlierResults(NamedTuple):
     evaluations: dict[str, dict[str, Any]]
 
 
-class Results:
-    """Kept by the first trainer. A run is finished when ``result.json`` says ``"status": "complete"``, never before.
-
-    ``expected`` is how many examples the whole run has. ``ledger`` is what is to be noted of all memory, ``pls`` the
-    portion of lost samples by then, ``news`` what this start adds to the record of recoveries.
+class RunResults:
+    """Used by the first trainer. A run is finished when ``result.json`` says ``"status": "complete"``, never before.
+    ``expected`` is the number of examples of the whole run. ``ledger`` is the ledger to note in memory, ``pls`` the
+    portion of lost samples so far, ``news`` what this start adds to the record of recoveries.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Results:
             kept["best"] = found
 
     def rows_saved(self, news: Sequence[dict[str, Any]]) -> None:
-        """Write what embedding PSs have saved by themselves, and remember what that takes."""
+        """Log the row saves of embedding PSs, and record their durations."""
         for line in news:
             if "all_rows_seconds" in line:
                 seconds, cost = line.pop("all_rows_seconds"), line.pop("all_rows_cost")
@@ -110,7 +109,7 @@ def now() -> str:
 
 
 def plain(value: Any) -> Any:
-    """The same value with null for numbers that JSON does not have."""
+    """``value`` with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

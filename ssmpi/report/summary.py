@@ -17,8 +17,8 @@ COLUMNS = ("ne", "log_loss", "auc", "accuracy")
 
 
 def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
-    """The result of a run on its test split, beside reference points where they are given. DataError says what is known
-    of a run without a result, and how to go on with it.
+    """The result of a run on its test split, beside reference points if they are given. For a run without a result,
+    DataError says what is known about it and how to resume it.
     """
     record = read(run)
     result, (split, metrics) = record.result, record.final
@@ -63,7 +63,7 @@ def _without_result(record: Record) -> str:
         f". {line.get('split')} NE {_cell(line.get('ne')).strip()} after {line['examples']:,} examples"
         for line in record.evaluations[-1:]
     )
-    more = f"If no job is running it, 'ssmpi launch --resume {record.folder}' goes on with it"
+    more = f"If no job is running it, 'ssmpi launch --resume {record.folder}' resumes it"
     if record.status == COMPLETE:
         more = f"'ssmpi evaluate {record.folder}' scores its model"
     return f"{why}{scored}. {more}"

@@ -1,4 +1,4 @@
-"""What all trainers have sent and fetched, as the first one hears it: totals over all jobs of a run, and by window."""
+"""The traffic of all trainers, as reported to the first one: totals over all jobs of a run, and by window."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TrafficLog:
 
 
 def density(counts: Mapping[str, float]) -> dict[str, float]:
-    """The share of the entries that a codec has sent of those it was given; nothing where there was none."""
+    """The share of its entries that a codec has sent; empty if there is no codec."""
     return {"density": counts[SENT] / counts[ENTRIES]} if counts[ENTRIES] else {}
 
 
@@ -62,7 +62,7 @@ def cells(result: Mapping[str, Any]) -> list[str]:
 
 
 def in_words(result: Mapping[str, Any]) -> str:
-    """What went over the wire, all trainers; empty where a run did not count it."""
+    """The traffic of all trainers in words; empty if a run did not count it."""
     texts = cells(result)
     if not texts:
         return ""

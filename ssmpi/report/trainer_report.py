@@ -15,7 +15,7 @@ class TrainerReport(NamedTuple):
 
     ``sums`` float64 (5,) and ``histogram`` int64 (2, BINS) are those of ``core.metrics``, ``traffic`` float64
     (COUNTED,) is that of ``core.traffic``. ``stop`` says whether it was asked to stop, ``finished`` whether its threads
-    have ended their part of a pass.
+    have finished this part of a pass.
     """
 
     stop: float

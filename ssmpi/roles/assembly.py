@@ -1,4 +1,4 @@
-"""Makes the parts of a trainer, each from the settings and from the parts made before it."""
+"""Creates the parts of a trainer, each from the settings and the parts created before it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.trained_rows import Deal, TrainedRows
-from ssmpi.model import own_code, processor
+from ssmpi.model import custom_code, processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.recovery.ledger import Ledger
 from ssmpi.report.metric_logger import EarlierLog
-from ssmpi.report.results import EarlierResults, Results
-from ssmpi.roles.kept_state import KeptState
+from ssmpi.report.results import EarlierResults, RunResults
 from ssmpi.roles.precompile import compile_kernels
 from ssmpi.roles.progress import Progress
+from ssmpi.roles.surviving_state import SurvivingState
 from ssmpi.roles.tables import Tables, placing
 from ssmpi.sync.warmup import OVER
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
     from ssmpi.core.stop import Stop
 
-Saved = Checkpoint | KeptState
+Saved = Checkpoint | SurvivingState
 
 
 def warn(config: Config, world: World) -> None:
-    """Say, on one rank, what will make training slow or hold it back."""
+    """Warn, on one rank, about settings that make training slow or unstable."""
     if world.oversubscribed:
         log.warning(world.oversubscribed)
     if world.index:
@@ -55,24 +55,26 @@ def warn(config: Config, world: World) -> None:
         )
     if config.model.precision == "bf16" and processor.without_bfloat16():
         log.warning(processor.SLOW_BFLOAT16)
-    if slow := own_code.kinds_of(config.network.operators):
+    if slow := custom_code.kinds_of(config.network.operators):
         log.warning(f"no kernels for {slow}: all of the network is computed by torch's autograd, which is slower")
 
 
 def tables(config: Config, world: World, cardinalities: tuple[int, ...], start: Start) -> Tables:
-    """The embedding tables: fresh, kept, or with the rows of a saved model."""
+    """The embedding tables: new, from surviving memory, or with the rows of a saved model."""
     with during(placing(cardinalities, config.topology.embedding_ps, start)):
         return Tables(config, world, cardinalities, start)
 
 
 def fresh_replica(config: Config, reader: SplitReader, seed: int, memory: Memory) -> Replica:
-    """A replica in ``memory`` with initial values; ``reader`` has the rows that it will be trained on."""
+    """A replica in ``memory`` with initial values; ``reader`` reads its training data."""
     means = reader.means() if config.model.center_inputs else None
     return Replica(config.network, config.model.precision, seed, memory, means)
 
 
 def dense_model(config: Config, reader: SplitReader, start: Start) -> tuple[Replica, DenseOptimizer]:
-    """The replica, fresh, kept, or with the weights of a saved model, and its optimizer; their kernels are compiled."""
+    """The replica (new, from surviving memory, or with the weights of a saved model) and its optimizer, with their
+    kernels compiled.
+    """
     memory, shared = start.memory, config.sync.transport != "messages"
     replica = fresh_replica(config, reader, config.run.seed, memory.part("replica", shared=shared))
     if start.checkpoint:
@@ -84,14 +86,14 @@ def dense_model(config: Config, reader: SplitReader, start: Start) -> tuple[Repl
 
 
 def saved_state(config: Config, world: World, start: Start) -> Saved | None:
-    """What a trainer goes on with; None at the beginning of a run."""
+    """The state that a trainer resumes from; None at the beginning of a run."""
     if start.warm:
-        return KeptState.gather(config, world, start.memory, start.repair)
+        return SurvivingState.gather(config, world, start.memory, start.repair)
     return Checkpoint.at(start.checkpoint) if start.checkpoint else None
 
 
 def progress(config: Config, rows: int, saved: Saved | None, memory: RankMemory, trainer: int) -> Progress:
-    """The counters of a trainer of a run over so many rows."""
+    """A trainer's counters, for a run over ``rows`` rows."""
     topology, before = config.topology, saved.state["examples"] if saved else 0
     made = Progress(topology.threads, topology.trainers, config.schedule, before, rows * config.data.passes, memory)
     if isinstance(saved, Checkpoint) and trainer == 0:
@@ -104,10 +106,10 @@ def progress(config: Config, rows: int, saved: Saved | None, memory: RankMemory,
 def synchronization(
     config: Config, world: World, replica: Replica, local: sync.LocalTrainer, saved: Saved | None
 ) -> tuple[list[sync.Synchronizer], sync.Pace]:
-    """The synchronizers of a trainer, and when they run their rounds."""
+    """The synchronizers of a trainer, and their pace."""
     options, threads = config.sync, config.topology.threads
-    if saved and (saved.state["examples"] or isinstance(saved, KeptState)):
-        options = replace(options, warmup_steps=0)  # over since the first rest, at the latest
+    if saved and (saved.state["examples"] or isinstance(saved, SurvivingState)):
+        options = replace(options, warmup_steps=0)  # over since the first pause, at the latest
     if not options.warmup_steps and not local.memory.kept:
         local.memory.note(OVER, True)
     peers = sync.Peers(world.trainers, world.center, config.waiting, local)
@@ -116,7 +118,7 @@ def synchronization(
 
 
 def cursor_options(config: Config) -> CursorOptions:
-    """How this run goes through its data."""
+    """How this run iterates over its data."""
     return CursorOptions(
         config.data, config.topology, config.run.seed, config.evaluate.per_pass, config.embedding.prefetch
     )
@@ -125,8 +127,8 @@ def cursor_options(config: Config) -> CursorOptions:
 def cursor(
     config: Config, world: World, reader: SplitReader, checked: set[int], saved: Saved | None, trained: TrainedRows
 ) -> DataCursor:
-    """One trainer's way through the data, from the start or from where it was saved. Shards that were checked by then
-    are added to ``checked``.
+    """One trainer's data cursor, at the start or at its saved position. Shards that an earlier job has checked are
+    added to ``checked``.
     """
     deal = Deal(0, 0, Position(0))
     if saved:
@@ -138,8 +140,8 @@ def cursor(
 def trained_rows(
     config: Config, trainer: int, reader: SplitReader, saved: Saved | None, progress: Progress, memory: RankMemory
 ) -> TrainedRows:
-    """The count of what this trainer has trained on, with room for all pieces that may be dealt at once. The first one
-    counts what earlier jobs have done.
+    """This trainer's count of trained rows, with room for all pieces of one deal. The first trainer also counts the
+    rows of earlier jobs.
     """
     position = saved.deal(config.topology, config.data.batch_size).position if saved else Position(0)
     most = most_pieces(cursor_options(config), reader, position)
@@ -162,17 +164,17 @@ def save_context(
 
 
 def updates_lost(before: Ledger, repair: Repair, now: int) -> int | None:
-    """Accesses of rows of all lost embedding PSs that are lost with what was not saved; None where nobody counted."""
+    """Lost accesses: those of the lost embedding PSs' rows since these were saved; None if they were not counted."""
     lost = sum(loaded.unsaved.lost(before.accounts[index].covered, now) for index, loaded in repair.loaded.items())
     return None if math.isnan(lost) else round(lost)
 
 
-def results(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> Results:
-    """What the first trainer writes of a run over so many rows."""
+def results(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RunResults:
+    """The first trainer's results, for a run over ``rows`` rows."""
     earlier, expected = None, rows * config.data.passes
     if saved:
         earlier = EarlierResults(EarlierLog(saved.state["logbook"], saved.scored()), saved.state["evaluations"])
-    made = Results(folder, config.run, config.topology, expected, earlier)
+    made = RunResults(folder, config.run, config.topology, expected, earlier)
     before = Ledger.of_state(start.ledger) if start.ledger else Ledger()
     ledger = before
     if start.repair:

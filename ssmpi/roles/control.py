@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
 REPORT = 1000  # tag of a report and of its answer
-PART_ENDS = 1001  # tag of the first trainer's one message in each part: 1, all pause now; or 0, the part is done
+PART_ENDS = 1001  # tag of the first trainer's only message in each part: 1, pause now; or 0, the part is done
 # 1002 is ``checkpoint.pending_save.SAVED``
-CHECKED = 1003  # tag of the number of a shard whose contents are sound; no answer
+CHECKED = 1003  # tag of the number of a shard whose contents are intact; no answer
 BLOCK_REQUEST = 2000  # plus the thread's number: tag of a request for a block; the answer has the thread's number alone
 REPORT_SECONDS = 1.0
 
@@ -35,7 +35,7 @@ class Control:
     to ask whether a checkpoint is due.
 
     Worker threads call ``next_block``; the main thread calls ``tick`` while they train. ``checked`` are the shards
-    whose contents are known to be sound: on the first trainer all of them, for its dealing.
+    whose contents are known to be intact: on the first trainer all of them, because it deals the blocks.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Control:
         self.due: Callable[[], bool] = lambda: False
         self.checked: set[int] = set()
         self._checked_sends: list[tuple[MPIRequest, np.ndarray]] = []
-        self._announced = False  # on the first trainer: how this part ends
+        self._announced = False  # on the first trainer: whether the end of this part was announced
         self._pause = np.zeros(1, np.int64)  # the message of PART_ENDS
         self._part_ends: list[MPIRequest] = []  # its requests
 
     def begin(self, dispatcher: BlockDispatcher) -> None:
-        """Training starts, or continues after a pause: deal from ``dispatcher`` (only the first trainer's counts)."""
+        """Training starts, or continues after a pause: deal from ``dispatcher`` (only the first trainer's is used)."""
         self.dispatcher = dispatcher
         self._unfinished = set(range(self._conversation.size))
         self._stop.resume()
@@ -84,19 +84,18 @@ class Control:
         wait_until(ask, self._waiting, "the trainer that checks the next shard of the data")
         block, others = map(int, answer)
         self._progress.hear(others)
-        if block == PAUSED:  # the message to all may still be on its way
+        if block == PAUSED:  # the message to all may still be in flight
             self._stop.pause()
         return block
 
     def tell_checked(self, shard: int) -> None:
-        """Tell the dealer that the contents of a shard are sound. Called on the thread that checks."""
+        """Tell the dealer that the contents of a shard are intact. Called on the checking thread."""
         message = np.array([shard], np.int64)
         self._checked_sends = [send for send in self._checked_sends if not send[0].Test()]
         self._checked_sends.append((self._conversation.isend(message, 0, CHECKED), message))
 
     def tick(self, report: Callable[[bool], TrainerReport], *, finished: bool = False) -> bool:
-        """Answer and report where it is time; True once this trainer need not stay for the others.
-
+        """Answer messages and send reports when due; True once the others do not need this trainer any more.
         ``report(finished)`` makes this trainer's report.
         """
         if self._service:
@@ -119,7 +118,7 @@ class Control:
         return free and self._heard()
 
     def _announce(self, *, pause: bool) -> None:
-        """On the first trainer, once in a part: the threads of all trainers come to rest now, or the part is done."""
+        """On the first trainer, once in a part: tell all trainers to pause, or that the part is done."""
         if self._announced:
             return
         self._announced, self._pause[0] = True, pause
@@ -129,7 +128,7 @@ class Control:
         self._part_ends = [self._conversation.isend(self._pause, trainer, PART_ENDS) for trainer in others]
 
     def _heard(self) -> bool:
-        """Whether the end of this part is known here or, on the first trainer, everywhere."""
+        """Whether the end of this part has arrived here or, on the first trainer, everywhere."""
         self._part_ends = [request for request in self._part_ends if not request.Test()]
         return not self._part_ends
 
@@ -149,7 +148,7 @@ class Control:
             self._outgoing = None
             self._progress.hear(int(self._answer[1]))
             if self._answer[0]:
-                self._stop.tell()
+                self._stop.request()
         return bool(self._pending)
 
     def _handle(self, source: int, tag: int, payload: np.ndarray) -> None:
@@ -170,9 +169,9 @@ class Control:
         self._service.reply(source, tag if tag == REPORT else tag - BLOCK_REQUEST, buffer)
 
     def _take_report(self, trainer: int, report: TrainerReport) -> int:
-        """Take one trainer's report; how many examples the others have done."""
+        """Handle one trainer's report; returns how many examples the others have done."""
         if report.stop:
-            self._stop.tell()
+            self._stop.request()
         if report.finished and trainer:
             self._unfinished.discard(trainer)
         self.gathered(trainer, report)

@@ -1,4 +1,4 @@
-"""An embedding PS rank: makes or loads its part of the tables and serves it until every trainer said goodbye."""
+"""An embedding PS rank: creates or loads its part of the tables and serves it until every trainer has said goodbye."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
 
 COUNTS, COPY = "accesses", "saved rows"  # names in the memory of the rank
-ENDING_SECONDS = 5.0  # for a save that is under way
+ENDING_SECONDS = 5.0  # for a save in progress
 NO_SAVES = (
     "checkpoint.priority does nothing in this job: rows are saved for 'ssmpi launch', which has them loaded again, and"
     " where recovery.memory_folder has room"
@@ -79,7 +79,7 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
 
 
 def rows_in(memory: RankMemory, config: Config, index: int, model: Path | None = None) -> tuple[Arena, Memory]:
-    """The rows of embedding PS ``index`` in its memory, kept or initial ones, and where they lie. The tables are those
+    """The rows of embedding PS ``index`` in its memory, surviving or initial ones, and the memory. The tables are those
     of a saved ``model``, or of the run's data.
     """
     setting = config.data.folder
@@ -90,7 +90,7 @@ def rows_in(memory: RankMemory, config: Config, index: int, model: Path | None =
 
 
 def tracked(config: Config, arena: Arena, scope: Scope, counts: Memory) -> Tracker:
-    """What counts accesses, here and in the trainers that map ``counts``."""
+    """The tracker that counts accesses, here and in the trainers that map ``counts``."""
     memory = counts.allocate(config.tracking.bytes_for(scope))
     if not counts.kept:
         memory[:] = 0
@@ -100,7 +100,7 @@ def tracked(config: Config, arena: Arena, scope: Scope, counts: Memory) -> Track
 
 
 def scar(config: Config, world: World, arena: Arena, scope: Scope, start: Start) -> Tracker:
-    """The tracker that keeps a copy of the weights; DataError if there is no memory for it."""
+    """The SCAR tracker, which keeps a copy of the weights; DataError if there is no memory for it."""
     copy, sharers = start.memory.part(COPY, shared=False), world.same_role_here
     needed, free = arena.weights.nbytes * sharers, free_memory() * MOST
     if needed > free and not copy.kept:

@@ -17,7 +17,7 @@ from ssmpi.core.metrics import BINS, Quality
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.embedding.client import Lookups
-from ssmpi.report.results import Results, Scored
+from ssmpi.report.results import RunResults, Scored
 from ssmpi.roles.shard_check import check, share
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from ssmpi.data.schema import Manifest
     from ssmpi.model.replica import ThreadModel
 
-EVALUATION_THREADS = 500  # message tags of evaluating threads start here, clear of the worker threads'
+EVALUATION_THREADS = 500  # message tags of evaluating threads start here, after the worker threads'
 
 
 @dataclass
 class Evaluator:
-    """Scores splits of the data in ``folder``. ``lookups`` and ``thread_model`` make what a thread needs of its own."""
+    """Scores splits of the data in ``folder``. ``lookups`` and ``thread_model`` create each thread's own objects."""
 
     options: EvaluateOptions
     folder: Path
@@ -43,10 +43,9 @@ class Evaluator:
     _checked: set[str] = field(default_factory=set, init=False)
 
     def run(self, split: str, vector: np.ndarray, waiting: WaitOptions) -> dict[str, float] | None:
-        """Metrics of ``vector`` on one split, the same on every trainer; None if one was told to stop meanwhile. The
-        first time the contents of the split are checked beside it: no figures of damaged rows.
-
-        All trainers must call, at rest.
+        """Metrics of ``vector`` on one split, the same on every trainer; None if a trainer was asked to stop meanwhile.
+        The first time, the contents of the split are verified in the background, so that damaged rows are never scored
+        silently. All trainers must call it, while training is paused.
         """
         reader = SplitReader(self.folder, split, 16 * self.options.batch_size)
         trainers, parts = self.world.trainers, [Quality() for _ in range(self.world.topology.threads)]
@@ -80,7 +79,7 @@ class Evaluator:
             quality.add(model.score(batch.dense, rows.values), batch.labels)
 
     def _batches(self, reader: SplitReader, numbers: range) -> Iterator[Batch]:
-        """The batches of some blocks in file order, until told to stop."""
+        """The batches of some blocks in file order, until asked to stop."""
         for number in numbers:
             if self.stop.stopping:
                 return
@@ -89,15 +88,14 @@ class Evaluator:
 
 @dataclass
 class Evaluations:
-    """A trainer's evaluations while it trains: scored, and recorded where there are ``results``, on the first trainer.
-
-    Every trainer calls the same, at rest. ``data`` says which splits there are.
+    """A trainer's evaluations during a run: scored, and recorded if there are ``results``, on the first trainer. Every
+    trainer makes the same calls, while training is paused. ``data`` knows the splits.
     """
 
     evaluator: Evaluator
     data: Manifest
     waiting: WaitOptions
-    results: Results | None
+    results: RunResults | None
 
     @property
     def options(self) -> EvaluateOptions:
@@ -106,7 +104,7 @@ class Evaluations:
 
     @property
     def stopped(self) -> bool:
-        """Whether all trainers have agreed to stop, perhaps in the midst of an evaluation."""
+        """Whether all trainers have agreed to stop, perhaps in the middle of an evaluation."""
         return self.evaluator.stop.stopped
 
     def has(self, split: str) -> bool:
@@ -114,7 +112,7 @@ class Evaluations:
         return self.data.has_rows(split) and self.data.labelled
 
     def score(self, split: str, vector: np.ndarray) -> Scored | None:
-        """Score weights on a split. None if it was cut short, on all trainers alike, which ends the run early."""
+        """Score weights on a split. None, on all trainers, if a stop interrupted it."""
         clock = Clock()
         metrics = self.evaluator.run(split, vector, self.waiting)
         if metrics is None:
@@ -132,10 +130,10 @@ class Evaluations:
             self.record(split, scored, "replica 0")
 
     def record(self, split: str, scored: Scored, what: str = "model", best: bool | None = None) -> None:
-        """Keep an evaluation; see ``Results.evaluated``."""
+        """Record an evaluation; see ``RunResults.evaluated``."""
         if self.results:
             self.results.evaluated(split, scored, what, best)
 
     def share(self, values: np.ndarray, whom: str, waiting: WaitOptions | None = None) -> None:
-        """Give the first trainer's ``values`` to all."""
+        """Broadcast the first trainer's ``values``."""
         wait(self.evaluator.world.trainers.ibcast(values), waiting or self.waiting, whom)

@@ -1,8 +1,7 @@
 """What evaluations decide: which model is kept, and whether training ends early. ``[evaluate]`` has the rules.
 
-With ``keep = "best"`` the model of the best evaluation so far lies in ``best/after-EXAMPLES`` of the run folder, and
-takes the place of ``model`` at the end. It is scored on the final split as soon as it is found: its rows never have to
-be loaded again.
+With ``keep = "best"`` the best model so far is saved in ``best/after-EXAMPLES`` of the run folder and becomes ``model``
+at the end. It is scored on the final split right away, so its rows never have to be reloaded.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ PATIENCE, STOP_AT_AUC = "patience", "stop_at_auc"  # why a run ended early, as `
 
 @dataclass(frozen=True)
 class SelectionState:
-    """What the evaluations of ``split`` have shown so far; a part of a checkpoint's state, and the same on all
-    trainers.
-
+    """The result of the evaluations of ``split`` so far; part of a checkpoint's state, and the same on all trainers.
     ``reference`` is the NE of the last gain, ``kept_ne`` that of the best model saved, after ``kept`` examples.
     """
 
@@ -50,7 +47,7 @@ class SelectionState:
     kept: int | None = None
 
     def after(self, ne: float, auc: float, min_gain: float) -> SelectionState:
-        """The standing after one more evaluation."""
+        """The state after one more evaluation."""
         gain = not math.isnan(ne) and (self.reference is None or ne < self.reference - min_gain)
         return replace(
             self,
@@ -71,8 +68,8 @@ class SelectionState:
 
 
 class ModelSelection:
-    """One trainer's part. All trainers decide alike: by the first one's numbers. ``model(vector)`` is the model that
-    ``checkpoints`` saves, ``state`` the standing in the checkpoint that this job resumes from.
+    """One trainer's part. All trainers make the same decisions, by the first one's numbers. ``model(vector)`` is the
+    model that ``checkpoints`` saves, ``state`` the selection state in the checkpoint that this job resumes from.
     """
 
     def __init__(
@@ -86,11 +83,11 @@ class ModelSelection:
         self._run, self._evaluations, self._checkpoints, self._model_state = run, evaluations, checkpoints, model
         self._options = evaluations.options
         self.standing = SelectionState(**state) if state else SelectionState(self._options.split)
-        if self.standing.split != self._options.split:  # figures of another split say nothing about this one's
+        if self.standing.split != self._options.split:  # results on another split do not apply to this one
             self.standing = SelectionState(self._options.split)
         self._folder = run / BEST
         self.scored_finally = False  # the final split, with the model as it is now
-        self.model = "last"  # which one is the run's
+        self.model = "last"  # which one the run keeps
 
     @property
     def ended_by(self) -> str:
@@ -98,7 +95,7 @@ class ModelSelection:
         return self.standing.ended_by(self._options)
 
     def consider(self, scored: Scored) -> None:
-        """Every trainer calls, at rest, after an evaluation of ``evaluate.split``. If a stop arrives
+        """Every trainer calls it after an evaluation of ``evaluate.split``, while training is paused. If a stop arrives
         meanwhile, nothing changes.
         """
         evaluations, results = self._evaluations, self._evaluations.results
@@ -111,7 +108,7 @@ class ModelSelection:
         final = evaluations.score(self._options.final, scored.vector) if also else None
         if evaluations.stopped:
             return
-        meanwhile = final.seconds if final else 0.0  # neither score is training time
+        meanwhile = final.seconds if final else 0.0  # neither evaluation is training time
         evaluations.record(self._options.split, scored._replace(seconds=scored.seconds + meanwhile))
         self.scored_finally = also
         self.standing = self.standing.after(ne, auc, self._options.min_gain)
@@ -123,13 +120,13 @@ class ModelSelection:
             results.logbook.say(f"training ends after {at:,} examples: {self._why(auc)}")
 
     def put_in_place(self) -> bool:
-        """On the first trainer: make the best model the run's; False, with a message, if there is none."""
+        """On the first trainer: make the best model the run's model; False, with a message, if there is none."""
         if self._options.keep != "best":
             return False
         kept, place = self.standing.kept, self._run / MODEL
         if kept is not None and is_model_after(self._place(kept), kept):
             move_into_place(self._place(kept), place)
-        elif kept is None or not is_model_after(place, kept):  # there it is where a final evaluation was cut short
+        elif kept is None or not is_model_after(place, kept):  # in place already after an interrupted evaluation
             found = "no evaluation had an NE" if kept is None else f"{self._place(kept)} is gone or damaged"
             log.error(f'error: the last model is kept, not the best (evaluate.keep = "best"): {found}')
             return False
@@ -137,25 +134,25 @@ class ModelSelection:
         return True
 
     def best_on(self, split: str) -> bool | None:
-        """Of the last model on ``split``: False where that split's best is the model that ``evaluate.split`` found
-        best.
+        """Whether the last model may become the best one on ``split``: False if that is the model that
+        ``evaluate.split`` selected; None to compare NE.
         """
         chosen = self._options.keep == "best" and self.standing.kept is not None
         return False if chosen and split != self._options.split else None
 
     def close(self) -> None:
-        """On the first trainer: the run is complete, nobody will need other models."""
+        """On the first trainer: the run is complete, remove the other models."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _save(self, vector: np.ndarray, at: int, ne: float) -> bool:
-        """Save the model as it is now; whether that went well. A failure costs this model, not the run."""
+        """Save the present model; returns whether that succeeded. A failure does not end the run."""
         results, saved = self._evaluations.results, np.zeros(1)
         if results:
             clock = Clock()
             try:
                 self._checkpoints.save_best(self._model_state(vector), self._place(at))
             except (OSError, DataError) as error:
-                log.error(f"error: the best model so far could not be saved, training goes on: {cause(error)}")
+                log.error(f"error: the best model so far could not be saved, training continues: {cause(error)}")
             else:
                 saved[0] = 1.0
                 results.logbook.say(f"best so far: {self._options.split} NE {ne:.5f}, saved in {clock.wall:.2f} s")
@@ -187,7 +184,7 @@ class ModelSelection:
 
 
 def is_model_after(folder: Path, examples: int) -> bool:
-    """Whether the model in a folder is whole and that of so many examples."""
+    """Whether a folder holds an intact model after that many examples."""
     try:
         return store.read_manifest(folder).state.get("examples") == examples
     except DataError:

@@ -1,4 +1,4 @@
-"""What a run knows of the costs of recovery, for the policy that decides between full and partial recovery."""
+"""What a run knows about the costs of recovery, for the policy that decides between full and partial recovery."""
 
 from __future__ import annotations
 
@@ -10,42 +10,44 @@ from ssmpi.checkpoint import store
 from ssmpi.core.log import log
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
-from ssmpi.recovery.choice import in_short
+from ssmpi.recovery.choice import summary
 from ssmpi.recovery.defaults import estimated
-from ssmpi.recovery.known import ESTIMATED, MEASURED, SETTING, KnownInputs, Source, known
+from ssmpi.recovery.known_inputs import ESTIMATED, MEASURED, SETTING, KnownInputs, Source, collect
 from ssmpi.recovery.measured import from_run, from_settings
 from ssmpi.recovery.policy import Decision, decide
 from ssmpi.report import recoveries
-from ssmpi.roles.kept_state import RUN
+from ssmpi.roles.surviving_state import RUN
 
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.config import Config
 
-DECIDED = "decided"  # the name of the first trainer's note how the run recovers
+DECIDED = "decided"  # the name of the first trainer's note of the recovery mode
 
 
 def decision(config: Config, memory: RankMemory | None) -> Decision:
-    """What the policy says now, by what the run has measured and decided as the first trainer's memory has it."""
+    """The policy's present decision, from the run's measurements and its last decision in the first trainer's
+    memory.
+    """
     noted, before = (memory.noted(RUN), memory.noted(DECIDED)) if memory else (None, None)
     return decide(PolicyInputs(config).by_numbers(noted["logbook"] if noted else {}).inputs, before)
 
 
 def say(config: Config, checkpoint: Path | None) -> None:
-    """Log how the loss of an embedding PS's memory would be recovered from, at the start of a run."""
+    """At the start of a run, log how it would recover from the loss of an embedding PS's memory."""
     if config.recovery.mode != "auto" or not config.topology.embedding_ps:
         return
     found = PolicyInputs(config).by_numbers(store.read_manifest(checkpoint).state["logbook"] if checkpoint else {})
     decided = decide(found.inputs)
     log.info(
-        f"if the memory of an embedding PS is lost, recovery is {decided.mode}: {in_short(decided)} (recovery.mode ="
+        f"if the memory of an embedding PS is lost, recovery is {decided.mode}: {summary(decided)} (recovery.mode ="
         f" 'auto'; {found.describe()}; 'ssmpi plan --recovery' shows the formulas)"
     )
 
 
 class PolicyInputs:
-    """What is known of a run. Its files are read when this is made and ``recoveries.json`` again in ``refresh``, and
-    at no other time: who asks again and again waits for no disk.
+    """What is known about a run. Its files are read only in the constructor, ``recoveries.json`` again in ``refresh``,
+    so that repeated queries never wait for a disk.
     """
 
     def __init__(self, config: Config) -> None:
@@ -57,12 +59,12 @@ class PolicyInputs:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what saves of rows and recoveries have taken so far."""
+        """Read the durations of row saves and recoveries so far."""
         self._taken = recoveries.taken(self._run)
 
     def by_numbers(self, numbers: Mapping[str, float]) -> KnownInputs:
-        """What is known by the ``numbers`` of the run's log book."""
-        return known(
+        """What is known, with the ``numbers`` of the metric logger."""
+        return collect(
             self._config.topology.embedding_ps,
             self._estimated,
             Source(MEASURED, from_run(numbers, self._examples, *self._taken)),

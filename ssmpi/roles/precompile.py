@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def compile_kernels(config: Config, replica: Replica, optimizer: DenseOptimizer) -> None:
-    """One step on made-up rows that leaves ``replica`` and ``optimizer`` as they were."""
+    """One step on dummy rows that leaves ``replica`` and ``optimizer`` unchanged."""
     inputs = replica.network.inputs
     rows, placement = 2, place((1,) * inputs.tables, 1)
     arena, scope = Arena(config.rows, placement, 0, seed=0), scope_of(placement, 0)

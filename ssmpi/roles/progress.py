@@ -1,5 +1,5 @@
-"""What a trainer's worker threads have done so far, each in slots of its own, so that counting needs no lock; and what
-all trainers have, as far as this one has heard.
+"""What a trainer's worker threads have done so far, each with its own counters, so that counting needs no lock; and an
+estimate for all trainers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ssmpi.model.options import Schedule
 
 
 class OtherTrainers(NamedTuple):
-    """The other trainers have done ``examples``, as they told when this one had done ``own``, and do ``pace`` more for
-    each of its own. What was believed before, ``least``, is not taken back: they catch up with it.
+    """The other trainers had done ``examples`` when this one had done ``own``, and do ``pace`` more for each of its
+    own. The estimate never falls below an earlier one, ``least``.
     """
 
     own: int
@@ -29,19 +29,19 @@ class OtherTrainers(NamedTuple):
     least: float
 
     def when(self, own: int) -> float:
-        """What they have done when this one has done ``own``, if they have kept their pace."""
+        """What they have done when this one has done ``own``, at constant pace."""
         return max(self.least, self.examples + self.pace * max(0, own - self.own))
 
 
 class ExampleTally:
-    """On the dealer: examples of each trainer in this job, as it told last."""
+    """On the dealer: each trainer's examples in this job, as last reported."""
 
     def __init__(self, trainers: int) -> None:
         self._told = np.zeros(trainers, np.int64)
 
     def others(self, trainer: int, examples: int) -> int:
-        """Take one trainer's count; the sum of what all others have reported."""
-        self._told[trainer] = max(self._told[trainer], examples)  # its threads and its report may overtake each other
+        """Record one trainer's count; returns the sum of the others' last reports."""
+        self._told[trainer] = max(self._told[trainer], examples)  # messages may overtake each other
         return int(self._told.sum() - self._told[trainer])
 
 
@@ -49,9 +49,8 @@ class Progress:
     """Progressive quality (scores before the update) and counters of one trainer. ``earlier`` examples, of all
     trainers, were trained on by the jobs that this one resumes; ``expected`` is all that there will be.
 
-    What the other trainers have done comes with every answer of the dealer (``hear``); in between they are taken to
-    keep the pace that they have had on the whole, relative to this trainer's; before the first answer to be as fast as
-    it is. What was scored lies in ``memory``.
+    The other trainers' examples come with every answer of the dealer (``hear``); in between, their pace relative to
+    this trainer's is assumed constant, and before the first answer equal. What was scored is kept in ``memory``.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Progress:
         self._others, self._hearing = OtherTrainers(0, 0, trainers - 1.0, 0.0), threading.Lock()
         self._sums = memory.array("sums", (threads, len(SUMS)), np.float64)
         self._histograms = memory.array("histograms", (threads, 2, BINS), np.int64)
-        self._slots = list(zip(self._histograms, self._sums, strict=True))  # each thread's
+        self._slots = list(zip(self._histograms, self._sums, strict=True))  # one for each thread
         self._examples = [0] * threads  # plain numbers: they are added up in every step
         self.iterations = np.zeros(threads, np.int64)
         self._iterations = self.iterations.data  # NumPy's own numbers hold the interpreter lock for longer
@@ -86,8 +85,8 @@ class Progress:
         return 1.0 if self._flat else self._schedule.factor(self._all_when(self.examples - count))
 
     def hear(self, others: int) -> None:
-        """The dealer says what the other trainers had done, as far as they have told it. What was believed is never
-        less than before. Called by any thread, once a block or a report: the lock is not part of a step.
+        """Update the estimate of the other trainers' examples from the dealer's answer; it never decreases. Called by
+        any thread, once per block or report: the lock is not part of a step.
         """
         with self._hearing:
             own = self.examples
@@ -111,15 +110,15 @@ class Progress:
         return int(min(self._earlier + own + int(self._others.when(own)), self._expected))
 
     def factor(self) -> float:
-        """What the learning rates are multiplied by now."""
+        """The present factor of the learning rates."""
         return self._schedule.factor(self.of_all)
 
     def quality(self) -> Quality:
-        """Of all that this trainer has scored, by earlier processes too, as far as its memory has kept that."""
+        """The quality of all that this trainer has scored, including earlier processes if its memory survived."""
         return Quality(self._histograms.sum(axis=0), self._sums.sum(axis=0))
 
     def add_earlier(self, quality: Quality) -> None:
-        """What was scored by the jobs that this one resumes."""
+        """Add what the jobs that this one resumes have scored."""
         self._sums[0] += quality.sums
         self._histograms[0] += quality.histogram
 
@@ -131,5 +130,5 @@ class Progress:
 
     @property
     def scored(self) -> np.ndarray:
-        """Examples scored by each thread, int64 (threads,), by earlier processes too."""
+        """Examples scored by each thread, int64 (threads,), earlier processes included."""
         return self._sums[:, SUMS.index("examples")].astype(np.int64)

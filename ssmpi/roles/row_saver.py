@@ -1,7 +1,6 @@
-"""Saves the rows of an embedding PS again and again, on a thread of its own, for partial recovery: nobody waits for it.
-
-A save that fails is said and does not end the run. The next one then takes all rows, because what the failed one had
-selected counts as saved; so does the first one after a kill in the middle of a save.
+"""Saves the rows of an embedding PS periodically, on a background thread, for partial recovery. A failed save is logged
+and does not end the run. The save after a failure, or after a kill during a save, takes all rows, because the rows
+selected for the interrupted one are marked as saved.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
 
 NOTE = "row saves"  # in the memory of the rank
-POLL_SECONDS = 1.0  # to hear of checkpoints
-MOST_NEWS = 20  # that are told at once
-LEAST_COST = 1e-6  # seconds: a policy has none for what costs nothing
+POLL_SECONDS = 1.0  # to notice checkpoints
+MOST_NEWS = 20  # reported in one message
+LEAST_COST = 1e-6  # seconds: the policy needs a cost above 0
 
 
 class _EndedError(Exception):
-    """The run is over: a save that is under way is of no use any more."""
+    """The run is over: a save in progress is abandoned."""
 
 
 class RowSaver:
-    """Saves what ``tracker`` selects of the rows of ``server``, or without one all. ``earlier`` is what saving all rows
-    took in earlier jobs, in seconds.
+    """Saves the rows of ``server`` that ``tracker`` selects, or all without a tracker. ``earlier`` is how long saving
+    all rows took in earlier jobs, in seconds.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class RowSaver:
     ) -> None:  # fmt: skip
         self._config, self._store, self._tracker, self._server, self._memory = config, store, tracker, server, memory
         self._fraction = config.checkpoint.priority_fraction if tracker else 1.0
-        begun = 0.0 if tracker else time.time()  # increments follow a base, the first save; else the seed is one
+        begun = 0.0 if tracker else time.time()  # with a tracker the first save is the base; else the initial rows are
         note = memory.noted(NOTE) or {"at": begun, "seconds": earlier, "whole": True}
         self._at, self._seconds, self._whole = note["at"], note["seconds"], note["whole"]
         self._remember()
@@ -61,7 +60,7 @@ class RowSaver:
         store.go_on = self._go_on
 
     def run(self) -> None:
-        """Save when it is time, until ``stop``. The body of a thread."""
+        """Save whenever due, until ``stop``. The body of a thread."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:
             while not self._done.wait(min(max(self._seconds_left(), 0.0), POLL_SECONDS)):
@@ -71,26 +70,26 @@ class RowSaver:
             self._thread_is_done.set()
 
     def end(self) -> None:
-        """No save begins any more."""
+        """Start no more saves."""
         self._done.set()
 
     def stop(self, seconds: float) -> None:
-        """The run has ended in order, with a model or a checkpoint: what was saved here is of no use any more. A save
-        under way ends within ``seconds``, if its disk does not hang.
+        """The run has ended normally, with a model or a checkpoint: remove the row saves. A save in progress ends
+        within ``seconds``, unless its disk hangs.
         """
         self.end()
         if self._thread_is_done.wait(seconds):
             self._store.remove()
 
     def news(self) -> list[dict[str, Any]]:
-        """What was saved since the last call, as ``metrics.jsonl`` has it, with what all rows take."""
+        """The saves since the last call, as lines for ``metrics.jsonl`` with the duration for all rows."""
         found, self._news = self._news[:MOST_NEWS], self._news[MOST_NEWS:]
         return found
 
     @property
     def interval(self) -> float:
-        """Seconds from one save to the next: of those that CPR's policy wants between two saves of all rows, the
-        fraction that is saved; ten times what one takes at least.
+        """Seconds between saves: the interval of CPR's policy for saves of all rows, times the fraction saved; at least
+        ten times the duration of a save.
         """
         options = self._config.recovery
         given = {"total_seconds": SECONDS / HOUR, "row_save_wall_seconds": max(self._seconds, LEAST_COST)}
@@ -99,24 +98,24 @@ class RowSaver:
         return self._fraction * policy.partial(inputs_of(self._config.topology.embedding_ps, given)).interval
 
     def save(self) -> None:
-        """Save once, and tell what it took."""
+        """Save once, and record what it took."""
         clock, at, samples, cost = Clock(), time.time(), self._server.samples, time.thread_time()
         try:
             self._open()
             whole, self._whole = self._whole or not self._tracker, True
-            self._remember()  # until it is written, what is selected is nowhere
+            self._remember()  # until they are written, the selected rows are not saved anywhere
             line = self._save_all(samples) if whole else self._save_some(samples)
         except _EndedError:
             return
         except (OSError, DataError) as error:
             self._at = at
             self._remember()
-            text = f"rows could not be saved, training goes on; the next save takes all of them: {cause(error)}"
+            text = f"rows could not be saved, training continues; the next save takes all of them: {cause(error)}"
             log.warning(text)
             self._news.append({"error": text})
             return
         share = 1.0 if whole else self._fraction
-        cost = max(time.thread_time() - cost, LEAST_COST) / share  # all that training loses to it: it waits for no disk
+        cost = max(time.thread_time() - cost, LEAST_COST) / share  # all that training loses
         self._at, self._whole, self._seconds = at, self._outdated, clock.wall / share
         self._remember()
         line |= {"write_seconds": clock.wall, "position": samples}
@@ -130,7 +129,7 @@ class RowSaver:
             self._judge(line["covered"])
 
     def _open(self) -> None:
-        """Find what an earlier process has saved, if its increments are to go on."""
+        """Load the saves of an earlier process, to continue its increments."""
         if not (self._opened or self._whole):
             self._whole = True  # if it is damaged
             saved = self._store.load()
@@ -139,7 +138,7 @@ class RowSaver:
 
     def _save_all(self, samples: int) -> dict[str, Any]:
         if self._tracker:
-            self._tracker.forget()  # before rows are copied: what is updated meanwhile counts for the next save
+            self._tracker.forget()  # before rows are copied: concurrent updates count for the next save
         self._store.path.parent.mkdir(exist_ok=True)
         size = self._store.save_all(samples)
         return {"rows": len(self._server.arena.weights), "bytes": size, "covered": 1.0}
@@ -155,15 +154,15 @@ class RowSaver:
 
     @property
     def _outdated(self) -> bool:
-        """Whether it is time for a new base, of rows as they are: a checkpoint has newer ones than the base, and merged
-        into that nobody could tell any more which increments are newer than the checkpoint.
+        """Whether a new base of the live rows is due: a checkpoint is newer than the base, and after merging one could
+        not tell which increments are newer than the checkpoint.
         """
         store = self._store
         return bool(self._tracker) and store.increments_outweigh_base and store.base_samples < self._server.checkpointed
 
     def _seconds_left(self) -> float:
-        """Until the next save; nothing is dated before the first trainer has told how many samples there are, and none
-        begins while that says that full recovery costs less.
+        """Seconds until the next save; none starts before the first trainer has reported the number of samples, or
+        while it reports that full recovery costs less.
         """
         if self._server.checkpointed != self._checkpointed and not self._tracker:
             self._checkpointed, self._at = self._server.checkpointed, time.time()
@@ -181,7 +180,9 @@ class RowSaver:
             raise _EndedError
 
     def _judge(self, share: float) -> None:
-        """Warn once where priority does not pay: of few rows, less than twice what as many at random would cover."""
+        """Warn once if priority does not pay: if the selected rows cover less than twice what a random selection
+        would.
+        """
         fraction = self._fraction
         if share < fraction * (2 - fraction) and not self._warned:
             self._warned = True

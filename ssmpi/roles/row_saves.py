@@ -1,4 +1,4 @@
-"""Saves of rows beside training, as the first trainer sees them: it hears of them, and says whether they go on."""
+"""The first trainer's side of row saves: it logs them, and decides whether they continue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.log import log
-from ssmpi.recovery.choice import FULL, PARTIAL, in_short
+from ssmpi.recovery.choice import FULL, PARTIAL, summary
 from ssmpi.recovery.policy import decide
 from ssmpi.roles.policy_inputs import DECIDED, PolicyInputs
 
@@ -17,23 +17,22 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
     from ssmpi.embedding.local_tables import LocalTables
     from ssmpi.embedding.transport import RemoteTables
-    from ssmpi.recovery.known import KnownInputs
-    from ssmpi.report.results import Results
+    from ssmpi.recovery.known_inputs import KnownInputs
+    from ssmpi.report.results import RunResults
 
 DECISION_SECONDS = 10.0  # from one decision to the next
 COSTS = "save_seconds", "row_save_seconds", "row_save_wall_seconds"  # inputs of the policy
 
 
 class RowSaves:
-    """Rows are saved for partial recovery: with ``recovery.mode = "auto"`` only while the policy wants that, by what
-    the run has measured so far. Where ``memory`` ends with its rank nothing is saved, and nothing decided. The trainers
-    without ``results`` do nothing.
-
-    The first one answers requests for blocks meanwhile: it decides again and again without reading a file.
+    """Rows are saved for partial recovery: with ``recovery.mode = "auto"`` only while the policy wants that, by the
+    run's measurements so far. If ``memory`` ends with its rank nothing is saved or decided. Trainers without
+    ``results`` do nothing. The first one must answer requests for blocks meanwhile, so its periodic decisions read no
+    files.
     """
 
     def __init__(
-        self, config: Config, transport: LocalTables | RemoteTables, results: Results | None, memory: RankMemory
+        self, config: Config, transport: LocalTables | RemoteTables, results: RunResults | None, memory: RankMemory
     ) -> None:
         self._transport, self._results = transport, results
         kept = config.topology.embedding_ps > 0 and not isinstance(memory, ProcessMemory)
@@ -42,7 +41,7 @@ class RowSaves:
         self._origins: list[str] = []
 
     def exchange(self, examples: int) -> None:
-        """Tell the embedding PSs how far the run is and whether they are to save; write what they have saved."""
+        """Tell the embedding PSs the number of samples and whether to save; log what they have saved."""
         if not self._results:
             return
         if self._inputs and time.monotonic() - self._decided >= DECISION_SECONDS:
@@ -53,7 +52,7 @@ class RowSaves:
                 self._inputs.refresh()
 
     def _decide(self, known: KnownInputs) -> None:
-        """Say so where that has changed, and when it is the first time by what saves are seen to cost."""
+        """Log the decision if it has changed, and the first time that it is based on measured costs."""
         found, origins = decide(known.inputs, self._mode), [known.origins[name] for name in COSTS]
         if found.mode != self._mode:
             self._memory.note(DECIDED, found.mode)
@@ -63,5 +62,5 @@ class RowSaves:
             what = "save rows by themselves" if found.mode == PARTIAL else "rest from saving rows by themselves"
             log.info(
                 f"the embedding PSs {what}{' from now on' * (found.mode != before)}, recovery is {found.mode}:"
-                f" {in_short(found)} ({known.describe()})"
+                f" {summary(found)} ({known.describe()})"
             )

@@ -1,4 +1,4 @@
-"""Reads out of a trainer's parts what is to be saved, as the values that ``checkpoint`` takes."""
+"""Collects the state to save from a trainer's parts, in the types of ``checkpoint``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.checkpoint.fingerprint import fingerprint
 from ssmpi.checkpoint.trainer_state import LOG, LiveState, ModelState, RunState, TrainerState
 from ssmpi.model import graph
-from ssmpi.report.results import Results, plain
+from ssmpi.report.results import RunResults, plain
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedParts:
-    """The parts of a trainer that a checkpoint is made of; ``results`` only on the first one. Read at rest."""
+    """The parts of a trainer that a checkpoint is made of; ``results`` only on the first one. Read them while training
+    is paused.
+    """
 
     config: Config
     reader: SplitReader
@@ -36,7 +38,7 @@ class SavedParts:
     live: LiveState
     progress: Progress
     checked: Set[int]
-    results: Results | None
+    results: RunResults | None
 
     def trainer(self, vector: np.ndarray, position: Position, standing: SelectionState) -> TrainerState:
         """This trainer's share of a checkpoint from which the run resumes at ``position``; ``vector`` is the common
@@ -63,7 +65,7 @@ class SavedParts:
         return TrainerState(arrays, self.progress.of_all, self._model(vector, run))
 
     def model(self, vector: np.ndarray) -> ModelState:
-        """On the first trainer: the model with these dense weights, as it is now."""
+        """On the first trainer: the present model, with these dense weights."""
         assert self.results
         examples = int(self.results.logbook.totals()["examples"])
         return self._model(vector, {"examples": examples, **self._about()})
@@ -73,7 +75,7 @@ class SavedParts:
         return ModelState(self.replica.datasets(vector), rows + vector.nbytes, state)
 
     def _about(self) -> dict[str, Any]:
-        """What it takes to score a model without its run."""
+        """The state needed to score a model without its run."""
         return {KEY: self._origin().state(), saved_network.KEY: graph.as_json(self.replica.network)}
 
     def _origin(self) -> DataOrigin:

@@ -49,5 +49,5 @@ class Scorer:
             yield batch, model.score(batch.dense, rows.values)
 
     def goodbye(self) -> None:
-        """Take leave of the embedding PSs."""
+        """Tell the embedding PSs that no more requests follow."""
         self._tables.transport.goodbye()

@@ -1,5 +1,5 @@
-"""Compares the contents of the training shards with their checksums, once in a run, beside training: every trainer a
-share, on one thread of low priority. The dealer gives out no row of a shard before its check is done.
+"""Verifies the contents of the training shards against their checksums, once per run, in the background of training:
+every trainer a share, on one low-priority thread. The dealer deals no row of a shard before its check is done.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ def share(needed: Iterable[int], checked: Set[int], trainer: int, trainers: int)
 
 
 def check(reader: SplitReader, shards: Iterable[int], told: Callable[[int], None]) -> None:
-    """The life of the thread; ``told`` gets every shard that is as it was prepared. DataError for the first that is
-    not.
-
-    Few large reads: small ones beside busy Python threads starve (DESIGN).
+    """The body of the thread; ``told`` is called with every intact shard. DataError for the first damaged one. Reads
+    are few and large: small ones starve beside busy Python threads.
     """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     for shard in shards:

@@ -1,11 +1,11 @@
-"""A sync PS rank: holds its shard of the center until every trainer said goodbye."""
+"""A sync PS rank: holds its shard of the center until every trainer has said goodbye."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,23 +16,25 @@ from ssmpi.core import cpu_usage
 from ssmpi.model import kernels
 from ssmpi.model.options import DenseOptions
 from ssmpi.sync import ALGORITHMS
+from ssmpi.sync.center import Centered
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
 
 
 def serve_center(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
-    """The whole life of a sync PS. The first trainer says where the center starts."""
+    """The whole life of a sync PS. The first trainer sends the initial center."""
     world.start_heartbeat(config.waiting)
     service = Service(world.center, config.waiting)
-    kind: Any = ALGORITHMS[config.sync.algorithm]
+    kind = ALGORITHMS[config.sync.algorithm]
+    assert issubclass(kind, Centered), "check_topology allows sync PSs only to algorithms with a center"
     center = kind.server(config.sync, optimizer(config.dense), service, start.memory)
     cpu_usage.set_up()
     service.serve(config.topology.trainers, center.handle)
     return True
 
 
-class SGD:
+class ShardSGD:
     """As ``model.optim.SGD``, for one shard, without torch, which a sync PS does not load."""
 
     def __init__(self, options: DenseOptions, weights: np.ndarray) -> None:
@@ -43,7 +45,7 @@ class SGD:
         kernels.sgd(self._weights, gradients, self._rate * factor)
 
 
-class Adagrad:
+class ShardAdagrad:
     """As ``model.optim.Adagrad``. ``state`` are the sums of squares."""
 
     def __init__(self, options: DenseOptions, weights: np.ndarray) -> None:
@@ -56,7 +58,7 @@ class Adagrad:
         kernels.adagrad(self._weights, gradients, self.state, options.rate * factor, options.epsilon)
 
 
-def optimizer(options: DenseOptions) -> Callable[[np.ndarray], SGD | Adagrad]:
-    """``optimizer(weights)`` is what ``[dense]`` says for one shard."""
-    kinds: dict[str, type[SGD] | type[Adagrad]] = {"sgd": SGD, "adagrad": Adagrad}
+def optimizer(options: DenseOptions) -> Callable[[np.ndarray], ShardSGD | ShardAdagrad]:
+    """``optimizer(weights)`` makes the optimizer of ``[dense]`` for one shard."""
+    kinds: dict[str, type[ShardSGD] | type[ShardAdagrad]] = {"sgd": ShardSGD, "adagrad": ShardAdagrad}
     return partial(kinds[options.optimizer], options)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def placing(cardinalities: Sequence[int], servers: int, start: Start) -> str:
-    """What making ``Tables`` is about, in words."""
+    """What creating ``Tables`` does, for the log."""
     rows, where = (
         f"{sum(cardinalities):,} embedding rows",
         f"on {servers} embedding PS{'s' * (servers > 1)}" if servers else "in the trainer",
@@ -33,8 +33,8 @@ def placing(cardinalities: Sequence[int], servers: int, start: Start) -> str:
 
 
 class Tables:
-    """Reaches the embedding PSs of the topology, or holds the rows itself where there are none. ``sent`` are pushes by
-    message.
+    """Reaches the embedding PSs of the topology, or holds the rows itself if there are none. ``sent`` counts push
+    messages.
     """
 
     def __init__(self, config: Config, world: World, cardinalities: tuple[int, ...], start: Start) -> None:
@@ -54,7 +54,7 @@ class Tables:
         self.transport = LocalTables(arena, ArenaWriter(world.same_role_here), world.traffic)
 
     def lookups(self, thread: int, held: HeldRows | None = None, through: RowTransport | None = None) -> Lookups:
-        """Pull and push for one thread, ``through`` another transport than the plain one if given; ``held`` keeps what
-        it had pulled when it is cut.
+        """Pull and push for one thread, ``through`` a transport other than the default if given; ``held`` keeps the
+        rows it has pulled when its stream is interrupted.
         """
         return Lookups(through or self.transport, self.placement, self._options, thread, held)

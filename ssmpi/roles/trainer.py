@@ -32,11 +32,11 @@ from ssmpi.report.trainer_report import TrainerReport
 from ssmpi.roles import assembly
 from ssmpi.roles.control import Control
 from ssmpi.roles.evaluate import Evaluations, Evaluator
-from ssmpi.roles.kept_state import RunNote
 from ssmpi.roles.model_selection import ModelSelection
 from ssmpi.roles.row_saves import RowSaves
 from ssmpi.roles.saved_parts import SavedParts
 from ssmpi.roles.shard_check import check, share
+from ssmpi.roles.surviving_state import RunNote
 
 if TYPE_CHECKING:
     from ssmpi.config import Config

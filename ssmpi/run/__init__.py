@@ -1,1 +1,1 @@
-"""One run: what was asked for, its folder and lock, how it starts and resumes."""
+"""One run: its request, folder and lock, how it starts and resumes."""

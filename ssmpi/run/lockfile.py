@@ -1,4 +1,4 @@
-"""A lock that a process holds by keeping a file open. It ends with its holder, however that ends, so it is never stale.
+"""A lock that a process holds by keeping a file open. It ends with its holder, however that dies, so it is never stale.
 
 It uses ``flock``, which works across hosts if the file system supports that (NFS with a lock service, Lustre mounted
 with ``flock``); a child that inherits the open file holds the lock too. The file says who holds it.

@@ -1,8 +1,8 @@
-"""Makes good what was lost of the ranks' memory before any role begins, so that the run goes on as if nothing was.
+"""Partial recovery: rebuilds the lost memory of some ranks before any role starts, while all other ranks keep theirs.
 
-The rows of a lost embedding PS are loaded here, into new memory that counts once the first trainer notes it
-(``roles.kept_state``): a death before that begins again, and nothing was consumed. Lost trainers and sync PSs have new
-memory too, which their roles fill (``roles.repair``).
+The rows of a lost embedding PS are loaded here, into new memory that becomes valid once the first trainer records it
+(``roles.surviving_state``): if a rank dies before that, the recovery simply starts over. Lost trainers and sync PSs get
+new memory too, which their roles fill (``roles.replica_recovery``).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from ssmpi.run.resume import ResumePlan
 
 
-def make_good(job: Job, plan: ResumePlan, start: Start, lost: Collection[int], number: int) -> Start | str:
-    """Every rank calls, with fresh memory in its ``start`` if it is among the ``lost``: from where it goes on, which
-    start ``number`` has then made; or, on all ranks alike, why that cannot be.
+def rebuild_lost_memory(job: Job, plan: ResumePlan, start: Start, lost: Collection[int], number: int) -> Start | str:
+    """Every rank calls it, with new memory in its ``start`` if it is among the ``lost``; start ``number`` then created
+    that memory. Returns the state that the rank starts from or, on all ranks, why recovery failed.
     """
     topology = plan.config.topology
     outcome: Loaded | str | None = None
     if job.rank in lost and topology.role_of(job.rank)[0] is Role.EMBEDDING_PS:
-        outcome = reload(job.rank, plan, start)
+        outcome = reload_rows(job.rank, plan, start)
     outcomes = job.gather(outcome)
     for rank, each in enumerate(outcomes):
         if isinstance(each, str):
-            return f"that of {topology.name_of(rank)} cannot be made anew ({each})"
+            return f"that of {topology.name_of(rank)} cannot be rebuilt ({each})"
     of_role = {
         role: frozenset(index for played, index in map(topology.role_of, lost) if played is role) for role in Role
     }
@@ -51,11 +51,11 @@ def make_good(job: Job, plan: ResumePlan, start: Start, lost: Collection[int], n
     return replace(start, repair=repair)
 
 
-def reload(rank: int, plan: ResumePlan, start: Start) -> Loaded | str:
-    """Load the rows of an embedding PS; why not, where they cannot be."""
+def reload_rows(rank: int, plan: ResumePlan, start: Start) -> Loaded | str:
+    """Load the rows of an embedding PS; returns why, if that fails."""
     config, began = plan.config, time.monotonic()
     index = config.topology.role_of(rank)[1]
-    with during(f"loading the rows of embedding_ps {index} anew"):
+    with during(f"reloading the rows of embedding_ps {index}"):
         try:
             arena, _ = rows_in(start.memory, config, index)
             found = newest_rows.restore(arena, index, Path(config.run.folder), plan.checkpoints, start.timeline)
@@ -67,7 +67,7 @@ def reload(rank: int, plan: ResumePlan, start: Start) -> Loaded | str:
 
 
 def record(repair: Repair) -> dict[str, Any]:
-    """What ``recoveries.json`` says of it."""
+    """The fields for ``recoveries.json``."""
     loaded = repair.loaded
     return {
         "rows_reloaded": sum(each.rows for each in loaded.values()),

@@ -16,8 +16,8 @@ from ssmpi.core.run_files import BATCH_FILE, RUN_FILE
 
 
 class Supervised(NamedTuple):
-    """Which start of the job it is, counted from 1, of which launch; ``ended`` is when the last one had ended, in
-    seconds since 1970.
+    """The number of this start of the job, counted from 1, and its launch; ``ended`` is when the previous start ended,
+    in seconds since 1970.
     """
 
     launch: str
@@ -26,20 +26,20 @@ class Supervised(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Supervised:
-        """What ``word`` gave."""
+        """The inverse of ``word``."""
         launch, start, ended = text.split(":")
         return cls(launch, int(start), float(ended))
 
     @property
     def word(self) -> str:
-        """As an argument of ``ssmpi train``."""
+        """The value as an argument of ``ssmpi train``."""
         return f"{self.launch}:{self.start}:{self.ended:.3f}"
 
 
 @dataclass(frozen=True)
 class RunRequest:
     """What the command line asks for: a run file with overrides, or a run folder to resume, or both; ``supervised`` by
-    a launch that starts the job again after a kill.
+    a launch that restarts the job after a kill.
     """
 
     run_file: Path | None

@@ -1,5 +1,5 @@
-"""What a run requires, by arithmetic before a process exists: where its rows go, and the memory of a rank of each role.
-``ssmpi plan`` prints it, ``ssmpi submit`` and ``ssmpi launch`` lay the ranks out by it.
+"""What a run requires, by arithmetic before a process exists: the placement of rows, and the memory of a rank of each
+role. ``ssmpi plan`` prints it; ``ssmpi submit`` and ``ssmpi launch`` use it to place the ranks.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from ssmpi.core.topology import Role
 from ssmpi.data.features import Features
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import Placement, place
-from ssmpi.model import own_code
+from ssmpi.model import custom_code
 from ssmpi.sync import ALGORITHMS
 
 
 def composed(config: Config, features: Features) -> Config:
-    """``config`` with the network over these features, of which operators of the user's own have been tried once;
-    SettingsError where it will not do.
+    """``config`` with the network over these features, after a trial step of custom operators; SettingsError if that
+    fails.
     """
     found = config.over(features)
-    if own := own_code.kinds_of(found.network.operators):
+    if own := custom_code.kinds_of(found.network.operators):
         from ssmpi.model.autograd_step import try_step  # here, because importing torch takes seconds
 
         if unreached := try_step(found.network):
             log.warning(
-                f"{own}: no gradient reaches {', '.join(unreached)}, which will stay as it begins: a by_torch does not "
-                "use all that it is given, or detaches it"
+                f"{own}: no gradient reaches {', '.join(unreached)}, which will keep its initial value: a by_torch "
+                "does not use all that it is given, or detaches it"
             )
     return found
 
@@ -44,7 +44,7 @@ def placement_of(config: Config, tables_file: Path | None = None) -> Placement:
 def read_tables(path: Path) -> tuple[int, ...]:
     """Rows of each table from a text file of whole numbers; # starts a comment."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")  # what is no text has no numbers
+        text = path.read_text(encoding="utf-8", errors="replace")  # a binary file has no numbers either
         words = " ".join(line.partition("#")[0] for line in text.splitlines()).split()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; name a text file with the rows of each table") from None
@@ -65,7 +65,7 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     features = inputs.tables * config.rows.layout.width * 4 * config.data.batch_size
     block = config.data.block_rows * 2 * (inputs.tables + inputs.dense + 1) * 4
     activations = config.data.batch_size * 4 * 4 * config.network.activations
-    own = 2 if config.model.precision == "bf16" else 1  # of each thread: gradients, and the weights rounded, twice
+    own = 2 if config.model.precision == "bf16" else 1  # of each thread: gradients, and in bf16 the rounded weights
     trainer = 4.0 * parameters * (5 + topology.threads * own) + topology.threads * (
         6.0 * features + block + activations
     )
@@ -80,8 +80,8 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
 
 
 def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
-    """Bytes of what one rank of each role keeps in a memory file system, of the PS that holds most; part of
-    ``memory_of_ranks``. Nothing where a loss ends the job.
+    """Bytes that one rank of each role, or the largest PS, keeps in a memory file system; part of ``memory_of_ranks``.
+    0 if a loss ends the job.
     """
     if config.recovery.mode == "off":
         return {}
@@ -98,7 +98,7 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
 
 
 def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]:
-    """Bytes that one rank of a role also uses, where there is room for them, while a checkpoint is written."""
+    """Additional bytes that one rank of a role uses, if there is room, while a checkpoint is written."""
     if not config.checkpoint.background:
         return {}
     holder = Role.EMBEDDING_PS if config.topology.embedding_ps else Role.TRAINER
@@ -106,7 +106,7 @@ def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]
 
 
 def mirror_memory(config: Config) -> dict[Role, float]:
-    """Bytes that mirrors take on one rank of each role, where a codec needs them."""
+    """Bytes of mirrors on one rank of each role, if a codec needs them."""
     topology, vector = config.topology, 4.0 * dense_parameters(config)
     found = ALGORITHMS[config.sync.algorithm].mirror_vectors(config.sync, topology)
     ranks = {Role.TRAINER: 1, Role.SYNC_PS: max(1, topology.sync_ps)}  # a trainer has whole vectors

@@ -1,5 +1,5 @@
-"""Where the ranks of a job start from: what an earlier start of the same launch has left in memory, with what is lost
-of it made anew; or a checkpoint, or the beginning, as any job.
+"""Decides where the ranks of a job start from: the memory that survived an earlier start of the same launch, with lost
+parts rebuilt; or, as in any job, a checkpoint or the beginning.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from ssmpi.run.resume import ResumePlan
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-BEGINNING = "beginning"  # how a run went on, if not from memory or a checkpoint
+BEGINNING = "beginning"  # how a run recovered, if not from memory or a checkpoint
 
 
 def begin(job: Job, plan: ResumePlan, supervised: Supervised | None) -> Start:
-    """Where this rank starts from; the first rank decides for all."""
+    """The state that this rank starts from; the first rank decides for all."""
     if supervised is None or plan.config.recovery.mode == "off":
         return without_memory(job, plan, ProcessMemory(), resume.choose_checkpoint(job, plan), 0)
     return Restart(job, plan, supervised).begin()
 
 
 class Restart:
-    """A start of a job that its launch starts again."""
+    """A start of a job whose launch restarts it after kills."""
 
     def __init__(self, job: Job, plan: ResumePlan, supervised: Supervised) -> None:
         self._job, self._plan, self._supervised, config = job, plan, supervised, plan.config
@@ -70,8 +70,8 @@ class Restart:
         return without_memory(job, self._plan, self._fresh(), checkpoint, self._supervised.start)
 
     def _from_memory(self) -> tuple[Start | None, str]:
-        """None, and why, where all ranks go back to a checkpoint."""
-        memory, why = look(self._path, self._supervised.launch, self._who)
+        """Start from memory; None, and why, if all ranks must go back to a checkpoint."""
+        memory, why = inspect_memory(self._path, self._supervised.launch, self._who)
         found = self._job.gather(Found(why, memory.origin.start if memory else 0))
         choice, ledger, timeline = self._job.agree(lambda: self._choose(memory, found))
         if choice.how == FULL:
@@ -82,7 +82,7 @@ class Restart:
             return Start(memory=memory, ledger=ledger, timeline=timeline), ""
         mine = memory if memory and self._job.rank not in choice.lost else self._fresh()
         start = Start(memory=mine, ledger=ledger, timeline=timeline)
-        made = partial_recovery.make_good(self._job, self._plan, start, choice.lost, self._supervised.start)
+        made = partial_recovery.rebuild_lost_memory(self._job, self._plan, start, choice.lost, self._supervised.start)
         if isinstance(made, str):
             return None, f"{choice.why}, and {made}"
         assert made.repair
@@ -91,16 +91,16 @@ class Restart:
         return made, ""
 
     def _choose(self, memory: MemoryFile | None, found: list[Found]) -> tuple[Choice, Mapping[str, Any] | None, int]:
-        """On the first rank: how the run goes on, what it has noted of all memory, and its timeline."""
+        """On the first rank: how the run recovers, its noted ledger, and its timeline."""
         config, noted = self._plan.config, memory.noted(LEDGER) if memory else None
         starts = Ledger.of_state(noted).starts if noted else ()
-        if outcome := (noted or {}).get(OUTCOME):  # the last start may have been killed before it wrote that
+        if outcome := (noted or {}).get(OUTCOME):  # the last start may have been killed before it wrote the outcome
             recoveries.complete(self._run, outcome)
         choice = choose(found, starts, config.topology, config.recovery, lambda: policy_inputs.decision(config, memory))
         if choice.how == PARTIAL:
             log.info(
-                f"start {self._supervised.start} of this job: {choice.why}: it is made anew from the newest saves,"
-                f" every other rank goes on with what its memory has kept (partial recovery{': ' * bool(choice.policy)}"
+                f"start {self._supervised.start} of this job: {choice.why}: it is rebuilt from the newest saves,"
+                f" every other rank resumes from its memory (partial recovery{': ' * bool(choice.policy)}"
                 f"{choice.policy})"
             )
         return choice, noted, recoveries.timeline(self._run)
@@ -113,7 +113,7 @@ class Restart:
 
 
 def without_memory(job: Job, plan: ResumePlan, memory: RankMemory, checkpoint: Path | None, start: int) -> Start:
-    """From a checkpoint, or the beginning: what is in ``memory`` from now on, this start has made."""
+    """Start from a checkpoint, or the beginning: this start creates all ``memory`` anew."""
     topology, run = plan.config.topology, Path(plan.config.run.folder)
     timeline = job.agree(lambda: recoveries.begin_timeline(run))
     state = store.read_manifest(checkpoint).state if checkpoint and job.rank == 0 else {}
@@ -122,21 +122,23 @@ def without_memory(job: Job, plan: ResumePlan, memory: RankMemory, checkpoint: P
 
 
 def fresh(path: Path, origin: Origin) -> RankMemory:
-    """Memory that the next start may go on with; where there can be none, with a warning, memory that it cannot."""
+    """Memory that the next start can resume from; if that is not possible, with a warning, memory that ends with the
+    process.
+    """
     try:
         return MemoryFile(path, origin)
     except OSError as error:
         log.warning(
-            f"no memory for {origin.rank} in {path.parent.parent} ({error}): training goes on, but if a rank is killed"
-            " this one loses what it has learned since the newest save. Set recovery.memory_folder to a memory file"
-            " system, or recovery.mode = 'off'"
+            f"no memory for {origin.rank} in {path.parent.parent} ({error}): training continues, but if a rank is"
+            " killed this one loses what it has learned since the newest save. Set recovery.memory_folder to a memory"
+            " file system, or recovery.mode = 'off'"
         )
         return ProcessMemory()
 
 
 def remove_left(memory: str, launch: str) -> None:
-    """Remove what an earlier launch of the run, which was killed, has left on this host: nobody goes on with it. Other
-    ranks of the host try, too. What a process maps stays: it is that of a run of which this one is a copy.
+    """Remove the memory that an earlier, killed launch of the run left on this host. Other ranks of the host try it
+    too. Memory that a process still maps stays: it belongs to a running job of which this run folder is a copy.
     """
     folder = memory_folder.of_launch(memory, launch)
     if folder not in memory_folder.all_in(Path(memory)) or in_use(folder):  # a damaged name may lead anywhere
@@ -147,8 +149,8 @@ def remove_left(memory: str, launch: str) -> None:
         log.warning(f"{folder}, left by a launch that was killed, cannot be removed: {error}. Remove it")
 
 
-def look(path: Path, launch: str, who: str) -> tuple[MemoryFile | None, str]:
-    """What an earlier process of a rank has left, or why it cannot be used."""
+def inspect_memory(path: Path, launch: str, who: str) -> tuple[MemoryFile | None, str]:
+    """The memory that an earlier process of a rank left, or why it cannot be used."""
     try:
         return MemoryFile.found(path, launch, who), ""
     except LostMemoryError as error:
@@ -156,11 +158,11 @@ def look(path: Path, launch: str, who: str) -> tuple[MemoryFile | None, str]:
 
 
 def decide(run: Path, supervised: Supervised, how: str, lost: str, more: Mapping[str, Any] = NOTHING) -> None:
-    """On the first rank: say in one sentence how the run goes on, and record it, with what there is ``more`` to say."""
+    """On the first rank: log in one sentence how the run recovers, and record it, with the fields ``more``."""
     load = more.get("seconds", {}).get("load", 0.0)
     if how == MEMORY:
-        log.info(f"start {supervised.start} of this job: every rank goes on with what its memory has kept")
-    elif how != PARTIAL:  # which was said before it began
+        log.info(f"start {supervised.start} of this job: every rank resumes from its memory")
+    elif how != PARTIAL:  # which was logged before it began
         there = f"all ranks go back to {'the ' * (how == BEGINNING)}{how}"
         log.info(f"start {supervised.start} of this job: {lost}: {there} (full recovery)")
     before = [each["at"] for each in recoveries.read(run)["recoveries"]]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ssmpi.checkpoint import disk, model_files, store, ways_on
-from ssmpi.checkpoint.disk_space import expect_room
+from ssmpi.checkpoint import disk, model_files, remedies, store
+from ssmpi.checkpoint.disk_space import check_room
 from ssmpi.checkpoint.fingerprint import check_fingerprint, fingerprint
 from ssmpi.comm.world import Job
 from ssmpi.config import Config, differences, load
@@ -27,8 +27,8 @@ WHOLE = "whole"  # in place of a checkpoint's name: the newest one that is undam
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """How a job starts: its settings, the checkpoints to try (newest first), or that there is nothing to do; whether
-    its launch starts it ``again`` after a kill.
+    """How a job starts: its settings, the checkpoints to try (newest first), or that it is finished; ``again`` if its
+    launch restarts it after a kill.
     """
 
     config: Config
@@ -45,7 +45,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     config = request.load()
     run = Path(config.run.folder)
     again = request.supervised is not None and recoveries.read(run)["launch"] == request.supervised.launch
-    if again:  # what the first start was asked for, it has done; the files that it read may be other ones by now
+    if again:  # the first start has handled the request already, and the files that it read may have changed
         request = replace(request, run_file=None, overrides=(), run=run, overwrite=False, checkpoint=WHOLE)
         config = request.load()
     if request.run and is_finished(run):
@@ -54,7 +54,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     reader = run_folder.check(config, ranks, request.overridden())
     config = composed(config, reader.manifest.features)
     rows = sum(reader.manifest.cardinalities) * config.rows.row_bytes
-    expect_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
+    check_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
     if not request.run or not is_run_folder(run):
         run_folder.check_overwrite(run, request.overwrite, request.run_file)
         held.enter_context(run_folder.lock(run))
@@ -67,13 +67,13 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     for path in found:
         state, found_settings = store.read_manifest(path).state, fingerprint(config.flat(), reader.manifest)
         check_fingerprint(path.name, state, found_settings, config.network)
-    disk.remove_file(run / RESULT_NAME)  # the run has not ended any more
+    disk.remove_file(run / RESULT_NAME)  # the run is not finished any more
     run_folder.write_settings(run, config)
     return ResumePlan(config, tuple(found), again=again)
 
 
 def check_nothing_to_do(request: RunRequest, config: Config) -> ResumePlan:
-    """Nothing is left to do; SettingsError if the request differs: by other settings, or by a certain checkpoint."""
+    """The run is finished; SettingsError if the request differs from it, by settings or by a checkpoint."""
     assert request.run
     try:
         saved = load(request.run / RUN_FILE)
@@ -94,7 +94,7 @@ def check_model(job: Job, run: Path) -> None:
     """Read the model of a finished run, a share on every rank; if it is damaged all ranks end with one message."""
 
     def remedy() -> str:
-        return f"This run is finished, and its model is damaged: {ways_on.without_model(run)}"
+        return f"This run is finished, and its model is damaged: {remedies.for_damaged_model(run)}"
 
     model_files.check(job, run / MODEL, remedy)
 
@@ -106,7 +106,7 @@ def usable_checkpoints(run: Path, name: str | None) -> list[Path]:
     damaged = {path: error for path in found if (error := manifest_error(path))}
     if damaged and len(damaged) == len(found):
         path, error = next(iter(damaged.items()))
-        raise DataError(f"{error}; {ways_on.after_damage(run, path if name != WHOLE else there[0])}")
+        raise DataError(f"{error}; {remedies.for_damaged_checkpoint(run, path if name != WHOLE else there[0])}")
     for path, error in damaged.items():
         log.warning(f"{path.name} cannot be used: {error}")
     return [path for path in found if path not in damaged]
@@ -123,7 +123,9 @@ def choose_checkpoint(job: Job, start: ResumePlan) -> Path | None:
         if job.rank == 0:
             log.warning(f"{path.name} cannot be used: {errors[0]}")
     if start.checkpoints:
-        job.agree(lambda: raise_data_error(f"{errors[0]}; {ways_on.after_damage(run, start.checkpoints[-1])}"))
+        job.agree(
+            lambda: raise_data_error(f"{errors[0]}; {remedies.for_damaged_checkpoint(run, start.checkpoints[-1])}")
+        )
     job.agree(lambda: None if start.again else restart_guard.record_start(run, 0))
     if job.rank == 0:
         log.info("no checkpoint: starting from the beginning")
@@ -131,8 +133,8 @@ def choose_checkpoint(job: Job, start: ResumePlan) -> Path | None:
 
 
 def resume_from(run: Path, path: Path, *, again: bool = False) -> None:
-    """Record the start, unless the same launch starts ``again``, which it limits itself; set newer checkpoints aside:
-    the next job resumes from what this job saves.
+    """Record the start, unless the same launch restarts the job (``again``), which has its own limit; set newer
+    checkpoints aside, so that the next job resumes from what this one saves.
     """
     if not again:
         restart_guard.record_start(run, store.read_manifest(path).state["examples"])

@@ -1,4 +1,6 @@
-"""Checks a run before anything starts and makes its folder: resolved settings, versions. Called on the first rank."""
+"""Checks a run before anything starts and creates its folder with resolved settings and versions. Called on the first
+rank.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from ssmpi.core.run_files import LOCK_NAME, NETWORK, RUN_FILE, VERSIONS
 from ssmpi.core.run_options import NO_SPLIT, EvaluateOptions
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
-from ssmpi.model import own, processor
+from ssmpi.model import custom_network, processor
 from ssmpi.report.results import now
 from ssmpi.run import lockfile
 
@@ -92,7 +94,9 @@ def check_stopping_rule(options: EvaluateOptions, reader: SplitReader) -> None:
 
 
 def lock(folder: Path) -> IO[str]:
-    """Make the folder and lock it against other jobs while the file is open; SettingsError if another job holds it."""
+    """Make the folder and lock it against other jobs while the returned file is open; SettingsError if another job
+    holds the lock.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     try:
         return lockfile.acquire(
@@ -108,9 +112,8 @@ def lock(folder: Path) -> IO[str]:
 
 
 def check_overwrite(folder: Path, overwrite: bool, run_file: Path | None = None) -> list[Path]:
-    """Raise SettingsError unless a run may start in this folder; return what an earlier run has left there.
-
-    ``run_file`` is the run file in use, which must not lie there.
+    """Raise SettingsError unless a run may start in this folder; returns the files of an earlier run. ``run_file`` is
+    the run file in use, which must not be among them.
     """
     there = [path for path in folder.iterdir() if path.name != LOCK_NAME] if folder.exists() else []
     if not there:
@@ -139,7 +142,7 @@ def shown(found: list[str]) -> str:
 
 def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = None) -> None:
     """Make the run folder with ``run.toml`` and ``versions.json`` in it; ``run_file`` is the run file in use."""
-    text = own.text_of(config.model.name)  # before anything is removed: it may lie here
+    text = custom_network.text_of(config.model.name)  # before anything is removed: the file may be in this folder
     for path in check_overwrite(folder, overwrite, run_file):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -155,12 +158,12 @@ def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = 
 
 
 def write_settings(folder: Path, config: Config, text: bytes | None = None) -> None:
-    """Replace the run folder's settings: a resumed job may have another number of ranks. Beside them lies a copy of the
-    file of one's own network (``text``, if it has been read), so that nobody needs the original.
+    """Replace the run folder's settings: a resumed job may have another number of ranks. A copy of a custom network's
+    file (``text``, if it has been read) is stored beside them, so that the original is not needed any more.
     """
-    if own.is_own(config.model.name):
-        file, function = own.parts(config.model.name)
-        text = text or own.text_of(config.model.name)
+    if custom_network.is_own(config.model.name):
+        file, function = custom_network.parts(config.model.name)
+        text = text or custom_network.text_of(config.model.name)
         assert text is not None
         (folder / NETWORK).mkdir(exist_ok=True)
         _replace(folder / NETWORK / file.name, text)

@@ -1,4 +1,4 @@
-"""Synchronization of dense replicas: one algorithm, one file, one paper; when rounds run is the pace's business.
+"""Synchronization of dense replicas: one algorithm, one file, one paper; ``pace`` decides when rounds run.
 
 A new algorithm is a file beside these and a line in ``ALGORITHMS``; both paces and the contract tests pick it up.
 """
@@ -90,22 +90,22 @@ else:
     Options.__module__ = __name__
     Options.__doc__ = """The ``[sync]`` section.
 
-    ``algorithm`` and ``pace`` choose; ``alpha`` is the elastic weight; ``merge`` how a background result meets live
-    weights. ``shadow`` runs rounds back to back, resting so that the shadow thread takes at most ``cpu_share`` of a
-    core; 0 means all of one where the host has a core for every thread; where it has not, shadow threads take 1 % of
-    its cores together. ``fixed_rate`` runs them in the training loop, ``every_iterations`` or ``every_seconds``; for
-    algorithms with a center ``by`` says whether every worker thread counts its own iterations (as in the paper) or one
-    syncs for the trainer. A round exchanges one of ``fragments`` of the vector, in turn. The first ``warmup_steps``
-    steps are synchronous, see ``warmup``. With ``transport = "auto"`` replicas and centers of one host meet in memory
-    that its ranks share, with ``"messages"`` they never do; what a round computes is the same.
+    ``algorithm`` and ``pace`` are described there; ``alpha`` is the elastic weight, ``merge`` how the result of a
+    background round is merged into live weights. ``shadow`` runs rounds back to back, sleeping so that the shadow
+    thread takes at most ``cpu_share`` of a core; 0 means a full core if the host has one for every thread, else all
+    shadow threads together take 1 % of its cores. ``fixed_rate`` runs rounds in the training loop, ``every_iterations``
+    or ``every_seconds``; for algorithms with a center ``by`` says whether every worker thread counts its own iterations
+    (as in the paper) or one thread synchronizes for the trainer. A round exchanges one of ``fragments`` of the vector,
+    in turn. The first ``warmup_steps`` steps are synchronous, see ``warmup``. With ``transport = "auto"`` replicas and
+    centers of one host are exchanged in shared memory, with ``"messages"`` never; a round computes the same either way.
 
-    ``codec`` is what pushes of ``async_ps`` are encoded with, and rounds of ``easgd`` and ``ma``, both ways, which then
-    go by messages also within a host. It is ``dense`` (as they are), ``bf16``, or ``threshold:0.99``, which drops 99 %
-    of the entries and keeps them for later; ``random-k:0.99`` is the control for it. With ``:bf16`` values are sent in
-    16 bits, with ``:whole`` one threshold serves all layers. A threshold lives ``life_span`` pushes or rounds;
-    ``refresh = "doubling"`` also finds it anew at the pushes 1, 2, 4, 8, ..., ``"plain"`` does not.
-    ``pull_codec`` is the same for the weights that ``async_ps`` pulls: a sync PS answers with those that are furthest
-    from what the trainer holds; with ``threshold:0`` all that have changed, which encoded pushes leave few of.
+    ``codec`` encodes the pushes of ``async_ps`` and, both ways, the rounds of ``easgd`` and ``ma``, which then use
+    messages also within a host: ``dense`` (float32), ``bf16``, or ``threshold:0.99``, which drops 99 % of the entries
+    and keeps them for later; ``random-k:0.99`` is the control for it. ``:bf16`` sends values in 16 bits, ``:whole``
+    uses one threshold for all layers. A threshold is used for ``life_span`` pushes or rounds; ``refresh = "doubling"``
+    also recomputes it at pushes 1, 2, 4, 8, ..., ``"plain"`` does not. ``pull_codec`` is the same for the weights that
+    ``async_ps`` pulls: a sync PS answers with the entries that differ most from the trainer's copy; with
+    ``threshold:0`` with all that have changed, which are few if pushes are encoded.
     """
 
 
@@ -148,10 +148,9 @@ def pace_of(
 
 
 def figures(synchronizers: list[Synchronizer]) -> dict[str, float]:
-    """What a trainer tells of its rounds so far: sums over them, but for ``divergence``, which is the last one seen.
-
-    A round is one over the whole vector; where threads run their own, these are means over the threads. ``staleness``
-    counts the trainer's iterations between snapshot and merge.
+    """What a trainer reports about its rounds so far: sums over them, except for ``divergence``, which is the last one
+    measured. A round covers the whole vector; if threads run their own rounds, these are means over the threads.
+    ``staleness`` counts the trainer's iterations between snapshot and merge.
     """
     fragments = len(synchronizers[0].fragments)
     rounds, seconds, staleness, _ = np.mean([s.tally for s in synchronizers], axis=0).tolist()

@@ -6,13 +6,13 @@
 
 At ``fixed_rate`` with ``every_iterations = 1`` it is plain asynchronous SGD, with k it is Downpour with n_push =
 n_fetch = k; in the shadow pace pushing and pulling run beside training, and each step takes the lock of its thread's
-account, which is free but while a push empties it. ``alpha`` has no say: the sync PSs hold the weights. Every gradient
+account, which is free but while a push empties it. ``alpha`` is not used: the sync PSs hold the weights. Every gradient
 gets there, those of a trainer's end too; between a trainer's pull and its next push the center takes n - 1 pushes of
 others on average, which is the staleness of its gradients.
 
 With a ``codec`` a push holds of a what the codec sends, and the rest stays in a, thread by thread (``pushes``). It is
-in checkpoints, and at the end of a run it is what the center has not heard. With a ``pull_codec`` c is the center as
-this trainer was told (``pulls``); else pulls are whole.
+part of checkpoints; at the end of a run it is lost to the center. With a ``pull_codec`` c is this trainer's copy of the
+center (``pulls``); otherwise pulls are dense.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AsyncPSOptions:
 
 
 class AccumulatingStep:
-    """The trainer's own optimizer, which also keeps what is to be pushed."""
+    """The trainer's optimizer, which also accumulates the gradients to push."""
 
     def __init__(self, optimizer: DenseStep, account: PendingGradients) -> None:
         self._optimizer, self._account = optimizer, account
@@ -80,7 +80,7 @@ class AsyncPS(Centered):
             self._compare_pushes()
 
     def _compare_pushes(self) -> None:
-        """Before the first push: find those that an earlier process has sent and no sync PS has applied."""
+        """Before the first push: find those that an earlier process sent and no sync PS applied."""
         local, servers = self.peers.local, range(len(self._servers))
         local.sent = SentPushes(local.memory, local.iterations.size, len(servers), "pushes to sync PSs sent")
         answers = [np.empty(COUNT, np.uint8) for _ in servers]
@@ -95,7 +95,7 @@ class AsyncPS(Centered):
 
     @classmethod
     def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """With codecs push and pull are as long as the density asked for makes them."""
+        """With codecs, the expected bytes at the configured density."""
         found = super().round_bytes(options, topology, parameters)
         parts = shards(parameters, options.fragments, topology.sync_ps)
         if options.codec != DENSE:
@@ -106,7 +106,7 @@ class AsyncPS(Centered):
 
     @classmethod
     def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
-        """Of every account in a push, and of a pull."""
+        """The time for every thread's payload in a push, and for a pull."""
         push, pull = (find(options)[0].nanoseconds for find in (pushes.codec_of, pulls.codec_of))
         pushed = pushes.accounts(options, topology) * push.push * (options.codec != DENSE)
         return 1e-9 * parameters * (pushed + (pull.send + pull.receive) * (options.pull_codec != DENSE))
@@ -123,7 +123,7 @@ class AsyncPS(Centered):
 
     @classmethod
     def kept_vectors(cls, options: RoundOptions, threads: int) -> int:
-        """What each thread has not pushed yet."""
+        """The pending gradients of each thread."""
         return threads
 
     def optimizer(self, thread: int) -> AccumulatingStep:
@@ -148,20 +148,20 @@ class AsyncPS(Centered):
         return self._pulled.center[self.fragments[fragment]]
 
     def fetch(self, kind: int = FETCH) -> np.ndarray:
-        """As the base class; a mirror begins anew with the center that is fetched."""
+        """As the base class; a mirror restarts from the center that is fetched."""
         found = super().fetch(kind)
         if self._pulled and kind == FETCH:
             self._pulled.center[:] = found
         return found
 
     def _whole(self, size: int, fragment: int) -> list[np.ndarray]:
-        """A push of so many entries, the sum over every account that is this synchronizer's."""
+        """A dense push: the sum over all pending gradients of this synchronizer."""
         gradients = self._sum[:size]
         factor = pushes.total(self._accounts.copy().values(), self.fragments[fragment], gradients)
         return [np.append(shard, np.float32(factor)) for shard in self.shards_of(gradients, fragment)]
 
     def _encoded(self, fragment: int) -> list[np.ndarray]:
-        """A push by a codec, of every account that is this synchronizer's."""
+        """An encoded push of all pending gradients of this synchronizer."""
         by_thread, factor = [], 1.0
         for thread, account in self._accounts.copy().items():
             by_thread.append(account.encode(self._encoders[thread], fragment))
@@ -171,17 +171,17 @@ class AsyncPS(Centered):
 
     @property
     def _remembers(self) -> bool:
-        """Whether this trainer, the first one, fetches what the sync PSs' optimizer remembers."""
+        """Whether this is the first trainer and the sync PSs' optimizer has state to fetch."""
         return self.peers.trainers.rank == 0 and bool(self.peers.local.optimizer.state())
 
     @property
     def _own(self) -> str:
-        """Before the names of what only this one of so many trainers can go on with."""
+        """The prefix of state that only this trainer, of this number of trainers, can resume."""
         return f"trainer {self.peers.trainers.rank} of {self.peers.trainers.size}/"
 
     def state(self) -> dict[str, np.ndarray]:
-        """On the first trainer what the sync PSs' optimizer remembers, which is the trainers' own one; a copy. On every
-        trainer what a codec has not sent, and what the codec goes on with, by thread.
+        """On the first trainer, a copy of the sync PSs' optimizer state. On every trainer, by thread, what a codec has
+        not sent and the codec's state.
         """
         found = {"center": self.fetch(STATE)} if self._remembers else {}
         for thread, (residual, codec) in self.peers.local.unsent.items():
@@ -189,8 +189,8 @@ class AsyncPS(Centered):
         return found
 
     def resume(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Give it back to them, and to the accounts. Those of another number of trainers are dropped: they are of other
-        gradients than these will have, and who took whose would make some count twice.
+        """Restore the state of the sync PSs' optimizer and the pending gradients. The latter are dropped if the number
+        of trainers has changed: redistributing them could count some gradients twice.
         """
         if self._remembers:
             for fragment, part in enumerate(self.fragments):
@@ -203,7 +203,7 @@ class AsyncPS(Centered):
             why = "by another number of trainers" if unsent else "with a codec, and sync.codec = 'dense' keeps nothing"
             log.warning(f"what had not been pushed is dropped: the checkpoint was saved {why}")
         for thread, (_, state) in unsent.items():
-            if thread in codecs and codecs[thread].shape == state.shape:  # else thresholds are found anew
+            if thread in codecs and codecs[thread].shape == state.shape:  # else thresholds are recomputed
                 state[:] = codecs[thread]
 
     def remember(self, servers: Collection[int], saved: Mapping[str, np.ndarray]) -> None:
@@ -221,6 +221,6 @@ class AsyncPS(Centered):
             log.warning("what this trainer had not pushed is lost with its memory")
 
     def close(self) -> None:
-        """Push the rest of every thread whose rounds these are. What a codec keeps back stays."""
+        """Push what is left of the threads that this synchronizer serves. What a codec holds back stays."""
         for _ in self.fragments:
             self.round()

@@ -1,4 +1,4 @@
-"""The mean over all trainers by one nonblocking all-reduce: what everything without a server is made of."""
+"""The mean over all trainers by one nonblocking all-reduce, the building block of the algorithms without servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def reduced_bytes(size: int, ranks: int) -> float:
-    """What each of so many ranks sends for an all-reduce of ``size`` bytes around a ring."""
+    """The bytes that each of ``ranks`` ranks sends for a ring all-reduce of ``size`` bytes."""
     return 2 * (ranks - 1) * size / ranks
 
 
@@ -34,12 +34,12 @@ class Average:
         return self.of_sums(total.size, weight)
 
     def room(self, size: int) -> np.ndarray:
-        """Where to put a weighted sum of so many floats before ``of_sums``."""
+        """The buffer for a weighted sum of ``size`` floats, to be filled before ``of_sums``."""
         return self._buffer[:size]
 
     def of_sums(self, size: int, weight: float) -> np.ndarray | None:
-        """As ``of``; ``room(size)`` holds the sum of the vectors that this rank stands for, ``weight`` of all
-        together.
+        """As ``of``; ``room(size)`` holds the sum of the vectors that this rank represents, with their total
+        ``weight``.
         """
         buffer = self._buffer[: size + 1]
         buffer[-1] = weight

@@ -1,5 +1,5 @@
 """What every synchronization algorithm has in common: a round takes a snapshot of the replica, gets a reference from
-the others, and moves the live weights towards it. When rounds run is somebody else's (``pace``).
+the others, and moves the live weights towards it. ``pace`` decides when rounds run.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class Synchronizer(ABC):
     """
 
     Options: ClassVar[type]
-    partner: ClassVar[str] = ALL_TRAINERS  # whom a round is with: these, SYNC_PS, another trainer or nobody
+    partner: ClassVar[str] = ALL_TRAINERS  # the other side of a round: all trainers, SYNC_PS, another trainer or nobody
     each_thread = False  # worker threads may run rounds of their own, through one synchronizer each
     in_groups = False  # one trainer may run the rounds of all trainers of its host
     no_codec: ClassVar[str] = "exchanges weights, and a codec leaves out most of what it is given"  # empty: takes one
-    in_the_step = False  # belongs into the optimizer's step, so that no rounds are left for a pace
+    in_the_step = False  # runs inside the optimizer's step, so that a pace has no rounds to run
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
         self.options, self.weights, self.peers, self.group = options, weights, peers, peers.group
-        self.counted = peers.local.iterations  # whose iterations lie between two rounds
+        self.counted = peers.local.iterations  # the iterations that the sync gap counts
         self.snapshot = np.empty_like(weights)
         self.fragments = cut(weights.size, options.fragments)
         self.alpha: float = options.alpha
@@ -78,7 +78,9 @@ class Synchronizer(ABC):
 
     @classmethod
     def kept_vectors(cls, options: RoundOptions, threads: int) -> int:
-        """How many arrays as long as ``weights`` a trainer of so many threads keeps in memory that outlives a kill."""
+        """How many arrays as long as ``weights`` a trainer with ``threads`` threads keeps in memory that outlives a
+        kill.
+        """
         return 0
 
     @classmethod
@@ -88,12 +90,12 @@ class Synchronizer(ABC):
 
     @classmethod
     def option_error(cls, options: RoundOptions) -> str:
-        """Why these ``[sync]`` settings make no sense for this algorithm and what would; empty if they do."""
+        """Why these ``[sync]`` settings are invalid for this algorithm, and a remedy; empty if they are valid."""
         return ""
 
     @classmethod
     def codec_error(cls, options: RoundOptions) -> str:
-        """Why this algorithm cannot have a codec, or not that of these settings; empty if it can."""
+        """Why this algorithm does not support a codec, or not with these settings; empty if it does."""
         return cls.no_codec
 
     @classmethod
@@ -103,16 +105,16 @@ class Synchronizer(ABC):
 
     @classmethod
     def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """Payload bytes of one trainer's round over the whole vector, by class of link: what is printed is counted."""
+        """Payload bytes of one trainer's round over the whole vector, by class of link, as ``Traffic`` counts them."""
         return {}
 
     @classmethod
     def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
-        """What a codec takes of the processors at both ends of such a round, one after the other; 0 without one."""
+        """Processor seconds that a codec takes at both ends of such a round, in sequence; 0 without a codec."""
         return 0.0
 
     def round(self) -> None:
-        """Exchange once with the others and move the live weights by what came back."""
+        """Exchange once with the others and merge the result into the live weights."""
         began, done = time.monotonic(), self.peers.local.iterations.sum()
         if self.step():
             self.rounds += 1
@@ -122,7 +124,9 @@ class Synchronizer(ABC):
                 self.group.count(self.rounds, self.round_seconds, self.staleness)
 
     def step(self, active: bool = True) -> bool:
-        """One exchange and merge; ``active`` False follows without weight. False when nobody was active any more."""
+        """One exchange and merge; with ``active`` False this trainer follows with weight 0. False if no trainer was
+        active any more.
+        """
         fragment = self.next_fragment()
         part = self.fragments[fragment]
         snapshot, weights = self.snapshot[part], self.weights[part]
@@ -140,15 +144,13 @@ class Synchronizer(ABC):
         return fragment
 
     def merge(self, weights: np.ndarray, reference: np.ndarray, snapshot: np.ndarray) -> None:
-        """Move live weights towards the reference; now and then note how far from it they were, relative to its
-        size.
-        """
+        """Move live weights towards the reference; now and then record their relative distance from it."""
         if self.measures_now():
             self.divergence = divergence(reference, snapshot)
         self._merge(weights, reference, snapshot, self.alpha)
 
     def measures_now(self) -> bool:
-        """Whether it is time to measure the divergence, and if so until the next time not any more."""
+        """Whether it is time to measure the divergence; a True restarts the interval."""
         if time.monotonic() < self._measure_at:
             return False
         self._measure_at = time.monotonic() + MEASURE_SECONDS
@@ -163,44 +165,43 @@ class Synchronizer(ABC):
 
     @property
     def iterations(self) -> int:
-        """Iterations done so far by the worker threads whose rounds these are."""
+        """Iterations done so far by the worker threads that this synchronizer serves."""
         return int(self.counted.sum())
 
     @property
     def idle(self) -> bool:
-        """Whether rounds would change nothing, so that none need run."""
+        """Whether rounds would change nothing, so that none need to run."""
         return False
 
     def begin(self) -> None:
-        """A part of the run begins. Not all rounds need it: those of a group of trainers do."""
+        """A part of the run begins; only rounds of host groups need to know."""
         if self.group:
             self.group.begin()
 
     def end(self) -> None:
-        """This trainer has no more data in this part, which ``close`` will end."""
+        """This trainer has no more data in this part; ``close`` follows."""
         if self.group:
             self.group.end()
 
     @property
     def led(self) -> bool:
-        """Whether another trainer of this host runs the rounds of this one."""
+        """Whether another trainer on this host, the leader, runs the rounds of this one."""
         return bool(self.group and not self.group.leads)
 
     @property
     def needed(self) -> bool:
-        """Whether trainers of this host need rounds of this one although it has ended."""
+        """Whether trainers on this host still need rounds of this one although it has no more data."""
         return bool(self.group and self.group.training)
 
     @abstractmethod
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
-        """Take part in one exchange of ``fragments[fragment]``, of which ``snapshot`` is this trainer's.
-
-        Returns the reference to move towards, None when no trainer was active any more.
+        """Take part in one exchange of ``fragments[fragment]`` with this trainer's ``snapshot`` of it. Returns the
+        reference to move towards, None if no trainer was active any more.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """This trainer has no more data in this part of the run: answer the others until they have none either."""
+        """This trainer has no more data in this part of the run: keep taking part until no trainer has."""
 
     @abstractmethod
     def model(self) -> np.ndarray:
@@ -211,41 +212,40 @@ class Synchronizer(ABC):
         return {}
 
     def resume(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Go on with what ``state`` was, on an algorithm that was constructed on the saved model.
-
-        The replica, which is there too, may move: to where one without a past of its own begins.
+        """Restore ``state`` on an algorithm that was constructed with the saved model. This may move the replica to
+        where a new replica would start.
         """
         for name, values in self.state().items():
             values[:] = saved[name]
 
     def common(self) -> list[np.ndarray]:
-        """Live arrays that are the same on every trainer between two rounds, of the same sizes in the same order."""
+        """Live arrays that are equal on every trainer between two rounds, with the same sizes in the same order."""
         return []
 
     def optimizer(self, thread: int) -> DenseStep:
-        """What a worker thread calls ``step(model, factor)`` of: the trainer's own, unless the algorithm has a say in
-        it.
+        """The optimizer that a worker thread calls ``step(model, factor)`` on: the trainer's, unless the algorithm
+        wraps it.
         """
         return self.peers.local.optimizer
 
     def transport(self) -> RowTransport | None:
-        """The way of a worker thread to the embedding rows: the trainer's own, unless the algorithm has a say in it."""
+        """A worker thread's transport for embedding rows: the trainer's, unless the algorithm wraps it."""
         return self.peers.local.rows.transport
 
     def restart(self) -> None:
-        """All trainers have equal weights, of their warm-up: begin from there instead of the initial ones."""
+        """All trainers have equal weights after their warm-up: start from these instead of the initial ones."""
         return
 
     def recenter(self, servers: Collection[int], center: np.ndarray, saved: Mapping[str, np.ndarray]) -> None:
-        """The shards of some sync PSs, which have lost their memory, begin at ``center``, float32 (parameters,), the
-        same on every trainer. The first one has what was ``saved`` of ``state``. Every trainer calls.
+        """Some sync PSs have lost their memory: their shards start from ``center``, float32 (parameters,), equal on
+        every trainer. The first trainer passes what was ``saved`` of ``state``. Every trainer calls it.
         """
         return
 
     def join(self) -> None:
-        """This trainer has lost its memory; its replica is the mean of the others: begin from the common model."""
+        """This trainer has lost its memory and its replica is the mean of the others: start from the common model."""
         return
 
     def goodbye(self) -> None:
-        """Take leave of servers, where the algorithm has any."""
+        """Tell the servers, if there are any, that this trainer sends no more requests."""
         return

@@ -1,13 +1,13 @@
 """Blockwise model-update filtering, S-BMUF and FR-BMUF (Chen and Huo, ICASSP 2016; ShadowSync, arXiv 2003.03477)::
 
-    G   = (1/n) sum_i w_i - r      r: the reference that all trainers were last told to move towards
+    G   = (1/n) sum_i w_i - r      r: the last reference of all trainers
     D   = momentum D + eta G
     g   = g + D                    g: the global model, the same on every trainer; it is the model
     r   = g                        classical block momentum;  nesterov: r = g + momentum D, ahead of g
     w_i = w_i + alpha (r - snapshot_i)
 
-In the paper alpha is 1: every replica starts its block from r. What is learned once then moves g by eta / (1 -
-momentum) in the end, in either form; in general by 1 / (1 - alpha + alpha (1 - momentum) / eta), which with eta = 1 is
+In the paper alpha is 1: every replica starts its block from r. The total gain of one update is then eta / (1 -
+momentum), in either form; in general it is 1 / (1 - alpha + alpha (1 - momentum) / eta), which with eta = 1 is
 1 / (1 - alpha momentum): at the default alpha of 0.5 a momentum of 0.9 gains 1.8, not 10. ShadowSync's form has
 momentum 0, the default.
 """
@@ -44,7 +44,7 @@ class BMUFOptions:
 
 
 class BlockFiltered(MA):
-    """Moves towards a global model that follows the mean of the replicas, one fragment at a time."""
+    """Moves replicas towards a global model that follows their mean, one fragment at a time."""
 
     idle = False  # even one trainer alone is filtered
     no_codec = "filters the mean with momentum, which would carry on what a codec tells late"
@@ -59,27 +59,26 @@ class BlockFiltered(MA):
         return 2
 
     def kept(self, name: str, values: np.ndarray) -> np.ndarray:
-        """An array that is the same on every trainer: one for all members of a group, the leader's. It begins as a copy
-        of ``values``, or as this trainer's memory has kept it. All trainers call.
+        """An array that is equal on every trainer; the members of a host group share the leader's. It starts as a copy
+        of ``values``, or as an earlier process left it. Every trainer calls it.
         """
         group, own = self.group, self.peers.local.memory
         memory = own.part(f"{name} model", shared=bool(group and group.size > 1))
         return group.share(memory, values) if group else placed(memory, values)
 
     def restart(self) -> None:
-        """The global model is what all trainers have; without momentum."""
+        """The global model restarts from the trainers' equal weights, without momentum."""
         self._global[:], self._delta[:] = self.weights, 0.0
 
     def conclude(self) -> None:
-        """A last block over all replicas: here, so that ``model`` is the same when asked twice.
-
-        The replicas move with it as with any other: else the next part would take its step back.
+        """A last block over all replicas. It runs here, so that ``model`` is idempotent. The replicas move with it as
+        in any other block: otherwise the next part would undo its step.
         """
         for _ in self.fragments:
             self.step_of_everyone()
 
     def common(self) -> list[np.ndarray]:
-        """All of that."""
+        """Also the global model and its last step."""
         return list(self.state().values())
 
     def state(self) -> dict[str, np.ndarray]:
@@ -100,10 +99,9 @@ def filter_mean(
     coefficients: tuple[float, float, float],
 ) -> None:
     """Filter a mean into ``model``, ``delta`` and ``reference``, all float32 (n,). ``coefficients`` are eta, momentum,
-    and the momentum by which the reference is ahead of the model.
-
-    Memory is what this costs, so each form touches only what it needs: without momentum not ``delta``, and
-    ``reference``, which is ``model`` where it is not ahead, only where it is.
+    and the momentum by which the reference is ahead of the model. The cost is memory traffic, so each form touches only
+    what it needs: ``delta`` only with momentum, ``reference`` only if it is ahead of (and not the same array as)
+    ``model``.
     """
     eta, momentum, ahead = np.float32(coefficients[0]), np.float32(coefficients[1]), np.float32(coefficients[2])
     if ahead:
@@ -142,10 +140,8 @@ def move_filtered(
 
 
 class BMUF(BlockFiltered):  # the same exchange and the same way to leave as model averaging, another use of the mean
-    """Filters the mean by a step and block momentum.
-
-    The reference has memory of its own only where it is ahead of the global model; the last step stays 0 without
-    momentum.
+    """Filters the mean by a step and block momentum. The reference has its own array only if it is ahead of the global
+    model; the last step stays 0 without momentum.
     """
 
     Options: ClassVar[type] = BMUFOptions
@@ -168,7 +164,7 @@ class BMUF(BlockFiltered):  # the same exchange and the same way to leave as mod
         return reference
 
     def move_in_place(self, replicas: Replicas, active: np.ndarray, part: slice) -> None:
-        """As the base class, with the filter between."""
+        """As the base class, with the filter in between."""
         difference, edges = self.options.merge == "difference", (part.start, part.stop)
         move_filtered(
             (replicas.addresses, active, replicas.room),
@@ -180,16 +176,16 @@ class BMUF(BlockFiltered):  # the same exchange and the same way to leave as mod
         )
 
     def restart(self) -> None:
-        """All begin where they are, which nobody need tell them."""
+        """As the base class; the reference restarts there too."""
         super().restart()
         self._reference[:] = self.weights
 
     def state(self) -> dict[str, np.ndarray]:
-        """Also the reference, as it was told to all trainers."""
+        """Also the last reference of all trainers."""
         return {**super().state(), "reference": self._reference}
 
     def resume(self, saved: Mapping[str, np.ndarray]) -> None:
-        """A replica that was constructed on the model begins at the reference, where all were told to be."""
+        """A replica that was constructed with the model starts from the saved reference."""
         if "reference" not in saved:
             log.warning(
                 "the checkpoint has no array 'reference': ssmpi 0.1.0 wrote it. It is made from the global model and"

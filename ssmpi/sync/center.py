@@ -30,7 +30,7 @@ from ssmpi.sync.peers import Peers
 
 @dataclass(frozen=True)
 class MappedShard:
-    """What a sync PS on this host holds, by fragment, and the same parts of the live replica, float32 each."""
+    """A sync PS's shard on this host, by fragment, and the same parts of the live replica, float32 each."""
 
     lock: SharedLock
     center: list[np.ndarray]
@@ -38,8 +38,8 @@ class MappedShard:
 
 
 class Centered(Synchronizer):
-    """Exchanges with the center alone and waits for no other trainer. Several worker threads may do so at once, each
-    through a synchronizer of its own.
+    """Exchanges with the center only and waits for no other trainer. Several worker threads may do so concurrently,
+    each with its own synchronizer.
     """
 
     partner, each_thread = SYNC_PS, True
@@ -50,11 +50,11 @@ class Centered(Synchronizer):
         self._thread, self._servers = thread, peers.sync_ps
         self._shards = [cut(f.stop - f.start, len(self._servers)) for f in self.fragments]
         self.reply = np.empty_like(weights)
-        if thread == 0 and peers.trainers.rank == 0:  # every trainer starts equal: the first one says from where
+        if thread == 0 and peers.trainers.rank == 0:  # all start equal: the first one sends the initial center
             self._start()
         in_place = (
             self.in_place and options.merge == "difference" and options.codec == DENSE
-        )  # interpolating is to lose what was learned meanwhile; a codec is to be seen at work
+        )  # interpolation must lose concurrent updates; a codec must be used
         self.mapped = self._map() if in_place and options.transport != "messages" else []
 
     @classmethod
@@ -64,24 +64,24 @@ class Centered(Synchronizer):
 
     @classmethod
     def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """The vector there and back, and what comes with each message to a sync PS."""
+        """The vector there and back, and the extra words of each message to a sync PS."""
         words = cls.words_beside(options) * topology.sync_ps * options.fragments
         return {Link.CENTER_PUSH: 4.0 * (parameters + words), Link.CENTER_PULL: 4.0 * parameters}
 
     @classmethod
     def words_beside(cls, options: RoundOptions) -> int:
-        """Words that each sync PS gets besides its shard of a fragment."""
+        """Extra words in each message to a sync PS besides its shard of a fragment."""
         return 0
 
     @staticmethod
     @abstractmethod
     def server(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
-        """The center of a sync PS, in its ``memory``, for the ``[sync]`` settings; ``optimizer`` is for one that takes
-        steps of its own.
+        """The center of a sync PS, in its ``memory``, for the ``[sync]`` settings; ``optimizer`` is for centers that
+        take optimizer steps.
         """
 
     def step(self, active: bool = True) -> bool:
-        """As the base class; where the center is mapped, in place."""
+        """As the base class; in place if the center is mapped."""
         if not self.mapped:
             return super().step(active)
         fragment = self.next_fragment()
@@ -93,7 +93,7 @@ class Centered(Synchronizer):
         return True
 
     def pull(self, fragment: int) -> float:
-        """How far this exchange of a fragment pulls."""
+        """The elastic weight of this exchange of a fragment."""
         return self.alpha
 
     def move(self, lock: SharedLock, center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
@@ -101,7 +101,7 @@ class Centered(Synchronizer):
         raise AssertionError(f"{type(self).__name__} moves no center")
 
     def close(self) -> None:
-        """A last round over the whole vector, one for the trainer: nobody waits for it."""
+        """A last round over the whole vector, one per trainer; no other trainer waits for it."""
         if self._thread == 0:
             for _ in self.fragments:
                 self.round()
@@ -114,31 +114,31 @@ class Centered(Synchronizer):
         return center
 
     def restart(self) -> None:
-        """The first trainer says where the center starts, once more, and nobody asks before it is there."""
+        """The first trainer sends the initial center again; the others wait until it has arrived."""
         if self.peers.trainers.rank == 0:
             self._start()
             self.fetch()
         wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers (to end their warm-up)")
 
     def recenter(self, servers: Collection[int], center: np.ndarray, saved: Mapping[str, np.ndarray]) -> None:
-        """The first trainer says where those begin, and nobody asks before it is there."""
+        """The first trainer sends the initial values; the others wait until they have arrived."""
         if self.peers.trainers.rank == 0:
             for fragment, part in enumerate(self.fragments):
                 shards = enumerate(self.shards_of(center[part], fragment))
                 self.send_some(START, {index: shard for index, shard in shards if index in servers})
             self.remember(servers, saved)
             self.fetch()
-        wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers (to make good what was lost)")
+        wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers (to restore lost state)")
 
     def remember(self, servers: Collection[int], saved: Mapping[str, np.ndarray]) -> None:
-        """Give those sync PSs what was saved of their optimizer's state, if they have one."""
+        """Restore the saved optimizer state of those sync PSs, if they have any."""
 
     def join(self) -> None:
         """The center is the common model."""
         self.weights[:] = self.fetch()
 
     def goodbye(self) -> None:
-        """Tell the sync PSs that this trainer will not ask again."""
+        """Tell the sync PSs that this trainer sends no more requests."""
         say_goodbye(self.peers.center, self._servers, self.peers.waiting)
 
     def ask(self, kind: int, fragment: int, messages: list[np.ndarray]) -> np.ndarray:
@@ -160,13 +160,13 @@ class Centered(Synchronizer):
         wait_all(sends, self.peers.waiting, "the sync PSs")
 
     def _map(self) -> list[MappedShard]:
-        """The shards of all sync PSs; none unless all lie in memory that this trainer can map."""
+        """The shards of all sync PSs; empty unless this trainer can map all of them."""
         answers = [np.empty(ADDRESS, np.uint8) for _ in self._servers]
         self.call(MAP, [np.empty(0, np.uint8)] * len(answers), answers)
         try:
             return [self._mapped_shard(index, bytes(answer).rstrip()) for index, answer in enumerate(answers)]
         except OSError:
-            return []  # on another host, or in another container: by messages then
+            return []  # on another host, or in another container: use messages
 
     def _mapped_shard(self, server: int, address: bytes) -> MappedShard:
         places = [shards[server] for shards in self._shards]
@@ -207,7 +207,7 @@ class Centered(Synchronizer):
             self.send_all(START, self.shards_of(self.weights[part], fragment))
 
     def fetch(self, kind: int = FETCH) -> np.ndarray:
-        """What the sync PSs hold, the center or the state of its optimizer, as one vector (parameters,)."""
+        """The center, or the state of its optimizer, as one vector (parameters,)."""
         nothing = [np.empty(0, np.float32)] * len(self._servers)
         for fragment in range(len(self.fragments)):
             self.ask(kind, fragment, nothing)

@@ -1,8 +1,7 @@
-"""The center as a sync PS holds it: its shard of every fragment. A client goes through the fragments in turn, and so
-does the shard for each client: no message need say which it is about.
-
-Where the center can be moved in place it lies in memory that trainers of the host map. They and the sync PS, which
-answers for trainers of other hosts, move it under the lock of that memory.
+"""The center as a sync PS holds it: its shard of every fragment. Each client exchanges the fragments in turn, and the
+shard counts along, so messages do not name the fragment. If the center can be moved in place, it lies in memory that
+trainers on the same host map; they and the sync PS, which serves trainers of other hosts, update it under that memory's
+lock.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ ADDRESS = 1024  # bytes of the reply to MAP, JSON and spaces
 
 
 class Step(Protocol):
-    """An optimizer over some weights. ``state`` is what it remembers, as long as they are; empty if it remembers
-    nothing.
-    """
+    """An optimizer over some weights. ``state`` is as long as they are; empty if it has none."""
 
     state: np.ndarray
 
@@ -43,8 +40,8 @@ MakeStep = Callable[[np.ndarray], Step]  # the step of a sync PS's optimizer, fo
 
 
 class Center(ABC):
-    """What a sync PS holds: its shard of every fragment, float32 each, one after the other in ``memory``. ``handle`` is
-    the handler of ``Service.serve``.
+    """A sync PS's shard of every fragment, float32 each, one after the other in ``memory``. ``handle`` is the handler
+    of ``Service.serve``.
     """
 
     def __init__(self, fragments: int, service: Service, memory: RankMemory, *, shared: bool) -> None:
@@ -58,7 +55,7 @@ class Center(ABC):
         self._lock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
     def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
-        """Answer one request; those before the first trainer's START wait for it."""
+        """Answer one request; requests before the first trainer's START are deferred."""
         kind, thread = divmod(tag, THREADS)
         if kind != START and not self.shards:
             self._early.append((source, tag, payload.copy()))
@@ -91,7 +88,9 @@ class Center(ABC):
         self._service.reply(source, thread, buffer)
 
     def answer(self, fragment: int, client: tuple[int, int], payload: np.ndarray) -> np.ndarray:
-        """Take in what a client, a trainer's thread, sent about a fragment; the reply to it, in a ``buffer``."""
+        """Handle a client's message about a fragment (a client is a trainer's thread); returns the reply, in a
+        ``buffer``.
+        """
         buffer = self._service.buffer(self.shards[fragment].nbytes)
         with self._lock:
             self.exchange(fragment, client, payload.view(np.float32), buffer.view(np.float32))
@@ -104,23 +103,23 @@ class Center(ABC):
         return buffer
 
     def fetched(self, fragment: int, client: tuple[int, int]) -> None:
-        """A client is sent all of the shard of a fragment."""
+        """A client fetches the whole shard of a fragment."""
         return
 
     @abstractmethod
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
-        """Move the shard of a fragment by what a client, a trainer's thread, sent, and fill in the reply to it."""
+        """Update the shard of a fragment by a client's message, and fill in the reply."""
 
     def state(self, fragment: int) -> np.ndarray:
-        """What the center's optimizer remembers of its shard of a fragment: a live array as long as that."""
+        """The optimizer state of the shard of a fragment: a live array of the same length."""
         raise AssertionError(f"{type(self).__name__} remembers nothing, of fragment {fragment} or any other")
 
     def set_alpha(self, client: tuple[int, int], words: np.ndarray) -> None:
-        """A client says how its next exchange is to be taken."""
+        """A client sets the elastic weight of its next exchange."""
         raise AssertionError(f"{client} sent a coupling, but this center does not support it")
 
     def start(self, fragment: int, values: np.ndarray) -> None:
-        """The first trainer says where a fragment starts: at first, and again after a warm-up."""
+        """The first trainer sends the initial values of a fragment: at the start, and again after a warm-up."""
         if self.shards:
             with self._lock:
                 self.shards[fragment][:] = values
@@ -134,7 +133,7 @@ class Center(ABC):
                 self.handle(*message)
 
     def allocate(self) -> None:
-        """Make the shards: of the values that the first trainer said, or as an earlier process has left them."""
+        """Allocate the shards: with the initial values from the first trainer, or as an earlier process left them."""
         sizes = [values.size for values in self._initial]
         vector, self._initial = placed(self._memory, np.concatenate(self._initial)), []
         self.shards = np.split(vector, np.cumsum(sizes)[:-1])

@@ -34,7 +34,7 @@ from ssmpi.core.traffic import Link
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import COUPLE, EXCHANGE, Center, MakeStep
 from ssmpi.sync.elastic_mirrors import PASSES, ClientMirrors, ReplicaMirrors, pull_together
-from ssmpi.sync.mirrors import expected_bytes, only_by_difference, whole_codec
+from ssmpi.sync.mirrors import expected_bytes, merge_error, whole_codec
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.parts import shards
 from ssmpi.sync.peers import Peers
@@ -62,7 +62,7 @@ def pull_center(center: np.ndarray, snapshot: np.ndarray, alpha: float, old: np.
 
 @njit(cache=True, nogil=True)
 def pull_alone(lock: int, center: np.ndarray, replica: np.ndarray, alpha: float) -> bool:
-    """``pull_together`` while holding a lock; False, and nothing has moved, where that was not to be had."""
+    """``pull_together`` while holding a lock; False, and nothing has changed, if the lock could not be taken."""
     if not take(lock):
         return False
     pull_together(center, replica, alpha)
@@ -91,12 +91,14 @@ class EASGD(Centered):
 
     @classmethod
     def codec_error(cls, options: RoundOptions) -> str:
-        """Mirrors move as what they mirror does, and interpolating moves a replica by more than both ends know."""
-        return only_by_difference(options)
+        """Mirrors follow the moves of what they mirror, but interpolation moves a replica by an amount that the other
+        end does not know.
+        """
+        return merge_error(options)
 
     @classmethod
     def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """With a codec payloads both ways; the first and the last round of a part of the run are whole."""
+        """With a codec, payloads both ways; the first and the last round of a part of the run are dense."""
         found = super().round_bytes(options, topology, parameters)
         if options.codec == DENSE:
             return found
@@ -106,7 +108,7 @@ class EASGD(Centered):
 
     @classmethod
     def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
-        """Of a mirror there and one back, and of moving both at both ends."""
+        """The time of a mirror in each direction, and of moving both at both ends."""
         if options.codec == DENSE:
             return 0.0
         cost = codec_of(options)[0].nanoseconds
@@ -114,8 +116,8 @@ class EASGD(Centered):
 
     @classmethod
     def mirror_vectors(cls, options: RoundOptions, topology: Topology) -> dict[Role, int]:
-        """Of replica and center, payloads, of sync PSs' whole ones one for all, and the difference to be told, for each
-        client.
+        """Mirrors of replica and center, payloads (one shared dense payload on sync PSs), and the difference to send,
+        for each client.
         """
         if options.codec == DENSE:
             return {}
@@ -124,7 +126,7 @@ class EASGD(Centered):
 
     @classmethod
     def words_beside(cls, options: RoundOptions) -> int:
-        """The pull, where it is coupled."""
+        """The elastic weight, with a coupling."""
         return 1 if options.own(EASGDOptions).coupling else 0
 
     @staticmethod
@@ -133,7 +135,7 @@ class EASGD(Centered):
         return ElasticCenter(options, service, memory)
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
-        """The center as it was; the sync PSs move it towards the snapshot by the same d."""
+        """The old center; the sync PSs move it towards the snapshot by the same d."""
         if self._coupling:
             self.alpha = self.pull(fragment)
             self.send_all(COUPLE, [np.array([self.alpha], np.float32)] * len(self._servers))
@@ -142,8 +144,8 @@ class EASGD(Centered):
         return self.ask(EXCHANGE, fragment, self.shards_of(snapshot, fragment))
 
     def _exchange_by_mirrors(self, mirrors: ReplicaMirrors, snapshot: np.ndarray, fragment: int) -> np.ndarray:
-        """The center as it was told; the snapshot becomes the replica as it was."""
-        payloads = mirrors.told.tell(self.snapshot, fragment, self.peers.center.meter.traffic)
+        """The center as mirrored; the snapshot becomes the old replica."""
+        payloads = mirrors.replica.encode(self.snapshot, fragment, self.peers.center.meter.traffic)
         mirrors.hear(self.call_for_payloads(EXCHANGE, fragment, payloads), fragment)
         part = self.fragments[fragment]
         reference = self.reply[part]
@@ -151,7 +153,7 @@ class EASGD(Centered):
         return reference
 
     def close(self) -> None:
-        """As the base class, in whole rounds, with which the next part begins too."""
+        """As the base class, by dense rounds; the next part starts with dense rounds too."""
         self._begin_mirrors()
         super().close()
         self._begin_mirrors()
@@ -163,16 +165,16 @@ class EASGD(Centered):
 
     def _begin_mirrors(self) -> None:
         if self._mirrors:
-            self._mirrors.told.begin()
+            self._mirrors.replica.begin()
 
     def move(self, lock: SharedLock, center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
         """Pull both."""
         if not pull_alone(lock.file, center, replica, alpha):
-            with lock:  # a signal has interrupted the wait; or this says what is wrong with the lock
+            with lock:  # a signal interrupted the wait; or this raises the lock's error
                 pull_together(center, replica, alpha)
 
     def pull(self, fragment: int) -> float:
-        """The coupling's alpha after so many iterations, where there is a coupling."""
+        """The coupling's alpha for the iterations since the last exchange, if there is a coupling."""
         if not self._coupling:
             return self.alpha
         done = self.iterations
@@ -181,8 +183,8 @@ class EASGD(Centered):
 
 
 class ElasticCenter(Center):
-    """Is pulled towards each snapshot by ``alpha``, or by what the client said before; with a codec by mirrors of each
-    client.
+    """Is pulled towards each snapshot by ``alpha``, or by the weight that the client sent before; with a codec by
+    mirrors of each client.
     """
 
     def __init__(self, options: RoundOptions, service: Service, memory: RankMemory) -> None:
@@ -204,7 +206,7 @@ class ElasticCenter(Center):
         pull_center(self.shards[fragment], words, self._alpha_of(client), reply)
 
     def answer(self, fragment: int, client: tuple[int, int], payload: np.ndarray) -> np.ndarray:
-        """As the base class; with a codec what this client's mirrors make of it."""
+        """As the base class; with a codec by this client's mirrors."""
         if not self._encoded:
             return super().answer(fragment, client, payload)
         if client not in self._clients:

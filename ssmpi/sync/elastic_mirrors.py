@@ -1,21 +1,19 @@
-"""Elastic exchanges by mirrors, which both ends of an exchange hold alike: r of a trainer's replica w, and s of the
-center c as it was told to this client (EF21; see ``compress.mirror``)::
+"""Elastic exchanges by mirrors, equal at both ends of an exchange: r of a trainer's replica w, and s of the center c as
+sent to this client (EF21; see ``compress.mirror``)::
 
-    r = r + encode(w - r)          the trainer tells
+    r = r + encode(w - r)          the trainer sends
     s = s + encode(c - s)          the sync PS answers
     d = alpha (s - r)              on both ends, from what both know
-    w = w + d;  c = c - d          the same d, so w_i + c is conserved to rounding, whatever is told
-    r = r + d;  s = s - d          so w - r is what the replica has learned and not told, c - s what others have told
-                                   the center and this client has not heard
+    w = w + d;  c = c - d          the same d, so w_i + c is conserved to rounding, whatever is sent
+    r = r + d;  s = s - d          so w - r are updates that the replica has not sent, c - s updates that
+                                   this client has not received from the center
 
-What is not told waits and is not lost: nothing is pulled back that the other end has not heard of, and what both know
-moves on towards each other in every round. Were each end pulled by its own vector and the other's mirror, as EF21 has
-it, a replica would lose to the center what it has not told. With a codec that drops nothing r is w and s is c: the
-exchange is the whole one to the last bit. The first exchange of a part of the run and its last one are whole, so
-mirrors are no state: neither checkpoints nor memory that outlives a process need them, and any number of trainers goes
-on.
-
-A sync PS keeps two vectors as long as its shards for each client, a trainer or one of its threads.
+Updates that are not sent yet are deferred, not lost: neither end is pulled back for what the other has not received,
+and what both know converges in every round. If each end were pulled by its own vector and the other's mirror, as in
+EF21, a replica would lose its unsent updates to the center. With a codec that drops nothing r is w and s is c: the
+exchange equals the dense one to the last bit. The first and the last exchange of a part of the run are dense, so
+mirrors are not state: neither checkpoints nor memory that outlives a process hold them, and a run can resume with any
+number of trainers. A sync PS keeps two vectors as long as its shards for each client, a trainer or one of its threads.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from numba import njit
 from ssmpi import compress
 from ssmpi.compress import Codec, Copy, Mirror
 from ssmpi.sync.base import merge_difference
-from ssmpi.sync.mirrors import ToldShards, seed_of
+from ssmpi.sync.mirrors import MirroredShards, seed_of
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.pushes import Shards, codec_of
 
@@ -37,8 +35,8 @@ PASSES = 1.3  # nanoseconds of a core for an entry, of both ends' moves, besides
 
 @njit(cache=True, nogil=True)
 def pull_together(center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
-    """center and replica, float32 (n,) each, or their mirrors, by alpha of their difference towards each other, in
-    place: both lines of the exchange.
+    """Move center and replica, float32 (n,) each, or their mirrors, towards each other by alpha times their difference,
+    in place: both lines of the exchange.
     """
     a = np.float32(alpha)
     for i in range(center.shape[0]):
@@ -48,33 +46,33 @@ def pull_together(center: np.ndarray, replica: np.ndarray, alpha: float) -> None
 
 
 class ReplicaMirrors:
-    """A trainer's end of the exchanges with all sync PSs: ``told.copy`` is the replica as they know it, ``center`` as
-    they told it, both float32 (parameters,).
+    """A trainer's end of the exchanges with all sync PSs: ``replica.copy`` mirrors the replica, ``center`` the center,
+    both float32 (parameters,).
     """
 
     def __init__(
         self, options: RoundOptions, shards: Shards, borders: Sequence[int], seed: Sequence[int], size: int
     ) -> None:
-        self.told, self.center = ToldShards(options, shards, borders, seed, size), np.zeros(size, np.float32)
+        self.replica, self.center = MirroredShards(options, shards, borders, seed, size), np.zeros(size, np.float32)
         self._copies = [[Copy(self.center[part]) for part in parts] for parts in shards]
         pull_together(self.center[:0], self.center[:0], 0.0)  # compiles now, not in the first round
 
     def hear(self, answers: Sequence[np.ndarray], fragment: int) -> None:
-        """Take in what each sync PS has answered."""
+        """Apply the answers of the sync PSs."""
         for copy, answer in zip(self._copies[fragment], answers, strict=True):
             copy.receive(answer)
 
     def move(self, part: slice, alpha: float, center_was: np.ndarray, replica_was: np.ndarray) -> None:
-        """Move both mirrors of a fragment, and write down where they were, float32 (fragment,) each."""
-        center, replica = self.center[part], self.told.copy[part]
+        """Move both mirrors of a fragment, and store their old values, float32 (fragment,) each."""
+        center, replica = self.center[part], self.replica.copy[part]
         center_was[:], replica_was[:] = center, replica
         pull_together(center, replica, alpha)
 
 
 class ClientMirrors:
-    """A sync PS's end of the exchanges with one client: by fragment ``replicas`` as it knows them and ``centers`` as it
-    told them. ``whole`` are codecs of all of a shard, which several clients may share; ``place`` is the sync PS's rank
-    and the client's rank and thread.
+    """A sync PS's end of the exchanges with one client: by fragment, mirrors of the client's replica (``replicas``) and
+    of the center (``centers``). ``whole`` are dense codecs of the shards, which several clients may share; ``place`` is
+    the sync PS's rank and the client's rank and thread.
     """
 
     def __init__(self, options: RoundOptions, whole: Sequence[Codec], place: Sequence[int]) -> None:
@@ -90,12 +88,12 @@ class ClientMirrors:
         self._all = [Mirror(codec, center, room) for codec, center in zip(whole, self.centers, strict=True)]
 
     def exchange(self, fragment: int, payload: np.ndarray, center: np.ndarray, alpha: float) -> np.ndarray:
-        """Take in what the client tells, move the shard ``center`` float32 (shard,); the answer, valid until the
-        next. One who tells all hears all.
+        """Apply the client's payload and move the shard ``center`` float32 (shard,); returns the answer, valid until
+        the next. A dense payload gets a dense answer.
         """
         replica, mirrors = self.replicas[fragment], self._all if compress.is_dense(payload) else self._some
         replica.receive(payload)
-        answer, told = mirrors[fragment].send(center), mirrors[fragment].copy
-        merge_difference(center, replica.copy, told, alpha)
-        pull_together(told, replica.copy, alpha)
+        answer, sent = mirrors[fragment].send(center), mirrors[fragment].copy
+        merge_difference(center, replica.copy, sent, alpha)
+        pull_together(sent, replica.copy, alpha)
         return answer

@@ -4,10 +4,10 @@
     w_i = w_i + alpha (m - snapshot_i)           AD-PSGD has alpha = 1; the default of 0.5 takes half of that step
     w_j = w_j + alpha (m - snapshot_j)
 
-No server, no barrier: a pair needs nobody else. The graph is bipartite, as in the paper, against deadlock: trainers of
-even number ask, those of odd number answer whoever comes, one after the other, and wait for nobody. What one gains the
-other loses, so the sum of the replicas is conserved (with ``merge = "difference"``), and their mean is the model. A
-trainer that has no more data asks nobody; it answers until all that ask have said that they are done.
+No server, no barrier: a pair needs no other trainer. The graph is bipartite, as in the paper, to avoid deadlock: even
+trainers ask, odd trainers answer one request after the other and never wait. What one gains the other loses, so the sum
+of the replicas is conserved (with ``merge = "difference"``), and their mean is the model. A trainer without more data
+stops asking; it answers until all askers are done.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ssmpi.sync.peers import Peers
 if TYPE_CHECKING:
     from ssmpi.core.topology import Topology
 
-DONE = 0  # tag of an asking trainer's last word in a part of the run
+DONE = 0  # tag of an asking trainer's last message in a part of the run
 ANSWER = 1  # tag of a snapshot that comes back
 ASK = 2  # plus the number of the fragment: tag of a snapshot
-NAPS = 10  # after that long without a question a round ends, to look whether training has
+NAPS = 10  # without a request for that long a round ends, to check whether training has ended
 
 
 @dataclass(frozen=True)
 class GossipOptions:
-    """``[sync.gossip]``: ``seed`` of the drawing of partners."""
+    """``[sync.gossip]``: ``seed`` for choosing partners."""
 
     seed: int = 1
 
@@ -66,18 +66,18 @@ class Gossip(MA):  # the model is the mean of the replicas, too
 
     @classmethod
     def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """A snapshot, of each of the two."""
+        """A snapshot in each direction."""
         return {Link.TRAINERS: 4.0 * parameters}
 
     @classmethod
     def option_error(cls, options: RoundOptions) -> str:
-        """A partner's question may come at any time."""
+        """A partner's request may come at any time."""
         if options.pace == "shadow":
             return ""
         return "answers its partners at any time, on a thread of its own: set sync.pace = 'shadow'"
 
     def step(self, active: bool = True) -> bool:
-        """Ask a partner; or answer those who ask, and wait a little for one: answers count themselves."""
+        """Ask a partner; or answer requests, waiting briefly for one. Answers are counted as they are made."""
         if self._asks:
             return super().step(active)
         for _ in range(NAPS):
@@ -98,7 +98,7 @@ class Gossip(MA):  # the model is the mean of the replicas, too
         return theirs
 
     def close(self) -> None:
-        """Say that this trainer will not ask again; or answer until all who ask have said so."""
+        """Tell the answering trainers that this one is done asking; or answer until all askers are done."""
         if self._asks:
             word = np.empty(0, np.float32)
             words = [self.peers.trainers.isend(word, other, DONE) for other in self._others]

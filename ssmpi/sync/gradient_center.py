@@ -17,7 +17,9 @@ from ssmpi.sync.pulls import PullMirrors
 
 
 class GradientCenter(Center):
-    """Steps by every push. ``optimizer(weights)`` makes the step of a shard, with state of its own."""
+    """Takes an optimizer step for every push. ``optimizer(weights)`` makes the optimizer of a shard, with its own
+    state.
+    """
 
     def __init__(self, optimizer: MakeStep, options: RoundOptions, service: Service, memory: RankMemory) -> None:
         super().__init__(options.fragments, service, memory, shared=False)
@@ -30,10 +32,10 @@ class GradientCenter(Center):
         optimizer(np.empty(0, np.float32))(np.empty(0, np.float32), 0.0)  # compiles now, not in the first round
 
     def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
-        """As the base class; also tells how many pushes there were."""
+        """As the base class; also answers how many pushes were applied."""
         kind, thread = divmod(tag, THREADS)
         if not self.shards:
-            super().handle(source, tag, payload)  # comes again
+            super().handle(source, tag, payload)  # deferred until START
         elif kind == APPLIED:
             buffer = self._service.buffer(COUNT)
             self._applied.answer(source, buffer)
@@ -47,14 +49,14 @@ class GradientCenter(Center):
         reply[:] = self.shards[fragment]
 
     def answer(self, fragment: int, client: tuple[int, int], payload: np.ndarray) -> np.ndarray:
-        """The same; or what this client is told of them."""
+        """The same; with a pull codec, a payload of what this client lacks."""
         if self._mirrors is None:
             return super().answer(fragment, client, payload)
         self._step(fragment, client, payload.view(np.float32))
         return self.buffer_of(self._mirrors.answer(client, fragment, self.shards[fragment]))
 
     def fetched(self, fragment: int, client: tuple[int, int]) -> None:
-        """It holds all of it now."""
+        """The client now holds the whole shard."""
         if self._mirrors is not None:
             self._mirrors.fetched(client, fragment, self.shards[fragment])
 
@@ -67,11 +69,11 @@ class GradientCenter(Center):
         self._applied.by_client[client[0]] += 1
 
     def state(self, fragment: int) -> np.ndarray:
-        """What the optimizer remembers of this shard."""
+        """The optimizer state of this shard."""
         return self._steps[fragment].state
 
     def start(self, fragment: int, values: np.ndarray) -> None:
-        """With an optimizer that remembers nothing, and clients that hold nothing of it."""
+        """Also reset the optimizer state and the clients' mirrors."""
         if self._steps:
             self._steps[fragment].state[:] = self._optimizer(values).state
         if self._mirrors:
@@ -79,7 +81,7 @@ class GradientCenter(Center):
         super().start(fragment, values)
 
     def allocate(self) -> None:
-        """Also what the optimizer remembers of each shard, and the count of pushes."""
+        """Also the optimizer state of each shard, and the count of pushes."""
         super().allocate()
         self._applied = AppliedPushes(self._own, self._service.size)
         self._steps = [self._optimizer(shard) for shard in self.shards]

@@ -2,9 +2,10 @@
 memory and wakes nobody. Leaders of several hosts meet in an all-reduce between two such passes, so a host counts once
 on the network.
 
-Every trainer says on a board that its host shares when it begins and ends a part of the run. A round waits until all
-members have begun, as an all-reduce among trainers would: what a member restores, restarts or saves at rest is its own.
-The leader runs rounds for the others until all have ended; those that have ended follow the mean without weight in it.
+Every trainer records on a board in shared memory when it begins and ends a part of the run. A round waits until all
+members have begun, as an all-reduce among trainers would, so a member can restore, restart or save its replica
+undisturbed while training is paused. The leader runs rounds for the others until all have ended; those that have ended
+follow the mean with weight 0.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from ssmpi.sync.in_place import Replicas, average
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
-CLOSED, TALLY = 0, slice(1, 4)  # on the board: the last part the leader has closed; rounds, their seconds, staleness
+CLOSED, TALLY = 0, slice(1, 4)  # on the board: the last part that the leader closed; rounds, their seconds, staleness
 OF_MEMBERS = 4  # from here on, float64 (3, members): the last part each has begun and ended, its divergence
 
 
 @njit(cache=True, nogil=True)
 def take_snapshot(weights: np.ndarray, snapshot: np.ndarray, total: np.ndarray, counts: bool) -> None:
-    """snapshot = weights, all float32 (n,); and total += snapshot, if it ``counts``."""
+    """snapshot = weights, all float32 (n,); and total += snapshot if ``counts``."""
     for i in range(weights.shape[0]):
         snapshot[i] = weights[i]
         if counts:
@@ -86,7 +87,7 @@ class HostGroup:
 
     @property
     def alone(self) -> bool:
-        """Whether all trainers of the job are in this group, so that its mean is that of all."""
+        """Whether all trainers of the job are in this group, so that its mean is the global one."""
         return self.size == self._trainers.size
 
     @property
@@ -110,14 +111,14 @@ class HostGroup:
         self._board[CLOSED] = self._part
 
     def wait_for_leader(self) -> None:
-        """Wait until the leader has closed this part, however long the others train: a rank that dies ends the job."""
+        """Wait, without a time limit, until the leader has closed this part: a rank that dies ends the job anyway."""
         pause = Backoff(SUPERVISOR)
         while self._board[CLOSED] < self._part:
             pause.nap()
 
     def snapshot(self, part: slice, total: np.ndarray, *, everyone: bool) -> int:
-        """Take snapshots of a fragment of all replicas; ``total`` becomes the sum of those that still train, or of all.
-        Returns how many those are.
+        """Take snapshots of a fragment of all replicas; ``total`` becomes the sum of those that still train, or of all
+        with ``everyone``. Returns their number.
         """
         total[:], count = 0.0, 0
         for member, (replica, snapshot) in enumerate(zip(self._replicas, self._snapshots, strict=True)):
@@ -131,7 +132,7 @@ class HostGroup:
         return [(w[part], s[part]) for w, s in zip(self._replicas, self._snapshots, strict=True)]
 
     def share(self, memory: Memory, values: np.ndarray) -> np.ndarray:
-        """The leader's ``values`` in its ``memory``, which its whole group sees. Every trainer calls."""
+        """The leader's ``values`` in its ``memory``, mapped by its whole group. Every trainer calls it."""
         mine = placed(memory, values) if self.leads else None
         addresses = self._trainers.gather(memory.address)
         if mine is not None:
@@ -140,10 +141,9 @@ class HostGroup:
 
 
 def form(trainers: Conversation, weights: np.ndarray, host: str, memory: Memory) -> HostGroup | None:
-    """The group of this trainer, whose replica lies in ``memory`` of ``host``; None if all would be alone in theirs.
-
-    Every trainer calls. One that is asked for messages (``PrivateMemory`` memory) is alone; where the members of a host
-    cannot map each other's memory, all of that host are.
+    """The group of this trainer, whose replica lies in ``memory`` on ``host``; None if every group would have one
+    member. Every trainer calls it. A trainer configured for messages (``PrivateMemory``) gets a group of its own, as do
+    all trainers of a host whose members cannot map each other's memory.
     """
     found = trainers.gather((host, memory.address))
     members = [rank for rank, (other, address) in enumerate(found) if address and other == host]
@@ -172,5 +172,5 @@ def form(trainers: Conversation, weights: np.ndarray, host: str, memory: Memory)
 
 def _empty_board(members: int) -> np.ndarray:
     board = np.zeros(OF_MEMBERS + 3 * members)
-    board[-members:] = np.nan  # nobody has measured a divergence
+    board[-members:] = np.nan  # no divergence measured yet
     return board

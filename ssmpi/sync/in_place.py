@@ -1,5 +1,5 @@
-"""Replicas of one host averaged in one pass over them, block by block: what a block needs stays in the cache between
-reading it and writing it back. Sums run in the order of the replicas, as those of messages do.
+"""Averages the replicas of one host in one pass, block by block, so that a block stays in the cache between reading it
+and writing it back. Sums are taken in the order of the replicas, as with messages.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from numba.extending import intrinsic
 
 from ssmpi.core.cache_lines import ask_to_write
 
-BLOCK = 256  # floats: larger ones of several vectors, which begin at pages, drive each other out of the first cache
+BLOCK = 256  # floats: larger blocks of several page-aligned vectors evict each other from the first-level cache
 LINE = 16  # floats of a cache line
-AHEAD = 2 * BLOCK  # floats between what is worked on and what is asked for
-compiled = njit(cache=True, nogil=True, error_model="numpy")  # else the check of a divisor slows its loop
+AHEAD = 2 * BLOCK  # floats between processing and prefetching
+compiled = njit(cache=True, nogil=True, error_model="numpy")  # otherwise the check for a zero divisor slows the loop
 
 
 @intrinsic
@@ -30,12 +30,12 @@ def _floats(typing: Any, address: Any) -> Any:
 
 
 class Replicas:
-    """Live vectors, float32 (parameters,) each, as compiled code finds them, with ``room`` for a block of each and one
-    of their mean, from the beginning of a cache line.
+    """Live vectors, float32 (parameters,) each, for compiled code, with a cache-aligned buffer ``room`` for a block of
+    each and of their mean.
     """
 
     def __init__(self, vectors: list[np.ndarray]) -> None:
-        self._vectors = vectors  # for as long as the addresses are used
+        self._vectors = vectors  # keeps them alive while their addresses are used
         self.addresses = np.array([vector.ctypes.data for vector in vectors], np.uint64)
         size = (len(vectors) + 1) * BLOCK
         room = np.empty(size + LINE, np.float32)
@@ -45,11 +45,11 @@ class Replicas:
 
 @compiled
 def take_mean(addresses: np.ndarray, counts: np.ndarray, start: int, size: int, room: np.ndarray) -> None:
-    """The first rows of ``room`` become ``size`` floats of each replica from ``start`` on, its last one the mean of
-    those that count, bool (replicas,); one at least does.
+    """Copy ``size`` floats of each replica from ``start`` on into the first rows of ``room``, and their mean into its
+    last one, over the replicas that count, bool (replicas,), at least one.
 
-    Their workers have the lines of the replicas in caches of their own. Fetched to be read and then again to be written
-    they come twice, so they are asked for to be written, two blocks ahead.
+    The replicas' cache lines are in their workers' caches. Reading and then writing a line would transfer it twice, so
+    lines are prefetched for writing, two blocks ahead.
     """
     for k in range(addresses.shape[0]):
         for i in range(start + AHEAD, start + AHEAD + size, LINE):
@@ -88,7 +88,7 @@ def move(
 def average(
     addresses: np.ndarray, counts: np.ndarray, part: tuple[int, int], room: np.ndarray, alpha: float, difference: bool
 ) -> None:
-    """Move a part of every replica, from the first to before the second, towards the mean of those that count."""
+    """Move a ``part`` (start, stop) of every replica towards the mean of those that count."""
     block = room.shape[1]
     for start in range(part[0], part[1], block):
         size = min(block, part[1] - start)

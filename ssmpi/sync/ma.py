@@ -26,7 +26,7 @@ from ssmpi.sync.average import Average, reduced_bytes
 from ssmpi.sync.base import Synchronizer, divergence
 from ssmpi.sync.in_place import Replicas, average
 from ssmpi.sync.mean_mirrors import PASSES, MeanMirrors, sent_bytes
-from ssmpi.sync.mirrors import only_by_difference
+from ssmpi.sync.mirrors import merge_error
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.owners import Owners
 from ssmpi.sync.peers import Peers
@@ -61,17 +61,19 @@ class MA(Synchronizer):
             pending = peers.local.memory.array("pending", weights.shape, np.float32)
             mirrors = MeanMirrors(options, peers.local.replica.layers, place, pending)
             self._owners = Owners(peers.trainers, peers.waiting, mirrors)
-        self._all_ended = False  # on all hosts; every leader learns it in the same round
+        self._all_ended = False  # on all hosts; every leader sees it in the same round
 
     @classmethod
     def codec_error(cls, options: RoundOptions) -> str:
-        """Mirrors move as what they mirror does, and interpolating moves a replica by more than all know."""
-        return cls.no_codec or only_by_difference(options)
+        """Mirrors follow the moves of what they mirror, but interpolation moves a replica by an amount that the others
+        do not know.
+        """
+        return cls.no_codec or merge_error(options)
 
     @classmethod
     def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """An all-reduce of each fragment, among the hosts where one trainer averages those of its host; with a codec
-        payloads to the owners of shards and from them.
+        """An all-reduce of each fragment, among hosts if one trainer averages those of its host; with a codec, payloads
+        to and from the owners of shards.
         """
         if options.codec != DENSE:
             return {Link.TRAINERS: sent_bytes(options, parameters, topology.trainers)}
@@ -80,7 +82,7 @@ class MA(Synchronizer):
 
     @classmethod
     def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
-        """Of mirrors of the own replica and the own shard of the mean, and of moving all."""
+        """The time of the mirrors of the own replica and of the own shard of the mean, and of moving all of them."""
         if options.codec == DENSE or topology.trainers == 1:
             return 0.0
         cost, share = codec_of(options)[0].nanoseconds, 1 / topology.trainers
@@ -88,14 +90,14 @@ class MA(Synchronizer):
 
     @classmethod
     def kept_vectors(cls, options: RoundOptions, threads: int) -> int:
-        """With a codec what the mean has not told."""
+        """With a codec, the pending part of the mean."""
         return 0 if options.codec == DENSE else 1
 
     @classmethod
     def mirror_vectors(cls, options: RoundOptions, topology: Topology) -> dict[Role, int]:
-        """The own replica, the mean, what that has not told and is to tell, and of n trainers the others' replicas on
-        the own shard: 5 - 1 / n. Two payloads of the replica and of the own shard of the mean, by codec and whole:
-        2 + 2 / n. Payloads of others, and differences of a shard of replica and mean: (1 + 2 / n) of a fragment.
+        """The own replica, the mean, its pending part and its target, and for n trainers the others' replicas on the
+        own shard: 5 - 1 / n. Two payloads each, encoded and dense, of the replica and of the own shard of the mean: 2 +
+        2 / n. Payloads of others, and differences of a shard of replica and mean: (1 + 2 / n) of a fragment.
         """
         if options.codec == DENSE:
             return {}
@@ -108,24 +110,24 @@ class MA(Synchronizer):
         return self.peers.trainers.size == 1
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
-        """The mean of the snapshots, and what follows from it."""
+        """The mean of the snapshots, passed through ``refer``."""
         if self._owners:
             return self._exchange_with(self._owners, snapshot, fragment, active)
         mean = self.average.of(snapshot, active)
         return None if mean is None else self.refer(mean, fragment)
 
     def _exchange_with(self, owners: Owners, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
-        """The mean as it is told; the snapshot becomes the replica as the owners know it."""
+        """The mean as mirrored; the snapshot becomes the owners' mirror of the replica."""
         if not owners.average(self.snapshot, fragment, active):
             return None
         return owners.mirrors.move(fragment, self.alpha, snapshot)
 
     def refer(self, mean: np.ndarray, fragment: int) -> np.ndarray:
-        """What replicas move towards, given their mean: here that itself."""
+        """The reference that replicas move towards, given their mean; here the mean itself."""
         return mean
 
     def move_in_place(self, replicas: Replicas, active: np.ndarray, part: slice) -> None:
-        """Move a part of all replicas of this host, and with it of all, as ``refer`` and ``merge`` would."""
+        """Move a part of all replicas of this host, which are all there are, as ``refer`` and ``merge`` would."""
         difference = self.options.merge == "difference"
         average(replicas.addresses, active, (part.start, part.stop), replicas.room, self.alpha, difference)
 
@@ -136,7 +138,7 @@ class MA(Synchronizer):
         return self.group.leads and self._step_of_group(everyone=False)
 
     def step_of_everyone(self) -> bool:
-        """One exchange in which all replicas count, also of those who have ended."""
+        """One exchange in which all replicas count, also those of trainers that have ended."""
         return self._step_of_group(everyone=True) if self.group else super().step()
 
     def _step_of_group(self, *, everyone: bool) -> bool:
@@ -166,7 +168,7 @@ class MA(Synchronizer):
         super().begin()
 
     def close(self) -> None:
-        """Follow the mean of those that still train, until nobody does."""
+        """Follow the mean of the trainers that still train, until none does."""
         self.end()
         if self.group and not self.group.leads:
             self.group.wait_for_leader()
@@ -178,7 +180,9 @@ class MA(Synchronizer):
             self.group.close()
 
     def conclude(self) -> None:
-        """What is left to do for an algorithm once nobody trains: here, with a codec, to tell what was not told."""
+        """A hook for algorithms, called once no trainer trains any more; here, with a codec, it sends the pending part
+        of the mean.
+        """
         if self._owners:
             self.weights += np.float32(self.alpha) * self._owners.pending()
             self._owners.mirrors.begin()

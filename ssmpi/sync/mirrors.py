@@ -1,4 +1,4 @@
-"""Vectors that others hold in shards, kept so by codecs: see ``compress.mirror``."""
+"""Mirrors of vectors that are split into shards: see ``compress.mirror``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.pushes import Encoders, Shards, codec_of
 
 
-class ToldShards:
-    """Some shards of a vector, by fragment, which others are told of; ``copy`` float32 (parameters,) is what they hold.
-    The first time each fragment is told whole.
+class MirroredShards:
+    """Some shards of a vector, by fragment, that other ranks mirror; ``copy`` float32 (parameters,) is what these hold.
+    The first payloads of each fragment are dense.
     """
 
     def __init__(
@@ -33,11 +33,13 @@ class ToldShards:
         )  # fmt: skip
 
     def begin(self) -> None:
-        """The next time each fragment is told whole."""
+        """Make the next payloads of each fragment dense."""
         self._begun.clear()
 
-    def tell(self, vector: np.ndarray, fragment: int, traffic: Traffic) -> list[np.ndarray]:
-        """A payload for each shard of a fragment of ``vector`` float32 (parameters,), valid until the next."""
+    def encode(self, vector: np.ndarray, fragment: int, traffic: Traffic) -> list[np.ndarray]:
+        """Encode each shard of a fragment of ``vector`` float32 (parameters,); payloads are valid until the next
+        call.
+        """
         mirrors = (self._some if fragment in self._begun else self._whole)[fragment]
         self._begun.add(fragment)
         payloads = [mirror.send(vector[part]) for mirror, part in zip(mirrors, self._shards[fragment], strict=True)]
@@ -47,22 +49,22 @@ class ToldShards:
 
 
 def seed_of(*numbers: int) -> int:
-    """A codec's, of its own for every client, server and fragment that these number."""
+    """A codec's seed, different for every client, server and fragment."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def whole_codec(size: int) -> Codec:
-    """All of a vector of so many entries."""
+    """A dense codec for a vector of ``size`` entries."""
     return compress.make(DENSE, CodecOptions(), size)
 
 
 def expected_bytes(options: RoundOptions, shards: Shards) -> float:
-    """Payloads of all shards of every fragment, at the density asked for."""
+    """Payload bytes of all shards of every fragment, at the configured density."""
     kind, own = codec_of(options)
     return sum(kind.expected_bytes(own, part.stop - part.start) for parts in shards for part in parts)
 
 
-def only_by_difference(options: RoundOptions) -> str:
-    """Why mirrors do not go with these settings; empty if they do."""
+def merge_error(options: RoundOptions) -> str:
+    """Why mirrors do not support these settings; empty if they do."""
     why = "moves replicas with a codec only by what both ends know: set sync.merge = 'difference'"
     return why if options.merge != "difference" else ""

@@ -1,5 +1,5 @@
-"""No synchronization, every trainer keeps to itself: Local SGD that never averages. The ceiling of throughput, and for
-one trainer the exact anchor.
+"""No synchronization: Local SGD that never averages. The upper bound of throughput, and for one trainer the exact
+reference.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
-DENSE = "dense"  # the codec of those that have none
+DENSE = "dense"  # the setting for no codec
 
 
 @dataclass(frozen=True)
 class RoundOptions:
-    """What ``ssmpi.sync`` composes with the algorithms' own sections; it says there what each means."""
+    """The common fields of ``[sync]``; ``ssmpi.sync`` adds the algorithms' sections and documents each field."""
 
     algorithm: str = "ma"
     pace: str = "shadow"
@@ -33,7 +33,7 @@ class RoundOptions:
 
     @property
     def by_thread(self) -> bool:
-        """Whether each worker thread runs rounds of its own, with an algorithm whose threads may do so."""
+        """Whether each worker thread runs its own rounds, if the algorithm supports that."""
         return self.pace == "fixed_rate" and self.by == "thread"
 
     def own(self, section: type[T]) -> T:

@@ -1,4 +1,4 @@
-"""Trainers who own a shard each, and tell each other of all shards by codecs: see ``mean_mirrors``."""
+"""Exchanges among trainers that own a shard each: see ``mean_mirrors``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TELL, ANSWER, PENDING = range(3)  # tags
 
 
 class Owners:
-    """All trainers of a conversation; ``mirrors`` are this one's. A message to an owner is whether the sender still
-    trains, as a float32, and a payload; one from an owner is a payload.
+    """All trainers of a conversation; ``mirrors`` are this one's. A message to an owner is float32 1 if the sender
+    still trains, else 0, then a payload; a message from an owner is a payload.
     """
 
     def __init__(self, trainers: Conversation, waiting: WaitOptions, mirrors: MeanMirrors) -> None:
@@ -29,12 +29,12 @@ class Owners:
         self._others = [(trainers.rank + k) % trainers.size for k in range(1, trainers.size)]
 
     def average(self, snapshot: np.ndarray, fragment: int, active: bool) -> bool:
-        """Tell a fragment of ``snapshot`` float32 (parameters,) and learn of the mean of those that train, all by the
-        mirrors; False, and no mean, where nobody does. All trainers call.
+        """Send a fragment of ``snapshot`` float32 (parameters,) and receive the mean of the active trainers, both
+        through the mirrors; False, and no mean, if none is active. Every trainer calls it.
         """
         mirrors, traffic = self.mirrors, self._trainers.meter.traffic
         payloads, weight = (
-            mirrors.replica.tell(snapshot, fragment, traffic),
+            mirrors.replica.encode(snapshot, fragment, traffic),
             np.array([active], np.float32).view(np.uint8),
         )
         self._swap([np.concatenate([weight, payload]) for payload in payloads], TELL)
@@ -51,18 +51,18 @@ class Owners:
         return True
 
     def pending(self) -> np.ndarray:
-        """What the mean had not told, float32 (parameters,), and now has. All trainers call."""
+        """The pending part of the mean, float32 (parameters,), gathered from all owners. Every trainer calls it."""
         found = self.mirrors.pending
         for parts in self.mirrors.shards:
             self._swap([found[parts[self._trainers.rank]]] * self._trainers.size, PENDING)
             for other in self._others:
                 found[parts[other]] = self._rooms[other].view(np.float32)[: parts[other].stop - parts[other].start]
-        told = found.copy()
+        pending = found.copy()
         found[:] = 0.0
-        return told
+        return pending
 
     def _swap(self, messages: Sequence[np.ndarray], tag: int) -> None:
-        """Send every other trainer its message and receive one of each into its room."""
+        """Send every other trainer its message and receive one from each."""
         own = self._trainers
         requests = [own.irecv_some(self._rooms[other], other, tag) for other in self._others]
         requests += [own.isend(messages[other], other, tag) for other in self._others]

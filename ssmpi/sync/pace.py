@@ -1,5 +1,5 @@
-"""When rounds run: on a shadow thread beside training, or at a fixed rate inside it. The algorithms know
-nothing of it.
+"""When rounds run: on a shadow thread in the background, or at a fixed rate in the training loop. The algorithms do not
+know which.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ StartThread = Callable[..., threading.Thread]  # (name, body, *arguments): begin
 
 
 class Pace(Protocol):
-    """What the training loop and its owner say to a pace."""
+    """What the training loop and the trainer call on a pace."""
 
     def begin(self) -> None:
         """A part of the run starts: worker threads are about to train."""
@@ -27,25 +27,24 @@ class Pace(Protocol):
         """A worker thread has finished an iteration."""
 
     def thread_done(self, thread: int) -> None:
-        """A worker thread has no more data in this part."""
+        """A worker thread has no more data in this part of the run."""
 
     def end(self) -> None:
         """All worker threads of this trainer are done: take part until all trainers are."""
 
     def optimizer(self, own: DenseStep) -> DenseStep:
-        """What a worker thread steps with, who would otherwise do so with ``own``."""
+        """The optimizer for a worker thread, whose default is ``own``."""
         return own
 
 
 class Shadow(Pace):
-    """Rounds back to back on a thread of its own (ShadowSync): training never waits for them.
-
-    After a round the thread rests until it has used at most ``cpu_share`` of a core (but no longer than a second), so
-    that on a full node it does not take what the workers need. ``start`` begins a guarded thread.
+    """Rounds back to back on a background thread (ShadowSync): training never waits for them. After a round the thread
+    sleeps until it has used at most ``cpu_share`` of a core (for at most a second), so that on a fully used node it
+    does not compete with the workers. ``start`` starts a guarded thread.
     """
 
     LONGEST_REST = 1.0
-    LONGEST_NAP = 0.005  # in a rest after this trainer's end, when others of its host may end too
+    LONGEST_NAP = 0.005  # of a sleep after this trainer's end, when others on its host may end too
 
     def __init__(self, synchronizers: list[Synchronizer], cpu_share: float, start: StartThread) -> None:
         self._synchronizer, self._start = synchronizers[0], start
@@ -60,10 +59,10 @@ class Shadow(Pace):
         self._thread = self._start("shadow", self._run)
 
     def after_step(self, thread: int) -> None:
-        """Nothing: that is the point."""
+        """Nothing to do in the training loop."""
 
     def thread_done(self, thread: int) -> None:
-        """Nothing: the shadow goes on for the others."""
+        """Nothing: the shadow thread continues for the others."""
 
     def end(self) -> None:
         """Let the round in flight finish, answer the others until they are done, stop the thread."""
@@ -82,7 +81,7 @@ class Shadow(Pace):
         own.close()
 
     def _rest_for(self, seconds: float) -> None:
-        """Rest, at most until nobody needs rounds any more."""
+        """Sleep, at most until no trainer needs rounds any more."""
         until = time.monotonic() + seconds
         if self._finished.wait(seconds):
             while self._synchronizer.needed and (left := until - time.monotonic()) > 0:
@@ -90,11 +89,11 @@ class Shadow(Pace):
 
 
 class EachThread(Pace):
-    """Fixed rate, every worker thread on its own count and without the others: FR-EASGD-k."""
+    """Fixed rate, every worker thread by its own count and independently of the others: FR-EASGD-k."""
 
     def __init__(self, synchronizers: list[Synchronizer], options: RoundOptions, threads: int) -> None:
         self._synchronizers, self._options = synchronizers, options
-        self._due = [Due(options) for _ in range(threads)]
+        self._due = [RoundTimer(options) for _ in range(threads)]
 
     def begin(self) -> None:
         """Start counting."""
@@ -110,7 +109,7 @@ class EachThread(Pace):
         """Nobody waits for this thread."""
 
     def end(self) -> None:
-        """The last rounds."""
+        """Run the last rounds."""
         for synchronizer in self._synchronizers:
             synchronizer.close()
 
@@ -120,7 +119,7 @@ class Together(Pace):
 
     def __init__(self, synchronizers: list[Synchronizer], options: RoundOptions, threads: int) -> None:
         self._synchronizer, self._threads = synchronizers[0], threads
-        self._due = Due(options)
+        self._due = RoundTimer(options)
         self._meeting = ThreadBarrier()
 
     def begin(self) -> None:
@@ -157,7 +156,7 @@ class NoPace(Pace):
         """Nothing to do."""
 
 
-class Led(NoPace):
+class Follower(NoPace):
     """Another trainer of this host runs the rounds of this one."""
 
     def __init__(self, synchronizer: Synchronizer) -> None:
@@ -172,7 +171,7 @@ class Led(NoPace):
         self._synchronizer.close()
 
 
-class InTheStep(NoPace):
+class InStep(NoPace):
     """The optimizer's step is the round."""
 
     def __init__(self, synchronizers: list[Synchronizer]) -> None:
@@ -183,7 +182,7 @@ class InTheStep(NoPace):
         self._synchronizer.close()
 
 
-class Due:
+class RoundTimer:
     """Counts iterations or seconds and says when a round is due."""
 
     def __init__(self, options: RoundOptions) -> None:
@@ -220,11 +219,11 @@ def make_pace(
     if synchronizers[0].idle:
         return NoPace()
     if synchronizers[0].in_the_step:
-        return InTheStep(synchronizers)
+        return InStep(synchronizers)
     if options.pace == "shadow":
         group = synchronizers[0].group
         if synchronizers[0].led:
-            return Led(synchronizers[0])
+            return Follower(synchronizers[0])
         share = (options.cpu_share or share) * (group.size if group else 1)
         return Shadow(synchronizers, min(1.0, share), start)
     if synchronizers[0].each_thread and options.by_thread:

@@ -1,4 +1,4 @@
-"""What a synchronization algorithm may use of its own trainer, and whom it talks to."""
+"""What a synchronization algorithm may use of its trainer, and the ranks it communicates with."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NoDenseModel:
 
 @dataclass
 class RowAccess:
-    """The embedding rows as this trainer reaches them: ``width`` floats each, on that many ``servers``."""
+    """How this trainer reaches embedding rows of ``width`` floats on ``servers`` servers."""
 
     transport: RowTables | None = None
     servers: int = 1
@@ -45,7 +45,7 @@ class RowAccess:
 
 @dataclass
 class ReplicaMemory:
-    """Where the live replica lies: in ``memory`` of ``host``; and where its ``layers`` end."""
+    """The ``memory`` of the live replica on ``host``, and where its ``layers`` end."""
 
     host: str = ""
     memory: Memory = field(default_factory=PrivateMemory)
@@ -54,12 +54,12 @@ class ReplicaMemory:
 
 @dataclass
 class LocalTrainer:
-    """What an algorithm may use of its own trainer; most need nothing but ``iterations``, for their figures.
+    """What an algorithm may use of its trainer; most need only ``iterations``, for their metrics.
 
-    ``iterations`` int64 (threads,) done so far; ``factor`` of the learning rates now; ``optimizer`` steps what a
-    ``thread_model`` holds. An algorithm's own arrays lie in ``memory``, so that it goes on with them after a kill.
-    What a codec has not sent is ``unsent``, with what the codec goes on with, by worker thread. ``sent`` counts pushes
-    of gradients to the sync PSs.
+    ``iterations`` int64 (threads,) done so far; ``factor`` of the learning rates now; ``optimizer`` steps a
+    ``thread_model``. An algorithm's arrays lie in ``memory``, so that they survive a kill. ``unsent`` holds, by worker
+    thread, the gradients that a codec has not sent and the codec's state. ``sent`` counts pushes of gradients to the
+    sync PSs.
     """
 
     iterations: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
@@ -75,7 +75,7 @@ class LocalTrainer:
 
 @dataclass
 class Peers:
-    """Whom a synchronizer talks to: the trainers, and the sync PSs among those of ``center``."""
+    """The ranks that a synchronizer communicates with: the trainers, and the sync PSs in ``center``."""
 
     trainers: Conversation
     center: Conversation

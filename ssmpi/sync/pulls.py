@@ -1,17 +1,16 @@
 """Pulls of weights by a codec: a sync PS keeps a mirror of what each client, a trainer or one of its threads, holds of
-its shard, and answers a push with what is furthest from there (EF21; see ``compress.mirror``).
+its shard, and answers a push with the entries that differ most from it (EF21; see ``compress.mirror``).
 
-Encoded pushes change few entries, so ``threshold:0``, which drops nothing and sends no entry that is as it was, is a
-whole pull to the last bit in few of its bytes. With any other share the client follows what it was told, so an entry
-that it has not heard of for long is as old as that, in the replica too; nothing is lost, because all that was learned
-is in the center or in what was not pushed.
+Encoded pushes change few entries, so ``threshold:0``, which sends exactly the entries that changed, equals a dense pull
+to the last bit at a fraction of its bytes. With any other share the client's copy, and with it its replica, may have
+stale entries; nothing is lost, because every update is in the center or in the pending gradients.
 
-Every client fetches the center whole when it begins, after a kill too, and a trainer's first thread also when a part of
-a run ends; both ends begin anew from there. Other threads' mirrors go on. So mirrors are neither in checkpoints nor in
-memory that outlives a process, and any number of trainers goes on. Where the center is moved to other weights, after a
-warm-up or in place of a lost one, each client's next pull is whole.
+Every client fetches the whole center when it starts, also after a kill, and a trainer's first thread also when a part
+of a run ends; both ends then restart from there. Other threads' mirrors continue. So mirrors are neither in checkpoints
+nor in memory that outlives a process, and a run can resume with any number of trainers. When the center is set to other
+weights, after a warm-up or because it was lost, each client's next pull is dense.
 
-A mirror's thresholds are those of whole shards: a sync PS knows no layers.
+A mirror has one threshold per shard: a sync PS does not know layers.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Client = tuple[int, int]  # rank and thread
 
 
 class PulledCenter:
-    """A client's end: ``center`` float32 (parameters,) as it was told."""
+    """A client's end: ``center`` float32 (parameters,) is its copy of the center."""
 
     def __init__(self, options: RoundOptions, shards: Shards, size: int) -> None:
         compress.compile_kernels(options.pull_codec)
@@ -41,13 +40,13 @@ class PulledCenter:
         self._copies = [[Copy(self.center[part]) for part in parts] for parts in shards]
 
     def receive(self, fragment: int, answers: Sequence[np.ndarray]) -> None:
-        """Take in the payload of each sync PS about a fragment."""
+        """Apply the payloads of all sync PSs for a fragment."""
         for copy, answer in zip(self._copies[fragment], answers, strict=True):
             copy.receive(answer)
 
 
 class PullMirrors:
-    """A sync PS's end, of that ``rank`` in the conversation, for all clients."""
+    """The end of the sync PS with this ``rank`` in the conversation, for all clients."""
 
     def __init__(self, options: RoundOptions, rank: int) -> None:
         self._rank, (self._kind, self._options) = rank, codec_of(options)
@@ -56,7 +55,7 @@ class PullMirrors:
         self._room = np.empty(0, np.float32)
 
     def fetched(self, client: Client, fragment: int, shard: np.ndarray) -> None:
-        """A client is sent all of its shard of a fragment, float32 (shard,), and begins anew from there."""
+        """A client fetches its whole shard of a fragment, float32 (shard,): its mirror restarts from there."""
         if (client, fragment) not in self._mirrors:
             state = np.zeros(self._kind.state_size(self._options, shard.size, ()))
             codec = self._kind(self._options, shard.size, (), state, seed_of(self._rank, *client, fragment))
@@ -66,11 +65,11 @@ class PullMirrors:
         self._mirrors[client, fragment].copy[:] = shard
 
     def started(self, fragment: int) -> None:
-        """A shard has nothing to do with what it was: whoever pulls next is told all of it."""
+        """A shard was replaced: each client's next pull of it is dense."""
         self._mirrors = {key: mirror for key, mirror in self._mirrors.items() if key[1] != fragment}
 
     def answer(self, client: Client, fragment: int, shard: np.ndarray) -> np.ndarray:
-        """What a client is told of its shard of a fragment: a payload, valid until its next."""
+        """A payload of what a client lacks of its shard of a fragment, valid until the client's next."""
         if mirror := self._mirrors.get((client, fragment)):
             return mirror.send(shard)
         self.fetched(client, fragment, shard)
@@ -85,8 +84,8 @@ def codec_of(options: RoundOptions) -> tuple[type[compress.Codec], compress.Code
 
 
 def expected_bytes(options: RoundOptions, shards: Shards, topology: Topology) -> float:
-    """Payload of a pull of every fragment from all sync PSs, at the density asked for; or of what has changed, where
-    that is less: what every thread pushes between two pulls of one.
+    """Payload of a pull of every fragment from all sync PSs, at the configured density; or of the entries that changed,
+    if that is less: those that all threads push between two pulls of one.
     """
     (kind, own), (pushing, pushed) = codec_of(options), pushes.codec_of(options)
     if kind.takes_share and pushing.takes_share:
@@ -96,8 +95,8 @@ def expected_bytes(options: RoundOptions, shards: Shards, topology: Topology) ->
 
 
 def mirror_vectors(options: RoundOptions, topology: Topology) -> dict[Role, int]:
-    """The center as each client was told, on a trainer; mirrors and payloads of all clients, and one difference, on all
-    sync PSs together.
+    """On a trainer, each client's copy of the center; on all sync PSs together, mirrors and payloads of all clients,
+    and one difference.
     """
     if options.pull_codec == DENSE:
         return {}

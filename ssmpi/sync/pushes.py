@@ -1,9 +1,8 @@
-"""What worker threads have not pushed yet, and the messages that a push is made of.
+"""Gradients that worker threads have not pushed yet, and the format of pushes.
 
-A codec takes out of a thread's account what it sends; the rest stays and is part of the next push: error feedback, of
-which the account is the memory. Each thread has its own: in the paper (Gupta et al., KDD 2021) Hogwild threads share
-one residual without locks, of which an entry may then be sent twice or get lost, and which has to be drained now and
-then.
+A codec removes what it sends from a thread's pending gradients; the rest stays for the next push: error feedback. Each
+thread has its own: in the paper (Gupta et al., KDD 2021) Hogwild threads share one residual without locks, so that an
+entry may be sent twice or get lost, and the residual must be drained now and then.
 
 A push to a sync PS is float32 ``factor`` of the learning rate and uint32 number of payloads, then the payloads, one for
 each thread that has made a step; with the codec ``dense`` it is the sum over the threads and the factor, as float32
@@ -28,29 +27,30 @@ Shards = Sequence[Sequence[slice]]  # of the vector, by fragment and sync PS
 
 
 class PendingGradients:
-    """The ``gradients`` of one worker thread that are not pushed yet, float32 (parameters,); a push of them has the
-    ``factor`` of the last step. The lock is free but for the moment of a push."""
+    """The ``gradients`` of one worker thread that are not pushed yet, float32 (parameters,); a push carries the
+    ``factor`` of the last step. The lock is contended only during a push.
+    """
 
     def __init__(self, gradients: np.ndarray, factor: float) -> None:
         self.gradients, self._lock, self.factor = gradients, threading.Lock(), factor
         self._encoded: set[int] = set()  # fragments, since the last step
 
     def add(self, gradients: np.ndarray, factor: float) -> None:
-        """Keep one step's gradients and the factor of its learning rate."""
+        """Add one step's gradients and store the factor of its learning rate."""
         with self._lock:
             self.gradients += gradients
             self.factor = factor
             self._encoded.clear()
 
     def move(self, part: slice, into: np.ndarray) -> None:
-        """Hand over what there is of one part of the vector."""
+        """Move one part of the gradients into a buffer."""
         with self._lock:
             into += self.gradients[part]
             self.gradients[part] = 0.0
 
     def encode(self, encoders: Encoders, fragment: int) -> list[np.ndarray] | None:
-        """Hand over what a codec sends of a fragment: a payload for each sync PS, valid until the next; None if there
-        was no step since the last one, so that pauses of a run change nothing.
+        """Encode a fragment: a payload for each sync PS, valid until the next; None if there was no step since the last
+        one, so that pauses change nothing.
         """
         with self._lock:
             if fragment in self._encoded:
@@ -60,8 +60,8 @@ class PendingGradients:
 
 
 class Encoders:
-    """One thread's ``codecs``, by fragment and sync PS: one for each shard. What they go on with lies in ``state``,
-    float64: how often each has encoded, and its thresholds, of the layers that end at ``borders``.
+    """One thread's ``codecs``, by fragment and sync PS: one for each shard. Their ``state``, float64, is how often each
+    has encoded, and the thresholds of its layers, which end at ``borders``.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Encoders:
         ]
 
     def take(self, vector: np.ndarray, fragment: int) -> list[np.ndarray]:
-        """A payload for each sync PS of a fragment of the vector, which keeps what is not sent."""
+        """Encode a fragment of the vector: a payload for each sync PS; the vector keeps what is not sent."""
         parts = zip(self.codecs[fragment], self._shards[fragment], strict=True)
         return [codec.take(vector[part]) for codec, part in parts]
 
@@ -103,7 +103,7 @@ def message(payloads: Sequence[np.ndarray], factor: float, traffic: Traffic) -> 
 
 
 def total(accounts: Iterable[PendingGradients], part: slice, into: np.ndarray) -> float:
-    """Hand over what all accounts have of one part of the vector, summed; the factor."""
+    """Move one part of all pending gradients, summed, into a buffer; returns the factor."""
     into[:], factor = 0.0, 1.0
     for account in accounts:
         account.move(part, into)
@@ -112,8 +112,8 @@ def total(accounts: Iterable[PendingGradients], part: slice, into: np.ndarray) -
 
 
 def read_push(message: np.ndarray, gradients: np.ndarray) -> float:
-    """Make ``gradients`` float32 (shard,) the sum of the payloads of a push, uint8; its factor. PayloadError if one is
-    damaged.
+    """Fill ``gradients`` float32 (shard,) with the sum of the payloads of a push, uint8; returns its factor.
+    PayloadError if one is damaged.
     """
     factor, number, at = float(message[:4].view(np.float32)[0]), int(message[4:HEAD].view(np.uint32)[0]), HEAD
     gradients[:] = 0.0
@@ -127,34 +127,36 @@ def read_push(message: np.ndarray, gradients: np.ndarray) -> float:
 
 
 def expected_bytes(options: RoundOptions, shards: Shards, number: int) -> float:
-    """Payload of a push of every fragment, so many accounts each, to all sync PSs, at the density asked for."""
+    """Payload of a push of every fragment of ``number`` threads' gradients to all sync PSs, at the configured
+    density.
+    """
     kind, own = codec_of(options)
     sizes = [part.stop - part.start for parts in shards for part in parts]
     return sum(HEAD + number * kind.expected_bytes(own, size) for size in sizes)
 
 
 def clients(options: RoundOptions, topology: Topology) -> int:
-    """How many of a trainer a sync PS answers: its threads, or the trainer as one."""
+    """How many clients a trainer is to a sync PS: one per thread, or one."""
     return topology.threads if options.by_thread else 1
 
 
 def accounts(options: RoundOptions, topology: Topology) -> int:
-    """How many accounts a round pushes: its thread's, or those of all threads."""
+    """How many threads' gradients a round pushes: those of one thread, or of all."""
     return topology.threads // clients(options, topology)
 
 
 def by_thread(saved: Mapping[str, np.ndarray], name: str) -> dict[int, np.ndarray]:
-    """Arrays whose names begin so, by the number that follows."""
+    """Arrays whose names start with ``name``, by the number that follows."""
     return {int(key.removeprefix(name)): values for key, values in saved.items() if key.startswith(name)}
 
 
 def take_back(residuals: Mapping[int, np.ndarray], saved: Mapping[int, np.ndarray]) -> None:
-    """Add what each thread's account held in an earlier job, to those of as many threads as there are now."""
+    """Add the residuals that an earlier job saved to those of the present threads."""
     threads = sorted(residuals)
     for thread, values in saved.items():
         residuals[threads[thread % len(threads)]] += values
 
 
 def _inside(borders: Sequence[int], part: slice) -> list[int]:
-    """Where layers end within a part of the vector, counted from its start."""
+    """The ends of layers within a part of the vector, relative to its start."""
     return [border - part.start for border in borders if part.start < border < part.stop]

@@ -1,7 +1,6 @@
-"""Row gradients of all trainers become one update a row: the sparse half of a synchronous step.
-
-Every row has one trainer that updates it in this step, whoever looked it up. It sums what all trainers have for it, in
-their order, so each row gets one update whatever its optimizer, and the order in which messages arrive changes no bit.
+"""The sparse half of a synchronous step: the row gradients of all trainers become one update per row. Every row has an
+owner among the trainers, which sums all trainers' gradients for it in trainer order and updates it. So each row gets
+one update, whatever its optimizer, and the result does not depend on the order of messages.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SERVER = 1 << 32  # a row's key is its PS times this plus its number there
 
 
 def row_gradient_bytes(rows: float, dim: int) -> float:
-    """Payload of the gradients of so many rows on their way to the trainers that update them."""
+    """Payload of the gradients of ``rows`` rows sent to the trainers that update them."""
     return rows * (8 + 4 * dim)
 
 
@@ -29,12 +28,12 @@ class StepAgreement(Protocol):
     """See ``Synchronous``."""
 
     def agree(self, examples: int, factor: float, counts: np.ndarray) -> tuple[float, float, np.ndarray]:
-        """Share of the examples, common factor, and how many rows go from whom to whom."""
+        """Share of the examples, common factor, and how many rows each trainer sends to each other."""
 
 
 class SummedRows:
-    """Some rows of all PSs, in the order of the PSs: as much of a lookup as an update needs. Each counts as one access
-    a step: how many examples of other trainers have looked it up nobody tells.
+    """Some rows of all PSs, in the order of the PSs: the part of a lookup that an update needs. Each counts as one
+    access per step: the accesses of other trainers are not transmitted.
     """
 
     def __init__(self, keys: np.ndarray, servers: int) -> None:
@@ -48,7 +47,7 @@ class SummedRows:
 
 
 class SynchronousRows:
-    """The face of the way to the embedding rows, for the one worker thread of a trainer."""
+    """A ``RowTransport`` for the only worker thread of a trainer."""
 
     def __init__(self, agreement: StepAgreement, peers: Peers) -> None:
         rows = peers.local.rows
@@ -72,9 +71,8 @@ class SynchronousRows:
         self._tables.collect(lookup)
 
     def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
-        """Update the rows of this step of all trainers; returns when this trainer's part of it has been applied.
-
-        The all-reduce of the dense gradients comes after it on every trainer, so nobody's next step is before.
+        """Update all trainers' rows of this step; returns once this trainer's share has been applied. The all-reduce of
+        the dense gradients follows on every trainer, so no trainer starts its next step before.
         """
         server = np.repeat(np.arange(self._servers), np.diff(lookup.starts))
         summed = lookup.summed(gradients)
@@ -82,7 +80,7 @@ class SynchronousRows:
         self._update(keys, summed, len(lookup.values), factor, thread)
 
     def follow(self) -> None:
-        """The same without a batch: rows of other trainers may be this one's to update."""
+        """The same without a batch: this trainer may own rows of the others."""
         self._update(np.empty(0, np.int64), np.empty((0, self._width), np.float32), 0, 1.0, 0)
 
     def _update(self, keys: np.ndarray, gradients: np.ndarray, examples: int, factor: float, thread: int) -> None:
@@ -100,9 +98,9 @@ class SynchronousRows:
             self._tables.drain()
 
     def _exchange(self, keys: np.ndarray, gradients: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Send each trainer the rows that are its to update; those of all trainers that are ours, in trainer order.
-
-        ``counts[i, j]`` rows go from trainer i to j; ``keys`` and ``gradients`` are in the order of their owners.
+        """Send each trainer the rows that it owns; returns the rows that this trainer owns from all trainers, in
+        trainer order. ``counts[i, j]`` rows go from trainer i to j; ``keys`` and ``gradients`` are in the order of
+        their owners.
         """
         trainers, rank = self._peers.trainers, self._peers.trainers.rank
         starts = np.concatenate([[0], np.cumsum(counts[rank])])

@@ -41,7 +41,7 @@ class SlowMo(BlockFiltered):
     """Moves towards slow weights, which take steps with momentum along what the mean has moved."""
 
     Options: ClassVar[type] = SlowMoOptions
-    in_groups = False  # the learning-rate factor of every trainer travels along
+    in_groups = False  # every trainer's learning-rate factor must be in the all-reduce
     words_beside = 2  # the weight, and that factor
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:

@@ -7,9 +7,9 @@ that each row gets one update, the sum over all trainers (see ``rows``). With ``
 with batches of b compute what one process computes with batches of n b, up to rounding: the anchor of exactness for
 everything that is faster. With prefetch the rows are one step old, as they are in every other algorithm.
 
-Before that all agree on the step: one all-reduce of n^2 + 2 float64 words, with how many rows go from each trainer to
-each other. That is 0.5 KB for 8 trainers and 32 KB for 64, small beside the dense gradients, but it grows with the
-square.
+Before each step all trainers agree on it: one all-reduce of n^2 + 2 float64 words, with how many rows go from each
+trainer to each other. That is 0.5 KB for 8 trainers and 32 KB for 64, little compared with the dense gradients, but
+quadratic.
 
 A trainer that is out of data takes part with 0 examples, until all are.
 """
@@ -70,7 +70,7 @@ class Synchronous(NoSync):
 
     @classmethod
     def topology_error(cls, topology: Topology) -> str:
-        """Threads of one replica would step one after the other."""
+        """Threads of one replica would step one after the other, not together."""
         if topology.threads == 1:
             return ""
         return (
@@ -84,7 +84,7 @@ class Synchronous(NoSync):
         return self.peers.trainers.size == 1
 
     def common(self) -> list[np.ndarray]:
-        """The replica, and what steps it."""
+        """The replica, and its optimizer state."""
         return [self.weights, *self.peers.local.optimizer.state().values()]
 
     def optimizer(self, thread: int) -> DenseStep:
@@ -96,7 +96,7 @@ class Synchronous(NoSync):
         return super().transport() if self.idle else self._rows
 
     def agree(self, examples: int, factor: float, counts: np.ndarray) -> tuple[float, float, np.ndarray]:
-        """What all trainers need to know of a step before they take it; the first thing in every step.
+        """What all trainers need to know about a step before they take it; called first in every step.
 
         ``counts`` int (trainers,) says how many rows go to whom. Returns this trainer's share of the examples, the
         learning-rate factor, a mean over all examples, and the counts of all, (trainers, trainers).
@@ -124,7 +124,7 @@ class Synchronous(NoSync):
         return True
 
     def close(self) -> None:
-        """Take the steps of the others too, so that this replica stays theirs, until nobody has examples."""
+        """Take the others' steps too, so that this replica stays equal to theirs, until no trainer has examples."""
         if self.idle:
             return
         model = self.peers.local.thread_model()
@@ -135,7 +135,7 @@ class Synchronous(NoSync):
 
 
 class SynchronousStep:
-    """The face of a dense optimizer."""
+    """The algorithm as a ``DenseStep``."""
 
     def __init__(self, synchronizer: Synchronous) -> None:
         self._synchronizer = synchronizer

@@ -1,4 +1,4 @@
-"""Where the worker threads of a trainer meet for work that one of them does for all."""
+"""A barrier for the worker threads of a trainer, at which one of them works for all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class ThreadBarrier:
-    """Worker threads stop at their next step, the last to arrive does the work, all go on."""
+    """Worker threads stop at their next step, the last to arrive does the work, then all continue."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -20,7 +20,7 @@ class ThreadBarrier:
         self._expected = threads
 
     def pause_if(self, due: Callable[[], bool], work: Callable[[], None]) -> None:
-        """Call the others if ``due``; if anybody called, wait here until the work is done."""
+        """Call all threads to the barrier if ``due``; if any thread did, wait here until the work is done."""
         with self._condition:
             self._called = due() or self._called
             if not self._called:

@@ -23,7 +23,7 @@ OVER = "warm-up over"  # a note in a trainer's memory
 
 
 class WarmUp(Pace):
-    """Lets all worker threads meet in each of the first ``steps`` steps. After that it is ``pace``."""
+    """Synchronizes all worker threads in each of the first ``steps`` steps, then delegates to ``pace``."""
 
     def __init__(self, pace: Pace, synchronizer: Synchronizer, steps: int, threads: int) -> None:
         self._pace, self._synchronizer = pace, synchronizer
@@ -33,11 +33,11 @@ class WarmUp(Pace):
         self._average, self._sum = Average(peers.trainers, peers.waiting, size), np.zeros(size, np.float32)
         self._meeting, self._came = ThreadBarrier(), 0
         self._gone: list[int] = []
-        self._twin: DenseModel = NoDenseModel()
+        self._thread_model: DenseModel = NoDenseModel()
 
     @property
     def over(self) -> bool:
-        """Whether the warm-up is over, on all trainers alike."""
+        """Whether the warm-up is over; the same on all trainers."""
         return not self._left
 
     def begin(self) -> None:
@@ -45,7 +45,7 @@ class WarmUp(Pace):
         if self.over:
             self._pace.begin()
         else:
-            self._twin = self._synchronizer.peers.local.thread_model()
+            self._thread_model = self._synchronizer.peers.local.thread_model()
             self._meeting.open(self._threads)
 
     def after_step(self, thread: int) -> None:
@@ -68,7 +68,7 @@ class WarmUp(Pace):
         self._pace.end()
 
     def optimizer(self, own: DenseStep) -> DenseStep:
-        """Steps together, then by ``own``."""
+        """Common steps first, then those of ``own``."""
         return WarmUpStep(self, own)
 
     def step(self, model: DenseModel, factor: float) -> None:
@@ -82,12 +82,12 @@ class WarmUp(Pace):
         return True
 
     def _take(self) -> None:
-        """The common step of all trainers, by the last thread that came."""
+        """The common step of all trainers, taken by the last thread to arrive."""
         mean = self._average.of(self._sum / np.float32(max(self._came, 1)), self._came)
         self._sum[:], self._came = 0.0, 0
         if mean is not None:
-            self._twin.arrays[1][:] = mean[:-1]
-            self._synchronizer.peers.local.optimizer.step(self._twin, float(mean[-1]))
+            self._thread_model.arrays[1][:] = mean[:-1]
+            self._synchronizer.peers.local.optimizer.step(self._thread_model, float(mean[-1]))
         self._left = self._left - 1 if mean is not None else 0
         if self.over:
             self._synchronizer.restart()
@@ -98,11 +98,11 @@ class WarmUp(Pace):
 
 
 class WarmUpStep:
-    """The face of a dense optimizer."""
+    """The warm-up as a ``DenseStep``."""
 
     def __init__(self, warm_up: WarmUp, own: DenseStep) -> None:
         self._warm_up, self._own = warm_up, own
 
     def step(self, model: DenseModel, factor: float) -> None:
-        """One step, with all others or alone."""
+        """One step, common or by the own optimizer."""
         (self._own if self._warm_up.over else self._warm_up).step(model, factor)

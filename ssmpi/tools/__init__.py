@@ -1,1 +1,1 @@
-"""What the commands beside training do: plan, forecast, recovery plan, doctor, score, export, inspect."""
+"""The commands besides training: plan, forecast, recovery plan, doctor, score, export, inspect."""

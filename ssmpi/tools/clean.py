@@ -1,5 +1,5 @@
-"""``ssmpi doctor --clean``: removes what ranks have left in this host's memory when nobody could remove it any more, as
-where ``ssmpi launch`` itself was killed.
+"""``ssmpi doctor --clean``: removes memory that ranks left on this host because no process could clean up, for instance
+after ``ssmpi launch`` itself was killed.
 """
 
 from __future__ import annotations

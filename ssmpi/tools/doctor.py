@@ -45,7 +45,7 @@ def examine() -> int:
     print("\n".join(f"  {line}" for line in thread_plan(here)))
     print("\n".join(f"  {host}: {line}" for host, line in sorted(memory.items())))
     print(f"  {dense_step()}")
-    print(f"  {half_step()}")
+    print(f"  {bfloat16_step()}")
     if processor.without_bfloat16():
         print(f"  {processor.SLOW_BFLOAT16}")
     if len(here) > cores:
@@ -62,7 +62,7 @@ def examine() -> int:
 
 
 def kept_memory(folder: Path) -> str:
-    """What there is on this host for memory that outlives killed ranks."""
+    """The memory on this host that can outlive killed ranks."""
     try:
         found = memory_folder.file_system(folder)
     except OSError as error:
@@ -79,7 +79,7 @@ def kept_memory(folder: Path) -> str:
 
 
 def _size(path: Path) -> int:
-    with contextlib.suppress(OSError):  # its run has removed it meanwhile
+    with contextlib.suppress(OSError):  # its run may remove it meanwhile
         return path.stat().st_size
     return 0
 
@@ -89,7 +89,7 @@ def _gb(size: float) -> str:
 
 
 def group_by_advice(remarks: list[tuple[str, list[str]]]) -> list[str]:
-    """Advice for the ranks: each piece once, with the ranks it is for unless it is for all of them."""
+    """Advice for the ranks, without repetition: each piece names its ranks unless it applies to all."""
     ranks: dict[tuple[str, ...], list[int]] = {}
     for rank, (_, lines) in enumerate(remarks):
         ranks.setdefault(tuple(lines), []).append(rank)
@@ -128,8 +128,8 @@ def dense_step() -> str:
     )
 
 
-def half_step() -> str:
-    """How this host computes the step with products in bfloat16."""
+def bfloat16_step() -> str:
+    """How this host computes the bfloat16 step."""
     from ssmpi.model import blas, brgemm  # as above
 
     if blas.sgemm() and brgemm.kernels("bf16"):
@@ -144,8 +144,10 @@ def half_step() -> str:
     )
 
 
-def half_problems() -> list[str]:
-    """Whether a compiled bfloat16 step is far from the float32 one: the kernels are made for this very processor."""
+def bfloat16_problems() -> list[str]:
+    """Problems of the compiled bfloat16 step, compared with the float32 one: its kernels are generated for this
+    processor.
+    """
     from ssmpi.model import blas, brgemm
     from ssmpi.model.network import Inputs
     from ssmpi.model.options import ModelOptions
@@ -196,7 +198,7 @@ def self_test(job: Job) -> list[str]:
     step = options.rate / (np.sqrt(options.initial_state + 1.0) + options.epsilon)
     if not np.allclose(arena.weights[7], before - step, atol=1e-6):
         problems.append("the compiled row-wise Adagrad gives wrong results")
-    problems += half_problems()
+    problems += bfloat16_problems()
     matrix = np.ones((512, 512), np.float32)
     began, products = time.monotonic(), 0
     while time.monotonic() - began < 0.5:

@@ -2,8 +2,8 @@
 
 emb_l.{feature}.weight   (rows, dim)      bot_l.{0,2,...}.weight, .bias      top_l.{0,2,...}.weight, .bias
 
-What other networks than DLRM have besides keeps its name (``ssmpi plan`` prints it); the first-order weights of their
-tables are ``first_l.{feature}.weight`` (rows, 1).
+Further parameters of other networks keep their names (``ssmpi plan`` prints them); first-order weights of tables are
+``first_l.{feature}.weight`` (rows, 1).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def export(run: Path, kind: str, file: Path | None) -> int:
     target = file or run / EXPORTS[kind]
     atomic_file.check_replaceable(target, re.compile(rb"PK\x03\x04|.{8}\{", re.DOTALL))  # torch, safetensors
     with atomic_file.whole(target) as beside:
-        model_files.check_alone(folder)
+        model_files.check_in_one_process(folder)
         config = saved_network.of_model(load(run / RUN_FILE), folder)
         arrays = state_dict(config, folder)
         FORMATS[kind](arrays, beside)

@@ -44,8 +44,8 @@ def forecast(config: Config, step: float, links: LinkSpeeds) -> Forecast:
 
 
 def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None, float]:
-    """What the partner gets and sends in a round of one fragment, of so many messages for the whole vector, None each
-    where there is no codec, and what that takes of the processors. Trainers are at least two.
+    """The bytes that the partner receives and sends in a round of one fragment, given the ``messages`` of a round over
+    the whole vector, None each without a codec; and the codec's processor seconds. Assumes at least two trainers.
     """
     sync, parameters, kind = config.sync, dense_parameters(config), ALGORITHMS[config.sync.algorithm]
     if sync.codec == sync.pull_codec == DENSE:
@@ -60,12 +60,14 @@ def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None
 
 
 def iteration_bytes(rows: Sequence[float], width: int) -> float:
-    """To the busiest embedding PS: row numbers to pull; factor, row numbers and gradients to push. Less goes back."""
+    """Bytes to the busiest embedding PS: row numbers to pull; factor, row numbers and gradients to push. Less comes
+    back.
+    """
     return 4 * max(rows) + wire.pushed_bytes(1, max(rows), width)
 
 
 def describe(config: Config, step: float, links: LinkSpeeds, counts: Sequence[int]) -> str:
-    """The arithmetic, the part that is full first, and a line for each number of trainers."""
+    """The arithmetic, the first bottleneck, and a line for each number of trainers."""
     require(bool(counts) and min(counts) >= 1, f"--trainers must list positive numbers, got {list(counts)}")
     found = forecast(config, step, links)
     lines = ["prediction, from the given step and links (no queues, no latency):", *arithmetic(found)]
@@ -112,7 +114,7 @@ def arithmetic(found: Forecast) -> list[str]:
 
 
 def first_full(found: Forecast) -> list[str]:
-    """The number of trainers that fills each kind of server link, and whether that costs examples per second."""
+    """The number of trainers that saturates each kind of server link, and whether that limits examples per second."""
     one = found.trainer_eps(1 if found.rounds.partner != ALL_TRAINERS else 2)
     room = {name: most / one for name, most in found.link_capacity.items() if math.isfinite(most)}
     beside = math.isfinite(found.round_capacity) and not found.rounds.period

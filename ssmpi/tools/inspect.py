@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ssmpi.checkpoint import store, ways_on
+from ssmpi.checkpoint import remedies, store
 from ssmpi.checkpoint.row_records import read_rows
 from ssmpi.core import result_marker, run_files
 from ssmpi.core.errors import DataError, json_problem
@@ -33,9 +33,9 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
         lines.append(f"{path.name}: {found}")
     finished = result_marker.is_finished(run)
     if finished and run / MODEL in damaged:
-        lines.append(f"what to do about {MODEL}: {ways_on.without_model(run)}")
+        lines.append(f"what to do about {MODEL}: {remedies.for_damaged_model(run)}")
     if not finished and there and there[-1] in damaged:
-        lines.append(f"what to do about {there[-1].name}: {ways_on.after_damage(run, there[-1])}")
+        lines.append(f"what to do about {there[-1].name}: {remedies.for_damaged_checkpoint(run, there[-1])}")
     if not there:
         coming = "the run is finished" if finished else "--resume starts from the beginning"
         lines.append(f"no checkpoint: {coming}")
@@ -43,7 +43,7 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
 
 
 def rows_in(path: Path) -> tuple[str, bool]:
-    """One line about the rows that an embedding PS has saved by itself, and whether they can be read."""
+    """One line about an embedding PS's row saves, and whether they can be read."""
     try:
         found = read_rows(path)
     except DataError as error:

@@ -1,6 +1,4 @@
-"""The arithmetic of ``ssmpi plan --predict``: what a step, the rounds and the bytes of a run make of any number of
-trainers.
-"""
+"""The arithmetic of ``ssmpi plan --predict``: the rate for any number of trainers, from step time, rounds and bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from ssmpi.core.settings import require
 from ssmpi.sync import ALL_TRAINERS, SYNC_PS
 
 STEP, SYNC, EMBEDDING = "dense step", "sync PS link", "embedding PS link"
-BACK_TO_BACK = 2.0  # trainers that fill a link in both directions: each waits for its answer
+BACK_TO_BACK = 2.0  # trainers that saturate a link in both directions: each waits for its answer
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,9 @@ class Compute:
 @dataclass(frozen=True)
 class Rounds:
     """How a run synchronizes: ``bytes`` go to one partner, and as many come back; where a codec makes it fewer,
-    ``pushed`` and ``pulled``, and takes ``codec_seconds``. With ALL_TRAINERS these are an infinite number's; n of them
-    send (n - 1) / n of both, and receive as much. ``period`` is in iterations of a thread, 0 in the background. With
-    ``together`` all threads of a trainer share a round. A round moves one of ``fragments``.
+    ``pushed`` and ``pulled``, and takes ``codec_seconds``. With ALL_TRAINERS they hold for infinitely many trainers; n
+    trainers send (n - 1) / n of both, and receive as much. ``period`` is in iterations of a thread, 0 in the
+    background. With ``together`` all threads of a trainer share a round. A round moves one of ``fragments``.
     """
 
     partner: str = ""
@@ -101,8 +99,8 @@ class Forecast:
         return replace(self, links=replace(self.links, **{name: rate}))
 
     def round_bytes(self, trainers: int) -> float:
-        """What one of so many sends and receives in a round, one after the other: to the partner and back, or around
-        the ring of all trainers, where it receives while it sends.
+        """What one of ``trainers`` trainers sends and receives in sequence in a round: to the partner and back, or
+        around the ring of all trainers, where it receives while it sends.
         """
         if not self.rounds.partner or (trainers == 1 and self.rounds.partner != SYNC_PS):
             return 0.0
@@ -151,5 +149,5 @@ class Forecast:
 
 
 def ratio(speed: float, size: float) -> float:
-    """How often a link of that speed carries so many bytes, a second."""
+    """How often per second a link of this ``speed`` carries ``size`` bytes."""
     return speed / size if size else math.inf

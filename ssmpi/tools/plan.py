@@ -30,8 +30,8 @@ from ssmpi.sync.rows import row_gradient_bytes
 
 
 def describe(config: Config, where: Site | None = None, tables_file: Path | None = None) -> str:
-    """The plan as text. ``where`` adds what each node needs, TopologyError if the ranks do not fit. ``tables_file``
-    stands in for data that is not prepared yet.
+    """The plan as text. ``where`` adds what each node needs; TopologyError if the ranks do not fit. ``tables_file``
+    replaces data that is not prepared yet.
     """
     placement = placement_of(config, tables_file)
     features = features_of(config, placement, known=not tables_file)
@@ -50,7 +50,7 @@ def describe(config: Config, where: Site | None = None, tables_file: Path | None
 
 
 def features_of(config: Config, placement: Placement, *, known: bool) -> Features:
-    """Those of the data; before there is any, as many dense ones as Criteo's rows have."""
+    """The features of the data; before it is prepared, with as many dense ones as Criteo's rows have."""
     if known:
         return read_manifest(Path(config.data.folder)).features
     return Features.numbered(len(CRITEO.dense), len(placement.cardinalities))
@@ -90,7 +90,7 @@ def tables(config: Config, placement: Placement, features: Features) -> str:
 
 
 def _floats(layout: RowLayout) -> str:
-    """Of a row, and what they are where they are not a vector alone."""
+    """The floats of a row, with their meaning if they are not just a vector."""
     return f"{layout.width} ({layout.describe()})" if layout.weight else f"{layout.width}"
 
 
@@ -110,7 +110,7 @@ def memory(config: Config, placement: Placement) -> str:
             lines.append(f"  {role}: about {in_units(size)}")
     if mirrors := mirror_memory(config):
         shown = ", ".join(f"{role} {in_units(size)}" for role, size in mirrors.items())
-        lines.append(f"  of that for what others were told (codecs): {shown}")
+        lines.append(f"  of that for mirrors of codecs: {shown}")
     if kept := kept_memory(config, placement):
         shown = ", ".join(f"{role} {in_units(size)}" for role, size in kept.items() if config.topology.counts[role])
         lines.append(f"  of that in {config.recovery.memory_folder}, to outlive a kill: {shown}")
@@ -120,8 +120,8 @@ def memory(config: Config, placement: Placement) -> str:
 
 
 def memory_files(config: Config, placement: Placement, layout: NodeLayout, where: Site) -> str:
-    """What the ranks of a node keep in its memory file system, against the size that has by default: half of the
-    node's memory.
+    """What the ranks of a node keep in its memory file system, compared with that file system's default size, half of
+    the node's memory.
     """
     kept, folder, room = kept_memory(config, placement), config.recovery.memory_folder, where.node.memory_gb * 1e9 / 2
     if not kept:
@@ -139,7 +139,7 @@ def memory_files(config: Config, placement: Placement, layout: NodeLayout, where
 
 
 def traffic(config: Config, placement: Placement) -> str:
-    """Bytes on the wire per iteration of a thread and per round of a trainer; repeated ids of a batch are sent once."""
+    """Traffic per iteration of a thread and per round of a trainer; repeated ids of a batch are sent once."""
     ids = config.data.batch_size * config.network.inputs.tables
     dim, servers, n = config.rows.layout.width, placement.servers, config.topology.trainers
     lines = ["on the wire, at most:"]
@@ -182,7 +182,7 @@ def work(config: Config) -> str:
 
 
 def in_units(size: float) -> str:
-    """So many bytes, in the unit that reads best."""
+    """A number of bytes, in the most readable unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"

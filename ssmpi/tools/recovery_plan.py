@@ -11,7 +11,17 @@ from ssmpi.core.errors import SettingsError
 from ssmpi.embedding.placement import Placement
 from ssmpi.recovery.defaults import DISK_RATE, INPUTS, PS_MTBF, SAVE_RATE, estimated
 from ssmpi.recovery.explain import duration, explain, full_overhead, percent
-from ssmpi.recovery.known import AS_ROWS, AS_SAVE, DEFAULT, ESTIMATED, GIVEN, SETTING, KnownInputs, Source, known
+from ssmpi.recovery.known_inputs import (
+    AS_ROWS,
+    AS_SAVE,
+    DEFAULT,
+    ESTIMATED,
+    GIVEN,
+    SETTING,
+    KnownInputs,
+    Source,
+    collect,
+)
 from ssmpi.recovery.measured import from_settings
 from ssmpi.recovery.policy import decide, full_at
 from ssmpi.tools.plan import in_units
@@ -21,9 +31,8 @@ NODES = (8, 16, 32, 64, 128, 256, 512)
 
 
 def describe(config: Config, given: Mapping[str, float], placement: Placement) -> str:
-    """Inputs, overheads, expected PLS, break-even and decision. ``given`` are options by the names of ``INPUTS``, which
-    win over what the run file says, and that over what follows from the ``placement`` of rows; SettingsError names the
-    one that is wrong.
+    """Inputs, overheads, expected PLS, break-even and decision. ``given`` are options by the names of ``INPUTS``; they
+    override the run file, which overrides estimates from the ``placement`` of rows. SettingsError names the wrong one.
     """
     servers = config.topology.embedding_ps
     if not servers:
@@ -52,7 +61,7 @@ def describe(config: Config, given: Mapping[str, float], placement: Placement) -
 def inputs_of_plan(config: Config, given: Mapping[str, float], placement: Placement) -> KnownInputs:
     """What is known before a run."""
     size, background = placement.most_rows * config.rows.row_bytes, config.checkpoint.background
-    return known(
+    return collect(
         config.topology.embedding_ps,
         Source(ESTIMATED, estimated(size, background=background)),
         Source(SETTING, from_settings(config.recovery)),
@@ -88,7 +97,7 @@ def origin(name: str, found: KnownInputs, config: Config) -> str:
 
 
 def _mode(config: Config, decided: str) -> list[str]:
-    """What the run does, where that is not what was decided."""
+    """What the run's settings do, if that differs from the decision."""
     mode = config.recovery.mode
     if mode in ("auto", decided):
         return []

@@ -74,7 +74,7 @@ def ends(after_call):
         shards, client = own.who
         fragment = [parts[0].start for parts in shards].index(part.start)
         theirs = found.center._clients[client]
-        found.same(own.told.copy[part], theirs.replicas[fragment].copy)
+        found.same(own.replica.copy[part], theirs.replicas[fragment].copy)
         found.same(own.center[part], theirs.centers[fragment])
 
     def pulled(own, fragment, _):
@@ -113,7 +113,7 @@ KILLS = {  # what is on its way to a receiver, and what comes back
 
 @pytest.mark.parametrize("algorithm", KILLS)
 def test_both_ends_hold_the_same_whenever_they_were_killed(tmp_path, small_data, algorithm, ends, monkeypatch):
-    """And training goes on to its end, with every push that was lost on its way told."""
+    """And training continues to its end, with every push that was lost on its way told."""
     settings = TWO if algorithm == "ma" else CENTERED
     pull = (f"sync.pull_codec={SOME}",) if algorithm == "async_ps" else ()
     account, seen = lost(monkeypatch), []

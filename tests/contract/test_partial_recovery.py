@@ -37,9 +37,9 @@ from ssmpi.embedding.trackers import scope_of
 from ssmpi.report import recoveries
 from ssmpi.report.fields import FIELDS, RECOVERY
 from ssmpi.roles.evaluate import Evaluator
-from ssmpi.roles.kept_state import RunNote
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.row_saver import RowSaver
+from ssmpi.roles.surviving_state import RunNote
 from ssmpi.run import restart, run_folder
 from ssmpi.run.request import Supervised
 from ssmpi.run.resume import ResumePlan
@@ -437,9 +437,9 @@ def test_a_lost_center_is_the_mean_of_the_replicas_with_the_saved_optimizer(tmp_
 @pytest.mark.parametrize(
     ("lost", "setting", "why"),
     [
-        ("trainer-0", "recovery.mode=partial", "the first trainer's is needed to go on"),
+        ("trainer-0", "recovery.mode=partial", "the first trainer's is needed to resume"),
         ("embedding_ps-1", "recovery.mode=full", "recovery.mode = 'full'"),
-        ("embedding_ps-1", "recovery.mode=partial", "that of embedding_ps 1 cannot be made anew (the disk says no)"),
+        ("embedding_ps-1", "recovery.mode=partial", "that of embedding_ps 1 cannot be rebuilt (the disk says no)"),
     ],
 )
 def test_what_cannot_be_made_good_takes_all_ranks_back_to_the_checkpoint(

@@ -1,4 +1,4 @@
-"""``ssmpi launch`` starts a job again whose ranks were killed, and training goes on with what their memory has kept."""
+"""``ssmpi launch`` restarts a job whose ranks were killed, and training resumes from their memory."""
 
 import json
 import os

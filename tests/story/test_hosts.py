@@ -221,7 +221,7 @@ def test_without_the_first_trainers_host_all_go_back_to_the_newest_checkpoint_in
     run.until_it_goes_on(1)
     output = run.stopped()
     assert "h1 did not answer: trainer 0 goes to h4" in output
-    assert re.search(r"the memory of trainer 0 is lost .*, and the first trainer's is needed to go on: all", output)
+    assert re.search(r"the memory of trainer 0 is lost .*, and the first trainer's is needed to resume: all", output)
     result = Run(run.folder).result
     (recovery,) = result["recoveries"]
     assert (result["status"], result["restarts"], result["pls"]) == ("stopped", 1, 0)

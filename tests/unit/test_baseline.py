@@ -88,7 +88,7 @@ def test_regression_beats_the_constant(report):
 
 
 def test_settings_are_best_on_validation(prepared, report):
-    data = module.Design(prepared[0], module.read_manifest(prepared[0]))
+    data = module.DesignMatrix(prepared[0], module.read_manifest(prepared[0]))
     train, held = data.head("train", 10**6), data.head("validation", 10**6)
     assert (train.label == prepared[1]["train"][2]).all()
 
@@ -108,7 +108,7 @@ def test_descent_comes_close(prepared, report):
 
 
 def test_head_takes_the_same_share_of_every_shard(prepared):
-    data = module.Design(prepared[0], module.read_manifest(prepared[0]))
+    data = module.DesignMatrix(prepared[0], module.read_manifest(prepared[0]))
     ids = prepared[1]["train"][0]
     assert (data.head("train", 400).ids == np.concatenate([ids[:300], ids[3000:3100]])).all()
 

@@ -36,7 +36,7 @@ def test_an_unknown_option_is_answered_with_the_nearest_and_the_commands_usage(c
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (("launch", "run.toml", "--overwrite", "--resume", "run"), "--overwrite starts anew and --resume goes on: "),
+        (("launch", "run.toml", "--overwrite", "--resume", "run"), "--overwrite starts over and --resume continues: "),
         (("launch", "run"), "run: a folder, not a run file; '--resume run' resumes the run in it"),
         (("launch", "."), ".: a folder, not a run file\n"),
         (("launch", "run.toml", "--site", "run"), "run: a folder, not a site file\n"),

@@ -12,7 +12,15 @@ from ssmpi.cluster.site import Launcher
 from ssmpi.core import memory_folder
 from ssmpi.core import mpi_environment as env
 from ssmpi.model import blas, brgemm, processor, program
-from ssmpi.tools.doctor import advice, dense_step, group_by_advice, half_problems, half_step, kept_memory, thread_plan
+from ssmpi.tools.doctor import (
+    advice,
+    bfloat16_problems,
+    bfloat16_step,
+    dense_step,
+    group_by_advice,
+    kept_memory,
+    thread_plan,
+)
 
 CLONE = Path(__file__).parents[2]
 
@@ -186,20 +194,20 @@ def test_doctor_says_how_the_bfloat16_step_is_computed(bare, tmp_path):
     bare.setattr(platform, "machine", lambda: "x86_64")
     for name in brgemm.LIMITS:
         bare.delenv(name, raising=False)
-    assert half_step().startswith("bfloat16 step: compiled")
+    assert bfloat16_step().startswith("bfloat16 step: compiled")
     bare.setenv(brgemm.LIMITS[1], "AVX2")
-    assert half_step() == (
+    assert bfloat16_step() == (
         f"bfloat16 step: by torch's operators, because {brgemm.LIMITS[1]} is set; unset it for the compiled one"
     )
     bare.delenv(brgemm.LIMITS[1])
     bare.setattr(blas, "LIBRARY", tmp_path / "none")
-    assert "does not export oneDNN's kernel" in half_step()
+    assert "does not export oneDNN's kernel" in bfloat16_step()
     bare.setattr(processor, "has_bfloat16", lambda: False)
-    assert "needs an x86 processor" in half_step()
+    assert "needs an x86 processor" in bfloat16_step()
 
 
 @pytest.mark.skipif(not brgemm.kernels("bf16"), reason="this processor has no bfloat16 instructions of x86")
 def test_doctor_sees_a_bfloat16_step_that_is_wrong(monkeypatch):
-    assert half_problems() == []
+    assert bfloat16_problems() == []
     monkeypatch.setattr(program, "copies_of", lambda half, outputs, inputs: 0)  # every layer has the last one's weights
-    assert "wrong results" in half_problems()[0]
+    assert "wrong results" in bfloat16_problems()[0]

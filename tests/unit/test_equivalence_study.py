@@ -45,7 +45,7 @@ def finished(tmp_path_factory, small_data):
     """A study that was stopped before each of its first runs, and then went on to the end."""
     design = a_study(tmp_path_factory.mktemp("study"), small_data)
     for _ in range(5):
-        ledger = trials.Ledger(design)
+        ledger = trials.TrialLog(design)
         task = study.missing(design, ledger)[0]
         ledger.note(task[0], trials.run(design, *task))
     assert study.run_all(design, minutes=0) == 1
@@ -84,15 +84,15 @@ def test_the_candidate_with_the_lowest_validation_ne_is_reported(finished):
 @pytest.mark.parametrize(("pace", "stale"), [("S", 3), ("FR", 0)])
 def test_an_arm_is_the_lockstep_run_of_its_settings(finished, pace, stale):
     subject = Subject("MA", 2)
-    choice = trials.best(finished, subject, trials.Ledger(finished))
-    found = trials.Ledger(finished).find(Trial(Arm(subject, pace, 3.0), choice, 2))
+    choice = trials.best(finished, subject, trials.TrialLog(finished))
+    found = trials.TrialLog(finished).find(Trial(Arm(subject, pace, 3.0), choice, 2))
     run = LockstepRun(finished.config(subject, choice), Lockstep(3, stale, 2, 2, 2, 2, steps=6))
     run.train()
     assert found.ne["test"] == run.score("test")["ne"]
 
 
 def test_one_trainer_sees_the_rows_of_all(finished):
-    found = trials.Ledger(finished).find(Trial(Arm(Subject("one trainer", 2)), {}, 1))
+    found = trials.TrialLog(finished).find(Trial(Arm(Subject("one trainer", 2)), {}, 1))
     config = finished.config(Subject("one trainer", 2), {})
     assert (config.topology.trainers, config.sync.algorithm) == (1, "none")
     assert (config.schedule.decay_start_examples, config.schedule.decay_examples) == (1024, 512)
@@ -136,25 +136,25 @@ def test_differences_of_several_arms_are_averaged_within_a_seed(tmp_path, small_
 @pytest.mark.parametrize("change", ["study.steps=7", "settings.dense.rate=0.1", "study.decay_share=0"])
 def test_runs_of_another_design_are_not_taken_for_its_own(tmp_path, small_data, change):
     trial = Trial(Arm(Subject("MA", 2), "S", 3.0), {"sync.alpha": 0.5}, 1)
-    trials.Ledger(a_study(tmp_path, small_data)).note(trial, trials.Outcome({"test": 0.7}, 1.0, ""))
-    assert trials.Ledger(a_study(tmp_path, small_data, "study.seeds=50")).find(trial)
-    assert not trials.Ledger(a_study(tmp_path, small_data, change)).find(trial)
+    trials.TrialLog(a_study(tmp_path, small_data)).note(trial, trials.TrialResult({"test": 0.7}, 1.0, ""))
+    assert trials.TrialLog(a_study(tmp_path, small_data, "study.seeds=50")).find(trial)
+    assert not trials.TrialLog(a_study(tmp_path, small_data, change)).find(trial)
 
 
 def test_a_torn_last_line_is_run_again_and_a_damaged_one_is_named(tmp_path, small_data):
     design = a_study(tmp_path, small_data)
     first, second = (Trial(Arm(Subject("one trainer", 2)), {}, seed) for seed in (1, 2))
-    ledger = trials.Ledger(design)
+    ledger = trials.TrialLog(design)
     for trial in (first, second):
-        ledger.note(trial, trials.Outcome({"test": 0.7}, 1.0, ""))
+        ledger.note(trial, trials.TrialResult({"test": 0.7}, 1.0, ""))
     path = design.folder / trials.TRIALS
     path.write_bytes(path.read_bytes()[:-5])
-    ledger = trials.Ledger(design)
+    ledger = trials.TrialLog(design)
     assert ledger.find(first)
     assert not ledger.find(second)
     path.write_text("{}\n")
     with pytest.raises(DataError, match=r"trials.jsonl, line 1: .* remove that line"):
-        trials.Ledger(design)
+        trials.TrialLog(design)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from ranks import ssmpi
 from runs import train_over_threads
-from test_own_network import NAMED, write_own
+from test_custom_network import NAMED, write_own
 from torch import nn
 from torch.nn.functional import linear
 

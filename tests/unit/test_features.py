@@ -9,7 +9,7 @@ import pytest
 from datasets import FEW, FEW_CARDINALITIES, make_dataset
 from runs import train_over_threads, write_run_file
 
-from data_prep.check.baseline import Design
+from data_prep.check.baseline import DesignMatrix
 from data_prep.check.inspect import describe_folder
 from data_prep.check.verify import _bad_values
 from data_prep.shards.provenance import manifest_checksum
@@ -144,9 +144,11 @@ def test_the_tools_of_preparation_take_them(few):
     """Without a vocabulary too: this set was not made of raw files."""
     said = describe_folder(few)
     assert re.search(r"price +- +\d", said)
-    counts = np.bincount(np.concatenate([Design(few, read_manifest(few)).head(s, 9_999).ids[:, 3] for s in SPLITS]))
+    counts = np.bincount(
+        np.concatenate([DesignMatrix(few, read_manifest(few)).head(s, 9_999).ids[:, 3] for s in SPLITS])
+    )
     assert f"colour             9        -        -   {counts.argmax()} {counts.max() / counts.sum():.2%}, " in said
-    data = Design(few, read_manifest(few))
+    data = DesignMatrix(few, read_manifest(few))
     rows = data.head("train", 100)
     matrix = data.matrix(rows).toarray()
     assert matrix.shape == (len(rows.ids), sum(FEW_CARDINALITIES) + 3)

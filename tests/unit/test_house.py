@@ -99,5 +99,14 @@ def test_no_constructor_takes_many_values_by_position(module):
             assert len(required_fields(node)) <= MOST_PARAMETERS, node.name
 
 
+def test_no_class_name_has_two_meanings():
+    where = defaultdict(list)
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                where[node.name].append(module)
+    assert {name: modules for name, modules in where.items() if len(modules) > 1} == {}
+
+
 def test_the_story_stays_a_page():
     assert len(MODULES["ssmpi.train"].read_text(encoding="utf-8").splitlines()) <= 80

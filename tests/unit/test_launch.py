@@ -48,7 +48,7 @@ def test_every_launcher_has_a_session_folder_of_its_own_that_does_not_outlive_it
 @pytest.mark.skipif(not os.access("/proc/sys/kernel/ns_last_pid", os.W_OK), reason="only root chooses process numbers")
 def test_what_a_killed_mpirun_left_keeps_no_later_one_with_its_number_from_starting():
     """Bare mpirun with such a number ends with 213: "The PMIx server's listener thread failed to start"."""
-    line = jobs.Start().line(1, "-c", "print('started')")
+    line = jobs.LauncherCommand().line(1, "-c", "print('started')")
     chooses = 'echo $(($0 - 1)) > /proc/sys/kernel/ns_last_pid; "$@" & test $! = $0 || { wait $!; exit 3; }; wait $!'
     for number in range(30_000, 30_030):  # another program may take a number first
         left = Path(f"/tmp/ompi.{number}")

@@ -122,18 +122,21 @@ def test_both_ends_of_elastic_exchanges_hold_the_same(text):
     for step in range(STEPS):
         own, ends, fragment = trainers[step % 3 % 2], clients[step % 3 % 2], step % 2
         theirs = ends[:2] if fragment == 0 else ends[2:]
-        payloads = own.told.tell(gradient(2, step, size=3_000), fragment, traffic)
+        payloads = own.replica.encode(gradient(2, step, size=3_000), fragment, traffic)
         answers = [
             end.exchange(0, payload, center[part], 0.3)
             for end, payload, part in zip(theirs, payloads, SHARDS[fragment], strict=True)
         ]
         own.hear(answers, fragment)
         whole = slice(0, 1_501) if fragment == 0 else slice(1_501, 3_000)
-        before, was = (own.center[whole].copy(), own.told.copy[whole].copy()), np.empty((2, whole.stop - whole.start))
+        before, was = (
+            (own.center[whole].copy(), own.replica.copy[whole].copy()),
+            np.empty((2, whole.stop - whole.start)),
+        )
         own.move(whole, 0.3, *was)
         np.testing.assert_array_equal(was, before)
         for end, part in zip(ends, shards, strict=True):
-            same(end.replicas[0].copy, own.told.copy[part])
+            same(end.replicas[0].copy, own.replica.copy[part])
             same(end.centers[0], own.center[part])
 
 
@@ -161,7 +164,7 @@ def test_owners_and_trainers_hold_the_same(text):
     for step in range(STEPS // 3):
         active = [True, True, step < 8]
         for k, own in enumerate(trainers):
-            for owner, payload in enumerate(own.replica.tell(gradient(3, k, step, size=3_000), 0, traffic)):
+            for owner, payload in enumerate(own.replica.encode(gradient(3, k, step, size=3_000), 0, traffic)):
                 if owner != k:
                     trainers[owner].hear(k, payload, 0)
         for owner, own in enumerate(trainers):

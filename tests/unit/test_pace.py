@@ -109,14 +109,14 @@ def due_at(due, clock, calls, step=1.0):
 
 
 def test_every_so_many_iterations_of_a_thread_or_of_all_that_count_together(monkeypatch):
-    clock, due = Clock(monkeypatch, []), pace.Due(sync.Options(pace="fixed_rate", every_iterations=3))
+    clock, due = Clock(monkeypatch, []), pace.RoundTimer(sync.Options(pace="fixed_rate", every_iterations=3))
     assert due_at(due, clock, 10) == [3, 6, 9]
     due.begin(per=2)
     assert due_at(due, clock, 13) == [6, 12]
 
 
 def test_every_so_many_seconds_since_the_last_round(monkeypatch):
-    clock, due = Clock(monkeypatch, []), pace.Due(sync.Options(pace="fixed_rate", every_seconds=2.5))
+    clock, due = Clock(monkeypatch, []), pace.RoundTimer(sync.Options(pace="fixed_rate", every_seconds=2.5))
     assert due_at(due, clock, 10) == [3, 6, 9]
     due.begin()
     assert due_at(due, clock, 6, step=0.5) == [5]

@@ -13,8 +13,8 @@ from runs import SMALL_MODEL
 
 from ssmpi.bench.harness import data
 from ssmpi.bench.recovery import picture, recovery, render
-from ssmpi.bench.recovery.emulation import Emulation, Loss, Strategy, schedule
-from ssmpi.bench.recovery.recovery import NO_LOSS, RecoveryOptions, strategies
+from ssmpi.bench.recovery.emulation import Loss, RecoveryEmulation, SavingStrategy, schedule
+from ssmpi.bench.recovery.recovery import NO_LOSS, EmulationOptions, strategies
 from ssmpi.bench.recovery.training import Training
 from ssmpi.cli import main
 from ssmpi.config import load
@@ -46,7 +46,7 @@ def emulate(tmp_path, config):
     """The emulation after its run, and the outcome."""
 
     def run(strategy, *losses):
-        emulation = Emulation(config, GIVEN, strategy, tmp_path / f"{strategy.name}-{len(losses)}")
+        emulation = RecoveryEmulation(config, GIVEN, strategy, tmp_path / f"{strategy.name}-{len(losses)}")
         return emulation, emulation.run(list(losses))
 
     return run
@@ -64,7 +64,7 @@ def at(batch, *servers):
 
 
 def test_full_recovery_is_as_if_nothing_had_been_lost(emulate):
-    strategy = Strategy("full", GIVEN.total_seconds / 7, full=True)
+    strategy = SavingStrategy("full", GIVEN.total_seconds / 7, full=True)
     before, without = emulate(BY_NAME[NO_LOSS])
     after, outcome = emulate(strategy, at(4, 0), at(30, 1, 2), at(47, 3), at(58, 4))
     for one, other in zip(state_of(before), state_of(after), strict=True):
@@ -81,7 +81,7 @@ def test_full_recovery_is_as_if_nothing_had_been_lost(emulate):
 
 def test_a_partial_recovery_takes_the_lost_rows_back_and_nothing_else(tmp_path, config):
     """To the bit, right after it."""
-    emulation = Emulation(config, GIVEN, Strategy("vanilla", GIVEN.total_seconds / 3), tmp_path)
+    emulation = RecoveryEmulation(config, GIVEN, SavingStrategy("vanilla", GIVEN.total_seconds / 3), tmp_path)
     seen = {}
     save, lose = emulation._save, emulation._lose
 
@@ -107,7 +107,7 @@ def test_a_partial_recovery_takes_the_lost_rows_back_and_nothing_else(tmp_path, 
 
 
 def test_pls_and_updates_lost_are_those_counted_by_hand(emulate, config):
-    strategy = Strategy("vanilla", GIVEN.total_seconds / 3)  # saves after 20, 40 and 60 batches
+    strategy = SavingStrategy("vanilla", GIVEN.total_seconds / 3)  # saves after 20, 40 and 60 batches
     emulation, outcome = emulate(strategy, at(10, 0), at(30, 1, 2), at(35, 2))
     lost = 10 * 100 + 2 * (30 - 20) * 100 + (35 - 30) * 100
     assert outcome.pls == pytest.approx(lost / (6_000 * SERVERS))
@@ -128,12 +128,12 @@ def test_pls_and_updates_lost_are_those_counted_by_hand(emulate, config):
 
 
 def test_losses_that_come_together_all_count(emulate):
-    _, outcome = emulate(Strategy("vanilla", math.inf), at(30.2, 0), at(30.3, 1), at(59.8, 2), at(60, 3))
+    _, outcome = emulate(SavingStrategy("vanilla", math.inf), at(30.2, 0), at(30.3, 1), at(59.8, 2), at(60, 3))
     assert outcome.pls == pytest.approx((30 + 30 + 60 + 60) / 60 / SERVERS)
 
 
 def test_saves_that_come_together_all_count(emulate):
-    _, outcome = emulate(Strategy("full", GIVEN.total_seconds / 120, full=True), at(30.2, 0), at(30.3, 1))
+    _, outcome = emulate(SavingStrategy("full", GIVEN.total_seconds / 120, full=True), at(30.2, 0), at(30.3, 1))
     assert outcome.saving == pytest.approx(120 * 324 / (56 * HOUR))
     assert outcome.pls == outcome.lost == outcome.updates_lost == 0
 
@@ -141,8 +141,8 @@ def test_saves_that_come_together_all_count(emulate):
 @pytest.mark.parametrize("tracker", ["mfu", "scar"])
 def test_priority_with_all_rows_is_vanilla(emulate, tracker):
     losses = at(10, 0), at(30, 1, 2), at(35, 2)
-    vanilla, expected = emulate(Strategy("vanilla", GIVEN.total_seconds / 3), *losses)
-    mine, outcome = emulate(Strategy(tracker, GIVEN.total_seconds / 3, tracker, fraction=1.0), *losses)
+    vanilla, expected = emulate(SavingStrategy("vanilla", GIVEN.total_seconds / 3), *losses)
+    mine, outcome = emulate(SavingStrategy(tracker, GIVEN.total_seconds / 3, tracker, fraction=1.0), *losses)
     for one, other in zip(state_of(vanilla), state_of(mine), strict=True):
         np.testing.assert_equal(one, other)
     assert outcome.updates_lost == expected.updates_lost
@@ -153,8 +153,8 @@ def test_priority_with_all_rows_is_vanilla(emulate, tracker):
 def test_priority_loses_fewer_updates(emulate, tracker):
     """The tables are looked up by a power law; a fiftieth of the rows, fifty times as often."""
     losses = [at(30, k) for k in range(SERVERS)]
-    _, vanilla = emulate(Strategy("vanilla", GIVEN.total_seconds), *losses)
-    _, outcome = emulate(Strategy(tracker, GIVEN.total_seconds, tracker, fraction=0.02), *losses)
+    _, vanilla = emulate(SavingStrategy("vanilla", GIVEN.total_seconds), *losses)
+    _, outcome = emulate(SavingStrategy(tracker, GIVEN.total_seconds, tracker, fraction=0.02), *losses)
     assert 0 < outcome.updates_lost < 0.8 * vanilla.updates_lost
     assert 0 < outcome.coverage < 1
 
@@ -170,8 +170,8 @@ def test_where_access_is_even_ssu_loses_more_than_saving_all_rows(tmp_path, monk
     given, losses = inputs_of(2, {}), [Loss(GIVEN.total_seconds * at / 280, (k,)) for k, at in enumerate((150, 262))]
     tables = []
     for name, tracker in (("CPR-vanilla", ""), ("CPR-SSU", "ssu")):
-        strategy = Strategy(name, given.total_seconds / 7, tracker, 0.125 if tracker else 1.0)
-        outcome = Emulation(config, given, strategy, tmp_path / name).run(losses)
+        strategy = SavingStrategy(name, given.total_seconds / 7, tracker, 0.125 if tracker else 1.0)
+        outcome = RecoveryEmulation(config, given, strategy, tmp_path / name).run(losses)
         tables.append(recovery.row(strategy, given, 1, [outcome, replace(outcome, strategy=NO_LOSS)]))
     text = render.against("CPR-vanilla", tables)
     share = tables[1]["updates_lost"].mean / tables[0]["updates_lost"].mean
@@ -211,7 +211,7 @@ def test_the_example_costs_what_the_paper_says(tmp_path, small_data):
     found = {strategy.name: strategy for strategy in strategies(given)}
     losses = [Loss(k * found["full"].interval, (3,)) for k in (3.5, 15.5)]  # half an interval to train again
     cost = {
-        name: Emulation(config, given, found[name], tmp_path / name).run(losses).overhead
+        name: RecoveryEmulation(config, given, found[name], tmp_path / name).run(losses).overhead
         for name in ("full", "naive partial", "CPR-vanilla", "CPR-MFU", "CPR-SSU")
     }
     assert cost["full"] == pytest.approx(0.083, abs=0.0025)
@@ -227,7 +227,9 @@ def test_pls_is_as_expected_over_many_losses(tmp_path, config, monkeypatch):
     given, found = inputs_of(SERVERS, {"mtbf_hours": 2.0}), []
     monkeypatch.setattr(Training, "step", lambda *_: None)
     for seed in range(30):
-        emulation = Emulation(config, given, Strategy("vanilla", given.total_seconds / 3), tmp_path / str(seed))
+        emulation = RecoveryEmulation(
+            config, given, SavingStrategy("vanilla", given.total_seconds / 3), tmp_path / str(seed)
+        )
         monkeypatch.setattr(
             emulation, "_outcome", lambda *_, e=emulation: pls.pls([s.account for s in e.servers], 6_000)
         )
@@ -278,7 +280,7 @@ def test_what_makes_no_sense_is_refused(tmp_path, small_data, words, said):
     options = {"folder": tmp_path, "seeds": (1,), "at_once": 1, "only": "", "short": True, "inputs": {}, **words}
     overrides = (f"data.folder={small_data}", "topology.embedding_ps=4")
     with pytest.raises(SettingsError, match=f"^{said}"):
-        recovery.measure(RecoveryOptions(**options), None, overrides)
+        recovery.measure(EmulationOptions(**options), None, overrides)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +291,7 @@ def test_what_makes_no_sense_is_refused(tmp_path, small_data, words, said):
     ],
 )
 def test_a_run_file_that_cannot_be_emulated_is_refused(tmp_path, small_data, override, said):
-    options = RecoveryOptions(tmp_path, (1,), 1, "", True, {})
+    options = EmulationOptions(tmp_path, (1,), 1, "", True, {})
     with pytest.raises(SettingsError, match=said):
         recovery.measure(options, None, (f"data.folder={small_data}", override))
 

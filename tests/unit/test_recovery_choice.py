@@ -16,18 +16,18 @@ from ssmpi.core.topology import Topology
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
 from ssmpi.recovery import defaults
-from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Found, choose, in_short
+from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Found, choose, summary
 from ssmpi.recovery.defaults import INPUTS, estimated, inputs_of
-from ssmpi.recovery.known import AS_ROWS, AS_SAVE, DEFAULT, ESTIMATED, GIVEN, MEASURED, SETTING, Source, known
+from ssmpi.recovery.known_inputs import AS_ROWS, AS_SAVE, DEFAULT, ESTIMATED, GIVEN, MEASURED, SETTING, Source, collect
 from ssmpi.recovery.ledger import Ledger
 from ssmpi.recovery.measured import from_run, from_settings
 from ssmpi.recovery.pls import LossAccount
 from ssmpi.recovery.policy import decide
 from ssmpi.report import recoveries
 from ssmpi.roles import policy_inputs, row_saves
-from ssmpi.roles.kept_state import RUN
 from ssmpi.roles.policy_inputs import PolicyInputs
 from ssmpi.roles.row_saves import RowSaves
+from ssmpi.roles.surviving_state import RUN
 
 TOPOLOGY = Topology(trainers=2, embedding_ps=2, sync_ps=1)  # ranks 0, 1; 2, 3; 4
 PAYS = decide(inputs_of(18, {}))
@@ -63,7 +63,7 @@ def test_every_combination_of_what_is_left_is_decided_by_the_rule(mode, pays):
             assert choice.lost == tuple(rank for rank, state in enumerate(states) if state != "whole")
         assert bool(choice.why) == (choice.how != MEMORY)
         asked = choice.how == PARTIAL and mode == "auto" and {2, 3}.intersection(choice.lost)
-        assert choice.policy == (in_short(PAYS) if asked else "")
+        assert choice.policy == (summary(PAYS) if asked else "")
 
 
 def test_a_rank_may_have_been_made_anew_by_a_later_start_than_the_others():
@@ -71,7 +71,7 @@ def test_a_rank_may_have_been_made_anew_by_a_later_start_than_the_others():
     assert choose(found, (1, 1, 4, 1, 1), TOPOLOGY, RecoveryOptions(), lambda: PAYS).how == MEMORY
     choice = choose(found, (1, 1, 5, 1, 1), TOPOLOGY, RecoveryOptions(), lambda: PAYS)
     why = "the memory of embedding_ps 0 is lost (what is there is that of start 4, not 5)"
-    assert choice == (PARTIAL, (2,), why, in_short(PAYS))
+    assert choice == (PARTIAL, (2,), why, summary(PAYS))
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ def test_the_decision_is_one_plain_sentence(lost, options, policy, said):
     starts = () if 0 in lost else (1,) * 5
     choice = choose(found, starts, TOPOLOGY, RecoveryOptions(**options), lambda: policy)
     assert said in choice.why
-    assert in_short(PAYS).startswith("partial recovery costs less than full recovery: 0.482 % of the job against 8.34")
+    assert summary(PAYS).startswith("partial recovery costs less than full recovery: 0.482 % of the job against 8.34")
     alike = replace(PAYS, full=PAYS.partial)
-    assert "recovery costs as much as full recovery, 0.482 % of the job, at" in in_short(alike)
+    assert "recovery costs as much as full recovery, 0.482 % of the job, at" in summary(alike)
 
 
 def inputs(options, servers, measured):
     """Of a run whose embedding PSs have 1 GB each."""
     estimate = Source(ESTIMATED, estimated(1e9, background=True))
-    return known(servers, estimate, Source(MEASURED, measured), Source(SETTING, from_settings(options))).inputs
+    return collect(servers, estimate, Source(MEASURED, measured), Source(SETTING, from_settings(options))).inputs
 
 
 def test_measured_inputs_win_over_defaults_and_settings_over_those():
@@ -129,18 +129,18 @@ def test_each_input_is_what_is_known_best_and_says_where_it_comes_from():
     """
     estimate = Source(ESTIMATED, estimated(4e9, background=True))
     setting = Source(SETTING, {"target_pls": 0.02})
-    found = known(18, estimate, setting)
+    found = collect(18, estimate, setting)
     assert found.describe() == (
         "PLS 0.02 by the settings; O_save 8 s, O_rows 8 s, O_load 20 s estimated; T_total 56 h, T_fail 28 h,"
         " O_res 2.4 min by default"
     )
-    waits = known(18, Source(ESTIMATED, estimated(4e9, background=False)))
+    waits = collect(18, Source(ESTIMATED, estimated(4e9, background=False)))
     assert (waits.inputs.save_seconds, waits.inputs.row_save_seconds) == (20, 8)
     saved = Source(MEASURED, {"save_seconds": 3.0})
-    found = known(18, estimate, saved, setting)
+    found = collect(18, estimate, saved, setting)
     assert (found.inputs.save_seconds, found.inputs.row_save_seconds) == (3, 3)
     assert (found.origins["save_seconds"], found.origins["row_save_seconds"]) == (MEASURED, AS_SAVE)
-    found = known(18, estimate, Source(MEASURED, {"row_save_seconds": 0.5}), Source(GIVEN, {"save_seconds": 2.0}))
+    found = collect(18, estimate, Source(MEASURED, {"row_save_seconds": 0.5}), Source(GIVEN, {"save_seconds": 2.0}))
     assert (found.inputs.save_seconds, found.inputs.row_save_seconds) == (2, 0.5)
     assert [found.origins[name] for name in INPUTS] == [
         DEFAULT, DEFAULT, GIVEN, MEASURED, AS_ROWS, ESTIMATED, DEFAULT, DEFAULT,
@@ -252,7 +252,7 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
     memory.note(RUN, {"logbook": told.numbers()})
     found = policy_inputs.decision(config, memory)  # after a kill the run still does what it has decided
     assert found.mode == "partial"
-    assert "costs not less than full recovery: 6.01 % of the job against 5.67 %, too little to" in in_short(found)
+    assert "costs not less than full recovery: 6.01 % of the job against 5.67 %, too little to" in summary(found)
     assert decide(found.given).mode == "full"
     for other, kept in ((("recovery.mode=partial",), memory), ((), ProcessMemory())):
         told.saves.clear()

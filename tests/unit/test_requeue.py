@@ -101,7 +101,7 @@ def test_a_requeue_that_takes_scontrol_down_has_happened_one_that_fails_is_told(
     ("code", "before", "now", "own_words", "expected"),
     [
         (137, "", "h1 trainer 0 | the job ends: error: embedding_ps 0 was killed", 0, LOST),
-        (137, "", "h1 trainer 0 | error: no checkpoint could be saved, training goes on", 1, LOST),
+        (137, "", "h1 trainer 0 | error: no checkpoint could be saved, training continues", 1, LOST),
         (137, "h1 trainer 0 | the job ends: error: of an earlier job", "h1 trainer 0 | training starts", 1, LOST),
         (1, "", "h1 trainer 0 | the job ends: error: TypeError", 0, 1),
         (1, "", "h1 trainer 0 | training starts", 1, LOST),  # srun, when a rank was killed for its memory

@@ -12,13 +12,13 @@ from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import COUNTED, LINKS
 from ssmpi.report import metric_logger
 from ssmpi.report.metric_logger import EarlierLog
-from ssmpi.report.results import EarlierResults, Results
+from ssmpi.report.results import EarlierResults, RunResults
 from ssmpi.report.trainer_report import COUNTERS, TrainerReport
 
 
 @pytest.fixture
 def results(tmp_path):
-    return Results(tmp_path, Run(tensorboard=False), Topology(), expected=10)
+    return RunResults(tmp_path, Run(tensorboard=False), Topology(), expected=10)
 
 
 def test_a_run_that_lost_rows_is_not_complete(results, tmp_path):
@@ -35,7 +35,7 @@ def report_of(traffic):
 
 def test_traffic_adds_up_over_trainers_windows_and_jobs(tmp_path):
     """A job that goes on from another's numbers, as a checkpoint or a killed start has left them."""
-    first = Results(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=2)
+    first = RunResults(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=2)
     one, two = np.arange(len(COUNTED)) + 1.0, 100 * (np.arange(len(COUNTED)) + 1.0)
     first.logbook.gathered(0, report_of(one))
     first.logbook.window()
@@ -44,7 +44,7 @@ def test_traffic_adds_up_over_trainers_windows_and_jobs(tmp_path):
     numbers, _ = first.logbook.state()
     assert numbers["bytes"] == (tmp_path / "metrics.jsonl").stat().st_size  # not what has travelled
     earlier = EarlierResults(EarlierLog(json.loads(json.dumps(numbers)), []), {})
-    second = Results(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=1, earlier=earlier)
+    second = RunResults(tmp_path, Run(tensorboard=False), Topology(trainers=2), expected=1, earlier=earlier)
     second.logbook.gathered(1, report_of(one))
     second.finish(stopped=True)
     found = json.loads((tmp_path / "result.json").read_text())

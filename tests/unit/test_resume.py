@@ -258,7 +258,7 @@ def test_a_finished_run_with_a_damaged_model_is_no_success(tmp_path, small_data)
     resume.check_model(Alone(), run)
     damage(run / "model" / "dense.h5")
     newest = Store(run).committed()[-1]
-    again = rf"remove {run}/result\.json and resume again: the run then goes on from {newest.name}"
+    again = rf"remove {run}/result\.json and resume again: the run then resumes from {newest.name}"
     with pytest.raises(DataError, match=rf"model/dense\.h5.* This run is finished, and .*{again}"):
         resume.check_model(Alone(), run)
     assert re.search(f"\nwhat to do about model: .*{again}", inspect.describe(run, checksums=True)[0])

@@ -1,4 +1,4 @@
-"""Embedding PSs save by themselves while training goes on, which computes the same; what fails is said."""
+"""Embedding PSs save by themselves while training continues, which computes the same; what fails is said."""
 
 import json
 import math
@@ -146,7 +146,7 @@ def test_a_save_that_fails_is_said_and_all_rows_are_saved_next(saving, said, mon
         patch.setattr(disk, step, failing)
         saving.save()
     (text,) = said
-    assert "rows could not be saved, training goes on" in text
+    assert "rows could not be saved, training continues" in text
     assert "bytes needed" in text
     assert str(saving.path) in text
     assert saving.saver.news()[-1] == {"error": text}

@@ -139,7 +139,7 @@ HANGS = {
 
 @pytest.mark.parametrize("what", HANGS)
 def test_a_file_that_is_never_written_is_named_with_its_rank(what, tmp_path, small_data, monkeypatch, said):
-    """While training goes on, which can begin no other save; at the end the job does not wait for ever."""
+    """While training continues, which can begin no other save; at the end the job does not wait for ever."""
     owner, name, which, words = HANGS[what]
     over = hang(monkeypatch, owner, name, which)
     words += r" after checkpoint\.limit_seconds = 1"

@@ -89,12 +89,12 @@ def test_what_files_say_comes_back():
 
 
 def test_a_run_that_is_slower_while_a_checkpoint_is_written_says_what_that_costs(tmp_path, small_data, monkeypatch):
-    """Steps of 1 ms take 50 ms while the tables of the second checkpoint are written, which takes 5 of them."""
+    """Steps of 4 ms take 50 ms while the tables of the second checkpoint are written, which takes 5 of them."""
     steps, slow, created, forward_backward = [0], [], disk.created, ThreadModel.forward_backward
 
     def stepping(model, *arguments):
         steps[0] += 1
-        time.sleep(0.05 if slow else 0.001)
+        time.sleep(0.05 if slow else 0.004)
         return forward_backward(model, *arguments)
 
     def creating(path):

@@ -19,7 +19,7 @@ from ssmpi.bench.cluster import scenario_picture
 from ssmpi.bench.cluster.scenarios import SCENARIOS, Scenario, ordered
 from ssmpi.bench.harness import data, machine
 from ssmpi.bench.harness.emulation import Emulation
-from ssmpi.bench.harness.jobs import Jobs, Start
+from ssmpi.bench.harness.jobs import Jobs, LauncherCommand
 from ssmpi.bench.harness.limited_links import limited_hosts
 from ssmpi.bench.harness.reporting import chosen, plain, publish, say
 from ssmpi.bench.harness.results import JobResult
@@ -114,7 +114,7 @@ def measure(options: ClusterOptions, run_file: Path | None, overrides: Sequence[
 
 
 def run_file_for(options: ClusterOptions, given: Path | None, overrides: Sequence[str]) -> Path:
-    """What all jobs start from. A run file brings its data; its model and rates would have no meaning here."""
+    """The run file of all jobs. A given run file contributes only its data; model and rates are emulated."""
     target = options.folder / "cluster.toml"
     target.write_text("", encoding="utf-8")
     if given:
@@ -134,10 +134,10 @@ def expected(options: ClusterOptions, scenario: Scenario, base: Path) -> Forecas
 @contextlib.contextmanager
 def starter(
     options: ClusterOptions, visits: Sequence[tuple[Scenario, int]], base: Path
-) -> Iterator[Callable[[Scenario, int], Start]]:
+) -> Iterator[Callable[[Scenario, int], LauncherCommand]]:
     """How a visit's ranks are started. Virtual hosts are there until the block ends."""
     if not options.virtual_hosts:
-        yield lambda scenario, trainers: Start()
+        yield lambda scenario, trainers: LauncherCommand()
         return
     servers = max(scenario.servers for scenario, _ in visits)
     with limited_hosts(servers, options.folder, Path(load(base, ()).data.folder)) as hosts:
@@ -145,9 +145,9 @@ def starter(
 
 
 def visit(
-    options: ClusterOptions, scenario: Scenario, base: Path, predicted: Prediction, start: Start
+    options: ClusterOptions, scenario: Scenario, base: Path, predicted: Prediction, start: LauncherCommand
 ) -> dict[str, Any]:
-    """One job of as many trainers as were predicted for."""
+    """One job with the number of trainers of the prediction."""
     settings = scenario.overrides(predicted.trainers)
     jobs = Jobs(base, options.folder / "jobs", options.emulation(scenario), start)
     found = jobs.run(scenario.ranks(predicted.trainers), settings, options.timing)

@@ -1,5 +1,5 @@
-"""Who takes part in ``ssmpi bench cluster``: numbers of trainers, each with the algorithms, paces and servers to be
-compared.
+"""The scenarios of ``ssmpi bench cluster``: algorithms, paces and servers to compare, for several numbers of
+trainers.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SCENARIOS = (
 
 
 def ordered(scenarios: Sequence[Scenario], counts: Sequence[int]) -> list[tuple[Scenario, int]]:
-    """All visits: every scenario at a number of trainers before the next number. One trainer averages with nobody."""
+    """All visits, ordered by number of trainers. One trainer alone has no partner to average with."""
     averaging = ("ma", "bmuf")
     return [(scenario, n) for n in counts for scenario in scenarios if n > 1 or scenario.algorithm not in averaging]
 

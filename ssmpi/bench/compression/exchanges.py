@@ -1,8 +1,8 @@
-"""What whole exchanges by a codec take of the processors, at both ends, without the messages between them.
+"""Processor time of complete encoded exchanges at both ends, without the messages between them.
 
-Vectors walk, as weights do, and each turn tells where they are; all of it goes through the classes that runs use, so
-that every pass over a vector counts. The first turns, in which everything is told and thresholds are found, are not
-timed. ``ssmpi plan --predict`` goes by what this prints: ``Codec.nanoseconds`` and the algorithms' ``PASSES``.
+Vectors take random walks, like weights, and each turn sends the changes through the classes that runs use, so that
+every pass over a vector counts. The first turns, which are dense and compute thresholds, are not timed. ``ssmpi plan
+--predict`` uses these figures: ``Codec.nanoseconds`` and the algorithms' ``PASSES``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Exchange:
 
 
 def measure(codecs: Sequence[str], entries: int, rounds: int) -> list[Exchange]:
-    """Each codec's, medians over so many turns, in which codecs take turns; prints a line for each."""
+    """The costs of each codec, medians over ``rounds`` turns, with the codecs interleaved; prints a line for each."""
     turns = {text: [each(text, entries) for each in (push, mirror, elastic, mean)] for text in codecs}
     seconds: dict[str, list[list[float]]] = {text: [] for text in codecs}
     generator = np.random.default_rng(1)
@@ -106,7 +106,7 @@ def elastic(text: str, entries: int) -> Turn:
     )
 
     def exchange() -> None:
-        (payload,) = own.told.tell(replica, 0, traffic)
+        (payload,) = own.replica.encode(replica, 0, traffic)
         own.hear([client.exchange(0, payload, center, alpha)], 0)
         own.move(whole, alpha, center_was, replica_was)
 
@@ -127,7 +127,7 @@ def mean(text: str, entries: int) -> Turn:
 
     def exchange() -> None:
         for rank, own in enumerate(both):
-            both[1 - rank].hear(rank, own.replica.tell(replicas[rank], 0, traffic)[1 - rank], 0)
+            both[1 - rank].hear(rank, own.replica.encode(replicas[rank], 0, traffic)[1 - rank], 0)
         for rank, own in enumerate(both):
             both[1 - rank].learn(rank, own.answer((True, True), 0, traffic), 0)
         for rank, own in enumerate(both):

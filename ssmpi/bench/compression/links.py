@@ -1,4 +1,4 @@
-"""``ssmpi bench compression --only links``: from which link on codecs of ``async_ps`` are worth it.
+"""``ssmpi bench compression --only links``: for which links codecs of ``async_ps`` pay.
 
 Each step ends with a push and a pull, plain asynchronous SGD, so link time adds to the step. Dense computation is a
 wait, and so are links (``harness.emulation``), unless the kernel limits them (``--virtual-hosts``); ranks, messages,
@@ -19,14 +19,14 @@ from typing import Any
 
 from ssmpi.bench.harness import data, machine
 from ssmpi.bench.harness.emulation import Emulation
-from ssmpi.bench.harness.jobs import Jobs, Start
+from ssmpi.bench.harness.jobs import Jobs, LauncherCommand
 from ssmpi.bench.harness.limited_links import limited_hosts
 from ssmpi.bench.harness.reporting import plain, publish, say
 from ssmpi.bench.harness.windows import Timing
 from ssmpi.config import Config, load
 from ssmpi.core.settings import SECONDS, positive, require
 from ssmpi.run.requirements import dense_parameters
-from ssmpi.tools.codec_worth import WANTED
+from ssmpi.tools.codec_benefit import WANTED
 from ssmpi.tools.forecast import forecast
 from ssmpi.tools.link_model import LinkSpeeds
 
@@ -126,10 +126,10 @@ def run_file(options: LinkOptions, overrides: Sequence[str]) -> Path:
 
 
 @contextlib.contextmanager
-def starter(options: LinkOptions, base: Path) -> Iterator[Callable[[float], Start]]:
-    """How ranks are started that have a link of so many bytes a second to the sync PS."""
+def starter(options: LinkOptions, base: Path) -> Iterator[Callable[[float], LauncherCommand]]:
+    """How to start ranks with a link of ``rate`` bytes a second to the sync PS."""
     if not options.virtual_hosts:
-        yield lambda rate: Start()
+        yield lambda rate: LauncherCommand()
         return
     with limited_hosts(2, options.folder, Path(load(base, ()).data.folder)) as hosts:
         yield lambda rate: hosts.start(options.trainers, [None, None if math.isinf(rate) else rate])

@@ -1,8 +1,8 @@
 """``ssmpi bench compression``: what a codec costs, on one core, and how long its payloads are.
 
-Gradients are made up, with the heavy tails of real ones (Student's t of 3 degrees of freedom), anew in each turn, and
-copied over what was left before; so each encode reads memory that another loop has just written. Codecs take turns.
-Nanoseconds are those of the processor, medians over the turns; a refresh, which looks for an exact threshold, apart.
+Gradients are random, with the heavy tails of real ones (Student's t with 3 degrees of freedom), new in each turn, and
+copied into place, so each encode reads memory that another loop has just written. Codecs are interleaved. Nanoseconds
+are processor time, medians over the turns; refreshes, which compute an exact threshold, are listed separately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ssmpi.core.settings import EXAMPLES, within
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class CodecCost:
     """Of a codec: nanoseconds an entry to encode, between refreshes and in one, and to decode; bytes and entries sent
     of each entry.
     """
@@ -35,7 +35,7 @@ class Cost:
     density: float
 
 
-def measure(codecs: Sequence[str], entries: int, rounds: int, out: Path | None) -> list[Cost]:
+def measure(codecs: Sequence[str], entries: int, rounds: int, out: Path | None) -> list[CodecCost]:
     """Print a line for each codec, and one for each of its ``exchanges``; all of it as JSON in ``out``. SettingsError
     for a codec that there is not.
     """
@@ -68,16 +68,16 @@ def measure(codecs: Sequence[str], entries: int, rounds: int, out: Path | None) 
     return costs
 
 
-def cost(codec: str, turns: np.ndarray, entries: int) -> Cost:
+def cost(codec: str, turns: np.ndarray, entries: int) -> CodecCost:
     """Of its turns, (turns, 4), the first of which found a threshold."""
     encode, decode, size, sent = np.median(turns[1:], axis=0) / entries
-    return Cost(
+    return CodecCost(
         codec=codec, encode_ns=1e9 * encode, refresh_ns=1e9 * turns[0, 0] / entries, decode_ns=1e9 * decode,
         bytes_an_entry=float(size), density=float(sent),
     )  # fmt: skip
 
 
-def table(costs: Sequence[Cost], entries: int, rounds: int) -> str:
+def table(costs: Sequence[CodecCost], entries: int, rounds: int) -> str:
     """One line a codec; ``times less`` is against float32."""
     head = f"{'codec':24}encode ns  refresh ns  decode ns   density  bytes an entry  times less"
     lines = [f"{entries:,} entries, medians of {rounds - 1} turns, one core; nanoseconds an entry", head]

@@ -10,7 +10,7 @@ from itertools import cycle
 import torch
 
 from ssmpi.bench.harness import plain_pytorch
-from ssmpi.bench.harness.rows import Source
+from ssmpi.bench.harness.rows import BatchSource
 from ssmpi.config import Config
 from ssmpi.model.network import DENSE, DotInteraction, Linear
 from ssmpi.model.optim import dense_optimizer
@@ -23,15 +23,15 @@ def steps_of(kind: str, config: Config) -> list[Step]:
     """A step for each thread, of the bare step or of its products (``gemm``); one of PyTorch."""
     match kind:
         case "bare step":
-            return bare_steps(config, Source(config))
+            return bare_steps(config, BatchSource(config))
         case "gemm":
             return gemm_steps(config)
         case "pytorch":
-            return [plain_pytorch.plain_step(config, Source(config))]
+            return [plain_pytorch.plain_step(config, BatchSource(config))]
     raise ValueError(f"no steps of {kind!r}")
 
 
-def bare_steps(config: Config, source: Source) -> list[Step]:
+def bare_steps(config: Config, source: BatchSource) -> list[Step]:
     """A step for each Hogwild thread: forward, backward and update on given rows. No embeddings, no messages."""
     replica = Replica(config.network, config.model.precision, config.run.seed)
     optimizer = dense_optimizer(config.dense, replica)

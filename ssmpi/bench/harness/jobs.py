@@ -34,8 +34,8 @@ QUIET = (
 
 @dataclass(frozen=True)
 class Task:
-    """What all ranks of a job are told. ``probe`` is one of ``probes.PROBES``; ``emulation`` says what is not to be
-    real; ``shares`` are the values of ``sync.cpu_share`` that the probe goes through, in as many windows each.
+    """The task of all ranks of a job. ``probe`` is one of ``probes.PROBES``; ``emulation`` says what is not to be real;
+    ``shares`` are the values of ``sync.cpu_share`` that the probe goes through, in as many windows each.
     """
 
     run_file: str
@@ -59,7 +59,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Start:
+class LauncherCommand:
     """How ranks are started: the words before mpirun, its options, variables to set. The default is for this host."""
 
     before: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Start:
     variables: Mapping[str, str] = field(default_factory=launch.environment)
 
     def line(self, ranks: int, *arguments: str) -> list[str]:
-        """The command that runs this Python with ``arguments`` on so many ranks."""
+        """The command that runs this Python with ``arguments`` on ``ranks`` ranks."""
         return [*self.before, launch.mpirun_path(), "-n", str(ranks), *self.options, *PYTHON, *arguments]
 
 
@@ -81,7 +81,7 @@ class Jobs:
     run_file: Path
     folder: Path
     emulation: Emulation | None = None
-    start: Start = field(default_factory=Start)
+    start: LauncherCommand = field(default_factory=LauncherCommand)
 
     def run(
         self, ranks: int, overrides: Sequence[str], timing: Timing, probe: str = "nothing",

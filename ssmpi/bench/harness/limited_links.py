@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ssmpi.bench.harness import virtual_hosts
-from ssmpi.bench.harness.jobs import Start
+from ssmpi.bench.harness.jobs import LauncherCommand
 from ssmpi.bench.harness.virtual_hosts import NETWORK, HostError, VirtualHosts
 from ssmpi.cluster import launch, session_folder
 from ssmpi.cluster.site import Launcher
@@ -25,14 +25,14 @@ class LimitedHosts:
         self._hosts = hosts
         self._trainers, *self._servers = hosts.names
 
-    def start(self, trainers: int, rates: Sequence[float | None]) -> Start:
+    def start(self, trainers: int, rates: Sequence[float | None]) -> LauncherCommand:
         """How to start a job whose servers, in rank order, have links of so many bytes a second; None: no limit."""
         names = self._servers[: len(rates)]
         for name, rate in zip(names, rates, strict=True):
             self._hosts.slow(name, "" if rate is None else f"{8 * rate:.0f}bit")
         launcher = Launcher(interface=f"{NETWORK}.0/24")
         unset = [word for name in NOT_THERE for word in ("-u", name)]
-        return Start(
+        return LauncherCommand(
             tuple(self._hosts.on("head", "env", *unset, folder=Path.cwd())),
             tuple(launch.mpirun_options(launcher, [self._trainers] * trainers + names)),
             {**environment(launcher, one_host=False), "PRTE_MCA_plm_ssh_agent": str(self._hosts.remote_shell)},

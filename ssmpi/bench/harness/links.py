@@ -57,7 +57,7 @@ class DelayedReply:
         return self._request is not None and bool(self._request.Test())
 
 
-class Link:
+class LimitedLink:
     """What a server calls instead of its conversation's ``next_message`` and ``isend``."""
 
     def __init__(self, conversation: Conversation, rate: float, now: Callable[[], float] = clock) -> None:
@@ -90,6 +90,6 @@ class Link:
 
 def limit(conversation: Conversation, rate: float) -> None:
     """From now on this server's end of a conversation carries at most ``rate`` bytes a second in each direction."""
-    link = Link(conversation, rate)
+    link = LimitedLink(conversation, rate)
     conversation.next_message = link.next_message  # type: ignore[method-assign]
     conversation.isend = link.isend  # type: ignore[assignment, method-assign]  # servers count nothing

@@ -10,7 +10,7 @@ from itertools import cycle
 import torch
 from torch import nn
 
-from ssmpi.bench.harness.rows import Source
+from ssmpi.bench.harness.rows import BatchSource
 from ssmpi.config import Config
 from ssmpi.data.batch import Batch
 from ssmpi.model import reference
@@ -44,7 +44,7 @@ def collated(batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tens
     return torch.from_numpy(batch.dense.copy()), ids, torch.arange(len(batch)), labels
 
 
-def plain_step(config: Config, source: Source) -> Callable[[], object]:
+def plain_step(config: Config, source: BatchSource) -> Callable[[], object]:
     """One training step. Where rows have row-wise Adagrad, PyTorch's has an accumulator for each number."""
     torch.manual_seed(config.run.seed)
     model = PlainNetwork(config.network, source.cardinalities, config.run.seed)

@@ -90,7 +90,7 @@ def of_servers(pids: dict[str, int]) -> Readings:
 
 
 def host_busy() -> float:
-    """CPU seconds that all cores of this host have worked, whoever for, time stolen by a hypervisor included."""
+    """CPU seconds of all cores of this host, for any process, including time stolen by a hypervisor."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     idle = fields[3] + fields[4]
     return (sum(fields) - idle) / TICKS

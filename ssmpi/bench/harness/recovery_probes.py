@@ -35,8 +35,8 @@ class MemoryProbe(Probe):
 
 class RecoveryProbe(AlternatingProbe):
     """Rows, replica and optimizer state lie in files of a memory file system, and notes are written beside them; or
-    they lie where they do without recovery. Of one trainer without rounds: nobody else works on its replica. All
-    threads stop to change over. Sums and histograms, which the main thread reads too, stay in files.
+    they lie where they do without recovery. For one trainer without rounds, so that no other process works on its
+    replica. All threads stop to change over. Sums and histograms, which the main thread reads too, stay in files.
     """
 
     def __init__(self, trainer: Trainer) -> None:

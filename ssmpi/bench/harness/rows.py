@@ -18,7 +18,7 @@ from ssmpi.embedding.table import Arena
 BLOCK = 65_536  # enough that nobody learns a thread's rows by heart within a few windows
 
 
-class Source:
+class BatchSource:
     """Shuffled whole batches of one block a thread."""
 
     def __init__(self, config: Config) -> None:

@@ -88,7 +88,7 @@ class Stages:
 
 
 def of_trainer(trainer: Trainer) -> Stages:
-    """Stopwatches around the nouns of the story page."""
+    """Stopwatches around the objects that ``train.py`` works with."""
     stages = Stages()
     stream = trainer.stream
     trainer.stream = lambda thread: stages.each(stream(thread), "read")  # type: ignore[method-assign]

@@ -67,7 +67,7 @@ class TwoMemories:
         """
         for place, (at, size, _) in enumerate(self._mappings):
             room = _map(size, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            _move(at, size, room, MREMAP_DONTUNMAP)  # so that nobody else is given these addresses
+            _move(at, size, room, MREMAP_DONTUNMAP)  # so that no other mapping gets these addresses
             _move(self._others[place], size, at, 0)
             self._others[place] = room
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ssmpi.bench.lockstep.codec_rounds import MirroredMeanRounds, MirroredRounds, Pushing, PushRounds
-from ssmpi.bench.lockstep.rounds import FilteredRounds, Rounds
+from ssmpi.bench.lockstep.rounds import FilteredRounds, LockstepRounds
 from ssmpi.core.errors import SettingsError
 from ssmpi.sync.options import RoundOptions
 
-KINDS: dict[str, type[Rounds]] = {"none": Rounds, "bmuf": FilteredRounds}
+KINDS: dict[str, type[LockstepRounds]] = {"none": LockstepRounds, "bmuf": FilteredRounds}
 WITH_CODECS: dict[str, type[PushRounds | MirroredRounds | MirroredMeanRounds]] = {
     "ma": MirroredMeanRounds,
     "easgd": MirroredRounds,
@@ -22,7 +22,7 @@ KNOWN = (*KINDS, *WITH_CODECS)
 
 def make(
     options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int, pushing: Pushing | None = None
-) -> Rounds:
+) -> LockstepRounds:
     """The rounds of ``sync.algorithm``; SettingsError for one that has none here."""
     if options.algorithm in WITH_CODECS:
         return WITH_CODECS[options.algorithm](options, replicas, gap, staleness, pushing or Pushing())

@@ -82,14 +82,14 @@ class PushRounds(CenterRounds):
         self._fetch()
 
     def _fetch(self) -> None:
-        """Every trainer has the whole center, and is told what changes from there."""
+        """Every trainer fetches the whole center, and receives its changes from then on."""
         if self._mirrors:
             for k, pulled in enumerate(self._pulls):
                 pulled.center[:] = self._center
                 self._mirrors.fetched((k, 0), 0, self._center)
 
     def _pull(self, trainer: int) -> np.ndarray:
-        """The center, or what the trainer is told of it; a copy."""
+        """A copy of the center, or of the trainer's mirror of it."""
         if self._mirrors is None:
             self._traffic.add(Link.CENTER_PULL, self._center.nbytes)
             return self._center.copy()
@@ -145,7 +145,7 @@ class MirroredRounds(ElasticRounds):
 
     def _begin(self) -> None:
         for trainer in self._trainers:
-            trainer.told.begin()
+            trainer.replica.begin()
 
     def _exchange(self, tick: int, trainer: int) -> None:
         if not self._trainers:
@@ -153,7 +153,7 @@ class MirroredRounds(ElasticRounds):
             sent = back = self._center.nbytes
         else:
             own, client = self._trainers[trainer], self._clients[trainer]
-            (payload,) = own.told.tell(self.replicas[trainer], 0, self._traffic)
+            (payload,) = own.replica.encode(self.replicas[trainer], 0, self._traffic)
             answer = client.exchange(0, payload, self._center, self.alpha)
             own.hear([answer], 0)
             sent, back = payload.size, answer.size
@@ -192,7 +192,7 @@ class MirroredMeanRounds(MeanRounds):
             self._traffic.add(Link.TRAINERS, n * reduced_bytes(self.replicas[0].nbytes + 4, n))
             return
         for trainer, own in enumerate(self._trainers):
-            for owner, payload in enumerate(own.replica.tell(self.replicas[trainer], 0, self._traffic)):
+            for owner, payload in enumerate(own.replica.encode(self.replicas[trainer], 0, self._traffic)):
                 if owner != trainer:
                     self._trainers[owner].hear(trainer, payload, 0)
                     self._traffic.add(Link.TRAINERS, WEIGHT + payload.size)
@@ -209,7 +209,7 @@ class MirroredMeanRounds(MeanRounds):
         self.count += 1
 
     def close(self) -> None:
-        """As the base class; then all hear what the mean has not told."""
+        """As the base class; then all receive the pending part of the mean."""
         super().close()
         pending = sum((own.pending for own in self._trainers), np.zeros_like(self.replicas[0]))
         for replica in self.replicas if self._trainers else []:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ssmpi.bench.lockstep.design import FOREGROUND, ONE, PACES, SHADOW, UNSYNCED, Arm, Design, Subject
+from ssmpi.bench.lockstep.design import FOREGROUND, ONE, PACES, SHADOW, UNSYNCED, Arm, StudyDesign, Subject
 from ssmpi.report.equivalence import Comparison
 
 Results = Mapping[Arm, Sequence[float]]  # NE on the test split by seed, the same seeds for all
@@ -21,7 +21,7 @@ WHOLE, BY_ALGORITHM, BY_CELL, BY_REFERENCE = FAMILIES = (
 )
 
 
-def of(design: Design, results: Results) -> list[Comparison]:
+def of(design: StudyDesign, results: Results) -> list[Comparison]:
     """All of them, family by family."""
     cells = {
         (s, gap): paces(s, gap, results) for s in design.subjects if not s.is_reference for gap in design.options.gaps
@@ -49,7 +49,7 @@ def against(arm: Arm, reference: str, results: Results) -> np.ndarray:
     return np.array(results[arm]) / np.array(results[Arm(Subject(reference, arm.subject.trainers))]) - 1
 
 
-def _with_references(design: Design, results: Results) -> Iterator[Comparison]:
+def _with_references(design: StudyDesign, results: Results) -> Iterator[Comparison]:
     for reference in (ONE, UNSYNCED):
         for subject in (subject for subject in design.subjects if not subject.is_reference):
             for pace in PACES:

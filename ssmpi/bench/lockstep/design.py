@@ -85,7 +85,9 @@ class DesignFile:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tuned together: an algorithm, or a reference, among so many trainers (ONE: with their rows)."""
+    """What is tuned together: an algorithm, or a reference, with a number of trainers (ONE: one trainer on all
+    rows).
+    """
 
     algorithm: str
     trainers: int
@@ -126,7 +128,7 @@ class Trial:
         return {"arm": arm.name, "trainers": arm.subject.trainers, "seed": self.seed, "choice": self.choice}
 
 
-class Design:
+class StudyDesign:
     """A study file, resolved. SettingsError for what makes no sense, before anything runs."""
 
     def __init__(self, path: Path, file: DesignFile) -> None:
@@ -211,10 +213,10 @@ class Design:
             raise SettingsError(f"{subject.algorithm}, {subject.trainers} trainers: {error}") from None
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Design:
+def load(path: Path, overrides: Sequence[str] = ()) -> StudyDesign:
     """Read a study file; SettingsError names it."""
     file = settings.load(DesignFile, path, overrides, kind=NAME)
     try:
-        return Design(path, file)
+        return StudyDesign(path, file)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None

@@ -1,5 +1,5 @@
-"""``ssmpi bench lockstep``: the same run again and again, with another seed of initial values, of the order of rows, or
-of who steps when. Nothing else varies, so the spread of the results is what that seed makes.
+"""``ssmpi bench lockstep``: repeats a run with different seeds of initial values, of the order of rows, or of the
+interleaving of steps. Nothing else varies, so the spread of the results is due to that seed.
 """
 
 from __future__ import annotations

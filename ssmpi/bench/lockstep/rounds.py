@@ -1,4 +1,4 @@
-"""Rounds among replicas of one process: when they are due, and what they do, with the merges of ``ssmpi.sync``.
+"""LockstepRounds among replicas of one process: when they are due, and what they do, with the merges of ``ssmpi.sync``.
 
 ``gap`` and ``staleness`` are in ticks; in a tick every worker thread does one iteration.
 """
@@ -16,7 +16,7 @@ from ssmpi.sync.easgd import pull_center
 from ssmpi.sync.options import RoundOptions
 
 
-class Rounds:
+class LockstepRounds:
     """No rounds, as ``sync.algorithm = "none"``: the model is the first trainer's replica.
 
     ``replicas`` are the live vectors of all trainers, float32 (parameters,) each. A gap below 1 is several rounds
@@ -69,7 +69,7 @@ class Rounds:
                 self._under_way.append((due, trainer, reference, snapshot))
 
 
-class MeanRounds(Rounds):
+class MeanRounds(LockstepRounds):
     """S-MA: all replicas move towards the mean of those that train."""
 
     def after_tick(self, tick: int, training: Sequence[int]) -> None:
@@ -123,8 +123,8 @@ class FilteredRounds(MeanRounds):
         return self._global.copy()
 
 
-class CenterRounds(Rounds):
-    """Rounds of each trainer with a center, which is the model; trainers take turns within the gap."""
+class CenterRounds(LockstepRounds):
+    """LockstepRounds of each trainer with a center, which is the model; trainers take turns within the gap."""
 
     def __init__(self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int) -> None:
         super().__init__(options, replicas, gap, staleness)

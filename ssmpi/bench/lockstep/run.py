@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -41,17 +41,19 @@ from ssmpi.roles.progress import Progress
 if TYPE_CHECKING:
     from ssmpi.config import Config
 
+T = TypeVar("T")
+
 SEEDS = ("dense", "embedding", "order", "interleaving")
 LARGEST_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Lockstep:
-    """What a real run leaves to chance. ``gap`` is the number of ticks between two rounds, ``staleness`` that between
-    snapshot and merge. ``dense`` and ``embedding`` are the seeds of initial values, ``order`` that of the rows; with a
-    seed for ``interleaving`` trainers follow each other in another order in every tick, without one (0) in the same.
-    After so many ``steps``, that is ticks, the run ends, with 0 where the data does. Without ``feedback`` what a codec
-    does not send is lost.
+    """Everything that a real run leaves to chance. ``gap`` is the number of ticks between two rounds, ``staleness``
+    that between snapshot and merge. ``dense`` and ``embedding`` are the seeds of initial values, ``order`` that of the
+    rows; ``interleaving`` is the seed that shuffles the order of trainers in every tick, 0 for a fixed order. The run
+    ends after ``steps`` ticks, with 0 at the end of the data. Without ``feedback`` entries that a codec does not send
+    are discarded.
     """
 
     gap: float = 1.0
@@ -79,7 +81,7 @@ class LockstepTrainer:
         optimizer: DenseStep = dense_optimizer(config.dense, self.replica)
         self.steps = [optimizer] * config.topology.threads
         self._models = [self.replica.thread_model() for _ in range(config.topology.threads)]
-        self._workers: list[tuple[int, ThreadModel, Lookups, Iterator[tuple[Any, Lookup]]]] = []
+        self._workers: list[tuple[int, ThreadModel, Lookups, Iterator[tuple[Batch, Lookup]]]] = []
         self._first = 0
 
     def begin(self, first: int, lookups: list[Lookups], streams: list[Iterator[Batch]]) -> None:
@@ -112,7 +114,7 @@ class LockstepTrainer:
 class OneProcess:
     """What a ``DataCursor`` asks of the other trainers where there are none."""
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """The value of every trainer."""
         return [value]
 

@@ -1,6 +1,6 @@
 """``ssmpi bench equivalence``: tune on validation rows, then run every arm with every seed, then say what is equal.
 
-Lockstep runs depend on their seeds alone, so a study may share its processors with anything, be killed, and go on.
+Lockstep runs depend on their seeds alone, so a study may share its processors, be killed, and be resumed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 
 from ssmpi.bench.lockstep import study_results as results
 from ssmpi.bench.lockstep import trials
-from ssmpi.bench.lockstep.design import Arm, Design, Trial
-from ssmpi.bench.lockstep.trials import TEST, VALIDATION, Ledger, Outcome
+from ssmpi.bench.lockstep.design import Arm, StudyDesign, Trial
+from ssmpi.bench.lockstep.trials import TEST, VALIDATION, TrialLog, TrialResult
 from ssmpi.core.log import log
 from ssmpi.core.settings import positive
 from ssmpi.core.topology import MAX_RANKS
@@ -23,13 +23,13 @@ from ssmpi.core.topology import MAX_RANKS
 Task = tuple[Trial, tuple[str, ...]]  # with the splits that are scored
 
 
-def run_all(design: Design, minutes: float = math.inf, jobs: int = 1) -> int:
-    """All trials that are missing, as far as the minutes last, so many at once; then the results. 0, or 1 if trials are
+def run_all(design: StudyDesign, minutes: float = math.inf, jobs: int = 1) -> int:
+    """Run all missing trials within ``minutes``, ``jobs`` at once; then write the results. 0, or 1 if trials are
     left.
     """
     positive("--jobs", jobs, MAX_RANKS)
     trials.check_rows(design)
-    ledger, until = Ledger(design), time.monotonic() + 60 * minutes
+    ledger, until = TrialLog(design), time.monotonic() + 60 * minutes
     for _ in ("tuning", "reporting"):
         for (trial, splits), outcome in outcomes(design, missing(design, ledger), jobs, until):
             ledger.note(trial, outcome)
@@ -42,7 +42,7 @@ def run_all(design: Design, minutes: float = math.inf, jobs: int = 1) -> int:
     return int(bool(left))
 
 
-def missing(design: Design, ledger: Ledger) -> list[Task]:
+def missing(design: StudyDesign, ledger: TrialLog) -> list[Task]:
     """What is to be run next: all tuning, and once that is done all arms of one seed after the other."""
     tuning = [
         trial for subject in design.subjects for trials_of_one in design.tuning(subject) for trial in trials_of_one
@@ -59,7 +59,7 @@ def missing(design: Design, ledger: Ledger) -> list[Task]:
     return [(trial, (VALIDATION, TEST)) for trial in reported if not ledger.find(trial)]
 
 
-def outcomes(design: Design, todo: list[Task], jobs: int, until: float) -> Iterator[tuple[Task, Outcome]]:
+def outcomes(design: StudyDesign, todo: list[Task], jobs: int, until: float) -> Iterator[tuple[Task, TrialResult]]:
     """What comes of each task that begins before ``until`` (monotonic seconds), in processes of their own if several
     run at once.
     """
@@ -69,7 +69,7 @@ def outcomes(design: Design, todo: list[Task], jobs: int, until: float) -> Itera
                 return
             yield task, trials.run(design, *task)
         return
-    waiting, running = deque(todo), dict[Future[Outcome], Task]()
+    waiting, running = deque(todo), dict[Future[TrialResult], Task]()
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         while True:
             while waiting and len(running) < jobs and time.monotonic() < until:
@@ -81,10 +81,10 @@ def outcomes(design: Design, todo: list[Task], jobs: int, until: float) -> Itera
                 yield running.pop(future), future.result()
 
 
-def conclude(design: Design, ledger: Ledger) -> None:
+def conclude(design: StudyDesign, ledger: TrialLog) -> None:
     """Write and print the results of all complete seeds."""
     chosen = {subject: trials.best(design, subject, ledger) for subject in design.subjects}
-    found: dict[Arm, dict[int, Outcome]] = {}
+    found: dict[Arm, dict[int, TrialResult]] = {}
     for subject, choice in chosen.items():
         for arm in design.arms(subject) if choice is not None else ():
             outcomes = {

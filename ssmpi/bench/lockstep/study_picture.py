@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmpi.bench.lockstep.comparisons import FAMILIES, Results, against
-from ssmpi.bench.lockstep.design import FOREGROUND, ONE, PACES, SHADOW, UNSYNCED, Arm, Design, Subject
+from ssmpi.bench.lockstep.design import FOREGROUND, ONE, PACES, SHADOW, UNSYNCED, Arm, StudyDesign, Subject
 from ssmpi.core import atomic_file
 from ssmpi.report import figures
 from ssmpi.report.equivalence import Verdict
@@ -27,7 +27,7 @@ MARKS = {
 }
 
 
-def draw(design: Design, results: Results, verdicts: Sequence[Verdict]) -> list[Path]:
+def draw(design: StudyDesign, results: Results, verdicts: Sequence[Verdict]) -> list[Path]:
     """``trend.png`` and ``verdicts.png``; UserError without matplotlib."""
     files = [design.folder / "trend.png", design.folder / "verdicts.png"]
     with figures.style(figures.LIGHT):
@@ -36,7 +36,7 @@ def draw(design: Design, results: Results, verdicts: Sequence[Verdict]) -> list[
     return files
 
 
-def trend(design: Design, results: Results) -> Figure:
+def trend(design: StudyDesign, results: Results) -> Figure:
     """NE against one trainer on the same rows: a panel for each number of trainers over the gap, then one for each gap
     over trainers.
     """
@@ -59,7 +59,9 @@ def trend(design: Design, results: Results) -> Figure:
     return figure
 
 
-def _lines(axes: Axes, design: Design, results: Results, colours: list[Any], places: list[tuple[int, float]]) -> None:
+def _lines(
+    axes: Axes, design: StudyDesign, results: Results, colours: list[Any], places: list[tuple[int, float]]
+) -> None:
     """A line for each algorithm and pace, and one for no rounds: means and standard errors."""
     lines = [(name, pace, colour) for name, colour in zip(design.algorithms, colours, strict=True) for pace in PACES]
     aside = np.linspace(-APART / 2, APART / 2, len(lines) + 1)

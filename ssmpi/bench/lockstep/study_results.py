@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.bench.lockstep import comparisons, study_picture
-from ssmpi.bench.lockstep.design import Choice, Design, Subject
+from ssmpi.bench.lockstep.design import Choice, StudyDesign, Subject
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import UserError
 from ssmpi.core.log import log
@@ -27,7 +27,7 @@ class Findings:
     commits: Sequence[str]
 
 
-def write(design: Design, findings: Findings) -> tuple[str, list[Path]]:
+def write(design: StudyDesign, findings: Findings) -> tuple[str, list[Path]]:
     """Write ``results.md``, ``results.json`` and pictures of the complete seeds; returns the text and the files."""
     options, results = design.options, findings.ne
     verdicts = decide(comparisons.of(design, results), options.margin, options.level)
@@ -50,7 +50,7 @@ def write(design: Design, findings: Findings) -> tuple[str, list[Path]]:
     return text, files
 
 
-def markdown(design: Design, findings: Findings, verdicts: Sequence[Verdict]) -> str:
+def markdown(design: StudyDesign, findings: Findings, verdicts: Sequence[Verdict]) -> str:
     """All tables, with what one must know to read them."""
     options = design.options
     code = ", ".join(commit or "not recorded" for commit in findings.commits)

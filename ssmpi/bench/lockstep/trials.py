@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.bench.lockstep.design import Choice, Design, Subject, Trial
+from ssmpi.bench.lockstep.design import Choice, StudyDesign, Subject, Trial
 from ssmpi.bench.lockstep.run import LockstepRun
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.git_commit import commit
@@ -26,7 +26,7 @@ VALIDATION, TEST = "validation", "test"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialResult:
     """NE by split, of those that were scored: trials that tune know no test rows. ``seconds`` are the processor's."""
 
     ne: dict[str, float]
@@ -34,26 +34,26 @@ class Outcome:
     commit: str
 
     @staticmethod
-    def of(values: dict[str, Any]) -> Outcome:
+    def of(values: dict[str, Any]) -> TrialResult:
         """Of a line of the file."""
         ne = {split: float(values[split]) for split in (VALIDATION, TEST) if split in values}
-        return Outcome(ne, float(values["seconds"]), str(values["commit"]))
+        return TrialResult(ne, float(values["seconds"]), str(values["commit"]))
 
 
-class Ledger:
+class TrialLog:
     """All trials done so far, by all their settings: after a change of the study file others are to be run."""
 
-    def __init__(self, design: Design) -> None:
-        self._design, self._path, self._done = design, design.folder / TRIALS, dict[str, Outcome]()
+    def __init__(self, design: StudyDesign) -> None:
+        self._design, self._path, self._done = design, design.folder / TRIALS, dict[str, TrialResult]()
         whole = self._read() if self._path.exists() else 0
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = JsonlFile(self._path, whole)
 
-    def find(self, trial: Trial) -> Outcome | None:
+    def find(self, trial: Trial) -> TrialResult | None:
         """What came of it; None if it is still to be run."""
         return self._done.get(self._design.fingerprint(trial))
 
-    def note(self, trial: Trial, outcome: Outcome) -> None:
+    def note(self, trial: Trial, outcome: TrialResult) -> None:
         """One more."""
         known = self._design.fingerprint(trial)
         self._done[known] = outcome
@@ -77,7 +77,7 @@ class Ledger:
                 break
             try:
                 values = json.loads(line)
-                self._done[values["settings"]] = Outcome.of(values)
+                self._done[values["settings"]] = TrialResult.of(values)
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
                     f"{self._path}, line {number}: not the record of a trial; remove that line, and it is run again"
@@ -86,7 +86,7 @@ class Ledger:
         return whole
 
 
-def run(design: Design, trial: Trial, splits: Sequence[str]) -> Outcome:
+def run(design: StudyDesign, trial: Trial, splits: Sequence[str]) -> TrialResult:
     """One trial, on this thread; NE on the splits."""
     config = design.config(trial.arm.subject, trial.choice)
     began = time.process_time()
@@ -94,10 +94,10 @@ def run(design: Design, trial: Trial, splits: Sequence[str]) -> Outcome:
         one = LockstepRun(config, design.lockstep(trial.arm, trial.seed))
         one.train()
         ne = {split: one.score(split)["ne"] for split in splits}
-    return Outcome(ne, round(time.process_time() - began, 2), commit())
+    return TrialResult(ne, round(time.process_time() - began, 2), commit())
 
 
-def check_rows(design: Design) -> None:
+def check_rows(design: StudyDesign) -> None:
     """SettingsError unless there are as many rows as the most trainers take."""
     subject = max(design.subjects, key=lambda subject: subject.trainers)
     data = design.config(subject, design.candidates(subject)[0]).data
@@ -110,7 +110,7 @@ def check_rows(design: Design) -> None:
         )
 
 
-def best(design: Design, subject: Subject, ledger: Ledger) -> Choice | None:
+def best(design: StudyDesign, subject: Subject, ledger: TrialLog) -> Choice | None:
     """The candidate with the lowest mean NE on the validation split; None while not all have been tried."""
     means = []
     for trials in design.tuning(subject):

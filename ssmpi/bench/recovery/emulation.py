@@ -24,7 +24,7 @@ from ssmpi.recovery.policy import RecoveryInputs
 
 
 @dataclass(frozen=True)
-class Strategy:
+class SavingStrategy:
     """``interval`` is T_save in seconds of the emulated job. ``tracker`` selects the ``fraction`` of the rows that is
     saved in that fraction of the interval; empty: all rows. ``full`` takes everybody back to the last save. Saves are
     ``checkpoints``, which cost O_save, or of rows alone, beside training, which cost O_rows.
@@ -63,7 +63,7 @@ def schedule(given: RecoveryInputs, at_once: int, seed: int) -> list[Loss]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class EmulationResult:
     """What a run under a strategy has come to. Overheads are shares of T_total: ``saving`` (O_save or O_rows for as
     many bytes as all rows have, compactions included), ``loading``, ``lost`` (trained again) and ``restarting``.
     ``updates_lost`` is a share of all accesses, which are lookups of examples, ``large_lost`` one of those of the large
@@ -92,10 +92,10 @@ class Outcome:
         return self.saving + self.loading + self.lost + self.restarting
 
 
-class Emulation:
+class RecoveryEmulation:
     """A run of ``config``, whose PSs save in ``folder``."""
 
-    def __init__(self, config: Config, given: RecoveryInputs, strategy: Strategy, folder: Path) -> None:
+    def __init__(self, config: Config, given: RecoveryInputs, strategy: SavingStrategy, folder: Path) -> None:
         self._given, self._strategy = given, strategy
         self._batches = Batches(config)
         self.training = Training(config, self._batches.cardinalities)
@@ -111,7 +111,7 @@ class Emulation:
             make = partial(TRACKERS[self._strategy.tracker], scope, self._strategy.fraction, arena)
         return EmulatedServer(arena, folder / ROWS / f"embedding-{index:04}.rows", scope, make)
 
-    def run(self, losses: list[Loss]) -> Outcome:
+    def run(self, losses: list[Loss]) -> EmulationResult:
         """Train to the end through these losses."""
         done, waiting, saves = 0, list(losses), self._saves()
         lookups, updates = 0, 0
@@ -152,7 +152,7 @@ class Emulation:
             self._dense, self._saved_at = self.training.dense(), done
 
     def _lose(self, loss: Loss, done: int) -> int:
-        """After how many batches training goes on."""
+        """After how many batches training continues."""
         if not self._strategy.full:
             for index in loss.servers:
                 self.servers[index].lose(self._samples(done))
@@ -163,14 +163,14 @@ class Emulation:
         self._trained_again += done - self._saved_at
         return self._saved_at
 
-    def _outcome(self, losses: int, lookups: int, updates: int) -> Outcome:
+    def _outcome(self, losses: int, lookups: int, updates: int) -> EmulationResult:
         given, tallies = self._given, [server.tally for server in self.servers]
         written = sum(tally.written for tally in tallies) / sum(server.base_bytes for server in self.servers)
         coverage = [share for tally in tallies for share in tally.coverage]
         quality, cardinalities = self.training.quality(), self._batches.cardinalities
         large = len(largest_tables(cardinalities))
         cost = given.save_seconds if self._strategy.checkpoints else given.row_save_seconds
-        return Outcome(
+        return EmulationResult(
             strategy=self._strategy.name,
             seed=self._seed,
             losses=losses,

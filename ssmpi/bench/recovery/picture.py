@@ -15,7 +15,7 @@ from ssmpi.report.groups import Estimate
 
 
 @dataclass(frozen=True)
-class Point:
+class QualityPoint:
     """One run: what it has lost, and its NE relative to the run of its seed without losses. ``whole`` if it saves all
     rows at once, so that PLS says what a loss takes.
     """
@@ -39,7 +39,7 @@ def slope(points: Sequence[tuple[float, float]]) -> Estimate:
     return Estimate(value, math.sqrt(left / float(x @ x)))
 
 
-def slopes(points: Sequence[Point]) -> dict[str, Estimate]:
+def slopes(points: Sequence[QualityPoint]) -> dict[str, Estimate]:
     """Relative NE by PLS, of strategies that save all rows, and by the share of updates lost, of all."""
     return {
         "pls": slope([(point.pls, point.relative_ne) for point in points if point.whole]),
@@ -52,7 +52,7 @@ def draw(report: Report, target: Path) -> Path | None:
     plt = pyplot()
     if not plt:
         return None
-    points = [Point(**point) for point in report["points"]]
+    points = [QualityPoint(**point) for point in report["points"]]
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True, sharey=True)
     for axes, key, title in zip(panels, ("pls", "updates_lost"), ("PLS", "updates lost, share of all"), strict=True):
         shown = [point for point in points if point.whole or key != "pls"]

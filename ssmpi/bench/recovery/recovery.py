@@ -24,7 +24,7 @@ from ssmpi.report import results
 from ssmpi.report.groups import Estimate, estimate
 
 if TYPE_CHECKING:
-    from ssmpi.bench.recovery.emulation import Outcome, Strategy
+    from ssmpi.bench.recovery.emulation import EmulationResult, SavingStrategy
 
 RESULT = "recovery.json"
 SERVERS = "topology.embedding_ps=18"  # CPR's run at production scale had as many
@@ -35,7 +35,7 @@ UPDATES_LOST = "updates_lost", "large_lost", "batches_lost"
 
 
 @dataclass(frozen=True)
-class RecoveryOptions:
+class EmulationOptions:
     """What the command line says. ``at_once`` PSs are lost by each loss; ``inputs`` are those of the policy that were
     given, by their names.
     """
@@ -48,7 +48,7 @@ class RecoveryOptions:
     inputs: Mapping[str, float]
 
 
-def measure(options: RecoveryOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
+def measure(options: EmulationOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
     """Train under each strategy with each seed; prints the table and returns the JSON file."""
     options.folder.mkdir(parents=True, exist_ok=True)
     overrides = (SERVERS, *(SMALL if options.short else ()), *overrides) if run_file is None else tuple(overrides)
@@ -82,7 +82,7 @@ def measure(options: RecoveryOptions, run_file: Path | None, overrides: Sequence
     return publish(options.folder / RESULT, report, text, picture.draw)
 
 
-def checked(options: RecoveryOptions, config: Config) -> RecoveryInputs:
+def checked(options: EmulationOptions, config: Config) -> RecoveryInputs:
     """The inputs of the policy; an error where the emulation cannot run with these options here."""
     servers = config.topology.embedding_ps
     if not servers:
@@ -106,34 +106,41 @@ def checked(options: RecoveryOptions, config: Config) -> RecoveryInputs:
     return inputs_of(servers, options.inputs)
 
 
-def strategies(given: RecoveryInputs) -> list[Strategy]:
+def strategies(given: RecoveryInputs) -> list[SavingStrategy]:
     """The run without losses, then CPR's strategies at the intervals that the policy gives them."""
-    from ssmpi.bench.recovery.emulation import Strategy
+    from ssmpi.bench.recovery.emulation import SavingStrategy
 
     found = decide(given)
     return [
-        Strategy(NO_LOSS, math.inf),
-        Strategy("full", found.full.interval, full=True, checkpoints=True),
-        Strategy("naive partial", found.naive.interval, checkpoints=True),
-        Strategy(VANILLA, found.partial.interval),
-        *(Strategy(f"CPR-{name.upper()}", found.partial.interval, name, FRACTION) for name in ("scar", "mfu", "ssu")),
+        SavingStrategy(NO_LOSS, math.inf),
+        SavingStrategy("full", found.full.interval, full=True, checkpoints=True),
+        SavingStrategy("naive partial", found.naive.interval, checkpoints=True),
+        SavingStrategy(VANILLA, found.partial.interval),
+        *(
+            SavingStrategy(f"CPR-{name.upper()}", found.partial.interval, name, FRACTION)
+            for name in ("scar", "mfu", "ssu")
+        ),
     ]
 
 
-def run(base: Path, given: RecoveryInputs, options: RecoveryOptions, strategy: Strategy, seed: int) -> Outcome:
+def run(
+    base: Path, given: RecoveryInputs, options: EmulationOptions, strategy: SavingStrategy, seed: int
+) -> EmulationResult:
     """One training run; what it saves goes with it."""
-    from ssmpi.bench.recovery.emulation import Emulation, schedule
+    from ssmpi.bench.recovery.emulation import RecoveryEmulation, schedule
 
     losses = [] if strategy.name == NO_LOSS else schedule(given, options.at_once, seed)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        outcome = Emulation(load(base, (f"run.seed={seed}",)), given, strategy, Path(folder)).run(losses)
+        outcome = RecoveryEmulation(load(base, (f"run.seed={seed}",)), given, strategy, Path(folder)).run(losses)
     seconds = time.monotonic() - began
     say(f"seed {seed} {strategy.name}: {outcome.losses} losses, NE {outcome.ne:.5f}, {seconds:.0f} s")
     return outcome
 
 
-def row(strategy: Strategy, given: RecoveryInputs, at_once: int, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def row(
+    strategy: SavingStrategy, given: RecoveryInputs, at_once: int, outcomes: Sequence[EmulationResult]
+) -> dict[str, Any]:
     """One line of the table: means over seeds, changes against the run of the same seed without losses."""
     mine = [outcome for outcome in outcomes if outcome.strategy == strategy.name]
     without = {outcome.seed: outcome for outcome in outcomes if outcome.strategy == NO_LOSS}
@@ -153,12 +160,12 @@ def row(strategy: Strategy, given: RecoveryInputs, at_once: int, outcomes: Seque
     }
 
 
-def points_of(found: Sequence[Strategy], outcomes: Sequence[Outcome]) -> list[picture.Point]:
-    """Every run with losses that goes on without training anything again."""
+def points_of(found: Sequence[SavingStrategy], outcomes: Sequence[EmulationResult]) -> list[picture.QualityPoint]:
+    """Every run with losses that continues without repeating any training."""
     without = {outcome.seed: outcome.ne for outcome in outcomes if outcome.strategy == NO_LOSS}
     partial = {strategy.name: not strategy.tracker for strategy in found if not strategy.full}
     return [
-        picture.Point(o.strategy, partial[o.strategy], o.pls, o.updates_lost, o.ne / without[o.seed] - 1)
+        picture.QualityPoint(o.strategy, partial[o.strategy], o.pls, o.updates_lost, o.ne / without[o.seed] - 1)
         for o in outcomes
         if o.strategy in partial and o.losses
     ]

@@ -69,7 +69,7 @@ class EmulatedServer:
             self.tally.written += self._store.compact()
 
     def lose(self, samples: int) -> None:
-        """The memory is lost after so many samples, and loaded from what was saved; others go on as they are."""
+        """The memory is lost after ``samples`` samples and reloaded from its saves; other servers keep theirs."""
         lookups, batches = self._unsaved.sum(axis=1, dtype=np.int64).tolist()
         self.tally.updates_lost += lookups
         self.tally.large_lost += round(self._scope.sum(self._unsaved[0]))

@@ -33,7 +33,7 @@ def write(study: Study, missing: Sequence[Cell]) -> tuple[str, list[Path]]:
     body = {"title": study.options.title, **circumstances(), "rows": [plain(asdict(r)) for r in rows]}
     body |= {"missing": [cell.name for cell in missing], "code": codes}
     atomic_file.write(files[1], json.dumps(body, indent=1) + "\n")
-    subject = page.Subject(study.options.title, compared(study), groups, rows)
+    subject = page.PageContent(study.options.title, compared(study), groups, rows)
     about = "Mean and standard error over seeds; marks of different lines are moved apart a little."
     across = page.Drawing("trend", "Across the grid", about, lambda: trend.draw(rows))
     try:

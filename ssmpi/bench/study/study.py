@@ -48,7 +48,7 @@ def run_all(study: Study) -> int:
     for cell in done:
         cells.tidy(study, cell)  # a study that was killed left it
     failures: Failures = {}
-    progress = Progress(len(study.cells), len(todo))
+    progress = StudyProgress(len(study.cells), len(todo))
     for cell in todo:
         progress.begin(cell)
         try:
@@ -88,7 +88,7 @@ def said(cell: Cell) -> str:
     )
 
 
-class Progress:
+class StudyProgress:
     """A bar over all cells on a terminal, a line a cell in a batch log; both with the time that is left."""
 
     def __init__(self, cells: int, todo: int) -> None:

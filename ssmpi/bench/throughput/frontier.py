@@ -20,7 +20,7 @@ LINEAR = 0.8  # below it rounds follow each other, and what they take is no long
 SYNC_PARTS = ("cpu/shadow", "cpu/sync_ps")
 
 
-class Point(TypedDict):
+class FrontierPoint(TypedDict):
     """``gap`` in iterations of a trainer between two of its rounds, ``ratio`` of examples per second with rounds to
     without, with its standard ``error``; milliseconds of a trainer's round by the processors and by the clock. None
     without rounds.
@@ -39,7 +39,7 @@ class Frontier(TypedDict):
 
     algorithm: str
     batch: int
-    points: list[Point]
+    points: list[FrontierPoint]
 
 
 def measure(harness: Harness) -> dict[str, Frontier]:
@@ -63,7 +63,7 @@ def asked(harness: Harness) -> list[Contender]:
     return [Contender(SSMPI, size, half, "fp32", 2, algorithm) for size in sizes for algorithm in SHADOWS]
 
 
-def point(job: JobResult, batch: int, cpu_share: float, firsts: list[int]) -> Point:
+def point(job: JobResult, batch: int, cpu_share: float, firsts: list[int]) -> FrontierPoint:
     """The figures of the fours of windows that begin at ``firsts``. Processor time is what the windows with rounds took
     more than those without.
     """
@@ -83,7 +83,7 @@ def point(job: JobResult, batch: int, cpu_share: float, firsts: list[int]) -> Po
     }
 
 
-class Cost(TypedDict):
+class RoundCost(TypedDict):
     """What a round costs, in ``iterations`` of a trainer, with its standard ``error``; the ``gap`` that leaves
     ``WORTH`` of the examples per second, with the ``gap_error``. Infinite where no point tells.
     """
@@ -94,7 +94,7 @@ class Cost(TypedDict):
     gap_error: float
 
 
-def cost_of_a_round(points: list[Point]) -> Cost:
+def cost_of_a_round(points: list[FrontierPoint]) -> RoundCost:
     """Fitted to all points at which workers keep most of the host: without / with rounds - 1 = cost / gap, by least
     squares weighted by the points' errors. One point alone decides little: its error is as large as what it shows.
     Where points scatter more than their errors allow, the cost's error is widened as much (Birge's ratio).

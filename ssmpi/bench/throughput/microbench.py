@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from ssmpi.bench.harness.rows import Source
+from ssmpi.bench.harness.rows import BatchSource
 from ssmpi.config import load
 from ssmpi.data.reader import SplitReader, batches_in, shuffled
 from ssmpi.embedding import wire
@@ -55,7 +55,7 @@ def table_rates(run_file: Path, overrides: tuple[str, ...], seconds: float) -> d
     Both go over the same table and the same rows, those of real batches.
     """
     config = load(run_file, overrides)
-    source = Source(config)
+    source = BatchSource(config)
     placement = place(source.cardinalities, 1)
     arena = Arena(config.rows, placement, 0, config.run.seed)
     lookups = Lookups(LocalTables(arena), placement, config.rows, 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ssmpi.bench.throughput.alternation import Ratio
 from ssmpi.bench.throughput.contenders import SSMPI
-from ssmpi.bench.throughput.frontier import AS_SHIPPED, WORTH, Frontier, Point, cost_of_a_round
+from ssmpi.bench.throughput.frontier import AS_SHIPPED, WORTH, Frontier, FrontierPoint, cost_of_a_round
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -117,7 +117,7 @@ def shadow(found: Mapping[str, Frontier]) -> str:
     return "\n".join([grid(rows), *notes, "", grid(costs)])
 
 
-def point(name: str, found: Point) -> tuple[str, ...]:
+def point(name: str, found: FrontierPoint) -> tuple[str, ...]:
     """One row of a frontier."""
     share = "as shipped" if found["cpu_share"] == AS_SHIPPED else f"{found['cpu_share']:g}"
     gap, cpu, wall = (

@@ -1,4 +1,4 @@
-"""The inputs of the policy with their origins: each is what is known best."""
+"""Collects the inputs of the policy from several sources, and remembers where each comes from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS, WALL = "row_save_seconds", "row_save_wall_seconds"
 
 
 class Source(NamedTuple):
-    """Values as ``inputs_of`` takes them, and where they come from."""
+    """Values in the form of ``inputs_of``, and their origin."""
 
     origin: str
     values: Mapping[str, float]
@@ -32,8 +32,8 @@ class KnownInputs:
     origins: Mapping[str, str]
 
     def describe(self) -> str:
-        """All but the number of embedding PSs, and T_rows where it is as O_rows, in a clause, by origin, what is known
-        best first.
+        """The inputs as a clause, by origin, the most reliable first; without the number of embedding PSs, and without
+        T_rows if it follows from O_rows.
         """
         said = []
         for origin in (GIVEN, MEASURED, SETTING, AS_SAVE, ESTIMATED, DEFAULT):
@@ -47,10 +47,10 @@ class KnownInputs:
         return f"{value:g}" if name == "target_pls" else duration(value)
 
 
-def known(servers: int, *sources: Source) -> KnownInputs:
-    """Of a run with ``servers`` embedding PSs: each source goes before those ahead of it, all before the defaults. A
-    save of rows that nobody has measured or given is taken to cost what a checkpoint does, where that is, and to take
-    as long as it costs.
+def collect(servers: int, *sources: Source) -> KnownInputs:
+    """The inputs of a run with ``servers`` embedding PSs: later sources override earlier ones, and all override the
+    defaults. A save of rows that is neither measured nor given is taken to cost as much as a checkpoint, if that is
+    known, and to take as long as it costs.
     """
     values: dict[str, float] = {}
     origins = {**dict.fromkeys(INPUTS, DEFAULT), WALL: AS_ROWS}

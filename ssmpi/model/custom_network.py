@@ -1,7 +1,6 @@
-"""A network of one's own: ``model.name = "net.py:network"`` is the function ``network`` of a file beside the run file.
-
-The first rank calls it once, with the ``Inputs`` of the data; what it returns is all that others, checkpoints and
-models get.
+"""Custom networks: ``model.name = "net.py:network"`` is the function ``network`` in a file beside the run file. The
+first rank calls it once, with the ``Inputs`` of the data; the other ranks, checkpoints and models get the network that
+it returns.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from importlib.util import decode_source
 from pathlib import Path
 
 from ssmpi.core.errors import SettingsError
-from ssmpi.model import own_code
+from ssmpi.model import custom_code
 from ssmpi.model.network import Inputs, Network
 
 MARK = ".py:"
 
 
 def is_own(name: str) -> bool:
-    """Whether ``model.name`` is a file's function."""
+    """Whether ``model.name`` names a function in a file."""
     return MARK in name
 
 
@@ -32,13 +31,13 @@ def parts(name: str) -> tuple[Path, str]:
 
 
 def resolved(name: str, folder: Path) -> str:
-    """The same with an absolute path; relative ones begin in ``folder``."""
+    """The name with an absolute path; relative paths start from ``folder``."""
     file, function = parts(name)
     return f"{(folder / file).resolve()}:{function}"
 
 
 def text_of(name: str) -> bytes | None:
-    """The file's text, None for a network that is shipped; SettingsError where it cannot be read."""
+    """The file's text, None for a built-in network; SettingsError if it cannot be read."""
     return source(name) if is_own(name) else None
 
 
@@ -56,26 +55,26 @@ def source(name: str) -> bytes:
 
 
 def shown(name: str) -> str:
-    """The same without the file's folder."""
+    """The name without the file's folder."""
     path, function = parts(name)
     return f"{path.name}:{function}"
 
 
 def identity(name: str) -> str:
-    """The same with the beginning of the file's SHA-256: what tells two of them apart wherever they lie."""
+    """The name with the start of the file's SHA-256: identifies a network regardless of its path."""
     return f"{shown(name)} (SHA-256 {hashlib.sha256(source(name)).hexdigest()[:12]}...)"
 
 
 def network_of(name: str, inputs: Inputs) -> Network:
-    """What the function gives for ``inputs``; SettingsError says what is wrong with it, and where."""
+    """The network that the function returns for ``inputs``; SettingsError says what is wrong with it, and where."""
     path, function = parts(name)
     what, text = f"'{function}', called with {Inputs.__name__}", source(name)
-    module = own_code.in_words(path, "the file", lambda: own_code.module_of(path, decode_source(text)))
-    network = own_code.in_words(path, what, lambda: _function(path, function, vars(module))(inputs))
+    module = custom_code.run_user_code(path, "the file", lambda: custom_code.module_of(path, decode_source(text)))
+    network = custom_code.run_user_code(path, what, lambda: _function(path, function, vars(module))(inputs))
     if not isinstance(network, Network):
         raise SettingsError(
             f"{path}: '{function}' gave {network!r:.60} ({type(network).__name__}), not a Network: let it return "
-            f"Network((operator, ...), inputs); {own_code.REMEDY}"
+            f"Network((operator, ...), inputs); {custom_code.REMEDY}"
         )
     if network.inputs != inputs:
         raise SettingsError(
@@ -91,7 +90,7 @@ def _function(path: Path, function: str, names: Mapping[str, object]) -> Callabl
         functions = {name: value for name, value in names.items() if isinstance(value, types.FunctionType)}
         there = [name for name, value in functions.items() if value.__module__ == names["__name__"]]  # not imported
         close = difflib.get_close_matches(function, there, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"it has {', '.join(there) or 'none'}; {own_code.REMEDY}"
+        hint = f"did you mean '{close[0]}'?" if close else f"it has {', '.join(there) or 'none'}; {custom_code.REMEDY}"
         what = "is no function" if function in names else "is not in it"
         raise SettingsError(f"{path}: '{function}', which model.name names, {what}; {hint}")
     return found

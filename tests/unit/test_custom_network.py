@@ -23,7 +23,7 @@ from ssmpi.config import differences, load
 from ssmpi.core import run_files
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.features import Features
-from ssmpi.model import graph, own, own_code
+from ssmpi.model import custom_code, custom_network, graph
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
 from ssmpi.model.options import ModelOptions
 from ssmpi.model.replica import Replica, by_name
@@ -400,7 +400,7 @@ def network(inputs):
 
 
 def cubed(folder, text=CUBE):
-    return own.network_of(f"{write_own(folder, text)}/net.py:network", Inputs(3, 5, 8))
+    return custom_network.network_of(f"{write_own(folder, text)}/net.py:network", Inputs(3, 5, 8))
 
 
 @pytest.mark.parametrize("batch", [0, 1, 7])
@@ -446,7 +446,7 @@ def test_it_is_trained_saved_with_its_code_and_resumed(few, tmp_path, alone, cap
 
 def forget():
     """As in another process, which has not read the file."""
-    for name in [name for name in sys.modules if name.startswith(own_code.PREFIX)]:
+    for name in [name for name in sys.modules if name.startswith(custom_code.PREFIX)]:
         del sys.modules[name]
 
 

@@ -1,4 +1,4 @@
-"""What is left to somebody whose checkpoint, or whose finished model, is damaged: the words for it."""
+"""Remedies for damaged checkpoints and models, for error messages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ssmpi.core.run_files import ASIDE, BEST, CHECKPOINTS, MODEL, RESULT_NAME
 START_OVER = "launch the run file with --overwrite"
 
 
-def after_damage(run: Path, damaged: Path) -> str:
-    """What to do where the checkpoint ``damaged`` cannot be used: another checkpoint, or a model that was kept, or the
-    beginning. No file of another one is read.
+def for_damaged_checkpoint(run: Path, damaged: Path) -> str:
+    """What to do if the checkpoint ``damaged`` cannot be used: use another checkpoint or a kept model, or start over.
+    Does not read the files of other checkpoints.
     """
     store = Store(run)
     others = [path.name for path in store.committed() if path != damaged]
@@ -31,12 +31,12 @@ def after_damage(run: Path, damaged: Path) -> str:
     return "; ".join(ways)
 
 
-def without_model(run: Path) -> str:
-    """What to do where a finished run's model is damaged."""
+def for_damaged_model(run: Path) -> str:
+    """What to do if the model of a finished run is damaged."""
     newest = Store(run).committed()[-1:]
     if not newest or find_error(newest[0], 0, 1):
         return f"put a whole copy in its place, or train again: {START_OVER}"
     return (
-        f"put a whole copy in its place, or remove {run / RESULT_NAME} and resume again: the run then goes on from"
-        f" {newest[0].name} and saves its model anew"
+        f"put a whole copy in its place, or remove {run / RESULT_NAME} and resume again: the run then resumes from"
+        f" {newest[0].name} and saves its model again"
     )

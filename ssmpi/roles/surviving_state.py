@@ -1,4 +1,4 @@
-"""What the trainers of a killed start have left in their memory, put together; and the first trainer's note there."""
+"""The trainers' state that survived a kill in memory, merged; and the first trainer's note in its memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ssmpi.recovery.choice import PARTIAL
 from ssmpi.recovery.ledger import LEDGER, OUTCOME
 from ssmpi.report import recoveries
 from ssmpi.roles.progress import Progress
-from ssmpi.roles.repair import make_good
+from ssmpi.roles.replica_recovery import restore_lost
 from ssmpi.sync.warmup import OVER
 
 if TYPE_CHECKING:
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from ssmpi.comm.world import World
     from ssmpi.config import Config
     from ssmpi.core.topology import Topology
-    from ssmpi.report.results import Results
+    from ssmpi.report.results import RunResults
     from ssmpi.report.trainer_report import TrainerReport
     from ssmpi.roles.model_selection import ModelSelection
     from ssmpi.sync import Synchronizer
 
 LOST_ON_THE_WAY = "pushes_lost", "center_pushes_lost", "batches_repeated"  # to embedding PSs, to sync PSs, by threads
-RUN, NOTE_SECONDS = "run", 1.0  # the name of the first trainer's note, and how old it may be
-FORGOTTEN = "forgotten"  # the name of every trainer's note: which recovery's outcome has what it had lost
+RUN, NOTE_SECONDS = "run", 1.0  # the name of the first trainer's note, and its greatest age
+FORGOTTEN = "forgotten"  # the name of every trainer's note: the recovery whose outcome includes its losses
 
 
-class _Kept(NamedTuple):
-    """What one trainer has kept: its last deal, its note, what it has scored, batches done; the dealer also what it had
-    handed out. Nothing, if its memory is lost.
+class _TrainerMemory(NamedTuple):
+    """One trainer's surviving state: its last deal, its note, what it has scored, batches done; on the dealer also the
+    assignments. Empty if its memory is lost.
     """
 
     deal: tuple[Deal, np.ndarray] | None
@@ -50,14 +50,14 @@ class _Kept(NamedTuple):
     handed: np.ndarray | None = None
 
 
-NOTHING = _Kept(None, {}, Quality(), -1, True)
+NOTHING = _TrainerMemory(None, {}, Quality(), -1, True)
 
 
 @dataclass(frozen=True)
-class KeptState:
-    """The same on all trainers. ``state`` is the first one's note, with ``examples``; ``left`` of the latest
-    deal; ``quality`` what each trainer has scored. What must be equal comes from the trainer ``furthest`` ahead;
-    ``repair`` says whose memory is lost.
+class SurvivingState:
+    """The same on all trainers. ``state`` is the first trainer's note, with ``examples``; ``left`` the rest of the
+    latest deal; ``quality`` what each trainer has scored. Replicated state is copied from the trainer ``furthest``
+    ahead; ``repair`` names the ranks whose memory is lost.
     """
 
     state: dict[str, Any]
@@ -68,8 +68,8 @@ class KeptState:
     repair: Repair | None = None
 
     @classmethod
-    def gather(cls, config: Config, world: World, memory: RankMemory, repair: Repair | None = None) -> KeptState:
-        """Every trainer calls. The memory stays as it is."""
+    def gather(cls, config: Config, world: World, memory: RankMemory, repair: Repair | None = None) -> SurvivingState:
+        """Gather the state of all trainers, without changing memory. Every trainer calls it."""
         lost = repair.trainers if repair else frozenset()
         mine = NOTHING if world.index in lost else _own(config, world, memory)
         found = world.trainers.gather(mine)
@@ -91,45 +91,45 @@ class KeptState:
             state={**run, "examples": deal.examples, "logbook": logbook, "dealt_again": again},
             left=deal,
             quality=[each.quality for each in found],
-            furthest=0 if lost else batches.index(max(batches)),  # the first one's group surely has its leader
+            furthest=0 if lost else batches.index(max(batches)),  # the first trainer's group is sure to have its leader
             warming_up=not all(each.warmed_up for each in found),
             repair=repair,
         )
 
     def deal(self, topology: Topology, batch_size: int) -> Deal:
-        """Where to go on; the numbers of trainers and threads are those that were killed."""
+        """The deal to resume from; the numbers of trainers and threads have not changed."""
         return self.left
 
     def scored(self) -> Sequence[Quality]:
-        """What each trainer counts as scored."""
+        """The quality that each trainer has scored."""
         return self.quality
 
     def make_equal(self, synchronizer: Synchronizer, world: World, waiting: WaitOptions) -> None:
-        """Give all trainers what must be the same on all of them, from the one that is furthest ahead: it may have been
-        killed a step after the others. A warm-up that was not over ends here.
+        """Copy replicated state to all trainers from the one furthest ahead, which may have been killed a step after
+        the others. An unfinished warm-up ends here.
         """
         arrays = synchronizer.common()
         if self.warming_up:
             arrays = [synchronizer.weights, *synchronizer.peers.local.optimizer.state().values()]
         given = [values.copy() if world.index == self.furthest else np.zeros_like(values) for values in arrays]
         for values in given:
-            wait(world.trainers.iallreduce(values), waiting, "the other trainers (to go on after a kill)")
+            wait(world.trainers.iallreduce(values), waiting, "the other trainers (to resume after a kill)")
         for values, from_furthest in zip(arrays, given, strict=True):
             values[:] = from_furthest
         if self.warming_up:
             synchronizer.restart()
             synchronizer.peers.local.memory.note(OVER, True)
         if self.repair:
-            make_good(self.repair, synchronizer, world, waiting)
+            restore_lost(self.repair, synchronizer, world, waiting)
 
 
-def _own(config: Config, world: World, memory: RankMemory) -> _Kept:
-    """What this trainer has kept."""
+def _own(config: Config, world: World, memory: RankMemory) -> _TrainerMemory:
+    """This trainer's surviving state."""
     threads, first = config.topology.threads, world.index == 0
     trained = TrainedRows(memory, threads, 0, dealer=first)
     progress = Progress(threads, world.trainers.size, config.schedule, memory=memory)
     deal = trained.kept()
-    return _Kept(
+    return _TrainerMemory(
         deal,
         memory.noted(RUN),
         progress.quality(),
@@ -140,81 +140,81 @@ def _own(config: Config, world: World, memory: RankMemory) -> _Kept:
 
 
 class Lost(Protocol):
-    """Something that a kill may lose, counted in memory that outlives it."""
+    """A count, in memory that outlives a kill, of something that a kill may lose."""
 
     @property
     def lost(self) -> int:
-        """How many are not on record yet."""
+        """How many are not reported yet."""
 
     def reported(self) -> None:
-        """They are on record."""
+        """Mark them as reported."""
 
 
 class RunNote:
-    """The first trainer's note in its memory, which may be a second old: what no other trainer knows, and neither
-    ``Progress`` nor ``TrainedRows`` holds. Other trainers, without ``results``, write none.
+    """The first trainer's note in its memory, at most a second old: state that no other trainer has and that is neither
+    in ``Progress`` nor in ``TrainedRows``. Other trainers, without ``results``, write none.
     """
 
     def __init__(
-        self, memory: RankMemory, results: Results | None, selection: ModelSelection, checked: Set[int],
+        self, memory: RankMemory, results: RunResults | None, selection: ModelSelection, checked: Set[int],
         saved: object,
     ) -> None:  # fmt: skip
         self._memory, self._results, self._selection, self._checked = memory, results, selection, checked
-        kept = saved if isinstance(saved, KeptState) else None
+        kept = saved if isinstance(saved, SurvivingState) else None
         self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
-        self._logged = kept.state["logged"] if kept else len(recoveries.gone_on(results.folder)) if results else 0
+        self._logged = kept.state["logged"] if kept else len(recoveries.resumed(results.folder)) if results else 0
         self._write()
 
     def gathered(self, trainer: int, report: TrainerReport) -> None:
-        """Take one trainer's report, on the first one."""
+        """Handle one trainer's report, on the first trainer."""
         assert self._results
         self._results.logbook.gathered(trainer, report)
         if time.monotonic() - self._written >= NOTE_SECONDS:
             self._write()
 
     def started(self, examples: int, lost: Sequence[Lost], trainers: Conversation) -> None:
-        """All ranks have their parts, and training goes on after ``examples`` of all trainers: from now on it may go on
-        from this memory. If it does so after a kill already, add that to the record, with what this trainer has
-        ``lost`` on the way, as ``LOST_ON_THE_WAY`` has them. All ``trainers`` call.
+        """All ranks are ready, and training starts after ``examples`` of all trainers: from now on it can resume from
+        this memory. If this start is itself a recovery, complete its record, with what this trainer has ``lost`` in
+        flight, in the order of ``LOST_ON_THE_WAY``. All ``trainers`` call it.
         """
         results, outcome = self._results, {}
         before = (self._memory.noted(LEDGER) or {}).get(OUTCOME) if results else None
         (noted, *_) = trainers.gather(before and before.get("at"))
-        if noted and self._memory.noted(FORGOTTEN) != noted:  # a kill came between that note and this one
+        if noted and self._memory.noted(FORGOTTEN) != noted:  # a kill came between the two notes
             self._forget(lost, noted)
         by_trainer = trainers.gather([each.lost for each in lost])
-        if results:  # the first trainer's memory is whole only with it
+        if results:  # the first trainer's memory is complete only with it
             found: dict[str, float] = {"examples": examples}
             found |= dict(zip(LOST_ON_THE_WAY, map(sum, zip(*by_trainer, strict=True)), strict=True))
             found |= {**results.news, "pls": results.pls}
             outcome = recoveries.outcome(results.folder, found)
-            self._memory.note(LEDGER, {**results.ledger, OUTCOME: outcome})  # told there if this start is killed now
-        (noted, *_) = trainers.gather(outcome.get("at"))  # nobody forgets what was lost before it is noted
+            self._memory.note(LEDGER, {**results.ledger, OUTCOME: outcome})  # reported by the next start if killed now
+        (noted, *_) = trainers.gather(outcome.get("at"))  # no trainer forgets its losses before they are noted
         self._forget(lost, noted)
         self._memory.ready()
         if results and outcome:
             recoveries.complete(results.folder, outcome)
             self._tell(results)
 
-    def _tell(self, results: Results) -> None:
+    def _tell(self, results: RunResults) -> None:
         """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
-        found = recoveries.gone_on(results.folder)
+        found = recoveries.resumed(results.folder)
         for recovery in found[self._logged :]:
             results.logbook.recovered(recovery)
             if recovery["how"] == PARTIAL:
                 results.logbook.say(recoveries.describe(recovery))
         self._logged, self._again = len(found), (0, 0)
-        self._write()  # or a kill within a second takes these lines back
+        self._write()  # otherwise a kill within a second would undo these lines
 
     def _forget(self, lost: Sequence[Lost], noted: str | None) -> None:
-        """It is on record, in the outcome of the recovery that began then."""
+        """Forget the losses: the outcome of the recovery that began at ``noted`` includes them."""
         for each in lost:
             each.reported()
         self._memory.note(FORGOTTEN, noted)
 
     def evaluated(self, part: int) -> None:
-        """A part of the run is over, its evaluation included: write that at once."""
+        """A part of the run and its evaluation are done: write the note at once."""
         self._evaluated = part
         self._write()
 

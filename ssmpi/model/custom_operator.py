@@ -1,4 +1,4 @@
-"""Operators of the user's own by torch: what their classes have besides ``form``, and what they give."""
+"""Custom operators, computed by torch: what their classes define besides ``form``, and checks of their output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from ssmpi.core.errors import SettingsError
-from ssmpi.model import own_code
+from ssmpi.model import custom_code
 from ssmpi.model.network import Operator
 
 REMEDY = (
@@ -28,8 +28,8 @@ class ByTorch(Protocol):
 
 
 def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]) -> torch.Tensor:
-    """What the user's operator gives; SettingsError says what is wrong with it, and where."""
-    kind, path = type(operator), own_code.path_of(type(operator))
+    """The output of a custom operator; SettingsError says what is wrong with it, and where."""
+    kind, path = type(operator), custom_code.path_of(type(operator))
     what = f"operator {operator.name!r} ({kind.__name__})"
     if not isinstance(operator, ByTorch):
         raise SettingsError(
@@ -37,7 +37,7 @@ def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: l
         )
     begin = f"{operator.name}."
     own = {name.removeprefix(begin): value for name, value in parameters.items() if name.startswith(begin)}
-    found: object = own_code.in_words(path, what, lambda: operator.by_torch(own, *inputs), REMEDY)
+    found: object = custom_code.run_user_code(path, what, lambda: operator.by_torch(own, *inputs), REMEDY)
     wanted = len(inputs[0]), operator.form(*(value.shape[1] for value in inputs)).width
     if not isinstance(found, torch.Tensor) or found.shape != wanted:
         given = f"a tensor {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"{found!r:.60}"

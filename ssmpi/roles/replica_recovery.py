@@ -1,5 +1,5 @@
-"""What a partial recovery makes good among trainers and sync PSs: a lost replica comes from the common model, a lost
-center from the replicas. EASGD's gap and the shadow's pace begin anew with every process anyway.
+"""Partial recovery of trainers and sync PSs: a lost replica is restored from the common model, a lost center from the
+replicas.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from ssmpi.sync import Synchronizer
 
 
-def make_good(repair: Repair, synchronizer: Synchronizer, world: World, waiting: WaitOptions) -> None:
-    """Every trainer calls, once what must be equal on all of them is.
+def restore_lost(repair: Repair, synchronizer: Synchronizer, world: World, waiting: WaitOptions) -> None:
+    """Every trainer calls it, once replicated state is equal on all of them.
 
-    The shards of lost sync PSs begin at the mean of the living replicas, with the optimizer state of the checkpoint.
-    A lost trainer has the center, or the mean of the living replicas where there is none, and the mean of their
-    optimizers' states.
+    The shards of lost sync PSs start from the mean of the surviving replicas, with the optimizer state of the
+    checkpoint. A lost trainer gets the center, or the mean of the surviving replicas if there is no center, and the
+    mean of their optimizers' states.
     """
     lost, living = world.index in repair.trainers, world.trainers.size - len(repair.trainers)
     arrays = [synchronizer.weights, *synchronizer.peers.local.optimizer.state().values()]
     means = [np.zeros_like(values) if lost else values / np.float32(living) for values in arrays]
     for mean in means:
-        wait(world.trainers.iallreduce(mean), waiting, "the other trainers (to make good what was lost)")
+        wait(world.trainers.iallreduce(mean), waiting, "the other trainers (to restore lost state)")
     if repair.sync_ps:
         saved = algorithm_state(repair, synchronizer) if world.index == 0 else {}
         synchronizer.recenter(repair.sync_ps, means[0], saved)
@@ -43,7 +43,7 @@ def make_good(repair: Repair, synchronizer: Synchronizer, world: World, waiting:
 
 
 def algorithm_state(repair: Repair, synchronizer: Synchronizer) -> Mapping[str, np.ndarray]:
-    """What the newest checkpoint holds of the algorithm; nothing if there is none, or a damaged one."""
+    """The algorithm's state in the newest checkpoint; empty if there is none, or if it is damaged."""
     if not repair.checkpoint or not synchronizer.state():
         return {}
     try:
@@ -54,5 +54,5 @@ def algorithm_state(repair: Repair, synchronizer: Synchronizer) -> Mapping[str, 
         same = checkpoint.state["algorithm"] == synchronizer.options.algorithm
         return checkpoint.arrays(0).below("sync/") if same else {}
     except DataError as error:
-        log.warning(f"the optimizer state of lost sync PSs begins anew: {error}")
+        log.warning(f"the optimizer state of lost sync PSs is reset: {error}")
         return {}

@@ -1,4 +1,6 @@
-"""Python files of the user's: modules made of their text, and what goes wrong in them in words. Nothing is written."""
+"""User-defined Python files: loads modules from their text, and turns errors in them into messages. Nothing is written
+to disk.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ from ssmpi.core.errors import SettingsError
 from ssmpi.model.network import Operator
 
 PREFIX = "ssmpi_own_"  # of the modules' names
-REMEDY = "README.md has an example under 'Your own network'"
+REMEDY = "README.md has an example under 'Custom networks'"
 
 T = TypeVar("T")
 
 
 def module_of(path: Path, text: str) -> types.ModuleType:
-    """The file's names. Files of one text are one module, so that its classes are the same."""
+    """The file's namespace. Files with the same text are one module, so that their classes are identical."""
     name = PREFIX + hashlib.sha256(text.encode()).hexdigest()[:16]
     if name not in sys.modules:
         module = types.ModuleType(name)
@@ -36,17 +38,17 @@ def module_of(path: Path, text: str) -> types.ModuleType:
 
 
 def is_own(kind: type[Operator]) -> bool:
-    """Whether an operator's class is of a user's file."""
+    """Whether an operator's class is defined in a user's file."""
     return kind.__module__.startswith(PREFIX)
 
 
 def own_operators(operators: Iterable[Operator]) -> list[Operator]:
-    """Those that are of the user's."""
+    """The custom operators among ``operators``."""
     return [operator for operator in operators if is_own(type(operator))]
 
 
 def path_of(kind: type[Operator]) -> Path:
-    """The file of a user's operator."""
+    """The file of a custom operator."""
     return Path(str(sys.modules[kind.__module__].__file__))
 
 
@@ -56,24 +58,24 @@ def kind_of(kind: type[Operator]) -> str:
 
 
 def kinds_of(operators: Iterable[Operator]) -> str:
-    """The user's among some operators' kinds, in words."""
+    """The kinds of the custom operators among ``operators``, for messages."""
     return ", ".join(dict.fromkeys(kind_of(type(operator)) for operator in own_operators(operators)))
 
 
 def texts_of(operators: Iterable[Operator]) -> dict[str, str]:
-    """The files that the user's among some operators are from: their names and their text."""
+    """The files of the custom operators among ``operators``: names and texts."""
     modules = [sys.modules[type(operator).__module__] for operator in own_operators(operators)]
     return {Path(str(module.__file__)).name: vars(module)["__source__"] for module in modules}
 
 
 def meaning(text: str) -> str:
-    """What there is in a file besides comments and layout."""
+    """A file's code without comments and layout."""
     return ast.dump(ast.parse(text))
 
 
-def in_words(path: Path, what: str, body: Callable[[], T], remedy: str = REMEDY) -> T:
-    """What ``body``, the user's code, gives; what it raises as SettingsError with its line and ``remedy``. ``what`` it
-    was about.
+def run_user_code(path: Path, what: str, body: Callable[[], T], remedy: str = REMEDY) -> T:
+    """Run ``body``, the user's code, and return its result; an exception becomes a SettingsError with the line and
+    ``remedy``. ``what`` describes the call.
     """
     try:
         return body()
@@ -93,7 +95,7 @@ def in_words(path: Path, what: str, body: Callable[[], T], remedy: str = REMEDY)
 
 
 def _lines(error: BaseException, path: Path) -> list[int]:
-    """The lines of the file that were under way, of ``error`` and of what it came from, the innermost last."""
+    """The lines of the file in the traceback of ``error`` and its causes, the innermost last."""
     found: list[int] = []
     cause: BaseException | None = error
     while cause:

@@ -1,8 +1,6 @@
-"""What ``ssmpi plan --predict`` says of a codec beforehand: over which links it is worth its time, and over which not.
-
-It saves bytes and takes time of the processors, so over fast links, and in the memory of one host, it costs more than
-it saves. Over a full link of many trainers it gains only what the fuller direction has less of: with whole pulls
-nothing.
+"""Predicts for ``ssmpi plan --predict`` over which links a codec pays. It saves bytes and costs processor time, so over
+fast links, and in shared memory, it costs more than it saves. Over a saturated link of many trainers it gains only what
+it saves in the fuller direction: with dense pulls nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +12,12 @@ import numpy as np
 from ssmpi.tools.link_model import Forecast
 
 WANTED = 1.37  # times the rate of dense rounds, as published of DCT in production (Gupta et al., KDD 2021)
-PAYS = 1.005  # times: what is worth anything
+PAYS = 1.005  # times: the least gain that counts
 RATES = np.geomspace(1e3, 1e12, 1801)  # bytes a second
 
 
 def sentence(found: Forecast, trainers: int) -> list[str]:
-    """One line for so many trainers; none where there is no codec."""
+    """The line for ``trainers`` trainers; empty without a codec."""
     rounds = found.rounds
     if not (rounds.codec_seconds and found.round_bytes(trainers)):
         return []
@@ -35,8 +33,8 @@ def sentence(found: Forecast, trainers: int) -> list[str]:
 
 
 def gain(found: Forecast, rate: float, trainers: int) -> float:
-    """How many times the rate of dense rounds a run with the codec has over links of ``rate`` bytes a second: examples
-    per second, or in the background rounds.
+    """The rate of a run with the codec relative to dense rounds, over links of ``rate`` bytes a second: of examples, or
+    of rounds if these run in the background.
     """
     coded, dense = (each.over(rate).of(trainers) for each in (found, found.dense))
     if found.rounds.period:
@@ -45,7 +43,7 @@ def gain(found: Forecast, rate: float, trainers: int) -> float:
 
 
 def _reach(found: Forecast, gains: np.ndarray, trainers: int) -> str:
-    """Where the wanted gain is reached, or that it is not."""
+    """For which links the wanted gain is reached, if any."""
     what, there = f"dense {'EPS' if found.rounds.period else 'rounds'}", RATES[gains >= WANTED]
     if not there.size:
         best = int(np.argmax(gains))
