@@ -96,6 +96,8 @@ class Job:
         flags = self._watch.flags
         run_with_timeout(failure.FATAL_REPORT_SECONDS, partial(log.record, text), partial(flags.report_once, text))
         flags.leaving(self.rank)
+        if self.comm.size == 1:  # nobody else is to be ended, and MPI would print a banner of its own
+            os._exit(code)
         self.comm.Abort(code)
 
     def leave(self, stopped: bool = False) -> bool:
