@@ -37,7 +37,7 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
         lines.append(f"what to do about {MODEL}: {ways_on.without_model(run)}")
     if not finished and there and there[-1] in damaged:
         lines.append(f"what to do about {there[-1].name}: {ways_on.after_damage(run, there[-1])}")
-    if not there:
+    if not there and not problem:
         coming = "the run is finished" if finished else "--resume starts from the beginning"
         lines.append(f"no checkpoint: {coming}")
     return "\n".join(lines), not damaged

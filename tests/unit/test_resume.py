@@ -291,6 +291,7 @@ def test_a_run_whose_end_cannot_be_read_is_not_trained_anew(tmp_path, small_data
     described, well = inspect.describe(run, checksums=True)
     assert not well
     assert re.search(r"result\.json: DAMAGED: .*: how the run ended is not known", described)
+    assert "--resume starts" not in described
 
 
 def test_a_checkpoint_to_resume_from_is_not_taken_from_a_run_that_is_none(tmp_path, small_data):
