@@ -95,10 +95,12 @@ def _parse(arguments: Sequence[str] | None, ranks: Ranks) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     words = sys.argv[1:] if arguments is None else arguments
     for name, (module, text) in LATE.items():
-        command = commands.add_parser(name, help=text, description=text)
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         if name in words:
             import_module(f"data_prep.{module}").add_arguments(command)
-    _add_criteo(commands.add_parser("criteo", help="prepare Criteo Kaggle or Terabyte raw files", epilog=CRITEO_EPILOG))
+    text = "prepare Criteo Kaggle or Terabyte raw files"
+    exact = commands.add_parser("criteo", help=text, epilog=CRITEO_EPILOG, allow_abbrev=False)
+    _add_criteo(exact)  # '--overwrit' is no way to remove a data set
     for name, text in (("inspect", "show what a prepared folder holds"), ("verify", "check a prepared folder")):
         commands.add_parser(name, help=text, description=text).add_argument("folder", type=Path)
     with contextlib.ExitStack() as quiet:

@@ -10,7 +10,7 @@ run() {  # print a command as the user could type it, then run it
 
 fail() {
   printf 'error: %s\n' "$*" >&2
-  exit 1
+  exit 2
 }
 
 python_command() {  # the newest python that will do

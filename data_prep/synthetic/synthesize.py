@@ -115,21 +115,21 @@ def require(holds: bool, message: str) -> None:
 
 
 def _make_room(plan: SynthesisPlan, teacher: Teacher, names: list[str]) -> None:
-    """Make the folder, refuse to replace files unasked, say how much disk is needed and see that it is there."""
+    """Refuse to replace files unasked, say how much disk is needed and see that it is there, make the folder."""
     folder = plan.folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be made ({error.strerror}); give a folder that can be written to") from error
     there = [name for name in names if (folder / name).exists()]
     if there and not plan.overwrite:
         raise UserError(f"{folder}: {', '.join(there[:3])} already there; choose another folder or add --overwrite")
     sample = TextWriter(BLOCK_ROWS, teacher.token_key()).text(teacher.block(0, BLOCK_ROWS), labelled=True)
     bytes_per_row = len(gzip.compress(sample, GZIP_LEVEL) if plan.gzipped else sample) / BLOCK_ROWS
     need = 1.02 * bytes_per_row * (plan.teacher.rows + plan.unlabelled_rows)
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     print(f"needs {need / 1e9:.2f} GB in {folder}, where {free / 1e9:.1f} GB are free", flush=True)
     require(need < free, f"{folder}: needs {need / 1e9:.2f} GB, {free / 1e9:.2f} GB are free; ask for fewer --rows")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made ({error.strerror}); give a folder that can be written to") from error
     # A record of other rows must not stay beside new text if this is interrupted.
     (folder / TEACHER_NAME).unlink(missing_ok=True)
 

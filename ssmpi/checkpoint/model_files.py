@@ -27,7 +27,8 @@ def find(run: Path) -> Path:
     there = [*store.Store(run).committed(), *([run / MODEL] if (run / MODEL / MANIFEST_NAME).is_file() else [])]
     if not there:
         raise DataError(
-            f"{run}: no whole model here: its run did not reach a save. Train again, or name another run folder"
+            f"{run}: no whole model here: it was removed, or the run did not reach a save. Train again, or name "
+            "another run folder"
         )
     tables(there[-1])
     return there[-1]

@@ -68,7 +68,7 @@ def add_plans(among: Commands) -> None:
     sub.add_argument(
         "--predict", action="store_true", help="predict speed by number of trainers, and the first bottleneck"
     )
-    sub.add_argument("--trainers", default="1,8,64,256", metavar="NUMBERS", help="to predict for (default: 1,8,64,256)")
+    sub.add_argument("--trainers", metavar="NUMBERS", help=f"to predict for (default: {commands.TRAINERS})")
     sub.add_argument(
         "--step-ms", type=float, metavar="MS", help="measured time of a thread's dense step, to predict from"
     )

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from ssmpi.run.request import RunRequest
 
 
+PREDICTS = ("trainers", "step_ms", "link_mb")
+TRAINERS = "1,8,64,256"  # to predict for
+
+
 def train(arguments: argparse.Namespace) -> int:
     """``ssmpi train``, on every rank."""
     signals.listen()
@@ -92,13 +96,16 @@ def plan(arguments: argparse.Namespace) -> int:
     """``ssmpi plan``."""
     from ssmpi.cluster import site
     from ssmpi.config import load
-    from ssmpi.run.requirements import placement_of
+    from ssmpi.data.schema import read_manifest
+    from ssmpi.run.requirements import placement_of, splits_to_score
     from ssmpi.tools import plan as planner
     from ssmpi.tools import recovery_plan
 
     inputs = recovery_inputs(arguments)
     where = site.load(arguments.site) if arguments.site else None
     config = load(arguments.run_file, arguments.overrides)
+    if not arguments.tables:
+        splits_to_score(config, read_manifest(Path(config.data.folder)))
     sections = [planner.describe(config, where, arguments.tables)]
     placement = placement_of(config, arguments.tables)
     if arguments.recovery or arguments.predict:  # the size of a row follows from the network
@@ -113,6 +120,9 @@ def plan(arguments: argparse.Namespace) -> int:
 
 def recovery_inputs(arguments: argparse.Namespace) -> dict[str, float]:
     """The inputs that were given to ``--recovery`` or ``--predict``, by their names."""
+    for option in PREDICTS:
+        if getattr(arguments, option) is not None and not arguments.predict:
+            raise SettingsError(f"--{option.replace('_', '-')} is an input of --predict: add that")
     given = given_inputs(arguments)
     if given and not (arguments.recovery or arguments.predict):
         raise SettingsError(f"{INPUTS[next(iter(given))].option} is an input of --recovery: add that")
@@ -135,7 +145,7 @@ def predicted(config: Config, arguments: argparse.Namespace) -> str:
         raise SettingsError("--predict samples batches of the prepared data: prepare it, and leave out --tables")
     speed = 1e6 * arguments.link_mb
     links = LinkSpeeds(speed, speed, speed)
-    step, trainers = arguments.step_ms / 1e3, numbers("--trainers", arguments.trainers)
+    step, trainers = arguments.step_ms / 1e3, numbers("--trainers", arguments.trainers or TRAINERS)
     found = forecast.describe(config, step, links, trainers)
     worth = codec_benefit.sentence(forecast.forecast(config, step, links), config.topology.trainers)
     return "\n".join([found, *worth])

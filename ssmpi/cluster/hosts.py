@@ -5,6 +5,7 @@ memory; the ranks of a lost host move to a spare host, or to others that have ro
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 
@@ -68,14 +69,23 @@ def node_names(where: Site) -> list[str]:
 
 
 def slurm_nodes() -> list[str]:
-    """Names of this SLURM job's nodes."""
+    """Names of this SLURM job's nodes; UserError where SLURM does not say them."""
     if "SLURM_JOB_NODELIST" not in os.environ:
         raise UserError(
             "this site has [slurm], but this is not a SLURM job: submit it with 'ssmpi submit', "
             "or launch without --site"
         )
     shown = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
-    return subprocess.run(shown, check=True, capture_output=True, text=True).stdout.split()
+    try:
+        done = subprocess.run(shown, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise UserError(f"scontrol: cannot be started ({error.strerror}): put SLURM's commands on PATH") from None
+    if done.returncode:
+        said = " / ".join(done.stderr.splitlines()) or "it does not say why"
+        raise UserError(
+            f"'{shlex.join(shown)}' failed (exit code {done.returncode}), so this job's nodes are not known: {said}"
+        )
+    return done.stdout.split()
 
 
 def moved(

@@ -24,7 +24,8 @@ BANNER = re.compile(
 LAUNCHER_REMARK = re.compile(
     rb"srun: error: \S+: tasks? .*: Exited with exit code|"
     rb"\[[^]]*\] PMIX ERROR: PMIX_ERR_UNREACH in file |"
-    rb"\[[^]]*\] \d+ more process\w* ha\w+ sent help message help-mpi-api"
+    rb"(?:\[[^]]*\] )?\d+ more process\w* ha\w+ sent help message help-mpi-api|"
+    rb"\[warn\] Epoll \w+\(\d+\) on fd \d+ failed"
 )
 HELD_SECONDS = 2.0  # a banner may overtake a rank's message
 PART_SECONDS = 0.2  # launchers relay whole lines: the rest of a line comes at once, or never

@@ -40,10 +40,10 @@ class Restarts:
         killed ranks leave them behind too. If all ranks run ``here``, those of the last start are removed; otherwise
         ``tidy`` does that, and the ranks make the folder.
         """
-        if self._options.mode == "off" or SEGMENTS in environ:
+        if SEGMENTS in environ:
             return {}
         if not here:
-            return {SEGMENTS: str(self._folder)}
+            return {} if self._options.mode == "off" else {SEGMENTS: str(self._folder)}
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
         except OSError:
@@ -86,9 +86,9 @@ class Restarts:
         """Remove what killed ranks left behind, here and on other hosts: ``remote(command)`` runs a command on each of
         them and returns those where that failed.
         """
+        shutil.rmtree(self._folder, ignore_errors=True)
         if self._options.mode == "off":
             return
-        shutil.rmtree(self._folder, ignore_errors=True)
         if missed := remote(["rm", "-rf", str(self._folder)]):
             say(
                 f"error: {self._folder} may be left on {', '.join(missed)}, which did not answer: remove it there, or"

@@ -25,7 +25,7 @@ from ssmpi.core.run_files import BATCH_FILE, BATCH_LOG, NETWORK, RUN_FILE, SITE_
 from ssmpi.core.writable import check_writable
 from ssmpi.data.schema import read_manifest
 from ssmpi.run import run_folder
-from ssmpi.run.requirements import composed
+from ssmpi.run.requirements import composed, splits_to_score
 
 FILES = (RUN_FILE, SITE_FILE, BATCH_FILE, VERSIONS)
 
@@ -37,7 +37,9 @@ def submit(config: Config, site_file: Path, dry_run: bool) -> int:
     run folder is then left unchanged. Without SLURM the job replaces this process: signals and exit codes are its own.
     """
     where = site.load(site_file)
-    config = composed(config, read_manifest(Path(config.data.folder)).features)
+    manifest = read_manifest(Path(config.data.folder))
+    splits_to_score(config, manifest)  # now rather than after a wait in the queue
+    config = composed(config, manifest.features)
     layout = layout_of(config, where)
     folder = Path(config.run.folder)
     text = batch_file(config, where, layout)

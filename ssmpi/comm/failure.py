@@ -69,7 +69,7 @@ def cause(error: BaseException) -> str:
     if isinstance(error, UserError | PeerError):
         return str(error)
     if isinstance(error, OSError) and error.errno in NO_ROOM:
-        return f"{error}: make room there, or choose another run.folder, and start again"
+        return f"{error}: make room there, or choose another folder, and start again"
     if isinstance(error, OSError) and error.errno in NO_WAY:
         return f"{error}: fix the path or its permissions, or choose another folder, and start again"
     text = "".join(traceback.format_exception(error)).rstrip()
@@ -137,7 +137,8 @@ def report_fatal_error(error: BaseException) -> int:
 
     In an MPI job of several ranks it does not return: the others would wait for a rank that exits without Abort.
     """
-    rank, code = launched_rank(), 2 if isinstance(error, UserError) else 1
+    in_the_way = isinstance(error, OSError) and error.errno in (*NO_ROOM, *NO_WAY)
+    rank, code = launched_rank(), 2 if in_the_way or isinstance(error, UserError) else 1
     defer_to_rank_0()
     where = "" if rank is None else f"rank {rank} (host {socket.gethostname()}): "
     run_with_timeout(FATAL_REPORT_SECONDS, lambda: say(f"error: {where}{cause(error)}"))

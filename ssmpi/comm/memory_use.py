@@ -36,10 +36,15 @@ def in_use(folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder of ranks' memory, which others may be removing too; OSError if that is not possible."""
+    """Remove a folder of ranks' memory, which others may be removing too: as much as it can, then OSError if something
+    is left.
+    """
+    kept = []
 
     def failed(_: object, __: str, what: tuple[type[BaseException], BaseException, object]) -> None:
         if not isinstance(what[1], FileNotFoundError):
-            raise what[1]
+            kept.append(what[1])
 
     shutil.rmtree(folder, onerror=failed)
+    if kept:
+        raise kept[0]  # the others follow from it, as that a folder is not empty

@@ -24,11 +24,11 @@ from ssmpi.comm.failure import Watch, cause, guard, say
 from ssmpi.comm.waiting import SUPERVISOR, Backoff, WaitOptions
 from ssmpi.core import launcher_env, log
 from ssmpi.core.errors import TopologyError
-from ssmpi.core.mpi_environment import without_sm_transport
+from ssmpi.core.mpi_environment import leaving_nothing, remove_session
 
 mpi4py.rc.thread_level = "multiple"  # also the default; explicit because everything depends on it
 try:
-    with without_sm_transport():
+    with leaving_nothing():
         from mpi4py import MPI
 except (ImportError, RuntimeError) as error:
     raise TopologyError(
@@ -96,6 +96,9 @@ class Job:
         flags = self._watch.flags
         run_with_timeout(failure.FATAL_REPORT_SECONDS, partial(log.record, text), partial(flags.report_once, text))
         flags.leaving(self.rank)
+        if self.comm.size == 1:  # nobody else is to be ended, and MPI would print a banner of its own
+            remove_session()
+            os._exit(code)
         self.comm.Abort(code)
 
     def leave(self, stopped: bool = False) -> bool:

@@ -40,7 +40,10 @@ class CodecOptions:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        require(0 <= self.share < 1, f"a codec drops a share of the entries in [0, 1), got {self.share}")
+        require(
+            0 <= self.share < 1,
+            f"codec: the share of the entries that are dropped must be in [0, 1), got {self.share:g}",
+        )
         require(self.refresh in REFRESHES, f"refresh is doubling or plain, got {self.refresh!r}")
         within("life_span", self.life_span, 1, EXAMPLES)
 

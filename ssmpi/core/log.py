@@ -13,17 +13,51 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from ssmpi.core.run_files import LOGS
+from ssmpi.core.write_behind import WriteBehind
 
 ENDS = "the job ends: "
 AGAIN_SECONDS = 10.0  # between two reminders that something is still running
 WORTH_SAYING = 1.0  # seconds
+CLOSING_SECONDS = 2.0  # for a disk that does not answer, when a process ends
 SHAPE = 80, 24  # columns and rows where a terminal does not report them
 
 log = logging.getLogger("ssmpi")
+
+
+class RankFile(logging.Handler):
+    """Appends to a rank's own file; a disk that is full or hangs neither ends nor holds up who has something to log."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path, self._file = path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self.behind, self._refused = WriteBehind(path.name), False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One more line."""
+        self.behind.do(partial(self._append, f"{self.format(record)}\n".encode()))
+
+    def close(self) -> None:
+        """No more lines."""
+        super().close()
+        if self._file >= 0 and self.behind.settle(CLOSING_SECONDS):
+            os.close(self._file)
+        self._file = -1  # logging closes handlers again when a process ends
+
+    def _append(self, text: bytes) -> None:
+        try:
+            os.write(self._file, text)
+            self._refused = False
+        except OSError as error:
+            if not self._refused:
+                self._refused = True
+                log.error(f"error: {self._path} lacks lines from here on, {error.strerror}: make room there")
+
+
 _terminal: TextIO | None = None
 
 
@@ -51,7 +85,7 @@ def above(write: Callable[[str], None], text: str) -> None:
     """Log an ordinary line, in this rank's file too; ``write`` prints it above a progress bar."""
     line = log.makeRecord(log.name, logging.INFO, "", 0, text, (), None)
     for handler in log.handlers:
-        if isinstance(handler, logging.FileHandler):
+        if isinstance(handler, RankFile):
             handler.handle(line)
         elif line.levelno >= handler.level:
             write(handler.format(line))
@@ -91,7 +125,7 @@ def configure(who: str, *, verbose: bool) -> None:
 def log_to_file(path: Path, who: str) -> None:
     """Append all messages of this rank, also those that it does not print, to a file of its own."""
     path.parent.mkdir(exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = RankFile(path)
     handler.setFormatter(_format(who, precise=True))
     log.addHandler(handler)
 
@@ -100,8 +134,9 @@ def record(text: str) -> None:
     """Write why the job ends to this rank's own file only: ``comm.failure`` decides whether to print it."""
     line = log.makeRecord(log.name, logging.ERROR, "", 0, ENDS + text, (), None)
     for handler in log.handlers:
-        if isinstance(handler, logging.FileHandler):
+        if isinstance(handler, RankFile):
             handler.handle(line)
+            handler.behind.settle()  # the caller has a limit
 
 
 def lengths(run: Path) -> dict[int, int]:

@@ -7,10 +7,12 @@ Measured with Open MPI 5 on TCP and shared memory; a site with a fast fabric nam
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import pwd
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -96,18 +98,40 @@ def make_segments_folder() -> None:
             Path(os.environ[SEGMENTS]).mkdir(mode=0o700, exist_ok=True)
 
 
+_left = contextlib.ExitStack()  # what removes a single process's session folder
+
+
+@atexit.register
+def remove_session() -> None:
+    """Remove the session folder of a single process; to be called where it ends without the usual clearing up."""
+    _left.close()
+
+
 @contextlib.contextmanager
-def without_sm_transport() -> Iterator[None]:
-    """Let Open MPI start in this block without its shared-memory transport where there are no other ranks: a process
-    without a launcher leaves 16 MB in /dev/shm each time. The user's own choice stays, and child processes see no
-    change.
+def leaving_nothing() -> Iterator[None]:
+    """Let Open MPI start in this block so that it leaves nothing behind where there are no other ranks: a process
+    without a launcher leaves 16 MB in /dev/shm each time by its shared-memory transport, and a session folder in /tmp.
+    The user's own choice of transports stays, and child processes see no change.
     """
-    name, ours = "OMPI_MCA_btl", OPEN_MPI["OMPI_MCA_btl"][0]
-    before = os.environ.get(name)
-    if not launcher_env.is_single_process() or before not in (None, ours):
+    if not launcher_env.is_single_process():
         yield
         return
-    os.environ[name] = "self"
+    name = "OMPI_MCA_btl"
+    with contextlib.ExitStack() as restored:
+        if os.environ.get(name) in (None, OPEN_MPI[name][0]):
+            restored.enter_context(_variable(name, "self"))
+        with contextlib.suppress(OSError):  # nowhere to make one: MPI says so, or needs none
+            sessions = tempfile.mkdtemp(prefix="ssmpi-alone-")
+            _left.callback(shutil.rmtree, sessions, ignore_errors=True)
+            restored.enter_context(_variable("TMPDIR", sessions))
+        yield
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """An environment variable for the time of the block."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ssmpi.core.errors import json_problem
 from ssmpi.core.run_files import RESULT_NAME
 
 COMPLETE = "complete"  # all examples, or a rule ended the run; nothing is left to do
@@ -22,6 +23,17 @@ def read(run: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def damage(run: Path) -> str:
+    """What is wrong with the marker; empty if it is whole, or not there."""
+    try:
+        found = json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))
+        return "" if str(found["status"]) else "its status is empty"
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return json_problem(error)
 
 
 def status(run: Path) -> str:

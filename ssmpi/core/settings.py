@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from ssmpi.core.errors import SettingsError
+from ssmpi.core.errors import SettingsError, json_problem
 from ssmpi.core.run_files import is_run_folder
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def read(path: Path, kind: str = "run file") -> dict[str, Any]:
             ) from None
         raise SettingsError(f"{path}: no such {kind}") from None
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: not UTF-8 text ({error}): save it as UTF-8") from error
+        raise SettingsError(f"{path}: {json_problem(error)}: save it as UTF-8") from error
     except IsADirectoryError:
         there = is_run_folder(path) and kind == "run file"
         hint = f"; '--resume {path}' resumes the run in it" if there else ""
@@ -201,7 +201,7 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
-            raise SettingsError(f"'{name}' is a section, got {value!r}: write [{name}]")
+            raise SettingsError(f"'{name}' is a section, got {value!r}: write [{name}], or {name}.KEY=VALUE")
         return build(typing.cast(type, hint), value, f"{name}.")
     if origin is typing.Literal:
         if value not in arguments:

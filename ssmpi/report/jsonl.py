@@ -1,34 +1,42 @@
-"""An append-only file of JSON lines that tolerates a temporarily full disk: logging must not end the run."""
+"""An append-only text file of whole lines, on a disk that may be full or hang for a while: logging must neither end nor
+hold up the run.
+"""
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 from ssmpi.comm.failure import cause
 from ssmpi.core.log import log
+from ssmpi.core.write_behind import WriteBehind
+
+CLOSING_SECONDS = 10.0  # for a disk that does not answer, at the end
 
 
 class JsonlFile:
     """Appends to ``path``, after truncating it to ``known`` bytes. Lines that cannot be written are kept in memory and
-    retried.
+    retried. ``size`` is the bytes so far, including lines kept in memory; ``behind`` writes them.
     """
 
     def __init__(self, path: Path, known: int) -> None:
         self._path = path
         self._file = path.open("ab", buffering=0)
-        self._file.truncate(min(known, os.fstat(self._file.fileno()).st_size))
+        self.size = min(known, os.fstat(self._file.fileno()).st_size)
+        self._file.truncate(self.size)
         self._waiting = b""
         self._refused = False
-
-    @property
-    def size(self) -> int:
-        """Bytes so far, including lines kept in memory."""
-        return os.fstat(self._file.fileno()).st_size + len(self._waiting)
+        self.behind = WriteBehind(path.name)
 
     def write(self, line: str) -> None:
         """One more line."""
-        self._waiting += f"{line}\n".encode()
+        text = f"{line}\n".encode()
+        self.size += len(text)
+        self.behind.do(partial(self._append, text))
+
+    def _append(self, text: bytes) -> None:
+        self._waiting += text
         try:
             while self._waiting:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
@@ -42,6 +50,9 @@ class JsonlFile:
 
     def close(self) -> None:
         """No more lines."""
+        if not self.behind.settle(CLOSING_SECONDS):
+            log.error(f"error: {self._path} lacks its last lines: its disk has not answered for {CLOSING_SECONDS:g} s")
+            return  # closing it would wait for the disk, too
         if lost := self._waiting.count(b"\n"):
             log.error(f"error: {self._path} lacks its last {lost} lines: the disk did not take them")
         self._file.close()

@@ -8,6 +8,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -194,9 +195,9 @@ class MetricLogger:
         """Write the last window and close the files."""
         self.window()
         self._bar.close()
-        self._lines.close()
         if self.writer:
-            self.writer.close()
+            self._lines.behind.do(self.writer.close)
+        self._lines.close()
 
     def _where(self) -> dict[str, Any]:
         return {
@@ -218,14 +219,17 @@ class MetricLogger:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
         self._lines.write(json.dumps(plain))
         if self.writer:
-            prefix = plain.get("split", "train")
-            try:
-                for name, value in plain.items():
-                    if isinstance(value, float) and name != "seconds":
-                        self.writer.add_scalar(f"{prefix}/{name}", value, line["examples"])
-            except OSError as error:
-                self.writer = None
-                log.error(f"error: TensorBoard's events end here, metrics.jsonl continues: {cause(error)}")
+            self._lines.behind.do(partial(self._add_events, self.writer, plain))
+
+    def _add_events(self, writer: EventWriter, line: dict[str, Any]) -> None:
+        prefix = line.get("split", "train")
+        try:
+            for name, value in line.items():
+                if isinstance(value, float) and name != "seconds":
+                    writer.add_scalar(f"{prefix}/{name}", value, line["examples"])
+        except OSError as error:
+            self.writer = None
+            log.error(f"error: TensorBoard's events end here, metrics.jsonl continues: {cause(error)}")
 
     def _show(self, line: dict[str, Any]) -> None:
         gap = f" gap {line['sync_gap_thread']:.1f}" if "sync_gap_thread" in line else ""

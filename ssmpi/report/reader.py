@@ -89,7 +89,7 @@ def _lines(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     try:
         content = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        missing.append(f"no {path.name}: it never began to train; no learning curves")
+        missing.append(f"no {path.name}: removed, or it never began to train; no learning curves")
         return []
     except OSError as error:
         missing.append(f"{path.name} {json_problem(error)}: no learning curves")

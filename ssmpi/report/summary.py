@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ssmpi.core import result_marker
 from ssmpi.core.errors import DataError
 from ssmpi.core.result_marker import COMPLETE
 from ssmpi.core.run_files import RESULT_NAME
@@ -64,6 +65,8 @@ def _without_result(record: Record) -> str:
         for line in record.evaluations[-1:]
     )
     more = f"If no job is running it, 'ssmpi launch --resume {record.folder}' resumes it"
+    if result_marker.damage(record.folder):
+        more = "Put a whole copy in its place"
     if record.status == COMPLETE:
         more = f"'ssmpi evaluate {record.folder}' scores its model"
     return f"{why}{scored}. {more}"

@@ -180,7 +180,8 @@ class ModelSelection:
     def _why(self, auc: float) -> str:
         if self.ended_by == STOP_AT_AUC:
             return f"AUC {auc:.5f} reaches evaluate.stop_at_auc = {self._options.stop_at_auc:g}"
-        return f"{self.standing.without_gain} evaluations without gain (evaluate.patience)"
+        count = self.standing.without_gain
+        return f"{count} evaluation{'s' * (count != 1)} without gain (evaluate.patience)"
 
 
 def is_model_after(folder: Path, examples: int) -> bool:

@@ -4,16 +4,19 @@ role. ``ssmpi plan`` prints it; ``ssmpi submit`` and ``ssmpi launch`` use it to 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
 from pathlib import Path
 
 from ssmpi.comm.memory_file import HEADER
 from ssmpi.config import Config
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
 from ssmpi.core.metrics import BINS, SUMS
+from ssmpi.core.run_options import NO_SPLIT, EvaluateOptions
 from ssmpi.core.topology import Role
 from ssmpi.data.features import Features
-from ssmpi.data.schema import read_manifest
+from ssmpi.data.schema import Manifest, read_manifest
 from ssmpi.embedding.placement import Placement, place
 from ssmpi.model import custom_code
 from ssmpi.sync import ALGORITHMS
@@ -32,6 +35,27 @@ def composed(config: Config, features: Features) -> Config:
                 f"{own}: no gradient reaches {', '.join(unreached)}, which will keep its initial value: a by_torch "
                 "does not use all that it is given, or detaches it"
             )
+    return found
+
+
+def splits_to_score(config: Config, manifest: Manifest, overridden: Collection[str] = ()) -> set[str]:
+    """The splits to evaluate that have rows; SettingsError if the user has named an empty one. A run file may name the
+    defaults, as a resolved one does: an empty default is skipped with a log message.
+    """
+    defaults, found = EvaluateOptions(), set()
+    there = [name for name in manifest.splits if manifest.has_rows(name)]
+    for key in ("split", "final"):
+        split, setting = getattr(config.evaluate, key), f"evaluate.{key}"
+        if split == NO_SPLIT:
+            continue
+        if split in there:
+            found.add(split)
+        elif split != getattr(defaults, key) or setting in overridden:
+            close = difflib.get_close_matches(split.lower(), [*there, NO_SPLIT], n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"name one of {', '.join(there)}, or {NO_SPLIT}"
+            raise SettingsError(f"{setting} = '{split}': {config.data.folder} has no rows of that split; {hint}")
+        else:
+            log.info(f"no rows in split '{split}' of this data: it is not evaluated ({setting})")
     return found
 
 

@@ -14,7 +14,7 @@ from ssmpi.comm.world import Job
 from ssmpi.config import Config, differences, load
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
-from ssmpi.core.result_marker import is_finished
+from ssmpi.core.result_marker import damage, is_finished
 from ssmpi.core.run_files import MODEL, RESULT_NAME, RUN_FILE, is_run_folder
 from ssmpi.core.writable import check_writable
 from ssmpi.report import recoveries
@@ -50,12 +50,16 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
         config = request.load()
     if request.run and is_finished(run):
         return check_nothing_to_do(request, config)
+    if request.run and is_run_folder(run):
+        check_marker(run)
     check_writable(run)
     reader = run_folder.check(config, ranks, request.overridden())
     config = composed(config, reader.manifest.features)
     rows = sum(reader.manifest.cardinalities) * config.rows.row_bytes
     check_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
     if not request.run or not is_run_folder(run):
+        if request.checkpoint not in (None, WHOLE):
+            raise SettingsError(f"{run}: holds no run, so there is no {request.checkpoint}; leave --checkpoint out")
         run_folder.check_overwrite(run, request.overwrite, request.run_file)
         held.enter_context(run_folder.lock(run))
         run_folder.make(run, config, request.overwrite, request.run_file)
@@ -70,6 +74,15 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     disk.remove_file(run / RESULT_NAME)  # the run is not finished any more
     run_folder.write_settings(run, config)
     return ResumePlan(config, tuple(found), again=again)
+
+
+def check_marker(run: Path) -> None:
+    """Raise DataError if ``result.json`` is damaged: the run may be finished, and would be trained anew."""
+    if problem := damage(run):
+        raise DataError(
+            f"{run / RESULT_NAME}: damaged: {problem}, so nobody knows how this run ended. Put a whole copy in its"
+            " place, or remove it: then the run goes on from its newest checkpoint, or begins anew where there is none"
+        )
 
 
 def check_nothing_to_do(request: RunRequest, config: Config) -> ResumePlan:

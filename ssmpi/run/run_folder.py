@@ -5,7 +5,6 @@ rank.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import platform
 import shutil
@@ -20,15 +19,15 @@ from ssmpi.comm.world import versions as mpi_versions
 from ssmpi.config import Config
 from ssmpi.core import git_commit, run_files, settings
 from ssmpi.core.errors import DataError, SettingsError
-from ssmpi.core.log import log
 from ssmpi.core.packages import package_versions
 from ssmpi.core.run_files import LOCK_NAME, NETWORK, RUN_FILE, VERSIONS
-from ssmpi.core.run_options import NO_SPLIT, EvaluateOptions
+from ssmpi.core.run_options import EvaluateOptions
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
 from ssmpi.model import custom_network, processor
 from ssmpi.report.results import now
 from ssmpi.run import lockfile
+from ssmpi.run.requirements import splits_to_score
 
 SHOWN = 5  # unexpected files, in a message
 ENDING_SECONDS = 3.0  # for a job on this host that is about to end
@@ -55,31 +54,10 @@ def check(config: Config, ranks: int, overridden: Collection[str] = ()) -> Split
         raise DataError(f"{config.data.folder}: split '{config.data.train_split}' has no rows to train on")
     reader.check()
     check_stopping_rule(config.evaluate, reader)
-    for split in splits_to_score(config, reader, overridden):
+    for split in splits_to_score(config, reader.manifest, overridden):
         SplitReader(reader.folder, split, config.data.block_rows).check()  # now rather than after training
     place(reader.manifest.cardinalities, max(1, config.topology.embedding_ps))
     return reader
-
-
-def splits_to_score(config: Config, reader: SplitReader, overridden: Collection[str]) -> set[str]:
-    """The splits to evaluate that have rows; SettingsError if the user has named an empty one. A run file may name the
-    defaults, as a resolved one does: an empty default is skipped with a log message.
-    """
-    defaults, found = EvaluateOptions(), set()
-    there = [name for name in reader.manifest.splits if reader.manifest.has_rows(name)]
-    for key in ("split", "final"):
-        split, setting = getattr(config.evaluate, key), f"evaluate.{key}"
-        if split == NO_SPLIT:
-            continue
-        if split in there:
-            found.add(split)
-        elif split != getattr(defaults, key) or setting in overridden:
-            close = difflib.get_close_matches(split.lower(), [*there, NO_SPLIT], n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"name one of {', '.join(there)}, or {NO_SPLIT}"
-            raise SettingsError(f"{setting} = '{split}': {reader.folder} has no rows of that split; {hint}")
-        else:
-            log.info(f"no rows in split '{split}' of this data: it is not evaluated ({setting})")
-    return found
 
 
 def check_stopping_rule(options: EvaluateOptions, reader: SplitReader) -> None:

@@ -8,14 +8,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ssmpi.comm.failure import say
 from ssmpi.comm.memory_use import files_in, in_use, remove
 from ssmpi.core import memory_folder
+from ssmpi.core.errors import DataError
 
 BETWEEN_SECONDS = 60.0  # two starts of a job: a longer gap means that there is no other
 
 
 def clean(memory: Path, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Remove this user's folders in a memory file system that no process uses, now and a minute later; print which."""
+    """Remove this user's folders in a memory file system that no process uses, now and a minute later; print which.
+    2 if one of them cannot be removed, which is named. DataError if there is no such file system.
+    """
+    if not memory.is_dir():
+        raise DataError(f"{memory}: no such folder; name the memory file system (recovery.memory_folder of the run)")
+    failed = False
     unused = [folder for folder in memory_folder.all_in(memory) if not in_use(folder)]
     if unused:
         print(f"{len(unused)} in {memory} that nobody uses; looking again in {BETWEEN_SECONDS:.0f} s", flush=True)
@@ -25,10 +32,15 @@ def clean(memory: Path, sleep: Callable[[float], None] = time.sleep) -> int:
             print(f"in use: {folder}")
         elif folder.exists():
             size = sum(files_in(folder).values())
-            remove(folder)
-            print(f"removed: {folder} ({size / 1e6:,.1f} MB)")
+            try:
+                remove(folder)
+            except OSError as error:
+                failed = True
+                say(f"error: {folder}: cannot be removed ({error}): unmount what lies there, or remove it by hand")
+            else:
+                print(f"removed: {folder} ({size / 1e6:,.1f} MB)")
         else:
             print(f"gone meanwhile: {folder}")
     if not unused:
         print(f"nothing in {memory} to remove")
-    return 0
+    return 2 if failed else 0

@@ -8,15 +8,17 @@ from ssmpi.checkpoint import remedies, store
 from ssmpi.checkpoint.row_records import read_rows
 from ssmpi.core import result_marker, run_files
 from ssmpi.core.errors import DataError, json_problem
-from ssmpi.core.run_files import MODEL, ROWS, RUN_FILE, VERSIONS
+from ssmpi.core.run_files import MODEL, RESULT_NAME, ROWS, RUN_FILE, VERSIONS
 
 
 def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
     """The text, and whether all is well. With ``checksums``, reads every byte of model and checkpoints."""
     run_files.check(run, RUN_FILE, VERSIONS)
     lines, damaged = [f"{run}: {run_status(run)}"], list[Path]()
-    there = store.Store(run).committed()
-    for path in [*there, *([run / MODEL] if (run / MODEL).is_dir() else [])]:
+    if problem := result_marker.damage(run):
+        lines, damaged = [f"{run}: {RESULT_NAME}: DAMAGED: {problem}: how the run ended is not known"], [run]
+    finished, there = result_marker.is_finished(run), store.Store(run).committed()
+    for path in [*there, *([run / MODEL] if finished or (run / MODEL).is_dir() else [])]:
         found = damage_in(path, checksums=checksums)
         lines += [f"{path.name}: {found or contents(path)}"]
         if found:
@@ -31,12 +33,11 @@ def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:
         found, whole = rows_in(path) if checksums else ("checksums not read", True)
         damaged += [] if whole else [path]
         lines.append(f"{path.name}: {found}")
-    finished = result_marker.is_finished(run)
     if finished and run / MODEL in damaged:
         lines.append(f"what to do about {MODEL}: {remedies.for_damaged_model(run)}")
     if not finished and there and there[-1] in damaged:
         lines.append(f"what to do about {there[-1].name}: {remedies.for_damaged_checkpoint(run, there[-1])}")
-    if not there:
+    if not there and not problem:
         coming = "the run is finished" if finished else "--resume starts from the beginning"
         lines.append(f"no checkpoint: {coming}")
     return "\n".join(lines), not damaged
@@ -63,7 +64,7 @@ def run_status(run: Path) -> str:
         result = result_marker.read(run)
         return f"{result['status']}, {result['examples']:,.0f} of {result['expected_examples']:,} examples"
     except (KeyError, TypeError, ValueError):
-        return "not ended: running, or killed"
+        return "complete" if result_marker.is_finished(run) else "not ended: running, or killed"
 
 
 def damage_in(path: Path, *, checksums: bool) -> str:

@@ -17,7 +17,7 @@ from ssmpi.comm.failure import say
 from ssmpi.comm.world import World, joined
 from ssmpi.config import Config, load
 from ssmpi.core import atomic_file, run_files
-from ssmpi.core.errors import DataError, TopologyError
+from ssmpi.core.errors import DataError, SettingsError, TopologyError
 from ssmpi.core.run_files import MODEL, RUN_FILE
 from ssmpi.core.topology import Role, Topology
 from ssmpi.data.batch import Batch
@@ -132,6 +132,8 @@ def open_input(run: Path, ranks: int, source: ScoringInput, file: Path) -> tuple
     atomic_file.check_replaceable(file, re.compile(rb"[01]\.\d{8}\n"))
     saved = open_run(run, ranks)
     if source.prepared:
+        if source.vocabulary:
+            raise SettingsError(f"--vocabulary is for raw files, and {source.prepared} is prepared: leave it out")
         reader = SplitReader(source.prepared, source.split, 65536)
         saved.origin.check(source.prepared, reader.manifest)
         reader.check()
@@ -149,6 +151,8 @@ def _batches(saved: SavedModel, source: ScoringInput) -> Iterator[Batch]:
     """Batches of a raw file or of a prepared split, in order."""
     size = saved.config.evaluate.batch_size
     if source.prepared:
+        if source.vocabulary:
+            raise SettingsError(f"--vocabulary is for raw files, and {source.prepared} is prepared: leave it out")
         reader = SplitReader(source.prepared, source.split, 16 * size)
         for block in reader.blocks:
             if not block.start:

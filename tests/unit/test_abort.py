@@ -110,6 +110,15 @@ def test_an_abort_is_said_and_noted_before_the_job_ends(tmp_path, monkeypatch, l
     assert f"{log.ENDS}error: here" in (tmp_path / "trainer-0.log").read_text()
 
 
+def test_a_process_that_is_alone_ends_without_a_banner_of_mpi(monkeypatch):
+    def body():
+        alone = job(lambda code: os._exit(99))
+        alone.comm.size = 1
+        alone.abort("error: here", 3)
+
+    assert os.waitstatus_to_exitcode(how_it_ends(body, monkeypatch)) == 3
+
+
 def test_where_mpi_does_not_end_a_job_the_rank_ends_itself(monkeypatch):
     status = how_it_ends(lambda: job(lambda code: time.sleep(60)).abort("error: here", STOPPED), monkeypatch)
     assert os.waitstatus_to_exitcode(status) == STOPPED

@@ -1,11 +1,15 @@
 """What nobody uses any more is removed from memory, and nothing else."""
 
+import errno
 import os
 import shutil
 from pathlib import Path
 
+import pytest
+
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.core import memory_folder
+from ssmpi.core.errors import DataError
 from ssmpi.tools.clean import clean
 
 
@@ -28,6 +32,33 @@ def test_only_what_no_process_uses_is_removed(tmp_path, capsys):
     assert used.path.exists()
     clean(tmp_path, lambda seconds: None)
     assert "nothing in" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_removed_is_named_and_the_others_go(tmp_path, capsys, monkeypatch):
+    """As one in which something is mounted."""
+    busy, other = (memory_folder.of_launch(str(tmp_path), name) for name in ("busy", "other"))
+    for folder in (busy, other):
+        (folder / "mounted").mkdir(parents=True)
+        (folder / "trainer-0").write_bytes(b"left")
+    removed = os.rmdir
+
+    def rmdir(path, *, dir_fd=None):
+        if Path(f"/proc/self/fd/{dir_fd}").resolve() / path == busy / "mounted":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        removed(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    assert clean(tmp_path, lambda seconds: None) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"error: {busy}: cannot be removed ([Errno {errno.EBUSY}] ")
+    assert said.err.count("\n") == 1
+    assert f"removed: {other}" in said.out
+    assert [path.name for path in busy.iterdir()] == ["mounted"]
+
+
+def test_a_memory_file_system_that_is_not_there_is_no_success(tmp_path):
+    with pytest.raises(DataError, match="nowhere: no such folder"):
+        clean(tmp_path / "nowhere")
 
 
 def test_what_vanishes_meanwhile_is_no_error(tmp_path, capsys, monkeypatch):

@@ -41,6 +41,9 @@ def test_an_unknown_option_is_answered_with_the_nearest_and_the_commands_usage(c
         (("launch", "."), ".: a folder, not a run file\n"),
         (("launch", "run.toml", "--site", "run"), "run: a folder, not a site file\n"),
         (("launch", "--resume", "run.toml"), "run.toml: a file; --resume takes a run folder"),
+        (("plan", "run.toml", "--step-ms", "1"), "--step-ms is an input of --predict: add that\n"),
+        (("plan", "run.toml", "--trainers", "1,2"), "--trainers is an input of --predict: add that\n"),
+        (("launch", "latin.toml"), "latin.toml: not UTF-8 text at byte 2: save it as UTF-8\n"),
         (("launch", "run.toml", "run.toml"), "override 'run.toml' is not of the form section.key=value; there can be"),
     ],
 )
@@ -49,6 +52,7 @@ def test_files_and_folders_in_the_wrong_place_are_told_apart(tmp_path, monkeypat
     Path("run").mkdir()
     for file in (Path("run.toml"), Path("run/run.toml"), Path("run/versions.json")):
         file.write_text('data.folder = "data"\n')
+    Path("latin.toml").write_bytes("# \xe4".encode("latin-1"))
     assert refused(capsys, *words).startswith(f"error: {answer}")
 
 

@@ -129,7 +129,7 @@ def test_shared_memory_is_for_several_ranks_and_for_who_asks_for_it(bare):
     name = "OMPI_MCA_btl"
 
     def given():
-        with env.without_sm_transport():
+        with env.leaving_nothing():
             return os.environ.get(name)
 
     assert given() == "self"
@@ -147,6 +147,7 @@ def test_shared_memory_is_for_several_ranks_and_for_who_asks_for_it(bare):
 def test_doctor_finds_this_machine_well_and_leaves_nothing_behind(tmp_path):
     """Its own sums must be right: a wrong expectation once made it find fault with every machine."""
     environ = {**os.environ, "OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}  # /dev/shm is everybody's
+    environ["TMPDIR"] = str(tmp_path)
     environ.pop("HOME", None)
     done = subprocess.run(
         [sys.executable, "-m", "ssmpi", "doctor"], capture_output=True, text=True, timeout=120, env=environ

@@ -34,6 +34,8 @@ prterun has exited due to process rank 1 with PID 0 on node h1 calling
 {RULE}
 """
 REMARK = "[h1:3045] PMIX ERROR: PMIX_ERR_UNREACH in file client/pmix_client.c at line 1023\n"
+EPOLL = "[warn] Epoll MOD(4) on fd 21 failed. Old events were 6; close change was 0 (none): Bad file descriptor\n"
+MORE = "1 more process has sent help message help-mpi-api.txt / mpi-abort\n"
 SRUN = "srun: error: h1: tasks 0-2: Exited with exit code 2\n"
 LOST = (
     f"{RULE}\nPRTE has lost communication with a remote daemon.\n\n  HNP daemon   : [prterun-h1-7@0,0] on node"
@@ -54,7 +56,7 @@ def passed(text):
     return b"".join(written).decode()
 
 
-@pytest.mark.parametrize("banner", [EXITED, ABORTED, SRUN, EXITED + ABORTED])
+@pytest.mark.parametrize("banner", [EXITED, ABORTED, SRUN, EPOLL, MORE, EXITED + ABORTED])
 @pytest.mark.parametrize("word", [ERROR, STOPPED, "ssmpi train: error: unrecognized arguments\n"])
 def test_a_banner_is_left_out_where_ssmpi_has_spoken_before_or_after_it(banner, word):
     assert passed(LOG + word + banner) == LOG + word

@@ -7,6 +7,7 @@ import resource
 import select
 import struct
 import termios
+import threading
 import time
 
 import pytest
@@ -158,6 +159,60 @@ def test_lines_that_the_disk_does_not_take_wait_until_it_does(tmp_path):
     again.write("other")
     again.close()
     assert path.read_text() == "first\nother\n"
+
+
+class HungDisk:
+    """A file, or a writer of events, that does not return before ``answers`` is set."""
+
+    def __init__(self, behind):
+        self.answers, self._behind = threading.Event(), behind
+
+    def write(self, text):
+        self.answers.wait()
+        return self._behind.write(text)
+
+    def add_scalar(self, name, value, step):
+        self.answers.wait()
+
+    def close(self):
+        self._behind.close()
+
+
+def test_a_disk_that_hangs_holds_up_nobody_who_has_something_to_record(tmp_path, messages):
+    logbook = MetricLogger(tmp_path, Topology(), 1_000, 5.0)
+    disk = logbook._lines._file = logbook.writer = HungDisk(logbook._lines._file)
+    unread = tmp_path / "unread"
+    os.mkfifo(unread)
+    pipe = os.open(unread, os.O_RDWR | os.O_NONBLOCK)
+    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(pipe, bytes(4096))
+    log.log_to_file(unread, "trainer 0")
+
+    quality = dict.fromkeys(("ne", "log_loss", "auc", "auc_error", "accuracy", "calibration", "rows"), 0.5)
+
+    def record():
+        for name in ("first", "second"):
+            logbook.evaluated(name, quality, 0.1)
+        logbook.rows_saved({"ps": 0})
+
+    recording = threading.Thread(target=record, daemon=True)
+    recording.start()
+    recording.join(5)
+    late, size = recording.is_alive(), (tmp_path / "metrics.jsonl").stat().st_size
+    disk.answers.set()
+    os.read(pipe, 4096)
+    assert not late
+    assert size == 0
+    state = logbook.numbers()
+    logbook.close()
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert [json.loads(line)["kind"] for line in text.splitlines()] == ["evaluation", "evaluation", "row_save"]
+    assert state["bytes"] == len(text)
+    assert "second (model)" in messages.read_text()
+    for handler in log.log.handlers:
+        handler.close()
+    assert b"second (model)" in os.read(pipe, 4096)
+    os.close(pipe)
 
 
 @pytest.fixture

@@ -46,6 +46,13 @@ def fails(arguments, capsys, *texts):
     return error
 
 
+def test_the_beginning_of_an_option_removes_no_data_set(tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["criteo", "train.txt", "-o", str(tmp_path), "--overwrit"])
+    assert left.value.code == 2
+    assert "unrecognized arguments: --overwrit" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.parametrize("form", ["train.txt", "train.txt.gz", "crlf.txt"])
 @pytest.mark.parametrize("line", [2, 57, 100])

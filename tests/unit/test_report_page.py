@@ -184,7 +184,7 @@ def test_a_window_that_the_end_cut_short_is_in_no_curve():
             lambda run: (run / "result.json").write_text("{"),
             "result.json: not JSON at line 1, column 2: no final results",
         ),
-        (lambda run: (run / "metrics.jsonl").unlink(), "no metrics.jsonl: it never began to train"),
+        (lambda run: (run / "metrics.jsonl").unlink(), "no metrics.jsonl: removed, or it never began to train"),
         (lambda run: (run / "metrics.jsonl").write_text(""), "metrics.jsonl is empty"),
         (
             lambda run: (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() + '{"kind": "tr'),

@@ -62,7 +62,11 @@ def test_off_is_off(tmp_path):
     made = restarts(tmp_path, mode="off", memory_folder=str(tmp_path))
     assert made.supervised is None
     assert not made.possible
-    made.clean(lambda command: pytest.fail("nobody has any memory"))
+    folder = memory_folder.of_launch(str(tmp_path), made._launch)
+    assert made.variables({}, here=False) == {}
+    assert made.variables({}) == {SEGMENTS: str(folder)}  # killed ranks leave them behind without recovery, too
+    made.clean(lambda command: pytest.fail("nobody has any memory elsewhere"))
+    assert not folder.exists()
 
 
 def test_memory_of_killed_ranks_is_removed_and_hosts_that_do_not_answer_are_named(tmp_path, capsys):
@@ -87,7 +91,6 @@ def test_segments_of_the_mpi_library_lie_beside_the_ranks_memory(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["trainer-0"]
     assert made.variables({SEGMENTS: "/elsewhere"}) == {}  # the user's own value wins
     assert restarts(tmp_path, memory_folder=str(tmp_path / "nowhere")).variables({}) == {}
-    assert restarts(tmp_path, mode="off").variables({}) == {}
 
 
 def test_a_start_travels_on_the_command_line():

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import h5py
@@ -19,7 +20,7 @@ from ssmpi.checkpoint import disk, files
 from ssmpi.checkpoint.store import Store, read_manifest
 from ssmpi.checkpoint.trainer_state import Checkpoint
 from ssmpi.config import load
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
 from ssmpi.data import columns
 from ssmpi.data.reader import SplitReader
@@ -27,6 +28,7 @@ from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.model.replica import ThreadModel
 from ssmpi.roles import assembly, trainer
 from ssmpi.run import resume
+from ssmpi.run.request import RunRequest
 from ssmpi.sync.warmup import WarmUp
 from ssmpi.tools import inspect
 
@@ -268,6 +270,37 @@ def test_a_finished_run_with_a_damaged_model_is_no_success(tmp_path, small_data)
     shutil.rmtree(run / "model")
     with pytest.raises(DataError, match=r"model/manifest\.json: missing"):
         resume.check_model(Alone(), run)
+    shutil.rmtree(run / "checkpoints")
+    text, well = inspect.describe(run, checksums=False)
+    assert not well
+    assert "model: DAMAGED: " in text
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"status": ""}'])
+def test_a_run_whose_end_cannot_be_read_is_not_trained_anew(tmp_path, small_data, text):
+    run = train_over_threads(tmp_path, small_data, *ONE).folder
+    before = (run / "model" / "manifest.json").read_bytes()
+    (run / "result.json").write_text(text)
+    request = RunRequest(None, (), run=run)
+    with (
+        ExitStack() as held,
+        pytest.raises(DataError, match=r"result\.json: damaged: .*nobody knows how"),
+    ):
+        resume.prepare(request, 1, held)
+    assert (run / "model" / "manifest.json").read_bytes() == before
+    described, well = inspect.describe(run, checksums=True)
+    assert not well
+    assert re.search(r"result\.json: DAMAGED: .*: how the run ended is not known", described)
+    assert "--resume starts" not in described
+
+
+def test_a_checkpoint_to_resume_from_is_not_taken_from_a_run_that_is_none(tmp_path, small_data):
+    file = tmp_path / "run.toml"
+    file.write_text(f'data.folder = "{small_data}"\n')
+    request = RunRequest(file, (), run=tmp_path / "new", checkpoint="checkpoint-000001")
+    with ExitStack() as held, pytest.raises(SettingsError, match="new: holds no run, so there is no checkpoint-000001"):
+        resume.prepare(request, request.load().topology.size, held)
+    assert not (tmp_path / "new").exists()
 
 
 def test_inspect_says_what_there_is(two_checkpoints):

@@ -223,6 +223,11 @@ def test_a_model_of_an_older_version_is_scored_with_its_data_folder(project, tmp
         export(project / RUN, "torch", None)
 
 
+def test_a_vocabulary_for_prepared_rows_is_refused(project):
+    with pytest.raises(UserError, match="--vocabulary is for raw files, and data is prepared"):
+        predict("data", vocabulary=Path("others/vocabulary.h5"))
+
+
 # Where the scores go
 
 

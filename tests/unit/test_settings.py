@@ -49,7 +49,7 @@ def test_defaults_are_filled_in(tmp_path):
         ('owner = "A"\n[oven]\nminuets = 3', "unknown key 'oven.minuets'; did you mean 'minutes'?"),
         ('owner = "A"\n[ovens]\nheat = 3.0', "unknown section 'ovens'; did you mean 'oven'?"),
         ('owner = "A"\nxyz = 3', "unknown key 'xyz'; there are owner, oven"),
-        ('owner = "A"\noven = 3', "'oven' is a section, got 3: write [oven]"),
+        ('owner = "A"\noven = 3', "'oven' is a section, got 3: write [oven], or oven.KEY=VALUE"),
         ('owner = "A"\n[oven]\nminutes = 3.5', "oven.minutes = 3.5 is not a whole number"),
         ('owner = "A"\n[oven]\nminutes = true', "oven.minutes = True is not a whole number"),
         ('owner = "A"\n[oven]\nheat = "hot"', "oven.heat = 'hot' is not a number"),

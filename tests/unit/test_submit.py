@@ -306,6 +306,34 @@ def test_every_rank_is_given_its_host(run_file, tmp_path, monkeypatch, capsys, n
     assert ("--mpi=pmi2" if name == "mpich" else "--mpi=pmix") in said or launcher == "mpirun"
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (
+            "echo 'Unable to contact slurm controller' >&2; exit 1",
+            "(exit code 1), so this job's nodes are not known: Un",
+        ),
+        (None, "scontrol: cannot be started (No such file or directory): put SLURM's commands on PATH"),
+    ],
+)
+def test_a_slurm_that_does_not_name_its_nodes_is_said(run_file, tmp_path, monkeypatch, capsys, body, says):
+    (tmp_path / "bin").mkdir()
+    if body:
+        fake(tmp_path / "bin", "scontrol", body)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[0-1]")
+    assert command("launch", run_file, "--site", JOBS / "sites" / "openmpi.toml", "--dry-run") == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("plan",), ("submit", "--site", JOBS / "sites" / "openmpi.toml")])
+def test_a_split_that_is_not_there_is_refused_before_a_job_waits(run_file, capsys, words):
+    name, *options = words
+    assert command(name, run_file, *options, "evaluate.final=tset") == 2
+    assert "evaluate.final = 'tset': " in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
 def test_too_few_nodes_are_refused(run_file, tmp_path, monkeypatch, capsys):
     (tmp_path / "bin").mkdir()
     fake(tmp_path / "bin", "scontrol", "echo n0; echo n1")

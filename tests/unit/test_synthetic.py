@@ -221,6 +221,12 @@ def test_scaled_cardinalities():
     assert small[8] == 3
 
 
+def test_rows_for_which_there_is_no_room_leave_no_folder(tmp_path):
+    with pytest.raises(UserError, match=r"are free; ask for fewer --rows"):
+        command(tmp_path / "deep" / "new", "--rows", "90000000M")
+    assert not (tmp_path / "deep").exists()
+
+
 def test_command_line(tmp_path, capsys):
     words = (tmp_path / "new", "--rows", "7k", "--days", 2, "--gzip", "--seed", 3, "--scale", 0.001)
     assert command(*words) == 0
