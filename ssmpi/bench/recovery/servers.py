@@ -52,7 +52,7 @@ class EmulatedServer:
         self.account, self.tally = LossAccount(), Tally(0, [])
         self._unsaved = np.zeros((2, len(arena.weights)), np.uint32)  # of each row since it was saved: lookups, batches
         self._tracker = make_tracker() if make_tracker else None
-        arena.tell(self._observe)
+        arena.set_observer(self._observe)
 
     def save(self, samples: int) -> None:
         """Save what is due; ``samples`` have been trained on."""
