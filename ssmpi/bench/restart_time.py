@@ -1,5 +1,5 @@
-"""How long it takes until a job trains again after one of its ranks was killed, part by part: real jobs under ``ssmpi
-launch``, a random rank, SIGKILL.
+"""Measures how long a job takes to resume training after one of its ranks was killed, phase by phase: real jobs under
+``ssmpi launch``, SIGKILL to a random rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ssmpi.core.log import ENDS
 from ssmpi.core.mpi_environment import PYTHON
 from ssmpi.core.run_files import METRICS, RECOVERIES
 
-TIMEOUT_SECONDS = 120.0  # seconds for a job to train, again or at all
+TIMEOUT_SECONDS = 120.0  # until a job trains, at first or after a kill
 POLL_SECONDS = 0.005
 CALM = 0.5  # seconds of training between two kills
 ENDLESS = ("data.passes=1000000", "run.log_seconds=0.02", "recovery.max_restarts=1000000")
@@ -33,9 +33,10 @@ ENDLESS = ("data.passes=1000000", "run.log_seconds=0.02", "recovery.max_restarts
 
 @dataclass(frozen=True, kw_only=True)
 class RestartTime:
-    """Seconds, one after the other. ``detection``: until a rank notes that another one is gone; ``end``: until the
-    launcher has ended; ``spawn``: until the first rank's process is there; ``join``: imports, MPI, what all have kept;
-    ``maps``: memory, kernels, conversations, until all are ready; ``batch``: until the first report of new batches.
+    """Seconds of consecutive phases. ``detection``: until a rank notices that another one is gone; ``end``: until the
+    launcher has ended; ``spawn``: until the first rank's process exists; ``join``: imports, MPI, comparing the
+    surviving memory; ``maps``: memory, kernels, conversations, until all are ready; ``batch``: until the first report
+    of new batches.
     """
 
     detection: float
@@ -52,7 +53,7 @@ class RestartTime:
 
 
 def measure(run_file: Path, overrides: Sequence[str], run: Path, kills: int) -> list[RestartTime]:
-    """Start the run, kill one of its ranks ``kills`` times, then stop it. PeerError with the end of its output if it
+    """Start the run, kill one of its ranks ``kills`` times, then stop it. PeerError, with the end of its output, if it
     does not resume training.
     """
     words = ("-m", "ssmpi", "launch", str(run_file), *overrides, *ENDLESS)
@@ -105,7 +106,7 @@ def ranks_of(run_file: Path) -> list[int]:
 
 
 def _trained(run: Path) -> int:
-    """Lines about training so far."""
+    """The number of training lines in ``metrics.jsonl`` so far."""
     path = run / METRICS
     return path.read_text(encoding="utf-8").count('"kind": "train"') if path.is_file() else 0
 
@@ -116,7 +117,7 @@ def _recoveries(run: Path) -> list[dict[str, Any]]:
 
 
 def _ends(run: Path) -> list[float]:
-    """When ranks noted why their job ends, in seconds since the epoch."""
+    """The times at which ranks logged why their job ends, in seconds since the epoch."""
     pattern = re.compile(rf"^(\S+ \S+) .* \| {ENDS}", re.MULTILINE)
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in (run / log.LOGS).glob("*.log")]
     found = [when for text in texts for when in pattern.findall(text)]
@@ -124,7 +125,7 @@ def _ends(run: Path) -> list[float]:
 
 
 def table(times: Sequence[RestartTime]) -> str:
-    """Median and longest of each part and of the whole."""
+    """Median and maximum of each phase and of the sum."""
     parts = {field.name: [getattr(each, field.name) for each in times] for field in fields(RestartTime)}
     parts["whole"] = [each.whole for each in times]
     shown = [f"{name} {median(found):.2f} ({max(found):.2f})" for name, found in parts.items()]

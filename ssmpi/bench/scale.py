@@ -1,8 +1,6 @@
-"""``ssmpi bench scale``: what it costs to start and to end a job of many ranks, which is all that their number may
-change.
+"""``ssmpi bench scale``: the time to start and to end a job of many ranks; nothing else may depend on their number.
 
-Real training jobs on a few rows, over-subscribed on this host. Times are those that the ranks themselves note in their
-logs.
+Real training jobs on a few rows, oversubscribed on this host. The times come from the ranks' own logs.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ RESTARTED = 5  # ranks of the job that is killed
 
 @dataclass(frozen=True)
 class JobCost:
-    """Seconds that a job of ``ranks`` ranks took: to join, until training began, in training, to its end."""
+    """Seconds that a job of ``ranks`` ranks took: to join, until training began, for training, and to end."""
 
     ranks: int
     join: float
@@ -41,8 +39,8 @@ class JobCost:
 
 
 def measure(counts: Sequence[int], folder: Path, kills: int = 0) -> list[JobCost]:
-    """Run one job of each size and print what it cost; a table at the end, and ``scale.json`` in ``folder``. Then kill
-    a rank of a job of ``RESTARTED`` ranks so many times, and print how long it takes until that trains again.
+    """Run one job of each size and print its times; write a table and ``scale.json`` to ``folder`` at the end. Then
+    kill a rank of a job of ``RESTARTED`` ranks ``kills`` times, and print how long it takes to resume training.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shards = data.synthetic(folder / "data", ROWS)
@@ -65,7 +63,7 @@ def topology(ranks: int) -> Topology:
 
 
 def fresh(roles: Topology, shards: Path, run: Path) -> tuple[Path, tuple[str, ...]]:
-    """The run file and settings of a run of its own, whose folder is not there yet."""
+    """The run file and settings of a new run, whose folder does not exist yet."""
     shutil.rmtree(run, ignore_errors=True)
     counts = (f"topology.{name}={value}" for name, value in asdict(roles).items())
     run_file = run.with_suffix(".toml").absolute()
@@ -94,7 +92,7 @@ def job(roles: Topology, shards: Path, run: Path) -> JobCost:
 
 
 def moment(path: Path, words: str) -> float:
-    """When a rank first noted something that begins with ``words``, in seconds since the epoch."""
+    """The time of the first log line that begins with ``words``, in seconds since the epoch."""
     for line in path.read_text(encoding="utf-8").splitlines():
         stamp, _, said = line.partition(" | ")
         if said.startswith(words):
@@ -103,14 +101,14 @@ def moment(path: Path, words: str) -> float:
 
 
 def table(costs: Sequence[JobCost]) -> str:
-    """One line a job."""
+    """One line per job."""
     lines = ["ranks   all joined   training begins   rows trained   job ended   (seconds for each step)"]
     lines += [f"{c.ranks:5} {c.join:12.1f} {c.prepare:17.1f} {c.work:14.1f} {c.end:11.1f}" for c in costs]
     return "\n".join(lines)
 
 
 def counts_of(text: str) -> list[int]:
-    """``32,64`` as numbers."""
+    """Parse ``32,64``."""
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:

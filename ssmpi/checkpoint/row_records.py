@@ -174,8 +174,8 @@ class SavedRows:
                 words = self.base.read(descriptor, piece)
                 for record in self.records[1:]:
                     first, last = np.searchsorted(record.rows, (piece.start, piece.stop))
-                    news = record.read(descriptor, slice(first, last))
-                    words[record.rows[first:last] - piece.start] = news[:, 1:]
+                    replaced = record.read(descriptor, slice(first, last))
+                    words[record.rows[first:last] - piece.start] = replaced[:, 1:]
                 yield piece, words.view(np.float32)
 
     def increments_after(self, samples: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

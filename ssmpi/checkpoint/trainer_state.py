@@ -162,13 +162,13 @@ class RunState:
 @dataclass(frozen=True)
 class LiveState:
     """The live state of a trainer: a checkpoint copies it, a resumed job restores it. ``optimizer`` are the arrays of
-    the dense optimizer, ``held`` the rows that a paused thread has pulled already.
+    the dense optimizer, ``prefetched`` the rows that a paused thread has pulled already.
     """
 
     replica: np.ndarray
     optimizer: Mapping[str, np.ndarray]
     synchronizer: Resumable
-    held: Sequence[PulledRows]
+    prefetched: Sequence[PulledRows]
     losses: list[float] | None
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -176,7 +176,7 @@ class LiveState:
         found = {"replica": self.replica}
         found |= {f"dense/{name}": values for name, values in self.optimizer.items()}
         found |= {f"sync/{name}": values for name, values in self.synchronizer.state().items()}
-        found |= {f"held/{k}": held.values for k, held in enumerate(self.held) if held.values is not None}
+        found |= {f"held/{k}": rows.values for k, rows in enumerate(self.prefetched) if rows.values is not None}
         if self.losses is not None:
             found["losses"] = np.array(self.losses)
         return found
@@ -202,8 +202,8 @@ def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: st
     if saved["trainers"] == topology.trainers:
         live.replica[:] = own["replica"]
     if (saved["trainers"], saved["threads"]) == (topology.trainers, topology.threads):
-        for thread, held in enumerate(live.held):
-            held.values = own.get(f"held/{thread}")
+        for thread, rows in enumerate(live.prefetched):
+            rows.values = own.get(f"held/{thread}")
         if live.losses is not None and "losses" in own:
             live.losses.extend(own["losses"].tolist())
 

@@ -20,15 +20,15 @@ class BlockDispatcher:
     the job.
 
     ``dynamic`` gives the next block to whichever thread asks; ``static`` gives requester ``k`` the blocks ``k``, ``k +
-    threads``... A block that is not ``ready`` is not skipped: the order never changes. ``told`` is called with each
-    answer.
+    threads``... A block that is not ``ready`` is not skipped: the order never changes. ``on_answer`` is called with the
+    requester and the answer.
     """
 
     options: DataOptions
     order: list[int]
     threads: int
     ready: Callable[[int], bool] = lambda block: True
-    told: Callable[[int, int], None] = lambda asker, answer: None
+    on_answer: Callable[[int, int], None] = lambda asker, answer: None
     _dealt: int = 0
     _taken: dict[int, int] = field(default_factory=dict)
     log: list[tuple[int, int]] = field(default_factory=list)
@@ -36,7 +36,7 @@ class BlockDispatcher:
     def next_block(self, asker: int) -> int:
         """The next block for one thread (numbered over the job), or NOTHING_LEFT, or NOT_YET."""
         answer = self._next_block(asker)
-        self.told(asker, answer)
+        self.on_answer(asker, answer)
         return answer
 
     def _next_block(self, asker: int) -> int:

@@ -131,7 +131,7 @@ class DataCursor:
             data, order, self._askers, lambda number: self._shard(pieces[number].block) in self._checked
         )
         if handed := self._trained.handed:
-            dispatcher.told = partial(handed.asked, ahead=self._options.ahead)
+            dispatcher.on_answer = partial(handed.asked, ahead=self._options.ahead)
         return dispatcher
 
 

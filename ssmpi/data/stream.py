@@ -55,7 +55,7 @@ class Stream:
                 start += len(batch)
                 self._given.append(last)
                 yield batch
-                self._tell(all_but=int(self._ahead))
+                self._report_trained(all_but=int(self._ahead))
             if start < piece.stop:
                 begun.insert(0, piece._replace(start=start))
         self._was_cut, self._given = True, []
@@ -63,9 +63,9 @@ class Stream:
 
     def close(self) -> None:
         """The thread has finished: unless the stream was interrupted, it has trained on all batches it was given."""
-        self._tell(all_but=0)
+        self._report_trained(all_but=0)
 
-    def _tell(self, all_but: int) -> None:
+    def _report_trained(self, all_but: int) -> None:
         while len(self._given) > all_but:
             self._trained(self._given.pop(0))
 

@@ -1,4 +1,4 @@
-"""Features with several ids: each PS sums its rows of a bag before it answers, so that pooled vectors travel, not rows.
+"""Features with several ids: each PS sums its rows of a bag before it answers, so pooled vectors are sent, not rows.
 
 Criteo has one id per feature and goes through ``client.Lookups``; this is the general case of the same messages.
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class BagLookups:
     """Pull and push of pooled bags by one thread.
 
-    A bag of a split table is pooled in as many partial sums as it has PSs, so its last bits depend on the placement;
-    rows themselves do not. An empty bag is zero.
+    If a table is split over several PSs, a bag is the sum of one partial sum per PS, so its last bits depend on the
+    placement; the rows themselves do not. An empty bag is zero.
     """
 
     def __init__(self, conversation: Conversation, placement: Placement, width: int, thread: int) -> None:
@@ -75,7 +75,9 @@ class BagLookups:
             self._in_flight.append((request, message))
 
     def _route(self, values: np.ndarray, offsets: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-        """For each PS concerned: its rank, the bags it has rows of, how many of each, and the rows in bag order."""
+        """For each PS with rows of these bags: its rank, those bags, the number of rows of each, and the rows in bag
+        order.
+        """
         plan = self._placement
         bag_of = np.repeat(np.arange(offsets.size - 1), np.diff(offsets))
         feature = bag_of % len(plan.cardinalities)
@@ -96,7 +98,7 @@ class BagLookups:
 
 
 def _weights(offsets: np.ndarray, pooling: Literal["sum", "mean"]) -> np.ndarray:
-    """What a bag's sum is multiplied by, float32 (bags, 1)."""
+    """The factor of each bag's sum, float32 (bags, 1)."""
     lengths = np.diff(offsets)
     weights = np.ones(lengths.size) if pooling == "sum" else 1.0 / np.maximum(lengths, 1)
     return weights.astype(np.float32)[:, None]

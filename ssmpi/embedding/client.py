@@ -1,5 +1,5 @@
-"""A trainer's end of pull and push. One ``Lookups`` a worker thread, so that nothing is shared between threads; a
-``RowTransport`` decides whether the rows are in another rank or in this process.
+"""A trainer's side of pull and push. Each worker thread has its own ``Lookups``, so threads share nothing; a
+``RowTransport`` fetches the rows from another rank or from this process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ssmpi.embedding.table import RowOptions
 
 
 class HasIds(Protocol):
-    """A batch, as far as its rows are concerned."""
+    """The part of a batch that a lookup needs."""
 
     @property
     def ids(self) -> np.ndarray:
@@ -29,10 +29,11 @@ B = TypeVar("B", bound=HasIds)
 
 
 @dataclass
-class HeldRows:
-    """The rows of a batch that had been pulled when its thread was cut: what is learned does not depend on cuts.
+class PrefetchedRows:
+    """The rows that a thread had prefetched for its next batch when its stream was interrupted. They are used when the
+    thread resumes, so an interruption does not change what the model learns.
 
-    ``keep()`` tells, once there are no more batches, whether the last one is for later. ``values`` are its rows,
+    At the end of the stream, ``keep()`` returns whether the last batch is left for later. ``values`` are its rows,
     float32 (batch, features, width).
     """
 
@@ -49,15 +50,15 @@ class Lookups:
         placement: Placement,
         options: RowOptions,
         thread: int,
-        held: HeldRows | None = None,
+        prefetched: PrefetchedRows | None = None,
     ) -> None:
         self._transport, self._placement, self._options, self._thread = transport, placement, options, thread
-        self._held = held or HeldRows(lambda: False)
+        self._prefetched = prefetched or PrefetchedRows(lambda: False)
         self._lookups: list[Lookup] = []
         self._turn, self._most = 0, 0
 
     def prefetched(self, batches: Iterable[B]) -> Iterator[tuple[B, Lookup]]:
-        """Each batch with its rows; the next batch's rows are already on their way if ``prefetch`` is set."""
+        """Yield each batch with its rows. With ``prefetch``, the next batch's rows are already in flight."""
         if not self._options.settings.prefetch:
             for batch in batches:
                 yield batch, self.pull(batch.ids)
@@ -66,12 +67,12 @@ class Lookups:
         for batch in batches:
             asked = (batch, self.ask(batch.ids))
             if waiting:
-                yield waiting[0], self._arrive_held(waiting[1])
+                yield waiting[0], self._arrive(waiting[1])
             waiting = asked
         if waiting:
-            rows = self._arrive_held(waiting[1])
-            if self._held.keep():
-                self._held.values = rows.values.copy()
+            rows = self._arrive(waiting[1])
+            if self._prefetched.keep():
+                self._prefetched.values = rows.values.copy()
             else:
                 yield waiting[0], rows
 
@@ -80,7 +81,7 @@ class Lookups:
         return self.arrive(self.ask(ids))
 
     def ask(self, ids: np.ndarray) -> Lookup:
-        """Start fetching. At most two lookups of a thread may be under way or in use. TrainingError for a bad id."""
+        """Start fetching. At most two lookups per thread may be in flight or in use. TrainingError for a bad id."""
         lookup = self._next_lookup(len(ids))
         bad = lookup.pull(ids)
         if bad >= 0:
@@ -94,17 +95,17 @@ class Lookups:
         lookup.expand()
         return lookup
 
-    def _arrive_held(self, lookup: Lookup) -> Lookup:
-        """As ``arrive``; the first rows after a cut are those from before it."""
+    def _arrive(self, lookup: Lookup) -> Lookup:
+        """As ``arrive``, but the first batch after an interruption gets the rows prefetched before it."""
         self.arrive(lookup)
-        if self._held.values is not None:
-            values, self._held.values = self._held.values, None
-            if values.shape == lookup.values.shape:  # not if the batch size was changed meanwhile
+        if self._prefetched.values is not None:
+            values, self._prefetched.values = self._prefetched.values, None
+            if values.shape == lookup.values.shape:  # they differ if the batch size was changed meanwhile
                 lookup.values[...] = values
         return lookup
 
     def push(self, lookup: Lookup, gradients: np.ndarray, factor: float = 1.0) -> None:
-        """Send gradients float32 (batch, features, width) of ``lookup.values``; those of one row are summed first."""
+        """Send gradients float32 (batch, features, width) with respect to ``lookup.values``, summed by row first."""
         self._transport.push(lookup, gradients, factor, self._thread)
 
     def _next_lookup(self, batch: int) -> Lookup:

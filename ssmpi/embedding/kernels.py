@@ -1,7 +1,7 @@
-"""The inner loops of pull and push, compiled and run without the interpreter lock. Rows are float32 (rows, width).
+"""The inner loops of pull and push, compiled and run without the GIL. Rows are float32 (rows, width).
 
-Row numbers are int32 positions in one PS's arena (``table``). Nothing here checks them except ``route``, which sees
-the ids of the data, and ``out_of_range``, with which a server checks what a client sent.
+Row numbers are int32 positions in one PS's arena (``table``). Only two functions check them: ``route``, which reads the
+ids of the data, and ``out_of_range``, with which a server checks a client's request.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def mix(x: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def initial_rows(out: np.ndarray, seed: int, table: int, ids: tuple[int, int], bound: float) -> None:
-    """Fill ``out`` (rows, columns) with U(-bound, bound) keyed by (seed, table, id, column): no order, no state.
+    """Fill ``out`` (rows, columns) with U(-bound, bound), a function of (seed, table, id, column) alone.
 
-    Row ``r`` is that of id ``ids[0] + r * ids[1]``, so that a part of a table gets what the whole table would.
+    Row ``r`` belongs to id ``ids[0] + r * ids[1]``, so a part of a table gets the same values as in the whole table.
     """
     golden = uint64(0x9E3779B97F4A7C15)
     key = mix(uint64(seed) * golden + mix(uint64(table) + golden))
@@ -73,7 +73,7 @@ def gather_bags(weights: np.ndarray, rows: np.ndarray, lengths: np.ndarray, out:
 
 @njit(cache=True, nogil=True)
 def sgd(weights: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float) -> None:
-    """weights[rows[k]] -= rate * gradients[k]. Lock-free: other threads may be reading."""
+    """weights[rows[k]] -= rate * gradients[k]. Lock-free: other threads may read meanwhile."""
     step = np.float32(rate)
     for k in range(rows.shape[0]):
         ask_for_row(weights, rows, k)
@@ -88,7 +88,7 @@ def rowwise_adagrad(
 ) -> None:
     """Adagrad with one accumulator per row: state += mean(g^2); w -= rate * g / (sqrt(state) + epsilon).
 
-    Rows must differ: sum the gradients of a row first, else it is updated once per occurrence.
+    Rows must be distinct: sum the gradients of a row first, else it is updated once per occurrence.
     """
     sums = state.reshape(state.shape[0], 1)
     for k in range(rows.shape[0]):
@@ -108,8 +108,8 @@ def rowwise_adagrad(
 def grouped_adagrad(
     weights: np.ndarray, state: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float
 ) -> None:
-    """The same with two accumulators, ``state`` (rows, 2): of a row's last column, the first-order weight, and of the
-    columns before it, the vector.
+    """As ``rowwise_adagrad`` with two accumulators per row, ``state`` (rows, 2): one for the last column, the
+    first-order weight, and one for the columns before it, the vector.
     """
     vector = weights.shape[1] - 1
     for k in range(rows.shape[0]):
@@ -130,7 +130,7 @@ def grouped_adagrad(
 
 @njit(cache=True, nogil=True)
 def _slot(keys: np.ndarray, key: Any) -> Any:
-    """Slot of ``key`` in an open-addressing table, or of the free place where it belongs."""
+    """Slot of ``key`` in an open-addressing table, or the free slot where it belongs."""
     mask = keys.shape[0] - 1
     slot = np.int64(mix(uint64(key)) & uint64(mask))
     while keys[slot] != EMPTY and keys[slot] != key:
@@ -151,13 +151,13 @@ def route(
     inverse: np.ndarray,
     starts: np.ndarray,
 ) -> int:
-    """Turn ids into the distinct rows to ask of each PS.
+    """Turn ids into the distinct rows to request from each PS.
 
     ids int32 (n,), feature ``i % features`` at position i; limits, strides int64 (features,); owners int32 and bases
     int64 (features, most parts); ``keys`` int64 and ``places`` int32 are a hash table of a power of two >= 2n slots
-    with every key EMPTY, left so again. Writes ``rows`` int32 (>= n,): distinct rows, those of PS p at
-    [starts[p], starts[p+1]) in order of first appearance; ``inverse`` int32 (n,): where each id's row went;
-    ``starts`` int64 (PSs + 1,). Returns the position of the first id outside its table, or -1.
+    with every key EMPTY, before and after the call. Writes ``rows`` int32 (>= n,): distinct rows, those of PS p at
+    [starts[p], starts[p+1]) in order of first appearance; ``inverse`` int32 (n,): the index in ``rows`` of each id's
+    row; ``starts`` int64 (PSs + 1,). Returns the position of the first id outside its table, or -1.
     """
     features = limits.shape[0]
     distinct = 0
@@ -200,7 +200,7 @@ def route(
 
 @njit(cache=True, nogil=True)
 def _clear(keys: np.ndarray, present: np.ndarray) -> None:
-    """Empty the slots of ``present``; found first, emptied after, so that no probe chain breaks in between."""
+    """Empty the slots of ``present``: find all first, then empty them, so no probe chain breaks in between."""
     slots = np.empty(present.shape[0], np.int64)
     for d in range(present.shape[0]):
         slots[d] = _slot(keys, present[d])
@@ -210,7 +210,7 @@ def _clear(keys: np.ndarray, present: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def expand(distinct: np.ndarray, inverse: np.ndarray, out: np.ndarray) -> None:
-    """out[i] = distinct[inverse[i]]: from rows as they arrived to rows as the model reads them."""
+    """out[i] = distinct[inverse[i]]: from distinct rows to one row per id, as the model reads them."""
     for i in range(inverse.shape[0]):
         k = inverse[i]
         for j in range(out.shape[1]):
@@ -221,7 +221,7 @@ def expand(distinct: np.ndarray, inverse: np.ndarray, out: np.ndarray) -> None:
 def sum_by_row(gradients: np.ndarray, inverse: np.ndarray, out: np.ndarray) -> None:
     """out[k] = sum of gradients[i] over inverse[i] == k, in order of i: an id that occurs twice is one update.
 
-    gradients (ids, width) or (batch, features, width): a view that is made in here costs no interpreter lock.
+    gradients (ids, width) or (batch, features, width): reshaping here, in compiled code, does not hold the GIL.
     """
     flat = gradients.reshape(inverse.shape[0], out.shape[1])
     out[:] = 0.0
@@ -241,7 +241,7 @@ def occurrences(inverse: np.ndarray, out: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def distinct_rows(rows: np.ndarray, distinct: np.ndarray, inverse: np.ndarray) -> int:
-    """Write the distinct values of ``rows`` in order of first appearance and where each went; returns how many."""
+    """Write the distinct ``rows`` in order of first appearance and each row's index among them; returns how many."""
     size = 16
     while size < 2 * rows.shape[0]:
         size *= 2

@@ -1,4 +1,4 @@
-"""All tables in the trainer's own process, where there is no embedding PS."""
+"""All tables in the trainer's own process, for runs without embedding PSs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ssmpi.embedding.table import Arena, Saver
 
 
 class LocalTables:
-    """All tables in this process: ``topology.embedding_ps = 0``, and scoring with a finished model.
+    """All tables in this process: with ``topology.embedding_ps = 0``, and to score a finished model.
 
-    ``saver`` writes them; where nothing is saved there need not be one. ``traffic`` counts the rows.
+    ``saver`` writes them; it is needed only to save. ``traffic`` counts the rows.
     """
 
     def __init__(self, arena: Arena, saver: Saver | None = None, traffic: Traffic | None = None) -> None:
@@ -28,7 +28,7 @@ class LocalTables:
         return [self.arena.weights, self.arena.state]
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
-        """They were fetched as they were found, so that a prefetched row is as old as one that a message brought."""
+        """Count the rows. The lookup fetched them when it found them, so a prefetched row is as old as with a PS."""
         self._traffic.add_rows(lookup.found)
 
     def collect(self, lookup: RowLookup) -> None:
@@ -49,24 +49,24 @@ class LocalTables:
         """Every update has been applied."""
 
     def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
-        """Start writing the tables into ``folder``; they may change again when this returns."""
+        """Start writing the tables into ``folder``; the rows may change once this returns."""
         assert self._saver
         self._path = folder / "embedding-0000.h5"
         self._saver.begin(self.arena, self._path, limit_seconds, background=background)
 
     def saved(self) -> list[dict[str, Any]] | None:
-        """What became of it; None while it is being written."""
+        """The outcome; None while the tables are being written."""
         assert self._saver
         outcome = self._saver.outcome()
         return None if outcome is None else [outcome]
 
     def awaited(self) -> str:
-        """Who has not written what."""
+        """For messages: who has not written which file."""
         return f"trainer 0 has not written {self._path}"
 
-    def exchange_news(self, samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
-        """Nobody to tell."""
+    def exchange_status(self, samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
+        """There are no PSs."""
         return []
 
     def goodbye(self) -> None:
-        """Nobody to take leave of."""
+        """There are no PSs."""

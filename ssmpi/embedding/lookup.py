@@ -1,4 +1,4 @@
-"""The rows of one batch, distinct ones and those that the model reads."""
+"""The rows of one batch: the distinct rows, and the rows as the model reads them, one per id."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ssmpi.embedding.placement import Placement
 
 
 class LookupBuffers:
-    """What routing and summing need for at most so many ids, which a thread's lookups share."""
+    """Buffers to route at most ``ids`` ids and sum their gradients, shared by the lookups of a thread."""
 
     def __init__(self, ids: int, width: int) -> None:
         slots = 1 << max(4, (2 * ids - 1).bit_length())
@@ -24,8 +24,9 @@ class LookupBuffers:
 
 
 class Lookup:
-    """One batch's rows on their way: ``values`` float32 (batch, features, dim) once they have arrived, of the ``found``
-    distinct ones. ``near`` are weights and state of each PS in turn, empty where they are out of reach.
+    """The rows of one batch, in flight or arrived. ``found`` is the number of distinct rows; once they have arrived,
+    ``values`` float32 (batch, features, dim) has a row per id. ``near`` are the weights and optimizer state of each PS
+    in turn, empty arrays if this process cannot access them.
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class Lookup:
         )  # fmt: skip
 
     def pull(self, ids: np.ndarray) -> int:
-        """Route ids int32 (batch, features) and fetch the rows within reach. Returns the position of the first id
-        outside its table, or -1.
+        """Route ids int32 (batch, features) to PSs and fetch the rows that this process can access. Returns the
+        position of the first id outside its table, or -1.
         """
         if len(ids) != self.batch:
             self.batch, self.values = len(ids), self._values[: len(ids)]
@@ -61,26 +62,30 @@ class Lookup:
         return -1
 
     def expand(self) -> None:
-        """The distinct rows have arrived: ``values`` from them."""
+        """Fill ``values`` from the distinct rows, which have arrived."""
         if not self._within_reach:
             lookup_kernels.expand_rows(self._frame.words, self.batch * self._features)
 
     def push(self, gradients: np.ndarray, rate: float, epsilon: float) -> None:
-        """Update the rows within reach by gradients float32 (batch, features, width) of ``values``, summed by row."""
+        """Sum gradients float32 (batch, features, width) with respect to ``values`` by row, and update the rows that
+        this process can access.
+        """
         lookup_kernels.push(self._frame.words, gradients, rate, epsilon)
 
     def summed(self, gradients: np.ndarray) -> np.ndarray:
-        """The same gradients summed by row, float32 (found, width); valid until those of another lookup are."""
+        """Gradients (as in ``push``) summed by row, float32 (found, width); valid until another lookup of this thread
+        sums its own.
+        """
         lookup_kernels.sum_gradients(self._frame.words, gradients)
         return self._summed[: self.found]
 
     @property
     def parts(self) -> list[slice]:
-        """Which of the distinct rows are those of each PS."""
+        """The slice of the distinct rows that belongs to each PS."""
         return [slice(start, stop) for start, stop in itertools.pairwise(self.starts.tolist())]
 
     def occurrences(self) -> np.ndarray:
-        """int32 (found,): how often each of the distinct rows is in the batch."""
+        """int32 (found,): how often each distinct row occurs in the batch."""
         times = np.empty(self.found, np.int32)
         kernels.occurrences(self._inverse[: self.batch * self._features], times)
         return times

@@ -1,6 +1,7 @@
-"""Pull and push of one batch as one compiled call each, over arrays that stay (``core/frame``): rows that this process
-can reach are fetched by the call that finds them, and updated by the one that sums their gradients. Between two calls a
-thread holds the interpreter lock, for 15 to 40 us where the model's step has emptied the caches.
+"""Pull and push of one batch, one compiled call each, over preallocated arrays (``core/frame``). The call that finds
+the distinct rows also fetches those that this process can access; the call that sums their gradients also updates them.
+Fewer calls mean less time with the GIL: between two calls a thread holds it for 15 to 40 us if the model's step has
+evicted the caches.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from numba import njit
 from ssmpi.core.frame import array_at
 from ssmpi.embedding.kernels import expand, gather, grouped_adagrad, route, rowwise_adagrad, sgd, sum_by_row
 
-# Places in the frame of a lookup. From NEAR on: weights and state of each PS, empty where they are out of reach.
+# Indices into a lookup's frame. From NEAR on: weights and state of each PS, empty if this process cannot access them.
 LIMITS, STRIDES, OWNERS, BASES, KEYS, PLACES, ROWS, INVERSE, STARTS, DISTINCT, VALUES, SUMMED, NEAR = range(0, 26, 2)
 
 
 @njit(cache=True, nogil=True)
 def pull(frame: np.ndarray, ids: np.ndarray, whole: bool) -> int:
-    """Find the distinct rows of ids int32 (batch, features) and copy those within reach to DISTINCT; as the ``whole``
-    of them is, to VALUES too. Returns how many there are, or -1 minus the position of the first id outside its table.
+    """Find the distinct rows of ids int32 (batch, features) and copy the accessible ones to DISTINCT; if ``whole``, all
+    are accessible and are copied to VALUES too. Returns the number of distinct rows, or -1 minus the position of the
+    first id outside its table.
     """
     limits, starts = array_at(frame, LIMITS, np.int64), array_at(frame, STARTS, np.int64)
     owners, bases = array_at(frame, OWNERS, np.int32), array_at(frame, BASES, np.int64)
@@ -44,13 +46,13 @@ def pull(frame: np.ndarray, ids: np.ndarray, whole: bool) -> int:
 
 @njit(cache=True, nogil=True)
 def expand_rows(frame: np.ndarray, count: int) -> None:
-    """Copy the distinct rows, which have arrived, to VALUES of so many ids."""
+    """Copy the distinct rows, which have arrived, to VALUES for ``count`` ids."""
     expand(_by_row(frame, DISTINCT), array_at(frame, INVERSE, np.int32)[:count], _by_row(frame, VALUES)[:count])
 
 
 @njit(cache=True, nogil=True)
 def sum_gradients(frame: np.ndarray, gradients: np.ndarray) -> None:
-    """Sum gradients float32 (batch, features, width) of VALUES by row, into SUMMED."""
+    """Sum gradients float32 (batch, features, width) with respect to VALUES by row, into SUMMED."""
     summed, width = array_at(frame, SUMMED, np.float32), gradients.shape[2]
     found, count = array_at(frame, STARTS, np.int64)[-1], gradients.size // width
     rows = summed[: found * width].reshape(found, width)
@@ -59,7 +61,9 @@ def sum_gradients(frame: np.ndarray, gradients: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def push(frame: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float) -> None:
-    """Sum them, then update all rows within reach: by row-wise Adagrad where there is state, else by SGD."""
+    """Sum the gradients, then update all accessible rows: with row-wise Adagrad if there is optimizer state, else with
+    SGD.
+    """
     sum_gradients(frame, gradients)
     starts, rows, summed = array_at(frame, STARTS, np.int64), array_at(frame, ROWS, np.int32), _by_row(frame, SUMMED)
     for server in range(starts.size - 1):

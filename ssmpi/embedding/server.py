@@ -21,7 +21,7 @@ class EmbeddingServer:
     counts, None if accesses are not counted. ``saver`` writes the rows; optional if nothing is saved. ``applied``
     counts pushes. ``samples`` is the number of samples of all trainers, as last reported by the first one, -1 before;
     ``checkpointed`` its value when the last checkpoint started; ``saves_rows`` whether the first trainer wants
-    incremental row saves. ``news`` returns what to report back to it.
+    incremental row saves. ``status_lines`` returns the lines to report back to it.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class EmbeddingServer:
         self._counts, self._applied = counts, applied or AppliedPushes()
         self.samples = self.checkpointed = -1
         self.saves_rows = True
-        self.news: Callable[[], list[dict[str, Any]]] = list
+        self.status_lines: Callable[[], list[dict[str, Any]]] = list
         self._draining: dict[int, tuple[int, int]] = {}  # by trainer: the thread that waits, and for how many pushes
         self._kinds: dict[int, Callable[[int, int, np.ndarray], None]] = {
             wire.PULL: self._pull,
@@ -43,8 +43,8 @@ class EmbeddingServer:
             wire.SAVE: self._save,
             wire.SAVED: self._saved,
             wire.ATTACH: self._attach,
-            wire.APPLIED: self._tell_applied,
-            wire.SAMPLES: self._hear_samples,
+            wire.APPLIED: self._send_applied,
+            wire.SAMPLES: self._exchange_status,
         }
 
     def handle(self, source: int, tag: int, payload: np.ndarray) -> None:
@@ -115,12 +115,12 @@ class EmbeddingServer:
         lines = [self._address] if self._counts is None else [self._address, self._counts]
         self._reply_text(source, thread, b"\n".join(lines))
 
-    def _hear_samples(self, source: int, thread: int, payload: np.ndarray) -> None:
+    def _exchange_status(self, source: int, thread: int, payload: np.ndarray) -> None:
         samples, saves_rows = payload.view(np.int64).tolist()
         self.samples, self.saves_rows = samples, bool(saves_rows)
-        self._reply_text(source, thread, json.dumps(self.news()).encode())
+        self._reply_text(source, thread, json.dumps(self.status_lines()).encode())
 
-    def _tell_applied(self, source: int, thread: int, payload: np.ndarray) -> None:
+    def _send_applied(self, source: int, thread: int, payload: np.ndarray) -> None:
         buffer = self._service.buffer(wire.COUNT)
         self._applied.answer(source, buffer)
         self._service.reply(source, thread, buffer)

@@ -110,12 +110,12 @@ class RowArray:
             self.observe(rows, times)
 
     def observe(self, rows: np.ndarray, times: np.ndarray) -> None:
-        """Rows have been updated, for so many accesses each."""
+        """Report updated rows, with the number of accesses to each."""
         if self._observe:
             self._observe(rows, times)
 
-    def tell(self, observe: Observe) -> None:
-        """From now on call ``observe`` with the rows of each update, after it has been applied."""
+    def set_observer(self, observe: Observe) -> None:
+        """Call ``observe`` with the rows of each update from now on, after applying it."""
         self._observe = observe
 
 

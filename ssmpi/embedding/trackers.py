@@ -3,8 +3,9 @@ sample of those accessed (SSU), or those that have changed most (SCAR; Qiao et a
 
 An access is one lookup of one training example: a row that 40 examples of a batch look up is updated once and has 40
 accesses, so that the lost accesses of a row are its lost samples, as PLS counts them. A tracker observes the rows of
-every update (``RowArray.tell``) and keeps its counts in memory that it is given, which several processes may share.
-Call ``select`` before the rows are copied: a concurrent update is then counted for the next save, and none is missed.
+every update (``RowArray.set_observer``) and keeps its counts in the memory it is given, which several processes may
+share. Call ``select`` before the rows are copied: a concurrent update is then counted for the next save, and none is
+missed.
 """
 
 from __future__ import annotations

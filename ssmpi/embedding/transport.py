@@ -1,4 +1,4 @@
-"""How a trainer reaches the rows of embedding PSs: in the memory of those on its host, else by messages."""
+"""How a trainer accesses the rows of embedding PSs: in shared memory on the same host, else by messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ssmpi.core.traffic import Link
 from ssmpi.embedding import wire
 from ssmpi.embedding.placement import Placement
 from ssmpi.embedding.push_counts import SentPushes
-from ssmpi.embedding.server_news import ServerNews
+from ssmpi.embedding.status_exchange import StatusExchange
 from ssmpi.embedding.table import RowArray, RowOptions
 from ssmpi.embedding.trackers import NOTHING, Scope, Tracking, scope_of
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class RemoteTables:
-    """Tables on embedding PSs: rows of one on this host are read and updated in place, others are reached by messages.
+    """Tables on embedding PSs. Rows of PSs on this host are read and updated in place, others by messages.
 
-    ``shared`` says of each PS whether its rows are at hand; PeerError if ``embedding.transport`` demands that of all
-    and one is not. ``sent`` counts pushes by message, ``tracking`` is what PSs count of updates.
+    PeerError if ``embedding.transport`` requires shared memory and the rows of a PS cannot be mapped. ``sent`` counts
+    pushes by message; ``tracking`` is what PSs record about updates.
     """
 
     def __init__(
@@ -56,28 +56,28 @@ class RemoteTables:
             self._attach(index, scope_of(placement, index)) if wanted else None for index in range(len(self._servers))
         ]
         self._all_near = None not in self._near
-        self._news = ServerNews(conversation, waiting)
+        self._status = StatusExchange(conversation, waiting)
 
     def compare_pushes(self) -> None:
-        """Before the first push: find those that an earlier process has sent and no PS has applied."""
+        """Before the first push, find the pushes that an earlier process of this rank sent and no PS applied."""
         for index, server in enumerate(self._servers):
             whose, applied = self._call(server, wire.APPLIED, np.empty(0, np.uint8), wire.COUNT).view(np.int64)
             self._sent.compare(index, int(whose), int(applied))
 
     @property
     def shared(self) -> list[bool]:
-        """Of each PS, whether this process works on its rows in place."""
+        """For each PS, whether this process works on its rows in place."""
         return [rows is not None for rows in self._near]
 
     @property
     def near(self) -> list[np.ndarray]:
-        """Weights and state of each PS in turn, empty where its rows are out of reach."""
+        """Weights and optimizer state of each PS in turn, empty arrays if its rows are not mapped."""
         nothing = np.empty(0, np.float32)
         pairs = ((rows.weights, rows.state) if rows else (nothing, nothing) for rows in self._near)
         return [array for pair in pairs for array in pair]
 
     def _attach(self, index: int, scope: Scope) -> RowArray | None:
-        """The rows of one PS in its own memory, if that can be mapped."""
+        """The rows of one PS, mapped from its memory; None if that is impossible and not required."""
         server = self._servers[index]
         text = wire.read_text(self._call(server, wire.ATTACH, np.empty(0, np.uint8), wire.TEXT))
         address, _, counts = text.partition("\n")
@@ -85,7 +85,7 @@ class RemoteTables:
             rows = RowArray(self._options, attach(address, scope.rows * self._options.row_bytes), scope.rows)
             if self.tracking.counts:
                 memory = attach(counts, self.tracking.bytes_for(scope))
-                rows.tell(self.tracking.over(scope, memory).observe)
+                rows.set_observer(self.tracking.over(scope, memory).observe)
             return rows
         except OSError as error:
             if self._options.settings.transport == "auto":
@@ -95,14 +95,16 @@ class RemoteTables:
                 "set embedding.transport = 'auto', or place a PS on every trainer's host"
             ) from error
 
-    def exchange_news(self, samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
-        """Tell every PS how many samples all trainers have done, which dates what it saves by itself, and whether it is
-        to do so; what the PSs have saved so by the last time this was called.
+    def exchange_status(self, samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
+        """Send every PS the number of samples of all trainers, which dates its incremental row saves, and whether to
+        make such saves; returns the PSs' lines about saves since the last call. Does not wait for answers.
         """
-        return self._news.exchange(samples, saves_rows)
+        return self._status.exchange(samples, saves_rows)
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
-        """Send every PS whose rows are out of reach one request, whose reply goes straight into ``lookup.distinct``."""
+        """Send one request to each PS whose rows are not mapped; the replies are received directly into
+        ``lookup.distinct``.
+        """
         if self._all_near:
             self._traffic.add_rows(lookup.found)
             return
@@ -125,9 +127,7 @@ class RemoteTables:
             lookup.requests = []
 
     def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
-        """As ``update``, of gradients that are not summed yet: where all rows are within reach, one compiled call does
-        both.
-        """
+        """As ``update``, but sum the gradients by row first; if all rows are mapped, one compiled call does both."""
         if not self._all_near:
             self.update(lookup, lookup.summed(gradients), factor, thread)
             return
@@ -141,7 +141,9 @@ class RemoteTables:
                 near.observe(lookup.rows[rows], times[rows])
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
-        """In place, or one message a PS, not waited for; at most ``pushes_in_flight`` batches are on their way."""
+        """Update in place, or send one message per PS without waiting; at most ``pushes_in_flight`` batches are in
+        flight.
+        """
         if not self._all_near:
             self._wait_for_room(thread)
         times = lookup.occurrences() if self.tracking.counts else None
@@ -158,19 +160,19 @@ class RemoteTables:
             self._in_flight[thread].append((requests, messages))
 
     def _wait_for_room(self, thread: int) -> None:
-        """Before a batch's pushes are made: at most ``pushes_in_flight`` batches are on their way."""
+        """Before a batch's pushes, wait until fewer than ``pushes_in_flight`` batches are in flight."""
         queue = self._in_flight.setdefault(thread, deque())
         while len(queue) >= self._options.settings.pushes_in_flight:
             wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
 
     def _send(self, message: np.ndarray, server: int, thread: int) -> MPIRequest:
-        """A push, counted first: one that is lost on the way is one that was sent."""
+        """Send a push, and count it first, so a push lost in flight counts as sent."""
         self._sent.by_thread[thread][server] += 1
         tag = wire.tag(wire.PUSH, thread)
         return self._conversation.isend(message, self._servers[server], tag, Link.EMBEDDING_PUSH)
 
     def drain(self) -> None:
-        """Wait until every push of this trainer has been applied. Call when its threads are at rest."""
+        """Wait until every push of this trainer has been applied. Call while its threads are paused."""
         for queue in self._in_flight.values():
             while queue:
                 wait_all(queue.popleft()[0], self._waiting, "the embedding PSs (to take a push)")
@@ -178,7 +180,9 @@ class RemoteTables:
             self._call(server, wire.DRAIN, np.array([self._sent.to(index)], np.int64), 1)
 
     def begin_save(self, folder: Path, limit_seconds: float, *, background: bool) -> None:
-        """Let every PS start writing its part into ``folder``, all at once; the rows may change when this returns."""
+        """Make all PSs start writing their parts into ``folder`` at the same time; the rows may change once this
+        returns.
+        """
         self._outcomes = {}
         self._paths = [folder / f"embedding-{i:04}.h5" for i in range(len(self._servers))]
         texts = [json.dumps([str(path), limit_seconds, background]) for path in self._paths]
@@ -190,7 +194,7 @@ class RemoteTables:
             wait_all(requests, waiting, whom, "checkpoint.limit_seconds")
 
     def saved(self) -> list[dict[str, Any]] | None:
-        """What became of each PS's part; None while one is being written."""
+        """The outcome of each PS's part; None while any is being written."""
         for index, server in enumerate(self._servers):
             if index not in self._outcomes:
                 text = wire.read_text(self._call(server, wire.SAVED, np.empty(0, np.uint8), wire.TEXT))
@@ -200,13 +204,13 @@ class RemoteTables:
         return [self._outcomes[index] for index in range(len(self._servers))]
 
     def awaited(self) -> str:
-        """Who has not written what."""
+        """For messages: which PS has not written which file."""
         index = next(index for index in range(len(self._servers)) if index not in self._outcomes)
         return f"{self._conversation.names[self._servers[index]]} has not written {self._paths[index]}"
 
     def goodbye(self) -> None:
-        """Tell every PS that this trainer will not ask again."""
-        self._news.finish()
+        """Tell every PS that this trainer sends no more requests."""
+        self._status.finish()
         say_goodbye(self._conversation, self._servers, self._waiting)
 
     def _call(self, server: int, kind: int, payload: np.ndarray, size: int) -> np.ndarray:

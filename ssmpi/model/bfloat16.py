@@ -1,9 +1,8 @@
-"""Lays out float32 matrices as operands of block products, mostly in bfloat16; compiled, and run without the
-interpreter lock.
+"""Packs float32 matrices as operands of block products, mostly in bfloat16; compiled, and run without the GIL.
 
-A bfloat16 number is the upper half of a float32 one, rounded to nearest, and stored as uint16. The left operand of a
-product is row-major. The right one, k by n, lies in panels of PANEL columns, each with two rows interleaved: ``[n /
-PANEL][k / 2][PANEL][2]``, which instructions for dot products of pairs read from end to end.
+A bfloat16 number is the upper half of a float32 number, rounded to nearest, and stored as uint16. The left operand of a
+product is row-major. The right operand, k by n, is stored in panels of PANEL columns with pairs of rows interleaved,
+``[n / PANEL][k / 2][PANEL][2]``, in the order in which instructions for dot products of pairs read it.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from ssmpi.core.cache_lines import ask
 from ssmpi.model.kernels import move
 
 PANEL = 64  # columns: four vectors of 16 float32 sums
-TILE = 16  # words of 32 bits in a vector, and vectors in a square that is transposed in registers
-EDGE = 2 * TILE  # rows to which panels are filled, so that transposed squares fit
-PAGES_AHEAD = 8192  # bytes, of what is read in order
+TILE = 16  # words of 32 bits in a vector, and vectors in a square transposed in registers
+EDGE = 2 * TILE  # panels are padded to a multiple of this many rows, so that transposed squares fit
+PAGES_AHEAD = 8192  # bytes, of memory that is read in order
 
 
 @njit(cache=True, nogil=True, inline="always")
 def up_to(size: int, multiple: int) -> int:
-    """``size`` rounded up."""
+    """``size`` rounded up to a multiple of ``multiple``."""
     return -(-size // multiple) * multiple
 
 
 @intrinsic
 def _pair(typing: Any, upper: Any, lower: Any) -> Any:
-    """The bfloat16 numbers nearest to two float32 ones, of two equally near ones the even one, as a word that begins
-    with the ``upper`` one. NaN stays.
+    """Two float32 numbers rounded to bfloat16 (nearest, ties to even) in one word, ``upper`` in its upper half. NaN
+    stays.
     """
     signature = types.uint32(types.float32, types.float32)
 
@@ -58,7 +57,7 @@ def _pair(typing: Any, upper: Any, lower: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def rows(values: np.ndarray, n: int, k: int, width: int, out: np.ndarray) -> None:
-    """out uint16 (n, width) = values float32 (n, k), flat both, with zeros behind each row."""
+    """out uint16 (n, width) = values float32 (n, k), both flat, each row padded with zeros."""
     for i in range(n):
         given, target = values[i * k : (i + 1) * k], out[i * width : (i + 1) * width]
         for j in range(k):
@@ -69,8 +68,8 @@ def rows(values: np.ndarray, n: int, k: int, width: int, out: np.ndarray) -> Non
 
 @njit(cache=True, nogil=True)
 def _line(values: np.ndarray, n: int, k: int, row: int, first: int, count: int, out: np.ndarray) -> None:
-    """out uint32 (count,): rows ``row`` and ``row`` + 1 of values float32 (n, k) from column ``first`` on interleaved,
-    0 for a row that is not.
+    """out uint32 (count,): rows ``row`` and ``row`` + 1 of values float32 (n, k), interleaved from column ``first`` on;
+    0 for a row beyond n.
     """
     upper = values[row * k + first : row * k + first + count]
     if row + 1 < n:
@@ -86,7 +85,9 @@ def _line(values: np.ndarray, n: int, k: int, row: int, first: int, count: int, 
 
 @njit(cache=True, nogil=True)
 def panels(values: np.ndarray, n: int, k: int, height: int, out: np.ndarray) -> None:
-    """values float32 (n, k) as a right operand of n rows and k columns, filled with zeros to ``height`` rows, even."""
+    """Pack values float32 (n, k) as a right operand of n rows and k columns, padded with zeros to ``height`` rows
+    (even).
+    """
     words = out.view(np.uint32)
     for row in range(0, height, 2):
         for column in range(0, k, PANEL):
@@ -96,9 +97,9 @@ def panels(values: np.ndarray, n: int, k: int, height: int, out: np.ndarray) -> 
 
 @njit(cache=True, nogil=True)
 def panels_of_transposed(values: np.ndarray, n: int, k: int, lines: np.ndarray, out: np.ndarray) -> None:
-    """values float32 (n, k) as a right operand of k rows and n columns: k is filled up to a multiple of EDGE.
+    """Pack values float32 (n, k) as a right operand of k rows and n columns, with k padded to a multiple of EDGE.
 
-    ``lines`` uint16 of at least TILE rows of so many.
+    ``lines`` is scratch: uint16, at least TILE rows of the padded k.
     """
     height = up_to(k, EDGE)
     words, target = lines.view(np.uint32), out.view(np.uint32)
@@ -111,10 +112,10 @@ def panels_of_transposed(values: np.ndarray, n: int, k: int, lines: np.ndarray, 
 
 @njit(cache=True, nogil=True)
 def transposed(values: np.ndarray, n: int, k: int, width: int, lines: np.ndarray, out: np.ndarray) -> None:
-    """out uint16 (k up to a multiple of TILE, width) = values float32 (n, k) transposed, flat both, with zeros behind
-    each row; ``width`` is n up to a multiple of EDGE.
+    """out uint16 (k up to a multiple of TILE, width) = values float32 (n, k) transposed, both flat, each row padded
+    with zeros; ``width`` is n rounded up to a multiple of EDGE.
 
-    ``lines`` uint16 of at least EDGE rows of k, up to a multiple of TILE.
+    ``lines`` is scratch: uint16, at least EDGE rows of k rounded up to a multiple of TILE.
     """
     across = up_to(k, TILE)
     words, target = lines.view(np.uint32), out.view(np.uint32)
@@ -127,11 +128,11 @@ def transposed(values: np.ndarray, n: int, k: int, width: int, lines: np.ndarray
 
 @njit(cache=True, nogil=True)
 def transposed_words(values: np.ndarray, n: int, k: int, across: int, panel: int, out: np.ndarray) -> None:
-    """values float32 (n, k), with ``across`` floats from row to row, transposed, in panels of ``panel`` columns, a
-    multiple of TILE unless there is one: ``[n / panel][k][panel]``, of a flat ``out`` of any type. What is beside the
-    last columns stays as it is.
+    """Transpose values float32 (n, k), with a stride of ``across`` floats from row to row, into panels of ``panel``
+    columns, ``[n / panel][k][panel]``, of a flat ``out`` of any type. ``panel`` is a multiple of TILE unless there is
+    only one panel. The padding beside the last columns is not written.
 
-    The next TILE rows are asked for meanwhile.
+    The next TILE rows are prefetched meanwhile.
     """
     words, target, source, place = values.view(np.uint32), out.view(np.uint32), values.ctypes.data, out.ctypes.data
     whole = k - k % TILE
@@ -151,10 +152,10 @@ def transposed_words(values: np.ndarray, n: int, k: int, across: int, panel: int
 
 @njit(cache=True, nogil=True)
 def panels_of_words(values: np.ndarray, n: int, k: int, across: int, out: np.ndarray) -> None:
-    """values float32 (n, k), with ``across`` floats from row to row, in panels of PANEL columns:
+    """Pack values float32 (n, k), with a stride of ``across`` floats from row to row, into panels of PANEL columns:
     ``[k / PANEL][n][PANEL]``.
 
-    Row by row, so that each page of ``values`` is met once, not once for every panel.
+    Row by row, so that each page of ``values`` is visited once, not once per panel.
     """
     source, target, whole = values.ctypes.data, out.ctypes.data, k - k % TILE
     for row in range(n):
@@ -169,13 +170,13 @@ def panels_of_words(values: np.ndarray, n: int, k: int, across: int, out: np.nda
 
 @njit(cache=True, nogil=True)
 def _square(words: np.ndarray, across: int, out: np.ndarray, stride: int) -> None:
-    """TILE x TILE words of 32 bits from where ``words`` begin, transposed, to where ``out`` begins."""
+    """Transpose the TILE x TILE words of 32 bits at the start of ``words`` to the start of ``out``."""
     _transpose(words.ctypes.data, across, out.ctypes.data, stride)  # type: ignore[call-arg]
 
 
 @intrinsic
 def _transpose(typing: Any, source: Any, across: Any, target: Any, stride: Any) -> Any:
-    """A square of TILE x TILE words of 32 bits, by addresses; ``across`` and ``stride`` are words from row to row."""
+    """Transpose TILE x TILE words of 32 bits, by addresses; ``across`` and ``stride`` are the row strides in words."""
     signature = types.void(types.uintp, types.intp, types.uintp, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -190,7 +191,7 @@ def _transpose(typing: Any, source: Any, across: Any, target: Any, stride: Any) 
             found.append(builder.load(place(arguments[0], arguments[1], row)))
             found[-1].align = 4
         distance = 1
-        while distance < TILE:  # squares of ``distance`` words above the diagonal change places with those below
+        while distance < TILE:  # swap squares of ``distance`` words above the diagonal with those below
             upper = [lane + (TILE - distance if lane & distance else 0) for lane in range(TILE)]
             lower = [lane + (TILE if lane & distance else distance) for lane in range(TILE)]
             masks = [ir.Constant(ir.VectorType(ir.IntType(32), TILE), lanes) for lanes in (upper, lower)]

@@ -1,5 +1,5 @@
-"""The products of a linear layer by oneDNN's kernels, in float32 and in bfloat16: how operands lie, and the room for
-them. Values, weights and gradients that come in or go out are flat float32.
+"""The products of a linear layer by oneDNN's kernels, in float32 and in bfloat16: the layout of operands, and their
+workspace. Inputs and outputs (values, weights, gradients) are flat float32.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from ssmpi.model.bfloat16 import EDGE, PANEL, TILE, up_to
 from ssmpi.model.brgemm import NONE, SINGLE_ROWS, Kernels, panel, product
 
 Layer = tuple[bool, int, int]  # in bfloat16, outputs, inputs
-GROUP = 1 << 18  # floats of panels that lie in cache together
+GROUP = 1 << 18  # floats of the panels that are in cache at the same time
 
 
 class Operands(NamedTuple):
-    """The kernels; ``copies`` uint16, the weights as right operands; ``room`` uint16 for the activations of a layer."""
+    """The kernels; ``copies`` uint16, the weights packed as right operands; ``room`` uint16, workspace for one
+    layer.
+    """
 
     kernels: Kernels
     copies: np.ndarray
@@ -29,7 +31,7 @@ class Operands(NamedTuple):
 
 
 def operands(kernels: Kernels, layers: Sequence[Layer], examples: int) -> Operands:
-    """For these layers and pieces of so many examples; the copies lie one behind the other."""
+    """The operands of these layers for pieces of at most ``examples``; the copies are contiguous."""
     if kernels == NONE:
         layers = ()
     room = max((room_for(examples, *layer) for layer in layers), default=0)
@@ -41,8 +43,8 @@ def operands(kernels: Kernels, layers: Sequence[Layer], examples: int) -> Operan
 
 
 def copies_of(half: bool, outputs: int, inputs: int) -> int:
-    """uint16 numbers in the copies of a weight (outputs, inputs), right operands of the forward product and, in
-    bfloat16, of the backward one too.
+    """The number of uint16 in the copies of a weight (outputs, inputs): right operands of the forward product and, in
+    bfloat16, of the backward product too.
     """
     if half:
         return up_to(inputs, EDGE) * up_to(outputs, PANEL) + up_to(outputs, 2) * up_to(inputs, PANEL)
@@ -50,7 +52,7 @@ def copies_of(half: bool, outputs: int, inputs: int) -> int:
 
 
 def room_for(examples: int, half: bool, outputs: int, inputs: int) -> int:
-    """uint16 numbers of room that one layer needs for a piece of so many examples."""
+    """The workspace of one layer for a piece of ``examples``, in uint16 numbers."""
     height = up_to(examples, EDGE)
     if not half:
         panels = max(PANEL * max(outputs, inputs), min(GROUP, up_to(inputs, PANEL) * outputs))
@@ -61,7 +63,7 @@ def room_for(examples: int, half: bool, outputs: int, inputs: int) -> int:
 
 @njit(cache=True, nogil=True)
 def refresh(blocks: Operands, place: int, weight: np.ndarray, m: int, k: int) -> None:
-    """Lay out a weight float32 (m, k) as it is now for the forward product."""
+    """Pack the current weight float32 (m, k) for the forward product."""
     bfloat16.transposed_words(weight, m, k, k, PANEL, blocks.copies[place:])
 
 
@@ -70,11 +72,12 @@ def outputs(
     blocks: Operands, laid_out: bool, place: int, values: np.ndarray, weight: np.ndarray, bias: np.ndarray, relu: bool,
     out: np.ndarray, n: int, m: int, k: int,
 ) -> None:  # fmt: skip
-    """out (n, m) = values (n, k) weight (m, k)^T + bias (m,), if there is one, and its ``relu``.
+    """out (n, m) = values (n, k) weight (m, k)^T + bias (m,), if there is one, then ``relu``.
 
-    Some outputs at a time, which are in cache when the bias is added. Unless the weight is ``laid_out`` at ``place``
-    for all pieces of a batch, a panel of it is right before its product; or, where they are clearly fewer, the values
-    are, and it is the left operand as it lies. The sums are the same, to the bit.
+    Computes some outputs at a time, so they are in cache when the bias is added. If the weight is ``laid_out`` at
+    ``place``, it is packed already for all pieces of a batch. Otherwise each panel of it is packed just before its
+    product; or, if the values are clearly fewer, the values are packed instead, and the weight is the left operand as
+    stored. The sums are bit-identical.
     """
     by_rows = not laid_out and 5 * n * (m + k) < 4 * m * k
     room, right = blocks.room.view(np.float32), blocks.copies[place:].view(np.float32)
@@ -109,7 +112,7 @@ def outputs(
 
 @njit(cache=True, nogil=True)
 def _by_rows(kernel: int, a: np.ndarray, panels: np.ndarray, c: np.ndarray, sizes: tuple[int, int, int]) -> None:
-    """c (m, n) = a (m, k) b (k, n), of which ``panels`` are laid out. ``a`` is asked for: it comes from memory."""
+    """c (m, n) = a (m, k) b (k, n), with b packed in ``panels``. ``a`` is prefetched, because it comes from memory."""
     m, n, k = sizes
     place = a.ctypes.data
     for line in range(0, m * k, FLOATS):
@@ -123,7 +126,7 @@ def _by_rows(kernel: int, a: np.ndarray, panels: np.ndarray, c: np.ndarray, size
 def by_weight(
     blocks: Operands, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
 ) -> None:
-    """out (m, k) = by_out (n, m)^T values (n, k), added unless ``fresh``."""
+    """out (m, k) = by_out (n, m)^T values (n, k), accumulated unless ``fresh``."""
     for first in range(0, m, SINGLE_ROWS):
         rows = min(SINGLE_ROWS, m - first)
         by_weight_rows(blocks, by_out[first:], values, out[first * k :], rows, n, m, k, fresh)
@@ -134,8 +137,8 @@ def by_weight_rows(
     blocks: Operands, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, rows: int, n: int, m: int, k: int,
     fresh: bool,
 ) -> None:  # fmt: skip
-    """The same for at most SINGLE_ROWS of the m rows, where ``by_out`` and ``out`` begin. In two parts, for the number
-    of kernels: one of a multiple of TILE examples, then what is left.
+    """As ``by_weight`` for the first ``rows`` of the m rows, at most SINGLE_ROWS. Computed in two parts, so that few
+    kernels are created: a multiple of TILE examples, then the rest.
     """
     across, whole = up_to(n, TILE), n - n % TILE
     left = blocks.room.view(np.float32)
@@ -152,9 +155,9 @@ def by_weight_rows(
 def by_values(
     blocks: Operands, by_out: np.ndarray, weight: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
 ) -> None:
-    """out (n, k) = by_out (n, m) weight (m, k), added unless ``fresh``. Panels of the weight are put together where it
-    is larger than GROUP and they are read often: the rows of a panel could have too many of one place in the caches.
-    What lies in memory is then met row by row: a page that is met again for every panel is looked up again.
+    """out (n, k) = by_out (n, m) weight (m, k), accumulated unless ``fresh``. If the weight is larger than GROUP and
+    its panels are read often, they are packed first: the rows of a panel in place could conflict in the caches. Packing
+    reads the weight row by row, so each page costs one TLB lookup, not one per panel.
     """
     room, kernel = blocks.room.view(np.float32), blocks.kernels.single
     apart = n >= PANEL and m * k > GROUP
@@ -173,7 +176,9 @@ def by_values(
 
 @njit(cache=True, nogil=True)
 def refresh_half(blocks: Operands, place: int, weight: np.ndarray, m: int, k: int, backward: bool) -> None:
-    """Round a weight float32 (m, k) as it is now into its copies, that for the ``backward`` product only if wanted."""
+    """Round the current weight float32 (m, k) into its copies; the copy for the backward product only if
+    ``backward``.
+    """
     copies = blocks.copies[place:]
     bfloat16.panels_of_transposed(weight, m, k, blocks.room, copies)
     if backward:
@@ -182,7 +187,7 @@ def refresh_half(blocks: Operands, place: int, weight: np.ndarray, m: int, k: in
 
 @njit(cache=True, nogil=True)
 def outputs_half(blocks: Operands, place: int, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int) -> None:
-    """As ``outputs``, of bfloat16 numbers."""
+    """As ``outputs``, in bfloat16, without bias."""
     across, copy = up_to(k, 2), blocks.copies[place:]
     bfloat16.rows(values, n, k, across, blocks.room)
     product(blocks.kernels.half, True, blocks.room, copy, out, (n, m, across), (across, PANEL, up_to(k, EDGE)), False)
@@ -192,7 +197,7 @@ def outputs_half(blocks: Operands, place: int, values: np.ndarray, out: np.ndarr
 def by_weight_half(
     blocks: Operands, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
 ) -> None:
-    """As ``by_weight``, of bfloat16 numbers."""
+    """As ``by_weight``, in bfloat16."""
     height, room = up_to(n, EDGE), blocks.room
     first = EDGE * up_to(m, EDGE)
     left, right = room[first:], room[first + height * up_to(m, TILE) :]
@@ -205,7 +210,7 @@ def by_weight_half(
 def by_values_half(
     blocks: Operands, place: int, by_out: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
 ) -> None:
-    """As ``by_values``, of bfloat16 numbers, with the weight's copies at ``place``."""
+    """As ``by_values``, in bfloat16, with the weight's copies at ``place``."""
     across, copy = up_to(m, 2), blocks.copies[place + up_to(k, EDGE) * up_to(m, PANEL) :]
     bfloat16.rows(by_out, n, m, across, blocks.room)
     product(blocks.kernels.half, True, blocks.room, copy, out, (n, k, across), (across, PANEL, across), not fresh)

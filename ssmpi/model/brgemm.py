@@ -1,10 +1,10 @@
-"""Matrix products from compiled loops by oneDNN's kernel for a block, as torch's library has it, called by address
-without the interpreter: of bfloat16 numbers with float32 sums, and of float32 numbers.
+"""Matrix products in compiled loops by oneDNN's block kernel (brgemm), exported by torch's library and called by
+address: bfloat16 with float32 accumulation, and float32.
 
-A kernel is made for the processor (AMX tiles, AVX-512) at its first call, by size and thread. Operands of bfloat16 lie
-as ``bfloat16`` lays them out. Its products of the sizes of these networks take 0.5 to 1 times what torch's take, in
-float32 on AMD's processors 0.6 to 0.9 times MKL's. The library's BLAS has a product of bfloat16 too
-(``gemm_bf16bf16f32``); on processors without AMX that is no faster than float32's.
+A kernel is generated for the processor (AMX tiles, AVX-512) at its first call, by size and thread. ``bfloat16`` packs
+the bfloat16 operands. At the sizes of these networks its products take 0.5 to 1 times as long as torch's, in float32 on
+AMD processors 0.6 to 0.9 times as long as MKL's. The library's BLAS has a bfloat16 product too (``gemm_bf16bf16f32``),
+but on processors without AMX it is no faster than float32.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ SYMBOLS = (
     "_ZN2at6native7cpublas6brgemmEllllllbPKN3c108BFloat16ES5_Pfb",
     "_ZN2at6native7cpublas14brgemm_releaseEb",
 )
-LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # where set, oneDNN may refuse: by an exception nobody catches
-HALF_ROWS, SINGLE_ROWS = 64, 128  # of a block; float32 kernels take six at a time, and are slower at what is left
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # if set, oneDNN may throw an exception that nobody catches
+HALF_ROWS, SINGLE_ROWS = 64, 128  # of a block; float32 kernels take six at a time and are slower for the remainder
 
 
 class Kernels(NamedTuple):
-    """Addresses of a block's product in float32 and in bfloat16, and of what ends a series of them; 0 for what is not
-    used.
-    """
+    """Addresses of the block product in float32 and in bfloat16, and of the release function; 0 if not used."""
 
     single: int = 0
     half: int = 0
@@ -47,9 +45,10 @@ NONE = Kernels()
 
 
 def kernels(precision: str) -> Kernels | None:
-    """By a fixed rule, so that bits do not depend on timing: in bfloat16 where the processor has x86's instructions for
-    it, in float32 on AMD's with AVX-512, where it was measured against MKL. None where there is nothing to use, where
-    torch's library does not export it, or where oneDNN is kept from using the processor's instructions.
+    """The kernels to use, by a fixed rule so that results do not depend on timing: for bfloat16 if the processor has
+    x86's bfloat16 instructions, for float32 on AMD processors with AVX-512, where they were measured against MKL. None
+    if neither applies, if torch's library does not export the functions, or if the environment limits oneDNN's
+    instruction set.
     """
     single, half = processor.is_amd_with_avx512(), precision == "bf16"
     if platform.machine() != "x86_64" or any(name in os.environ for name in LIMITS):
@@ -66,8 +65,8 @@ def kernels(precision: str) -> Kernels | None:
 
 @intrinsic
 def _block(typing: Any, address: Any, sizes: Any, strides: Any, places: Any, flags: Any) -> Any:
-    """C (m, n) = A (m, k) B (k, n), with sizes m n k, strides and places of A, B and C; flags: C is added to, the rows
-    of B are interleaved in pairs.
+    """C (m, n) = A (m, k) B (k, n), with sizes m n k, and strides and addresses of A, B and C; flags: accumulate into
+    C, rows of B are interleaved in pairs.
     """
     three = types.UniTuple(types.int64, 3)
     signature = types.void(types.int64, three, three, three, types.UniTuple(types.int64, 2))
@@ -76,7 +75,7 @@ def _block(typing: Any, address: Any, sizes: Any, strides: Any, places: Any, fla
         function, *triples, flags = arguments
         word, add, pairs = ir.IntType(64), builder.extract_value(flags, 0), builder.extract_value(flags, 1)
         sizes, strides, places = ([builder.extract_value(triple, k) for k in range(3)] for triple in triples)
-        kind = ir.FunctionType(ir.VoidType(), [word] * 11).as_pointer()  # pointers and bools travel as words do
+        kind = ir.FunctionType(ir.VoidType(), [word] * 11).as_pointer()  # pointers and bools are passed like words
         builder.call(builder.inttoptr(function, kind), [*sizes, *strides, add, *places, pairs])
         return context.get_dummy_value()
 
@@ -85,7 +84,7 @@ def _block(typing: Any, address: Any, sizes: Any, strides: Any, places: Any, fla
 
 @intrinsic
 def _release(typing: Any, address: Any) -> Any:
-    """Give up the AMX tiles of this thread: other products set them up for themselves."""
+    """Release the AMX tiles of this thread: other products configure their own."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word = ir.IntType(64)
@@ -98,7 +97,7 @@ def _release(typing: Any, address: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def release(kernels: Kernels) -> None:
-    """After the products of a step."""
+    """Release the AMX tiles; call after the products of a step."""
     if kernels.release:
         _release(kernels.release)  # type: ignore[call-arg]  # the typing context is numba's to give
 
@@ -108,8 +107,8 @@ def product(
     kernel: int, pairs: bool, a: np.ndarray, b: np.ndarray, c: np.ndarray, sizes: tuple[int, int, int],
     strides: tuple[int, int, int], add: bool,
 ) -> None:  # fmt: skip
-    """c float32 (m, n) = a (m, k) b (k, n) for sizes m n k; strides from row to row of a, of b, and from column to
-    column of b, of which PANEL lie side by side.
+    """c float32 (m, n) = a (m, k) b (k, n) for sizes m n k. Strides: from row to row of a, of b, and from column to
+    column of b between panels, which are PANEL columns wide.
     """
     m, n, k = sizes
     across, below, beside = strides

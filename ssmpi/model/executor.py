@@ -1,8 +1,8 @@
-"""Walks a program: forward and backward of a batch without the interpreter, its lock or torch.
+"""Runs a program: forward and backward pass of a batch in compiled code, without the GIL or torch.
 
-With 24 threads in a process, a step of some thirty calls stands in line for the lock. Here products are BLAS's, loops
-between them pass once over what a product has just written, and everything lies in two buffers that stay in cache. No
-kernel knows a network.
+With 24 threads in a process, a step of thirty Python calls waits for the GIL thirty times. Here matrix products are
+done by BLAS or oneDNN, the loops between them pass once over what a product has just written, and all values and
+gradients lie in two buffers that stay in cache. No kernel depends on a particular network.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from ssmpi.model.program import (
     Program,
 )
 
-PIECE = 512  # examples: measured best of 128 to 2048 on 1 MB of second-level cache a core
+PIECE = 512  # examples: the fastest of 128 to 2048, measured with 1 MB of L2 cache per core
 
 
 def pieces(count: int) -> list[tuple[int, int]]:
-    """A batch of ``count`` cut into as few pieces of at most PIECE as there can be, of equal size but for one."""
+    """Split a batch of ``count`` into as few pieces of at most PIECE as possible, of equal size except for the last."""
     size = -(-count // max(1, -(-count // PIECE)))
     return [(start, min(start + size, count)) for start in range(0, count, max(1, size))]
 
 
 class Results:
-    """Room for what a step returns, which stays: it is valid until the next step."""
+    """Preallocated outputs of a step, overwritten by the next step."""
 
     def __init__(self) -> None:
         self._whole = self._used = np.empty(0, np.float32), np.empty(0, np.float32)
 
     def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Logits float32 (batch,) and gradients by ``rows``, float32 (batch, tables, width), to be filled."""
+        """Arrays for logits float32 (batch,) and gradients with respect to ``rows`` float32 (batch, tables, width)."""
         if rows.shape != self._used[1].shape:
             logits, by_rows = self._whole
             if rows.size > by_rows.size or rows.shape[1:] != by_rows.shape[1:]:
@@ -57,10 +57,11 @@ class Results:
 
 
 class CompiledStep:
-    """``step(dense, rows, labels)``: logits and gradients by rows, as ``ThreadModel.forward_backward`` gives them.
+    """``step(dense, rows, labels)`` returns logits and gradients with respect to rows, as
+    ``ThreadModel.forward_backward``.
 
-    To be made on the thread that calls it. ``weights`` and ``gradients`` float32 (parameters,), as the network lays
-    them out; ``sgemm`` is BLAS's by address, ``kernels`` are oneDNN's to be used in its place, in bfloat16 at least.
+    Create it on the thread that calls it. ``weights`` and ``gradients`` float32 (parameters,), in the network's layout;
+    ``sgemm`` is the address of BLAS's function, ``kernels`` are oneDNN's, used instead of it at least for bfloat16.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class CompiledStep:
         self._results = Results()
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What it returns is valid until the next call. Some gradients are deferred to ``finish`` or ``adagrad``."""
+        """The returned arrays are valid until the next call. Some gradients are deferred to ``finish`` or
+        ``adagrad``.
+        """
         logits, by_rows = self._results.of(rows)
         _step(self._frame.words, dense, rows, labels, logits, by_rows, True)
         return logits, by_rows
@@ -94,14 +97,14 @@ class CompiledStep:
             _finish(self._frame.words)
 
     def adagrad(self, state: np.ndarray, rate: float, epsilon: float) -> None:
-        """``kernels.adagrad`` on all weights; ``gradients`` may never hold the deferred ones."""
+        """Apply ``kernels.adagrad`` to all weights. Deferred gradients may never be written to ``gradients``."""
         _adagrad(self._frame.words, state, rate, epsilon)
 
 
 COPIES, ROOM, TABLE, WEIGHTS, GRADIENTS, VALUES, BY_VALUES, DEFERRED = range(
     4, 20, 2
 )  # in the frame, after four addresses
-EXAMPLES, FRESH = range(2)  # of the piece whose gradients by weights are deferred; 0 examples for none
+EXAMPLES, FRESH = range(2)  # of the piece whose weight gradients are deferred; 0 examples if there is none
 
 
 @njit(cache=True, nogil=True)
@@ -109,8 +112,8 @@ def _step(
     frame: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, logits: np.ndarray,
     by_rows: np.ndarray, learn: bool,
 ) -> None:  # fmt: skip
-    """The batch in pieces: what an instruction writes is in cache when the next one reads it. Unless it is to
-    ``learn``, forward only.
+    """Run the batch in pieces, so that an instruction's output is still in cache when the next one reads it. Without
+    ``learn``, the forward pass only.
     """
     weights, gradients = array_at(frame, WEIGHTS, np.float32), array_at(frame, GRADIENTS, np.float32)
     values, by_values = array_at(frame, VALUES, np.float32), array_at(frame, BY_VALUES, np.float32)
@@ -158,7 +161,7 @@ def _products(frame: np.ndarray, in_pieces: bool) -> Products:
 
 @njit(cache=True, nogil=True, inline="always")
 def _refresh(by: Products, table: np.ndarray, weights: np.ndarray) -> None:
-    """Lay out the weights as they are now, once a step."""
+    """Pack the current weights for the products, once per step."""
     for row in table:
         if row[KIND] == LINEAR:
             half, wanted = row[FLAGS] & HALF != 0, row[FLAGS] & BY_A != 0
@@ -167,7 +170,7 @@ def _refresh(by: Products, table: np.ndarray, weights: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def _finish(frame: np.ndarray) -> None:
-    """Compute the deferred gradients of the last step."""
+    """Compute the deferred weight gradients of the last step."""
     gradients, by = array_at(frame, GRADIENTS, np.float32), _products(frame, False)
     values, by_values = array_at(frame, VALUES, np.float32), array_at(frame, BY_VALUES, np.float32)
     deferred = array_at(frame, DEFERRED, np.int64)
@@ -181,8 +184,8 @@ def _finish(frame: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def _adagrad(frame: np.ndarray, state: np.ndarray, rate: float, epsilon: float) -> None:
-    """Update all weights. Deferred gradients are computed some rows of a weight at a time and used while they are in
-    cache: they never travel to memory and back.
+    """Update all weights. Deferred gradients are computed for some rows of a weight at a time and applied while they
+    are in cache, without a round trip to memory.
     """
     weights, gradients = array_at(frame, WEIGHTS, np.float32), array_at(frame, GRADIENTS, np.float32)
     values, by_values = array_at(frame, VALUES, np.float32), array_at(frame, BY_VALUES, np.float32)

@@ -1,5 +1,5 @@
-"""The loops of ``field_operators``, and of rows that hold a vector and a weight, compiled and run without the
-interpreter lock. Float32; ``add``: to what is there, else in its place.
+"""The loops of ``field_operators``, and of rows that hold a vector and a weight, compiled and run without the GIL. All
+float32; ``add`` accumulates into ``out`` instead of overwriting it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def add_sums(x: np.ndarray, out: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def spread(gradient: np.ndarray, out: np.ndarray, add: bool) -> None:
-    """out (batch, n) = gradient (batch,), n times."""
+    """out (batch, n) = gradient (batch,), repeated n times."""
     for b in range(out.shape[0]):
         for k in range(out.shape[1]):
             out[b, k] = gradient[b] + (out[b, k] if add else np.float32(0.0))
@@ -54,7 +54,7 @@ def scale(x: np.ndarray, vectors: np.ndarray, out: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True, fastmath={"contract"})
 def by_vectors(x: np.ndarray, by_out: np.ndarray, out: np.ndarray, fresh: bool) -> None:
-    """From the gradient by ``scale``'s output to that by vectors, added unless ``fresh``."""
+    """From the gradient of ``scale``'s output to that of vectors, accumulated unless ``fresh``."""
     if fresh:
         out[:] = 0.0
     for b in range(by_out.shape[0]):
@@ -65,7 +65,7 @@ def by_vectors(x: np.ndarray, by_out: np.ndarray, out: np.ndarray, fresh: bool) 
 
 @njit(cache=True, nogil=True, fastmath=SUMS)
 def by_scaled(by_out: np.ndarray, vectors: np.ndarray, out: np.ndarray, add: bool) -> None:
-    """The same to that by x."""
+    """From the gradient of ``scale``'s output to that of x."""
     for b in range(by_out.shape[0]):
         for i in range(by_out.shape[1]):
             total = out[b, i] if add else np.float32(0.0)
@@ -93,7 +93,7 @@ def pairs(vectors: np.ndarray, out: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True, fastmath=SUMS)
 def by_pairs(vectors: np.ndarray, by_out: np.ndarray, out: np.ndarray, add: bool) -> None:
-    """From the gradient by ``pairs``' output to that by vectors: the sum of the others."""
+    """From the gradient of ``pairs``' output to that of vectors: for each vector, the sum of the others."""
     n, dim = vectors.shape[1], vectors.shape[2]
     total = np.empty(dim, np.float32)
     for b in range(vectors.shape[0]):
@@ -109,7 +109,7 @@ def by_pairs(vectors: np.ndarray, by_out: np.ndarray, out: np.ndarray, add: bool
 
 @njit(cache=True, nogil=True, inline="always")
 def forward(row: np.ndarray, n: int, x: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
-    """One instruction ``row`` over ``n`` examples, from its input ``x``; all flat."""
+    """Execute one instruction ``row`` on ``n`` examples, from its input ``x``; all arrays are flat."""
     kind, k, detail, weight = row[KIND], row[INPUTS], row[DETAIL], row[WEIGHT]
     if kind == ADD:
         hand_on(x, 1, n * k, 0, out, 0, detail != 0)
@@ -129,7 +129,9 @@ def backward(
     row: np.ndarray, n: int, fresh: bool, x: np.ndarray, by_x: np.ndarray, weights: np.ndarray, gradients: np.ndarray,
     by_out: np.ndarray,
 ) -> None:  # fmt: skip
-    """From the gradient by its output to those by its input, and by its parameters, added unless ``fresh``."""
+    """From the gradient of the instruction's output to those of its input and of its parameters, accumulated unless
+    ``fresh``.
+    """
     kind, k, detail, weight = row[KIND], row[INPUTS], row[DETAIL], row[WEIGHT]
     wanted, add = row[FLAGS] & BY_A != 0, row[FLAGS] & ADD_A != 0
     if kind == ADD and wanted:

@@ -109,7 +109,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         return f"it is over {_words(now['inputs'])}, not {_words(before['inputs'])}"
     for here, there in zip(now["operators"], before["operators"], strict=False):
         if here != there:
-            return f"its operator {here['name']!r} is {_told(here, there)}, not {_told(there, here)}"
+            return f"its operator {here['name']!r} is {_description(here, there)}, not {_description(there, here)}"
     for more, less, words in ((now, before, "has"), (before, now, "lacks")):
         if len(more["operators"]) > len(less["operators"]):
             extra = more["operators"][len(less["operators"])]
@@ -117,7 +117,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ""
 
 
-def _told(operator: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _description(operator: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """The fields of an operator that differ from the ``other``, in words."""
     differing = {key: value for key, value in operator.items() if key != "kind" and other.get(key) != value}
     return f"{operator['kind']} ({_words(differing)})" if differing else str(operator["kind"])

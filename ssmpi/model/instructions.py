@@ -1,6 +1,6 @@
-"""The instructions of a program, forward and backward, over examples whose values lie in flat buffers.
+"""Executes the instructions of a program, forward and backward, on examples whose values lie in flat buffers.
 
-Functions that only forward calls are inlined before type inference (here, in ``products``, ``field_kernels`` and
+Functions that only dispatch to others are inlined before type inference (here, in ``products``, ``field_kernels`` and
 ``executor``). A float32 step then compiles in 28 CPU seconds instead of 39 (empty cache, one processor), probably
 because numba links callees into their callers, where LLVM optimizes them once more.
 """
@@ -47,10 +47,11 @@ def run(
     weights: np.ndarray, gradients: np.ndarray, values: np.ndarray, by_values: np.ndarray,
     rows: np.ndarray, by_rows: np.ndarray, defer: bool = False,
 ) -> None:  # fmt: skip
-    """Instructions ``first`` to ``last`` - 1 over ``n`` examples, or, ``backward``, their gradients in reverse order.
+    """Execute instructions ``first`` to ``last`` - 1 on ``n`` examples, or, if ``backward``, their gradients in reverse
+    order.
 
-    All arrays are flat. The gradients by parameters are added to what is there unless ``fresh``; to ``defer`` leaves
-    out those that are ``deferrable``.
+    All arrays are flat. Parameter gradients are added to ``gradients``, or overwrite it if ``fresh``; ``defer`` skips
+    those that are ``deferrable``.
     """
     if backward:
         for step in range(last - 1, first - 1, -1):
@@ -62,15 +63,15 @@ def run(
 
 @njit(cache=True, nogil=True, inline="always")
 def deferrable(by: Products, row: np.ndarray) -> bool:
-    """Whether the gradient by an instruction's weight can be computed later, some rows at a time: float32 products by
-    oneDNN's kernel, of values that stay until the next step.
+    """Whether an instruction's weight gradient can be computed later, some rows at a time: for float32 products by
+    oneDNN's kernel, whose operands remain in the buffers until the next step.
     """
     return row[KIND] == LINEAR and row[FLAGS] & HALF == 0 and by.operands.kernels.single != 0 and row[A] != ROWS_PLACE
 
 
 @njit(cache=True, nogil=True, inline="always")
 def _place(place: int, n: int, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Where a value of ``n`` examples begins."""
+    """The buffer from the start of a value of ``n`` examples."""
     return rows if place == ROWS_PLACE else values[n * place :]
 
 
@@ -101,7 +102,7 @@ def _backward(
     by: Products, row: np.ndarray, n: int, fresh: bool, weights: np.ndarray, gradients: np.ndarray,
     values: np.ndarray, by_values: np.ndarray, rows: np.ndarray, by_rows: np.ndarray, defer: bool,
 ) -> None:  # fmt: skip
-    """From the gradient by an instruction's output to those by its inputs and parameters."""
+    """The backward pass of one instruction: from the gradient of its output to those of its inputs and parameters."""
     kind, k, m, flags = row[KIND], row[INPUTS], row[OUTPUTS], row[FLAGS]
     place = n * row[OUT]
     a, by_a = _place(row[A], n, values, rows), _place(row[A], n, by_values, by_rows)

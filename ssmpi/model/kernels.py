@@ -1,7 +1,7 @@
-"""What a dense step does between its matrix products, compiled and run without the interpreter lock.
+"""The loops of a dense step between its matrix products, compiled and run without the GIL.
 
-Each loop passes once over memory that a matrix product has just written, where a chain of tensor operations would
-pass three or four times. bfloat16 numbers are seen as the uint16 they are stored in.
+Each loop passes once over memory that a matrix product has just written; a chain of tensor operations would pass three
+or four times. bfloat16 numbers are handled as uint16.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 VECTOR = 16  # words of 32 bits
 PART = 1024  # floats
-SUMS = {"reassoc", "contract"}  # sums may be vectorised; NaN and infinity stay what they are
+SUMS = {"reassoc", "contract"}  # sums may be vectorised; NaN and infinity are preserved
 
 
 @njit(cache=True, nogil=True, fastmath=SUMS)
@@ -49,8 +49,8 @@ def interact_backward(
     x: np.ndarray, rows: np.ndarray, by_out: np.ndarray, by_x: np.ndarray, by_rows: np.ndarray,
     add_x: bool, add_rows: bool,
 ) -> None:  # fmt: skip
-    """From the gradient by ``interact``'s output to those by x and rows, added to what is there if ``add_x`` or
-    ``add_rows``.
+    """From the gradient of ``interact``'s output to those of x and rows. ``add_x`` and ``add_rows`` accumulate instead
+    of overwriting.
     """
     features, dim = rows.shape[1], rows.shape[2]
     vectors, gradients = np.empty((features + 1, dim), np.float32), np.empty((features + 1, dim), np.float32)
@@ -92,7 +92,7 @@ def gate(start: np.ndarray, update: np.ndarray, x: np.ndarray, out: np.ndarray) 
 
 @njit(cache=True, nogil=True, fastmath={"contract"})
 def multiply(gradient: np.ndarray, factor: np.ndarray, out: np.ndarray, add: bool) -> None:
-    """out = gradient (size,) * factor, or added to it; the others may be longer."""
+    """out = gradient (size,) * factor, or out += it if ``add``; the other arrays may be longer."""
     if add:
         for i in range(gradient.shape[0]):
             out[i] += gradient[i] * factor[i]
@@ -103,7 +103,7 @@ def multiply(gradient: np.ndarray, factor: np.ndarray, out: np.ndarray, add: boo
 
 @intrinsic
 def move(typing: Any, source: Any, target: Any) -> Any:
-    """VECTOR words of 32 bits from one address to another, at once: a loop over so few is not vectorised."""
+    """Copy VECTOR words of 32 bits between two addresses, as one vector: so short a loop is not vectorised."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.VectorType(ir.IntType(32), VECTOR).as_pointer()
@@ -118,8 +118,8 @@ def move(typing: Any, source: Any, target: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def copy(values: np.ndarray, out: np.ndarray) -> None:
-    """The beginning of out = values (size,): a loop compiles in a tenth of the time of a slice's assignment, which can
-    put shapes into words.
+    """out[:size] = values (size,). A loop compiles in a tenth of the time of a slice assignment, which includes code
+    for shape errors.
     """
     for i in range(values.shape[0]):
         out[i] = values[i]
@@ -129,8 +129,8 @@ def copy(values: np.ndarray, out: np.ndarray) -> None:
 def hand_on(
     values: np.ndarray, rows: int, width: int, across: int, out: np.ndarray, beside: int, add: bool
 ) -> None:  # fmt: skip
-    """out (rows, width) = values (rows, width), or added to it; flat both, ``across`` and ``beside`` floats from row to
-    row.
+    """out (rows, width) = values (rows, width), or += if ``add``; both flat, with strides of ``beside`` and ``across``
+    floats from row to row.
     """
     whole = 0 if add else width - width % VECTOR
     for row in range(rows):
@@ -151,8 +151,8 @@ def gate_backward(
     by_out: np.ndarray, start: np.ndarray, update: np.ndarray, by_start: np.ndarray, by_update: np.ndarray,
     by_x: np.ndarray, wanted: tuple[bool, bool, bool], add: tuple[bool, bool, bool],
 ) -> None:  # fmt: skip
-    """From the gradient by ``gate``'s output (size,) to those that are ``wanted`` of start, update and x, added to what
-    is there where ``add`` says so. In parts that stay in the first-level cache; two of them may be one value.
+    """From the gradient of ``gate``'s output (size,) to those of start, update and x that are ``wanted``; ``add``
+    accumulates instead of overwriting. Works in parts that fit the L1 cache; two of the three may be the same value.
     """
     for first in range(0, by_out.shape[0], PART):
         gradient = by_out[first : first + PART]
@@ -166,7 +166,7 @@ def gate_backward(
 
 @njit(cache=True, nogil=True)
 def relu(values: np.ndarray) -> None:
-    """values (size,) no less than 0; NaN stays."""
+    """values (size,) = max(values, 0); NaN stays."""
     for i in range(values.shape[0]):
         values[i] = np.float32(0.0) if values[i] < 0.0 else values[i]
 
@@ -194,8 +194,8 @@ def by_logits(logits: np.ndarray, labels: np.ndarray, count: int, out: np.ndarra
 
 @njit(cache=True, nogil=True)
 def add_bias(output: np.ndarray, bias: np.ndarray, rows: int, across: int, relu: bool) -> None:
-    """output (rows, n) += bias (n,), and no less than 0 with ``relu``; NaN stays. ``output`` is flat, with ``across``
-    floats from row to row.
+    """output (rows, n) += bias (n,), then max(output, 0) if ``relu``; NaN stays. ``output`` is flat, with a stride of
+    ``across`` floats from row to row.
     """
     n = bias.shape[0]
     for i in range(rows):
@@ -207,8 +207,8 @@ def add_bias(output: np.ndarray, bias: np.ndarray, rows: int, across: int, relu:
 
 @njit(cache=True, nogil=True, fastmath=SUMS)
 def relu_backward(gradient: np.ndarray, output: np.ndarray, by_bias: np.ndarray, fresh: bool) -> None:
-    """gradient (batch, n) = 0 where the ReLU's output is, and its sum over the batch into ``by_bias`` (n,), added
-    unless ``fresh``.
+    """Set gradient (batch, n) to 0 where the ReLU's output is 0, and write its sum over the batch to ``by_bias`` (n,):
+    accumulated unless ``fresh``.
     """
     if fresh:
         by_bias[:] = 0.0
@@ -221,7 +221,7 @@ def relu_backward(gradient: np.ndarray, output: np.ndarray, by_bias: np.ndarray,
 
 @njit(cache=True, nogil=True, fastmath=SUMS)
 def relu_backward_half(gradient: np.ndarray, output: np.ndarray, by_bias: np.ndarray, fresh: bool) -> None:
-    """The same for bfloat16 ``gradient`` and ``output``, given as uint16; ``by_bias`` is float32."""
+    """As ``relu_backward`` for bfloat16 ``gradient`` and ``output``, stored as uint16; ``by_bias`` is float32."""
     if fresh:
         by_bias[:] = 0.0
     for i in range(gradient.shape[0]):
@@ -233,7 +233,7 @@ def relu_backward_half(gradient: np.ndarray, output: np.ndarray, by_bias: np.nda
 
 @njit(cache=True, nogil=True, fastmath=SUMS)
 def column_sums(values: np.ndarray, out: np.ndarray, fresh: bool) -> None:
-    """out (n,) = sum of values (batch, n) over the batch, added unless ``fresh``."""
+    """out (n,) = sum of values (batch, n) over the batch, accumulated unless ``fresh``."""
     if fresh:
         out[:] = 0.0
     for i in range(values.shape[0]):
@@ -249,7 +249,7 @@ def sgd(weights: np.ndarray, gradient: np.ndarray, rate: float) -> None:
         weights[i] -= step * gradient[i]
 
 
-@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")  # else a check for zero keeps it scalar
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")  # a check for zero would keep it scalar
 def adagrad(weights: np.ndarray, gradient: np.ndarray, state: np.ndarray, rate: float, epsilon: float) -> None:
     """state += g^2; w -= rate * g / (sqrt(state) + epsilon), all (parameters,), in one pass."""
     step, floor = np.float32(rate), np.float32(epsilon)

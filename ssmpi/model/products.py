@@ -1,4 +1,4 @@
-"""The products of a linear layer, by whichever way its program and the processor have: see ``blocks`` and ``blas``."""
+"""The matrix products of a linear layer, by ``blocks`` or ``blas``, depending on its program and the processor."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ssmpi.model import blas, blocks, kernels
 
 
 class Products(NamedTuple):
-    """BLAS's ``sgemm`` by address, and what products by oneDNN's kernels need; whether the weights of layers in float32
-    are ``laid_out`` for them.
+    """The address of BLAS's ``sgemm``, the operands of oneDNN's kernels, and whether the weights of float32 layers are
+    packed for them (``laid_out``).
     """
 
     sgemm: int
@@ -22,7 +22,7 @@ class Products(NamedTuple):
 
 @njit(cache=True, nogil=True, inline="always")
 def refresh(products: Products, half: bool, place: int, weight: np.ndarray, m: int, k: int, backward: bool) -> None:
-    """Lay out a weight float32 (m, k) as it is now, once a step: at ``place`` of the copies."""
+    """Pack the current weight float32 (m, k) at ``place`` of the copies, once per step."""
     operands = products.operands
     if half:
         blocks.refresh_half(operands, place, weight, m, k, backward)
@@ -35,9 +35,7 @@ def outputs(
     products: Products, half: bool, place: int, values: np.ndarray, weight: np.ndarray, bias: np.ndarray, relu: bool,
     out: np.ndarray, n: int, m: int, k: int,
 ) -> None:  # fmt: skip
-    """out (n, m) = values (n, k) weight (m, k)^T + bias (m,), if there is one, no less than 0 with ``relu``; all
-    float32.
-    """
+    """out (n, m) = values (n, k) weight (m, k)^T + bias (m,), if there is one, then ``relu``; all float32."""
     operands = products.operands
     if operands.kernels.single and not half:
         blocks.outputs(operands, products.laid_out, place, values, weight, bias, relu, out, n, m, k)
@@ -57,7 +55,7 @@ def by_weight(
     products: Products, half: bool, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int,
     fresh: bool,
 ) -> None:  # fmt: skip
-    """out (m, k) = by_out (n, m)^T values (n, k), added unless ``fresh``; all float32."""
+    """out (m, k) = by_out (n, m)^T values (n, k), accumulated unless ``fresh``; all float32."""
     operands = products.operands
     if half:
         blocks.by_weight_half(operands, by_out, values, out, n, m, k, fresh)
@@ -72,7 +70,7 @@ def by_values(
     products: Products, half: bool, place: int, by_out: np.ndarray, weight: np.ndarray, out: np.ndarray, n: int, m: int,
     k: int, fresh: bool,
 ) -> None:  # fmt: skip
-    """out (n, k) = by_out (n, m) weight (m, k), added unless ``fresh``; all float32."""
+    """out (n, k) = by_out (n, m) weight (m, k), accumulated unless ``fresh``; all float32."""
     operands = products.operands
     if half:
         blocks.by_values_half(operands, place, by_out, out, n, m, k, fresh)

@@ -2,7 +2,7 @@
 Values are concatenated in a buffer, each as (examples, width); a value's place is the number of floats per example
 before it. The rows stay where they were pulled to: their place is ``ROWS_PLACE``. Gradients with respect to values have
 the same places in a second buffer. If several instructions read a value, the last of them, which comes first in the
-backward pass, writes its gradient; the others add theirs. If rows have vectors and weights, the first instructions
+backward pass, writes its gradient; the others accumulate. If rows have vectors and weights, the first instructions
 separate them.
 """
 
@@ -34,25 +34,25 @@ NOWHERE = -2  # no bias, no second input
 # Kinds of instructions; those after GATE are in ``field_kernels``.
 LINEAR, INTERACTION, COPY, GATE, ADD, TAKE, ADD_SUMS, SCALE, MACHINE = range(9)
 
-# Columns. A, B and C are the places of inputs; DETAIL is the number of tables of an interaction, the first column that
-# a copy fills, whether an addition is to what is there, the floats of a vector, the first column to take of each row,
-# of which BIAS is the width then, and where the copies of a linear layer's weights begin.
+# Columns. A, B and C are the places of inputs. DETAIL depends on the kind: the tables (INTERACTION), the first
+# column of the output (COPY), whether to accumulate (ADD), the floats of a vector (SCALE, MACHINE), the first column to
+# take of each row (TAKE; BIAS is then the width of a row), or the place of the weight's copies (LINEAR).
 KIND, A, B, C, OUT, INPUTS, OUTPUTS, WEIGHT, BIAS, DETAIL, FLAGS = range(11)
 COLUMNS = FLAGS + 1
 
-# Flags: the activation; whose gradients are wanted, and whose are added to what is there.
+# Flags: the activation; the inputs that need gradients, and those whose gradients are accumulated.
 RELU, SIGMOID = 1, 2
 BY_A, BY_B, BY_C = 4, 8, 16
 ADD_A, ADD_B, ADD_C = 32, 64, 128
 HALF = 256  # products of a linear layer in bfloat16
 
-NARROWEST = 32  # inputs or outputs of a layer in bfloat16: a fixed rule, so that bits do not depend on the machine
+NARROWEST = 32  # inputs or outputs of a layer in bfloat16: a fixed rule, so results do not depend on the machine
 
 
 @dataclass
 class Program:
-    """``table`` int64 (instructions, 11); ``floats`` per example that the values take, the last of them the logit's.
-    ``layers`` are the linear ones; with ``precision`` "bf16" products of wide ones are in bfloat16.
+    """``table`` int64 (instructions, 11); ``floats`` is the size of all values per example; the last float is the
+    logit. ``layers`` are the linear layers; with ``precision`` "bf16" the products of wide ones are in bfloat16.
     """
 
     network: Network
@@ -124,8 +124,8 @@ class Program:
     def _linear(
         self, a: int, out: int, widths: tuple[int, int], parameters: tuple[int, int], flag: int = 0
     ) -> list[int]:
-        """An instruction of ``widths`` inputs and outputs, with weight and bias at ``parameters``. Every one is a layer
-        with a place for the copies of its weights.
+        """A LINEAR instruction with ``widths`` inputs and outputs, and weight and bias at ``parameters``. Adds a layer,
+        with a place for the copies of its weight.
         """
         half, copies = self.precision == "bf16" and min(widths) >= NARROWEST, self.copies
         self.layers.append((half, widths[1], widths[0]))
@@ -133,8 +133,8 @@ class Program:
 
 
 def _mark_gradients(table: np.ndarray, dense: int) -> None:
-    """Set which gradients an instruction computes: none for ``dense``; the first in backward order writes, others
-    add.
+    """Set which gradients each instruction computes: none for ``dense``; the first in backward order writes, others
+    accumulate.
     """
     written: set[int] = set()
     for row in table[::-1]:

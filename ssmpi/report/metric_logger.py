@@ -75,14 +75,14 @@ class MetricLogger:
     def gathered(self, trainer: int, report: TrainerReport) -> None:
         """Take one trainer's report."""
         before, self._scored[trainer] = self._scored[trainer], Quality(report.histogram, report.sums)
-        news = Quality(report.histogram - before.histogram, report.sums - before.sums)
-        self._window.merge(news)
-        self._total.merge(news)
+        growth = Quality(report.histogram - before.histogram, report.sums - before.sums)
+        self._window.merge(growth)
+        self._total.merge(growth)
         for name, counts in self._counts.items():
             counts[trainer] = getattr(report, name)
         self._divergence[trainer] = report.divergence
         self.traffic.gathered(trainer, report.traffic)
-        self._bar.update(int(news.sums[0]))
+        self._bar.update(int(growth.sums[0]))
         if time.monotonic() - self._window_began >= self._every:
             self.window()
 

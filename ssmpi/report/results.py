@@ -43,7 +43,7 @@ class EarlierResults(NamedTuple):
 class RunResults:
     """Used by the first trainer. A run is finished when ``result.json`` says ``"status": "complete"``, never before.
     ``expected`` is the number of examples of the whole run. ``ledger`` is the ledger to note in memory, ``pls`` the
-    portion of lost samples so far, ``news`` what this start adds to the record of recoveries.
+    portion of lost samples so far, ``recovery_fields`` what this start adds to the record of recoveries.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RunResults:
     ) -> None:
         self.folder, self._expected = folder, expected
         self.ledger: dict[str, Any] = {}
-        self.news: dict[str, Any] = {}
+        self.recovery_fields: dict[str, Any] = {}
         self.pls = 0.0
         logbook, self.evaluations = (earlier.logbook, earlier.evaluations) if earlier else (None, {})
         self.logbook = MetricLogger(folder, topology, expected, options.log_seconds, logbook)
@@ -70,9 +70,9 @@ class RunResults:
         if best if best is not None else found["ne"] < kept["best"]["ne"]:
             kept["best"] = found
 
-    def rows_saved(self, news: Sequence[dict[str, Any]]) -> None:
+    def rows_saved(self, lines: Sequence[dict[str, Any]]) -> None:
         """Log the row saves of embedding PSs, and record their durations."""
-        for line in news:
+        for line in lines:
             if "all_rows_seconds" in line:
                 seconds, cost = line.pop("all_rows_seconds"), line.pop("all_rows_cost")
                 recoveries.rows_saved(self.folder, line["ps"], seconds, cost)

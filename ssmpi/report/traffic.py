@@ -15,11 +15,11 @@ class TrafficLog:
 
     def __init__(self, trainers: int, earlier: Mapping[str, float]) -> None:
         self._earlier = np.array([earlier.get(name, 0.0) for name in COUNTED])
-        self._told, self._window = np.zeros((trainers, len(COUNTED))), self._earlier
+        self._reported, self._window = np.zeros((trainers, len(COUNTED))), self._earlier
 
     def gathered(self, trainer: int, counts: np.ndarray) -> None:
         """What one trainer has counted so far, float64 (COUNTED,)."""
-        self._told[trainer] = counts
+        self._reported[trainer] = counts
 
     def totals(self) -> dict[str, float]:
         """By name, earlier jobs included."""
@@ -28,11 +28,11 @@ class TrafficLog:
     def window(self) -> dict[str, float]:
         """Bytes, rows and, where a codec encodes, density since the last call."""
         before, self._window = self._window, self._totals()
-        news = dict(zip(COUNTED, (self._window - before).tolist(), strict=True))
-        return {name: news[name] for name in (*BYTES, ROWS)} | density(news)
+        growth = dict(zip(COUNTED, (self._window - before).tolist(), strict=True))
+        return {name: growth[name] for name in (*BYTES, ROWS)} | density(growth)
 
     def _totals(self) -> np.ndarray:
-        total: np.ndarray = self._earlier + self._told.sum(axis=0)
+        total: np.ndarray = self._earlier + self._reported.sum(axis=0)
         return total
 
 

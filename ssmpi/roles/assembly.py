@@ -181,7 +181,7 @@ def results(config: Config, folder: Path, rows: int, saved: Saved | None, start:
         assert saved
         taken = {index: loaded.samples for index, loaded in start.repair.loaded.items()}
         ledger = before.reloaded(start.repair.ranks, taken, saved.state["examples"])
-        made.news = {
+        made.recovery_fields = {
             "samples_lost": ledger.samples_lost - before.samples_lost,
             "updates_lost": updates_lost(before, start.repair, saved.state["examples"]),
             "rows_dealt_again": saved.state["dealt_again"][1],

@@ -66,7 +66,7 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
         return True
     store = RowStore(path_of(folder, world.index), arena, start.timeline)
     saver = RowSaver(config, store, tracker, server, start.memory, recoveries.taken(folder).row_save_seconds)
-    server.news = saver.news
+    server.status_lines = saver.status_lines
     failure.start(world, "row saves", saver.run)
     try:
         service.serve(config.topology.trainers, server.handle)
@@ -95,7 +95,7 @@ def tracked(config: Config, arena: Arena, scope: Scope, counts: Memory) -> Track
     if not counts.kept:
         memory[:] = 0
     tracker = config.tracking.over(scope, memory)
-    arena.tell(tracker.observe)
+    arena.set_observer(tracker.observe)
     return tracker
 
 

@@ -28,7 +28,7 @@ def compile_kernels(config: Config, replica: Replica, optimizer: DenseOptimizer)
     rows, placement = 2, place((1,) * inputs.tables, 1)
     arena, scope = Arena(config.rows, placement, 0, seed=0), scope_of(placement, 0)
     if config.tracking.counts:
-        arena.tell(config.tracking.over(scope, np.zeros(config.tracking.bytes_for(scope), np.uint8)).observe)
+        arena.set_observer(config.tracking.over(scope, np.zeros(config.tracking.bytes_for(scope), np.uint8)).observe)
     batch = Batch(
         np.zeros((rows, inputs.tables), np.int32),
         np.zeros((rows, inputs.dense), np.float32),

@@ -37,12 +37,12 @@ class ExampleTally:
     """On the dealer: each trainer's examples in this job, as last reported."""
 
     def __init__(self, trainers: int) -> None:
-        self._told = np.zeros(trainers, np.int64)
+        self._reported = np.zeros(trainers, np.int64)
 
     def others(self, trainer: int, examples: int) -> int:
         """Record one trainer's count; returns the sum of the others' last reports."""
-        self._told[trainer] = max(self._told[trainer], examples)  # messages may overtake each other
-        return int(self._told.sum() - self._told[trainer])
+        self._reported[trainer] = max(self._reported[trainer], examples)  # messages may overtake each other
+        return int(self._reported.sum() - self._reported[trainer])
 
 
 class Progress:

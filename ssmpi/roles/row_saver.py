@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NOTE = "row saves"  # in the memory of the rank
 POLL_SECONDS = 1.0  # to notice checkpoints
-MOST_NEWS = 20  # reported in one message
+MOST_LINES = 20  # reported in one message
 LEAST_COST = 1e-6  # seconds: the policy needs a cost above 0
 
 
@@ -56,7 +56,7 @@ class RowSaver:
         self._opened = self._warned = False
         self._checkpointed = server.checkpointed
         self._done, self._thread_is_done = threading.Event(), threading.Event()
-        self._news: list[dict[str, Any]] = []
+        self._unreported: list[dict[str, Any]] = []
         store.go_on = self._go_on
 
     def run(self) -> None:
@@ -81,9 +81,9 @@ class RowSaver:
         if self._thread_is_done.wait(seconds):
             self._store.remove()
 
-    def news(self) -> list[dict[str, Any]]:
+    def status_lines(self) -> list[dict[str, Any]]:
         """The saves since the last call, as lines for ``metrics.jsonl`` with the duration for all rows."""
-        found, self._news = self._news[:MOST_NEWS], self._news[MOST_NEWS:]
+        found, self._unreported = self._unreported[:MOST_LINES], self._unreported[MOST_LINES:]
         return found
 
     @property
@@ -112,7 +112,7 @@ class RowSaver:
             self._remember()
             text = f"rows could not be saved, training continues; the next save takes all of them: {cause(error)}"
             log.warning(text)
-            self._news.append({"error": text})
+            self._unreported.append({"error": text})
             return
         share = 1.0 if whole else self._fraction
         cost = max(time.thread_time() - cost, LEAST_COST) / share  # all that training loses
@@ -120,7 +120,7 @@ class RowSaver:
         self._remember()
         line |= {"write_seconds": clock.wall, "position": samples}
         line |= {"all_rows_seconds": self._seconds, "all_rows_cost": cost}
-        self._news.append(line)
+        self._unreported.append(line)
         log.info(
             f"rows saved: {line['rows']:,}, with {line['covered']:.1%} of what changed; {line['bytes']:,} bytes,"
             f" {clock.wall:.2f} s, after {samples:,} samples; the next in {self.interval:,.0f} s"

@@ -46,8 +46,8 @@ class RowSaves:
             return
         if self._inputs and time.monotonic() - self._decided >= DECISION_SECONDS:
             self._decide(self._inputs.by_numbers(self._results.logbook.numbers()))
-        if news := self._transport.exchange_news(examples, self._mode != FULL):
-            self._results.rows_saved(news)
+        if lines := self._transport.exchange_status(examples, self._mode != FULL):
+            self._results.rows_saved(lines)
             if self._inputs:
                 self._inputs.refresh()
 

@@ -187,7 +187,7 @@ class RunNote:
         if results:  # the first trainer's memory is complete only with it
             found: dict[str, float] = {"examples": examples}
             found |= dict(zip(LOST_ON_THE_WAY, map(sum, zip(*by_trainer, strict=True)), strict=True))
-            found |= {**results.news, "pls": results.pls}
+            found |= {**results.recovery_fields, "pls": results.pls}
             outcome = recoveries.outcome(results.folder, found)
             self._memory.note(LEDGER, {**results.ledger, OUTCOME: outcome})  # reported by the next start if killed now
         (noted, *_) = trainers.gather(outcome.get("at"))  # no trainer forgets its losses before they are noted
@@ -195,9 +195,9 @@ class RunNote:
         self._memory.ready()
         if results and outcome:
             recoveries.complete(results.folder, outcome)
-            self._tell(results)
+            self._log_recoveries(results)
 
-    def _tell(self, results: RunResults) -> None:
+    def _log_recoveries(self, results: RunResults) -> None:
         """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
         found = recoveries.resumed(results.folder)
         for recovery in found[self._logged :]:

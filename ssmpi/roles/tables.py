@@ -10,7 +10,7 @@ from ssmpi.checkpoint.model_files import load_tables
 from ssmpi.checkpoint.start import Start
 from ssmpi.comm.world import World
 from ssmpi.core.protocols import RowTransport
-from ssmpi.embedding.client import HeldRows, Lookups
+from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.push_counts import SentPushes
@@ -53,8 +53,10 @@ class Tables:
             load_tables(arena, start.checkpoint)
         self.transport = LocalTables(arena, ArenaWriter(world.same_role_here), world.traffic)
 
-    def lookups(self, thread: int, held: HeldRows | None = None, through: RowTransport | None = None) -> Lookups:
-        """Pull and push for one thread, ``through`` a transport other than the default if given; ``held`` keeps the
-        rows it has pulled when its stream is interrupted.
+    def lookups(
+        self, thread: int, prefetched: PrefetchedRows | None = None, through: RowTransport | None = None
+    ) -> Lookups:
+        """Pull and push for one thread, ``through`` a transport other than the default if given; ``prefetched`` keeps
+        the rows pulled so far when its stream is interrupted.
         """
-        return Lookups(through or self.transport, self.placement, self._options, thread, held)
+        return Lookups(through or self.transport, self.placement, self._options, thread, prefetched)

@@ -1,4 +1,4 @@
-"""A trainer rank: one dense replica, its Hogwild threads, its shadow, and the passes over the data they make."""
+"""A trainer rank: one dense replica, its Hogwild worker threads, its shadow thread, and their passes over the data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ssmpi.core.stop import Stop
 from ssmpi.data.batch import Batch
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
-from ssmpi.embedding.client import HeldRows, Lookups
+from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.report.results import Scored
 from ssmpi.report.trainer_report import TrainerReport
 from ssmpi.roles import assembly
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """What the story page works with; see ``ssmpi/train.py``. Measurements replace some of its public parts."""
+    """The object that ``ssmpi/train.py`` works with. Benchmarks replace some of its public attributes."""
 
     def __init__(self, config: Config, world: World, folder: Path, start: Start = BEGINNING) -> None:
         self.config, self.world, self._folder = config, world, folder
@@ -66,9 +66,9 @@ class Trainer:
         trained = assembly.trained_rows(config, world.index, self._reader, saved, self.progress, memory)
         self._under_way = trained.under_way(self.progress.scored)
         self._cursor = assembly.cursor(config, world, self._reader, self._control.checked, saved, trained)
-        self._held = [HeldRows(stream.was_cut) for stream in self._cursor.streams]
+        self._prefetched = [PrefetchedRows(stream.was_cut) for stream in self._cursor.streams]
         live = LiveState(
-            self.replica.vector, self.optimizer.state(), self.synchronizers[0], self._held, self.progress.losses
+            self.replica.vector, self.optimizer.state(), self.synchronizers[0], self._prefetched, self.progress.losses
         )
         if isinstance(saved, Checkpoint):
             restore(live, saved, world, config.sync.algorithm, config.waiting)
@@ -100,9 +100,8 @@ class Trainer:
         return self._stop.stopped
 
     def parts(self) -> Iterator[int]:
-        """The run in parts: each pass is cut into ``evaluate.per_pass`` parts. A part comes again until all of it has
-        been trained on, because a checkpoint may interrupt it. Ends early when stopping, and when ``[evaluate]`` says
-        so.
+        """The parts of the run: each pass has ``evaluate.per_pass`` parts. A part is repeated until it is complete,
+        because a checkpoint may interrupt it. Ends early if the run stops, or if ``[evaluate]`` ends it.
         """
         if self._selection.ended_by:
             return
@@ -112,29 +111,27 @@ class Trainer:
                 return
 
     def stream(self, thread: int) -> Iterator[Batch]:
-        """The batches of the pieces dealt to one worker thread, until there are none or training pauses."""
+        """The batches of the pieces assigned to one worker thread, until there are no more or training pauses."""
         control = self._control
         return self._cursor.batches(thread, lambda: control.next_block(thread), self._stop.must_pause)
 
     def lookups(self, thread: int) -> Lookups:
-        """A worker thread's way to the embedding rows."""
-        return self.tables.lookups(thread, self._held[thread], self.synchronizers[0].transport())
+        """A worker thread's pull and push of embedding rows."""
+        return self.tables.lookups(thread, self._prefetched[thread], self.synchronizers[0].transport())
 
     def optimizer_of(self, thread: int) -> DenseStep:
-        """What a worker thread steps with: the trainer's dense optimizer, unless synchronization has a say in
-        the step.
-        """
+        """The optimizer of a worker thread: the trainer's dense optimizer, unless the synchronizer provides its own."""
         return self.pace.optimizer(self.synchronizers[thread % len(self.synchronizers)].optimizer(thread))
 
     def train_part(self, hogwild: Callable[[int, Trainer], None]) -> None:
         """Run the worker threads while the main thread supervises, until this part is done or training pauses; returns
-        when all trainers have come to that.
+        once this holds for all trainers.
         """
         if not self._started:
             unchecked = share(self._cursor.shards(), self._control.checked, self.world.index, self.world.trainers.size)
             self.start("check", check, self._reader, unchecked, self._control.tell_checked)
             with during("waiting for the other ranks"):
-                self._rest()  # all begin together: a trainer that is ready first would take the others' blocks
+                self._rest()  # all begin together: otherwise the first one that is ready would take the others' blocks
             cpu_usage.set_up()
             lost = self.tables.sent, self.synchronizers[0].peers.local.sent, self._under_way
             self._note.started(self.progress.of_all, lost, self.world.trainers)
@@ -159,12 +156,12 @@ class Trainer:
         self._came_to_rest = clock.wall
 
     def start(self, name: str, body: Callable[..., object], *arguments: object) -> Thread:
-        """A guarded thread of this rank."""
+        """Start a guarded thread of this rank."""
         return failure.start(self.world, name, body, *arguments)
 
     def evaluate(self, split: str) -> None:
-        """Score the common model on one split, where a part is done, if the data set has it, and let that decide what
-        ``[evaluate]`` says; every trainer takes part.
+        """At the end of a part, score the common model on one split, if the data set has it, and apply the rules of
+        ``[evaluate]`` to the result. Every trainer takes part.
         """
         if self.stopped or self._cursor.position.left:
             return
@@ -174,8 +171,8 @@ class Trainer:
             self._note.evaluated(self._cursor.position.part)
 
     def evaluate_finally(self, split: str) -> None:
-        """Score the last model, and on request the first trainer's own replica as a second figure. A run that is asked
-        to stop meanwhile leaves a checkpoint too, to do this again.
+        """Score the final model, and on request the first trainer's replica too. If the run is asked to stop meanwhile,
+        it also writes a checkpoint, so a resumed run can repeat this.
         """
         if self.stopped:
             return
@@ -187,7 +184,7 @@ class Trainer:
             self.save()
 
     def _score_model(self, split: str) -> Scored | None:
-        """The common model on one split, if the data set has it."""
+        """Score the common model on one split, if the data set has it."""
         if not self._evaluations.has(split):
             return None
         self._rest()
@@ -205,7 +202,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write the model into the run folder: the dense weights that are evaluated, and every PS's tables. A run that
-        was asked to stop leaves a checkpoint to resume from instead.
+        was asked to stop writes a checkpoint instead.
         """
         self._rest()
         if self.stopped:
@@ -217,7 +214,7 @@ class Trainer:
         self._checkpoints.wait_for_the_first()
 
     def goodbye(self) -> None:
-        """Take leave of all servers and write the results."""
+        """Close the conversations with all servers and write the results."""
         self.progress.save_losses(self._folder / f"losses-{self.world.index}.npy")
         if self._results:
             self._results.finish(stopped=self.stopped, ended_by=self._selection.ended_by, kept=self._selection.model)
@@ -227,7 +224,7 @@ class Trainer:
         self.synchronizers[0].goodbye()
 
     def _rest(self) -> None:
-        """Come together when every push of every trainer has been applied."""
+        """Wait until every push of every trainer has been applied."""
         self.tables.transport.drain()
         wait(self.world.trainers.ibarrier(), self.config.waiting, "the other trainers (to come to rest)")
 
@@ -236,11 +233,11 @@ class Trainer:
         return self._checkpoints.due(self.progress.of_all)
 
     def _state(self, position: Position) -> TrainerState:
-        """What this trainer puts into a checkpoint from which the run resumes at ``position``; at rest."""
+        """This trainer's part of a checkpoint that resumes at ``position``; call while the threads are paused."""
         return self._parts.trainer(self.synchronizers[0].model(), position, self._selection.standing)
 
     def _report(self, finished: bool) -> TrainerReport:
-        """What the first trainer wants to know."""
+        """The counters that the first trainer collects."""
         quality = self.progress.quality()
         self._row_saves.exchange(self.progress.of_all)
         return TrainerReport(
@@ -250,7 +247,9 @@ class Trainer:
         )  # fmt: skip
 
     def _supervise(self, done: Callable[[], bool], *, finished: bool) -> None:
-        """Keep the control conversation going until ``done()`` and, at the end of a part, until nobody needs us."""
+        """Serve the control conversation until ``done()`` and, at the end of a part, until no other trainer needs this
+        one.
+        """
         pause = Backoff(SUPERVISOR)
         while True:
             ended = done()

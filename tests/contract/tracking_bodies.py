@@ -39,7 +39,7 @@ def count(world, transport):
         tables.drain()
         deadline = time.monotonic() + WAITING.time_limit_seconds
         while world.rank == 0 and len(told) < world.topology.embedding_ps and time.monotonic() < deadline:
-            told.update((line["ps"], line["samples"]) for line in tables.exchange_news(4000))
+            told.update((line["ps"], line["samples"]) for line in tables.exchange_status(4000))
             time.sleep(0.001)
 
     in_turn(world, steps)
@@ -54,9 +54,9 @@ def count_on_server(world, options, placement):
     place_of_counts = counts.allocate(TRACKING.bytes_for(scope))
     place_of_counts[:] = 0
     tracker = TRACKING.over(scope, place_of_counts)
-    arena.tell(tracker.observe)
+    arena.set_observer(tracker.observe)
     server = EmbeddingServer(arena, service, address=rows.address, counts=counts.address)
-    server.news = lambda: [{"samples": server.samples}]
+    server.status_lines = lambda: [{"samples": server.samples}]
     service.serve(world.topology.trainers, server.handle)
     return tracker.counts.tolist(), server.samples
 

@@ -669,13 +669,13 @@ def test_while_the_other_way_has_its_turn_nothing_is_counted_and_no_save_begins(
     transport = RemoteTables.__new__(RemoteTables)
     transport.tracking = counting
     transport.push = lambda *_: told.append(transport.tracking)
-    transport.exchange_news = lambda samples, saves_rows: told.append(samples) or [{"write_seconds": 2.0}]
+    transport.exchange_status = lambda samples, saves_rows: told.append(samples) or [{"write_seconds": 2.0}]
     probe = PriorityProbe(SimpleNamespace(tables=SimpleNamespace(transport=transport)))
     probe.begin([0.0, 1.0, 2.0, 3.0, 4.0])
     for now in (0.5, 1.5, 2.5, 3.5):
         monkeypatch.setattr(probes, "clock", lambda now=now: now)
         transport.push(None, None, 1.0, 0)
-        transport.exchange_news(7)
+        transport.exchange_status(7)
     assert told == [counting, 7, NOTHING, -1, NOTHING, -1, counting, 7]
     assert probe.read() == {"saves/count": 4.0, "saves/seconds": 8.0}
 

@@ -102,13 +102,13 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
 
     monkeypatch.setattr(RowStore, "save_all", failing_at_first)
 
-    def save_and_tell(saver):
+    def save_and_report(saver):
         saver.save()
-        return news(saver)
+        return status_lines(saver)
 
-    news = RowSaver.news
+    status_lines = RowSaver.status_lines
     monkeypatch.setattr(RowSaver, "run", lambda saver: saver._thread_is_done.set())
-    monkeypatch.setattr(RowSaver, "news", save_and_tell)  # whenever the first trainer asks
+    monkeypatch.setattr(RowSaver, "status_lines", save_and_report)  # whenever the first trainer asks
     monkeypatch.setattr(control, "REPORT_SECONDS", 0)
 
     def full_at_first(path, content):

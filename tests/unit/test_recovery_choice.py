@@ -197,18 +197,18 @@ class Told:
     """Embedding PSs, and the results of a run: 6,000 examples in 10,000 s, four checkpoints of 0.5 s each."""
 
     def __init__(self, folder):
-        self.folder, self.logbook, self.saves, self.news = folder, self, [], []
+        self.folder, self.logbook, self.saves, self.status_lines = folder, self, [], []
 
     def numbers(self):
         return {"examples": 6_000.0, "seconds": 10_000.0, "checkpoints": 4.0, "O_save": 2.0}
 
-    def exchange_news(self, examples, saves_rows):
+    def exchange_status(self, examples, saves_rows):
         self.saves.append(saves_rows)
-        news, self.news = self.news, []
-        return news
+        lines, self.status_lines = self.status_lines, []
+        return lines
 
-    def rows_saved(self, news):
-        for server, seconds, cost in news:
+    def rows_saved(self, lines):
+        for server, seconds, cost in lines:
             recoveries.rows_saved(self.folder, server, seconds, cost)
 
 
@@ -233,7 +233,7 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
     caplog.set_level("INFO", log.name)
     saves = RowSaves(config, told, told, memory)
     for cost in (0.0, 2.39, 2.41, 3.30, 2.39, 3.33, 2.39, 2.41, 1.60, 1.57, 2.90):
-        told.news = [(0, 0.01, 0.01), (1, cost, cost)] if cost else []
+        told.status_lines = [(0, 0.01, 0.01), (1, cost, cost)] if cost else []
         saves.exchange(6_000)
         saves.exchange(6_000)  # by what that one has brought
         said.append(len(caplog.messages))
@@ -269,7 +269,7 @@ def test_rows_rest_where_their_saves_take_too_long_for_the_target(tmp_path, smal
     caplog.set_level("INFO", log.name)
     told = told_of(config)
     saves = RowSaves(config, told, told, memory)
-    told.news = [(0, 0.01, 0.01), (1, 20.0, 0.01)]
+    told.status_lines = [(0, 0.01, 0.01), (1, 20.0, 0.01)]
     saves.exchange(6_000)
     saves.exchange(6_000)
     assert told.saves == [True, False]
@@ -283,7 +283,7 @@ def test_rows_rest_where_their_saves_take_too_long_for_the_target(tmp_path, smal
 
 
 def test_deciding_again_waits_for_no_disk(tmp_path, small_data, monkeypatch):
-    """The first trainer does it between two answers to requests for blocks; only after news it reads one file."""
+    """The first trainer does it between two answers to requests for blocks; only after new lines it reads one file."""
     config = write_run_file(tmp_path, small_data, "topology.embedding_ps=2")
     memory, told, reads = MemoryFile(tmp_path / "m", Origin("run", "t", 1)), told_of(config), []
     saves = RowSaves(config, told, told, memory)
@@ -298,8 +298,8 @@ def test_deciding_again_waits_for_no_disk(tmp_path, small_data, monkeypatch):
     for _ in range(3):
         saves.exchange(6_000)
     assert (told.saves, reads) == ([True] * 3, [])
-    monkeypatch.setattr(told, "rows_saved", lambda news: None)  # which reads it to add to it
-    told.news = [(0, 1.0, 1.0)]
+    monkeypatch.setattr(told, "rows_saved", lambda lines: None)  # which reads it to add to it
+    told.status_lines = [(0, 1.0, 1.0)]
     for _ in range(3):
         saves.exchange(6_000)
     assert reads == [RECOVERIES]

@@ -77,7 +77,7 @@ class Saving:
         if priority == "mfu":
             scope = scope_of(plan, 0)
             self.tracker = MFU(scope, fraction, np.zeros(MFU.bytes_for(scope, fraction), np.uint8))
-            self.arena.tell(self.tracker.observe)
+            self.arena.set_observer(self.tracker.observe)
         self.server = SimpleNamespace(arena=self.arena, samples=7, checkpointed=-1, saves_rows=True)
         self.memory = Notes()
         self.restart()
@@ -123,10 +123,10 @@ def test_all_rows_first_then_those_selected(saving, said):
     saving.save()
     assert saving.records == [ROWS, 2]
     assert not said
-    lines = saving.saver.news()
+    lines = saving.saver.status_lines()
     assert [(line["rows"], line["covered"], line["position"]) for line in lines] == [(ROWS, 1, 7), (2, 1, 7)]
     assert sum(line["bytes"] for line in lines) == saving.path.stat().st_size
-    assert saving.saver.news() == []
+    assert saving.saver.status_lines() == []
 
 
 def test_without_priority_all_rows_every_time(tmp_path):
@@ -149,7 +149,7 @@ def test_a_save_that_fails_is_said_and_all_rows_are_saved_next(saving, said, mon
     assert "rows could not be saved, training continues" in text
     assert "bytes needed" in text
     assert str(saving.path) in text
-    assert saving.saver.news()[-1] == {"error": text}
+    assert saving.saver.status_lines()[-1] == {"error": text}
     saving.use(4)
     saving.save()
     assert saving.records == [ROWS]
@@ -342,7 +342,7 @@ def test_what_a_save_costs_is_what_it_computes_not_what_it_waits_for(tmp_path, m
     monkeypatch.setattr(disk, "write_at", slow)
     for share in (1.0, FRACTION):
         saving.save()
-        line = saving.saver.news()[-1]
+        line = saving.saver.status_lines()[-1]
         assert line["all_rows_seconds"] >= 0.2 / share
         assert 0 < line["all_rows_cost"] < 0.1 / share
 

@@ -204,7 +204,7 @@ def test_every_update_is_told_and_computes_the_same(optimizer):
     memory = generator.random(7 * options.row_bytes // 4).astype(np.float32).view(np.uint8)
     plain, told = (RowArray(options, memory.copy(), 7) for _ in range(2))
     tracker = mfu(scope_with((7, False)), 1.0)
-    told.tell(tracker.observe)
+    told.set_observer(tracker.observe)
     for rows in (rows_of(0, 3), rows_of(3, 6, 2)):
         gradients = generator.random((len(rows), 3)).astype(np.float32)
         plain.update(rows, gradients, 0.5)

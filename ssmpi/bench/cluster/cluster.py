@@ -1,8 +1,8 @@
-"""``ssmpi bench cluster``: how each algorithm scales with trainers, on this host, beside what ``ssmpi.tools.forecast``
-predicts.
+"""``ssmpi bench cluster``: how each algorithm scales with trainers, measured on this host, and predicted by
+``ssmpi.tools.forecast``.
 
-Twenty trainers do not fit on two cores, but their communication does: ``harness.emulation`` says what is real and what
-is not. A visit is an MPI job of its own: start, warm-up, a few windows.
+Twenty trainers do not fit on two cores, but their communication does: see ``harness.emulation`` for what is real and
+what is emulated. Each visit is a separate MPI job: start, warm-up, a few windows.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from ssmpi.tools.link_model import Forecast, LinkSpeeds, Prediction
 
 ROWS = 300_000
 WITHIN = 0.2  # of the prediction
-FULL_HOST = 0.9  # of its cores: what is measured beyond is this host, not what is emulated
+FULL_HOST = 0.9  # of its cores: above it, the host limits the speed, not the emulated hardware
 RESULT = "cluster.json"
 
-# Small, so that many trainers fit; much dense against few embedding bytes, so that each kind of link can fill first.
+# Small, so many trainers fit; large dense part, few embedding bytes, so each kind of link can be the first to saturate.
 SMALL = (
     "data.batch_size=32", "data.block_rows=2048", "model.bottom=[32,8]", "model.top=[128,64,1]", "embedding.dim=8",
     "dense.optimizer=sgd", "embedding.optimizer=sgd", "topology.threads=1", "embedding.transport=messages",
@@ -68,19 +68,19 @@ class ClusterOptions:
 
     @property
     def timing(self) -> Timing:
-        """Of one visit: long enough to begin with that queues have filled."""
+        """The timing of one visit: the warm-up is long enough to fill the queues."""
         return Timing(2 * self.seconds, self.seconds, 3)
 
     def links(self, scenario: Scenario) -> LinkSpeeds:
-        """Those that are limited: trainers' own are not."""
+        """The speeds of the limited links; trainers' links are not limited."""
         return LinkSpeeds(1e6 * self.link_mb, self._narrow(scenario) or math.inf)
 
     def rates(self, scenario: Scenario) -> list[float | None]:
-        """The same for each server in rank order; None for a link that is not limited."""
+        """The rate of each server's link in rank order; None if it is not limited."""
         return [self._narrow(scenario)] * scenario.embedding_ps + [1e6 * self.link_mb] * scenario.sync_ps
 
     def emulation(self, scenario: Scenario) -> Emulation:
-        """What the ranks emulate: links only where the kernel does not limit them."""
+        """The ranks' emulation; it includes links only if the kernel does not limit them."""
         links = () if self.virtual_hosts else (1e6 * self.link_mb, self._narrow(scenario))
         return Emulation(self.step_ms / 1e3, *links)
 
@@ -89,7 +89,7 @@ class ClusterOptions:
 
 
 def measure(options: ClusterOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
-    """The whole benchmark; prints the table and returns the JSON file, beside which table and plot are."""
+    """Run the whole benchmark; prints the table and returns the JSON file. Table and plot are written beside it."""
     visits = ordered([scenario for scenario in SCENARIOS if chosen(scenario.name, options.only)], options.trainers)
     if not visits:
         raise SettingsError(
@@ -127,7 +127,7 @@ def run_file_for(options: ClusterOptions, given: Path | None, overrides: Sequenc
 
 
 def expected(options: ClusterOptions, scenario: Scenario, base: Path) -> Forecast:
-    """What is predicted, for any number of trainers."""
+    """The prediction, for any number of trainers."""
     return forecast(load(base, scenario.overrides(2)), options.step_ms / 1e3, options.links(scenario))
 
 
@@ -135,7 +135,7 @@ def expected(options: ClusterOptions, scenario: Scenario, base: Path) -> Forecas
 def starter(
     options: ClusterOptions, visits: Sequence[tuple[Scenario, int]], base: Path
 ) -> Iterator[Callable[[Scenario, int], LauncherCommand]]:
-    """How a visit's ranks are started. Virtual hosts are there until the block ends."""
+    """A function that returns the launcher command of a visit. Virtual hosts exist until the block ends."""
     if not options.virtual_hosts:
         yield lambda scenario, trainers: LauncherCommand()
         return
@@ -147,7 +147,7 @@ def starter(
 def visit(
     options: ClusterOptions, scenario: Scenario, base: Path, predicted: Prediction, start: LauncherCommand
 ) -> dict[str, Any]:
-    """One job with the number of trainers of the prediction."""
+    """Run one job with the prediction's number of trainers."""
     settings = scenario.overrides(predicted.trainers)
     jobs = Jobs(base, options.folder / "jobs", options.emulation(scenario), start)
     found = jobs.run(scenario.ranks(predicted.trainers), settings, options.timing)
@@ -156,8 +156,8 @@ def visit(
 
 
 def figures(scenario: Scenario, predicted: Prediction, found: JobResult, examples: int) -> dict[str, Any]:
-    """One row of the table; ``gap`` in iterations of a thread, in which all threads of a trainer take so many
-    ``examples``; ``cores`` used by the job; ``host``: share of cores busy.
+    """One row of the table; ``examples`` are those of all threads of a trainer in one iteration of a thread, the unit
+    of ``gap``; ``cores`` used by the job; ``host``: share of cores busy.
     """
     eps = statistics.fmean(found["eps"])  # not the median: steps come in bursts between rounds
     iterations = eps * found["seconds"] / examples / predicted.trainers
@@ -195,7 +195,7 @@ VIRTUAL_HOSTS = (
 
 
 def table(report: dict[str, Any]) -> str:
-    """What is emulated, a line for each job, and how many are as predicted."""
+    """What is emulated, a line per job, and how many jobs match the prediction."""
     options, header = report["options"], report["header"]
     rows = sorted(report["rows"], key=lambda row: [scenario.name for scenario in SCENARIOS].index(row["shape"]))
     near = sum(abs(row["deviation"]) <= WITHIN for row in rows)

@@ -12,7 +12,7 @@ from ssmpi.bench.harness.reporting import pyplot, save
 
 
 def draw(report: Mapping[str, Any], target: Path) -> Path | None:
-    """Write the picture, where there is matplotlib."""
+    """Write the picture; None without matplotlib."""
     plt = pyplot()
     if not plt:
         return None
@@ -41,7 +41,7 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
 
 
 def curve(axis: Any, rows: list[dict[str, Any]], predicted: list[dict[str, Any]], what: str, colour: Any) -> None:
-    """One contender: what there is of measured and predicted values; hollow marks where the host was full."""
+    """One scenario: measured and predicted values, with hollow marks if the host was full."""
     there = [out for out in predicted if out[what] is not None]
     axis.plot([out["trainers"] for out in there], [out[what] for out in there], "-", color=colour, alpha=0.6)
     for full in (False, True):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scenario:
-    """``period`` in iterations of a round in the foreground, 0 for rounds in the background; ``narrow``: the embedding
-    PSs' links are limited too.
+    """``period``: iterations between foreground rounds, 0 for background rounds; ``narrow``: the embedding PSs' links
+    are limited too.
     """
 
     algorithm: str = "none"
@@ -22,7 +22,7 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """What tables and ``--only`` call it: ``FR-EASGD-5, 2 sync PSs``."""
+        """The name in tables and for ``--only``: ``FR-EASGD-5, 2 sync PSs``."""
         if self.narrow:
             return f"no rounds, {_count(self.embedding_ps, 'narrow embedding PS')}"
         if self.algorithm == "none":
@@ -31,7 +31,7 @@ class Scenario:
         return pace + (f", {_count(self.sync_ps, 'sync PS')}" if self.sync_ps else "")
 
     def overrides(self, trainers: int) -> tuple[str, ...]:
-        """Settings that make the common run file this contender's."""
+        """The settings of this scenario, on top of the common run file."""
         return (
             f"topology.trainers={trainers}",
             f"topology.sync_ps={self.sync_ps}",
@@ -43,11 +43,11 @@ class Scenario:
 
     @property
     def servers(self) -> int:
-        """Ranks that are no trainers."""
+        """The number of ranks that are not trainers."""
         return self.sync_ps + self.embedding_ps
 
     def ranks(self, trainers: int) -> int:
-        """Ranks of its MPI job."""
+        """The number of ranks of its MPI job."""
         return trainers + self.servers
 
 
@@ -69,7 +69,7 @@ SCENARIOS = (
 
 
 def ordered(scenarios: Sequence[Scenario], counts: Sequence[int]) -> list[tuple[Scenario, int]]:
-    """All visits, ordered by number of trainers. One trainer alone has no partner to average with."""
+    """All visits, ordered by number of trainers. Averaging needs at least two trainers."""
     averaging = ("ma", "bmuf")
     return [(scenario, n) for n in counts for scenario in scenarios if n > 1 or scenario.algorithm not in averaging]
 

@@ -1,1 +1,1 @@
-"""What codecs cost and what they do to quality."""
+"""The cost of codecs and the links for which they pay."""

@@ -1,8 +1,8 @@
 """Processor time of complete encoded exchanges at both ends, without the messages between them.
 
-Vectors take random walks, like weights, and each turn sends the changes through the classes that runs use, so that
-every pass over a vector counts. The first turns, which are dense and compute thresholds, are not timed. ``ssmpi plan
---predict`` uses these figures: ``Codec.nanoseconds`` and the algorithms' ``PASSES``.
+Vectors take random walks, like weights, and each turn sends the changes through the classes that runs use, so every
+pass over a vector is timed. The first turns, which are dense and compute thresholds, are not. ``ssmpi plan --predict``
+uses these figures: ``Codec.nanoseconds`` and the algorithms' ``PASSES``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ssmpi.sync.mean_mirrors import MeanMirrors
 from ssmpi.sync.mirrors import whole_codec
 from ssmpi.sync.options import RoundOptions
 
-SETTLE = 9  # turns; with refreshes at 1, 2, 4 and 8 the next is far
+SETTLE = 9  # turns: after the refreshes at 1, 2, 4 and 8 the next one is far away
 Turn = Callable[[np.ndarray], tuple[float, ...]]  # seconds of an exchange, after a step float32 (n,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """Of a codec: nanoseconds an entry of a push at both ends, of a mirror's two ends, of a round of ``easgd`` at both
-    ends, and of one of ``ma`` by each of two trainers.
+    """The costs of a codec in nanoseconds per entry: a push (both ends), a mirror (both ends), a round of ``easgd``
+    (both ends), and a round of ``ma`` (each of two trainers).
     """
 
     push_ns: float
@@ -42,17 +42,19 @@ class Exchange:
 
     @property
     def easgd_passes(self) -> float:
-        """What a round takes besides two mirrors."""
+        """The cost of an ``easgd`` round beyond its two mirrors."""
         return self.easgd_ns - 2 * (self.send_ns + self.receive_ns)
 
     @property
     def ma_passes(self) -> float:
-        """The same of ``ma``: of two trainers each tells its replica and half of the mean, and hears a half of each."""
+        """The cost of an ``ma`` round beyond its mirrors: each of two trainers sends its replica and half of the mean,
+        and receives half of each.
+        """
         return self.ma_ns - 1.5 * self.send_ns - self.receive_ns
 
 
 def measure(codecs: Sequence[str], entries: int, rounds: int) -> list[Exchange]:
-    """The costs of each codec, medians over ``rounds`` turns, with the codecs interleaved; prints a line for each."""
+    """Measure each codec: medians over ``rounds`` turns, codecs interleaved. Prints a line for each."""
     turns = {text: [each(text, entries) for each in (push, mirror, elastic, mean)] for text in codecs}
     seconds: dict[str, list[list[float]]] = {text: [] for text in codecs}
     generator = np.random.default_rng(1)
@@ -69,7 +71,7 @@ def measure(codecs: Sequence[str], entries: int, rounds: int) -> list[Exchange]:
 
 
 def push(text: str, entries: int) -> Turn:
-    """One account's push, which keeps what is not sent, to one sync PS, which has it as a vector then."""
+    """A push of one account, which keeps the residual, decoded to a vector by one sync PS."""
     codec, traffic = compress.make(text, CodecOptions(life_span=EXAMPLES), entries), Traffic()
     left, gradients = vectors(2, entries)
 
@@ -84,7 +86,7 @@ def push(text: str, entries: int) -> Turn:
 
 
 def mirror(text: str, entries: int) -> Turn:
-    """Both ends of a mirror, as of a pull."""
+    """Both ends of a mirror, as in a pull."""
     codec = compress.make(text, CodecOptions(life_span=EXAMPLES), entries)
     weights, own, other = vector(entries), Mirror(codec, vector(entries)), Copy(vector(entries))
 
@@ -120,7 +122,7 @@ def elastic(text: str, entries: int) -> Turn:
 
 
 def mean(text: str, entries: int) -> Turn:
-    """A round of one of two trainers, of which the other one steps the other way round."""
+    """A round of one of two trainers; the other one takes the opposite steps."""
     options, traffic = RoundOptions(algorithm="ma", codec=text, life_span=EXAMPLES), Traffic()
     both = [MeanMirrors(options, (), (rank, 2), vector(entries)) for rank in range(2)]
     replicas, was, means = vectors(2, entries), vectors(2, entries), vectors(2, entries)
@@ -150,12 +152,12 @@ def vector(entries: int) -> np.ndarray:
 
 
 def vectors(number: int, entries: int) -> list[np.ndarray]:
-    """So many of them."""
+    """``number`` such vectors."""
     return [np.zeros(entries, np.float32) for _ in range(number)]
 
 
 def table(codecs: Sequence[str], costs: Sequence[Exchange], entries: int, rounds: int) -> str:
-    """One line a codec; what a round takes besides its mirrors last."""
+    """One line per codec; the last columns are the cost of a round beyond its mirrors."""
     head = f"{'codec':24}push ns  send ns  receive ns  mirror ns  easgd round ns  besides  ma round ns  besides"
     first = f"whole exchanges, {entries:,} entries, medians of {rounds} turns, one core; nanoseconds an entry"
     lines = [

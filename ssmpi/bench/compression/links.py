@@ -1,9 +1,9 @@
-"""``ssmpi bench compression --only links``: for which links codecs of ``async_ps`` pay.
+"""``ssmpi bench compression --only links``: on which links the codecs of ``async_ps`` pay.
 
-Each step ends with a push and a pull, plain asynchronous SGD, so link time adds to the step. Dense computation is a
-wait, and so are links (``harness.emulation``), unless the kernel limits them (``--virtual-hosts``); ranks, messages,
-codecs and their payloads are real. A link is given by the time that a dense push and pull take over it, as a share of
-the step: what ``ssmpi plan --predict`` says stands beside. Last comes this host as it is, steps and links real.
+Each step ends with a push and a pull (plain asynchronous SGD), so link time adds to the step. Dense computation and
+links are emulated by waiting (``harness.emulation``), unless the kernel limits the links (``--virtual-hosts``); ranks,
+messages, codecs and payloads are real. A link is specified by the time of a dense push and pull over it, as a share of
+the step. The table also has the predictions of ``ssmpi plan --predict``, and last this host with real steps and links.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ NOT_LIMITED, THIS_HOST = 0.0, -1.0  # instead of a share
 
 @dataclass(frozen=True)
 class Coding:
-    """Codecs of pushes and of pulls."""
+    """The codecs of pushes and of pulls."""
 
     push: str = "dense"
     pull: str = "dense"
 
     @property
     def overrides(self) -> tuple[str, str]:
-        """As settings."""
+        """The codecs as settings."""
         return f"sync.codec={self.push}", f"sync.pull_codec={self.pull}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkOptions:
-    """``shares``: link time of a dense push and pull, of a step of ``step_ms``, at so many ``trainers``; ``codec`` of
-    pushes, then of pulls too.
+    """``shares``: link time of a dense push and pull as a share of a step of ``step_ms``; ``codec`` is used for pushes,
+    then for pulls too.
     """
 
     folder: Path = Path("runs/bench")
@@ -77,21 +77,21 @@ class LinkOptions:
 
     @property
     def codings(self) -> tuple[Coding, ...]:
-        """What is compared."""
+        """The codings to compare."""
         return Coding(), Coding(self.codec), Coding(self.codec, self.codec)
 
     @property
     def timing(self) -> Timing:
-        """Of one visit."""
+        """The timing of one visit."""
         return Timing(2 * self.seconds, self.seconds, 3)
 
     def rate(self, share: float, parameters: int) -> float:
-        """Bytes a second and direction of such a link."""
+        """The rate of such a link, in bytes per second and direction."""
         return 8.0 * parameters / (share * self.step_ms / 1e3) if share > 0 else math.inf
 
 
 def measure(options: LinkOptions, overrides: Sequence[str]) -> Path:
-    """The whole section; prints the table and returns the JSON file, beside which the table is."""
+    """Run the whole section; prints the table and returns the JSON file. The table is written beside it."""
     options.folder.mkdir(parents=True, exist_ok=True)
     base, header, rows = run_file(options, overrides), machine.describe(), []
     shares = (NOT_LIMITED, *options.shares, *(() if options.virtual_hosts else (THIS_HOST,)))
@@ -116,7 +116,7 @@ def measure(options: LinkOptions, overrides: Sequence[str]) -> Path:
 
 
 def run_file(options: LinkOptions, overrides: Sequence[str]) -> Path:
-    """What all jobs start from; on synthetic rows unless ``overrides`` name a folder."""
+    """The common run file of all jobs, with synthetic rows unless ``overrides`` name a data folder."""
     given = any(override.replace(" ", "").startswith("data.folder=") for override in overrides)
     rows = () if given else (f"data.folder={data.synthetic(options.folder / 'data', SHORT_ROWS)}",)
     target = options.folder / "links.toml"
@@ -127,7 +127,7 @@ def run_file(options: LinkOptions, overrides: Sequence[str]) -> Path:
 
 @contextlib.contextmanager
 def starter(options: LinkOptions, base: Path) -> Iterator[Callable[[float], LauncherCommand]]:
-    """How to start ranks with a link of ``rate`` bytes a second to the sync PS."""
+    """A function that returns the command to start ranks with a link of ``rate`` bytes per second to the sync PS."""
     if not options.virtual_hosts:
         yield lambda rate: LauncherCommand()
         return
@@ -136,18 +136,18 @@ def starter(options: LinkOptions, base: Path) -> Iterator[Callable[[float], Laun
 
 
 def emulated(options: LinkOptions, rate: float) -> Emulation:
-    """Steps that wait; the link too, unless the kernel limits it."""
+    """Emulated steps, and an emulated link unless the kernel limits it."""
     return Emulation(options.step_ms / 1e3, None if options.virtual_hosts or math.isinf(rate) else rate)
 
 
 def predict(options: LinkOptions, config: Config, rate: float) -> float:
-    """EPS, as ``plan --predict`` has it."""
+    """EPS predicted as by ``plan --predict``."""
     return forecast(config, options.step_ms / 1e3, LinkSpeeds(sync_ps=rate)).of(options.trainers).eps
 
 
 def reached(rows: Sequence[dict[str, Any]], key: str) -> dict[str, float]:
-    """For each coding by its name the share from which on it has ``WANTED`` times the EPS of dense rounds, between two
-    measured ones; infinity where it has not.
+    """For each coding, by name, the smallest share at which it reaches ``WANTED`` times the EPS of dense rounds,
+    interpolated between measured shares; infinity if it never does.
     """
     limited = [row for row in rows if row["share"] != THIS_HOST]
     dense = {row["share"]: row[key] for row in limited if name(row) == DENSE}
@@ -162,7 +162,7 @@ def reached(rows: Sequence[dict[str, Any]], key: str) -> dict[str, float]:
 
 
 def name(row: dict[str, Any]) -> str:
-    """Of a row's coding."""
+    """The name of a row's coding."""
     return f"push {row['push']}, pull {row['pull']}"
 
 
@@ -171,7 +171,7 @@ HEAD = f"{'link time : step':>17}  {'MB/s':>7}  {'':40} {'EPS':>7} {'predicted':
 
 
 def table(report: dict[str, Any]) -> str:
-    """What is emulated, a line a job, and where the wanted gain appears."""
+    """What is emulated, a line per job, and the shares at which the wanted gain is reached."""
     options, rows = report["options"], report["rows"]
     dense = {row["share"]: row["eps"] for row in rows if name(row) == DENSE}
     by = "the kernel (each server on a virtual host)" if options["virtual_hosts"] else "a token bucket in the sync PS"

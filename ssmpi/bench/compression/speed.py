@@ -1,8 +1,8 @@
-"""``ssmpi bench compression``: what a codec costs, on one core, and how long its payloads are.
+"""``ssmpi bench compression``: the cost of a codec on one core, and the size of its payloads.
 
-Gradients are random, with the heavy tails of real ones (Student's t with 3 degrees of freedom), new in each turn, and
+Gradients are random with heavy tails, like real ones (Student's t with 3 degrees of freedom), new in each turn, and
 copied into place, so each encode reads memory that another loop has just written. Codecs are interleaved. Nanoseconds
-are processor time, medians over the turns; refreshes, which compute an exact threshold, are listed separately.
+are CPU time, medians over the turns; refreshes, which compute an exact threshold, are listed separately.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ssmpi.core.settings import EXAMPLES, within
 
 @dataclass(frozen=True, kw_only=True)
 class CodecCost:
-    """Of a codec: nanoseconds an entry to encode, between refreshes and in one, and to decode; bytes and entries sent
-    of each entry.
+    """The cost of a codec per entry: nanoseconds to encode, between refreshes and in one, and to decode; bytes sent,
+    and the share of entries sent.
     """
 
     codec: str
@@ -36,8 +36,8 @@ class CodecCost:
 
 
 def measure(codecs: Sequence[str], entries: int, rounds: int, out: Path | None) -> list[CodecCost]:
-    """Print a line for each codec, and one for each of its ``exchanges``; all of it as JSON in ``out``. SettingsError
-    for a codec that there is not.
+    """Print a line for each codec and for its ``exchanges``, and write all of it as JSON to ``out``. SettingsError for
+    an unknown codec.
     """
     within("--entries", entries, 1, 2**30)
     within("--rounds", rounds, 2, EXAMPLES)
@@ -69,7 +69,7 @@ def measure(codecs: Sequence[str], entries: int, rounds: int, out: Path | None) 
 
 
 def cost(codec: str, turns: np.ndarray, entries: int) -> CodecCost:
-    """Of its turns, (turns, 4), the first of which found a threshold."""
+    """The cost of a codec from its turns, (turns, 4); the first turn computed a threshold."""
     encode, decode, size, sent = np.median(turns[1:], axis=0) / entries
     return CodecCost(
         codec=codec, encode_ns=1e9 * encode, refresh_ns=1e9 * turns[0, 0] / entries, decode_ns=1e9 * decode,
@@ -78,7 +78,7 @@ def cost(codec: str, turns: np.ndarray, entries: int) -> CodecCost:
 
 
 def table(costs: Sequence[CodecCost], entries: int, rounds: int) -> str:
-    """One line a codec; ``times less`` is against float32."""
+    """One line per codec; ``times less`` is relative to float32."""
     head = f"{'codec':24}encode ns  refresh ns  decode ns   density  bytes an entry  times less"
     lines = [f"{entries:,} entries, medians of {rounds - 1} turns, one core; nanoseconds an entry", head]
     for c in costs:

@@ -1,4 +1,4 @@
-"""What a thread takes of a processor."""
+"""Measures a thread's CPU time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def timed(body: Callable[[], T]) -> tuple[float, T]:
-    """Seconds of this thread on a processor, and what came of it."""
+    """CPU seconds of this thread, and the result of ``body``."""
     began = time.thread_time()
     result = body()
     return time.thread_time() - began, result

@@ -1,1 +1,1 @@
-"""How a measured job runs: its ranks, windows, probes, counters and the rows it reads."""
+"""Runs measured jobs: ranks, windows, probes, counters, and the rows they read."""

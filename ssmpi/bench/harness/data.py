@@ -1,4 +1,4 @@
-"""The rows that everyone is measured on, where no run file names any: synthetic Criteo, made once and kept."""
+"""The rows for all contenders if no run file names a data set: synthetic Criteo rows, made once and kept."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ssmpi.core.mpi_environment import PYTHON
 ROWS, SHORT_ROWS = 1_500_000, 12_000
 SCALE = 0.05  # distinct tokens, as a share of Criteo Kaggle's 33.8 million
 
-# Where no run file says otherwise: the model of jobs/configs/kaggle.toml, plain SGD as the PyTorch contender has.
+# The defaults without a run file: the model of jobs/configs/kaggle.toml, and plain SGD as the PyTorch contender.
 KAGGLE = ("embedding.optimizer=sgd", "embedding.rate=0.1", "dense.optimizer=sgd", "dense.rate=0.1")
 
 
 def base_run_file(given: Path | None, overrides: Sequence[str], folder: Path, short: bool) -> Path:
-    """A run file in ``folder`` that all contenders start from, with data that exist."""
+    """Write the common run file of all contenders to ``folder``, with existing data."""
     target = folder / "base.toml"
     if given is None:
         target.write_text("", encoding="utf-8")
@@ -33,7 +33,7 @@ def base_run_file(given: Path | None, overrides: Sequence[str], folder: Path, sh
 
 
 def synthetic(folder: Path, rows: int) -> Path:
-    """Shards of ``rows`` synthetic rows, made by ``ssmpi-prepare`` unless they are there already."""
+    """Shards of ``rows`` synthetic rows, made by ``ssmpi-prepare`` unless they exist already."""
     raw, shards = folder / f"raw-{rows}", folder / f"shards-{rows}"
     if not (shards / "manifest.json").is_file():
         prepare("synthesize", raw, "--rows", str(rows), "--scale", str(SCALE), "--seed", "1", "--overwrite")
@@ -42,7 +42,7 @@ def synthetic(folder: Path, rows: int) -> Path:
 
 
 def prepare(*arguments: str | Path) -> None:
-    """Run ``ssmpi-prepare``, which this package may not import; DataError with what it said if it fails."""
+    """Run ``ssmpi-prepare``, which this package may not import; DataError with its output if it fails."""
     line = [*PYTHON, "-m", "data_prep", *map(str, arguments)]
     print("+", *line, file=sys.stderr, flush=True)
     found = subprocess.run(line, capture_output=True, text=True, check=False)

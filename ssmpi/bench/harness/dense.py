@@ -1,5 +1,5 @@
-"""What the whole loop is measured against: the bare dense step, which is all that this program computes, the matrix
-products inside it, and PyTorch's step of the same network.
+"""References for the whole training loop: the bare dense step, its matrix products alone, and PyTorch's step of the
+same network.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Step = Callable[[], object]
 
 
 def steps_of(kind: str, config: Config) -> list[Step]:
-    """A step for each thread, of the bare step or of its products (``gemm``); one of PyTorch."""
+    """One step function per thread for the bare step or its products (``gemm``); a single one for PyTorch."""
     match kind:
         case "bare step":
             return bare_steps(config, BatchSource(config))
@@ -51,7 +51,7 @@ def bare_steps(config: Config, source: BatchSource) -> list[Step]:
 
 
 def gemm_steps(config: Config) -> list[Step]:
-    """For each thread the products of one step of the network: forward, and the two backward ones of every layer and of
+    """For each thread the products of one step: the forward product and the two backward products of every layer and of
     the interaction.
     """
     batch, network = config.data.batch_size, config.network
@@ -80,7 +80,7 @@ Product = tuple[Callable[..., torch.Tensor], torch.Tensor, torch.Tensor, torch.T
 
 
 def linear_products(batch: int, inputs: int, outputs: int, dtype: torch.dtype, *, by_input: bool) -> list[Product]:
-    """The products of one layer on buffers of their own, with that for the gradient by its input or without."""
+    """The products of one layer on separate buffers; that of the input gradient only if ``by_input``."""
     x, g = torch.randn(batch, inputs, dtype=dtype), torch.randn(batch, outputs, dtype=dtype)
     w = torch.randn(outputs, inputs, dtype=dtype)
     forward, by_weight = (torch.mm, x, w.t(), torch.empty_like(g)), (torch.mm, g.t(), x, torch.empty_like(w))

@@ -1,8 +1,8 @@
-"""What is not real in a measured job of ``ssmpi bench cluster``: dense computation is a wait, servers' links are token
+"""The emulated parts of a job of ``ssmpi bench cluster``: dense computation is a wait, servers' links are token
 buckets.
 
-All else is: ranks, messages, rows, rounds, ``train.hogwild``. As stopwatches are, both are put around the nouns of the
-story page.
+Everything else is real: ranks, messages, rows, rounds, ``train.hogwild``. Like stopwatches, both wrap the objects that
+``train.py`` works with.
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ if TYPE_CHECKING:
     from ssmpi.model.replica import ThreadModel
     from ssmpi.roles.trainer import Trainer
 
-SIZE = 1e-4  # of a pseudo-gradient's elements: the replica moves, slowly
+SIZE = 1e-4  # magnitude of a pseudo-gradient's elements: the replica changes slowly
 
 
 @dataclass(frozen=True)
 class Emulation:
-    """Seconds of a ``step``; bytes per second and direction of each PS's link, None for one that is not limited."""
+    """Seconds of a ``step``; the rate of each PS's link in bytes per second and direction, None if it is not
+    limited.
+    """
 
     step: float
     sync_link: float | None = None
     embedding_link: float | None = None
 
     def limit_links(self, world: World) -> None:
-        """On a server, before it serves."""
+        """Limit a server's links; call before it serves."""
         rate = self.embedding_link if world.role is Role.EMBEDDING_PS else self.sync_link
         if rate is not None:
             links.limit(world.embedding if world.role is Role.EMBEDDING_PS else world.center, rate)
 
     def replace_dense(self, trainer: Trainer) -> None:
-        """On a trainer, before it trains: each worker's model waits, and a round in the foreground adds to the step of
-        the thread that runs it.
+        """Make each worker's model wait; call before the trainer trains. A foreground round prolongs the step of the
+        thread that runs it.
         """
         made, pace, steps = trainer.replica.thread_model, trainer.pace, threading.local()
         inner = pace.after_step
@@ -62,10 +64,10 @@ class Emulation:
 
 
 class EmulatedStep:
-    """When dense computation ends: ``seconds`` after the last one did, and later by what else held the thread up.
+    """The end of an emulated dense computation: ``seconds`` after the previous one, plus the time of other delays.
 
-    What the host needs for the rest of a step (reading, routing, recording) falls into the wait. Being woken too late
-    is made up for in the next step; rows or a round that came too late are not.
+    The host's time for the rest of a step (reading, routing, recording) is part of the wait. A late wake-up is made up
+    for in the next step; late rows or a late round are not.
     """
 
     def __init__(
@@ -75,22 +77,20 @@ class EmulatedStep:
         self._end: float | None = None
 
     def wait(self) -> None:
-        """Return when this step's dense computation would be done."""
+        """Sleep until the end of this step's dense computation."""
         now = self._now()
         due = now if self._end is None else self._end + self._seconds
         self._sleep(max(0.0, due - now))
         self._end = max(due, now)
 
     def prolong(self, seconds: float) -> None:
-        """The thread was held up, by a round in the foreground."""
+        """A foreground round has delayed the thread."""
         if self._end is not None:
             self._end += seconds
 
 
 class WaitingModel:
-    """A model that waits instead of computing, and has the same small pseudo-gradients each time, other ones on each
-    trainer.
-    """
+    """A model that waits instead of computing. Its small pseudo-gradients are constant and differ between trainers."""
 
     def __init__(self, model: ThreadModel, step: EmulatedStep, trainer: int) -> None:
         self.weights, self.gradients, self.arrays, self._step = model.weights, model.gradients, model.arrays, step
@@ -101,7 +101,7 @@ class WaitingModel:
     def forward_backward(
         self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Logits of 0 (batch,) and constant gradients (batch, features, dim), when the step is over."""
+        """Wait, then return logits of 0 (batch,) and constant gradients (batch, features, dim)."""
         if self._rows.shape != rows.shape:
             self._rows = np.full(rows.shape, SIZE, np.float32)
         self.arrays[1][:] = self._dense

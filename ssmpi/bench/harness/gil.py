@@ -1,4 +1,4 @@
-"""How long a worker thread holds the GIL, by py-spy: what it holds, other threads of its process cannot have."""
+"""Measures the share of time in which a worker thread holds the GIL, with py-spy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypedDict
 
-LOOP = "hogwild ("  # the frame that every sample of a worker's loop has
-RATE = 500  # samples a second, while the process runs: one that is stopped wakes threads, which then take the GIL
+LOOP = "hogwild ("  # the frame in every sample of a worker's loop
+RATE = 500  # samples per second, without pausing the process: resuming it wakes threads, which then take the GIL
 ANYBODY, SET_PTRACER = ctypes.c_ulong(-1), 0x59616D61  # linux/prctl.h
 
 
 class Sample(TypedDict, total=False):
-    """Samples of a worker's loop: all, and those that hold the GIL; or why there are none."""
+    """Sample counts of a worker's loop: all, and those that hold the GIL; or why there are none."""
 
     samples: int
     holding: int
@@ -25,13 +25,13 @@ class Sample(TypedDict, total=False):
 
 
 def find() -> str | None:
-    """Where py-spy is: beside this interpreter, or on the path."""
+    """The path of py-spy: beside this interpreter, or on PATH."""
     return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
 
 
 def sample(pid: int, seconds: float) -> Sample:
-    """Samples of the worker loops of this process: all, and those that hold the GIL; or why it ``failed``."""
-    ctypes.CDLL(None).prctl(SET_PTRACER, ANYBODY, 0, 0, 0)  # where the kernel lets only parents trace
+    """Sample the worker loops of a process: all samples, and those that hold the GIL; or why it ``failed``."""
+    ctypes.CDLL(None).prctl(SET_PTRACER, ANYBODY, 0, 0, 0)  # for kernels that allow only parents to trace
     try:
         return {"samples": count(record(pid, seconds, "--idle")), "holding": count(record(pid, seconds, "--gil"))}
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
@@ -39,7 +39,7 @@ def sample(pid: int, seconds: float) -> Sample:
 
 
 def record(pid: int, seconds: float, which: str) -> list[str]:
-    """Stacks that py-spy saw, one a line with its count."""
+    """The stacks that py-spy recorded, one per line with its count."""
     spy = find()
     assert spy is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -51,5 +51,5 @@ def record(pid: int, seconds: float, which: str) -> list[str]:
 
 
 def count(stacks: Iterable[str]) -> int:
-    """How many samples were in a worker's loop; a line is ``frame;frame;frame COUNT``."""
+    """The number of samples in a worker's loop; a line is ``frame;frame;frame COUNT``."""
     return sum(int(line.rpartition(" ")[2]) for line in stacks if LOOP in line)

@@ -1,4 +1,4 @@
-"""Starts measured MPI jobs, one after the other, and puts together what their ranks found."""
+"""Runs measured MPI jobs one after the other and combines the results of their ranks."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ QUIET = (
 
 @dataclass(frozen=True)
 class Task:
-    """The task of all ranks of a job. ``probe`` is one of ``probes.PROBES``; ``emulation`` says what is not to be real;
-    ``shares`` are the values of ``sync.cpu_share`` that the probe goes through, in as many windows each.
+    """The task of all ranks of a job. ``probe`` is one of ``probes.PROBES``; ``emulation`` is what to emulate; the
+    probe applies the values ``shares`` of ``sync.cpu_share`` in turn, for an equal number of windows each.
     """
 
     run_file: str
@@ -46,12 +46,12 @@ class Task:
     shares: tuple[float, ...] = ()
 
     def write(self, path: Path) -> None:
-        """Leave it where ``read`` finds it."""
+        """Write the task as JSON."""
         path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Task:
-        """The task in a file."""
+        """Read a task that ``write`` wrote."""
         body = json.loads(path.read_text(encoding="utf-8"))
         emulation = Emulation(**body["emulation"]) if body["emulation"] else None
         timing = Timing(**body["timing"])
@@ -60,7 +60,9 @@ class Task:
 
 @dataclass(frozen=True)
 class LauncherCommand:
-    """How ranks are started: the words before mpirun, its options, variables to set. The default is for this host."""
+    """How to start ranks: the command before mpirun, its options, environment variables. The default is for
+    this host.
+    """
 
     before: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
@@ -73,9 +75,9 @@ class LauncherCommand:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Jobs that differ from one run file by their overrides; each leaves its run folder in ``folder``.
+    """Jobs that share a run file and differ in their overrides; their run folders are in ``folder``.
 
-    ``emulation`` and ``start``: of all of them.
+    ``emulation`` and ``start`` apply to all of them.
     """
 
     run_file: Path
@@ -87,7 +89,9 @@ class Jobs:
         self, ranks: int, overrides: Sequence[str], timing: Timing, probe: str = "nothing",
         shares: tuple[float, ...] = (),
     ) -> JobResult:  # fmt: skip
-        """One job to its end: the trainers' findings together. PeerError with what it said if it fails."""
+        """Run one job to its end; returns the combined results of its trainers. PeerError with its output if it
+        fails.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         run_folder, task_file = self.folder / "run", self.folder / "task.json"
         settings = (*QUIET, *overrides, f"run.folder={run_folder}")
@@ -100,14 +104,16 @@ class Jobs:
         return found
 
     def mpi(self) -> dict[str, str]:
-        """The MPI that the last job ran on; asking it here would make this process a part of it."""
+        """The MPI library of the last job; querying it here would initialize MPI in this process."""
         versions = self.folder / "run" / VERSIONS
         found = json.loads(versions.read_text(encoding="utf-8")) if versions.is_file() else {}
         return {name: value for name, value in found.items() if name.startswith("mpi_")}
 
 
 def finish(line: Sequence[str], said: Path, seconds: float, variables: Mapping[str, str]) -> str:
-    """Run a command to its end, what it says into a file; nothing is left of it if it fails or is interrupted."""
+    """Run a command to its end, with its output in a file; if it fails or is interrupted, all its processes are
+    ended.
+    """
     with said.open("w", encoding="utf-8") as out, session_folder() as session, ended_by_sigterm():
         environ = {**os.environ, **variables, **session.variables}
         job = child_process.start(
@@ -130,7 +136,7 @@ def finish(line: Sequence[str], said: Path, seconds: float, variables: Mapping[s
 
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends this process as Ctrl-C does, by an exception: what was started is ended and cleared away."""
+    """Handle SIGTERM like Ctrl-C, by an exception, so jobs and files of the block are cleaned up."""
     before = signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     try:
         yield

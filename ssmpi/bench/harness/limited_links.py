@@ -1,5 +1,5 @@
-"""Measured jobs on virtual hosts, for ``--virtual-hosts``: all trainers on the first, each server on one of its own,
-whose link the kernel limits (Linux's token bucket filter).
+"""Measured jobs on virtual hosts, for ``--virtual-hosts``: all trainers on the first host, each server on a separate
+host whose link the kernel limits (Linux's token bucket filter).
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from ssmpi.cluster import launch, session_folder
 from ssmpi.cluster.site import Launcher
 from ssmpi.core.mpi_environment import ON_ONE_HOST, environment
 
-NOT_THERE = (*ON_ONE_HOST, session_folder.VARIABLE)  # variables that suit the real host only
+NOT_THERE = (*ON_ONE_HOST, session_folder.VARIABLE)  # variables for the real host only
 
 
 class LimitedHosts:
-    """One host for trainers and one for each of ``servers``, until the block that ``limited_hosts`` opens is left."""
+    """One host for trainers and one for each of ``servers``, until the block of ``limited_hosts`` ends."""
 
     def __init__(self, hosts: VirtualHosts) -> None:
         self._hosts = hosts
         self._trainers, *self._servers = hosts.names
 
     def start(self, trainers: int, rates: Sequence[float | None]) -> LauncherCommand:
-        """How to start a job whose servers, in rank order, have links of so many bytes a second; None: no limit."""
+        """The command to start a job whose servers, in rank order, have links of ``rates`` bytes per second; None is no
+        limit.
+        """
         names = self._servers[: len(rates)]
         for name, rate in zip(names, rates, strict=True):
             self._hosts.slow(name, "" if rate is None else f"{8 * rate:.0f}bit")
@@ -41,9 +43,7 @@ class LimitedHosts:
 
 @contextlib.contextmanager
 def limited_hosts(servers: int, *folders: Path) -> Iterator[LimitedHosts]:
-    """Build them, which takes about a second; ``folders`` are those that all must see. HostError where it cannot be
-    done.
-    """
+    """Create the hosts, which takes about a second; all see ``folders``. HostError if that is impossible here."""
     if why := virtual_hosts.missing():
         raise HostError(f"{why}; without --virtual-hosts links are emulated inside the servers")
     here = Path.cwd()

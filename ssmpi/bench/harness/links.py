@@ -1,7 +1,7 @@
-"""A server's network link, emulated where its messages come and go: a token bucket for each direction.
+"""Emulates a server's network link at its end of the conversation: a token bucket for each direction.
 
-Only measured jobs of ``ssmpi bench cluster`` have them. A server's loop runs as it is: its conversation gives it a
-message once its last byte would have come, and begins a reply's real sending once its last byte would have left.
+Only jobs of ``ssmpi bench cluster`` use it. A server's loop is unchanged: its conversation delivers a message when its
+last byte would have arrived, and starts to send a reply when its last byte would have left.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ if TYPE_CHECKING:
 
 
 class Bucket:
-    """Tokens come at ``rate`` bytes a second, a message takes as many as it has bytes, in order; none are saved up, as
-    on a link. Times are seconds of any one clock.
+    """Transmits messages in order at ``rate`` bytes per second; idle time is not saved up, as on a link. Times are
+    seconds of any one clock.
     """
 
     def __init__(self, rate: float) -> None:
         self._rate, self._free = rate, 0.0
 
     def passed(self, size: int, now: float) -> float:
-        """When a message of ``size`` bytes that is there ``now`` has gone through."""
+        """The time at which a message of ``size`` bytes that arrives ``now`` has passed."""
         self._free = max(self._free, now) + size / self._rate
         return self._free
 
 
 class Sent(Protocol):
-    """What is used of an MPI request."""
+    """The part of an MPI request that is used here."""
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        """Tell whether it is complete."""
+        """Whether it is complete."""
 
 
 class DelayedReply:
-    """The face of an MPI request for a reply that leaves when the link has let it through, at ``due``."""
+    """Acts as the MPI request of a reply that is sent when the link has let it pass, at ``due``."""
 
     def __init__(self, due: float, send: Callable[[], Sent], let_go: Callable[[], None]) -> None:
         self.due, self._send, self._let_go = due, send, let_go
         self._request: Sent | None = None
 
     def start(self) -> None:
-        """It has gone through: hand it to MPI."""
+        """Send it by MPI: the link has let it pass."""
         self._request = self._send()
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-        """Tell whether the reply has left."""
+        """Whether the reply has been sent."""
         self._let_go()
         return self._request is not None and bool(self._request.Test())
 
 
 class LimitedLink:
-    """What a server calls instead of its conversation's ``next_message`` and ``isend``."""
+    """Replaces the ``next_message`` and ``isend`` of a server's conversation."""
 
     def __init__(self, conversation: Conversation, rate: float, now: Callable[[], float] = clock) -> None:
         self._next_message, self._isend, self._now = conversation.next_message, conversation.isend, now
@@ -67,7 +67,7 @@ class LimitedLink:
         self._going: deque[DelayedReply] = deque()
 
     def next_message(self, inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
-        """The next message that has come through."""
+        """The next message that the link has let pass."""
         self._let_go()
         while (found := self._next_message(inbox)) is not None:
             source, tag, payload = found
@@ -77,7 +77,7 @@ class LimitedLink:
         return self._coming.popleft()[1:]
 
     def isend(self, array: np.ndarray, dest: int, tag: int) -> DelayedReply:
-        """Send once it has gone through; the array must not change until the request is complete."""
+        """Send when the link has let it pass; the array must not change until the request is complete."""
         due = self._outwards.passed(array.nbytes, self._now())
         reply = DelayedReply(due, lambda: self._isend(array, dest, tag), self._let_go)
         self._going.append(reply)
@@ -89,7 +89,7 @@ class LimitedLink:
 
 
 def limit(conversation: Conversation, rate: float) -> None:
-    """From now on this server's end of a conversation carries at most ``rate`` bytes a second in each direction."""
+    """Limit this server's end of a conversation to ``rate`` bytes per second in each direction."""
     link = LimitedLink(conversation, rate)
     conversation.next_message = link.next_message  # type: ignore[method-assign]
     conversation.isend = link.isend  # type: ignore[assignment, method-assign]  # servers count nothing

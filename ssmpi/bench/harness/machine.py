@@ -1,4 +1,4 @@
-"""Where figures were measured: processor, cores, memory, other load, versions."""
+"""Describes the machine of a measurement: processor, cores, memory, other load, versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ssmpi.core.packages import package_versions
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -35,14 +35,14 @@ def describe() -> dict[str, object]:
 
 
 def torch_facts() -> dict[str, str]:
-    """What PyTorch found here; runs in a process of its own, because importing torch takes seconds."""
+    """PyTorch's version and settings; call it in a separate process, because importing torch takes seconds."""
     import torch
 
     return {"torch_instructions": torch.backends.cpu.get_cpu_capability()}
 
 
 def _field(path: str, name: str) -> str | None:
-    """The value of the first line ``name : value`` of a file of the kernel's."""
+    """The value of the first line ``name : value`` of a file under /proc."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:

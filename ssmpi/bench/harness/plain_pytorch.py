@@ -1,5 +1,5 @@
-"""A network in one process as users of PyTorch write it, after facebookresearch/dlrm's ``dlrm_s_pytorch.py``: autograd,
-an ``EmbeddingBag`` a feature with sparse gradients, PyTorch's optimizers, all cores inside every operator.
+"""A network in one process in plain PyTorch, after facebookresearch/dlrm's ``dlrm_s_pytorch.py``: autograd, an
+``EmbeddingBag`` per feature with sparse gradients, PyTorch's optimizers, all cores inside every operator.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class PlainNetwork(nn.Module):
 
 
 def collated(batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """A batch as the reference's data loader hands it over. Made before the window: its time is not charged."""
+    """A batch in the format of the reference's data loader. Made before the window, so it is not timed."""
     ids = [torch.from_numpy(column.astype("int64")) for column in batch.ids.T]
     labels = torch.from_numpy(batch.labels.copy())
     return torch.from_numpy(batch.dense.copy()), ids, torch.arange(len(batch)), labels
 
 
 def plain_step(config: Config, source: BatchSource) -> Callable[[], object]:
-    """One training step. Where rows have row-wise Adagrad, PyTorch's has an accumulator for each number."""
+    """One training step. Instead of row-wise Adagrad it uses PyTorch's Adagrad, with an accumulator per weight."""
     torch.manual_seed(config.run.seed)
     model = PlainNetwork(config.network, source.cardinalities, config.run.seed)
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {

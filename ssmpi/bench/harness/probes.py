@@ -1,4 +1,4 @@
-"""What else a measured job can read besides its examples per second; each probe has a job to itself."""
+"""Probes: what a measured job can record besides examples per second. Each probe has its own job."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 
 class Probe:
-    """Reads nothing more: the untouched loop, from which all rates of examples come."""
+    """Records nothing more: the unmodified loop, from which all rates of examples come."""
 
     def begin(self, edges: Sequence[float]) -> None:
-        """The windows are known."""
+        """Called when the windows are known."""
 
     def read(self) -> Readings:
-        """Counters of its own."""
+        """The probe's counters."""
         return {}
 
     def at_end(self, timing: Timing) -> gil.Sample:
-        """What it finds after the windows, while training continues."""
+        """The probe's findings after the windows, while training continues."""
         return {}
 
 
 class StageProbe(Probe):
-    """Stopwatches around everything that the loop calls."""
+    """Stopwatches around everything the loop calls."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._stages = stages.of_trainer(trainer)
@@ -49,7 +49,7 @@ class StageProbe(Probe):
 
 
 class GilProbe(Probe):
-    """Who holds the GIL."""
+    """The share of time with the GIL."""
 
     def at_end(self, timing: Timing) -> gil.Sample:
         """Sample this process."""
@@ -57,8 +57,8 @@ class GilProbe(Probe):
 
 
 class AlternatingProbe(Probe):
-    """Two ways to work in the windows of one job, in turns: one, other, other, one. Jobs of one kind differ by more
-    than the effect sought, and so does a shared host from one minute to the next; the windows of one job do not.
+    """Alternates between two variants in the windows of one job: one, other, other, one. Separate jobs differ by more
+    than the effect to measure, and so does a shared host from minute to minute; the windows of one job do not.
     """
 
     LATE_SECONDS = 0.005
@@ -67,28 +67,28 @@ class AlternatingProbe(Probe):
         self._edges: Sequence[float] = ()
 
     def begin(self, edges: Sequence[float]) -> None:
-        """From now on by the clock, so that all threads and trainers change at the same time."""
+        """Alternate by the clock from now on, so that all threads and trainers switch at the same time."""
         self._edges = edges
 
     def others_turn(self) -> bool:
-        """Whether it is the other way's turn."""
+        """Whether it is the other variant's turn."""
         return others_window(self._edges, clock())
 
     def rest(self, until: Callable[[], bool]) -> None:
-        """Do nothing in the other way's windows, but no longer than ``until`` something."""
+        """Sleep during the other variant's windows, at most until ``until()``."""
         while self.others_turn() and not until():
             time.sleep(self.LATE_SECONDS)
 
 
 class ShadowProbe(AlternatingProbe):
-    """The shadow thread works or rests: where one trainer leads its host, that one's for all. It works for an equal
-    part of the windows at each of ``shares`` of a core, 0 for the share that the topology gives.
+    """The shadow thread works or rests; if one trainer of a host runs the rounds for all, it is that trainer's. It
+    works for an equal part of the windows at each of ``shares`` of a core; 0 is the default share of the topology.
 
-    It rests no longer than its trainer has data: the others wait for it at the end of a pass. Wall time is that of
-    rounds within the windows with rounds: in any other, this trainer may have waited for one at rest.
+    It stops resting when its trainer runs out of data, because the others wait for it at the end of a pass. Wall time
+    counts only rounds entirely within windows with rounds: in others, this trainer may have waited for one that rests.
     """
 
-    REST_SECONDS = 0.05  # long: what resting costs is taken off what rounds cost
+    REST_SECONDS = 0.05  # long: the cost of resting is subtracted from the cost of rounds
 
     def __init__(self, trainer: Trainer, shares: Sequence[float] = ()) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class ShadowProbe(AlternatingProbe):
             synchronizer.round = self._in_turn(synchronizer.round)  # type: ignore[method-assign]
 
     def read(self) -> Readings:
-        """Rounds whose wall time counts, and their seconds."""
+        """The rounds whose wall time counts, and their seconds."""
         return dict(self._timed)
 
     def _in_turn(self, act: Callable[[], None]) -> Callable[[], None]:
@@ -120,8 +120,8 @@ class ShadowProbe(AlternatingProbe):
 
 
 class OneThreadProbe(AlternatingProbe):
-    """All worker threads work, or the first alone, which at the end of a pass would wait for those that rest with rows
-    in hand.
+    """All worker threads work, or only the first. Resting threads resume at the end of a pass, since the first would
+    wait for their rows.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -140,10 +140,10 @@ class OneThreadProbe(AlternatingProbe):
 
 
 class OtherStepProbe(AlternatingProbe):
-    """The whole loop, or what it is measured against, on the same threads: one of the ``kind`` that ``dense`` knows."""
+    """The whole loop, or the reference of ``dense`` named ``kind``, on the same threads."""
 
     def __init__(self, trainer: Trainer, kind: str) -> None:
-        from ssmpi.bench.harness import dense  # here, because servers know all probes and load no torch
+        from ssmpi.bench.harness import dense  # here, because servers import this module but not torch
 
         super().__init__()
         after_step = trainer.pace.after_step
@@ -159,61 +159,63 @@ class OtherStepProbe(AlternatingProbe):
 
 
 class PriorityProbe(AlternatingProbe):
-    """Embedding PSs save rows by priority, and trainers count accesses for that; or neither. A save that is under way
-    when the turn ends is finished in the other way's; none is begun while nobody tells how many samples there are.
+    """Embedding PSs save rows by priority, and trainers count accesses for that; or neither. A save in progress at the
+    end of a turn is finished in the next one; PSs start none while they are not sent the number of samples.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
         transport = trainer.tables.transport
         assert isinstance(transport, RemoteTables)
-        push, tell, tracking = transport.push, transport.exchange_news, transport.tracking
+        push, exchange_status, tracking = transport.push, transport.exchange_status, transport.tracking
         self._saves: list[dict[str, Any]] = []
 
         def push_in_turn(lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
             transport.tracking = NOTHING if self.others_turn() else tracking
             push(lookup, gradients, factor, thread)
 
-        def tell_in_turn(samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
-            news = tell(-1 if self.others_turn() else samples, saves_rows)
-            self._saves += news
-            return news
+        def status_in_turn(samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
+            lines = exchange_status(-1 if self.others_turn() else samples, saves_rows)
+            self._saves += lines
+            return lines
 
         transport.push = push_in_turn  # type: ignore[method-assign]
-        transport.exchange_news = tell_in_turn  # type: ignore[method-assign]
+        transport.exchange_status = status_in_turn  # type: ignore[method-assign]
 
     def read(self) -> Readings:
-        """Saves that were heard of, and their seconds."""
+        """The reported saves, and their seconds."""
         seconds = sum(save.get("write_seconds", 0.0) for save in self._saves)
         return {"saves/count": float(len(self._saves)), "saves/seconds": seconds}
 
 
 def turn(edges: Sequence[float], now: float) -> int:
-    """Turns that have begun by this time; odd ones, of each four windows the second and third, are the other way's."""
+    """The number of turns that have begun by ``now``; odd ones, the second and third of each four windows, are the
+    other variant's.
+    """
     return bisect.bisect_right(edges, now) // 2
 
 
 def share_of(edges: Sequence[float], now: float, shares: int) -> int:
-    """Whose equal part of the windows, in whole fours, this time is in."""
+    """The index of the share in use at ``now``: each has an equal part of the windows, in whole fours."""
     fours = max(1, (len(edges) - 1) // 4)
     four = min(max(0, bisect.bisect_right(edges, now) - 1) // 4, fours - 1)
     return four * shares // fours
 
 
 def others_window(edges: Sequence[float], now: float) -> bool:
-    """Whether it is the other way's turn at this time."""
+    """Whether it is the other variant's turn at ``now``."""
     return turn(edges, now) % 2 == 1 and now < edges[-1]
 
 
 def end_of_others_turn(edges: Sequence[float], now: float) -> float:
-    """When the other way's turn ends, if it is on at this time; else ``now``."""
+    """The end of the other variant's turn, if it is in progress; else ``now``."""
     if not others_window(edges, now):
         return now
     return edges[min(2 * turn(edges, now) + 1, len(edges) - 1)]
 
 
 class ExchangeProbe(Probe):
-    """Pull and push without a model between them: as much work as embedding PSs can be given."""
+    """Pull and push without a model in between: the maximum load on embedding PSs."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._rows = [0] * trainer.config.topology.threads
@@ -230,7 +232,7 @@ class ExchangeProbe(Probe):
         trainer.pace.thread_done(thread)
 
     def read(self) -> Readings:
-        """Distinct rows pulled and pushed."""
+        """The distinct rows pulled and pushed."""
         return {"rows/exchanged": float(sum(self._rows))}
 
 

@@ -1,4 +1,4 @@
-"""CPU seconds and resident memory of processes and their threads, read from ``/proc``: servers need not take part."""
+"""CPU seconds and resident memory of processes and their threads, from ``/proc``, without the servers' cooperation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def threads_cpu(pid: int) -> dict[int, float]:
-    """CPU seconds, user and system, of every thread of a process, by the kernel's number. Resolution 10 ms where the
-    kernel keeps no scheduler statistics.
+    """CPU seconds, user and system, of every thread of a process, by thread id. The resolution is 10 ms if the kernel
+    keeps no scheduler statistics.
     """
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it may end meanwhile
+        with contextlib.suppress(OSError):  # it may have ended
             found[int(task.name)] = _cpu_of_thread(task)
     return found
 
@@ -37,36 +37,36 @@ def _cpu(place: Path) -> float:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory in use; what is shared counts for everyone who has it mapped."""
+    """Resident bytes of a process; shared memory counts in full for every process that maps it."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
 def private_memory() -> int:
-    """Bytes of memory in use by this process alone: the rows of a PS that it has mapped are the PS's."""
+    """Resident bytes of this process without shared memory, such as the mapped rows of a PS."""
     _, all_pages, shared, *_ = Path("/proc/self/statm").read_text().split()
     return (int(all_pages) - int(shared)) * PAGE
 
 
 def proportional(pid: int) -> int:
-    """Bytes of memory in use, without files on disks; what n processes share counts for each of them as an n-th."""
+    """Proportional bytes of a process, without files on disks: memory shared by n processes counts 1/n for each."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
 
 def of_siblings() -> int:
-    """Bytes of memory in use by all ranks that this one's launcher has started on this host, together."""
+    """Proportional bytes of all ranks that this rank's launcher has started on this host."""
     parent, found = str(os.getppid()), 0
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it may end meanwhile
+        with contextlib.suppress(OSError):  # it may have ended
             if (folder / "stat").read_text().rpartition(") ")[2].split()[1] == parent:
                 found += proportional(int(folder.name))
     return found
 
 
 def own_cpu() -> Readings:
-    """CPU seconds of this trainer's process: its workers, its shadow thread, and the rest.
+    """CPU seconds of this trainer's process: workers, shadow thread, and the rest.
 
-    Threads that have ended count as workers: when a pass ends its workers do, and little else that had done any work.
+    Ended threads count as workers: workers end with their pass, and other threads that end have done little work.
     """
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
     live = threads_cpu(os.getpid())
@@ -80,7 +80,7 @@ def own_cpu() -> Readings:
 
 
 def of_servers(pids: dict[str, int]) -> Readings:
-    """CPU seconds by role and memory by rank of server processes on this host, which ``pids`` has by rank name."""
+    """CPU seconds by role, and memory by rank, of server processes on this host; ``pids`` is by rank name."""
     found: Readings = {}
     for name, pid in pids.items():
         role = f"cpu/{name.split()[0]}"
@@ -90,7 +90,7 @@ def of_servers(pids: dict[str, int]) -> Readings:
 
 
 def host_busy() -> float:
-    """CPU seconds of all cores of this host, for any process, including time stolen by a hypervisor."""
+    """Busy CPU seconds of all cores of this host, for any process, including time stolen by a hypervisor."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     idle = fields[3] + fields[4]
     return (sum(fields) - idle) / TICKS

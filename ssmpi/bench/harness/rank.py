@@ -1,4 +1,4 @@
-"""What a rank of a measured job does: its ordinary part in training, for a few seconds, with counters read beside it.
+"""A rank of a measured job: its usual role in training for a few seconds, while its counters are read.
 
 ``python -m ssmpi.bench.harness.rank TASK.json``, under mpirun, as ``jobs`` starts it.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """One rank's whole life."""
+    """Run one rank."""
     task = Task.read(Path(sys.argv[1]))
     signals.listen()
     from ssmpi.comm.world import joined
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def play(task: Task, config: Config, job: Job) -> None:
-    """The part that the topology gives to this rank."""
+    """Run the role that the topology assigns to this rank."""
     from ssmpi.comm.world import World
 
     world = World(job, config.topology)
@@ -71,7 +71,7 @@ def play(task: Task, config: Config, job: Job) -> None:
 
 
 def train_in_windows(task: Task, config: Config, world: World, servers: dict[str, int], start: Start) -> TrainerResult:
-    """A trainer that stops, as if it had been asked to, when its windows are over."""
+    """Train until the windows are over, then stop as on request."""
     from ssmpi.roles.trainer import Trainer
 
     trainer = Trainer(config, world, Path(config.run.folder), start)
@@ -105,7 +105,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
         trainer.train_part(body)
     meter.join(
         config.waiting.time_limit_seconds
-    )  # another trainer's may have stopped the job a moment before ours is done
+    )  # another trainer may have stopped the job a moment before this one is done
     batch = trainer.progress.examples / max(1, int(trainer.progress.iterations.sum())) or config.data.batch_size
     trainer.goodbye()
     found = results.of_trainer(edges, readings, seen)
@@ -115,7 +115,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
 
 
 def sent_by(world: World) -> Readings:
-    """Payload of this rank so far, by class of link."""
+    """Payload bytes sent by this rank so far, by class of link."""
     return {f"bytes/{name}": float(size) for name, size in zip(LINKS, world.traffic.totals(), strict=False)}
 
 

@@ -1,4 +1,4 @@
-"""What it costs that the state of a job outlives a kill: speed in turns within one job, memory of whole jobs."""
+"""The cost of keeping a job's state over a kill: speed, alternating within one job, and memory of whole jobs."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ IN_TURNS, KEPT, FORGOTTEN = "recovery", "kept", "forgotten"  # names of probes
 
 
 class MemoryProbe(Probe):
-    """Memory of the whole job."""
+    """The memory of the whole job."""
 
     def read(self) -> Readings:
-        """What all its ranks use together."""
+        """The bytes of all its ranks."""
         return {"rss/whole job": float(process_usage.of_siblings())}
 
 
 class RecoveryProbe(AlternatingProbe):
-    """Rows, replica and optimizer state lie in files of a memory file system, and notes are written beside them; or
-    they lie where they do without recovery. For one trainer without rounds, so that no other process works on its
-    replica. All threads stop to change over. Sums and histograms, which the main thread reads too, stay in files.
+    """Rows, replica and optimizer state are in files of a memory file system, with notes written beside them; or in
+    ordinary memory, as without recovery. For one trainer without rounds, so no other process uses its replica. All
+    threads pause for the switch. Sums and histograms, which the main thread reads too, stay in files.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -62,7 +62,7 @@ class RecoveryProbe(AlternatingProbe):
         memory.note = lambda *what: None if self.others_turn() else note(*what)  # type: ignore[method-assign]
 
     def _change_over(self) -> None:
-        """The last thread to come here does it; none waits for one that has no more data."""
+        """Switch when the last thread arrives; threads without data are not waited for."""
         with self._all_here:
             before = self._other
             self._here += 1
@@ -76,8 +76,8 @@ class RecoveryProbe(AlternatingProbe):
 
 
 def start(probe: str, config: Config, job: Job) -> Start:
-    """What a measured rank starts from: for these probes, and where rows are saved by priority, with memory that would
-    outlive it, as under ``ssmpi launch``.
+    """The start of a measured rank. These probes, and runs that save rows by priority, get memory that outlives the
+    process, as under ``ssmpi launch``.
     """
     launch = f"bench-{job.comm.bcast(secrets.token_hex(6))}"
     if probe not in (IN_TURNS, KEPT) and config.checkpoint.priority == "none":

@@ -1,4 +1,4 @@
-"""What all benchmarks choose, print, write and draw with."""
+"""Selecting, printing, writing and drawing for all benchmarks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ssmpi.core.log import log
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Report = Mapping[str, Any]  # what goes into the JSON file
+Report = Mapping[str, Any]  # the content of the JSON file
 
 
 def chosen(name: str, pattern: str) -> bool:
-    """Whether ``--only PATTERN`` (shell wildcards, anywhere in the name) lets a contender or a section through."""
+    """Whether ``--only PATTERN`` (shell wildcards, anywhere in the name) selects a contender or a section."""
     return fnmatch.fnmatch(name, f"*{pattern}*")
 
 
 def plain(value: DataclassInstance) -> dict[str, object]:
-    """A settings class as JSON takes it."""
+    """A settings class as JSON."""
     return {key: str(item) if isinstance(item, Path) else item for key, item in dataclasses.asdict(value).items()}
 
 
@@ -35,7 +35,7 @@ def say(text: str) -> None:
 
 
 def publish(target: Path, report: Report, text: str, draw: Callable[[Report, Path], Path | None]) -> Path:
-    """Write JSON to ``target``, text and picture beside it; print the text."""
+    """Write JSON to ``target``, with text and picture beside it; print the text."""
     atomic_file.write(target, json.dumps(report, indent=1) + "\n")
     atomic_file.write(target.with_suffix(".txt"), text + "\n")
     print(text)
@@ -45,7 +45,7 @@ def publish(target: Path, report: Report, text: str, draw: Callable[[Report, Pat
 
 
 def pyplot() -> Any:
-    """Matplotlib's, for files only; None, with a message, when it is not installed."""
+    """Matplotlib's ``pyplot``, for files only; None, with a message, if it is not installed."""
     try:
         import matplotlib as mpl
 

@@ -1,4 +1,4 @@
-"""What measured contenders report: a visit in one process, a rank of a job, a job's trainers together."""
+"""The results of contenders: of a visit in one process, of a rank of a job, of a job's trainers together."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ssmpi.bench.harness.windows import Readings, spent, spent_by_window
 
 
 class Visit(TypedDict):
-    """Examples per second by window; CPU seconds by part, of the host's cores, memory by process at start and end,
-    rounds of a trainer; all over ``seconds``. ``warned``: of too many threads.
+    """Examples per second by window; CPU seconds by part and of the host; memory by process at start and end; rounds of
+    a trainer; all over ``seconds``. ``warned``: of too many threads.
     """
 
     eps: list[float]
@@ -24,8 +24,8 @@ class Visit(TypedDict):
 
 
 class TrainerResult(Visit):
-    """``interrupted``: in which windows a pass ended; ``growth`` of each counter by window; ``rows`` exchanged; payload
-    ``bytes`` by class of link; what the probe has ``seen`` at the end.
+    """``interrupted``: whether a pass ended, by window; ``growth`` of each counter by window; ``rows`` exchanged;
+    payload ``bytes`` by class of link; ``seen``: the probe's findings at the end.
     """
 
     interrupted: list[bool]
@@ -37,19 +37,21 @@ class TrainerResult(Visit):
 
 
 class ServerResult(TypedDict):
-    """Seconds by stage, where stages were timed."""
+    """Seconds by stage, if stages were timed."""
 
     stages: Readings
 
 
 class JobResult(TrainerResult):
-    """All trainers together: rates, seconds and growth add up, ``rounds`` are a trainer's. ``servers`` by file name."""
+    """All trainers together: sums of rates, seconds and growth; ``rounds`` are per trainer. ``servers`` by file
+    name.
+    """
 
     servers: NotRequired[dict[str, ServerResult]]
 
 
 def of_trainer(edges: Sequence[float], readings: list[Readings], seen: Sample) -> TrainerResult:
-    """What a trainer's counters grew by between the edges of its windows; rates of examples are still to come."""
+    """The growth of a trainer's counters between the edges of its windows; the rates of examples are added later."""
     memory = {name: value for name, value in readings[0].items() if name.startswith("rss/")}
     return {
         "eps": [],
@@ -68,7 +70,7 @@ def of_trainer(edges: Sequence[float], readings: list[Readings], seen: Sample) -
 
 
 def together(trainers: Sequence[TrainerResult]) -> JobResult:
-    """What all trainers of a job found: rates and seconds add up."""
+    """Combine the results of a job's trainers: rates and seconds are summed."""
     first = trainers[0]
     growth: dict[str, list[float]] = {}
     for found in trainers:

@@ -1,4 +1,4 @@
-"""What local contenders train on: the same rows of the same shards that ssmpi reads, in memory."""
+"""Training rows of local contenders: the rows of the shards that ssmpi reads, in memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 
-BLOCK = 65_536  # enough that nobody learns a thread's rows by heart within a few windows
+BLOCK = 65_536  # rows: enough that no thread memorizes them within a few windows
 
 
 class BatchSource:
-    """Shuffled whole batches of one block a thread."""
+    """Shuffled complete batches, from one block per thread."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -27,7 +27,7 @@ class BatchSource:
         self.cardinalities = self._reader.manifest.cardinalities
 
     def batches(self, thread: int) -> list[Batch]:
-        """All whole batches of a thread's block; threads share blocks where there are too few."""
+        """All complete batches of a thread's block; threads share blocks if there are too few."""
         number = thread % len(self._reader.blocks)
         block = self._reader.blocks[number]
         order = shuffled(self._config.run.seed, 2, 0, number, size=block.rows)

@@ -1,7 +1,8 @@
-"""Where the time of a step goes: stopwatches around everything that ``train.hogwild`` and the servers' loop call.
+"""Measures where the time of a step goes: stopwatches around everything that ``train.hogwild`` and the servers' loop
+call.
 
-The loops themselves run as they are, so that a breakdown cannot drift away from what it breaks down. Stopwatches cost
-about half a microsecond a call; rates of examples are never taken from a run that has them.
+The loops themselves are unchanged, so the breakdown cannot diverge from the real code. A stopwatch costs about half a
+microsecond per call; rates of examples never come from a run with stopwatches.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ now = time.perf_counter
 
 
 class Stages:
-    """Seconds by stage, counted apart for each thread and summed over them."""
+    """Seconds by stage, counted per thread and summed."""
 
     def __init__(self) -> None:
         self._mine = threading.local()
@@ -64,7 +65,7 @@ class Stages:
         setattr(owner, method, timed)
 
     def around_made(self, maker: object, method: str, stages: dict[str, str]) -> None:
-        """Charge the methods of whatever a factory method makes; ``stages`` has them by method."""
+        """Charge the methods of the objects that a factory method returns; ``stages`` is by method."""
         inner: Callable[..., Any] = getattr(maker, method)
 
         def made(*arguments: Any) -> Any:
@@ -76,7 +77,7 @@ class Stages:
         setattr(maker, method, made)
 
     def each(self, items: Iterable[T], stage: str) -> Iterator[T]:
-        """The same items; the time they take to come is charged to a stage."""
+        """Yield the same items; the time to produce them is charged to a stage."""
         iterator = iter(items)
         while True:
             began = now()
@@ -106,10 +107,10 @@ KINDS = {wire.PULL: "gather and reply", wire.PUSH: "update"}
 
 
 def of_server(world: World) -> Callable[[], dict[str, float]]:
-    """Stopwatch around a server's only source of messages; call the result for seconds by stage since its first
+    """A stopwatch around a server's only source of messages; call the result for seconds by stage since the first
     message.
 
-    Taking a message is ``receive``; from there to the next call is what the message asked for; the rest is idle.
+    Taking a message is ``receive``; from there to the next call is the work for the message; the rest is idle.
     """
     conversation = world.embedding if world.role is Role.EMBEDDING_PS else world.center
     inner = conversation.next_message
@@ -127,7 +128,7 @@ def of_server(world: World) -> Callable[[], dict[str, float]]:
             spent["receive"] += since - began
             kind = found[1] // wire.THREADS
             doing = KINDS.get(kind, "other") if world.role is Role.EMBEDDING_PS else "exchange"
-        elif doing:  # before the first message there is nothing to be idle from
+        elif doing:  # time before the first message is not idle time
             spent["idle"] += since - began
             doing = "idle"
         return found

@@ -1,8 +1,8 @@
-"""The same addresses in two kinds of memory, in turns: files that outlive a process, and what a process has otherwise.
+"""The same addresses, backed in turn by two kinds of memory: files that outlive a process, and ordinary memory.
 
-A training loop keeps addresses of its arrays in many places. So not the arrays change but what lies behind their
-addresses: ``mremap`` moves pages with their tables, in microseconds, and no page is faulted in anew. Both kinds begin
-with the same values; each is trained in its own turns.
+A training loop keeps the addresses of its arrays in many places. So the addresses stay, and the memory behind them is
+exchanged: ``mremap`` moves page tables within microseconds, without page faults. Both kinds start with the same values;
+each is trained in its own turns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 MREMAP_MAYMOVE, MREMAP_FIXED, MREMAP_DONTUNMAP = 1, 2, 4
 PROT_NONE, MADV_HUGEPAGE = 0, 14
 FAILED = ctypes.c_void_p(-1).value
-LARGE = 4 << 20  # bytes from which on NumPy asks for huge pages
+LARGE = 4 << 20  # bytes from which NumPy requests huge pages
 
 _libc = ctypes.CDLL(None, use_errno=True)
 for _name in ("mmap", "mremap"):
@@ -30,14 +30,14 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Mapping(NamedTuple):
-    """A part of this process's addresses that a file lies behind; ``size`` in bytes, whole pages."""
+    """An address range of this process that maps a file; ``size`` in bytes, whole pages."""
 
     address: int
     size: int
     path: str
 
     def holds(self, array: np.ndarray) -> bool:
-        """Whether an array begins here."""
+        """Whether an array starts in this range."""
         return self.address <= array.ctypes.data < self.address + self.size
 
 
@@ -53,8 +53,8 @@ def mappings_below(folder: Path) -> list[Mapping]:
 
 
 class TwoMemories:
-    """Some mappings of files, and for each of them other memory of the same size: for those that several processes may
-    have, ``shared``, an anonymous file, for its ``own`` memory of this process alone.
+    """Some file mappings, and for each another memory of the same size: an anonymous file for those in ``shared``,
+    which several processes may map; private memory for ``own``.
     """
 
     def __init__(self, shared: Sequence[Mapping], own: Sequence[Mapping]) -> None:
@@ -62,12 +62,12 @@ class TwoMemories:
         self._others = [*(_like(each, shared=True) for each in shared), *(_like(each, shared=False) for each in own)]
 
     def exchange(self) -> None:
-        """Let the other kind lie behind the addresses. Nobody may work on them meanwhile. OSError where the kernel
-        cannot (before 5.13).
+        """Exchange the memory behind the addresses. No thread may use it meanwhile. OSError if the kernel cannot
+        (before 5.13).
         """
         for place, (at, size, _) in enumerate(self._mappings):
             room = _map(size, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            _move(at, size, room, MREMAP_DONTUNMAP)  # so that no other mapping gets these addresses
+            _move(at, size, room, MREMAP_DONTUNMAP)  # keeps the address range reserved
             _move(self._others[place], size, at, 0)
             self._others[place] = room
 
@@ -82,7 +82,7 @@ def _like(mapping: Mapping, *, shared: bool) -> int:
         os.close(file)
     else:
         found = _map(size, readable, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if shared or size >= LARGE:  # as ``shared_memory`` and NumPy do; refused is as good
+    if shared or size >= LARGE:  # as ``shared_memory`` and NumPy do; a refusal does not matter
         _libc.madvise(found, size, MADV_HUGEPAGE)
     ctypes.memmove(found, at, size)
     return found

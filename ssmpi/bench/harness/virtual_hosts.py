@@ -1,7 +1,7 @@
-"""Several hosts on this machine: namespaces with an address, process numbers, /tmp and /dev/shm of their own.
+"""Several virtual hosts on this machine: namespaces, each with its own address, process ids, /tmp and /dev/shm.
 
-Everything hangs below one process, the head's first one, and dies with it: nothing is left when a test is killed. The
-bridge between the hosts lies in the head's network namespace, so that several of these can run side by side.
+All processes are descendants of the head's first process and die with it, so nothing remains when a test is killed. The
+bridge between the hosts is in the head's network namespace, so several such clusters can run side by side.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class HostError(UserError):
 
 
 def missing() -> str:
-    """Why there can be no virtual hosts here, or an empty text."""
+    """Why virtual hosts are impossible here; empty if they are possible."""
     if os.geteuid() != 0:
         return "virtual hosts need root"
     absent = [tool for tool in TOOLS if not shutil.which(tool)]
@@ -73,7 +73,7 @@ def missing() -> str:
 
 
 def shared_folders(*folders: Path) -> list[str]:
-    """What all hosts must see: these folders, the project and the Python environment."""
+    """The folders that all hosts must see: these, the project and the Python environment."""
     places = {PROJECT, Path(sys.prefix), Path(sys.base_prefix), *map(Path, folders)}
     return sorted(str(place.resolve()) for place in places)
 
@@ -88,7 +88,7 @@ class VirtualHosts:
         self.state, self._shared = Path(state), " ".join(sorted({*shared, str(state)}))
         self.state.mkdir(parents=True, exist_ok=True)
         self.remote_shell = self.state / "rsh"
-        self._pids: dict[str, int] = {}  # of each host's first process, as seen from here
+        self._pids: dict[str, int] = {}  # of each host's first process, in this namespace
         self._numbers_on_head: dict[str, int] = {}
         lines = ["127.0.0.1 localhost", f"{HEAD_ADDRESS} head", *(f"{self.address(h)} {h}" for h in self.names)]
         (self.state / "hosts").write_text("\n".join(lines) + "\n")
@@ -99,7 +99,7 @@ class VirtualHosts:
             self.boot(name)
 
     def address(self, name: str) -> str:
-        """In the network of all hosts."""
+        """The host's address in the common network."""
         return f"{NETWORK}.{int(name[1:])}"
 
     def boot(self, name: str) -> None:
@@ -112,7 +112,7 @@ class VirtualHosts:
         self.run(name, "ip", "link", "set", "eth0", "up")
 
     def crash(self, name: str) -> None:
-        """Power off: everything on the host is killed at once, and its link is gone."""
+        """Power off: all processes on the host are killed at once, and its link is gone."""
         os.kill(self._pids.pop(name), 9)
 
     def cut(self, name: str) -> None:
@@ -124,13 +124,13 @@ class VirtualHosts:
         self.head_network("ip", "link", "set", f"v{name[1:]}", "up")
 
     def slow(self, name: str, rate: str) -> None:
-        """Limit both directions of a host's link, for example to 100mbit; an empty ``rate`` ends that."""
+        """Limit both directions of a host's link, for example to 100mbit; an empty ``rate`` removes the limit."""
         shape = ("root", *(("tbf", "rate", rate, "burst", "64kb", "latency", "5ms") if rate else ("pfifo",)))
         self.head_network("tc", "qdisc", "replace", "dev", f"v{name[1:]}", *shape)
         self.run(name, "tc", "qdisc", "replace", "dev", "eth0", *shape)
 
     def on(self, name: str, *command: object, folder: Path | None = None) -> list[str]:
-        """The words that run a command on a host or on the head, in a folder that all share."""
+        """The command line that runs a command on a host or on the head, in a shared folder."""
         return [*self._enter(name, folder), "--", *map(str, command)]
 
     def run(
@@ -145,12 +145,12 @@ class VirtualHosts:
         return done.stdout
 
     def processes(self, name: str, words: str) -> list[str]:
-        """Numbers of the processes on a host whose command lines contain ``words``."""
+        """The ids of the processes on a host whose command lines contain ``words``."""
         lines = self.run(name, "ps", "-ww", "-eo", "pid,args").splitlines()
         return [line.split()[0] for line in lines if words in line]
 
     def head_network(self, *command: str) -> None:
-        """Run a command in the head's network, with this process's numbers of processes."""
+        """Run a command in the head's network namespace, but in this process's PID namespace."""
         subprocess.run(["nsenter", "--target", str(self._pids["head"]), "--net", *command], check=True)
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class VirtualHosts:
         return process
 
     def _first_process(self, pid: int, name: str) -> tuple[int, int]:
-        """The process below ``pid`` that is number 1 on its own host: its number here, and on the head."""
+        """The descendant of ``pid`` that is process 1 on its own host: its id here, and on the head."""
         below = [pid]
         for parent in below:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Short windows of time over threads that tick once a batch, and what many such windows say together."""
+"""Short time windows over threads that tick once per batch, and statistics of many windows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy as np
 
 from ssmpi.sync.pace import Pace
 
-Readings = dict[str, float]  # what is counted so far, by name: "cpu/workers" in seconds, "rss/trainer 0" in bytes, ...
+Readings = dict[str, float]  # counters so far, by name: "cpu/workers" in seconds, "rss/trainer 0" in bytes, ...
 
-clock = time.monotonic  # one clock for all processes of a host, so that ranks can agree on edges
+clock = time.monotonic  # the same clock for all processes of a host, so ranks agree on edges
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A visit to a contender: ``warmup`` seconds that are not counted, then ``windows`` of ``seconds`` each."""
+    """The timing of a visit: ``warmup`` seconds that are not counted, then ``windows`` of ``seconds`` each."""
 
     warmup: float = 1.0
     seconds: float = 1.0
@@ -33,26 +33,26 @@ class Timing:
         return self.warmup + self.windows * self.seconds
 
     def edges(self, start: float) -> list[float]:
-        """Where windows begin and end, on ``clock``."""
+        """The times at which windows begin and end, on ``clock``."""
         return [start + self.warmup + k * self.seconds for k in range(self.windows + 1)]
 
 
 class Ticks:
-    """When each thread finished each of its batches; ``done`` has how many these were by then."""
+    """The times at which each thread finished its batches; ``done`` has the number of batches by then."""
 
     def __init__(self, threads: int) -> None:
         self.times: list[list[float]] = [[] for _ in range(threads)]
         self.done: list[list[int]] = [[] for _ in range(threads)]
-        self.ends: list[float] = []  # when a thread had no more data, at the end of a pass
+        self.ends: list[float] = []  # when a thread ran out of data, at the end of a pass
 
     def tick(self, thread: int, batches: int = 1) -> None:
-        """One more batch is done; or none, but the thread has rested, and the next one begins now."""
+        """A thread has finished ``batches``; 0 after a rest, when the next batch begins now."""
         self.times[thread].append(clock())
         done = self.done[thread]
         done.append(done[-1] + batches if done else batches)
 
     def rates(self, edges: Sequence[float]) -> list[float]:
-        """Batches per second in each window, all threads. A batch across an edge counts by the share of its time."""
+        """Batches per second in each window, all threads. A batch across an edge counts in proportion to its time."""
         done = sum(
             (np.interp(edges, times, done) for times, done in zip(self.times, self.done, strict=True) if times),
             np.zeros(len(edges)),
@@ -60,19 +60,19 @@ class Ticks:
         return [float(rate) for rate in np.diff(done) / np.diff(edges)]
 
     def interrupted(self, edges: Sequence[float]) -> list[bool]:
-        """Of each window, whether a pass ended in it."""
+        """For each window, whether a pass ended in it."""
         return [any(a <= end < b for end in self.ends) for a, b in pairwise(edges)]
 
 
 class TickingPace:
-    """A pace that ticks: the one thing that measuring adds to the loop of ``train.hogwild``, less than a microsecond a
+    """A pace that ticks: the only addition of a measurement to the loop of ``train.hogwild``, below a microsecond per
     step.
     """
 
     def __init__(self, pace: Pace, ticks: Ticks) -> None:
         self.inner, self._ticks = pace, ticks
         self.end, self.optimizer = pace.end, pace.optimizer
-        self.ending = False  # some thread has no more data in this pass, and waits for the others
+        self.ending = False  # some thread has no more data in this pass and waits for the others
 
     def begin(self) -> None:
         """A part of the run starts."""
@@ -91,7 +91,7 @@ class TickingPace:
         self.inner.thread_done(thread)
 
     def rested(self, thread: int) -> None:
-        """A worker thread has done nothing for a while."""
+        """A worker thread has rested."""
         self._ticks.tick(thread, 0)
 
 
@@ -105,7 +105,7 @@ def watch(edges: Sequence[float], read: Callable[[], Readings]) -> list[Readings
 
 
 def spent(readings: Sequence[Readings], prefix: str) -> Readings:
-    """What the counters under ``prefix/`` grew by between first and last reading, by the rest of their names."""
+    """The growth of the counters under ``prefix/`` from the first to the last reading, by the rest of their names."""
     first, last = readings[0], readings[-1]
     return {
         name.removeprefix(prefix + "/"): value - first.get(name, 0.0)
@@ -115,7 +115,7 @@ def spent(readings: Sequence[Readings], prefix: str) -> Readings:
 
 
 def spent_by_window(readings: Sequence[Readings], prefixes: Sequence[str]) -> dict[str, list[float]]:
-    """What each counter under any of ``prefixes`` grew by in each window, by its whole name."""
+    """The growth of each counter under any of ``prefixes`` in each window, by its full name."""
     names = dict.fromkeys(name for found in readings for name in found if name.partition("/")[0] in prefixes)
     return {name: [b.get(name, 0.0) - a.get(name, 0.0) for a, b in pairwise(readings)] for name in names}
 
@@ -134,7 +134,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def best_quarter(values: Sequence[float]) -> float:
-    """Mean of the fastest quarter of the windows (one at least): what a disturbed machine would do undisturbed."""
+    """Mean of the fastest quarter of the windows (at least one): an estimate for an undisturbed machine."""
     fastest = sorted(values, reverse=True)[: max(1, round(len(values) / 4))]
     return statistics.fmean(fastest) if fastest else math.nan
 

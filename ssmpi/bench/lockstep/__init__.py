@@ -1,1 +1,1 @@
-"""Training in lockstep: a run of several trainers in one process whose result depends on its seeds alone."""
+"""Training in lockstep: several trainers in one process, with a result that depends on the seeds alone."""

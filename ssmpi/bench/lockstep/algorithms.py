@@ -1,4 +1,4 @@
-"""Which algorithms have rounds in lockstep."""
+"""The algorithms with rounds in lockstep."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KNOWN = (*KINDS, *WITH_CODECS)
 def make(
     options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int, pushing: Pushing | None = None
 ) -> LockstepRounds:
-    """The rounds of ``sync.algorithm``; SettingsError for one that has none here."""
+    """The rounds of ``sync.algorithm``; SettingsError if it has no lockstep version."""
     if options.algorithm in WITH_CODECS:
         return WITH_CODECS[options.algorithm](options, replicas, gap, staleness, pushing or Pushing())
     if options.algorithm not in KINDS:

@@ -1,5 +1,5 @@
-"""Rounds with a codec among replicas of one process, by the accounts, codecs and messages of ``ssmpi.sync``: pushes of
-gradients and pulls of weights (``async_ps``), and elastic exchanges of some entries (``easgd``).
+"""Rounds with a codec among replicas of one process, with the accounts, codecs and messages of ``ssmpi.sync``: pushes
+of gradients and pulls of weights (``async_ps``), and elastic exchanges of some entries (``easgd``).
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from ssmpi.sync.pushes import Encoders, PendingGradients
 
 @dataclass(frozen=True)
 class Pushing:
-    """What pushes need besides rounds: the settings of the center's optimizer, where the vector's layers end, worker
-    threads of a trainer. Without ``feedback`` what a codec does not send is lost: the control for error feedback.
+    """What pushes need in addition: the settings of the center's optimizer, the ends of the vector's layers, and the
+    number of worker threads per trainer. Without ``feedback`` the entries that a codec does not send are discarded, as
+    a control for error feedback.
     """
 
     dense: DenseOptions = field(default_factory=DenseOptions)
@@ -39,7 +40,7 @@ class Pushing:
 
 
 class PushRounds(CenterRounds):
-    """The center takes a step by each push; trainers take turns within the gap."""
+    """The center takes a step for each push; trainers take turns within the gap."""
 
     def __init__(
         self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int, pushing: Pushing
@@ -62,12 +63,12 @@ class PushRounds(CenterRounds):
         ]
 
     def optimizer(self, trainer: int, thread: int, own: DenseStep) -> DenseStep:
-        """Steps the replica and keeps the gradients for the next push."""
+        """An optimizer that steps the replica and accumulates the gradients for the next push."""
         return AccumulatingStep(own, self._accounts[trainer][thread])
 
     @property
     def figures(self) -> dict[str, float]:
-        """Also of the traffic."""
+        """As the base class, with the traffic."""
         return {**super().figures, **traffic_of(self._traffic)}
 
     def _exchange(self, tick: int, trainer: int) -> None:
@@ -77,12 +78,12 @@ class PushRounds(CenterRounds):
         self.count += 1
 
     def close(self) -> None:
-        """As the base class; then the center is scored, which all fetch for it."""
+        """As the base class; then all trainers fetch the center, which is scored."""
         super().close()
         self._fetch()
 
     def _fetch(self) -> None:
-        """Every trainer fetches the whole center, and receives its changes from then on."""
+        """Every trainer fetches the whole center, and receives only its changes from then on."""
         if self._mirrors:
             for k, pulled in enumerate(self._pulls):
                 pulled.center[:] = self._center
@@ -99,7 +100,7 @@ class PushRounds(CenterRounds):
         return self._pulls[trainer].center.copy()
 
     def _push(self, trainer: int) -> float:
-        """Make the sum what the center is pushed; the factor of its learning rate."""
+        """Encode and decode the sum as a push to the center; returns the factor of its learning rate."""
         accounts = self._accounts[trainer]
         if self._options.codec == DENSE:
             self._sum[:] = 0.0
@@ -118,7 +119,7 @@ class PushRounds(CenterRounds):
 
 
 class MirroredRounds(ElasticRounds):
-    """Elastic exchanges by mirrors; with ``dense`` whole ones."""
+    """Elastic exchanges by mirrors, or of whole vectors with ``dense``."""
 
     def __init__(
         self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int, pushing: Pushing
@@ -134,11 +135,11 @@ class MirroredRounds(ElasticRounds):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Also of the traffic."""
+        """As the base class, with the traffic."""
         return {**super().figures, **traffic_of(self._traffic)}
 
     def close(self) -> None:
-        """As the base class, in whole rounds, with which the next part begins too."""
+        """As the base class, with rounds of whole vectors; the next part begins with such rounds too."""
         self._begin()
         super().close()
         self._begin()
@@ -166,7 +167,7 @@ class MirroredRounds(ElasticRounds):
 
 
 class MirroredMeanRounds(MeanRounds):
-    """Model averaging by mirrors; with ``dense`` by an all-reduce."""
+    """Model averaging by mirrors, or by an all-reduce with ``dense``."""
 
     def __init__(
         self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int, pushing: Pushing
@@ -181,7 +182,7 @@ class MirroredMeanRounds(MeanRounds):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Also of the traffic, that of all trainers."""
+        """As the base class, with the traffic of all trainers."""
         return {**super().figures, **traffic_of(self._traffic)}
 
     def average(self, tick: int, counted: Sequence[int]) -> None:
@@ -220,7 +221,7 @@ class MirroredMeanRounds(MeanRounds):
 
 
 def traffic_of(traffic: Traffic) -> dict[str, float]:
-    """Payload there and back, and the share of the entries that a codec has sent."""
+    """Payload bytes in both directions, and the share of the entries that a codec has sent."""
     counts = traffic.by_name()
     density = {"density": counts[SENT] / counts[ENTRIES]} if counts[ENTRIES] else {}
     sent = counts["bytes_center_push"] + counts["bytes_trainers"]

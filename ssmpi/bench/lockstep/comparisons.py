@@ -1,6 +1,6 @@
-"""What a lockstep study compares: shadow with foreground, and every algorithm with the two references.
+"""The comparisons of a lockstep study: shadow with foreground, and every algorithm with the two references.
 
-Where a comparison goes over several arms, differences are averaged within a seed first, so seeds stay independent.
+If a comparison covers several arms, differences are averaged within each seed first, so seeds stay independent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WHOLE, BY_ALGORITHM, BY_CELL, BY_REFERENCE = FAMILIES = (
 
 
 def of(design: StudyDesign, results: Results) -> list[Comparison]:
-    """All of them, family by family."""
+    """All comparisons, family by family."""
     cells = {
         (s, gap): paces(s, gap, results) for s in design.subjects if not s.is_reference for gap in design.options.gaps
     }
@@ -39,13 +39,13 @@ def of(design: StudyDesign, results: Results) -> list[Comparison]:
 
 
 def paces(subject: Subject, gap: float, results: Results) -> np.ndarray:
-    """NE in the shadow over that in the foreground, minus 1, float64 (seeds,)."""
+    """NE in the shadow relative to the foreground: ratio minus 1, float64 (seeds,)."""
     shadow, foreground = (np.array(results[Arm(subject, pace, gap)]) for pace in (SHADOW, FOREGROUND))
     return shadow / foreground - 1
 
 
 def against(arm: Arm, reference: str, results: Results) -> np.ndarray:
-    """NE of an arm over that of a reference, minus 1, float64 (seeds,)."""
+    """NE of an arm relative to a reference: ratio minus 1, float64 (seeds,)."""
     return np.array(results[arm]) / np.array(results[Arm(Subject(reference, arm.subject.trainers))]) - 1
 
 

@@ -1,10 +1,10 @@
-"""A study file of ``ssmpi bench equivalence``: which algorithms, at which gaps and numbers of trainers, tuned over
-what, with which seeds, and the margin within which results count as equal. All of it is decided before the first run.
+"""A study file of ``ssmpi bench equivalence``: the algorithms, gaps, numbers of trainers, candidates for tuning, seeds,
+and the margin within which results count as equal. All of it is fixed before the first run.
 
-Every algorithm runs at two paces. In the *foreground* training stops for a round, so it has staleness 0. In the
-*shadow* rounds run back to back: each takes the whole gap, so what it brings is as stale as that. Every replica takes
-the same number of steps, whatever there is of trainers; beside them stand two references that see the same rows: one
-trainer, which takes the steps of all, and as many trainers without rounds.
+Every algorithm runs at two paces. In the *foreground* training stops for a round, so its staleness is 0. In the
+*shadow* rounds run back to back: each takes the whole gap, so its result is stale by the gap. Every replica takes the
+same number of steps for any number of trainers. Two references see the same rows: one trainer, which takes the steps of
+all, and the same number of trainers without rounds.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ssmpi.core.settings import COUNT, EXAMPLES, flat, nested, positive, require
 from ssmpi.core.topology import MAX_RANKS
 
 ONE, UNSYNCED = REFERENCES = ("one trainer", "no rounds")
-SHADOW, FOREGROUND = PACES = ("S", "FR")  # as the paper's names begin: S-EASGD, FR-EASGD
-NAME = "lockstep study"  # what messages call the file
+SHADOW, FOREGROUND = PACES = ("S", "FR")  # prefixes of the paper's names: S-EASGD, FR-EASGD
+NAME = "lockstep study"  # the name of the file in messages
 Choice = dict[str, Any]  # tuned setting to value
 
 
@@ -35,10 +35,10 @@ Choice = dict[str, Any]  # tuned setting to value
 class DesignOptions:
     """The ``[study]`` section.
 
-    ``folder`` gets all results. ``run_file``, named as seen from the study file, is what the settings start from.
-    Every replica takes ``steps``; the rates fall to 0 over the last ``decay_share`` of the examples. Seeds 1 to
-    ``seeds`` are reported; ``tuning_seeds`` only choose settings, each at another pace and gap in turn. Two results are
-    equal within ``margin`` of NE, tests are at ``level``.
+    All results are written to ``folder``. ``run_file``, relative to the study file, has the base settings. Every
+    replica takes ``steps``; the rates fall to 0 over the last ``decay_share`` of the examples. Seeds 1 to ``seeds`` are
+    reported; ``tuning_seeds`` only choose settings, cycling through paces and gaps. Two results are equal within
+    ``margin`` of NE, tested at ``level``.
     """
 
     folder: str
@@ -73,8 +73,8 @@ class DesignOptions:
 
 @dataclass(frozen=True)
 class DesignFile:
-    """A study file as it stands. ``[settings]`` is a run file; ``[algorithms.NAME]`` and ``[references]`` are run files
-    too, with lists of candidates for what is tuned.
+    """The content of a study file. ``[settings]`` is a run file; ``[algorithms.NAME]`` and ``[references]`` are run
+    files too, with lists of candidates for tuned settings.
     """
 
     study: DesignOptions
@@ -85,22 +85,20 @@ class DesignFile:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tuned together: an algorithm, or a reference, with a number of trainers (ONE: one trainer on all
-    rows).
-    """
+    """The unit of tuning: an algorithm, or a reference, with a number of trainers (ONE: one trainer on all rows)."""
 
     algorithm: str
     trainers: int
 
     @property
     def is_reference(self) -> bool:
-        """Whether it has neither pace nor gap."""
+        """Whether it is a reference, without pace and gap."""
         return self.algorithm in REFERENCES
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What is compared: a subject at a pace and a gap; a reference has neither ("", 0)."""
+    """The unit of comparison: a subject at a pace and a gap; ("", 0) for a reference."""
 
     subject: Subject
     pace: str = ""
@@ -123,13 +121,13 @@ class Trial:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What names it on disk."""
+        """Its key on disk."""
         arm = self.arm
         return {"arm": arm.name, "trainers": arm.subject.trainers, "seed": self.seed, "choice": self.choice}
 
 
 class StudyDesign:
-    """A study file, resolved. SettingsError for what makes no sense, before anything runs."""
+    """A study file, resolved and checked. SettingsError before anything runs if it makes no sense."""
 
     def __init__(self, path: Path, file: DesignFile) -> None:
         self.path, self.options, self.folder = path, file.study, Path(file.study.folder)
@@ -149,26 +147,26 @@ class StudyDesign:
 
     @property
     def subjects(self) -> list[Subject]:
-        """References first."""
+        """All subjects, references first."""
         return [Subject(name, n) for n in self.options.trainers for name in (*REFERENCES, *self.algorithms)]
 
     def arms(self, subject: Subject) -> list[Arm]:
-        """All of a subject."""
+        """All arms of a subject."""
         if subject.is_reference:
             return [Arm(subject)]
         return [Arm(subject, pace, gap) for gap in self.options.gaps for pace in PACES]
 
     def candidates(self, subject: Subject) -> list[Choice]:
-        """All combinations of what is to be tuned."""
+        """All combinations of the tuned settings."""
         axes = {name: value for name, value in self._own[subject.algorithm].items() if isinstance(value, list)}
         return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
     def tuning(self, subject: Subject) -> list[list[Trial]]:
-        """The trials of each candidate, none of a single one: seeds go through paces and gaps in turn."""
+        """The trials of each candidate, empty if there is only one: seeds cycle through paces and gaps."""
         arms, seeds = self.arms(subject), self.options.tuning_seeds
         if len(self.candidates(subject)) == 1:
             return []
-        if not subject.is_reference:  # one pace and the other, one gap and the next: a diagonal of the two
+        if not subject.is_reference:  # both advance with the seed: a diagonal of paces and gaps
             arms = [Arm(subject, PACES[k % 2], gap) for k, gap in enumerate(self.options.gaps)] + [
                 Arm(subject, PACES[(k + 1) % 2], gap) for k, gap in enumerate(self.options.gaps)
             ]
@@ -178,7 +176,7 @@ class StudyDesign:
         ]
 
     def config(self, subject: Subject, choice: Choice) -> Config:
-        """The settings of its runs."""
+        """The settings of a subject's runs."""
         fixed = {name: value for name, value in self._own[subject.algorithm].items() if not isinstance(value, list)}
         values = self._shared | fixed | choice
         values["topology.trainers"] = 1 if subject.algorithm == ONE else subject.trainers
@@ -190,14 +188,14 @@ class StudyDesign:
         return settings.build(Config, nested(values))
 
     def lockstep(self, arm: Arm, seed: int) -> Lockstep:
-        """What a run gets instead of chance: one seed for all."""
+        """The lockstep settings of a run: one seed for everything."""
         subject = arm.subject
         steps = self.options.steps * (subject.trainers if subject.algorithm == ONE else 1)
         stale = round(arm.gap) if arm.pace == SHADOW else 0
         return Lockstep(arm.gap or 1.0, stale, seed, seed, seed, seed, steps=steps)
 
     def fingerprint(self, trial: Trial) -> str:
-        """Of all settings of a run, so that one that was made with others is not taken for it."""
+        """A fingerprint of all settings of a run, so that a run with other settings is not mistaken for it."""
         subject, arm = trial.arm.subject, trial.arm
         known = subject, *trial.choice.values()
         if known not in self._flat:

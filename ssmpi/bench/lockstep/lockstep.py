@@ -21,14 +21,14 @@ from ssmpi.data.schema import read_manifest
 if TYPE_CHECKING:
     from ssmpi.config import Config
 
-CURVE = 20  # means of the training loss that are kept of a run
+CURVE = 20  # means of the training loss in the record of a run
 
 
 def measure(
     config: Config, lockstep: Lockstep, vary: Sequence[str], runs: int, out: Path | None
 ) -> list[dict[str, Any]]:
-    """``runs`` runs, the k-th with k as the seeds that ``vary`` names; a line each, mean and standard deviation at the
-    end, and all of it as JSON in ``out``.
+    """Train ``runs`` times, the k-th time with seed k for everything in ``vary``. Prints a line each, then mean and
+    standard deviation; writes all of it as JSON to ``out``.
     """
     if unknown := [name for name in vary if name not in SEEDS]:
         raise SettingsError(f"--vary takes {', '.join(SEEDS)}, got '{unknown[0]}'")
@@ -57,7 +57,7 @@ def measure(
 
 
 def one(config: Config, lockstep: Lockstep, splits: Sequence[str]) -> dict[str, Any]:
-    """One run: its seeds, the course of its training loss, and its metrics on each split."""
+    """Train once; returns the seeds, the training loss curve, and the metrics on each split."""
     with during("training in lockstep"):
         run = LockstepRun(config, lockstep)
         run.train()

@@ -1,5 +1,5 @@
-"""``ssmpi bench lockstep --case``: the same run with other settings, seed by seed. Runs of one seed begin with the same
-weights and see the same rows in the same order, so their differences are free of what the seed does.
+"""``ssmpi bench lockstep --case``: the same run with other settings, paired by seed. Runs with the same seed start from
+the same weights and see the same rows in the same order, so the effect of the seed cancels in their differences.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ssmpi.core.errors import SettingsError
 if TYPE_CHECKING:
     from ssmpi.config import Config
 
-NO_FEEDBACK, GAP = "feedback=off", "gap="  # words of a case that are no settings
+NO_FEEDBACK, GAP = "feedback=off", "gap="  # words of a case that are not settings
 AS_GIVEN = "as given"
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Settings that one case changes, as words; ``lockstep`` is what it leaves to no chance."""
+    """The settings that a case changes, as words, and its ``lockstep`` settings."""
 
     name: str
     config: Config
@@ -36,7 +36,7 @@ class Case:
 
 
 def cases_of(texts: Sequence[str], load: Callable[[list[str]], Config], lockstep: Lockstep) -> list[Case]:
-    """The run as it is given, then with each of ``texts``: settings, ``gap=NUMBER`` and ``feedback=off``."""
+    """The given run, then one case for each of ``texts``: settings, ``gap=NUMBER`` and ``feedback=off``."""
     found = []
     for text in ("", *texts):
         words = text.split()
@@ -52,7 +52,9 @@ def cases_of(texts: Sequence[str], load: Callable[[list[str]], Config], lockstep
 
 
 def measure(cases: Sequence[Case], split: str, runs: int, out: Path | None) -> list[dict[str, Any]]:
-    """Every case with the seeds 1 to ``runs``, cases in turns; the table, and all of it as JSON in ``out``."""
+    """Run every case with seeds 1 to ``runs``, cases interleaved. Prints the table and writes all of it as JSON to
+    ``out``.
+    """
     if runs < 2:
         raise SettingsError(f"--case compares by seeds: --runs must be at least 2, got {runs}")
     if out:
@@ -73,7 +75,7 @@ def measure(cases: Sequence[Case], split: str, runs: int, out: Path | None) -> l
 
 
 def table(results: Sequence[dict[str, Any]], names: Sequence[str], split: str) -> str:
-    """One line a case; relative to the first one, by pairs of seeds, with the standard error of the mean."""
+    """One line per case: the difference from the first case, paired by seed, with the standard error of the mean."""
     width, of = max(map(len, names)), {name: [r for r in results if r["case"] == name] for name in names}
     first = of[names[0]]
     heads = "relative NE (pairs)   density  push MB  pull MB  times less: push    pull    both  CPU s"
@@ -90,7 +92,7 @@ def table(results: Sequence[dict[str, Any]], names: Sequence[str], split: str) -
 
 
 def _traffic(runs: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]]) -> str:
-    """Bytes pushed and pulled; how many times less these and both are than those of the first case."""
+    """Bytes pushed and pulled, and the reduction of each and of their sum relative to the first case."""
     own, before = (
         np.array([np.mean([r.get(name, 0.0) for r in of]) for name in ("push_bytes", "pull_bytes")])
         for of in (runs, first)

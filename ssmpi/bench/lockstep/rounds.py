@@ -1,4 +1,4 @@
-"""LockstepRounds among replicas of one process: when they are due, and what they do, with the merges of ``ssmpi.sync``.
+"""Rounds among replicas of one process: when they are due, and what they do, with the merges of ``ssmpi.sync``.
 
 ``gap`` and ``staleness`` are in ticks; in a tick every worker thread does one iteration.
 """
@@ -19,8 +19,8 @@ from ssmpi.sync.options import RoundOptions
 class LockstepRounds:
     """No rounds, as ``sync.algorithm = "none"``: the model is the first trainer's replica.
 
-    ``replicas`` are the live vectors of all trainers, float32 (parameters,) each. A gap below 1 is several rounds
-    a tick.
+    ``replicas`` are the live vectors of all trainers, float32 (parameters,) each. A gap below 1 means several rounds
+    per tick.
     """
 
     def __init__(self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int) -> None:
@@ -30,37 +30,37 @@ class LockstepRounds:
         self._under_way: list[tuple[int, int, np.ndarray, np.ndarray]] = []
 
     def after_tick(self, tick: int, training: Sequence[int]) -> None:
-        """So many ticks are done, the last one by the trainers that are still ``training``."""
+        """Called after tick ``tick`` with the trainers that took part in it."""
         self.merge_until(tick)
 
     def close(self) -> None:
-        """All trainers have come to the end of a part of the run."""
+        """Called when all trainers have finished a part of the run."""
         self.merge_until(None)
 
     def model(self) -> np.ndarray:
-        """What is evaluated, float32 (parameters,)."""
+        """The vector to evaluate, float32 (parameters,)."""
         return self.replicas[0].copy()
 
     def optimizer(self, trainer: int, thread: int, own: DenseStep) -> DenseStep:
-        """What a worker thread steps with, who would otherwise do so with ``own``."""
+        """The optimizer of a worker thread: ``own``, unless the rounds provide another one."""
         return own
 
     @property
     def figures(self) -> dict[str, float]:
-        """What a run tells of its rounds."""
+        """The figures of the rounds for the results."""
         return {"rounds": self.count}
 
     def due(self, tick: int, shift: float = 0.0) -> int:
-        """How many rounds begin after this tick."""
+        """The number of rounds that begin after this tick."""
         return int(tick / self._gap + shift) - int((tick - 1) / self._gap + shift)
 
     def move(self, tick: int, trainer: int, reference: np.ndarray, snapshot: np.ndarray) -> None:
-        """Merge a round that began after ``tick`` into a replica, at once or when it is as stale as it is to be."""
+        """Merge a round that began after ``tick`` into a replica, at once or after ``staleness`` ticks."""
         self._under_way.append((tick + self._staleness, trainer, reference, snapshot))
         self.merge_until(tick)
 
     def merge_until(self, tick: int | None) -> None:
-        """Merge what is to be merged by this tick; None: all that is under way."""
+        """Perform the merges that are due by this tick; None: all pending ones."""
         waiting, self._under_way = self._under_way, []
         for due, trainer, reference, snapshot in waiting:
             if tick is None or due <= tick:
@@ -79,7 +79,7 @@ class MeanRounds(LockstepRounds):
             self.average(tick, training)
 
     def average(self, tick: int, counted: Sequence[int]) -> None:
-        """A round in which the replicas of some trainers count; all move."""
+        """One round: the mean is over the replicas ``counted``, and all replicas move."""
         snapshots = [replica.copy() for replica in self.replicas]
         reference = self.refer(np.stack([snapshots[k] for k in counted]).mean(axis=0))
         for trainer, snapshot in enumerate(snapshots):
@@ -87,7 +87,7 @@ class MeanRounds(LockstepRounds):
         self.count += 1
 
     def refer(self, mean: np.ndarray) -> np.ndarray:
-        """What replicas move towards, given the mean of those that count: that itself."""
+        """The vector that replicas move towards, given the mean: the mean itself."""
         return mean
 
     def model(self) -> np.ndarray:
@@ -104,16 +104,16 @@ class FilteredRounds(MeanRounds):
         own = options.own(BMUFOptions)
         self._coefficients = own.eta, own.momentum, own.momentum if own.nesterov else 0.0
         self._global = replicas[0].copy()
-        self._reference = replicas[0].copy() if own.nesterov else self._global  # the filter moves what is ahead alone
+        self._reference = replicas[0].copy() if own.nesterov else self._global  # Nesterov: ahead of the model
         self._delta = np.zeros_like(self._global)
 
     def refer(self, mean: np.ndarray) -> np.ndarray:
-        """The reference that the filter makes of it; a copy, because rounds under way keep theirs."""
+        """The filtered reference; a copy, because pending rounds keep theirs."""
         filter_mean(mean, self._global, self._delta, self._reference, self._coefficients)
         return self._reference.copy()
 
     def close(self) -> None:
-        """As the base class, then a last block over all replicas."""
+        """As the base class, then a final block over all replicas."""
         super().close()
         self.average(0, range(len(self.replicas)))
         super().close()
@@ -124,7 +124,7 @@ class FilteredRounds(MeanRounds):
 
 
 class CenterRounds(LockstepRounds):
-    """LockstepRounds of each trainer with a center, which is the model; trainers take turns within the gap."""
+    """Rounds of each trainer with a center, which is the model; trainers take turns within the gap."""
 
     def __init__(self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int) -> None:
         super().__init__(options, replicas, gap, staleness)
@@ -142,7 +142,7 @@ class CenterRounds(LockstepRounds):
         raise NotImplementedError
 
     def close(self) -> None:
-        """As the base class, then a last round of every trainer."""
+        """As the base class, then a final round of every trainer."""
         super().close()
         for trainer in range(len(self.replicas)):
             self._exchange(0, trainer)
@@ -154,7 +154,7 @@ class CenterRounds(LockstepRounds):
 
 
 class ElasticRounds(CenterRounds):
-    """S-EASGD: replica and center pull each other."""
+    """S-EASGD: replica and center move towards each other."""
 
     def _exchange(self, tick: int, trainer: int) -> None:
         snapshot, before = self.replicas[trainer].copy(), np.empty_like(self._center)

@@ -1,9 +1,9 @@
 """One training run in lockstep: all trainers and their worker threads in one thread of one process, without MPI.
 
 In a tick every worker thread does one iteration. Threads of one trainer compute their gradients from the same weights
-and then apply them in turn; trainers follow each other. Rows, model, optimizers, learning rates and merges are the
-product's own, so one trainer with one thread computes what ``ssmpi train`` does, to the last bit. What differs from a
-real run of several is time alone: here it is given, by ``Lockstep``, and not the scheduler's.
+and then apply them in turn; trainers follow each other. Rows, model, optimizers, learning rates and merges are those of
+real runs, so one trainer with one thread is bit-identical to ``ssmpi train``. Only the timing of several trainers
+differs from a real run: ``Lockstep`` prescribes it, not the operating system's scheduler.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ LARGEST_SEED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Lockstep:
-    """Everything that a real run leaves to chance. ``gap`` is the number of ticks between two rounds, ``staleness``
-    that between snapshot and merge. ``dense`` and ``embedding`` are the seeds of initial values, ``order`` that of the
-    rows; ``interleaving`` is the seed that shuffles the order of trainers in every tick, 0 for a fixed order. The run
-    ends after ``steps`` ticks, with 0 at the end of the data. Without ``feedback`` entries that a codec does not send
-    are discarded.
+    """Prescribes everything that is random or timing-dependent in a real run. ``gap`` is the number of ticks between
+    two rounds, ``staleness`` the number between snapshot and merge. ``dense`` and ``embedding`` are the seeds of
+    initial values, ``order`` is the seed of the row order; ``interleaving`` is the seed of the order of trainers within
+    ticks, 0 for a fixed order. The run ends after ``steps`` ticks, or with 0 at the end of the data. Without
+    ``feedback`` entries that a codec does not send are discarded.
     """
 
     gap: float = 1.0
@@ -85,7 +85,7 @@ class LockstepTrainer:
         self._first = 0
 
     def begin(self, first: int, lookups: list[Lookups], streams: list[Iterator[Batch]]) -> None:
-        """A part of the run begins; the job's threads are numbered, this trainer's from ``first`` on."""
+        """Start a part of the run. Threads are numbered over the job; this trainer's begin at ``first``."""
         self._first = first
         self._workers = [
             (first + k, model, lookup, lookup.prefetched(stream))
@@ -112,7 +112,7 @@ class LockstepTrainer:
 
 
 class OneProcess:
-    """What a ``DataCursor`` asks of the other trainers where there are none."""
+    """Stands in for the other trainers of a ``DataCursor``: there are none."""
 
     def gather(self, value: T) -> list[T]:
         """The value of every trainer."""
@@ -120,7 +120,7 @@ class OneProcess:
 
 
 class LockstepRun:
-    """A whole run. ``train`` is called once; ``watch`` after every tick, with its number."""
+    """A whole run. Call ``train`` once; it calls ``watch`` after every tick, with the tick's number."""
 
     def __init__(self, config: Config, lockstep: Lockstep) -> None:
         torch.set_num_threads(1)
@@ -146,7 +146,7 @@ class LockstepRun:
         self._cursor = DataCursor(options, 0, self._reader, checked, begin, trained)
 
     def train(self, watch: Callable[[int], None] = lambda tick: None) -> None:
-        """All parts of the run, to the end of the last or of its steps."""
+        """Train all parts of the run, until the last one or the steps end."""
         threads, tick, most = self.config.topology.threads, 0, self._lockstep.steps
         turns = np.random.default_rng(self._lockstep.interleaving) if self._lockstep.interleaving else None
         for _ in self._cursor.parts():

@@ -1,4 +1,5 @@
-"""``ssmpi bench equivalence``: tune on validation rows, then run every arm with every seed, then say what is equal.
+"""``ssmpi bench equivalence``: tunes on validation rows, runs every arm with every seed, then tests which results are
+equal.
 
 Lockstep runs depend on their seeds alone, so a study may share its processors, be killed, and be resumed.
 """
@@ -20,12 +21,12 @@ from ssmpi.core.log import log
 from ssmpi.core.settings import positive
 from ssmpi.core.topology import MAX_RANKS
 
-Task = tuple[Trial, tuple[str, ...]]  # with the splits that are scored
+Task = tuple[Trial, tuple[str, ...]]  # with the splits to score
 
 
 def run_all(design: StudyDesign, minutes: float = math.inf, jobs: int = 1) -> int:
-    """Run all missing trials within ``minutes``, ``jobs`` at once; then write the results. 0, or 1 if trials are
-    left.
+    """Run all missing trials within ``minutes``, ``jobs`` in parallel, then write the results. Returns 0, or 1 if
+    trials are left.
     """
     positive("--jobs", jobs, MAX_RANKS)
     trials.check_rows(design)
@@ -43,7 +44,7 @@ def run_all(design: StudyDesign, minutes: float = math.inf, jobs: int = 1) -> in
 
 
 def missing(design: StudyDesign, ledger: TrialLog) -> list[Task]:
-    """What is to be run next: all tuning, and once that is done all arms of one seed after the other."""
+    """The next trials: all of tuning, and after that all arms, seed by seed."""
     tuning = [
         trial for subject in design.subjects for trials_of_one in design.tuning(subject) for trial in trials_of_one
     ]
@@ -60,8 +61,8 @@ def missing(design: StudyDesign, ledger: TrialLog) -> list[Task]:
 
 
 def outcomes(design: StudyDesign, todo: list[Task], jobs: int, until: float) -> Iterator[tuple[Task, TrialResult]]:
-    """What comes of each task that begins before ``until`` (monotonic seconds), in processes of their own if several
-    run at once.
+    """The results of the tasks that begin before ``until`` (monotonic seconds), in separate processes if
+    ``jobs`` > 1.
     """
     if jobs == 1:
         for task in todo:

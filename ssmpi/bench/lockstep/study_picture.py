@@ -1,4 +1,4 @@
-"""A lockstep study as pictures: NE over the gap and over trainers, and the intervals of all comparisons."""
+"""Pictures of a lockstep study: NE by gap and by trainers, and the intervals of all comparisons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-APART = 0.3  # how far the marks of one place spread, of the distance to the next
+APART = 0.3  # the spread of the marks at one place, as a share of the distance to the next
 COLOURS = {"equal": "#3f90da", "better": "#832db6", "worse": "#bd1f01", "undecided": "#808080"}
 MARKS = {
     SHADOW: {"marker": "o", "linestyle": "-"},
@@ -37,8 +37,8 @@ def draw(design: StudyDesign, results: Results, verdicts: Sequence[Verdict]) -> 
 
 
 def trend(design: StudyDesign, results: Results) -> Figure:
-    """NE against one trainer on the same rows: a panel for each number of trainers over the gap, then one for each gap
-    over trainers.
+    """NE relative to one trainer on the same rows: a panel by gap for each number of trainers, then a panel by trainers
+    for each gap.
     """
     options = design.options
     across = [(f"{n} trainers", "gap (iterations)", [(n, gap) for gap in options.gaps]) for n in options.trainers]
@@ -62,7 +62,7 @@ def trend(design: StudyDesign, results: Results) -> Figure:
 def _lines(
     axes: Axes, design: StudyDesign, results: Results, colours: list[Any], places: list[tuple[int, float]]
 ) -> None:
-    """A line for each algorithm and pace, and one for no rounds: means and standard errors."""
+    """A line for each algorithm and pace, and one without rounds: means and standard errors."""
     lines = [(name, pace, colour) for name, colour in zip(design.algorithms, colours, strict=True) for pace in PACES]
     aside = np.linspace(-APART / 2, APART / 2, len(lines) + 1)
     style: dict[str, Any] = {"markersize": 4.5, "capsize": 2, "linewidth": 1.1}
@@ -80,8 +80,8 @@ def _marks(axes: Axes, found: Sequence[np.ndarray], shift: float, **style: Any) 
 
 
 def forest(verdicts: Sequence[Verdict], margin: float) -> Figure:
-    """A line for each comparison: mean and interval, with the margin behind. Those with references, which may be far
-    away, have a scale of their own.
+    """A line for each comparison: mean and interval, with the margin shaded. Comparisons with references, which can be
+    far from 0, have their own scale.
     """
     groups = [(family, [v for v in verdicts if v.comparison.family == family]) for family in FAMILIES]
     heights = [1.2 + len(members) for _, members in groups]

@@ -1,4 +1,4 @@
-"""The outcome of a lockstep study: what was tuned, NE of every arm, what was decided; Markdown, JSON, pictures."""
+"""The results of a lockstep study: tuned settings, NE of every arm, verdicts; as Markdown, JSON and pictures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ssmpi.report.equivalence import Verdict, decide
 
 @dataclass(frozen=True)
 class Findings:
-    """What was tuned, which seeds are complete, NE on the test split by arm, and the commits that computed it."""
+    """The tuned settings, the complete seeds, NE on the test split by arm, and the commits that computed it."""
 
     chosen: Mapping[Subject, Choice]
     seeds: Sequence[int]
@@ -51,7 +51,7 @@ def write(design: StudyDesign, findings: Findings) -> tuple[str, list[Path]]:
 
 
 def markdown(design: StudyDesign, findings: Findings, verdicts: Sequence[Verdict]) -> str:
-    """All tables, with what one must know to read them."""
+    """All tables, with notes on how to read them."""
     options = design.options
     code = ", ".join(commit or "not recorded" for commit in findings.commits)
     lines = [
@@ -100,6 +100,6 @@ def _table(verdicts: Sequence[Verdict], level: float) -> list[str]:
 
 
 def _lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table in Markdown, the first column to the left."""
+    """A Markdown table with the first column left-aligned."""
     rule = ["---", *["---:" for _ in heads[1:-1]], "---"]
     return [f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows)]

@@ -1,6 +1,4 @@
-"""The trials of a lockstep study on disk and off: one JSON object a line, so that a study that was killed goes on where
-it stood.
-"""
+"""The trials of a lockstep study, run and recorded: one JSON object per line, so a killed study can be resumed."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ VALIDATION, TEST = "validation", "test"
 
 @dataclass(frozen=True)
 class TrialResult:
-    """NE by split, of those that were scored: trials that tune know no test rows. ``seconds`` are the processor's."""
+    """NE by scored split (tuning trials do not score test rows). ``seconds`` are CPU seconds."""
 
     ne: dict[str, float]
     seconds: float
@@ -35,13 +33,13 @@ class TrialResult:
 
     @staticmethod
     def of(values: dict[str, Any]) -> TrialResult:
-        """Of a line of the file."""
+        """Parse a line of the file."""
         ne = {split: float(values[split]) for split in (VALIDATION, TEST) if split in values}
         return TrialResult(ne, float(values["seconds"]), str(values["commit"]))
 
 
 class TrialLog:
-    """All trials done so far, by all their settings: after a change of the study file others are to be run."""
+    """All finished trials, keyed by all their settings, so a changed study file needs new trials."""
 
     def __init__(self, design: StudyDesign) -> None:
         self._design, self._path, self._done = design, design.folder / TRIALS, dict[str, TrialResult]()
@@ -50,11 +48,11 @@ class TrialLog:
         self._file = JsonlFile(self._path, whole)
 
     def find(self, trial: Trial) -> TrialResult | None:
-        """What came of it; None if it is still to be run."""
+        """The result of a trial; None if it has not run."""
         return self._done.get(self._design.fingerprint(trial))
 
     def note(self, trial: Trial, outcome: TrialResult) -> None:
-        """One more."""
+        """Append one result."""
         known = self._design.fingerprint(trial)
         self._done[known] = outcome
         self._file.write(
@@ -70,7 +68,7 @@ class TrialLog:
         )
 
     def _read(self) -> int:
-        """Bytes of whole lines; the last one may be torn."""
+        """Read all complete lines and return their bytes; the last line may be torn."""
         whole = 0
         for number, line in enumerate(self._path.read_bytes().splitlines(keepends=True), 1):
             if not line.endswith(b"\n"):
@@ -87,7 +85,7 @@ class TrialLog:
 
 
 def run(design: StudyDesign, trial: Trial, splits: Sequence[str]) -> TrialResult:
-    """One trial, on this thread; NE on the splits."""
+    """Run one trial on this thread; returns NE on the splits."""
     config = design.config(trial.arm.subject, trial.choice)
     began = time.process_time()
     with during(f"{trial.arm.name}, seed {trial.seed}"):
@@ -98,7 +96,7 @@ def run(design: StudyDesign, trial: Trial, splits: Sequence[str]) -> TrialResult
 
 
 def check_rows(design: StudyDesign) -> None:
-    """SettingsError unless there are as many rows as the most trainers take."""
+    """SettingsError unless there are enough rows for the largest number of trainers."""
     subject = max(design.subjects, key=lambda subject: subject.trainers)
     data = design.config(subject, design.candidates(subject)[0]).data
     there = SplitReader(Path(data.folder), data.train_split, data.block_rows).rows * data.passes
@@ -111,7 +109,7 @@ def check_rows(design: StudyDesign) -> None:
 
 
 def best(design: StudyDesign, subject: Subject, ledger: TrialLog) -> Choice | None:
-    """The candidate with the lowest mean NE on the validation split; None while not all have been tried."""
+    """The candidate with the lowest mean NE on the validation split; None until all have run."""
     means = []
     for trials in design.tuning(subject):
         found = [ledger.find(trial) for trial in trials]

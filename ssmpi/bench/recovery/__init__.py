@@ -1,1 +1,3 @@
-"""``ssmpi bench recovery``: what losses of embedding PSs cost and do to quality, by strategy, as in CPR's emulation."""
+"""``ssmpi bench recovery``: the cost of lost embedding PSs and their effect on quality, by strategy, as in CPR's
+emulation.
+"""

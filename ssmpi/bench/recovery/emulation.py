@@ -1,7 +1,7 @@
-"""One training run with losses of embedding PSs on a schedule, under one strategy.
+"""One training run with scheduled losses of embedding PSs, under one strategy.
 
-Training, saves and reloads are real; hours are not: the run stands for a job of ``T_total``, and what saving, loading
-and rescheduling take is added from stated figures.
+Training, saves and reloads are real, time is emulated: the run stands for a job of ``T_total``, and the times of
+saving, loading and rescheduling are given figures.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ssmpi.recovery.policy import RecoveryInputs
 
 @dataclass(frozen=True)
 class SavingStrategy:
-    """``interval`` is T_save in seconds of the emulated job. ``tracker`` selects the ``fraction`` of the rows that is
-    saved in that fraction of the interval; empty: all rows. ``full`` takes everybody back to the last save. Saves are
-    ``checkpoints``, which cost O_save, or of rows alone, beside training, which cost O_rows.
+    """``interval`` is T_save in seconds of the emulated job. ``tracker`` selects a ``fraction`` of the rows, which is
+    saved after that fraction of the interval; empty: all rows. With ``full`` all ranks return to the last save. Saves
+    are ``checkpoints``, which cost O_save, or row saves during training, which cost O_rows.
     """
 
     name: str
@@ -45,14 +45,14 @@ class SavingStrategy:
 
 @dataclass(frozen=True)
 class Loss:
-    """At ``seconds`` of the emulated job the memory of these PSs is lost."""
+    """The memory of these PSs is lost at ``seconds`` of the emulated job."""
 
     seconds: float
     servers: tuple[int, ...]
 
 
 def schedule(given: RecoveryInputs, at_once: int, seed: int) -> list[Loss]:
-    """Losses at exponential intervals of mean T_fail, each of ``at_once`` PSs."""
+    """Losses of ``at_once`` PSs each, at exponential intervals with mean T_fail."""
     generator = np.random.default_rng([seed, 11])
     losses, now = [], float(generator.exponential(given.mtbf_seconds))
     while now < given.total_seconds:
@@ -64,11 +64,11 @@ def schedule(given: RecoveryInputs, at_once: int, seed: int) -> list[Loss]:
 
 @dataclass(frozen=True, kw_only=True)
 class EmulationResult:
-    """What a run under a strategy has come to. Overheads are shares of T_total: ``saving`` (O_save or O_rows for as
-    many bytes as all rows have, compactions included), ``loading``, ``lost`` (trained again) and ``restarting``.
-    ``updates_lost`` is a share of all accesses, which are lookups of examples, ``large_lost`` one of those of the large
-    tables, which priority selects from, ``batches_lost`` of all where a row counts once a batch; ``coverage`` is the
-    mean share that a priority save covered, NaN without.
+    """The result of a run under a strategy. Overheads are shares of T_total: ``saving`` (O_save or O_rows per full set
+    of rows written, compactions included), ``loading``, ``lost`` (repeated training) and ``restarting``.
+    ``updates_lost`` is the lost share of all accesses (lookups of examples), ``large_lost`` that of the large tables,
+    from which priority selects, ``batches_lost`` that of all accesses if a row counts once per batch; ``coverage`` is
+    the mean share that a priority save covered, NaN without priority saves.
     """
 
     strategy: str
@@ -88,12 +88,12 @@ class EmulationResult:
 
     @property
     def overhead(self) -> float:
-        """All of it."""
+        """The sum of all overheads."""
         return self.saving + self.loading + self.lost + self.restarting
 
 
 class RecoveryEmulation:
-    """A run of ``config``, whose PSs save in ``folder``."""
+    """A run of ``config`` whose PSs save to ``folder``."""
 
     def __init__(self, config: Config, given: RecoveryInputs, strategy: SavingStrategy, folder: Path) -> None:
         self._given, self._strategy = given, strategy
@@ -112,7 +112,7 @@ class RecoveryEmulation:
         return EmulatedServer(arena, folder / ROWS / f"embedding-{index:04}.rows", scope, make)
 
     def run(self, losses: list[Loss]) -> EmulationResult:
-        """Train to the end through these losses."""
+        """Train to the end with these losses."""
         done, waiting, saves = 0, list(losses), self._saves()
         lookups, updates = 0, 0
         due = next(saves)
@@ -132,14 +132,14 @@ class RecoveryEmulation:
         return self._outcome(len(losses), lookups, updates)
 
     def _saves(self) -> Iterator[int]:
-        """After how many batches each save is due; the last is beyond the run."""
+        """The number of batches after which each save is due; the last is beyond the run."""
         seconds = self._strategy.between_saves
         for k in range(1, int(self._given.total_seconds / seconds + 1e-9) + 1):
             yield self._batch_of(k * seconds)
         yield len(self._batches) + 1
 
     def _batch_of(self, seconds: float) -> int:
-        """How many batches have been trained by then, at least one."""
+        """The number of batches trained by then, at least one."""
         return max(1, round(seconds / self._given.total_seconds * len(self._batches)))
 
     def _samples(self, done: int) -> int:
@@ -152,7 +152,7 @@ class RecoveryEmulation:
             self._dense, self._saved_at = self.training.dense(), done
 
     def _lose(self, loss: Loss, done: int) -> int:
-        """After how many batches training continues."""
+        """Apply a loss; returns the number of batches after which training continues."""
         if not self._strategy.full:
             for index in loss.servers:
                 self.servers[index].lose(self._samples(done))

@@ -1,4 +1,4 @@
-"""How far quality moves with what is lost: a line through the runs, and the picture of it."""
+"""The dependence of quality on losses: a line fitted to the runs, and its picture."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ssmpi.report.groups import Estimate
 
 @dataclass(frozen=True)
 class QualityPoint:
-    """One run: what it has lost, and its NE relative to the run of its seed without losses. ``whole`` if it saves all
-    rows at once, so that PLS says what a loss takes.
+    """One run: its losses, and its NE relative to the run with the same seed and no losses. ``whole`` if it saves all
+    rows at once, so that PLS measures its losses.
     """
 
     strategy: str
@@ -28,8 +28,8 @@ class QualityPoint:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> Estimate:
-    """The line y = slope x that fits best (least squares), which is what CPR finds accuracy to follow in PLS. Both NaN
-    without points beside 0, the error also for a single one.
+    """The least-squares line y = slope x: CPR finds accuracy to be linear in PLS. Mean and error are NaN without points
+    besides 0; the error is also NaN for a single one.
     """
     x, y = np.array([point for point in points if point[0]], float).reshape(-1, 2).T
     if not x.size:
@@ -40,7 +40,7 @@ def slope(points: Sequence[tuple[float, float]]) -> Estimate:
 
 
 def slopes(points: Sequence[QualityPoint]) -> dict[str, Estimate]:
-    """Relative NE by PLS, of strategies that save all rows, and by the share of updates lost, of all."""
+    """Relative NE by PLS, for strategies that save all rows, and by the share of lost updates, for all strategies."""
     return {
         "pls": slope([(point.pls, point.relative_ne) for point in points if point.whole]),
         "updates_lost": slope([(point.updates_lost, point.relative_ne) for point in points]),
@@ -48,7 +48,7 @@ def slopes(points: Sequence[QualityPoint]) -> dict[str, Estimate]:
 
 
 def draw(report: Report, target: Path) -> Path | None:
-    """Two panels: relative NE over PLS and over updates lost, with their lines. None without matplotlib."""
+    """Two panels: relative NE by PLS and by lost updates, with the fitted lines. None without matplotlib."""
     plt = pyplot()
     if not plt:
         return None
@@ -67,7 +67,7 @@ def draw(report: Report, target: Path) -> Path | None:
 
 
 def _line(axes: Any, most: float, slope: float | None) -> None:
-    """The fit, where there is one."""
+    """Draw the fitted line, if there is one."""
     axes.axhline(0.0, color="#b8b8b8", linewidth=0.8)
     if slope is not None and most:
         axes.plot(

@@ -1,4 +1,4 @@
-"""The table of ``ssmpi bench recovery``: strategies side by side over the same losses and seeds."""
+"""``ssmpi bench recovery``: compares strategies on the same losses and seeds."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from ssmpi.bench.recovery.emulation import EmulationResult, SavingStrategy
 
 RESULT = "recovery.json"
-SERVERS = "topology.embedding_ps=18"  # CPR's run at production scale had as many
+SERVERS = "topology.embedding_ps=18"  # as in CPR's production-scale run
 SMALL = ("model.bottom=[32,16]", "model.top=[32,1]", "data.batch_size=64")  # of the short mode
-FRACTION = 0.125  # of the rows that a priority save takes (CPR)
+FRACTION = 0.125  # of the rows in a priority save (CPR)
 NO_LOSS, VANILLA = "no loss", "CPR-vanilla"
 UPDATES_LOST = "updates_lost", "large_lost", "batches_lost"
 
 
 @dataclass(frozen=True)
 class EmulationOptions:
-    """What the command line says. ``at_once`` PSs are lost by each loss; ``inputs`` are those of the policy that were
-    given, by their names.
+    """The options of the command. Each loss hits ``at_once`` PSs; ``inputs`` are the given inputs of the policy, by
+    name.
     """
 
     folder: Path
@@ -83,7 +83,7 @@ def measure(options: EmulationOptions, run_file: Path | None, overrides: Sequenc
 
 
 def checked(options: EmulationOptions, config: Config) -> RecoveryInputs:
-    """The inputs of the policy; an error where the emulation cannot run with these options here."""
+    """The inputs of the policy; an error if the emulation cannot run with these options."""
     servers = config.topology.embedding_ps
     if not servers:
         raise SettingsError("topology.embedding_ps is 0: set how many embedding PSs the emulated job has")
@@ -107,7 +107,7 @@ def checked(options: EmulationOptions, config: Config) -> RecoveryInputs:
 
 
 def strategies(given: RecoveryInputs) -> list[SavingStrategy]:
-    """The run without losses, then CPR's strategies at the intervals that the policy gives them."""
+    """The run without losses, then CPR's strategies at the intervals that the policy computes."""
     from ssmpi.bench.recovery.emulation import SavingStrategy
 
     found = decide(given)
@@ -126,7 +126,7 @@ def strategies(given: RecoveryInputs) -> list[SavingStrategy]:
 def run(
     base: Path, given: RecoveryInputs, options: EmulationOptions, strategy: SavingStrategy, seed: int
 ) -> EmulationResult:
-    """One training run; what it saves goes with it."""
+    """One training run; its saves are deleted afterwards."""
     from ssmpi.bench.recovery.emulation import RecoveryEmulation, schedule
 
     losses = [] if strategy.name == NO_LOSS else schedule(given, options.at_once, seed)
@@ -141,7 +141,7 @@ def run(
 def row(
     strategy: SavingStrategy, given: RecoveryInputs, at_once: int, outcomes: Sequence[EmulationResult]
 ) -> dict[str, Any]:
-    """One line of the table: means over seeds, changes against the run of the same seed without losses."""
+    """One row of the table: means over seeds, and changes from the run with the same seed and no losses."""
     mine = [outcome for outcome in outcomes if outcome.strategy == strategy.name]
     without = {outcome.seed: outcome for outcome in outcomes if outcome.strategy == NO_LOSS}
     formula = full_at if strategy.full else naive_at if strategy.checkpoints else partial_at
@@ -161,7 +161,7 @@ def row(
 
 
 def points_of(found: Sequence[SavingStrategy], outcomes: Sequence[EmulationResult]) -> list[picture.QualityPoint]:
-    """Every run with losses that continues without repeating any training."""
+    """The runs with losses that do not repeat any training."""
     without = {outcome.seed: outcome.ne for outcome in outcomes if outcome.strategy == NO_LOSS}
     partial = {strategy.name: not strategy.tracker for strategy in found if not strategy.full}
     return [

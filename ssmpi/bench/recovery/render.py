@@ -43,7 +43,7 @@ Changes are against the run of the same seed without losses, with their standard
 
 
 def table(given: RecoveryInputs, at_once: int, rows: Sequence[Row]) -> str:
-    """The inputs, one line for each strategy, and what the columns mean."""
+    """The inputs, one line for each strategy, and a legend."""
     cells = [list(COLUMNS), *([text(row) for text in COLUMNS.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in cells]
@@ -64,8 +64,8 @@ def table(given: RecoveryInputs, at_once: int, rows: Sequence[Row]) -> str:
 
 
 def against(vanilla: str, rows: Sequence[Row]) -> str:
-    """Updates lost as shares of those of the strategy ``vanilla``, which saves all rows; empty without it, or if it has
-    lost none.
+    """Lost updates relative to the strategy ``vanilla``, which saves all rows; empty without it, or if it has lost
+    none.
     """
     of = {row["strategy"]: (row["updates_lost"].mean, row["large_lost"].mean) for row in rows}
     base = of.pop(vanilla, (0.0, 0.0))
@@ -89,14 +89,14 @@ def against(vanilla: str, rows: Sequence[Row]) -> str:
 
 
 def _worse(everywhere: float, large: float) -> str:
-    """Where priority is worse than no priority, said plainly."""
+    """A note if priority is worse than no priority."""
     if everywhere > 1:
         return ", WORSE than saving all rows"
     return ", WORSE there than saving all rows" if large > 1 else ""
 
 
 def fits(slopes: Mapping[str, Estimate]) -> str:
-    """How far NE moves with what is lost, by the lines through the runs."""
+    """The slopes of the fitted lines, in words."""
     names = {"pls": "PLS (strategies that save all rows)", "updates_lost": "updates lost"}
     found = {names[key]: slope for key, slope in slopes.items() if not math.isnan(slope.mean)}
     lines = [f"  {name}: {_change(slope, 100 / 10, 3, ' %')} for each 0.1" for name, slope in found.items()]
@@ -108,6 +108,6 @@ def _percent(share: float) -> str:
 
 
 def _change(value: Estimate, scale: float, digits: int, unit: str) -> str:
-    """With its error, where there are two seeds at least."""
+    """A change with its error, if there are at least two seeds."""
     error = "" if math.isnan(value.error) else f" ± {scale * value.error:.{digits}f}"
     return f"{scale * value.mean:+.{digits}f}{error}{unit}"

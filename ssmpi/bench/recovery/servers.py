@@ -1,4 +1,4 @@
-"""One emulated embedding PS: its rows, what it has really saved of them, and what a loss takes from it."""
+"""One emulated embedding PS: its rows, its real saves, and the updates that a loss discards."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ TRACKERS: dict[str, Callable[[Scope, float, Arena], Tracker]] = {
 
 @dataclass
 class Tally:
-    """What one PS has done. ``written`` are bytes of saves and of compactions; ``coverage`` the share that each
-    priority save covered. ``updates_lost`` counts each lookup of an example, ``large_lost`` those in the large tables,
-    which priority selects from, ``batches_lost`` each row once a batch.
+    """The counters of one PS. ``written`` are bytes of saves and of compactions; ``coverage`` is the share that each
+    priority save covered. ``updates_lost`` counts lost lookups of examples, ``large_lost`` those in the large tables,
+    from which priority selects, ``batches_lost`` lost rows once per batch.
     """
 
     written: int
@@ -41,8 +41,9 @@ class Tally:
 
 
 class EmulatedServer:
-    """Saves to the file ``path``, the initial rows at once: then all rows, or those that a tracker selects, which
-    ``make_tracker`` makes anew after each loss, because its memory is lost too. ``scope`` has the large tables.
+    """Saves to the file ``path``: first the initial rows, then all rows, or those that a tracker selects.
+    ``make_tracker`` creates a new tracker after each loss, because the tracker's memory is lost too. ``scope`` is the
+    large tables.
     """
 
     def __init__(self, arena: Arena, path: Path, scope: Scope, make_tracker: Callable[[], Tracker] | None) -> None:
@@ -50,12 +51,12 @@ class EmulatedServer:
         self._store = RowStore(path, arena, timeline=0)
         self.base_bytes = self._store.save_all(0)
         self.account, self.tally = LossAccount(), Tally(0, [])
-        self._unsaved = np.zeros((2, len(arena.weights)), np.uint32)  # of each row since it was saved: lookups, batches
+        self._unsaved = np.zeros((2, len(arena.weights)), np.uint32)  # per row since its last save: lookups, batches
         self._tracker = make_tracker() if make_tracker else None
-        arena.tell(self._observe)
+        arena.set_observer(self._observe)
 
     def save(self, samples: int) -> None:
-        """Save what is due; ``samples`` have been trained on."""
+        """Write the save that is due; ``samples`` have been trained on."""
         if self._tracker is None:
             self.tally.written += self._store.save_all(samples)
             self.account = self.account.saved(samples)
@@ -69,7 +70,7 @@ class EmulatedServer:
             self.tally.written += self._store.compact()
 
     def lose(self, samples: int) -> None:
-        """The memory is lost after ``samples`` samples and reloaded from its saves; other servers keep theirs."""
+        """Lose the memory after ``samples`` samples, and reload it from the saves."""
         lookups, batches = self._unsaved.sum(axis=1, dtype=np.int64).tolist()
         self.tally.updates_lost += lookups
         self.tally.large_lost += round(self._scope.sum(self._unsaved[0]))
@@ -78,8 +79,8 @@ class EmulatedServer:
         self.reload()
 
     def reload(self) -> None:
-        """Give every row the values of its newest save."""
-        self.arena.weights[:] = np.nan  # what is not loaded shows
+        """Set every row to its newest saved values."""
+        self.arena.weights[:] = np.nan  # exposes rows that are not loaded
         self.arena.state[:] = np.nan
         saved = self._store.load()
         assert saved is not None, "the initial rows were saved"

@@ -1,5 +1,5 @@
-"""Training in one process with as many embedding PSs as wanted: the program's own rows, kernels and model, one thread,
-every bit repeatable.
+"""Bit-reproducible training in one process and one thread with any number of embedding PSs, with the rows, kernels and
+model of real runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Dense = list[np.ndarray]
 
 
 class Batches:
-    """The batches of all passes in an order that the seed decides, by their numbers."""
+    """The numbered batches of all passes, in an order that depends on the seed."""
 
     def __init__(self, config: Config) -> None:
         self._data, self._seed = config.data, config.run.seed
@@ -69,7 +69,7 @@ class LocalServers:
         return [array for arena in self._arenas for array in (arena.weights, arena.state)]
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
-        """They were fetched as they were found."""
+        """The lookup fetched them already."""
 
     def collect(self, lookup: RowLookup) -> None:
         """Nothing to wait for."""
@@ -82,8 +82,8 @@ class LocalServers:
 
 
 class Training:
-    """A model and its rows on ``topology.embedding_ps`` servers, trained batch by batch. ``looked_up`` is how many
-    lookups of examples the last batch had, ``updated`` how many rows it has changed.
+    """A model and its rows on ``topology.embedding_ps`` servers, trained batch by batch. ``looked_up`` is the number of
+    lookups of the last batch, ``updated`` the number of rows it changed.
     """
 
     def __init__(self, config: Config, cardinalities: tuple[int, ...]) -> None:
@@ -95,7 +95,7 @@ class Training:
         self._replica = Replica(config.network, config.model.precision, config.run.seed)
         self._optimizer = dense_optimizer(config.dense, self._replica)
         self._model = self._replica.thread_model()
-        at_once = replace(config.embedding, prefetch=False)  # rows are those that the last update left
+        at_once = replace(config.embedding, prefetch=False)  # each batch reads the rows after the previous update
         options = replace(config.rows, settings=at_once)
         self.looked_up = self.updated = 0
         self._lookups = Lookups(LocalServers(self.arenas), self.placement, options, thread=0)
@@ -110,16 +110,16 @@ class Training:
         self._optimizer.step(self._model, factor)
 
     def dense(self) -> Dense:
-        """A copy of everything that is not rows: the dense weights and their optimizer's state."""
+        """A copy of the dense weights and their optimizer's state."""
         return [values.copy() for values in self._dense()]
 
     def restore_dense(self, saved: Dense) -> None:
-        """Go back to what ``dense`` gave."""
+        """Restore a copy from ``dense``."""
         for live, values in zip(self._dense(), saved, strict=True):
             live[:] = values
 
     def quality(self) -> dict[str, float]:
-        """Metrics on ``evaluate.final``; TrainingError if the model gives no finite score."""
+        """Metrics on ``evaluate.final``; TrainingError if a score is not finite."""
         options, quality = self._config.evaluate, Quality()
         reader = SplitReader(Path(self._config.data.folder), options.final, 16 * options.batch_size)
         for block in reader.blocks:

@@ -1,1 +1,1 @@
-"""Grids of runs, each a job of its own, and the tables made of them."""
+"""Grids of runs, each a separate job, and their result tables."""

@@ -1,8 +1,8 @@
-"""Runs one cell of a study as a job of its own, through ``ssmpi launch``, unless it is finished.
+"""Runs one cell of a study as a separate job, through ``ssmpi launch``, unless it is finished.
 
-While the job lives its lock is held: by the study and by ``ssmpi launch``, which inherits it. So a study that was
-killed and is started again waits for the end of the job that it left behind, which stops with it, instead of starting
-a second one into the same folder.
+While the job runs its lock is held, by the study and by ``ssmpi launch``, which inherits it. If a study is killed and
+restarted, it waits for the previous job, which stops with its study, to end, instead of starting a second job in the
+same folder.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ssmpi.core.run_files import MODEL, RUN_FILE
 from ssmpi.run import lockfile
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-GRACE_SECONDS = 20.0  # between asking a job to end and insisting
-LAST_LINES = 3  # of a failed job's log, to be shown
+GRACE_SECONDS = 20.0  # between a request to end and the next stronger one
+LAST_LINES = 3  # of a failed job's log, in the message
 
 
 class CellError(RuntimeError):
-    """A cell did not finish; the message says why and where its log is."""
+    """A cell did not finish; the message has the cause and the path of its log."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CellFiles:
-    """Where a cell's files are."""
+    """The paths of a cell's files."""
 
     run: Path
     run_file: Path
@@ -46,14 +46,16 @@ class CellFiles:
 
 
 def files_of(study: Study, cell: Cell) -> CellFiles:
-    """The run folder of a cell, and beside all run folders what started it."""
+    """The paths of a cell's run folder, and of its run file, log and lock beside the run folders."""
     run = Path(cell.config.run.folder)
     jobs = study.folder / "jobs"
     return CellFiles(run, jobs / f"{run.name}.toml", jobs / f"{run.name}.log", jobs / f"{run.name}.lock")
 
 
 def finished(cell: Cell) -> bool:
-    """Whether the run's own marker says so. SettingsError if that run had other settings than the cell has now."""
+    """Whether the run's marker says that it is complete. SettingsError if the run had other settings than the cell has
+    now.
+    """
     run = Path(cell.config.run.folder)
     complete = is_finished(run)
     if complete:
@@ -62,9 +64,9 @@ def finished(cell: Cell) -> bool:
 
 
 def run(study: Study, cell: Cell) -> int:
-    """Run the cell to its end; 0, or STOPPED if it was asked to stop. CellError if it fails.
+    """Run the cell to its end; returns 0, or STOPPED if it was asked to stop. CellError if it fails.
 
-    Nothing is done if it is finished; if another process runs it, its end is waited for.
+    Does nothing if the cell is finished; if another process runs it, waits for its end.
     """
     where = files_of(study, cell)
     where.lock.parent.mkdir(parents=True, exist_ok=True)
@@ -88,8 +90,8 @@ def tidy(study: Study, cell: Cell) -> None:
 
 
 def _launched(where: CellFiles, limit: float, lock: IO[str], site: str) -> int:
-    """``ssmpi launch``, which gets every signal that this process gets meanwhile; its exit code, STOPPED if there were
-    any.
+    """Run ``ssmpi launch`` and forward every signal that this process receives; returns its exit code, or STOPPED after
+    a signal.
     """
     line = [*PYTHON, "-m", "ssmpi", "launch", str(where.run_file), "--overwrite"]
     line += ["--site", site] if site else []
@@ -114,7 +116,7 @@ def _launched(where: CellFiles, limit: float, lock: IO[str], site: str) -> int:
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
-    """Ask to stop, then to end, as ``ssmpi launch`` understands them, then kill."""
+    """End a job: the signals of ``ssmpi launch`` to stop and to end, then SIGKILL."""
     for end in (job.terminate, job.terminate, job.kill):
         end()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -123,7 +125,7 @@ def _end(job: subprocess.Popen[bytes]) -> None:
 
 
 def _held(where: CellFiles, limit: float) -> IO[str]:
-    """Hold the cell's lock; CellError if another process holds it for longer than a cell may take."""
+    """Acquire the cell's lock; CellError if another process holds it for longer than a cell may take."""
     try:
         return lockfile.acquire(where.lock, lambda _: limit)
     except lockfile.LockHeldError:
@@ -148,7 +150,7 @@ def _check_same(cell: Cell, run: Path) -> None:
 
 
 def _last_words(log: Path) -> str:
-    """Why a job ended: its first line with an error in it, else its last lines; and where to read on."""
+    """Why a job ended: the first line with an error in its log, else the last lines; and the path of the log."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     error = next((line for line in lines if line.startswith("error: ")), None)
     return f"{error or ' / '.join(lines[-LAST_LINES:])}; {log}"

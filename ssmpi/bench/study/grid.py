@@ -1,4 +1,4 @@
-"""A study file: settings that all cells share, axes of settings that vary, and which cell the others are compared with.
+"""A study file: common settings, axes of settings that vary, and the reference cell of the comparisons.
 
 A cell is one point of the grid, resolved to the settings of one run before anything starts.
 """
@@ -26,9 +26,9 @@ Point = dict[str, Any]  # axis to value; the axis "case" to a name, all others a
 class StudyOptions:
     """The ``[study]`` section.
 
-    ``folder`` gets all cells and the results. ``run_file``, named as seen from the study file, is what the settings
-    start from. ``site`` is the site file that every cell is launched with; empty: on this host. A cell that takes
-    longer than ``limit_minutes`` is ended. The models of finished cells are deleted unless ``keep_models``.
+    All cells and results are written to ``folder``. ``run_file``, relative to the study file, has the base settings.
+    ``site`` is the site file with which every cell is launched; empty: on this host. A cell that takes longer than
+    ``limit_minutes`` is ended. The models of finished cells are deleted unless ``keep_models``.
     """
 
     folder: str
@@ -45,8 +45,8 @@ class StudyOptions:
 
 @dataclass(frozen=True)
 class StudyFile:
-    """A study file as it stands: ``[settings]`` is a run file; ``[grid]`` has lists where a run file has values;
-    ``[cases]`` names bundles of settings; ``[reference]`` says which values of the axes are compared with.
+    """The content of a study file: ``[settings]`` is a run file; ``[grid]`` has lists where a run file has values;
+    ``[cases]`` has named sets of settings; ``[reference]`` has the values of the axes for the reference cell.
     """
 
     study: StudyOptions
@@ -58,7 +58,7 @@ class StudyFile:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study. ``labels`` is its point without the seed, ``reference`` that of the cell to compare with."""
+    """One run of a study. ``labels`` is its point without the seed, ``reference`` that of its reference cell."""
 
     number: int
     name: str
@@ -77,7 +77,7 @@ class Study:
 
     @property
     def folder(self) -> Path:
-        """Where everything goes."""
+        """The output folder."""
         return Path(self.options.folder)
 
 
@@ -123,7 +123,7 @@ def _axes(file: StudyFile) -> dict[str, list[Any]]:
 
 
 def _points(file: StudyFile, axes: Mapping[str, list[Any]]) -> list[Point]:
-    """All cells, seeds varying last; a case that fixes an axis has one cell along it."""
+    """All points, seeds varying fastest; a case that fixes an axis has one point along it."""
     order = sorted(axes, key=lambda name: name == SEED)
     found: list[Point] = []
     for values in itertools.product(*(axes[name] for name in order)):
@@ -134,7 +134,7 @@ def _points(file: StudyFile, axes: Mapping[str, list[Any]]) -> list[Point]:
 
 
 def _fixed(file: StudyFile, point: Point) -> Point:
-    """The point with what its case says of the axes."""
+    """The point with the values of the axes that its case fixes."""
     case = flat(file.cases.get(point.get(CASE, ""), {}))
     return {name: case.get(name, value) for name, value in point.items()}
 

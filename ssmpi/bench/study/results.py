@@ -1,4 +1,4 @@
-"""The outcome of a study: one table in Markdown and JSON, and a page with pictures."""
+"""The results of a study: a table in Markdown and JSON, and an HTML page with pictures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write(study: Study, missing: Sequence[Cell]) -> tuple[str, list[Path]]:
 
 
 def rows_of(study: Study, cells: Sequence[Cell]) -> tuple[list[Group], list[Row]]:
-    """Finished cells that differ only in the seed as groups, and their rows."""
+    """Groups of finished cells that differ only in the seed, and their table rows."""
     groups: dict[str, Group] = {}
     references: dict[str, Point | None] = {}
     for cell in cells:
@@ -60,7 +60,7 @@ def rows_of(study: Study, cells: Sequence[Cell]) -> tuple[list[Group], list[Row]
 
 
 def codes_of(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """The versions that cells ran with, the most frequent first, and the folders of those cells."""
+    """The code versions of the cells, the most frequent first, with the folders of those cells."""
     found: dict[str, list[str]] = {}
     for record in (record for group in groups for record in group.records):
         version, commit = record.versions.get("ssmpi", "(version not recorded)"), record.versions.get("commit")
@@ -81,7 +81,7 @@ def compared(study: Study) -> str:
 
 
 def circumstances() -> dict[str, object]:
-    """Where and when, and with which version."""
+    """Machine, time and version."""
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
@@ -90,7 +90,7 @@ def circumstances() -> dict[str, object]:
 
 
 def markdown(study: Study, rows: Sequence[Row], missing: Sequence[Cell], codes: Mapping[str, Sequence[str]]) -> str:
-    """The result table with what one must know to read it."""
+    """The result table, with notes on how to read it."""
     about = circumstances()
     data = study.cells[0].config.data.folder
     most, *others = codes

@@ -1,7 +1,7 @@
-"""``ssmpi bench study``: every cell of a grid as an mpirun job of its own, then one table.
+"""``ssmpi bench study``: runs every cell of a grid as a separate mpirun job, then makes one table.
 
-A study can be killed at any moment and resumes when it is started again: finished cells are known by the marker that
-the run wrote. A cell that fails does not end the study; it is named at the end, and tried again next time.
+A study can be killed at any moment and resumed: the marker of a run shows that its cell is finished. A failed cell does
+not end the study; it is reported at the end, and retried next time.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def run_one(study: Study, number: int) -> int:
 
 
 def run_all(study: Study) -> int:
-    """Run what is not finished, then make the table. 0, 1 with failed cells, 85 after a request to stop."""
+    """Run the unfinished cells, then make the table. Returns 0, 1 with failed cells, 85 after a request to stop."""
     todo = [cell for cell in study.cells if not cells.finished(cell)]
     done = [cell for cell in study.cells if cell not in todo]
     log.info("%s: %d cells, %d of them finished", study.options.title, len(study.cells), len(done))
     for cell in done:
-        cells.tidy(study, cell)  # a study that was killed left it
+        cells.tidy(study, cell)  # left by a killed study
     failures: Failures = {}
     progress = StudyProgress(len(study.cells), len(todo))
     for cell in todo:
@@ -65,7 +65,7 @@ def run_all(study: Study) -> int:
 
 
 def conclude(study: Study, failures: Failures | None = None) -> int:
-    """Write and print the results of the cells that are finished; 1 if any is not."""
+    """Write and print the results of the finished cells; returns 1 if any cell is unfinished."""
     failures = failures or {}
     missing = [cell for cell in study.cells if not cells.finished(cell)]
     if len(missing) == len(study.cells):
@@ -89,7 +89,7 @@ def said(cell: Cell) -> str:
 
 
 class StudyProgress:
-    """A bar over all cells on a terminal, a line a cell in a batch log; both with the time that is left."""
+    """A bar over all cells on a terminal, a line per cell in a batch log; both with the remaining time."""
 
     def __init__(self, cells: int, todo: int) -> None:
         self._todo, self._done, self._began = todo, 0, time.monotonic()
@@ -103,11 +103,11 @@ class StudyProgress:
         )
 
     def begin(self, cell: Cell) -> None:
-        """Say what is being run."""
+        """Show the cell that starts."""
         self._bar.set_postfix_str(cell.name)
 
     def end(self, text: str) -> None:
-        """One more cell is done, well or not."""
+        """One more cell has finished or failed."""
         self._done += 1
         self._bar.update()
         if self._bar.disable:
@@ -117,5 +117,5 @@ class StudyProgress:
             self._bar.write(text, file=terminal())
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.close()

@@ -1,4 +1,4 @@
-"""A study as a picture: quality, speed and sync gap along one axis of its grid."""
+"""The picture of a study: quality, speed and sync gap along one axis of its grid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-APART = 0.3  # how far the marks of one setting spread, of the distance to the next
+APART = 0.3  # the spread of the marks of one setting, as a share of the distance to the next
 Points = np.ndarray  # (points, 3): place, mean, standard error
 
 
@@ -43,14 +43,14 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 
 def axis_of(rows: Sequence[Row]) -> str:
-    """The label to draw along: the one with most numbers in it; without numbers the first."""
+    """The label for the x axis: the one with most numeric values, or the first if there are none."""
     counts = {name: len({repr(r.labels[name]) for r in rows if _is_number(r.labels[name])}) for name in rows[0].labels}
     best = max(counts, key=lambda name: counts[name])
     return best if counts[best] > 1 else next(iter(rows[0].labels))
 
 
 def points(found: Sequence[tuple[int, Estimate]]) -> Points:
-    """In order of place, without what is not known; an unknown error is drawn as none."""
+    """The known points in order of place; an unknown error becomes 0."""
     known = sorted((place, e.mean, np.nan_to_num(e.error)) for place, e in found if math.isfinite(e.mean))
     return np.array(known, dtype=np.float64).reshape(-1, 3)
 

@@ -1,1 +1,1 @@
-"""``ssmpi bench throughput``: everybody who is measured on one host, and the report."""
+"""``ssmpi bench throughput``: all contenders on one host, and the report."""

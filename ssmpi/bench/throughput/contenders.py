@@ -1,4 +1,4 @@
-"""Who is measured: names, topologies and settings of all contenders, as plain values."""
+"""The names, topologies and settings of all contenders, as plain values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BARE, GEMM, PYTORCH, SSMPI = "bare step", "gemm", "pytorch", "ssmpi"
 
 SHADOWS = ("easgd", "ma", "bmuf")
 ADAGRAD = ("embedding.optimizer=rowwise_adagrad", "dense.optimizer=adagrad")
-# Rows are saved a tenth of the time, the most that there is.
+# Row saves take a tenth of the time, the maximum.
 AS_OFTEN_AS_CAN_BE = ("recovery.mtbf_hours=1e-9", "recovery.mode=partial")
 EXTRA_THREADS = 4  # more than there are cores, for the over-subscribed contender
 
@@ -17,7 +17,7 @@ EXTRA_THREADS = 4  # more than there are cores, for the over-subscribed contende
 @dataclass(frozen=True)
 class Contender:
     """``threads`` are Hogwild threads of a trainer (bare step, gemm, ssmpi) or threads inside an operator (pytorch).
-    ``network`` is one of ``zoo.NETWORKS``, which trains with Adagrad; "" leaves both to the run file.
+    ``network`` is one of ``zoo.NETWORKS``, trained with Adagrad; "" takes network and optimizer from the run file.
     """
 
     kind: str
@@ -41,17 +41,17 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """What results, ``--only`` and messages call it: ``ssmpi 2x1 ma, 128, fp32``, and its network."""
+        """The name in results, messages and for ``--only``: ``ssmpi 2x1 ma, 128, fp32``, and its network."""
         return ", ".join(filter(None, (self.short_name, str(self.batch), self.precision, self.network)))
 
     @property
     def ranks(self) -> int:
-        """Ranks of its MPI job."""
+        """The number of ranks of its MPI job."""
         return self.trainers + 1 + (self.algorithm == "easgd")
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Settings that make the common run file this contender's."""
+        """The settings of this contender, on top of the common run file."""
         return (
             f"data.batch_size={self.batch}",
             f"topology.trainers={self.trainers}",
@@ -69,7 +69,7 @@ class Contender:
 
 
 def grid(batches: Sequence[int], cores: int, short: bool) -> list[Contender]:
-    """All contenders for these batch sizes on this many cores; ``short`` leaves the essential ones."""
+    """All contenders for these batch sizes and this number of cores; only the essential ones if ``short``."""
     if short:
         return [contender for batch in batches for contender in essential(batch, cores)]
     most = Contender(SSMPI, min(batches), cores + EXTRA_THREADS)
@@ -77,9 +77,10 @@ def grid(batches: Sequence[int], cores: int, short: bool) -> list[Contender]:
 
 
 def of_batch(batch: int, cores: int) -> list[Contender]:
-    """One batch size: ceilings and one trainer at 1 and at all cores, two trainers with every algorithm; less in bf16.
+    """The contenders of one batch size: ceilings and one trainer with 1 core and with all cores, two trainers with
+    every algorithm; fewer in bf16.
 
-    Everybody is on one host and so shares the PS's memory; one contender exchanges messages instead.
+    All are on one host and share the PS's memory, except one contender that exchanges messages.
     """
     ladder, half = sorted({1, cores}), max(1, cores // 2)
     found = [Contender(kind, batch, threads) for kind in (BARE, GEMM, SSMPI) for threads in ladder]
@@ -91,7 +92,7 @@ def of_batch(batch: int, cores: int) -> list[Contender]:
 
 
 def essential(batch: int, cores: int) -> list[Contender]:
-    """One of each kind, one with a shadow thread and a sync PS."""
+    """One contender of each kind, and one with a shadow thread and a sync PS."""
     one = Contender(SSMPI, batch, cores)
     two = Contender(SSMPI, batch, max(1, cores // 2), "fp32", 2, "easgd")
     return [Contender(BARE, batch, cores), Contender(GEMM, batch, cores), Contender(PYTORCH, batch, cores), one, two]

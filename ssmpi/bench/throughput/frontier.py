@@ -1,6 +1,6 @@
-"""What synchronization in the background costs at each pace: the gap between two rounds of a trainer against examples
-per second, for several shares of a core (``sync.cpu_share``). Rounds run and rest in turns within each job, which goes
-through all shares.
+"""The cost of background synchronization by pace: examples per second against the gap between two rounds of a trainer,
+for several shares of a core (``sync.cpu_share``). Each job covers all shares, and alternates between windows with and
+without rounds.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from ssmpi.bench.harness.results import JobResult
 from ssmpi.bench.throughput.alternation import Harness, fours, on_and_off, on_over_off
 from ssmpi.bench.throughput.contenders import SHADOWS, SSMPI, Contender
 
-AS_SHIPPED = 0.0  # sync.cpu_share: the share that the topology gives
+AS_SHIPPED = 0.0  # sync.cpu_share: the default share of the topology
 CPU_SHARES = (AS_SHIPPED, 1.0)
 WORTH = 0.98  # of the examples per second without rounds
-LINEAR = 0.8  # below it rounds follow each other, and what they take is no longer a sum of single costs
+LINEAR = 0.8  # below this ratio rounds run back to back, and their cost is no longer a sum of single costs
 SYNC_PARTS = ("cpu/shadow", "cpu/sync_ps")
 
 
 class FrontierPoint(TypedDict):
-    """``gap`` in iterations of a trainer between two of its rounds, ``ratio`` of examples per second with rounds to
-    without, with its standard ``error``; milliseconds of a trainer's round by the processors and by the clock. None
+    """``gap``: iterations of a trainer between two of its rounds; ``ratio`` of the examples per second with rounds to
+    those without, with its standard ``error``; milliseconds of CPU time and of wall time of a trainer's round. None
     without rounds.
     """
 
@@ -43,7 +43,9 @@ class Frontier(TypedDict):
 
 
 def measure(harness: Harness) -> dict[str, Frontier]:
-    """By contender: two trainers, each algorithm, smallest and largest batch; ``short`` has one algorithm."""
+    """Frontiers by contender: two trainers, each algorithm, smallest and largest batch; only one algorithm if
+    ``short``.
+    """
     found: dict[str, Frontier] = {}
     for contender in asked(harness):
         points, shares = [], harness.shares
@@ -56,7 +58,7 @@ def measure(harness: Harness) -> dict[str, Frontier]:
 
 
 def asked(harness: Harness) -> list[Contender]:
-    """Whose rounds are measured."""
+    """The contenders whose rounds are measured."""
     half, sizes = max(1, harness.cores // 2), sorted({min(harness.batches), max(harness.batches)})
     if harness.short:
         return [Contender(SSMPI, sizes[0], half, "fp32", 2, "easgd")]
@@ -64,15 +66,15 @@ def asked(harness: Harness) -> list[Contender]:
 
 
 def point(job: JobResult, batch: int, cpu_share: float, firsts: list[int]) -> FrontierPoint:
-    """The figures of the fours of windows that begin at ``firsts``. Processor time is what the windows with rounds took
-    more than those without.
+    """The figures of the fours of windows that begin at ``firsts``. The CPU time of rounds is the difference between
+    windows with and without rounds.
     """
     turns, growth = on_over_off(job, firsts), job["growth"]
     iterations = on_and_off(job["eps"], firsts)[0] * job["seconds"] / len(job["eps"]) / batch  # all trainers'
-    rounds = sum(on_and_off(growth["rounds/all"], firsts))  # all trainers'; one may end when a rest has begun
+    rounds = sum(on_and_off(growth["rounds/all"], firsts))  # all trainers'; a round may end after a rest has begun
     timed, seconds = (sum(on_and_off(growth[name], firsts)) for name in ("rounds/timed", "rounds/timed_seconds"))
     spent = [on_and_off(growth[part], firsts) for part in SYNC_PARTS if part in growth]
-    cost = sum(on - off for on, off in spent)  # below 0 where a shadow thread has ended with its pass: not known
+    cost = sum(on - off for on, off in spent)  # below 0 if a shadow thread has ended with its pass: unknown
     return {
         "cpu_share": cpu_share,
         "ratio": turns["ratio"],
@@ -84,8 +86,8 @@ def point(job: JobResult, batch: int, cpu_share: float, firsts: list[int]) -> Fr
 
 
 class RoundCost(TypedDict):
-    """What a round costs, in ``iterations`` of a trainer, with its standard ``error``; the ``gap`` that leaves
-    ``WORTH`` of the examples per second, with the ``gap_error``. Infinite where no point tells.
+    """The cost of a round in ``iterations`` of a trainer, with its standard ``error``; the ``gap`` at which ``WORTH``
+    of the examples per second remain, with ``gap_error``. Infinite if no point can be used.
     """
 
     iterations: float
@@ -95,9 +97,9 @@ class RoundCost(TypedDict):
 
 
 def cost_of_a_round(points: list[FrontierPoint]) -> RoundCost:
-    """Fitted to all points at which workers keep most of the host: without / with rounds - 1 = cost / gap, by least
-    squares weighted by the points' errors. One point alone decides little: its error is as large as what it shows.
-    Where points scatter more than their errors allow, the cost's error is widened as much (Birge's ratio).
+    """Fit without / with rounds - 1 = cost / gap to all points above ``LINEAR``, by least squares weighted by the
+    points' errors. A single point says little: its error is as large as its effect. If the points scatter more than
+    their errors allow, the cost's error is widened accordingly (Birge's ratio).
     """
     told = [p for p in points if p["gap"] and p["error"] > 0 and p["ratio"] >= LINEAR]
     weights = [(p["ratio"] ** 2 / p["error"]) ** 2 for p in told]  # of 1 / ratio

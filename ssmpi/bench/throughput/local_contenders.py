@@ -1,4 +1,4 @@
-"""Contenders without MPI, each visit in a fresh process that is forked from one which has imported torch already."""
+"""Contenders without MPI. Each visit is a new process, forked from one that has already imported torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIME_LIMIT_SECONDS = 300.0  # for preparing and measuring one contender
 
 def in_fresh_process(body: Callable[..., T], *arguments: object) -> T:
     """Run a function of a module in a new process; its exception is raised here."""
-    os.environ["PYTHONSAFEPATH"] = "1"  # as PYTHON's -P, for the process that is forked
+    os.environ["PYTHONSAFEPATH"] = "1"  # like python -P, for the forked process
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ssmpi.bench.harness.dense"])
     with context.Pool(1) as pool:
@@ -32,7 +32,7 @@ def in_fresh_process(body: Callable[..., T], *arguments: object) -> T:
 
 def visit(contender: Contender, run_file: Path, timing: Timing) -> Visit:
     """Measure a contender in this process: examples per second by window, CPU seconds and memory."""
-    import torch  # here, because the process that starts all others has no use for it
+    import torch  # here, because the parent process does not need it
 
     from ssmpi.bench.harness import dense
 
@@ -40,7 +40,7 @@ def visit(contender: Contender, run_file: Path, timing: Timing) -> Visit:
     inside = contender.threads if contender.kind == PYTORCH else 1
 
     def begin() -> None:
-        torch.set_num_threads(inside)  # OpenMP keeps this by thread, and a new one starts from OMP_NUM_THREADS
+        torch.set_num_threads(inside)  # OpenMP keeps this per thread; a new thread starts from OMP_NUM_THREADS
 
     begin()
     edges, ticks, readings = run(dense.steps_of(contender.kind, config), timing, begin)
@@ -57,16 +57,18 @@ def visit(contender: Contender, run_file: Path, timing: Timing) -> Visit:
 def run(
     steps: Sequence[Callable[[], object]], timing: Timing, begin: Callable[[], object] = object
 ) -> tuple[list[float], Ticks, list[Readings]]:
-    """Repeat each step on a thread of its own, which first calls ``begin``; edges, ticks and readings at the edges."""
+    """Repeat each step on a separate thread, which first calls ``begin``; returns edges, ticks and readings at the
+    edges.
+    """
     for step in steps:
-        step()  # what cannot work fails here
+        step()  # errors surface here
     ticks, stop = Ticks(len(steps)), threading.Event()
 
     def repeat(thread: int) -> None:
         begin()
         over = False
         while not over:
-            over = stop.is_set()  # one step more: the last edge lies within a step, wherever this thread was then
+            over = stop.is_set()  # one more step: the last edge then lies within a step
             steps[thread]()
             ticks.tick(thread)
 
@@ -86,7 +88,7 @@ def run(
     threads = [threading.Thread(target=repeat, args=(k,), daemon=True) for k in range(1, len(steps))]
     for thread in [*threads, watcher := threading.Thread(target=watch_edges)]:
         thread.start()
-    repeat(0)  # here: OpenMP has a team for each thread that ever used it, and two teams halve plain PyTorch's rate
+    repeat(0)  # on this thread: OpenMP keeps a team per thread that used it, and two teams halve plain PyTorch's rate
     for thread in [*threads, watcher]:
         thread.join(TIME_LIMIT_SECONDS)
     return edges, ticks, readings

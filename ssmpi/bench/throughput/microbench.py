@@ -1,6 +1,4 @@
-"""Parts of the program in isolation, in one process: the embedding PS's kernels, a bare loop over the same memory, the
-reader.
-"""
+"""Microbenchmarks in one process: the embedding PS's kernels, a bare loop over the same memory, the reader."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ Rows = list[np.ndarray]
 
 @njit(cache=True, nogil=True)
 def touch(table: np.ndarray, rows: np.ndarray) -> float:
-    """The least that a pull and a push of ``rows`` int32 (n,) can be: read each row once, then change each once."""
+    """The lower bound of a pull and a push of ``rows`` int32 (n,): read each row once, then write each once."""
     total = np.float32(0.0)
     for k in range(rows.shape[0]):
         for j in range(table.shape[1]):
@@ -39,20 +37,21 @@ def touch(table: np.ndarray, rows: np.ndarray) -> float:
 
 
 class NoMessages:
-    """The part of ``comm.service.Service`` that a handler needs, without anybody to send to."""
+    """The part of ``comm.service.Service`` that a handler needs, without a client."""
 
     def buffer(self, size: int) -> np.ndarray:
         """A buffer to fill."""
         return np.empty(size, np.uint8)
 
     def reply(self, dest: int, tag: int, buffer: np.ndarray) -> None:
-        """It goes nowhere."""
+        """Discard the reply."""
 
 
 def table_rates(run_file: Path, overrides: tuple[str, ...], seconds: float) -> dict[str, float]:
-    """Distinct rows pulled + pushed per core-second: by the server's handlers in this process, and by the bare loop.
+    """Distinct rows pulled + pushed per core-second: with the server's handlers in this process, and with the bare
+    loop.
 
-    Both go over the same table and the same rows, those of real batches.
+    Both use the same table and the same rows, those of real batches.
     """
     config = load(run_file, overrides)
     source = BatchSource(config)
@@ -81,7 +80,7 @@ def table_rates(run_file: Path, overrides: tuple[str, ...], seconds: float) -> d
 
 
 def rate(work: Callable[[int], object], sizes: list[int], seconds: float) -> float:
-    """Units per CPU second of ``work(k)``, which does ``sizes[k]`` of them, over all k again and again."""
+    """Units per CPU second of ``work(k)``, which processes ``sizes[k]`` units, cycling over k."""
     for k in range(len(sizes)):
         work(k)
     done, began, cpu = 0, time.monotonic(), time.thread_time()
@@ -94,7 +93,7 @@ def rate(work: Callable[[int], object], sizes: list[int], seconds: float) -> flo
 
 
 def reader_rate(run_file: Path, overrides: tuple[str, ...], seconds: float) -> dict[str, float]:
-    """Rows per core-second that a worker thread reads, shuffles and cuts into batches, as ``roles.trainer`` does."""
+    """Rows per core-second that a worker thread reads, shuffles and splits into batches, as in ``roles.trainer``."""
     config = load(run_file, overrides)
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
     room = reader.room()

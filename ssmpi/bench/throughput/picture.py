@@ -1,5 +1,5 @@
-"""The report of a throughput benchmark as a picture: a panel a batch size, below it where the time of a step goes, and
-what rounds cost at each gap.
+"""The report of a throughput benchmark as a picture: a panel per batch size, the time of a step by stage, and the cost
+of rounds by gap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEANING = {
 
 
 def draw(report: Report, target: Path) -> Path | None:
-    """Write the picture, where there is matplotlib and something to draw: a row of panels for each of its parts."""
+    """Write the picture, a row of panels for each part; None without matplotlib or without anything to draw."""
     found, sections = report["contenders"], report["sections"]
     parts = [
         (rates_by_batch, found, 0.28 * len(labels_of(found)) + 0.6),
@@ -62,7 +62,7 @@ def labels_of(found: Mapping[str, Any]) -> list[str]:
 
 
 def frontiers(figure: Any, found: Mapping[str, Frontier]) -> None:
-    """A panel for each batch size: what is left of examples per second against the gap between rounds."""
+    """A panel for each batch size: the remaining share of examples per second against the gap between rounds."""
     batches = sorted({each["batch"] for each in found.values()})
     for axis, batch in zip(figure.subplots(1, len(batches), sharey=True, squeeze=False)[0], batches, strict=True):
         for each in (each for each in found.values() if each["batch"] == batch):
@@ -86,7 +86,7 @@ def ordered(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def label(figures: Mapping[str, Any]) -> str:
-    """How the axis calls a contender."""
+    """A contender's label on the axis."""
     low = "" if figures["precision"] == "fp32" else f", {figures['precision']}"
     threads = f"{figures['threads']} thread{'s' if figures['threads'] > 1 else ''}"
     if figures["kind"] != SSMPI:
@@ -97,7 +97,7 @@ def label(figures: Mapping[str, Any]) -> str:
 
 
 def rates(axis: Any, found: list[dict[str, Any]], labels: list[str], batch: int) -> None:
-    """Median bars with their windows as ticks, each at its label."""
+    """Bars of medians, with the windows as ticks."""
     for figures in found:
         place = labels.index(label(figures))
         faint = figures["precision"] != "fp32"

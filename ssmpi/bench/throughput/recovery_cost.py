@@ -1,4 +1,4 @@
-"""What it costs that the state of a job outlives a kill, ``recovery.mode`` auto over off."""
+"""The cost of keeping a job's state over a kill: ``recovery.mode`` auto relative to off."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ssmpi.bench.throughput.contenders import SSMPI, Contender
 
 IN_TURNS, KEPT, FORGOTTEN = "recovery", "kept", "forgotten"  # of ``harness.recovery_probes``
 
-JOBS = 5  # of each kind, in turns: what a job takes differs by some percent, and the median of them counts
+JOBS = 5  # of each kind, alternating: the memory of jobs varies by some percent, so the median counts
 
 
 class RecoveryCost(TypedDict):
-    """Examples per second, and per CPU second of the workers, by contender, in turns within one job; bytes of a whole
-    job with and without.
+    """Ratios of examples per second, and per CPU second of the workers, by contender, alternating within one job; bytes
+    of a whole job with and without.
     """
 
     speed: Mapping[str, Ratio]
@@ -46,8 +46,9 @@ def measure(harness: Harness) -> RecoveryCost:
 
 
 def per_cpu_second(job: JobResult) -> Ratio:
-    """The same by the time that the workers had a core, of which other programs take some: of all windows together,
-    because a window's CPU time is read a little late where cores are busy. The error is the jackknife's over fours.
+    """The ratio of examples per CPU second of the workers, which excludes time taken by other programs. Computed over
+    all windows together, because a window's CPU time is read slightly late on busy cores; the error is a jackknife over
+    fours.
     """
     firsts = fours(job)
 

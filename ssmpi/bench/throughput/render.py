@@ -12,7 +12,7 @@ from ssmpi.bench.throughput.frontier import AS_SHIPPED, WORTH, Frontier, Frontie
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """Everything that was measured, as text."""
+    """The whole report as text."""
     parts = [header(report["header"])]
     if report["contenders"]:
         parts.append(contenders(report["contenders"]))
@@ -23,7 +23,7 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def header(found: Mapping[str, Any]) -> str:
-    """Where and when."""
+    """Machine and time."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     extra = ", ".join(str(found[name]) for name in ("mpi_library", "torch_instructions") if name in found)
     return "\n".join(
@@ -37,7 +37,7 @@ def header(found: Mapping[str, Any]) -> str:
 
 
 def grid(rows: Sequence[Sequence[str]]) -> str:
-    """Columns: the first to the left, the others to the right; the first row heads them."""
+    """A table: the first column left-aligned, the others right-aligned; the first row is the header."""
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     lines = [
         "  ".join(
@@ -82,7 +82,7 @@ def contender(figures: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def stages(found: Mapping[str, Any]) -> str:
-    """Where time goes."""
+    """The time by stage."""
     blocks = []
     for name, job in found.items():
         lines = [f"where time goes, {name} (stopwatches on: {job['eps']:,.0f} EPS)"]
@@ -95,12 +95,12 @@ def stages(found: Mapping[str, Any]) -> str:
 
 
 def percentages(shares: Mapping[str, float]) -> str:
-    """Shares in their order, largest first."""
+    """Shares as percentages, largest first."""
     return ", ".join(f"{name} {share:.1%}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def shadow(found: Mapping[str, Frontier]) -> str:
-    """What rounds in the background cost at each pace."""
+    """The cost of background rounds by pace."""
     heads = "frontier of rounds in the background;cpu_share;gap;EPS on / off;+-;processor ms;wall ms"
     rows = [tuple(heads.split(";"))]
     for name, frontier in found.items():
@@ -127,34 +127,34 @@ def point(name: str, found: FrontierPoint) -> tuple[str, ...]:
 
 
 def bare(found: Mapping[str, Ratio]) -> str:
-    """How near the whole loop is to its ceiling."""
+    """The whole loop relative to its upper bound."""
     return in_turns("examples per second of the whole loop over those of the bare dense step", found)
 
 
 def half(found: Mapping[str, Any]) -> str:
-    """How near the loop in bfloat16 is to its ceiling, or loudly that it was not measured."""
+    """The bfloat16 loop relative to its upper bound, or a notice that it was not measured."""
     if "missing" in found:
         return f"!!! {found['missing']}"
     return in_turns("examples per second of the whole loop over those of torch's bfloat16 products alone", found)
 
 
 def networks(found: Mapping[str, Ratio]) -> str:
-    """Every network beside PyTorch's step of it."""
+    """Every network relative to PyTorch's step of it."""
     return in_turns("examples per second of the whole loop over those of PyTorch's step, one thread, Adagrad", found)
 
 
 def threads(found: Mapping[str, Ratio]) -> str:
-    """What threads gain."""
+    """The gain from threads."""
     return in_turns("examples per second of all threads over those of one", found)
 
 
 def priority(found: Mapping[str, Ratio]) -> str:
-    """What priority saves cost."""
+    """The cost of priority saves."""
     return in_turns("examples per second while rows are saved by priority over those without", found)
 
 
 def in_turns(what: str, found: Mapping[str, Ratio]) -> str:
-    """Ratios of two ways to work with their standard errors."""
+    """Ratios of two variants with their standard errors."""
     lines = [f"  {name}: {turns['ratio']:.3f} +- {turns['error']:.3f}" for name, turns in found.items()]
     return "\n".join([f"{what}, in turns within one job", *lines])
 
@@ -183,7 +183,7 @@ def reader(found: Mapping[str, float]) -> str:
 
 
 def gil(found: Mapping[str, Any]) -> str:
-    """The GIL, or loudly that it was not measured."""
+    """The share of time with the GIL, or a notice that it was not measured."""
     lines = ["GIL: share of a worker's time in which it is held"]
     for name, seen in found.items():
         told = f"!!! {seen['missing']}" if "missing" in seen else f"{seen['share']:.1%} ({seen['samples']:.0f} samples)"
@@ -202,7 +202,7 @@ def memory(found: Mapping[str, Any]) -> str:
 
 
 def recovery(found: Mapping[str, Any]) -> str:
-    """What it costs that the state of a job outlives a kill."""
+    """The cost of keeping a job's state over a kill."""
     lines = [
         in_turns("examples per second with recovery.mode = auto over off", found["speed"]),
         in_turns("the same per CPU second of the worker threads", found["per_cpu_second"]),
@@ -224,7 +224,7 @@ SECTIONS = {
 
 
 def targets(found: Iterable[Mapping[str, Any]]) -> str:
-    """What was wanted."""
+    """The targets, met or not."""
     found = list(found)
     judged = any(target["met"] is not None for target in found)
     rows = [

@@ -1,4 +1,4 @@
-"""What is measured besides the contenders: where time goes, parts in isolation, the GIL, memory."""
+"""Measurements besides the contenders: time by stage, microbenchmarks, the GIL, memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ssmpi.data.schema import read_manifest
 from ssmpi.model import processor
 from ssmpi.model.zoo import NETWORKS
 
-LONG = Timing(3.0, 3.0, 20)  # for memory, which must not grow
+LONG = Timing(3.0, 3.0, 20)  # for the memory section: it must not grow
 TOLD_SECONDS = 4.0
-LONG_STEPS, SLOW = 25, 25_000.0  # steps of a window, at so many examples per second of a thread
+LONG_STEPS, SLOW = 25, 25_000.0  # steps per window, at this number of examples per second and thread
 
 
 def where_time_goes(harness: Harness) -> dict[str, Any]:
-    """Shares of a worker's time by stage and of the servers', smallest and largest batch, with a shadow thread too."""
+    """Shares of a worker's and of the servers' time by stage, smallest and largest batch, also with a shadow thread."""
     found = {}
     for contender in to_break_down(harness):
         job = harness.job(contender, "stages", replace(harness.timing, windows=2 * harness.timing.windows))
@@ -40,7 +40,9 @@ def where_time_goes(harness: Harness) -> dict[str, Any]:
 
 
 def to_break_down(harness: Harness) -> list[Contender]:
-    """One trainer, by shared memory and by messages, and two with a shadow thread; ``short`` has all of it in one."""
+    """One trainer, with shared memory and with messages, and two trainers with a shadow thread; if ``short``, one
+    contender with all of it.
+    """
     half = max(1, harness.cores // 2)
     if harness.short:
         return [Contender(SSMPI, min(harness.batches), half, "fp32", 2, "ma", transport="messages")]
@@ -52,8 +54,8 @@ def to_break_down(harness: Harness) -> list[Contender]:
 
 
 def shares(seconds: dict[str, float], whole: float | None = None, apart: tuple[str, ...] = ()) -> dict[str, float]:
-    """Shares of ``whole`` (default: of the sum); what no stage accounts for is ``rest``; ``apart`` are other threads'
-    stages.
+    """Shares of ``whole`` (default: the sum); time in no stage is ``rest``; ``apart`` are the stages of other
+    threads.
     """
     counted = {name: value for name, value in seconds.items() if name not in apart}
     total = whole or sum(counted.values()) or 1.0
@@ -64,28 +66,28 @@ def shares(seconds: dict[str, float], whole: float | None = None, apart: tuple[s
 
 
 def bare_share(harness: Harness) -> dict[str, Ratio]:
-    """Examples per second of the whole loop over those of the bare dense step, all threads, within one job."""
+    """Examples per second of the whole loop relative to the bare dense step, all threads, within one job."""
     return in_turns(harness, BARE, of_all_threads(harness))
 
 
 def half_share(harness: Harness) -> Mapping[str, object]:
-    """Examples per second of the whole loop in bfloat16 over those of torch's products alone, as ``bare_share``."""
+    """Examples per second of the whole loop in bfloat16 relative to torch's products alone, as ``bare_share``."""
     if processor.without_bfloat16():
         return {"missing": f"bfloat16 was NOT measured: {processor.name()} has no instructions for it"}
     return in_turns(harness, GEMM, [replace(contender, precision="bf16") for contender in of_all_threads(harness)])
 
 
 def networks(harness: Harness) -> dict[str, Ratio]:
-    """Examples per second of the whole loop over those of PyTorch's step of the same network, one thread each."""
+    """Examples per second of the whole loop relative to PyTorch's step of the same network, one thread each."""
     sizes = {contender.batch for contender in of_all_threads(harness)}
     asked = [Contender(SSMPI, size, network=name) for name in NETWORKS for size in sorted(sizes)]
     return in_turns(harness, PYTORCH, asked)
 
 
 def thread_gain(harness: Harness) -> dict[str, Ratio]:
-    """Examples per second of all threads over those of the first alone, within one job; nothing on a single core.
+    """Examples per second of all threads relative to the first thread alone, within one job; empty on a single core.
 
-    A thread rests when its batch is done: windows are long enough for that to make less than a percent of them.
+    A thread finishes its batch before it rests; windows are long enough to make this less than a percent.
     """
     found: dict[str, Ratio] = {}
     for contender in of_all_threads(harness) if harness.cores > 1 else ():
@@ -95,8 +97,8 @@ def thread_gain(harness: Harness) -> dict[str, Ratio]:
 
 
 def priority_cost(harness: Harness) -> dict[str, Ratio]:
-    """Examples per second while rows are saved by priority, as often as they may be, over those without, within one
-    job. Windows are long: the first trainer tells the PSs once a second that a turn has come or gone.
+    """Examples per second with priority saves at their maximum rate relative to those without, within one job. Windows
+    are long, because the PSs learn of a turn only from the first trainer's messages, one per second.
     """
     timing = replace(harness.timing, seconds=max(harness.timing.seconds, 0.0 if harness.short else TOLD_SECONDS))
     batch, cores = max(harness.batches), harness.cores
@@ -111,9 +113,9 @@ def of_all_threads(harness: Harness) -> list[Contender]:
 
 
 def server_rate(harness: Harness) -> dict[str, float]:
-    """Rows per core-second of an embedding PS, whose clients do nothing else, beside a bare loop over the same table.
+    """Rows per core-second of an embedding PS whose clients only pull and push, and of a bare loop over the same table.
 
-    In place the clients do the PS's work: theirs is the time, with routing and summing of duplicates.
+    With shared memory the clients do the PS's work, so their time counts, including routing and summing of duplicates.
     """
     far, near = (
         Contender(SSMPI, max(harness.batches), harness.cores, transport=kind) for kind in ("messages", "shared")
@@ -129,14 +131,14 @@ def server_rate(harness: Harness) -> dict[str, float]:
 
 
 def reader_rate(harness: Harness) -> dict[str, float]:
-    """Rows per core-second, shuffled and cut into the smallest batches."""
+    """Rows per core-second of the reader, shuffled and split into the smallest batches."""
     overrides = Contender(SSMPI, min(harness.batches)).overrides
     return in_fresh_process(microbench.reader_rate, harness.run_file, overrides, harness.timing.seconds)
 
 
 def gil_share(harness: Harness) -> dict[str, dict[str, Any]]:
-    """Share of a single worker's time in which it holds the GIL, batch 200 as in the paper's runs, by network and
-    precision; that of bfloat16 where there are instructions for it.
+    """The share of a single worker's time in which it holds the GIL, batch 200 as in the paper's runs, by network and
+    precision; bfloat16 only if the processor has instructions for it.
     """
     precisions = ("fp32",) if processor.without_bfloat16() else ("fp32", "bf16")
     asked = [Contender(SSMPI, 200, 1, precision, network=name) for name in NETWORKS for precision in precisions]
@@ -146,7 +148,7 @@ def gil_share(harness: Harness) -> dict[str, dict[str, Any]]:
 
 
 def _held(harness: Harness, contender: Contender, timing: Timing) -> dict[str, Any]:
-    """Samples and share, or what is ``missing``."""
+    """Samples and share, or why they are ``missing``."""
     if gil.find() is None:
         missing = "py-spy is not installed: pip install 'ssmpi[test]'"
     else:
@@ -158,9 +160,9 @@ def _held(harness: Harness, contender: Contender, timing: Timing) -> dict[str, A
 
 
 def memory(harness: Harness) -> dict[str, Any]:
-    """Resident memory of a trainer over a longer run, and what an embedding PS needs for a byte of rows and state.
+    """Resident memory of a trainer over a longer run, and the memory of an embedding PS per byte of rows and state.
 
-    The latter is the slope between a small and a large table, so that neither Python nor the libraries count.
+    The latter is the slope between a small and a large table, which excludes Python and the libraries.
     """
     contender = Contender(SSMPI, max(harness.batches), harness.cores)
     config = load(harness.run_file, contender.overrides)

@@ -1,4 +1,4 @@
-"""What the figures should be, and whether they are: ratios of medians, so that they mean the same on every machine."""
+"""The targets, and whether they are met: ratios of medians, so they are comparable between machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ssmpi.model import processor
 
 @dataclass(frozen=True)
 class Target:
-    """``measured`` is NaN where a figure is missing; ``at_most`` turns the comparison round."""
+    """``measured`` is NaN if a figure is missing; with ``at_most`` the target is an upper limit."""
 
     what: str
     measured: float
@@ -25,20 +25,20 @@ class Target:
 
     @property
     def met(self) -> bool | None:
-        """None where nothing was measured."""
+        """None if it was not measured."""
         if math.isnan(self.measured):
             return None
         return self.measured <= self.wanted if self.at_most else self.measured >= self.wanted
 
 
 class Figures:
-    """Contenders' figures by name, as ``throughput`` keeps them."""
+    """The contenders' figures by name, in the form of ``throughput``."""
 
     def __init__(self, contenders: Mapping[str, Any]) -> None:
         self._contenders = contenders
 
     def ratio(self, what: str, wanted: float, over: Contender, under: Contender, note: str = "") -> Target:
-        """One contender's examples per second over another's."""
+        """A target for the ratio of two contenders' examples per second."""
         found = []
         for figure in ("median", "best_quarter"):
             above, below = (self._contenders.get(c.name, {}).get(figure, math.nan) for c in (over, under))
@@ -46,18 +46,18 @@ class Figures:
         return Target(what, found[0], wanted, note=note, best_quarter=found[1])
 
     def median(self, contender: Contender) -> float:
-        """Examples per second; NaN of a contender that was not measured."""
+        """A contender's median examples per second; NaN if it was not measured."""
         return float(self._contenders.get(contender.name, {}).get("median", math.nan))
 
     def fastest_gemm(self, cores: int) -> float:
-        """The matrix products at whatever batch size they are fastest: a step may cut its batch into such pieces."""
+        """The rate of the matrix products at their fastest batch size: a step may split its batch into such pieces."""
         products = ("kind", "threads", "precision")
         found = [f for f in self._contenders.values() if tuple(f.get(p) for p in products) == (GEMM, cores, "fp32")]
         return max((f["median"] for f in found), default=math.nan)
 
 
 def judge(contenders: Mapping[str, Any], sections: Mapping[str, Any], batches: list[int], cores: int) -> list[Target]:
-    """All targets for which there are figures, in the order of importance."""
+    """All targets with figures, the most important first."""
     figures = Figures(contenders)
     found = [target for batch in batches for target in of_rates(figures, batch, cores)]
     most = Contender(SSMPI, min(batches), cores + EXTRA_THREADS)
@@ -97,7 +97,7 @@ GAPS = {128: 5.0, 2048: 2.0}  # by batch size, the wanted iterations of a traine
 
 
 def of_rounds(frontiers: Mapping[str, Frontier]) -> list[Target]:
-    """What rounds in the background cost as shipped, and how frequent they can be for next to nothing."""
+    """The cost of background rounds with the defaults, and the smallest gap at which they are nearly free."""
     found = []
     for name, frontier in frontiers.items():
         found += [
@@ -113,14 +113,14 @@ def of_rounds(frontiers: Mapping[str, Frontier]) -> list[Target]:
     return found
 
 
-WHOLE = {128: 0.88, 2048: 0.93}  # by batch size, of the bare step
-HALF = {128: 0.65, 2048: 0.72}  # the same in bfloat16, of torch's products
-NETWORK = {128: 2.0, 2048: 1.3}  # of PyTorch's step of the same network
+WHOLE = {128: 0.88, 2048: 0.93}  # by batch size, relative to the bare step
+HALF = {128: 0.65, 2048: 0.72}  # the same in bfloat16, relative to torch's products
+NETWORK = {128: 2.0, 2048: 1.3}  # relative to PyTorch's step of the same network
 NETWORKS = ("dcn_v2", "deepfm")
 
 
 def in_turns(cores: int) -> Iterator[tuple[str, str, Contender, float]]:
-    """Section, words, contender and the wanted ratio of those that are measured against something in turns."""
+    """The targets of alternating jobs: section, words, contender, wanted ratio."""
     for batch, wanted in WHOLE.items():
         yield "bare", "whole loop / bare dense step", Contender(SSMPI, batch, cores), wanted
     for batch, wanted in HALF.items():
@@ -131,7 +131,7 @@ def in_turns(cores: int) -> Iterator[tuple[str, str, Contender, float]]:
 
 
 def of_turns(sections: Mapping[str, Any], cores: int) -> Iterator[Target]:
-    """What was measured in turns within one job."""
+    """The targets of the sections that alternate within one job."""
     for section, what, contender, wanted in in_turns(cores):
         if turns := sections.get(section, {}).get(contender.name):
             yield Target(f"{what}, {contender.name}", turns["ratio"], wanted, note=f"+- {turns['error']:.3f}")
@@ -144,7 +144,7 @@ def of_turns(sections: Mapping[str, Any], cores: int) -> Iterator[Target]:
 
 
 def of_parts(sections: Mapping[str, Any], cores: int) -> list[Target]:
-    """What the sections measured."""
+    """The targets of the other sections."""
     found = [*of_turns(sections, cores), *of_rounds(sections.get("shadow", {}))]
     for name, seen in sections.get("gil", {}).items():
         if "share" in seen:

@@ -1,8 +1,9 @@
-"""``ssmpi bench throughput``: everybody on the same machine, model and rows, in turns, in many short windows.
+"""``ssmpi bench throughput``: measures all contenders on the same machine, model and rows, interleaved, in many short
+windows.
 
-A round visits every contender once, and each round starts with another one, so that a slow minute of the machine hits
-all alike. A visit is a process or an MPI job of its own: start, warm-up, a few windows. Sections follow: where the
-time goes, parts in isolation, the GIL, memory. Last come the targets, met or not.
+A round visits every contender once, and each round starts with a different one, so a slow minute of the machine affects
+all alike. A visit is a separate process or MPI job: start, warm-up, a few windows. Sections follow: time by stage,
+microbenchmarks, the GIL, memory. The targets come last.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from ssmpi.core.settings import SECONDS, positive, require
 
 START_SECONDS = {True: 4.0, False: 1.5}  # of an MPI job, of a local process: for the estimate
 SHORT_WINDOW = 0.3  # seconds
-SHORT_JOBS = {"reader": 0, "shadow": len(CPU_SHARES)}  # of sections with --short; all others have one
+SHORT_JOBS = {"reader": 0, "shadow": len(CPU_SHARES)}  # of sections with --short; the others have one
 RESULT = "throughput.json"
 
 
 @dataclass(frozen=True)
 class ThroughputOptions:
-    """What to measure. ``seconds`` is the length of a window; ``only`` a pattern for contenders and sections;
-    ``shares`` are values of ``sync.cpu_share``, 0 for the one that is shipped.
+    """What to measure. ``seconds`` is the length of a window; ``only`` is a pattern for contenders and sections;
+    ``shares`` are values of ``sync.cpu_share``, 0 for the default.
     """
 
     folder: Path = Path("runs/bench")
@@ -58,18 +59,18 @@ class ThroughputOptions:
 
     @property
     def timing(self) -> Timing:
-        """Of one visit."""
+        """The timing of one visit."""
         return Timing(0.5, self.seconds, 1) if self.short else Timing(0.8, self.seconds, 3)
 
 
 def short(options: ThroughputOptions) -> ThroughputOptions:
-    """Within a minute: to see that it works, never to judge a time."""
+    """Options for a run within a minute: a smoke test, not a measurement."""
     seconds = min(options.seconds, SHORT_WINDOW)
     return dataclasses.replace(options, rounds=1, seconds=seconds, batches=(128,), short=True)
 
 
 def measure(options: ThroughputOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
-    """The whole benchmark; prints the report and returns the JSON file, beside which table and plot are."""
+    """Run the whole benchmark; prints the report and returns the JSON file. Table and plot are written beside it."""
     options.folder.mkdir(parents=True, exist_ok=True)
     cores = machine.cores()
     contenders = [c for c in grid(options.batches, cores, options.short) if chosen(c.name, options.only)]
@@ -116,15 +117,15 @@ def rounds(options: ThroughputOptions, contenders: list[Contender], jobs: Jobs) 
 
 
 def visit(contender: Contender, jobs: Jobs, timing: Timing) -> Visit:
-    """One visit: examples per second by window, and what was used for it."""
+    """One visit: examples per second by window, and the resources used."""
     if contender.kind == SSMPI:
         return jobs.run(contender.ranks, contender.overrides, timing)
     return local_contenders.in_fresh_process(local_contenders.visit, contender, jobs.run_file, timing)
 
 
 def figures(contender: Contender, visits: Sequence[Visit]) -> dict[str, Any]:
-    """All visits to one contender together; ``cores`` are CPU seconds per second, by part, ``others`` those of other
-    programs.
+    """The combined figures of a contender's visits; ``cores`` are CPU seconds per second by part, ``others`` those of
+    other programs.
     """
     seconds = sum(found["seconds"] for found in visits)
     parts = dict.fromkeys(name for found in visits for name in found["cpu"])
@@ -144,18 +145,18 @@ def figures(contender: Contender, visits: Sequence[Visit]) -> dict[str, Any]:
 
 
 def section(name: str, harness: Harness) -> Mapping[str, object]:
-    """One section, announced."""
+    """Announce and run one section."""
     say(f"section {name}")
     return SECTIONS[name](harness)
 
 
 def estimate(options: ThroughputOptions, contenders: list[Contender]) -> float:
-    """About how many seconds all rounds will take."""
+    """The estimated seconds of all rounds."""
     return options.rounds * sum(START_SECONDS[c.kind == SSMPI] + options.timing.total for c in contenders)
 
 
 def seconds_of_short_sections(options: ThroughputOptions, sections: Sequence[str]) -> float:
-    """About how many seconds the sections take with ``--short``: MPI jobs of at most four windows, or processes."""
+    """The estimated seconds of the sections with ``--short``: MPI jobs of at most four windows, or processes."""
     jobs = sum(SHORT_JOBS.get(name, 1) for name in sections)
     local = len({"reader", "server"} & set(sections))
     timing = dataclasses.replace(options.timing, windows=4)

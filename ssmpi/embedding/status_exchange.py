@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 THREAD = wire.THREADS - 2  # a client id of its own: the main thread may be waiting for another answer
 
 
-class ServerNews:
-    """The first trainer's end; used on its main thread only."""
+class StatusExchange:
+    """The first trainer's side; used on its main thread only."""
 
     def __init__(self, conversation: Conversation, waiting: WaitOptions) -> None:
         self._conversation, self._waiting = conversation, waiting
@@ -39,7 +39,7 @@ class ServerNews:
                 if not all(request.Test() for request in requests):
                     continue
                 found += [{"ps": index, **each} for each in json.loads(wire.read_text(answer))]
-            self._under_way[index] = self._tell(server, samples, saves_rows)
+            self._under_way[index] = self._send(server, samples, saves_rows)
         return found
 
     def finish(self) -> None:
@@ -47,7 +47,7 @@ class ServerNews:
         wait_all([request for requests, *_ in self._under_way.values() for request in requests], self._waiting, "PSs")
         self._under_way = {}
 
-    def _tell(self, server: int, samples: int, saves_rows: bool) -> tuple[list[MPIRequest], np.ndarray, np.ndarray]:
+    def _send(self, server: int, samples: int, saves_rows: bool) -> tuple[list[MPIRequest], np.ndarray, np.ndarray]:
         message, answer = np.array([samples, saves_rows], np.int64), np.empty(wire.TEXT, np.uint8)
         requests = [
             self._conversation.irecv(answer, server, THREAD),
