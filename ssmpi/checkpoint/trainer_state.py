@@ -15,7 +15,7 @@ from ssmpi.checkpoint import files, saved_network, store
 from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.comm.waiting import wait
 from ssmpi.core.errors import DataError
-from ssmpi.core.metrics import Quality
+from ssmpi.core.quality import Quality
 from ssmpi.data.position import Position
 from ssmpi.data.trained_rows import Deal
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ssmpi.comm.failure import cause
 from ssmpi.core.log import above, log, terminal
-from ssmpi.core.metrics import SUMS, Quality
+from ssmpi.core.quality import SUMS, Quality
 from ssmpi.core.run_files import METRICS
 from ssmpi.core.save_cost import SaveCost
 from ssmpi.core.topology import Topology

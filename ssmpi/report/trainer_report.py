@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssmpi.core.metrics import BINS, SUMS
+from ssmpi.core.quality import BINS, SUMS
 from ssmpi.core.traffic import COUNTED
 
 

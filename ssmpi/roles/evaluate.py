@@ -13,7 +13,7 @@ import numpy as np
 from ssmpi.comm.failure import start
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.clock import Clock
-from ssmpi.core.metrics import BINS, Quality
+from ssmpi.core.quality import BINS, Quality
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.embedding.client import Lookups

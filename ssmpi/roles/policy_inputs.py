@@ -10,7 +10,7 @@ from ssmpi.checkpoint import store
 from ssmpi.core.log import log
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
-from ssmpi.recovery.choice import summary
+from ssmpi.recovery.after_loss import summary
 from ssmpi.recovery.defaults import estimated
 from ssmpi.recovery.known_inputs import ESTIMATED, MEASURED, SETTING, KnownInputs, Source, collect
 from ssmpi.recovery.measured import from_run, from_settings

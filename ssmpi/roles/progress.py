@@ -14,7 +14,7 @@ import numpy as np
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import TrainingError
-from ssmpi.core.metrics import BINS, SUMS, Quality, accumulate
+from ssmpi.core.quality import BINS, SUMS, Quality, accumulate
 from ssmpi.model.options import Schedule
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from ssmpi.comm.waiting import WaitOptions, wait
-from ssmpi.core.metrics import Quality
+from ssmpi.core.quality import Quality
 from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
-from ssmpi.recovery.choice import PARTIAL
+from ssmpi.recovery.after_loss import PARTIAL
 from ssmpi.recovery.ledger import LEDGER, OUTCOME
 from ssmpi.report import recoveries
 from ssmpi.roles.progress import Progress

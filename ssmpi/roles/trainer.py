@@ -29,11 +29,11 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.report.results import Scored
 from ssmpi.report.trainer_report import TrainerReport
-from ssmpi.roles import assembly
+from ssmpi.roles import trainer_parts
 from ssmpi.roles.control import Control
 from ssmpi.roles.evaluate import Evaluations, Evaluator
 from ssmpi.roles.model_selection import ModelSelection
-from ssmpi.roles.row_saves import RowSaves
+from ssmpi.roles.save_decision import RowSaves
 from ssmpi.roles.saved_parts import SavedParts
 from ssmpi.roles.shard_check import check, share
 from ssmpi.roles.surviving_state import RunNote
@@ -48,13 +48,13 @@ class Trainer:
     def __init__(self, config: Config, world: World, folder: Path, start: Start = BEGINNING) -> None:
         self.config, self.world, self._folder = config, world, folder
         world.start_heartbeat(config.waiting)
-        assembly.warn(config, world)
-        saved, memory = assembly.saved_state(config, world, start), start.memory
+        trainer_parts.warn(config, world)
+        saved, memory = trainer_parts.saved_state(config, world, start), start.memory
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         manifest, rows = self._reader.manifest, self._reader.rows
-        self.tables = assembly.tables(config, world, manifest.cardinalities, start)
-        self.replica, self.optimizer = assembly.dense_model(config, self._reader, start)
-        self.progress = assembly.progress(config, rows, saved, memory, world.index)
+        self.tables = trainer_parts.tables(config, world, manifest.cardinalities, start)
+        self.replica, self.optimizer = trainer_parts.dense_model(config, self._reader, start)
+        self.progress = trainer_parts.progress(config, rows, saved, memory, world.index)
         self._stop = Stop(stop_requested)
         self._control = Control(world.control, config.topology.threads, config.waiting, self.progress, self._stop)
         local = sync.LocalTrainer(
@@ -62,10 +62,10 @@ class Trainer:
             sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.rows.layout.width),
             sync.ReplicaMemory(world.host, self.replica.memory, self.replica.network.borders), memory,
         )  # fmt: skip
-        self.synchronizers, self.pace = assembly.synchronization(config, world, self.replica, local, saved)
-        trained = assembly.trained_rows(config, world.index, self._reader, saved, self.progress, memory)
+        self.synchronizers, self.pace = trainer_parts.synchronization(config, world, self.replica, local, saved)
+        trained = trainer_parts.trained_rows(config, world.index, self._reader, saved, self.progress, memory)
         self._under_way = trained.under_way(self.progress.scored)
-        self._cursor = assembly.cursor(config, world, self._reader, self._control.checked, saved, trained)
+        self._cursor = trainer_parts.cursor(config, world, self._reader, self._control.checked, saved, trained)
         self._prefetched = [PrefetchedRows(stream.was_cut) for stream in self._cursor.streams]
         live = LiveState(
             self.replica.vector, self.optimizer.state(), self.synchronizers[0], self._prefetched, self.progress.losses
@@ -74,13 +74,13 @@ class Trainer:
             restore(live, saved, world, config.sync.algorithm, config.waiting)
         elif saved:
             saved.make_equal(self.synchronizers[0], world, config.waiting)
-        self._results = assembly.results(config, folder, rows, saved, start) if world.index == 0 else None
+        self._results = trainer_parts.results(config, folder, rows, saved, start) if world.index == 0 else None
         self._row_saves = RowSaves(config, self.tables.transport, self._results, memory)
         self._parts = SavedParts(
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica, live=live,
             progress=self.progress, checked=self._control.checked, results=self._results,
         )  # fmt: skip
-        context = assembly.save_context(config, world, folder, self.tables, self._stop, memory)
+        context = trainer_parts.save_context(config, world, folder, self.tables, self._stop, memory)
         self._checkpoints = CheckpointManager(
             context, self._results.logbook if self._results else None, self.progress.of_all
         )

@@ -12,7 +12,7 @@ from ssmpi.comm.memory_file import HEADER
 from ssmpi.config import Config
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
-from ssmpi.core.metrics import BINS, SUMS
+from ssmpi.core.quality import BINS, SUMS
 from ssmpi.core.run_options import NO_SPLIT, EvaluateOptions
 from ssmpi.core.topology import Role
 from ssmpi.data.features import Features

@@ -19,7 +19,7 @@ from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 from ssmpi.core import memory_folder
 from ssmpi.core.clock import process_age
 from ssmpi.core.log import last_end, log
-from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Choice, Found, choose
+from ssmpi.recovery.after_loss import FULL, MEMORY, PARTIAL, Choice, Found, choose
 from ssmpi.recovery.ledger import LEDGER, OUTCOME, Ledger
 from ssmpi.report import recoveries
 from ssmpi.roles import policy_inputs

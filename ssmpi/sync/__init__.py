@@ -20,7 +20,7 @@ from ssmpi.sync.bmuf import BMUF
 from ssmpi.sync.center import Centered
 from ssmpi.sync.easgd import EASGD
 from ssmpi.sync.gossip import Gossip
-from ssmpi.sync.host_group import form
+from ssmpi.sync.host_average import form
 from ssmpi.sync.ma import MA
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.options import DENSE, RoundOptions

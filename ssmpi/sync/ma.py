@@ -3,7 +3,7 @@
     u   = (1/n) sum_i w_i          over a snapshot of every trainer's replica, by nonblocking all-reduce
     w_i = w_i + alpha (u - snapshot_i)      Local SGD: alpha = 1, fixed_rate; the default of 0.5 takes half of that step
 
-On one host the replicas are averaged in place, by one trainer for all (``host_group``); the all-reduce is then one
+On one host the replicas are averaged in place, by one trainer for all (``host_average``); the all-reduce is then one
 among hosts. A trainer that is out of data takes part with weight 0, and the count of active ones travels in the reduced
 buffer, so n is those that still train. When it reaches 0, all of them leave in the same round.
 

@@ -14,7 +14,7 @@ from ssmpi.comm.waiting import WaitOptions
 from ssmpi.core.protocols import DenseModel, DenseOptimizer, RowTables
 from ssmpi.core.topology import Role
 from ssmpi.embedding.push_counts import SentPushes
-from ssmpi.sync.host_group import HostGroup
+from ssmpi.sync.host_average import HostGroup
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation

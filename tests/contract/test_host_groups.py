@@ -18,7 +18,6 @@ from unequal_steps import lesson
 from ssmpi import sync
 from ssmpi.comm import shared_memory
 from ssmpi.core.topology import Role, Topology
-from ssmpi.sync import host_group
 
 MOMENTUM = sync.bmuf.BMUFOptions(eta=0.7, momentum=0.5, nesterov=True)
 CLASSICAL = replace(MOMENTUM, nesterov=False)
@@ -230,7 +229,7 @@ def test_a_host_whose_trainers_cannot_map_each_other_sends_messages(on_hosts, mo
         by_rank[threading.get_ident()] = world.rank
         return formed(world, options), blocks_at_rest(world, options)
 
-    monkeypatch.setattr(host_group, "attach", forbidden)
+    monkeypatch.setattr(host_average, "attach", forbidden)
     hosts, own = ("h0", "h0", "h1", "h1"), options("bmuf", bmuf=MOMENTUM)
     found = on_hosts(hosts, body, own)
     leaders = ("trainer 0", "trainer 2", "trainer 3")

@@ -15,11 +15,10 @@ from ranks import address_of
 from runs import train_over_threads
 
 from ssmpi.comm.shared_lock import SharedLock
-from ssmpi.roles import assembly
 from ssmpi.roles.progress import Progress
 from ssmpi.sync.average import Average
 from ssmpi.sync.easgd import EASGD, ElasticCenter
-from ssmpi.sync.host_group import HostGroup
+from ssmpi.sync.host_average import HostGroup
 
 ENOUGH = 40  # iterations of every worker thread while one round is held up
 LIMIT = 20  # seconds until they have them
@@ -140,7 +139,7 @@ def stalled(tmp_path, small_data, monkeypatch):
             stall.trainers.append(Progress(*arguments))
             return stall.trainers[-1]
 
-        monkeypatch.setattr(assembly, "Progress", watched)
+        monkeypatch.setattr(trainer_parts, "Progress", watched)
         hold(stall, monkeypatch)
         finished = train_over_threads(tmp_path, small_data, *TWO_BY_TWO, *settings, *overrides)
         assert finished.result["examples"] == 6_000  # a round that was late harms nobody

@@ -18,7 +18,7 @@ from training_job import ALL_ROLES, STOPPING, TWO_TRAINERS
 from ssmpi.checkpoint.store import Store
 from ssmpi.checkpoint.trainer_state import Checkpoint
 from ssmpi.core.errors import STOPPED
-from ssmpi.core.metrics import SUMS
+from ssmpi.core.quality import SUMS
 from ssmpi.data.position import Position
 
 KILLS = int(os.environ.get("KILLS", "100"))

@@ -17,7 +17,7 @@ from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.core.settings import build
 from ssmpi.data.features import CRITEO
 from ssmpi.model.zoo import NETWORKS
-from ssmpi.roles import assembly
+from ssmpi.roles import trainer_parts
 from ssmpi.run import resume
 from ssmpi.run.request import RunRequest
 
@@ -225,9 +225,9 @@ def test_the_decay_starts_after_the_warm_up(tmp_path):
 )
 def test_threads_that_would_begin_with_adagrads_full_steps_are_told(monkeypatch, tmp_path, overrides, index, told):
     said = []
-    monkeypatch.setattr(assembly.log, "warning", said.append)
+    monkeypatch.setattr(trainer_parts.log, "warning", said.append)
     ranks = "topology.trainers=2", "topology.threads=3", "data.batch_size=10"
     config = read(tmp_path, *ranks, *overrides).over(CRITEO)
-    assembly.warn(config, SimpleNamespace(oversubscribed="", index=index))
+    trainer_parts.warn(config, SimpleNamespace(oversubscribed="", index=index))
     assert [text for text in said if "schedule.warmup_examples = 6000" in text] == said
     assert bool(said) == told

@@ -7,7 +7,6 @@ import pytest
 from runs import train_over_threads
 
 from ssmpi.model.options import Schedule
-from ssmpi.roles import assembly
 from ssmpi.roles.progress import ExampleTally, Progress
 
 BLOCK, BATCH = 20, 100  # batches of a block, examples of a batch
@@ -82,7 +81,7 @@ def test_a_run_of_uneven_trainers_knows_how_far_it_is(tmp_path, small_data, monk
         return factor
 
     monkeypatch.setattr(Progress, "record", uneven)
-    monkeypatch.setattr(assembly, "compile_kernels", lambda *_: None)
+    monkeypatch.setattr(trainer_parts, "compile_kernels", lambda *_: None)
     run = train_over_threads(
         tmp_path, small_data, "topology.trainers=2", "sync.algorithm=ma", f"data.batch_size={BATCH}"
     )

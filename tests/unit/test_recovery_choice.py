@@ -16,7 +16,7 @@ from ssmpi.core.topology import Topology
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
 from ssmpi.recovery import defaults
-from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Found, choose, summary
+from ssmpi.recovery.after_loss import FULL, MEMORY, PARTIAL, Found, choose, summary
 from ssmpi.recovery.defaults import INPUTS, estimated, inputs_of
 from ssmpi.recovery.known_inputs import AS_ROWS, AS_SAVE, DEFAULT, ESTIMATED, GIVEN, MEASURED, SETTING, Source, collect
 from ssmpi.recovery.ledger import Ledger
@@ -24,9 +24,9 @@ from ssmpi.recovery.measured import from_run, from_settings
 from ssmpi.recovery.pls import LossAccount
 from ssmpi.recovery.policy import decide
 from ssmpi.report import recoveries
-from ssmpi.roles import policy_inputs, row_saves
+from ssmpi.roles import policy_inputs
 from ssmpi.roles.policy_inputs import PolicyInputs
-from ssmpi.roles.row_saves import RowSaves
+from ssmpi.roles.save_decision import RowSaves
 from ssmpi.roles.surviving_state import RUN
 
 TOPOLOGY = Topology(trainers=2, embedding_ps=2, sync_ps=1)  # ranks 0, 1; 2, 3; 4
@@ -229,7 +229,7 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
     settings = ("topology.embedding_ps=2", "recovery.mtbf_hours=1", "recovery.target_pls=0.01")
     config, memory = write_run_file(tmp_path, small_data, *settings), MemoryFile(tmp_path / "m", Origin("run", "t", 1))
     told, said = told_of(config), []
-    monkeypatch.setattr(row_saves, "DECISION_SECONDS", 0.0)
+    monkeypatch.setattr(save_decision, "DECISION_SECONDS", 0.0)
     caplog.set_level("INFO", log.name)
     saves = RowSaves(config, told, told, memory)
     for cost in (0.0, 2.39, 2.41, 3.30, 2.39, 3.33, 2.39, 2.41, 1.60, 1.57, 2.90):
@@ -265,7 +265,7 @@ def test_rows_rest_where_their_saves_take_too_long_for_the_target(tmp_path, smal
     """Of 0.01 s of a processor each, but of 20 s: 144 s are wanted, as above, and every 200 s is what can be."""
     settings = ("topology.embedding_ps=2", "recovery.mtbf_hours=1", "recovery.target_pls=0.01")
     config, memory = write_run_file(tmp_path, small_data, *settings), MemoryFile(tmp_path / "m", Origin("run", "t", 1))
-    monkeypatch.setattr(row_saves, "DECISION_SECONDS", 0.0)
+    monkeypatch.setattr(save_decision, "DECISION_SECONDS", 0.0)
     caplog.set_level("INFO", log.name)
     told = told_of(config)
     saves = RowSaves(config, told, told, memory)
@@ -287,7 +287,7 @@ def test_deciding_again_waits_for_no_disk(tmp_path, small_data, monkeypatch):
     config = write_run_file(tmp_path, small_data, "topology.embedding_ps=2")
     memory, told, reads = MemoryFile(tmp_path / "m", Origin("run", "t", 1)), told_of(config), []
     saves = RowSaves(config, told, told, memory)
-    monkeypatch.setattr(row_saves, "DECISION_SECONDS", 0.0)
+    monkeypatch.setattr(save_decision, "DECISION_SECONDS", 0.0)
     read_text, read_bytes = Path.read_text, Path.read_bytes
 
     def reading(whole):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ssmpi.config import Run
-from ssmpi.core.metrics import BINS
+from ssmpi.core.quality import BINS
 from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import COUNTED, LINKS
 from ssmpi.report import metric_logger

@@ -26,7 +26,7 @@ from ssmpi.data import columns
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.model.replica import ThreadModel
-from ssmpi.roles import assembly, trainer
+from ssmpi.roles import trainer
 from ssmpi.run import resume
 from ssmpi.run.request import RunRequest
 from ssmpi.sync.warmup import WarmUp
@@ -59,7 +59,7 @@ def watched(monkeypatch):
 
     monkeypatch.setattr(ThreadModel, "forward_backward", watching)
     monkeypatch.setattr(trainer, "stop_requested", lambda: watched.stopping)
-    monkeypatch.setattr(assembly, "compile_kernels", lambda *_: None)  # its made-up batch is no part of the data
+    monkeypatch.setattr(trainer_parts, "compile_kernels", lambda *_: None)  # its made-up batch is no part of the data
     return watched
 
 

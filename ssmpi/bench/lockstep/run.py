@@ -20,8 +20,8 @@ from ssmpi.bench.lockstep.algorithms import make
 from ssmpi.bench.lockstep.codec_rounds import Pushing
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.shared_memory import PrivateMemory
-from ssmpi.core.metrics import Quality
 from ssmpi.core.protocols import DenseStep
+from ssmpi.core.quality import Quality
 from ssmpi.core.settings import EXAMPLES, positive, within
 from ssmpi.data.batch import Batch
 from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
@@ -35,8 +35,8 @@ from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.replica import ThreadModel
-from ssmpi.roles.assembly import fresh_replica
 from ssmpi.roles.progress import Progress
+from ssmpi.roles.trainer_parts import fresh_replica
 
 if TYPE_CHECKING:
     from ssmpi.config import Config

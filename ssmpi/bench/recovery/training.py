@@ -14,8 +14,8 @@ import torch
 
 from ssmpi.config import Config
 from ssmpi.core.errors import TrainingError
-from ssmpi.core.metrics import Quality
 from ssmpi.core.protocols import RowLookup
+from ssmpi.core.quality import Quality
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches, batches_in, shuffled
 from ssmpi.embedding.client import Lookups

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
-from ssmpi.core.metrics import Quality, entropy
+from ssmpi.core.quality import Quality, entropy
 
 
 def draw(rows, seed=0, spread=2.0):
