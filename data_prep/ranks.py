@@ -7,7 +7,7 @@ rank that fails cancels the others, so no rank waits for a dead one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from ssmpi.core import launcher_env
 from ssmpi.core.errors import DataError, UserError
@@ -61,7 +61,7 @@ class Ranks:
 
     def together(self, body: Callable[[], T]) -> T:
         """Run ``body`` on every rank. If it fails anywhere, all ranks raise the error that comes first in the input."""
-        result: Any = None
+        result: T | None = None
         failure: DataError | None = None
         try:
             result = body()
@@ -75,7 +75,7 @@ class Ranks:
         self.settle(failed)
         if failed:
             raise min((found for found in failures if found is not None), key=_order)
-        return result
+        return cast(T, result)
 
     def first(self, body: Callable[[], T]) -> T:
         """Run ``body`` on rank 0 and give its result to all; its failure is everybody's."""
@@ -91,8 +91,8 @@ class MPIRanks(Ranks):
 
         launcher_env.check(MPI.COMM_WORLD.size, MPI.Get_library_version().split(",")[0])
         launcher_env.delay_first_message()
-        self._comm: Any = MPI.COMM_WORLD
-        self._pending: list[Any] = []
+        self._comm = MPI.COMM_WORLD
+        self._pending: list[MPI.Request] = []
         self.rank, self.size = self._comm.rank, self._comm.size
 
     def allgather(self, value: T) -> list[T]:

@@ -72,7 +72,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     """All arrays of a small file by name."""
     found: dict[str, np.ndarray] = {}
 
-    def take(name: str, item: Any) -> None:
+    def take(name: str, item: object) -> None:
         if isinstance(item, h5py.Dataset):
             found[name] = item[()]
 
