@@ -1,6 +1,6 @@
-"""HDF5 files with a checksum over all of their bytes: written in one pass from memory, without the interpreter lock,
+"""HDF5 files with a checksum over all of their bytes: written in one pass from memory, without the GIL,
 flushed to disk, and verified before the HDF5 library opens them, because a damaged header can crash or hang it. HDF5
-itself never writes to the disk: it would hold the interpreter lock, and a hung disk would stop all threads.
+itself never writes to the disk: it would hold the GIL, and a hung disk would stop all threads.
 """
 
 from __future__ import annotations
