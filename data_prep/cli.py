@@ -1,4 +1,4 @@
-"""``ssmpi-prepare``: makes, shows and checks prepared data sets. Parses arguments, prints errors once."""
+"""``ssmpi-prepare``: makes, inspects and verifies prepared data sets. Parses arguments and prints each error once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 unexpected, 2 bad input (damage that ``verify`` finds too) or usage, 130
     interrupted."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a path that the terminal's encoding lacks is printed all the same
+        if isinstance(stream, io.TextIOWrapper):  # print paths that the terminal's encoding cannot represent
             stream.reconfigure(errors="backslashreplace")
     try:
         ranks = join()
@@ -104,14 +104,14 @@ def _parse(arguments: Sequence[str] | None, ranks: Ranks) -> argparse.Namespace:
     for name, text in (("inspect", "show what a prepared folder holds"), ("verify", "check a prepared folder")):
         commands.add_parser(name, help=text, description=text).add_argument("folder", type=Path)
     with contextlib.ExitStack() as quiet:
-        if ranks.rank != 0:  # help and usage errors are the same on all ranks: said once
+        if ranks.rank != 0:  # help and usage errors are the same on all ranks: print them once
             nowhere = quiet.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
             quiet.enter_context(contextlib.redirect_stdout(nowhere))
             quiet.enter_context(contextlib.redirect_stderr(nowhere))
         try:
             return parser.parse_args(arguments)
         except SystemExit:
-            ranks.barrier()  # an earlier exit of another rank would end this one before it has spoken
+            ranks.barrier()  # if another rank exited earlier, this one would be ended before it has printed
             raise
 
 
@@ -173,7 +173,7 @@ def _add_criteo(parser: argparse.ArgumentParser) -> None:
 
 
 def gibibytes(text: str) -> float:
-    """An amount of memory on the command line."""
+    """Parse an amount of memory in GiB."""
     try:
         value = float(text)
     except ValueError:

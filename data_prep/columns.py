@@ -1,4 +1,4 @@
-"""The columns of Criteo's raw rows, and so the features of the sets that are made of them."""
+"""The columns of Criteo's raw rows, which are also the features of the prepared data sets."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from ssmpi.data.features import CRITEO
 
 DENSE_NAMES, SPARSE_NAMES = CRITEO.dense, CRITEO.sparse
 DENSE_FEATURES, SPARSE_FEATURES = len(DENSE_NAMES), len(SPARSE_NAMES)
-ROW_BYTES = 4 * SPARSE_FEATURES + 4 * DENSE_FEATURES + 1  # of a shard
+ROW_BYTES = 4 * SPARSE_FEATURES + 4 * DENSE_FEATURES + 1  # in a shard

@@ -1,6 +1,6 @@
-"""The story of ``ssmpi-prepare criteo``: raw click logs in, shards, vocabulary and manifest out, in two passes.
+"""``ssmpi-prepare criteo``: turns raw click logs into shards, vocabulary and manifest, in two passes.
 
-Also the way in for programs: ``encode`` turns raw files into blocks of arrays with a saved vocabulary.
+Also the entry point for programs: ``encode`` turns raw files into blocks of arrays with a saved vocabulary.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MOST_FILES = 100_000
 def prepare(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Manifest:
     """Prepare raw files into ``options.output``; resumes an interrupted run of the same arguments and files.
 
-    Every rank of the job calls it. Raises DataError, on all ranks, for input that cannot be taken.
+    Every rank of the job calls it. Raises DataError, on all ranks, for invalid input.
     """
     began = time.monotonic()
     job = _open_job(raw, options, ranks)
@@ -123,12 +123,12 @@ def _open_job(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Pre
     if not labelled and kind != "none":
         say(ranks, f"note: the files have no labels; split {kind!r} is made all the same")
     job = Preparation(options, ranks, sources, labelled, identity)
-    _require_training_rows(job, [source.size for source in sources])  # nearly always told before a row is read
+    _require_training_rows(job, [source.size for source in sources])  # nearly always detected before a row is read
     return job
 
 
 def announce(job: Preparation) -> None:
-    """Print what is about to happen, what memory and disk it takes, and stop if the disk is too small."""
+    """Print the plan and the memory and disk it needs; DataError if the disk is too small."""
     options = job.options
     rows = estimated_rows(job.sources)
     _refuse_crumbs(job, rows)
@@ -158,7 +158,7 @@ def announce(job: Preparation) -> None:
 
 
 def _refuse_crumbs(job: Preparation, rows: int) -> None:
-    """DataError for shards or pieces so small that a file system would hold more of them than it bears."""
+    """DataError if shards or pieces are so small that there would be too many files."""
     size = sum(source.size for source in job.sources)
     for name, each, whole_size in (
         ("shard-rows", job.options.shard_rows, rows),
@@ -183,7 +183,7 @@ def _check_space_again(job: Preparation, found: ScanResult, vocabulary: Vocabula
 
 
 def _already_whole(job: Preparation, folder: OutputFolder) -> Manifest:
-    """Compare the raw files with those that the folder was made from; nothing is written again."""
+    """Compare the raw files with those that the folder was made from; writes nothing."""
     manifest = read_manifest(job.options.output)
 
     def body() -> list[tuple[Piece, str]]:
@@ -225,7 +225,7 @@ def _split(job: Preparation, found: ScanResult) -> Ranges:
 
 
 def _require_training_rows(job: Preparation, sizes: Sequence[int]) -> None:
-    """RawDataError where a split of labelled files, of ``sizes`` in rows or bytes, leaves nothing to train on."""
+    """RawDataError if the split of labelled files, of ``sizes`` in rows or bytes, has no training rows."""
     kind = job.identity["split"]
     if not job.labelled or kind == "none" or "train" in split_rows(kind, sizes):
         return

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written beside their place, flushed to disk, renamed."""
+"""Atomic files: written under a temporary name, flushed to disk, renamed."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ import numpy as np
 
 from ssmpi.core import atomic_file
 
-Json = Any  # whatever json takes and gives
+Json = Any  # any JSON value
 
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Give a path to write to, in a folder that is made; the file takes its name only when the block ends well."""
+    """Yield a temporary path to write to, and create its folder; the file is renamed to ``path`` if the block
+    succeeds.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file.whole(path) as beside:
         yield beside
 
 
 def publish(beside: Path, path: Path) -> None:
-    """Flush a finished file to disk and give it its name: under that name it is whole, whatever happens."""
+    """Flush a finished file to disk and rename it: under its final name it is complete, even after a crash."""
     with beside.open("rb+") as file:
         try:
             os.fsync(file.fileno())
-        except OSError as error:  # which knows no file name
+        except OSError as error:  # it has no file name
             raise OSError(error.errno, error.strerror, str(path)) from error
     beside.replace(path)
 
 
 class Publisher:
-    """Flushes finished files to disk and names them in the background, one at a time, while the next one is made."""
+    """Flushes and renames finished files in the background, one at a time, while the next one is written."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
@@ -50,30 +52,30 @@ class Publisher:
         self._thread.shutdown()
 
     def publish(self, beside: Path, path: Path) -> None:
-        """Begin to publish a file, when the one before is done."""
+        """Start to publish a file once the previous one is done."""
         self.wait()
         self._under_way = self._thread.submit(publish, beside, path)
 
     def wait(self) -> None:
-        """Wait for the file under way, and raise what went wrong with it."""
+        """Wait for the current file; raises its error, if any."""
         if self._under_way:
             self._under_way.result()
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Write one array as a whole ``.npy`` file."""
+    """Write an array as a ``.npy`` file, atomically."""
     with whole(path) as beside, beside.open("wb") as out:
         np.save(out, array, allow_pickle=False)
 
 
 def save_json(path: Path, value: Json) -> None:
-    """Write a whole JSON file."""
+    """Write a JSON file, atomically."""
     with whole(path) as beside:
         beside.write_text(json.dumps(value), encoding="utf-8")
 
 
 def load_json(path: Path) -> Json:
-    """Read what ``save_json`` wrote."""
+    """Read a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""What a person asks of ``ssmpi-prepare criteo``, checked, and what memory that takes."""
+"""The options of ``ssmpi-prepare criteo``, checked, and the memory they need."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ FREQUENCY, DLRM = "frequency", "dlrm"
 TRANSFORM = "ln(1 + max(x, 0)), missing 0"
 MOST_ROW_BYTES = 4 * SPARSE_FEATURES + 8 * DENSE_FEATURES + 1  # of a packed row
 BASE_BYTES = 256 << 20  # interpreter, compiled code and text blocks
-ORDERING_BYTES = 40  # per token of a feature: token, count, their order, and the same once more in that order
-MERGE_ENTRIES = 4 << 20  # counts of several parts that are merged at once
+ORDERING_BYTES = 40  # per token of a feature: token, count, their order, and the sorted copies
+MERGE_ENTRIES = 4 << 20  # counts of several parts merged at once
 MERGING_BYTES = 56  # per such entry
 LEAST_TABLE_BYTES = 1 << 20
-RECIPE = 2  # raised whenever the same arguments and files come to give other bytes
+RECIPE = 2  # incremented whenever the same arguments and files give different bytes
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """The arguments of one preparation. ``max_ind_range`` 0 is none; ``split`` None is chosen from the input."""
+    """The arguments of one preparation. ``max_ind_range`` 0 means no limit; ``split`` None is chosen from the input."""
 
     output: Path
     min_count: int = 1
@@ -70,23 +70,23 @@ class PrepareOptions:
 
     @property
     def table_bytes(self) -> int:
-        """Bound of the token tables of pass 1: writing them out sorted takes up to twice their size beside them."""
+        """The bound of the token tables of pass 1: writing them sorted takes up to twice their size in addition."""
         return max(LEAST_TABLE_BYTES, (self.memory_bytes - BASE_BYTES) // 3)
 
     def memory_bound(self, rows: int) -> int:
-        """Private bytes that a rank needs at most in either pass, from the shortest rows that there can be; putting a
-        vocabulary in order has a bound of its own.
+        """The maximum of private bytes per rank in either pass, assuming the shortest possible rows; sorting a
+        vocabulary has a separate bound.
         """
         piece = self.piece_bytes // (DENSE_FEATURES + SPARSE_FEATURES) * (MOST_ROW_BYTES + 16)
         shard = min(self.shard_rows, rows) * (MOST_ROW_BYTES + ROW_BYTES + 8)
         return BASE_BYTES + max(3 * self.table_bytes, piece, shard)
 
     def ordering_bound(self, rows: int) -> int:
-        """Private bytes at most for putting the vocabulary of one feature of ``rows`` rows in order."""
+        """The maximum of private bytes for sorting the vocabulary of one feature of ``rows`` rows."""
         return BASE_BYTES + MERGING_BYTES * MERGE_ENTRIES + ORDERING_BYTES * min(rows, self.max_ind_range or 2**32)
 
     def chosen_split(self, *, labelled: bool, days: bool) -> tuple[str, str]:
-        """The kind of split, and the split name for ``none``: as asked for, else by labels and day files."""
+        """The kind of split, and the split name for ``none``: as given, else by labels and day files."""
         kind = self.split
         if kind is None:
             if not labelled or self.vocabulary is not None:
@@ -97,7 +97,7 @@ class PrepareOptions:
         return kind, self.split_name or ("test" if new else "train")
 
     def identity(self) -> dict[str, Any]:
-        """What the bytes of the output depend on, apart from the sources; no path."""
+        """Everything that the output depends on apart from the sources; no paths."""
         names = ("min_count", "max_ind_range", "fit_on", "id_order", "split", "split_name", "shuffle", "seed")
         return {name: getattr(self, name) for name in (*names, "shard_rows", "skip_bad_rows", "piece_bytes")} | {
             "vocabulary": self.vocabulary is not None,

@@ -1,4 +1,4 @@
-"""One preparation under way: what every step of both passes is given."""
+"""A preparation in progress: the arguments of every step of both passes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class RawSource:
 
     @property
     def name(self) -> str:
-        """The file name, the only part of the path that goes into outputs."""
+        """The file name, the only part of the path that is written to outputs."""
         return self.path.name
 
 
 @dataclass
 class Preparation:
-    """One preparation under way: the options, the ranks, the raw files and whether they have labels."""
+    """A preparation in progress: the options, the ranks, the raw files and whether they have labels."""
 
     options: PrepareOptions
     ranks: Ranks
@@ -43,15 +43,15 @@ class Preparation:
 
     @property
     def work(self) -> Path:
-        """Where everything temporary lives; removed at the end."""
+        """The folder of temporary files; removed at the end."""
         return self.options.output / WORK_NAME
 
     @property
     def fitting(self) -> bool:
-        """Whether the vocabulary is made from these files rather than given."""
+        """Whether the vocabulary is fitted on these files rather than given."""
         return self.options.vocabulary is None
 
 
 def are_days(sources: Sequence[RawSource]) -> bool:
-    """Whether these are several files of a day each."""
+    """Whether these are several files with one day each."""
     return len(sources) > 1 and all(DAY_NAME.search(source.name) for source in sources)

@@ -1,6 +1,6 @@
-"""How far a step is: a bar with rate and time left on a terminal, a plain line about once a minute in a log.
+"""The progress of a step: a bar with rate and remaining time on a terminal, a plain line about once a minute in a log.
 
-Only rank 0 talks, about its own share of the work; the others' shares are the same size.
+Only rank 0 prints, about its own share of the work; the others' shares have the same size.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ProgressBar:
             self._bar.close()
 
     def advance(self, amount: int, rows: int) -> None:
-        """``amount`` more units and ``rows`` more rows are done; leaves with CalledOff when another rank failed."""
+        """``amount`` more units and ``rows`` more rows are done. Raises CalledOff if another rank has failed."""
         self._ranks.check()
         self._done += amount
         self._rows += rows

@@ -1,13 +1,13 @@
-"""The ranks that share the work: one process, or all of an MPI job. The only file here that knows MPI.
+"""The ranks that share the work: one process, or all of an MPI job. The only module of this package that uses MPI.
 
-mpi4py is imported only when a launcher started this process. Ranks work on their own and agree after each step; one
-that fails cancels the others, so that no rank waits for a dead one.
+mpi4py is imported only if a launcher started this process. Ranks work independently and synchronize after each step; a
+rank that fails cancels the others, so no rank waits for a dead one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from ssmpi.core import launcher_env
 from ssmpi.core.errors import DataError, UserError
@@ -18,11 +18,11 @@ CALLED_OFF_TAG = 41
 
 
 class CalledOff(Exception):  # noqa: N818 - not an error of this rank
-    """Another rank has failed: leave the work and hear why."""
+    """Another rank has failed: stop working and wait for its error."""
 
 
 class RawDataError(DataError):
-    """Raw files that cannot be taken as they are; ``place`` (source, byte) orders the findings of several ranks."""
+    """Invalid raw files; ``place`` (source, byte) orders the errors of several ranks."""
 
     def __init__(self, message: str, place: tuple[int, int] = (-1, -1)) -> None:
         super().__init__(message)
@@ -30,11 +30,11 @@ class RawDataError(DataError):
 
 
 class BadRowError(RawDataError):
-    """A raw row that cannot be taken, and could be left out."""
+    """An invalid raw row, which could be skipped."""
 
 
 class Ranks:
-    """One process alone: rank 0 of 1."""
+    """A single process: rank 0 of 1."""
 
     rank = 0
     size = 1
@@ -50,7 +50,7 @@ class Ranks:
         """Tell the other ranks to leave their work."""
 
     def check(self) -> None:
-        """Raise CalledOff when another rank has failed. Cheap: call it for every block of work."""
+        """Raise CalledOff if another rank has failed. Cheap: call it for every block of work."""
 
     def settle(self, failed: list[int]) -> None:
         """Take in the messages of the ranks that called off."""
@@ -61,7 +61,7 @@ class Ranks:
 
     def together(self, body: Callable[[], T]) -> T:
         """Run ``body`` on every rank. If it fails anywhere, all ranks raise the error that comes first in the input."""
-        result: Any = None
+        result: T | None = None
         failure: DataError | None = None
         try:
             result = body()
@@ -75,7 +75,7 @@ class Ranks:
         self.settle(failed)
         if failed:
             raise min((found for found in failures if found is not None), key=_order)
-        return result
+        return cast(T, result)
 
     def first(self, body: Callable[[], T]) -> T:
         """Run ``body`` on rank 0 and give its result to all; its failure is everybody's."""
@@ -91,8 +91,8 @@ class MPIRanks(Ranks):
 
         launcher_env.check(MPI.COMM_WORLD.size, MPI.Get_library_version().split(",")[0])
         launcher_env.delay_first_message()
-        self._comm: Any = MPI.COMM_WORLD
-        self._pending: list[Any] = []
+        self._comm = MPI.COMM_WORLD
+        self._pending: list[MPI.Request] = []
         self.rank, self.size = self._comm.rank, self._comm.size
 
     def allgather(self, value: T) -> list[T]:
@@ -110,7 +110,7 @@ class MPIRanks(Ranks):
         self._pending += [self._comm.Isend(bytearray(1), dest=r, tag=CALLED_OFF_TAG) for r in others]
 
     def check(self) -> None:
-        """Raise CalledOff when another rank has failed. Cheap: call it for every block of work."""
+        """Raise CalledOff if another rank has failed. Cheap: call it for every block of work."""
         if self._comm.Iprobe(tag=CALLED_OFF_TAG):
             raise CalledOff
 
@@ -129,17 +129,17 @@ class MPIRanks(Ranks):
 
 
 def _order(error: DataError) -> tuple[tuple[int, int], str]:
-    """Errors of the whole before those of a place in the input, which come in its order."""
+    """Sort key: errors without a place first, then by place in the input."""
     return getattr(error, "place", (-1, -1)), str(error)
 
 
 def join() -> Ranks:
-    """The ranks this process belongs to: the MPI job's under a launcher, else just itself."""
+    """The ranks of this process: those of the MPI job under a launcher, else a single one."""
     return Ranks() if launcher_env.is_single_process() else MPIRanks()
 
 
 def describe(error: Exception) -> str:
-    """What an error says to a person; for the operating system's errors the file and a remedy."""
+    """An error as a message; for errors of the operating system with the file and a remedy."""
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}; check the path, its permissions and the free space, then start again"

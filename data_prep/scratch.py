@@ -1,4 +1,4 @@
-"""Big arrays kept from one use to the next: getting fresh pages from the system costs more than filling them."""
+"""Large reusable arrays: getting new pages from the operating system costs more than filling them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ SPARE = 64  # the next request is often slightly larger: 1 / SPARE extra is allo
 
 
 class Scratch:
-    """Named arrays whose memory is used again."""
+    """Named arrays whose memory is reused."""
 
     def __init__(self) -> None:
         self._memory: dict[str, np.ndarray] = {}
 
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-        """An array with any content; it holds until the same name is asked for again."""
+        """An uninitialized array, valid until the same name is requested again."""
         count = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if name not in self._memory or self._memory[name].size < count:
             self._memory.pop(name, None)

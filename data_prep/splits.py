@@ -1,4 +1,4 @@
-"""Pure arithmetic: which rows belong to which split.
+"""Computes the row ranges of the splits.
 
 Rows are numbered over all sources in order; ranges are half-open.
 """

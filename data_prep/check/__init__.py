@@ -1,1 +1,1 @@
-"""Looking at prepared data: inspect, verify, baseline."""
+"""Checks of prepared data: inspect, verify, baseline."""

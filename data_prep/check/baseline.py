@@ -1,7 +1,8 @@
-"""``ssmpi-prepare baseline``: what a prepared data set gives without any of this: a constant and a logistic regression.
+"""``ssmpi-prepare baseline``: scores a constant and a logistic regression on a prepared data set, as a baseline for
+models.
 
-A trained model is worth something only if it clearly beats these on the same rows. The regression sees every feature
-(ids one-hot, integers standardised) and all training rows; its settings are chosen by log-loss on the validation split.
+A trained model is useful only if it clearly beats these on the same rows. The regression sees every feature (ids
+one-hot, integers standardised) and all training rows; its settings are chosen by log-loss on the validation split.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ssmpi.data import columns
 from ssmpi.data.schema import Manifest, open_shard, read_manifest
 
 SAMPLE_ROWS = 200_000  # for choosing the settings
-WHOLE_ROWS = 3_000_000  # up to here all training rows are held in memory (about 320 bytes each) and solved exactly
+WHOLE_ROWS = 3_000_000  # up to here all training rows are kept in memory (about 320 bytes each) and solved exactly
 FIRST_STRENGTH, STRENGTH_STEP = 0.03, 3.0
 PENALTIES = (1e-6, 1e-5, 1e-4)
 STEP_SIZES = (0.001, 0.003, 0.01, 0.03)
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score both, print a table; returns the exit code 0, raises UserError."""
+    """Score both and print a table; returns exit code 0. Raises UserError."""
     if arguments.json:
         atomic_file.check(arguments.json)
         atomic_file.check_replaceable(arguments.json, re.compile(rb'\s*\{\s*"format": "ssmpi-baseline"'))
@@ -134,7 +135,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 class DesignMatrix:
-    """A prepared set as the regression sees it: sparse matrices (rows, sum of cardinalities + dense) and labels."""
+    """A prepared set as input of the regression: sparse matrices (rows, sum of cardinalities + dense) and labels."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
@@ -160,7 +161,7 @@ class DesignMatrix:
         return PreparedRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def matrix(self, rows: PreparedRows) -> Any:
-        """One-hot ids and standardised integers, float32 in compressed rows."""
+        """One-hot ids and standardised integers, float32 in compressed sparse row format."""
         from scipy.sparse import csr_matrix
 
         offset = np.concatenate([[0], np.cumsum(self.manifest.cardinalities)])
@@ -175,7 +176,7 @@ class DesignMatrix:
 
 
 def _solve(data: DesignMatrix) -> FittedModel:
-    """Exactly, by L-BFGS: walk the strength of regularisation from a middle value to where validation is best."""
+    """Fit by L-BFGS; searches the regularisation strength from a middle value to the best on validation."""
     sample, held = data.head("train", SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
     matrix, held_matrix = data.matrix(sample), data.matrix(held)
 
@@ -198,7 +199,7 @@ def _regression(strength: float) -> Any:
 
 
 def _descend(data: DesignMatrix) -> FittedModel:
-    """By gradient descent, shard by shard: penalty and step size on a sample, then passes while validation improves."""
+    """Fit by SGD, shard by shard: chooses penalty and step size on a sample, then trains while validation improves."""
     sample, held = data.head("train", 5 * SAMPLE_ROWS), data.head("validation", SAMPLE_ROWS)
     matrix, held_matrix = data.matrix(sample), data.matrix(held)
 
@@ -234,7 +235,7 @@ def _log_loss(model: Any, matrix: Any, label: np.ndarray) -> float:
 
 
 def _scikit(part: str) -> Any:
-    """A part of scikit-learn, which is needed nowhere else and therefore optional."""
+    """A module of scikit-learn, an optional dependency used only here."""
     try:
         return importlib.import_module(f"sklearn.{part}")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""``ssmpi-prepare inspect``: what a prepared folder holds, for a person."""
+"""``ssmpi-prepare inspect``: describes a prepared folder for a person."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ssmpi.data.schema import (
 )
 
 BLOCK_ROWS = 1 << 18
-FOLLOWED_IDS = 1 << 20  # ids are by frequency, so the top ones are far below
+FOLLOWED_IDS = 1 << 20  # ids are ordered by frequency, so the top ids are far below
 TOP = 3
 
 
 @dataclass
 class Totals:
-    """What the rows of all shards add up to."""
+    """Totals over the rows of all shards."""
 
     manifest: Manifest
     rows: int = 0
@@ -39,7 +39,7 @@ class Totals:
         self.counts = [np.zeros(min(c, FOLLOWED_IDS) + 1, dtype=np.int64) for c in self.manifest.cardinalities]
 
     def add(self, ids: np.ndarray, dense: np.ndarray) -> None:
-        """Take in a block: ids int32 (n, sparse), dense float32 (n, dense)."""
+        """Add a block: ids int32 (n, sparse), dense float32 (n, dense)."""
         self.rows += len(ids)
         self.low = np.minimum(self.low, dense.min(axis=0))
         self.high = np.maximum(self.high, dense.max(axis=0))
@@ -50,7 +50,7 @@ class Totals:
 
 
 def describe_folder(folder: Path) -> str:
-    """Read all shards of a prepared folder and describe it. DataError if it is not whole."""
+    """Read all shards of a prepared folder and describe it. DataError if it is incomplete."""
     manifest = read_manifest(folder)
     totals = Totals(manifest)
     for split in manifest.splits.values():

@@ -1,4 +1,4 @@
-"""``ssmpi-prepare verify``: reads a whole prepared folder and says exactly which file is bad and why."""
+"""``ssmpi-prepare verify``: reads a whole prepared folder and reports exactly which file is bad and why."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from ssmpi.data.schema import (
 
 @dataclass(frozen=True)
 class Finding:
-    """One file that is not as the manifest says, and what is wrong with it."""
+    """One file that differs from the manifest, and how."""
 
     path: Path
     text: str
-    damaged: bool = True  # or foreign: not of this data set
+    damaged: bool = True  # False: the file does not belong to this data set
 
     def __str__(self) -> str:
         return f"{self.path}: {self.text}"
 
 
 def verify(folder: Path) -> list[Finding]:
-    """Check everything against the manifest; one finding a file, none when the folder is whole. DataError if it is no
-    prepared folder, or its manifest cannot be read.
+    """Check everything against the manifest; one finding per bad file, none if the folder is intact. DataError if it is
+    not a prepared folder, or its manifest cannot be read.
     """
     manifest = read_manifest(folder)
     found = [
@@ -54,7 +54,7 @@ def verify(folder: Path) -> list[Finding]:
 
 
 def conclusion(folder: Path, findings: Sequence[Finding]) -> str:
-    """How many files are bad, and what to do."""
+    """The number of bad files and the remedy."""
     damaged = sum(finding.damaged for finding in findings)
     foreign = len(findings) - damaged
     lines = []
@@ -109,7 +109,7 @@ def _shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> Finding | Non
 
 
 def check_shard(folder: Path, entry: ShardEntry, manifest: Manifest) -> Finding | None:
-    """What is wrong inside one shard: all of it on one line, since one damaged place shows in many ways."""
+    """The problems inside one shard, on one line, because one damaged place can have many symptoms."""
     path = folder / entry.file
     try:
         with open_shard(folder, entry, manifest) as shard:
@@ -134,7 +134,7 @@ def _content(shard: h5py.File, entry: ShardEntry, manifest: Manifest) -> Iterato
 
 
 def _bad_values(ids: np.ndarray, dense: np.ndarray, label: np.ndarray | None, manifest: Manifest) -> Iterator[str]:
-    """The first value of each kind that no preparation writes."""
+    """The first impossible value of each kind."""
     features, cardinalities = manifest.features, manifest.cardinalities
     rows, columns = np.nonzero((ids < 0) | (ids >= np.maximum(cardinalities, 1)))
     if len(rows):
@@ -153,7 +153,7 @@ def _times(count: int) -> str:
 
 
 def _strangers(folder: Path, manifest: Manifest) -> Iterator[Finding]:
-    """Files that are not of this data set."""
+    """Files that do not belong to this data set."""
     known = {entry.file for split in manifest.splits.values() for entry in split.shards}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

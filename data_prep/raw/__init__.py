@@ -1,1 +1,1 @@
-"""Raw Criteo text: reading, parsing, cutting into pieces, scanning, writing."""
+"""Raw Criteo text: reading, parsing, splitting into pieces."""

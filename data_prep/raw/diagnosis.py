@@ -1,4 +1,4 @@
-"""Says in plain Python what is wrong with a raw row that the compiled parser has refused."""
+"""Diagnoses, in plain Python, a raw row that the compiled parser has rejected."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ FIELDS = {True: 1 + DENSE_FEATURES + SPARSE_FEATURES, False: DENSE_FEATURES + SP
 
 
 def shorten(content: bytes) -> str:
-    """A readable, bounded picture of raw bytes for a message."""
+    """A readable representation of raw bytes for a message, of bounded length."""
     text = content.decode("utf-8", "backslashreplace")
     return repr(text if len(text) <= 60 else text[:40] + "..." + text[-12:])
 
 
 def diagnose(row: bytes, labelled: bool) -> tuple[str, str] | None:
-    """What is wrong with one row (without its newline): (reason, what was found and the remedy); None if nothing."""
+    """The problem of one row (without its newline): (reason, what was found and the remedy); None if it is valid."""
     fields = row.removesuffix(b"\r").split(b"\t")
     wanted = FIELDS[labelled]
     kind = "labelled" if labelled else "unlabelled"

@@ -1,4 +1,4 @@
-"""Compiled readers of one field of raw text: an integer, a hexadecimal token, eight bytes at a time where that can be.
+"""Compiled readers of one field of raw text, an integer or a hexadecimal token; eight bytes at a time if possible.
 
 Used by ``parser``, which reads whole rows.
 """
@@ -22,7 +22,7 @@ HEX[ZERO : ZERO + 10] = np.arange(10)
 HEX[ord("a") : ord("a") + 6] = HEX[ord("A") : ord("A") + 6] = np.arange(10, 16)
 
 
-U = np.uint64  # compiled arithmetic with signed and unsigned mixed would be in floating point
+U = np.uint64  # numba computes mixed signed and unsigned arithmetic in floating point
 
 
 def _each(byte: int) -> np.uint64:
@@ -37,7 +37,7 @@ _FROM_A, _ABOVE_F = _each(0x80 - ord("a")), _each(0x7F - ord("f"))
 
 @njit(cache=True, nogil=True)
 def read_integer(text: np.ndarray, at: Integer) -> tuple[Integer, Integer, bool]:
-    """Read an integer: (value, position after it, whether what is there is one). Nothing there is missing."""
+    """Read an integer: (value, position after it, whether it is valid). An empty field is missing."""
     start = at
     negative = text[at] == MINUS
     if negative:
@@ -61,7 +61,7 @@ def read_integer(text: np.ndarray, at: Integer) -> tuple[Integer, Integer, bool]
 
 @njit(cache=True, nogil=True)
 def word(text: np.ndarray, at: Integer) -> np.uint64:
-    """The eight bytes from ``at`` on, the first one lowest: the compiler makes one load of this."""
+    """The eight bytes from ``at`` on, the first one lowest; compiled to a single load."""
     i = U(at)
     low = U(text[i]) | U(text[i + U(1)]) << U(8) | U(text[i + U(2)]) << U(16) | U(text[i + U(3)]) << U(24)
     high = U(text[i + U(4)]) | U(text[i + U(5)]) << U(8) | U(text[i + U(6)]) << U(16) | U(text[i + U(7)]) << U(24)
@@ -70,9 +70,9 @@ def word(text: np.ndarray, at: Integer) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def short_integer(word: np.uint64) -> tuple[Integer, Integer]:
-    """(value, digits) of up to seven digits that a tab ends, eight bytes at a time; digits -1 for anything else.
+    """(value, digits) of up to seven digits followed by a tab, eight bytes at a time; digits -1 for anything else.
 
-    The tab is the lowest byte that is zero in ``word ^ tabs``. Digits are moved to the high end and added up in pairs.
+    The tab is the lowest zero byte of ``word ^ tabs``. Digits are shifted to the high end and summed in pairs.
     """
     differs = word ^ _TABS
     tabs = (differs - ONES) & ~differs & HIGH
@@ -92,7 +92,7 @@ def short_integer(word: np.uint64) -> tuple[Integer, Integer]:
 def whole_token(word: np.uint64) -> tuple[np.uint32, bool]:
     """(token, True) if all eight bytes are hexadecimal digits.
 
-    Added constants carry a byte that is large enough into its high bit: at least '0' and not above '9', and so on.
+    The range checks ('0' to '9', and so on) add constants that carry into a byte's high bit if it is large enough.
     """
     lower = word | _SPACES
     digit = (word + _FROM_0) & ~(word + _ABOVE_9)

@@ -1,7 +1,7 @@
 """Parses raw rows: label, 13 integers, 26 hexadecimal tokens, tab-separated, empty where missing.
 
-The compiled loop takes whole blocks and stops at the first bad row; ``diagnosis`` then says in plain Python what is
-wrong with it. Used by both passes and by ``encode``.
+The compiled loop parses whole blocks and stops at the first bad row; ``diagnosis`` then explains it in plain Python.
+Used by both passes and by ``encode``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from data_prep.raw.fields import (
     word,
 )
 
-# most integers are small: reading their logarithm is faster than computing it
+# most integers are small: looking up their logarithm is faster than computing it
 LOGARITHMS = np.log1p(np.arange(4096, dtype=np.float64)).astype(np.float32)
 
 
@@ -80,7 +80,7 @@ def logarithms(integers: np.ndarray) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def count_rows(text: np.ndarray) -> int:
-    """How many newlines there are in ``text`` uint8."""
+    """The number of newlines in ``text`` uint8."""
     found = 0
     for character in text:
         found += 1 if character == NEWLINE else 0
@@ -89,7 +89,7 @@ def count_rows(text: np.ndarray) -> int:
 
 @njit(cache=True, nogil=True)
 def row_end(text: np.ndarray, at: Integer) -> Integer:
-    """Where the newline is that ends the row which holds byte ``at``."""
+    """The position of the newline that ends the row of byte ``at``."""
     while text[at] != NEWLINE:
         at += 1
     return at
@@ -97,7 +97,7 @@ def row_end(text: np.ndarray, at: Integer) -> Integer:
 
 @njit(cache=True, nogil=True)
 def _integers(text: np.ndarray, at: Integer, out: np.ndarray) -> tuple[Integer, Integer, bool]:
-    """Read the integers of a row into ``out``: (bits of the missing, position after them, all good)."""
+    """Read the integers of a row into ``out``: (bits of missing fields, position after them, whether all are valid)."""
     absent: Integer = 0
     for f in range(DENSE_FEATURES):
         value, digits = short_integer(word(text, at)) if at + 8 <= text.size else (0, -1)
@@ -114,7 +114,7 @@ def _integers(text: np.ndarray, at: Integer, out: np.ndarray) -> tuple[Integer, 
 
 @njit(cache=True, nogil=True)
 def _tokens(text: np.ndarray, at: Integer, row: Integer, out: np.ndarray) -> tuple[Integer, Integer, bool]:
-    """Read the tokens of a row into ``out`` (26, rows), and the end of the row: as ``_integers``."""
+    """Read the tokens of a row into ``out`` (26, rows), and the end of the row; returns the same as ``_integers``."""
     absent: Integer = 0
     for f in range(SPARSE_FEATURES):
         last = f == SPARSE_FEATURES - 1
@@ -141,7 +141,7 @@ def _tokens(text: np.ndarray, at: Integer, row: Integer, out: np.ndarray) -> tup
 
 @njit(cache=True, nogil=True)
 def parse(text: np.ndarray, at: Integer, row: int, labelled: bool, out: ParsedRows) -> tuple[int, Integer, bool]:
-    """Parse rows from byte ``at`` on into ``out`` from ``row`` on: (rows in ``out``, position, whether all were good).
+    """Parse rows from byte ``at`` on into ``out`` from ``row`` on: (rows in ``out``, position, whether all were valid).
 
     ``text`` uint8, every row ended by a newline. Stops with the position of the first bad row.
     """
@@ -175,7 +175,7 @@ def tally(rows: ParsedRows, missing: np.ndarray, largest: np.ndarray) -> int:
         missing[field] += times
     for row in range(rows.missing.size):
         for field in range(DENSE_FEATURES):
-            if rows.integers[row, field] > largest[field]:  # hardly ever: cheaper than a store each time
+            if rows.integers[row, field] > largest[field]:  # rarely true: cheaper than a store each time
                 largest[field] = rows.integers[row, field]
     positives = 0
     for label in rows.label:

@@ -1,6 +1,6 @@
-"""The units of work of both passes: pieces of the raw files, dealt to ranks, read as parsed blocks of rows.
+"""The units of work of both passes: pieces of the raw files, assigned to ranks, read as parsed blocks of rows.
 
-Pieces do not depend on the number of ranks, so finished pieces stay valid when a job is resumed with another number.
+Pieces do not depend on the number of ranks, so finished pieces stay valid if a job resumes with another number.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ Piece = tuple[int, int]  # source, number of the piece in it
 
 @dataclass
 class SkippedRows:
-    """Bad rows left out of one piece: per reason how many, and the byte of the first."""
+    """The bad rows skipped in one piece: their number and the byte of the first, by reason."""
 
     reasons: dict[str, list[int]] = field(default_factory=dict)
 
     def note(self, reason: str, offset: int) -> None:
-        """One more row."""
+        """Record one skipped row."""
         self.reasons.setdefault(reason, [0, offset])[0] += 1
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What one rank reads at a stretch: one piece of a plain file, or all pieces of a gzip file (``piece`` None)."""
+    """The work that one rank reads in one go: a piece of a plain file, or all pieces of a gzip file (``piece``
+    None).
+    """
 
     source: RawSource
     piece: int | None
@@ -55,7 +57,7 @@ def units(job: Preparation) -> list[Unit]:
 
 
 def deal(job: Preparation) -> list[Unit]:
-    """This rank's units: each goes, largest first, to the rank with least to read."""
+    """This rank's units: each unit, largest first, is assigned to the rank with the least to read."""
     loads = [0] * job.ranks.size
     mine = []
     everything = units(job)
@@ -69,7 +71,7 @@ def deal(job: Preparation) -> list[Unit]:
 
 @dataclass(kw_only=True)
 class OpenPiece:
-    """A piece being read: iterate ``blocks`` to its end, then ``skipped`` and ``last`` are right."""
+    """A piece being read; ``skipped`` and ``last`` are valid after ``blocks`` has been iterated to its end."""
 
     piece: Piece
     start: int
@@ -83,7 +85,7 @@ class OpenPiece:
     def blocks(self, digest: TextDigest | None = None) -> Iterator[ParsedRows]:
         """Parsed rows that start in this piece, block by block; BadRowError at the first bad one unless skipped.
 
-        The columns are views of one room: they hold until the next block is asked for. ``digest`` is fed the text.
+        The columns are views of one buffer, valid until the next block. ``digest`` is updated with the text.
         """
         for text, offset in self.stream.blocks(self.stop):
             if digest is not None:
@@ -97,7 +99,7 @@ class OpenPiece:
 
 
 def open_pieces(job: Preparation, unit: Unit, done: Container[Piece]) -> Iterator[OpenPiece]:
-    """Open the pieces of a unit one after the other, passing over those in ``done``."""
+    """Open the pieces of a unit one after the other, skipping those in ``done``."""
     size = job.options.piece_bytes
     first = unit.piece or 0
     if unit.piece is not None and (unit.source.index, first) in done:

@@ -1,7 +1,7 @@
-"""The raw files: what they are, in which order, and their text in blocks of whole rows from any byte on.
+"""The raw files, their order, and their text in blocks of whole rows from any byte on.
 
-Plain files are cut into pieces of equal bytes that any rank can read; gzip files cannot be entered in the middle and
-are streamed from the start. A row belongs to the piece in which it starts.
+Plain files are split into pieces of equal bytes that any rank can read; gzip files have no random access and are
+streamed from the start. A row belongs to the piece in which it starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REMOVE_MARK = "remove it, for example with sed '1s/^\\xef\\xbb\\xbf//'"
 
 
 def open_sources(paths: Sequence[Path]) -> list[RawSource]:
-    """Check the raw files and put day files in day order; DataError names a path that cannot be taken."""
+    """Check the raw files and sort day files by day; DataError names an invalid path."""
     if len({p.resolve() for p in paths}) != len(paths):
         raise DataError(f"a raw file is given twice in {', '.join(map(str, paths))}; give each file once")
     days = [DAY_NAME.search(p.name) for p in paths]
@@ -55,7 +55,7 @@ def _open(path: Path, index: int) -> RawSource:
 
 
 def _refuse_mark(path: Path, gzipped: bool) -> None:
-    """DataError for text that begins with a byte order mark, which editors show no sign of."""
+    """DataError for text that begins with a byte order mark, which editors do not show."""
     with gzip.open(path) if gzipped else path.open("rb") as file:
         start, _ = _read_some(file, 3)
     if start == codecs.BOM_UTF8:
@@ -67,7 +67,7 @@ def _refuse_mark(path: Path, gzipped: bool) -> None:
 class TextStream:
     """The text of one source from byte ``start`` on, in blocks of whole rows.
 
-    Starting inside a row skips the rest of it: it belongs to the piece before. ``offset`` counts bytes of
+    Starting inside a row skips the rest of it, which belongs to the previous piece. ``offset`` counts bytes of
     (decompressed) text. DataError for a damaged gzip file, or for a "row" of more than 1 MiB.
     """
 
@@ -76,7 +76,7 @@ class TextStream:
         self._raw: BinaryIO = source.path.open("rb")
         self._file: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=self._raw) if source.gzipped else self._raw
         self._buffer = bytearray(BLOCK_BYTES + MAX_ROW_BYTES + 2 * STEP_BYTES)
-        self._begin = self._end = 0  # where in the buffer the text not yet handed out is
+        self._begin = self._end = 0  # the range of the buffer with text not yet returned
         self._damage: Exception | None = None
         self._ended = False
         self.offset = start
@@ -94,20 +94,20 @@ class TextStream:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no row is left."""
+        """Whether there are no more rows."""
         if self._begin == self._end and not self._ended:
             self._read()
         return self._ended and self._begin == self._end
 
     @property
     def file_position(self) -> int:
-        """How far the file's own (compressed) bytes have been read."""
+        """The read position in the file's own (compressed) bytes."""
         return self._raw.tell()
 
     def blocks(self, stop: int) -> Iterator[tuple[np.ndarray, int]]:
         """Yield (uint8 text of whole rows, newline-ended; its offset): all rows that start before ``stop``.
 
-        A block is a view of the one buffer: it holds until the next is asked for.
+        A block is a view of one buffer, valid until the next block.
         """
         while self.offset < stop and not self.exhausted:
             limit = min(stop - self.offset, BLOCK_BYTES)
@@ -138,7 +138,7 @@ class TextStream:
         self.offset += count
 
     def _read(self, wanted: int = STEP_BYTES) -> None:
-        if self._end + wanted >= len(self._buffer):  # one byte is kept for a missing last newline
+        if self._end + wanted >= len(self._buffer):  # one byte is reserved for a missing last newline
             left = self._end - self._begin
             self._buffer[:left] = self._buffer[self._begin : self._end]
             self._begin, self._end = 0, left
@@ -170,7 +170,7 @@ class TextStream:
 
 
 def _read_some(file: BinaryIO | gzip.GzipFile, wanted: int) -> tuple[bytes, Exception | None]:
-    """Up to ``wanted`` bytes, and the damage that ended a gzip file early; what comes before it is not lost."""
+    """Up to ``wanted`` bytes, and the error that ended a damaged gzip file early; the bytes before it are returned."""
     if not isinstance(file, gzip.GzipFile):
         return file.read(wanted), None
     parts, left = [], wanted
@@ -184,7 +184,7 @@ def _read_some(file: BinaryIO | gzip.GzipFile, wanted: int) -> tuple[bytes, Exce
 
 
 def line_of(source: RawSource, offset: int) -> int:
-    """The 1-based line that holds the byte at ``offset`` of the text, by counting, as far as a file can be read."""
+    """The 1-based line of the byte at ``offset`` of the text, by counting, as far as the file can be read."""
     lines, left = 1, offset
     with gzip.open(source.path) if source.gzipped else source.path.open("rb") as file:
         while left > 0:
@@ -197,13 +197,13 @@ def line_of(source: RawSource, offset: int) -> int:
 
 
 class TextDigest:
-    """The CRC-32 of a piece's text: it tells a changed or damaged file, at half the cost of SHA-256."""
+    """The CRC-32 of a piece's text: detects a changed or damaged file at half the cost of SHA-256."""
 
     def __init__(self) -> None:
         self._sum = 0
 
     def update(self, text: np.ndarray) -> None:
-        """Take in some text uint8."""
+        """Add text uint8."""
         self._sum = zlib.crc32(text.data, self._sum)
 
     def hexdigest(self) -> str:

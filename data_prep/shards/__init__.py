@@ -1,1 +1,1 @@
-"""HDF5 shards and their folder: splits, scattering rows, ranks, records."""
+"""HDF5 shards and the output folder: layout, packing, scattering and gathering of rows, provenance."""

@@ -1,7 +1,7 @@
 """Pass 2, second half: collect each shard's rows from all pieces, permute them and write the shard.
 
-A shard's rows are collected in input order and permuted by draws that depend on seed and shard alone, so it does not
-matter who collected them. Finished shards are kept over a restart.
+A shard's rows are collected in input order, and the permutation depends on seed and shard alone, so any rank can
+collect them. Finished shards are kept over a restart.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ssmpi.data.shard_frame import Frame, frame_of
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """A finished shard: its split, its manifest entry and what tells whether the file's frame is as it was written."""
+    """A finished shard: its split, its manifest entry and the checksum of the file's frame."""
 
     split: str
     entry: ShardEntry
@@ -38,7 +38,7 @@ class WrittenShard:
 
 @dataclass
 class Collector:
-    """Reads the rows of one shard out of all grouped pieces; ``starts`` uint32 (pieces, shards + 1)."""
+    """Reads the rows of one shard from all grouped pieces; ``starts`` uint32 (pieces, shards + 1)."""
 
     work: Path
     placed: Sequence[PlacedPiece]
@@ -48,11 +48,11 @@ class Collector:
     scratch: Scratch = field(default_factory=Scratch)
 
     def rows_of(self, shard: int) -> int:
-        """How many rows the shard has."""
+        """The number of rows of a shard."""
         return int((self.starts[:, shard + 1] - self.starts[:, shard]).sum(dtype=np.int64))
 
     def collect(self, shard: int) -> np.ndarray:
-        """The packed rows of a shard in input order, and some slack: uint8 (rows * row_bytes + SLACK,)."""
+        """The packed rows of a shard in input order, padded: uint8 (rows * row_bytes + SLACK,)."""
         size = row_bytes(self.wide)
         packed = self.scratch.array("packed", (self.rows_of(shard) * size + SLACK,), np.uint8)
         at = 0
@@ -82,9 +82,9 @@ class Collector:
 def write_shards(
     job: Preparation, placed: Sequence[PlacedPiece], layout: ShardLayout, wide: np.ndarray, common: dict[str, Any]
 ) -> list[WrittenShard]:
-    """Write the shards that are not there yet; all of them are returned, in order, on every rank.
+    """Write the shards that do not exist yet; returns all shards, in order, on every rank.
 
-    ``wide``: widths of the packed columns; ``common``: attributes that all shards have, ``data_set`` among them.
+    ``wide``: widths of the packed columns; ``common``: attributes of all shards, including ``data_set``.
     """
     targets = layout.targets()
     placed = [one for one in placed if one.record.rows]
@@ -149,7 +149,7 @@ def _finish(
 
 
 def _found(path: Path, file: str, data_set: str) -> ShardEntry | None:
-    """The entry of a shard that an interrupted run of the same data set has finished."""
+    """The entry of a shard that an interrupted run of the same data set finished."""
     if not path.is_file():
         return None
     with h5py.File(path, "r", locking=False) as shard:

@@ -1,7 +1,7 @@
-"""The output folder over its life: empty, begun, interrupted, whole; who may write into it and what it needs.
+"""The output folder and its states: empty, begun, interrupted, complete; its lock, and the disk space it needs.
 
-Everything temporary is in ``.prepare``. Its ``plan.json`` says which arguments and raw files the folder belongs to;
-the manifest, written last, says the same for ever.
+Everything temporary is in ``.prepare``. Its ``plan.json`` records the arguments and raw files of the folder; the
+manifest, written last, keeps that record.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REMEDY = "give another --output, or --overwrite to make it anew"
 
 
 class OutputFolder:
-    """The output folder, held by this job alone while it is open (rank 0 only)."""
+    """The output folder, locked by this job while it is open (rank 0 only)."""
 
     def __init__(self, options: PrepareOptions) -> None:
         self.output = options.output
@@ -50,7 +50,7 @@ class OutputFolder:
             raise UserError(f"--overwrite would remove {vocabulary}, which this run needs; give another --output")
 
     def begin(self, job: Preparation) -> str:
-        """Decide whether the folder is fresh, to be resumed, or whole; DataError if it holds anything else."""
+        """Decide whether the folder is new, to be resumed, or complete; DataError if it has other content."""
         if self.output.exists() and not self.output.is_dir():
             raise DataError(f"{self.output}: is a file, not a folder; give another --output")
         strangers = _strangers(self.output) if self.output.is_dir() else []
@@ -103,10 +103,10 @@ class OutputFolder:
         except BlockingIOError:
             raise DataError(f"{self.output}: another ssmpi-prepare is at work here; wait for it to end") from None
         except OSError:
-            pass  # a file system without locks: nothing to hold
+            pass  # a file system without locks
 
     def _clear(self) -> None:
-        """Remove what earlier runs wrote, the manifest first: the folder is not whole from that moment."""
+        """Remove the files of earlier runs, the manifest first: without it the folder is incomplete."""
         (self.output / MANIFEST_NAME).unlink(missing_ok=True)
         for name in OWN_NAMES:
             path = self.output / name
@@ -116,7 +116,9 @@ class OutputFolder:
                 path.unlink(missing_ok=True)
 
     def abandon(self) -> None:
-        """Remove all that was begun: with these raw files it can never be whole, and others are not refused for it."""
+        """Remove all unfinished files: these raw files can never complete the folder, and other files may be used
+        instead.
+        """
         if self._lock:
             self._lock.close()
         self._clear()
@@ -131,7 +133,7 @@ class OutputFolder:
 
 
 def _strangers(output: Path) -> list[str]:
-    """What is in the folder that no preparation wrote: nothing of it is ever removed."""
+    """Files in the folder that no preparation wrote; they are never removed."""
     found = {path.name for path in output.iterdir()} - OWN_NAMES
     for split in SPLITS:
         shards = (output / split).iterdir() if (output / split).is_dir() else ()
@@ -140,7 +142,7 @@ def _strangers(output: Path) -> list[str]:
 
 
 def _difference(found: dict[str, Any], asked: dict[str, Any]) -> str:
-    """The first thing in which an earlier run and this one differ, for a message."""
+    """The first difference between an earlier run and this one, for a message."""
     before, now = found["identity"] or {}, asked["identity"]
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
@@ -149,7 +151,7 @@ def _difference(found: dict[str, Any], asked: dict[str, Any]) -> str:
 
 
 def estimated_rows(sources: list[RawSource]) -> int:
-    """About how many rows the raw files have, from the first MiB of each."""
+    """The estimated number of rows of the raw files, from the first MiB of each."""
     return sum(_estimate(source) for source in sources)
 
 
@@ -162,7 +164,7 @@ def _estimate(source: RawSource) -> int:
             try:
                 text = gzip.GzipFile(fileobj=file).read(SAMPLE_BYTES)
             except (EOFError, OSError):
-                return 0  # damaged: pass 1 says where
+                return 0  # damaged: pass 1 reports where
             used = file.tell() if len(text) == SAMPLE_BYTES else source.size
     return max(1, round(text.count(b"\n") * source.size / used))
 
@@ -178,7 +180,7 @@ def used_bytes(folder: Path) -> int:
 
 
 def check_space(output: Path, need: int) -> str:
-    """Compare the need with what is free; DataError if it does not fit. Returns a phrase for the report."""
+    """Compare the need with the free space; DataError if it does not fit. Returns a phrase for the report."""
     existing = output
     while not existing.exists():
         existing = existing.absolute().parent

@@ -1,7 +1,7 @@
-"""Rows on their way from raw text to their shard: packed, because writing them down costs more than working them out.
+"""The packed format of rows between raw text and shard: writing rows costs more than packing them.
 
-A packed row holds 26 ids, 13 integers and the label, lowest byte first, each column in as many bytes as its largest
-value takes. On the Kaggle set that is about half of what it takes in a shard.
+A packed row has 26 ids, 13 integers and the label, little-endian, each column with as many bytes as its largest value
+needs. On the Kaggle set that is about half of its size in a shard.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from data_prep.columns import DENSE_FEATURES, ROW_BYTES, SPARSE_FEATURES
 from data_prep.raw.fields import word
 from data_prep.raw.parser import logarithm
 
-GUESSED_ROW_BYTES = ROW_BYTES  # before the raw text has been read: four bytes are enough for all but wild integers
+GUESSED_ROW_BYTES = ROW_BYTES  # before the raw text has been read: four bytes are enough for all but extreme integers
 
 TOGETHER = 64
 SLACK = 8  # readable bytes after the last packed row: columns are read eight bytes at a time
@@ -36,10 +36,10 @@ def row_bytes(wide: np.ndarray) -> int:
 
 @njit(cache=True, nogil=True)
 def pack(columns: Columns, wide: np.ndarray, shards: np.ndarray, at: np.ndarray, out: np.ndarray) -> None:
-    """Put each row into ``out`` uint8 (rows, row_bytes) where its shard's rows have come to.
+    """Pack each row into ``out`` uint8 (rows, row_bytes) at the next place of its shard.
 
-    columns: ids int32 (26, n), integers int64 (n, 13), label uint8 (n,); shards int32 (n,): the shard of each row;
-    at int64 (shards,): where in ``out`` the next row of each shard goes, moved on.
+    columns: ids int32 (26, n), integers int64 (n, 13), label uint8 (n,); shards int32 (n,): the shard of each row; at
+    int64 (shards,): the place in ``out`` of the next row of each shard, advanced.
     """
     ids, integers, label = columns
     for i in range(shards.size):
@@ -63,11 +63,11 @@ def pack(columns: Columns, wide: np.ndarray, shards: np.ndarray, at: np.ndarray,
 
 @njit(cache=True, nogil=True)
 def unpack(packed: np.ndarray, order: np.ndarray, wide: np.ndarray, columns: Columns) -> int:
-    """Take packed rows apart: row i of ``columns`` is the packed row ``order[i]``.
+    """Unpack rows: row i of ``columns`` is the packed row ``order[i]``.
 
-    packed uint8 (rows * row_bytes + SLACK,); order uint32 (rows,); columns: ids int32 (rows, 26), dense float32
-    (rows, 13), label uint8 (rows,). The rows lie all over memory: fetching some ahead of taking them apart halves the
-    time. What is returned only keeps the compiler from leaving that out.
+    packed uint8 (rows * row_bytes + SLACK,); order uint32 (rows,); columns: ids int32 (rows, 26), dense float32 (rows,
+    13), label uint8 (rows,). Access is random: prefetching some rows ahead halves the time. The return value only keeps
+    the compiler from removing the prefetch.
     """
     size = np.int64(wide.sum()) + 1
     fetched = np.uint8(0)

@@ -1,6 +1,6 @@
-"""What a preparation says about itself: the manifest with its provenance, and the summary for a person.
+"""The record of a preparation: the manifest with its provenance, and a summary for a person.
 
-No path, no time and nothing that depends on the number of ranks goes in, so that equal inputs give equal bytes.
+It has no paths, no times and nothing that depends on the number of ranks, so equal inputs give equal bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def source_checksums(records: Sequence[PieceRecord], sources: int) -> list[str]:
 
 
 def skipped_rows(records: Sequence[PieceRecord]) -> dict[str, int]:
-    """Rows left out, by reason."""
+    """Skipped rows, by reason."""
     reasons = sorted({reason for record in records for reason in record.skipped})
     return {reason: sum(r.skipped.get(reason, [0])[0] for r in records) for reason in reasons}
 
@@ -86,7 +86,7 @@ def _about_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def manifest_checksum(manifest: Manifest) -> str:
-    """SHA-256 of what the manifest says, without this checksum itself, and without the features of Criteo's rows, which
+    """SHA-256 of the manifest's content without this checksum itself, and without the features of Criteo's rows, which
     older versions did not record.
     """
     body: Mapping[str, Any] = {k: v for k, v in asdict(manifest).items() if k != "features" or v != asdict(CRITEO)}
@@ -96,7 +96,7 @@ def manifest_checksum(manifest: Manifest) -> str:
 
 
 def summary(job: Preparation, records: Sequence[PieceRecord], manifest: Manifest) -> str:
-    """What was made, for a person."""
+    """A summary of the output for a person."""
     lines = []
     for name, split in manifest.splits.items():
         start, stop = split.row_ranges[0]

@@ -1,7 +1,7 @@
-"""Pass 2, first half: encode every piece and leave its packed rows grouped by the shard they go to.
+"""Pass 2, first half: encode every piece and write its packed rows grouped by shard.
 
-A grouped piece is written once and whole. It is not flushed to disk, which would take longer than making it again:
-after a crash its checksum tells whether it is still whole, and a restarted job continues with the next piece.
+A grouped piece is written once. It is not flushed to disk, which would take longer than computing it again: after a
+crash its checksum shows whether it is intact, and a restarted job continues with the next piece.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class PlacedPiece:
     first_row: int
 
     def path(self, work: Path) -> Path:
-        """Where its grouped rows are."""
+        """The path of its grouped rows."""
         return work / "pieces" / f"piece-{self.record.source:04d}-{self.record.piece:06d}.rows"
 
     def save(self, work: Path, packed: np.ndarray, offsets: np.ndarray) -> None:
-        """Write the grouped rows uint8 (rows, row_bytes) of which ``offsets`` uint32 (shards + 1,) gives the starts."""
+        """Write the grouped rows uint8 (rows, row_bytes); ``offsets`` uint32 (shards + 1,) are the starts of the
+        groups.
+        """
         path = self.path(work)
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(".tmp")
@@ -51,12 +53,12 @@ class PlacedPiece:
         save_array(path.with_suffix(".npy"), np.concatenate([checksum, offsets]))
 
     def offsets(self, work: Path) -> np.ndarray:
-        """Where each shard's rows begin: uint32 (shards + 1,)."""
+        """The start of each shard's rows: uint32 (shards + 1,)."""
         found: np.ndarray = np.load(self.path(work).with_suffix(".npy"))
         return found[1:]
 
     def saved(self, work: Path) -> bool:
-        """Whether the grouped rows are on disk as they were written."""
+        """Whether the grouped rows are intact on disk."""
         path, index = self.path(work), self.path(work).with_suffix(".npy")
         if not (path.is_file() and index.is_file()):
             return False
@@ -75,7 +77,7 @@ def place(records: list[PieceRecord]) -> list[PlacedPiece]:
 
 @dataclass(frozen=True)
 class Done:
-    """The pieces that need not be read; its owner checks once whether it is on disk."""
+    """The pieces that need not be read; the owner of a piece checks once whether it is on disk."""
 
     work: Path
     placed: Mapping[Piece, PlacedPiece]
@@ -87,7 +89,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where rows go, and the progress bar. ``wide``: the widths of packed columns."""
+    """The destination of rows, and the progress bar. ``wide``: the widths of packed columns."""
 
     work: Path
     layout: ShardLayout
@@ -99,7 +101,7 @@ class Destination:
 def scatter(
     job: Preparation, placed: list[PlacedPiece], encoder: Encoder, layout: ShardLayout, wide: np.ndarray
 ) -> None:
-    """Write the grouped pieces that are not there yet, their columns packed ``wide`` bytes wide."""
+    """Write the grouped pieces that do not exist yet, with columns of ``wide`` bytes."""
     by_key = {p.record.key: p for p in placed}
 
     def body() -> None:

@@ -1,6 +1,6 @@
-"""Pure arithmetic: into which shard each row of a split goes, and in which order.
+"""Computes the shard of each row of a split, and the order of the rows in a shard.
 
-Everything is a function of row numbers and the seed, so that it cannot depend on the number of ranks.
+Everything is a function of row numbers and the seed, independent of the number of ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHARD_STREAM, ORDER_STREAM = 1, 2
 
 @dataclass(frozen=True)
 class PlannedShard:
-    """One shard to be written: ``index`` counts over all splits, ``rows`` is the source row range it draws from."""
+    """A shard to write: ``index`` counts over all splits, ``rows`` is the source row range it draws from."""
 
     index: int
     split: str
@@ -29,7 +29,7 @@ class PlannedShard:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Into which shard every row goes: at random for shuffled splits, in order for the others."""
+    """The shard of every row: random for shuffled splits, in order for the others."""
 
     ranges: Ranges
     shard_rows: int
@@ -37,7 +37,7 @@ class ShardLayout:
     shuffle: bool
 
     def targets(self) -> list[PlannedShard]:
-        """All shards, split by split. A shuffled one may turn out empty when rows are few."""
+        """All shards, split by split. A shuffled one may be empty if there are few rows."""
         targets: list[PlannedShard] = []
         for split, (start, stop) in self.ranges.items():
             shuffled = self.shuffle and split == "train"
@@ -66,7 +66,7 @@ class ShardLayout:
 
 @njit(cache=True, nogil=True)
 def _random(seed: int, stream: int, row: int) -> Integer:
-    """64 random bits that depend on nothing but seed, stream and row (splitmix64 as a counter-based generator)."""
+    """64 random bits, a function of seed, stream and row (splitmix64 as a counter-based generator)."""
     z = (np.uint64(seed) << np.uint64(2)) + np.uint64(stream)
     for counter in (np.uint64(0), np.uint64(row)):
         z = z + (counter + np.uint64(1)) * GOLDEN
@@ -90,7 +90,7 @@ def permutation(seed: int, shard: int, rows: int) -> np.ndarray:
     order = np.arange(rows).astype(np.uint32)
     for i in range(rows - 1, 0, -1):
         draw = _random(seed, ORDER_STREAM, (shard << 32) + i)
-        # the upper 64 bits of draw * (i + 1): a place in [0, i]
+        # the upper 64 bits of draw * (i + 1): an index in [0, i]
         low, bound = draw & np.uint64(0xFFFFFFFF), np.uint64(i + 1)
         j = ((draw >> np.uint64(32)) * bound + ((low * bound) >> np.uint64(32))) >> np.uint64(32)
         order[i], order[j] = order[j], order[i]

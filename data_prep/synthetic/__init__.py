@@ -1,1 +1,1 @@
-"""Synthetic raw text with a teacher, so that the best possible score is known."""
+"""Synthetic raw text drawn from a teacher, so the best possible score is known."""

@@ -1,4 +1,4 @@
-"""What the teacher itself scores on the rows it drew: no model can do better, so results are read against it.
+"""The teacher's own score on the rows it drew: an upper bound for every model.
 
 Used by ``synthetic``, which stores it beside the text. Sums are taken row by row, so they do not depend on blocks.
 """

@@ -1,7 +1,7 @@
 """Synthetic data sets: raw Criteo-format text of any size to try everything with, drawn from a teacher.
 
-The real sets are large and under licence. These files have every quirk of theirs, and the best possible score on them
-is known: it is printed and stored in ``teacher.json``.
+The real sets are large and need a licence. These files have all their quirks, and the best possible score on them is
+known: it is printed and stored in ``teacher.json``.
 """
 
 from __future__ import annotations
@@ -75,12 +75,14 @@ class SynthesisPlan:
         return "test.txt.gz" if self.gzipped else "test.txt"
 
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """The rows that ``ssmpi-prepare criteo`` makes train, test and validation: of these the ceiling is told."""
+        """The row ranges of train, test and validation in ``ssmpi-prepare criteo``, for which the ceiling is
+        computed.
+        """
         return split_rows("days" if self.days else "kaggle", [b - a for a, b in self.files().values()])
 
 
 def synthesize(plan: SynthesisPlan, block_rows: int = BLOCK_ROWS) -> dict[str, Any]:
-    """Write the text and ``teacher.json``, whose content is returned. The block size changes nothing but memory."""
+    """Write the text and ``teacher.json``; returns its content. The block size only affects memory."""
     teacher = Teacher(plan.teacher)
     labelled = plan.files()
     wanted = dict(labelled)
@@ -115,7 +117,7 @@ def require(holds: bool, message: str) -> None:
 
 
 def _make_room(plan: SynthesisPlan, teacher: Teacher, names: list[str]) -> None:
-    """Refuse to replace files unasked, say how much disk is needed and see that it is there, make the folder."""
+    """Check that no file would be replaced unasked, check and print the disk space needed, make the folder."""
     folder = plan.folder
     there = [name for name in names if (folder / name).exists()]
     if there and not plan.overwrite:
@@ -130,13 +132,15 @@ def _make_room(plan: SynthesisPlan, teacher: Teacher, names: list[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder}: cannot be made ({error.strerror}); give a folder that can be written to") from error
-    # A record of other rows must not stay beside new text if this is interrupted.
+    # If this is interrupted, no record of other rows may remain beside new text.
     (folder / TEACHER_NAME).unlink(missing_ok=True)
 
 
 @contextmanager
 def _beside(path: Path) -> Iterator[IO[bytes]]:
-    """Write beside ``path`` and rename when whole; compressed if the name says so, without a time stamp."""
+    """Write to a temporary file and rename it to ``path`` when complete; compressed if the name ends so, without a time
+    stamp.
+    """
     beside = path.with_name(f".{path.name}.tmp")
     try:
         with beside.open("wb") as raw:

@@ -1,9 +1,9 @@
-"""The planted teacher: which rows a synthetic data set holds and how likely each is clicked. Used by ``synthetic``.
+"""The teacher: draws the rows of a synthetic data set and their click probabilities. Used by ``synthesize``.
 
 A row is a pure function of (seed, row number), drawn by a counter-based generator, so blocks of any size give the same
-rows and nothing is kept between them. The click logit is linear effects of tokens and integers plus a factorization
-machine of rank 4 over some of them, so a good part of what there is to learn is out of a logistic regression's reach.
-Effects fade with rarity, so that one pass over about a million rows comes close to the teacher.
+rows, without state. The click logit is the sum of linear effects of tokens and integers and of a factorization machine
+of rank 4 over some of them, so a logistic regression cannot learn a good part of it. Effects fade with rarity, so one
+pass over about a million rows comes close to the teacher.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ KAGGLE_CARDINALITIES = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
-KEPT_CARDINALITY = 100  # scaling down leaves a feature this many values, if it had them
+KEPT_CARDINALITY = 100  # scaling down leaves a feature at least this many values, if it had them
 
 LABEL_RATE = 0.256
 MISSING_TOGETHER = (
     *((0.77, "I12"), (0.46, "I1 I10"), (0.21, "I3"), (0.22, "I4 I13"), (0.22, "I6"), (0.043, "I7 I9 I11")),
     *((0.026, "I5"), (0.77, "C22"), (0.44, "C19 C20 C25 C26"), (0.12, "C6"), (0.034, "C3 C4 C12 C16 C21 C24")),
 )
-# Mean and spread of the logarithm of 1 + value, by and large those of the Kaggle set.
+# Mean and spread of the logarithm of 1 + value, roughly those of the Kaggle set.
 INTEGER_LOCATION = (0.9, 1.5, 1.9, 1.6, 7.9, 3.4, 1.5, 1.9, 3.6, 0.5, 0.9, 0.3, 1.6)
 INTEGER_SPREAD = (1.0, 1.6, 1.1, 0.8, 1.9, 1.6, 1.2, 1.0, 1.4, 0.4, 0.6, 0.6, 0.8)
 
-# Occurrences in a million rows at which half of a token's effect is left: the rarer, the less there is to learn.
+# Occurrences in a million rows at which half of a token's effect remains: rarer tokens have smaller effects.
 RELIABLE_COUNT, PAIR_RELIABLE_COUNT = 3000.0, 10_000.0
 PAIRED_TOKENS = ("C2", "C5", "C6", "C8", "C9", "C14", "C17")
 PAIRED_INTEGERS = ("I2", "I9")
@@ -43,7 +43,7 @@ CALIBRATION_ROWS = 65_536
 
 @dataclass(frozen=True)
 class TeacherSettings:
-    """What makes a teacher. ``rows`` is the span over which ``drift`` (0 to 1) goes; ``skew`` is Zipf's exponent."""
+    """The settings of a teacher. ``drift`` (0 to 1) extends over ``rows``; ``skew`` is Zipf's exponent."""
 
     rows: int
     seed: int = 0
@@ -71,14 +71,14 @@ def scaled_cardinalities(scale: float) -> tuple[int, ...]:
 
 
 class Teacher:
-    """Draws rows with their true click logits. Deterministic in its settings; cheap to make (below a second)."""
+    """Draws rows with their true click logits. Deterministic in its settings; created within a second."""
 
     def __init__(self, settings: TeacherSettings) -> None:
         self.settings = settings
         self._tables = _calibrated(_raw_tables(settings))
 
     def block(self, first: int, rows: int) -> DrawnRows:
-        """Rows ``first`` to ``first + rows - 1``: the same whatever blocks they are asked in."""
+        """Rows ``first`` to ``first + rows - 1``: the same for any division into blocks."""
         return _drawn(self._tables, first, rows)
 
     def token_key(self) -> int:
@@ -98,7 +98,7 @@ def _drawn(tables: TeacherTables, first: int, rows: int) -> DrawnRows:
 
 
 def _popularity(cardinality: int, skew: float) -> np.ndarray:
-    """Probability of the most frequent tokens, float64 (min(cardinality, HEAD),), under the law that rows follow."""
+    """Probability of the most frequent tokens, float64 (min(cardinality, HEAD),), in the distribution of the rows."""
     edges = np.arange(1, min(cardinality, HEAD) + 2, dtype=np.float64)
     if skew == 1.0:
         return np.diff(np.log(edges)) / np.log(cardinality + 1.0)
@@ -110,14 +110,14 @@ def _hashed(key: int) -> np.uint64:
 
 
 def _gaussians(key: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Nearly normal numbers, float64, from our own generator: NumPy's may change between versions."""
+    """Approximately normal numbers, float64, from a separate generator: NumPy's may change between versions."""
     out = np.empty(int(np.prod(shape)), np.float64)
     fill_gaussians(_hashed(key), out)
     return out.reshape(shape)
 
 
 def _missing_groups() -> tuple[np.ndarray, np.ndarray]:
-    """Which group each of the 39 features is missing with, int64, -1 for never; and the rate of each group."""
+    """The group with which each of the 39 features is missing, int64, -1 for never; and the rate of each group."""
     names = (*DENSE_NAMES, *SPARSE_NAMES)
     group = np.full(len(names), -1, np.int64)
     for number, (_, members) in enumerate(MISSING_TOGETHER):
@@ -126,14 +126,14 @@ def _missing_groups() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _effects(key: int, share: np.ndarray, width: int, reliable: float) -> np.ndarray:
-    """Random effects float64 (slots, width) of one feature's tokens: fading with rarity, of mean zero over rows."""
+    """Random effects float64 (slots, width) of one feature's tokens: fading with rarity, with mean zero over rows."""
     count = 1e6 * share
     effects = _gaussians(key, (len(share), width)) * (count / (count + reliable))[:, None]
     return effects - share @ effects
 
 
 def _raw_tables(settings: TeacherSettings) -> TeacherTables:
-    """Everything but the standardisation and the weights, which are measured."""
+    """The tables without standardisation and weights, which are measured."""
     group, rates = _missing_groups()
     key = int(_hashed(settings.seed)) >> 1
     main = np.zeros((2, SPARSE_FEATURES, HEAD + 1), np.float32)
@@ -169,10 +169,12 @@ def _raw_tables(settings: TeacherSettings) -> TeacherTables:
 
 
 def _calibrated(raw: TeacherTables) -> TeacherTables:
-    """Measure on rows of another stream: standardise the integers, give the parts their spread, meet LABEL_RATE."""
+    """Calibrate on rows of another stream: standardise the integers, scale the parts to their spread, match
+    LABEL_RATE.
+    """
     sample = raw._replace(row_key=_hashed(int(raw.row_key) >> 1), rows=CALIBRATION_ROWS)
     logs = np.log1p(np.maximum(_drawn(sample, 0, CALIBRATION_ROWS).integer, 0))
-    # Rounded, so that the last bit of a machine's logarithm cannot change the rows.
+    # Rounded, so that the last bit of a platform's logarithm cannot change the rows.
     standard = np.stack([logs.mean(axis=0), 1 / logs.std(axis=0)], axis=1).round(6)
     sample = sample._replace(standard=standard)
     weight = np.zeros(4)

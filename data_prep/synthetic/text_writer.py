@@ -1,4 +1,4 @@
-"""Turns drawn rows into raw Criteo-format text: the reverse of ``parser``. Used by ``synthetic``."""
+"""Turns drawn rows into raw Criteo-format text: the inverse of ``parser``. Used by ``synthesize``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 class TextWriter:
-    """Formats blocks of at most ``rows`` rows into one reused buffer. ``key`` (32 bits) decides how tokens look."""
+    """Formats blocks of at most ``rows`` rows into one reused buffer. ``key`` (32 bits) determines the tokens' text."""
 
     def __init__(self, rows: int, key: int) -> None:
         self._buffer = np.empty(rows * MOST_ROW_BYTES, np.uint8)
@@ -47,7 +47,7 @@ def _mix32(x: np.uint32) -> np.uint32:
 
 @njit(cache=True, nogil=True)
 def token_of(masks: np.ndarray, feature: int, rank: int) -> np.uint32:
-    """The token that stands for the ``rank``-th most frequent value of a feature: two ranks never share one."""
+    """The token of the ``rank``-th most frequent value of a feature, unique per rank."""
     return np.uint32(_mix32(np.uint32(rank) ^ masks[feature, 0]) ^ masks[feature, 1])
 
 

@@ -1,4 +1,4 @@
-"""Turns parsed rows into ids with a vocabulary: the lookup tables, mapped from files that the ranks of a host share."""
+"""Turns parsed rows into ids: the lookup tables of a vocabulary, in files that the ranks of a host share by mmap."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Encoder:
     tables: Sequence[np.ndarray]
 
     def ids(self, rows: ParsedRows) -> np.ndarray:
-        """Ids int32 (26, rows); DataError for an unseen token where the vocabulary has no id for it (dlrm order)."""
+        """Ids int32 (26, rows); DataError for an unseen token if the vocabulary has no id for it (dlrm order)."""
         tokens = reduce_tokens(rows.tokens, self.vocabulary.max_ind_range)
         ids = look_up(tokens, rows.missing, self.tables, reserved=self.vocabulary.reserved)
         if not self.vocabulary.reserved and ids.size and ids.min() < 0:
@@ -43,7 +43,7 @@ def in_memory(vocabulary: Vocabulary) -> Encoder:
 
 
 def shared(job: Preparation, vocabulary: Vocabulary) -> Encoder:
-    """An encoder whose tables are files in the work folder, made by the ranks together and mapped read-only."""
+    """An encoder with its tables in files of the work folder, written by all ranks together and mapped read-only."""
     paths = [job.work / "lookup" / f"{name}.npy" for name in SPARSE_NAMES]
 
     def body() -> None:
@@ -53,5 +53,5 @@ def shared(job: Preparation, vocabulary: Vocabulary) -> Encoder:
                 save_array(paths[f], vocabulary.lookup(f))
 
     job.ranks.together(body)
-    # a plain view: indexing the memmap class is slow and compiled code would be compiled once more for it
+    # a plain view: indexing np.memmap is slow, and numba would compile another version for it
     return Encoder(vocabulary, [np.load(path, mmap_mode="r").view(np.ndarray) for path in paths])

@@ -1,6 +1,6 @@
 """Makes ``vocabulary.h5`` from the token counts of pass 1.
 
-The ranks merge features side by side, rank 0 puts them together.
+The ranks merge features in parallel; rank 0 combines them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ssmpi.data.schema import VOCABULARY_NAME
 
 
 def fit_vocabulary(job: Preparation, found: ScanResult, ranges: Ranges) -> Vocabulary:
-    """The vocabulary of all rows, or of the training rows; one finished by an interrupted run is taken as it is."""
+    """The vocabulary of all rows, or of the training rows; one finished by an interrupted run is reused."""
     path = job.options.output / VOCABULARY_NAME
     rows = sum(record.rows for record in found.records)
     if not job.ranks.first(path.is_file):
@@ -97,6 +97,6 @@ def _assemble(job: Preparation, path: Path, rows: int) -> None:
 
 
 def _drop_parts(folder: Path) -> None:
-    """The counts are in the vocabulary now: give their disk space back."""
+    """Delete the counts to free disk space: they are in the vocabulary now."""
     for path in folder.glob("part-*.npy"):
         path.unlink()

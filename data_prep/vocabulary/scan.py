@@ -1,7 +1,7 @@
-"""Pass 1: check every row, count rows, labels and missing values, and count tokens, in bounded memory, restartable.
+"""Pass 1: check every row and count rows, labels, missing values and tokens, in bounded memory; restartable.
 
-Token tables that reach their memory bound are written out as sorted parts. Every 64 pieces, and at the end, a rank
-commits a run: the parts and the records of the pieces they cover. A restarted job resumes after the last commits.
+Token tables that reach their memory bound are spilled as sorted parts. Every 64 pieces, and at the end, a rank commits
+a run: the parts and the records of the pieces they cover. A restarted job resumes after the last commits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Window = Callable[[Piece], tuple[int, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class PieceRecord:
-    """What pass 1 found in one piece. ``missing`` has a count per field, ``largest`` the largest integer of each."""
+    """The counts of pass 1 for one piece: ``missing`` by field, ``largest`` is the largest value of each
+    integer field.
+    """
 
     source: int
     piece: int
@@ -77,7 +79,7 @@ class ScanRun:
         self._name = ""
 
     def begin(self, piece: Piece) -> None:
-        """A piece comes next; the first one names the run."""
+        """Start a piece; the first one names the run."""
         if not self._name:
             self._name = f"{piece[0]:04d}-{piece[1]:06d}"
 
@@ -90,13 +92,13 @@ class ScanRun:
             table.take(rows, f, tokens[f], position)
 
     def end(self, record: PieceRecord) -> None:
-        """The piece is read."""
+        """Finish a piece."""
         self._records.append(record)
         if len(self._records) >= PIECES_PER_RUN:
             self.commit()
 
     def commit(self) -> None:
-        """Make everything so far survive a restart."""
+        """Make everything so far durable."""
         if not self._records:
             return
         self._spill()

@@ -35,8 +35,8 @@ def _count(tokens: np.ndarray, missing: np.ndarray, bit: int, table: np.ndarray,
     """Count tokens from row ``state[0]`` on until done or the table is full at ``state[2]`` entries.
 
     A slot of ``table`` uint64 is token << 32 | count, 0 when empty. ``state`` int64: next row, entries, limit. Rows
-    whose ``missing`` has ``bit`` set are left out. A table too large for the cache is slow to come: the slots of some
-    rows are fetched ahead (``state[3]`` takes what was fetched, so that the compiler cannot leave it out).
+    whose ``missing`` has ``bit`` set are skipped. If the table is larger than the cache, the slots of some rows are
+    prefetched (``state[3]`` accumulates them, so that the compiler cannot remove the prefetch).
     """
     bits = np.int64(np.log2(table.size) + 0.5)
     wrap = table.size - 1
@@ -76,7 +76,7 @@ def _rehash(old: np.ndarray, table: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def _note_first(tokens: np.ndarray, first: int, keys: np.ndarray, values: np.ndarray, state: np.ndarray) -> None:
-    """As ``_count``, but a token's value becomes 1 + the least position seen, where row r is at ``first + r``."""
+    """As ``_count``, but a token's value is 1 + its lowest position, where row r is at ``first + r``."""
     bits = np.int64(np.log2(keys.size) + 0.5)
     wrap = keys.size - 1
     row, used, limit = state[0], state[1], state[2]
@@ -128,14 +128,14 @@ class TokenTable(ABC):
 
     @abstractmethod
     def _take(self, rows: ParsedRows, feature: int, tokens: np.ndarray, position: int) -> Callable[[np.ndarray], None]:
-        """What fills the table as it is now, given the state that ``_count`` describes."""
+        """A function that fills the current table, given the state described in ``_count``."""
 
     @abstractmethod
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
         """(tokens uint32 ascending, values int64)."""
 
     def bytes_with(self, rows: int) -> int:
-        """Memory while ``rows`` more tokens come in, all of them new: the table, and the one it outgrows."""
+        """Memory needed to add ``rows`` tokens, all of them new: the table and its smaller predecessor."""
         slots = 1 << self._bits
         if self.entries + rows < LOAD * slots:
             return self.slot_bytes * slots
@@ -144,7 +144,7 @@ class TokenTable(ABC):
         return self.slot_bytes * (slots + slots // 2)
 
     def take(self, rows: ParsedRows, feature: int, tokens: np.ndarray, position: int) -> None:
-        """Take in ``tokens`` uint32 (rows,), feature ``feature`` of ``rows``; the first row is at ``position``."""
+        """Add ``tokens`` uint32 (rows,), feature ``feature`` of ``rows``; the first row is at ``position``."""
         state = np.array([0, self.entries, 0, 0], dtype=np.int64)
         while True:
             state[2] = int(LOAD * (1 << self._bits))
@@ -164,7 +164,7 @@ class TokenTable(ABC):
 
 
 class CountTable(TokenTable):
-    """How often each token occurs; missing ones are left out. Fewer than 2**32 rows between two drains."""
+    """The number of occurrences of each token; missing ones are skipped. At most 2**32 - 1 rows between two drains."""
 
     slot_bytes = 8
 
@@ -185,7 +185,7 @@ class CountTable(TokenTable):
 
 
 class FirstTable(TokenTable):
-    """1 + the least position at which each token occurs; a missing one is token 0."""
+    """1 + the lowest position of each token; a missing one is token 0."""
 
     slot_bytes = 12
 
@@ -219,7 +219,7 @@ def _build(tokens: np.ndarray, first_id: int, table: np.ndarray) -> None:
 
 
 def lookup_table(tokens: np.ndarray, first_id: int) -> np.ndarray:
-    """A table uint64 (slots,) from which ``look_up`` finds ids: ``tokens[i]`` has id ``first_id + i``."""
+    """A table uint64 (slots,) for ``look_up``: ``tokens[i]`` has id ``first_id + i``."""
     slots = 1 << max(4, int(len(tokens) / LOAD).bit_length())
     table = np.zeros(slots, dtype=np.uint64)
     _build(tokens, first_id, table)

@@ -1,4 +1,4 @@
-"""The vocabulary: which token has which id, made from the counts of pass 1, saved as ``vocabulary.h5``, used again.
+"""The vocabulary, from tokens to ids: built from the counts of pass 1 and saved as ``vocabulary.h5``.
 
 ``vocabulary.h5`` has a group per feature (C1 ... C26) with ``token`` uint32 (tokens,) in id order and, ordered by
 frequency, ``count`` int64 (tokens,): token i has id i + 2 (0 missing, 1 rare or unseen), count descending, token
@@ -50,7 +50,7 @@ def _spans(folder: Path, parts: Sequence[Spill], feature: int) -> list[tuple[np.
 def _merged_ranges(
     spans: Sequence[tuple[np.ndarray, np.ndarray]], order: str
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(tokens ascending, merged values), one token range after the other, so that little is in memory at once."""
+    """Yield (tokens ascending, merged values), one token range after the other, to bound the memory."""
     if len(spans) == 1:
         yield spans[0]
         return
@@ -76,7 +76,7 @@ def _upper(tokens: np.ndarray, high: int) -> int:
 
 
 def merge_feature(folder: Path, parts: Sequence[Spill], feature: int, order: str, min_count: int) -> MergedFeature:
-    """Merge the sorted parts of one feature and put its tokens in id order, in ``ORDERING_BYTES`` per token."""
+    """Merge the sorted parts of one feature and sort its tokens by id, with ``ORDERING_BYTES`` per token."""
     sizes = np.zeros(len(STATED_MIN_COUNTS), dtype=np.int64)
     tokens, values = _kept(_merged_ranges(_spans(folder, parts, feature), order), order, min_count, sizes)
     by_id = np.argsort(values if order == DLRM else -values, kind="stable")
@@ -86,7 +86,9 @@ def merge_feature(folder: Path, parts: Sequence[Spill], feature: int, order: str
 def _kept(
     ranges: Iterator[tuple[np.ndarray, np.ndarray]], order: str, min_count: int, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, values) that reach ``min_count``, joined; ``sizes`` int64: how many reach each stated one, added to."""
+    """(tokens, values) that reach ``min_count``, concatenated; adds the tokens that reach each stated min-count to
+    ``sizes`` int64.
+    """
     tokens, values = [np.empty(0, np.uint32)], [np.empty(0, np.int64)]
     for some_tokens, some_values in ranges:
         if order == FREQUENCY:
@@ -99,7 +101,7 @@ def _kept(
 
 
 def write_vocabulary(path: Path, features: Iterator[MergedFeature], attributes: Mapping[str, Any]) -> None:
-    """Write ``vocabulary.h5`` whole. ``attributes``: id_order, min_count, max_ind_range, fit_on, fitted_rows."""
+    """Write ``vocabulary.h5`` atomically. ``attributes``: id_order, min_count, max_ind_range, fit_on, fitted_rows."""
     with whole(path) as beside, h5py.File(beside, "w") as out:
         cardinalities, sizes = [], []
         for name, merged in zip(SPARSE_NAMES, features, strict=True):
@@ -117,7 +119,9 @@ def write_vocabulary(path: Path, features: Iterator[MergedFeature], attributes: 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a vocabulary file says. ``sizes`` (26, 5): tokens that reach the stated min-counts; empty in dlrm order."""
+    """The content of a vocabulary file. ``sizes`` (26, 5): tokens that reach the stated min-counts; empty in dlrm
+    order.
+    """
 
     path: Path
     id_order: str
@@ -147,7 +151,7 @@ class Vocabulary:
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Read what a vocabulary file says of itself; DataError if it is not one. A prepared folder stands for its own."""
+    """Read the metadata of a vocabulary file, or of that in a prepared folder; DataError if it is not a vocabulary."""
     if path.is_dir():
         path = path / "vocabulary.h5"
     if not path.is_file():

@@ -68,7 +68,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def write_at(descriptor: int, content: memoryview, offset: int) -> None:
-    """Write all of ``content`` at ``offset`` of an open file. Does not hold the interpreter lock."""
+    """Write all of ``content`` at ``offset`` of an open file. Does not hold the GIL."""
     while content:
         written = os.pwrite(descriptor, content, offset)
         content, offset = content[written:], offset + written

@@ -1,6 +1,6 @@
-"""HDF5 files with a checksum over all of their bytes: written in one pass from memory, without the interpreter lock,
+"""HDF5 files with a checksum over all of their bytes: written in one pass from memory, without the GIL,
 flushed to disk, and verified before the HDF5 library opens them, because a damaged header can crash or hang it. HDF5
-itself never writes to the disk: it would hold the interpreter lock, and a hung disk would stop all threads.
+itself never writes to the disk: it would hold the GIL, and a hung disk would stop all threads.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     """All arrays of a small file by name."""
     found: dict[str, np.ndarray] = {}
 
-    def take(name: str, item: Any) -> None:
+    def take(name: str, item: object) -> None:
         if isinstance(item, h5py.Dataset):
             found[name] = item[()]
 

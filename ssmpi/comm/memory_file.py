@@ -112,7 +112,7 @@ class MemoryFile:
         FIXED.pack_into(self._head, 0, self._key, MAGIC, True, len(text), zlib.crc32(text))
         FIXED.pack_into(self._head, 0, self._key, MAGIC, False, len(text), zlib.crc32(text))
 
-    def note(self, name: str, value: Any) -> None:
+    def note(self, name: str, value: object) -> None:
         """As ``RankMemory``."""
         if self._failed:
             return

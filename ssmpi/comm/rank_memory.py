@@ -27,7 +27,7 @@ class RankMemory(Protocol):
     def ready(self) -> None:
         """All arrays are there and filled."""
 
-    def note(self, name: str, value: Any) -> None:
+    def note(self, name: str, value: object) -> None:
         """Store a small JSON value under a name, atomically: a kill leaves either the old or the new one."""
 
     def noted(self, name: str) -> Any:
@@ -58,7 +58,7 @@ class ProcessMemory:
     def ready(self) -> None:
         """Nothing to mark."""
 
-    def note(self, name: str, value: Any) -> None:
+    def note(self, name: str, value: object) -> None:
         """Nothing to store."""
 
     def noted(self, name: str) -> Any:

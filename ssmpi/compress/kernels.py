@@ -1,4 +1,4 @@
-"""Compiled loops over payloads. Each releases the interpreter lock; none allocates.
+"""Compiled loops over payloads. Each releases the GIL; none allocates.
 
 A sparse body is made block by block: a word with the block's count and the form of its places, the places, and the
 values. Selection by magnitude first writes a mask of one byte per entry, which compilers vectorize, and then scans it

@@ -1,5 +1,5 @@
 """Long-lived arrays as one array of addresses for compiled code. Unboxing an array argument costs each call 0.1 us of
-the interpreter lock, ten times that with cold caches, and more for tuples of arrays.
+the GIL, ten times that with cold caches, and more for tuples of arrays.
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ import tomli_w
 from ssmpi.core.errors import SettingsError, json_problem
 from ssmpi.core.run_files import is_run_folder
 
+if typing.TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 T = TypeVar("T")
 
 SECONDS = 1e9  # thirty years: no timer takes more
@@ -126,9 +129,9 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
         raise SettingsError(text if not where or text.startswith(where) else f"{where}{text}") from None
 
 
-def dump(settings: Any) -> str:
+def dump(settings: DataclassInstance) -> str:
     """Write a settings dataclass as TOML that ``load`` reads back to an equal value; None is omitted."""
-    return tomli_w.dumps(_plain(settings))
+    return tomli_w.dumps(typing.cast(Mapping[str, object], _plain(settings)))
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -179,7 +182,7 @@ def _shown(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if dataclasses.is_dataclass(value):
         pairs = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return {name: _plain(item) for name, item in pairs.items() if item is not None}
@@ -190,14 +193,14 @@ def _required(f: dataclasses.Field[Any]) -> bool:
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
 
 
-def _unset(hint: Any, where: str, name: str) -> str:
+def _unset(hint: object, where: str, name: str) -> str:
     """What must be set: a key, or a section with its required keys."""
     if not dataclasses.is_dataclass(hint):
         return f"'{where}{name}'"
     return f"section [{where}{name}] with {' and '.join(f.name for f in dataclasses.fields(hint) if _required(f))}"
 
 
-def _convert(hint: Any, value: Any, name: str) -> Any:
+def _convert(hint: object, value: object, name: str) -> object:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
@@ -219,10 +222,16 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         return float(value)
     if type(value) is not hint:
         raise SettingsError(f"{name} = {value!r} is not {_kind(hint)}")
-    require(hint is not float or math.isfinite(value), f"{name} = {value!r} is not a finite number")
+    require(not isinstance(value, float) or math.isfinite(value), f"{name} = {value!r} is not a finite number")
     return value
 
 
-def _kind(hint: type) -> str:
-    kinds = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", dict: "a section"}
+def _kind(hint: object) -> str:
+    kinds: dict[object, str] = {
+        int: "a whole number",
+        float: "a number",
+        str: "a string",
+        bool: "true or false",
+        dict: "a section",
+    }
     return kinds.get(hint, str(hint))

@@ -41,9 +41,7 @@ def _take(
     order: np.ndarray, start: int, ids: np.ndarray, dense: np.ndarray, labels: np.ndarray, out_ids: np.ndarray,
     out_dense: np.ndarray, out_labels: np.ndarray,
 ) -> None:  # fmt: skip
-    """One call: each of NumPy's holds the interpreter lock for some 30 us where the model's step has emptied the
-    caches.
-    """
+    """One compiled call: each NumPy call holds the GIL for about 30 us if the model's step has evicted the caches."""
     for k in range(out_labels.shape[0]):
         row = order[start + k]
         for j in range(ids.shape[1]):

@@ -1,4 +1,4 @@
-"""The contents of a shard, read past HDF5, which holds the interpreter lock while it reads: rows for a worker thread,
+"""The contents of a shard, read past HDF5, which holds the GIL while it reads: rows for a worker thread,
 and all of them for a comparison with the checksum in the manifest.
 """
 
@@ -14,7 +14,7 @@ from ssmpi.core.errors import DamageError
 from ssmpi.data.schema import MAKE_AGAIN, Manifest, ShardEntry, open_shard
 
 COLUMNS = ("ids", "dense", "label")
-SLICE = 1 << 24  # bytes read and hashed at a time, both without the interpreter lock
+SLICE = 1 << 24  # bytes read and hashed at a time, both without the GIL
 
 
 def extents(folder: Path, entry: ShardEntry, manifest: Manifest) -> list[tuple[int, int]]:

@@ -51,8 +51,8 @@ class TrainedRows:
     There are two banks, for this deal and the previous one: a deal is valid once its note is written, and a kill before
     that changes nothing. The ``dealer`` also records assignments (``handed``).
 
-    Counting goes through ``data``: NumPy's own numbers hold the interpreter lock for 15 us where the model's step has
-    emptied the caches, Python's for one.
+    Counting goes through ``data``: NumPy scalars hold the GIL for 15 us where the model's step has emptied the caches,
+    Python's for one.
     """
 
     def __init__(self, memory: RankMemory, threads: int, most: int, *, dealer: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The inner loops of ``trackers``, compiled and run without the interpreter lock.
+"""The inner loops of ``trackers``, compiled and run without the GIL.
 
 ``parts`` int64 (parts, 3) are a PS's parts in arena order: first row, end, and 1 where all rows are saved every time.
 Rows are int32 arena rows. Other threads may be counting at the same time: losing an access that way is harmless.

@@ -24,6 +24,7 @@ from ssmpi.report.record import Record
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.typing import ColorType
 
 LIGHT, DARK = "petroff10", "dark_background"  # matplotlib's style sheets; the first made for colour-blind readers
 INSTALL = "pip install 'ssmpi[plots]'"
@@ -97,7 +98,7 @@ def new(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height))
 
 
-def colours(count: int) -> list[Any]:
+def colours(count: int) -> list[ColorType]:
     """One a group: the style's own while they last, then steps through a map."""
     import matplotlib as mpl
 
@@ -158,7 +159,7 @@ def times(groups: Sequence[Group]) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, record: Record, key: str, x: str, colour: Any) -> None:
+def _draw(axes: Axes, record: Record, key: str, x: str, colour: ColorType) -> None:
     scale = X[x][1]
     line = thinned([(w[x] * scale, w[key]) for w in _whole(record.windows) if _known(w, key, x)])
     if len(line):
@@ -214,7 +215,7 @@ def _late(record: Record, key: str) -> Iterator[float]:
     yield from (line[key] for line in lines if line["examples"] >= edge)
 
 
-def _legend(figure: Figure, names: Sequence[tuple[str, Any]]) -> None:
+def _legend(figure: Figure, names: Sequence[tuple[str, ColorType]]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=colour, linewidth=2.5, label=name) for name, colour in names]

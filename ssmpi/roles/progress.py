@@ -66,7 +66,7 @@ class Progress:
         self._slots = list(zip(self._histograms, self._sums, strict=True))  # one for each thread
         self._examples = [0] * threads  # plain numbers: they are added up in every step
         self.iterations = np.zeros(threads, np.int64)
-        self._iterations = self.iterations.data  # NumPy's own numbers hold the interpreter lock for longer
+        self._iterations = self.iterations.data  # NumPy scalars hold the GIL for longer
         self.losses: list[float] | None = None
 
     def record(self, thread: int, logits: np.ndarray, labels: np.ndarray) -> float:

@@ -124,7 +124,7 @@ def dense_step() -> str:
         return f"dense step: compiled, with matrix products by the {products} in torch's library"
     return (
         f"dense step: by torch's operators, because {blas.LIBRARY} has no sgemm_; a compiled one is 10 to 15 % faster "
-        "at batch 128 and holds the interpreter lock less. torch from PyPI has it"
+        "at batch 128 and holds the GIL less. torch from PyPI has it"
     )
 
 
@@ -140,7 +140,7 @@ def bfloat16_step() -> str:
         return "bfloat16 step: by torch's operators: the compiled one needs an x86 processor with bfloat16 instructions"
     return (
         f"bfloat16 step: by torch's operators, because {blas.LIBRARY} does not export oneDNN's kernel; a compiled one "
-        "is 10 to 20 % faster and holds the interpreter lock less. torch 2.8 and later from PyPI have it"
+        "is 10 to 20 % faster and holds the GIL less. torch 2.8 and later from PyPI have it"
     )
 
 

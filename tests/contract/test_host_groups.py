@@ -18,6 +18,7 @@ from unequal_steps import lesson
 from ssmpi import sync
 from ssmpi.comm import shared_memory
 from ssmpi.core.topology import Role, Topology
+from ssmpi.sync import host_average
 
 MOMENTUM = sync.bmuf.BMUFOptions(eta=0.7, momentum=0.5, nesterov=True)
 CLASSICAL = replace(MOMENTUM, nesterov=False)

@@ -15,6 +15,7 @@ from ranks import address_of
 from runs import train_over_threads
 
 from ssmpi.comm.shared_lock import SharedLock
+from ssmpi.roles import trainer_parts
 from ssmpi.roles.progress import Progress
 from ssmpi.sync.average import Average
 from ssmpi.sync.easgd import EASGD, ElasticCenter

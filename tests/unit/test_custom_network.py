@@ -29,6 +29,7 @@ from ssmpi.model.options import ModelOptions
 from ssmpi.model.replica import Replica, by_name
 from ssmpi.model.zoo import NETWORKS, network_of
 from ssmpi.report import recoveries
+from ssmpi.roles import trainer_parts
 from ssmpi.run import resume, run_folder
 from ssmpi.run.request import RunRequest, Supervised
 from ssmpi.tools import plan, score

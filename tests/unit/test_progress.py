@@ -7,6 +7,7 @@ import pytest
 from runs import train_over_threads
 
 from ssmpi.model.options import Schedule
+from ssmpi.roles import trainer_parts
 from ssmpi.roles.progress import ExampleTally, Progress
 
 BLOCK, BATCH = 20, 100  # batches of a block, examples of a batch

@@ -24,7 +24,7 @@ from ssmpi.recovery.measured import from_run, from_settings
 from ssmpi.recovery.pls import LossAccount
 from ssmpi.recovery.policy import decide
 from ssmpi.report import recoveries
-from ssmpi.roles import policy_inputs
+from ssmpi.roles import policy_inputs, save_decision
 from ssmpi.roles.policy_inputs import PolicyInputs
 from ssmpi.roles.save_decision import RowSaves
 from ssmpi.roles.surviving_state import RUN

@@ -26,7 +26,7 @@ from ssmpi.data import columns
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.model.replica import ThreadModel
-from ssmpi.roles import trainer
+from ssmpi.roles import trainer, trainer_parts
 from ssmpi.run import resume
 from ssmpi.run.request import RunRequest
 from ssmpi.sync.warmup import WarmUp

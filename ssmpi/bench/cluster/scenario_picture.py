@@ -6,9 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ssmpi.bench.harness.reporting import pyplot, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.typing import ColorType
 
 
 def draw(report: Mapping[str, Any], target: Path) -> Path | None:
@@ -40,7 +44,9 @@ def draw(report: Mapping[str, Any], target: Path) -> Path | None:
     return save(figure, target)
 
 
-def curve(axis: Any, rows: list[dict[str, Any]], predicted: list[dict[str, Any]], what: str, colour: Any) -> None:
+def curve(
+    axis: Axes, rows: list[dict[str, Any]], predicted: list[dict[str, Any]], what: str, colour: ColorType
+) -> None:
     """One scenario: measured and predicted values, with hollow marks if the host was full."""
     there = [out for out in predicted if out[what] is not None]
     axis.plot([out["trainers"] for out in there], [out[what] for out in there], "-", color=colour, alpha=0.6)

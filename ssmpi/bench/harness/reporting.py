@@ -14,7 +14,10 @@ from ssmpi.core import atomic_file
 from ssmpi.core.log import log
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from _typeshed import DataclassInstance
+    from matplotlib.figure import Figure
 
 Report = Mapping[str, Any]  # the content of the JSON file
 
@@ -44,7 +47,7 @@ def publish(target: Path, report: Report, text: str, draw: Callable[[Report, Pat
     return target
 
 
-def pyplot() -> Any:
+def pyplot() -> ModuleType | None:
     """Matplotlib's ``pyplot``, for files only; None, with a message, if it is not installed."""
     try:
         import matplotlib as mpl
@@ -57,9 +60,11 @@ def pyplot() -> Any:
     return plt
 
 
-def save(figure: Any, target: Path) -> Path:
-    """Write a figure and close it."""
+def save(figure: Figure, target: Path) -> Path:
+    """Write a figure of ``pyplot`` and close it."""
+    import matplotlib.pyplot as plt
+
     with atomic_file.whole(target) as beside:
         figure.savefig(beside, dpi=110, format="png")
-    pyplot().close(figure)
+    plt.close(figure)
     return target

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -53,9 +53,9 @@ class Stages:
 
     def around(self, owner: object, method: str, stage: str) -> None:
         """Charge the calls of an object's method to a stage."""
-        inner: Callable[..., Any] = getattr(owner, method)
+        inner: Callable[..., object] = getattr(owner, method)
 
-        def timed(*arguments: Any, **named: Any) -> Any:
+        def timed(*arguments: object, **named: object) -> object:
             began = now()
             try:
                 return inner(*arguments, **named)
@@ -66,9 +66,9 @@ class Stages:
 
     def around_made(self, maker: object, method: str, stages: dict[str, str]) -> None:
         """Charge the methods of the objects that a factory method returns; ``stages`` is by method."""
-        inner: Callable[..., Any] = getattr(maker, method)
+        inner: Callable[..., object] = getattr(maker, method)
 
-        def made(*arguments: Any) -> Any:
+        def made(*arguments: object) -> object:
             thing = inner(*arguments)
             for name, stage in stages.items():
                 self.around(thing, name, stage)

@@ -39,7 +39,7 @@ def run_all(design: StudyDesign, minutes: float = math.inf, jobs: int = 1) -> in
     conclude(design, ledger)
     left = missing(design, ledger)
     if left:
-        log.info("%g minutes are over; the same command goes on with %s", minutes, _named(left[0][0]))
+        log.info("%g minutes are over; the same command resumes with %s", minutes, _named(left[0][0]))
     return int(bool(left))
 
 

@@ -18,6 +18,7 @@ from ssmpi.report.groups import estimate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.typing import ColorType
 
 APART = 0.3  # the spread of the marks at one place, as a share of the distance to the next
 COLOURS = {"equal": "#3f90da", "better": "#832db6", "worse": "#bd1f01", "undecided": "#808080"}
@@ -60,7 +61,7 @@ def trend(design: StudyDesign, results: Results) -> Figure:
 
 
 def _lines(
-    axes: Axes, design: StudyDesign, results: Results, colours: list[Any], places: list[tuple[int, float]]
+    axes: Axes, design: StudyDesign, results: Results, colours: list[ColorType], places: list[tuple[int, float]]
 ) -> None:
     """A line for each algorithm and pace, and one without rounds: means and standard errors."""
     lines = [(name, pace, colour) for name, colour in zip(design.algorithms, colours, strict=True) for pace in PACES]

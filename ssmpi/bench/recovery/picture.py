@@ -6,12 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ssmpi.bench.harness.reporting import Report, pyplot, save
 from ssmpi.report.groups import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def draw(report: Report, target: Path) -> Path | None:
     return save(figure, target)
 
 
-def _line(axes: Any, most: float, slope: float | None) -> None:
+def _line(axes: Axes, most: float, slope: float | None) -> None:
     """Draw the fitted line, if there is one."""
     axes.axhline(0.0, color="#b8b8b8", linewidth=0.8)
     if slope is not None and most:

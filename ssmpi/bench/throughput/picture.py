@@ -6,11 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ssmpi.bench.harness.reporting import Report, pyplot, save
 from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI
 from ssmpi.bench.throughput.frontier import WORTH, Frontier
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = {SSMPI: "#1f6fb4", BARE: "#7fb37f", GEMM: "#b8b8b8", PYTORCH: "#e08a3c"}
 ORDER = (GEMM, BARE, SSMPI, PYTORCH)
@@ -49,7 +53,7 @@ def draw(report: Report, target: Path) -> Path | None:
     return save(figure, target)
 
 
-def rates_by_batch(figure: Any, found: Mapping[str, Any]) -> None:
+def rates_by_batch(figure: Figure, found: Mapping[str, Any]) -> None:
     """A panel for each batch size."""
     batches, labels = sorted({figures["batch"] for figures in found.values()}), labels_of(found)
     for axis, batch in zip(figure.subplots(1, len(batches), sharey=True, squeeze=False)[0], batches, strict=True):
@@ -61,7 +65,7 @@ def labels_of(found: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(label(figures) for figures in ordered(found)))
 
 
-def frontiers(figure: Any, found: Mapping[str, Frontier]) -> None:
+def frontiers(figure: Figure, found: Mapping[str, Frontier]) -> None:
     """A panel for each batch size: the remaining share of examples per second against the gap between rounds."""
     batches = sorted({each["batch"] for each in found.values()})
     for axis, batch in zip(figure.subplots(1, len(batches), sharey=True, squeeze=False)[0], batches, strict=True):
@@ -96,7 +100,7 @@ def label(figures: Mapping[str, Any]) -> str:
     return f"ssmpi {figures['trainers']} x {threads}{sync}{far}{low}"
 
 
-def rates(axis: Any, found: list[dict[str, Any]], labels: list[str], batch: int) -> None:
+def rates(axis: Axes, found: list[dict[str, Any]], labels: list[str], batch: int) -> None:
     """Bars of medians, with the windows as ticks."""
     for figures in found:
         place = labels.index(label(figures))
@@ -119,7 +123,7 @@ def rates(axis: Any, found: list[dict[str, Any]], labels: list[str], batch: int)
     axis.set_axisbelow(True)
 
 
-def shares(figure: Any, jobs: Mapping[str, Any]) -> None:
+def shares(figure: Figure, jobs: Mapping[str, Any]) -> None:
     """A worker thread's time by stage, stacked."""
     axis = figure.subplots()
     import matplotlib as mpl
