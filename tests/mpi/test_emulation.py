@@ -59,5 +59,6 @@ def test_codecs_are_measured_over_a_link(tmp_path, small_data, where):
     dense, pushed, both = (row for row in rows if row["share"] == 2)
     assert (dense["push"], pushed["pull"], both["pull"]) == ("dense", "dense", "threshold:0.99")
     assert both["eps"] > 1.5 * dense["eps"]
-    assert dense["bytes"] > 1.9 * pushed["bytes"] > 10 * both["bytes"]
+    # half the bytes are pulls; the first messages of a codec, and those after 1, 2, 4, ... rounds, are dense
+    assert dense["bytes"] > 1.5 * pushed["bytes"] > 4.5 * both["bytes"]
     assert "1.37 times" in finished.out
