@@ -81,13 +81,15 @@ class TrainedRows:
         self._memory.note(DEAL, [dealt.number, dealt.examples, dealt.position.state()])
 
     def add(self, thread: int, rows: Piece) -> None:
-        """A thread has trained on the next rows of its pieces."""
+        """A thread has trained on the next rows of its pieces. A kill in here may report a batch that is not repeated,
+        but never leave one out that is.
+        """
         block, start, stop = rows
-        self._rows[thread] += stop - start
-        self._batches[thread] += 1
         for number, first, end in self._of_block[block]:
             if first < stop and start < end:
                 self._bank[number] = min(stop, end) - first
+        self._rows[thread] += stop - start
+        self._batches[thread] += 1
 
     def under_way(self, scored: np.ndarray) -> BatchesUnderWay:
         """Batches in flight, given the rows that each thread has ``scored``, int64 (threads,)."""

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,3 +119,36 @@ def test_what_the_dealer_knows_of_a_trainer_it_has_done_and_the_rest_it_has_in_h
     handed = trained.handed.kept(deal)
     assert rows_in_hand(0, deal, handed) == 10 * len(has[0])
     assert rows_in_hand(1, deal, handed) == 0
+
+
+class KilledAt:
+    """A counter in memory; the process is killed at the ``call``-th write to one of these."""
+
+    writes = 0
+
+    def __init__(self, values, call):
+        self.values, self.call = values, call
+
+    def __getitem__(self, place):
+        return self.values[place]
+
+    def __setitem__(self, place, value):
+        KilledAt.writes += 1
+        if KilledAt.writes == self.call:
+            raise KeyboardInterrupt
+        self.values[place] = value
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_a_batch_that_is_repeated_is_reported_wherever_the_kill_comes(call, monkeypatch):
+    monkeypatch.setattr(KilledAt, "writes", 0)
+    memory = KeptMemory()
+    trained = TrainedRows(memory, 1, 3)
+    trained.deal(Deal(1, 0, Position(0, 640, True, (), WAITING)))
+    for name in ("_rows", "_batches", "_bank"):
+        setattr(trained, name, KilledAt(getattr(trained, name), call))
+    with pytest.raises(KeyboardInterrupt):
+        trained.add(0, Piece(3, 60, 110))  # of two pieces, after the 60 rows before it
+    again = TrainedRows(memory.next(), 1, 0)
+    done = max(0, int(again.kept()[1].sum()) - 60)
+    assert again.under_way(np.array([50])).lost >= (done < 50)
