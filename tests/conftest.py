@@ -14,6 +14,7 @@ import pytest  # noqa: E402
 from datasets import make_dataset  # noqa: E402
 from ranks import PretendedJob, PretendedWorld  # noqa: E402
 
+from ssmpi.core.log import log  # noqa: E402
 from ssmpi.tools import score  # noqa: E402
 
 hypothesis.settings.register_profile("ssmpi", deadline=None, derandomize=True)  # kernels compile in their first example
@@ -32,6 +33,14 @@ def pytest_collection_modifyitems(items):
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     assert all(path.is_file() for path in places), "LONGEST names a file that is not there"
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.fixture(autouse=True)
+def _logging():
+    """A command configures logging for its process; this one goes on, and the captured stream is closed by then."""
+    before = log.handlers[:], log.level, log.propagate
+    yield
+    log.handlers[:], log.level, log.propagate = before
 
 
 @pytest.fixture(scope="session")
