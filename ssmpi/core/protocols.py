@@ -75,6 +75,10 @@ class RowLookup(RowSet, Protocol):
     def found(self) -> int:
         """How many distinct rows there are."""
 
+    @property
+    def within_reach(self) -> bool:
+        """Whether this process can access all of them: then they have arrived, and need not be requested."""
+
     def push(self, gradients: np.ndarray, rate: float, epsilon: float) -> None:
         """Update the rows within reach by gradients of ``values``."""
 

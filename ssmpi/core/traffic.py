@@ -52,8 +52,8 @@ class Traffic:
 
     def add_rows(self, rows: int) -> None:
         """Count rows that were read or updated in place."""
-        if self.on:
-            self._mine()[_ROWS] += rows
+        if self.on:  # in every step, so without a call
+            (self._of_threads.get(get_ident()) or self._mine())[_ROWS] += rows
 
     def add_entries(self, entries: int, sent: int) -> None:
         """Count the entries of a vector, and how many of them a codec sent."""

@@ -22,6 +22,9 @@ class Piece(NamedTuple):
         return self.stop - self.start
 
 
+Rows = tuple[int, int, int]  # what a ``Piece`` holds, made in a tenth of its time: once in every step
+
+
 class StartedPiece(NamedTuple):
     """The rest of a piece that one thread of one trainer had started."""
 

@@ -4,8 +4,9 @@ own blocks inline, large ones, and cuts its batches out of memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, cycle
 from pathlib import Path
 
 import numpy as np
@@ -135,19 +136,38 @@ def batches(block: Batch, batch_size: int) -> Iterator[Batch]:
         yield Batch(block.ids[rows], block.dense[rows], block.labels[rows])
 
 
-def batches_in(
-    order: np.ndarray, block: Batch, batch_size: int, rooms: Iterator[Batch] | None = None
-) -> Iterator[Batch]:
-    """Cut a block into batches of the rows in ``order``. They are copies, in the next of the ``rooms`` for a batch or
-    in new arrays: the block may be overwritten after the last one.
-    """
+def batches_in(order: np.ndarray, block: Batch, batch_size: int) -> Iterator[Batch]:
+    """Cut a block into batches of the rows in ``order``, as copies: the block may be overwritten after the last one."""
     for start in range(0, len(order), batch_size):
-        count = min(batch_size, len(order) - start)
-        batch = next(rooms) if rooms else block.like(count)
-        if len(batch) != count:
-            batch = batch.first(count)
+        batch = block.like(min(batch_size, len(order) - start))
         batch.take(order, start, block)
         yield batch
+
+
+class BatchCutter:
+    """As ``batches_in``, into two buffers in turn: a batch is valid while the next one is used, but not longer. A
+    buffer holds as many whole batches as fit in ``ROWS``, so that one compiled call cuts them all.
+    """
+
+    ROWS = 1024  # they are in cache until they are used
+
+    def __init__(self, like: Batch, batch_size: int) -> None:
+        self._batch_size, self._rows = batch_size, max(1, self.ROWS // batch_size) * batch_size
+        buffers = [like.like(self._rows) for _ in range(2)]
+        self._buffers = cycle([(buffer, list(batches(buffer, batch_size))) for buffer in buffers])
+
+    def batches(self, order: np.ndarray, block: Batch) -> Iterator[Batch]:
+        """The batches of the rows in ``order``."""
+        return chain.from_iterable(self._cut(order, start, block) for start in range(0, len(order), self._rows))
+
+    def _cut(self, order: np.ndarray, start: int, block: Batch) -> Iterable[Batch]:
+        buffer, found = next(self._buffers)
+        count = min(self._rows, len(order) - start)
+        if count < self._rows:
+            buffer = buffer.first(count)
+            found = list(batches(buffer, self._batch_size))
+        buffer.take(order, start, block)
+        return found
 
 
 def suit_block_rows(options: DataOptions, rows: int, shares: int) -> int:

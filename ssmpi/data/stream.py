@@ -4,14 +4,13 @@ another one.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from ssmpi.data.batch import Batch
-from ssmpi.data.position import Piece
-from ssmpi.data.reader import DataOptions, SplitReader, batches_in, shuffled
+from ssmpi.data.position import Piece, Rows
+from ssmpi.data.reader import BatchCutter, DataOptions, SplitReader, shuffled
 
 
 class Stream:
@@ -21,11 +20,11 @@ class Stream:
     """
 
     def __init__(
-        self, options: DataOptions, seed: int, trained: Callable[[Piece], None] = lambda rows: None, *, ahead: bool
+        self, options: DataOptions, seed: int, trained: Callable[[Rows], None] = lambda rows: None, *, ahead: bool
     ) -> None:
         self._options, self._seed, self._trained, self._ahead = options, seed, trained, ahead
         self.begun: list[Piece] = []
-        self._given: list[Piece] = []  # and perhaps not trained on yet
+        self._given: list[Rows] = []  # and perhaps not trained on yet
         self._was_cut = False
 
     def was_cut(self) -> bool:
@@ -38,44 +37,43 @@ class Stream:
         """The batches of the pieces already started, then of those that ``next_piece`` gives, until it has none or
         ``cut()``. Each batch overwrites the one before the last.
         """
-        begun, last, room, size = self.begun, None, reader.room(), self._options.batch_size
-        batch_rooms = itertools.cycle([reader.room(size), reader.room(size)])
-        self.begun, self._given, self._was_cut = [], [], False
+        begun, last, room, ahead = self.begun, None, reader.room(), int(self._ahead)
+        cutter = BatchCutter(room, self._options.batch_size)
+        self.begun, self._was_cut = [], False
+        self._given = given = []
         while not cut():
             piece = begun.pop(0) if begun else next_piece()
             if piece is None:
                 if cut():
                     break
                 return
-            start = piece.start
-            for batch in self._batches(reader, a_pass, piece, room, batch_rooms):
+            number, start, end = piece
+            for batch in self._batches(reader, a_pass, piece, room, cutter):
                 if cut():
                     break
-                last = Piece(piece.block, start, start + len(batch))
-                start += len(batch)
-                self._given.append(last)
+                last = number, start, start + len(batch.labels)
+                start = last[2]
+                given.append(last)
                 yield batch
-                self._report_trained(all_but=int(self._ahead))
-            if start < piece.stop:
+                if len(given) > ahead:
+                    self._trained(given.pop(0))
+            if start < end:
                 begun.insert(0, piece._replace(start=start))
         self._was_cut, self._given = True, []
-        self.begun = joined([last, *begun] if self._ahead and last else begun)
+        self.begun = joined([Piece(*last), *begun] if ahead and last else begun)
 
     def close(self) -> None:
         """The thread has finished: unless the stream was interrupted, it has trained on all batches it was given."""
-        self._report_trained(all_but=0)
-
-    def _report_trained(self, all_but: int) -> None:
-        while len(self._given) > all_but:
+        while self._given:
             self._trained(self._given.pop(0))
 
     def _batches(
-        self, reader: SplitReader, a_pass: int, piece: Piece, room: Batch, batch_rooms: Iterator[Batch]
+        self, reader: SplitReader, a_pass: int, piece: Piece, room: Batch, cutter: BatchCutter
     ) -> Iterator[Batch]:
         rows = reader.blocks[piece.block].rows
         order = shuffled(self._seed, 2, a_pass, piece.block, size=rows) if self._options.shuffle else np.arange(rows)
         block = reader.read(reader.blocks[piece.block], room)
-        return batches_in(order[piece.start : piece.stop], block, self._options.batch_size, batch_rooms)
+        return cutter.batches(order[piece.start : piece.stop], block)
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:

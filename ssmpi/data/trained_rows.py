@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ssmpi.data.position import Piece, Position
+from ssmpi.data.position import Piece, Position, Rows
 
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
@@ -80,7 +80,7 @@ class TrainedRows:
             self.handed.deal(dealt)
         self._memory.note(DEAL, [dealt.number, dealt.examples, dealt.position.state()])
 
-    def add(self, thread: int, rows: Piece) -> None:
+    def add(self, thread: int, rows: Rows) -> None:
         """A thread has trained on the next rows of its pieces. A kill in here may report a batch that is not repeated,
         but never leave one out that is.
         """

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -54,8 +55,8 @@ class Lookups:
     ) -> None:
         self._transport, self._placement, self._options, self._thread = transport, placement, options, thread
         self._prefetched = prefetched or PrefetchedRows(lambda: False)
-        self._lookups: list[Lookup] = []
-        self._turn, self._most = 0, 0
+        self._lookups: Iterator[Lookup] = iter(())
+        self._most = 0
 
     def prefetched(self, batches: Iterable[B]) -> Iterator[tuple[B, Lookup]]:
         """Yield each batch with its rows. With ``prefetch``, the next batch's rows are already in flight."""
@@ -67,14 +68,17 @@ class Lookups:
         for batch in batches:
             asked = (batch, self.ask(batch.ids))
             if waiting:
-                yield waiting[0], self._arrive(waiting[1])
+                self.arrive(waiting[1])
+                if self._prefetched.values is not None:
+                    self._restore(waiting[1])
+                yield waiting
             waiting = asked
         if waiting:
-            rows = self._arrive(waiting[1])
+            rows = self._restore(self.arrive(waiting[1]))
             if self._prefetched.keep():
                 self._prefetched.values = rows.values.copy()
             else:
-                yield waiting[0], rows
+                yield waiting
 
     def pull(self, ids: np.ndarray) -> Lookup:
         """Fetch the rows for ids int32 (batch, features) and wait for them."""
@@ -82,40 +86,38 @@ class Lookups:
 
     def ask(self, ids: np.ndarray) -> Lookup:
         """Start fetching. At most two lookups per thread may be in flight or in use. TrainingError for a bad id."""
-        lookup = self._next_lookup(len(ids))
-        bad = lookup.pull(ids)
-        if bad >= 0:
-            raise_bad_id(ids.reshape(-1), bad, self._placement)
-        self._transport.ask(lookup, self._thread)
+        lookup = next(self._lookups) if len(ids) <= self._most else self._larger_lookup(len(ids))
+        found = lookup.pull(ids)
+        if found < 0:
+            raise_bad_id(ids.reshape(-1), -1 - found, self._placement)
+        if not lookup.within_reach:
+            self._transport.ask(lookup, self._thread)
         return lookup
 
     def arrive(self, lookup: Lookup) -> Lookup:
         """Wait for the rows; ``lookup.values`` then holds them."""
-        self._transport.collect(lookup)
-        lookup.expand()
+        if not lookup.within_reach:
+            self._transport.collect(lookup)
+            lookup.expand()
         return lookup
 
-    def _arrive(self, lookup: Lookup) -> Lookup:
-        """As ``arrive``, but the first batch after an interruption gets the rows prefetched before it."""
-        self.arrive(lookup)
-        if self._prefetched.values is not None:
-            values, self._prefetched.values = self._prefetched.values, None
-            if values.shape == lookup.values.shape:  # they differ if the batch size was changed meanwhile
-                lookup.values[...] = values
+    def _restore(self, lookup: Lookup) -> Lookup:
+        """The first batch after an interruption gets the rows prefetched before it."""
+        values, self._prefetched.values = self._prefetched.values, None
+        if values is not None and values.shape == lookup.values.shape:  # not if the batch size was changed meanwhile
+            lookup.values[...] = values
         return lookup
 
     def push(self, lookup: Lookup, gradients: np.ndarray, factor: float = 1.0) -> None:
         """Send gradients float32 (batch, features, width) with respect to ``lookup.values``, summed by row first."""
         self._transport.push(lookup, gradients, factor, self._thread)
 
-    def _next_lookup(self, batch: int) -> Lookup:
-        if batch > self._most:
-            placement, width = self._placement, self._options.layout.width
-            buffers = LookupBuffers(batch * len(placement.cardinalities), width)
-            self._lookups = [Lookup(batch, placement, width, buffers, self._transport.near) for _ in range(2)]
-            self._most = batch
-        self._turn = 1 - self._turn
-        return self._lookups[self._turn]
+    def _larger_lookup(self, batch: int) -> Lookup:
+        placement, width = self._placement, self._options.layout.width
+        buffers = LookupBuffers(batch * len(placement.cardinalities), width)
+        self._lookups = cycle([Lookup(batch, placement, width, buffers, self._transport.near) for _ in range(2)])
+        self._most = batch
+        return next(self._lookups)
 
 
 def raise_bad_id(ids: np.ndarray, position: int, placement: Placement) -> None:

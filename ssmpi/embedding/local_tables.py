@@ -20,6 +20,7 @@ class LocalTables:
 
     def __init__(self, arena: Arena, saver: Saver | None = None, traffic: Traffic | None = None) -> None:
         self.arena, self._saver, self._traffic = arena, saver, traffic or Traffic()
+        self._rate, self._epsilon = arena.options.settings.rate, arena.options.settings.epsilon
         self._path = Path()
 
     @property
@@ -28,17 +29,15 @@ class LocalTables:
         return [self.arena.weights, self.arena.state]
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
-        """Count the rows. The lookup fetched them when it found them, so a prefetched row is as old as with a PS."""
-        self._traffic.add_rows(lookup.found)
+        """The lookup fetched the rows when it found them, so a prefetched row is as old as with a PS."""
 
     def collect(self, lookup: RowLookup) -> None:
         """Nothing to wait for."""
 
     def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Apply at once."""
-        settings = self.arena.options.settings
-        lookup.push(gradients, settings.rate * factor, settings.epsilon)
-        self._traffic.add_rows(lookup.found)
+        lookup.push(gradients, self._rate * factor, self._epsilon)
+        self._traffic.add_rows(2 * lookup.found)  # read by the lookup, and updated
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Apply at once."""

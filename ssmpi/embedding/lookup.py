@@ -26,7 +26,8 @@ class LookupBuffers:
 class Lookup:
     """The rows of one batch, in flight or arrived. ``found`` is the number of distinct rows; once they have arrived,
     ``values`` float32 (batch, features, dim) has a row per id. ``near`` are the weights and optimizer state of each PS
-    in turn, empty arrays if this process cannot access them.
+    in turn, empty arrays if this process cannot access them; ``within_reach`` if it can access them all, so that there
+    is nothing to wait for.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Lookup:
         self.distinct, self._summed = aligned((most, width)), buffers.summed
         self._values = self.values = aligned((batch, self._features, width))
         self.found, self.batch = 0, batch
-        self._within_reach = all(array.size for array in near[::2])
+        self.within_reach = all(array.size for array in near[::2])
         self.requests: list[MPIRequest] = []
         self._frame = Frame(
             (),
@@ -50,21 +51,17 @@ class Lookup:
         )  # fmt: skip
 
     def pull(self, ids: np.ndarray) -> int:
-        """Route ids int32 (batch, features) to PSs and fetch the rows that this process can access. Returns the
-        position of the first id outside its table, or -1.
+        """Route ids int32 (batch, features) to PSs and fetch the rows that this process can access. Returns the number
+        of distinct rows, ``found``; for an id outside its table, -1 minus its position.
         """
         if len(ids) != self.batch:
             self.batch, self.values = len(ids), self._values[: len(ids)]
-        found = lookup_kernels.pull(self._frame.words, ids, self._within_reach)
-        if found < 0:
-            return -1 - found
-        self.found = found
-        return -1
+        self.found = found = lookup_kernels.pull(self._frame.words, ids, self.within_reach)
+        return found
 
     def expand(self) -> None:
         """Fill ``values`` from the distinct rows, which have arrived."""
-        if not self._within_reach:
-            lookup_kernels.expand_rows(self._frame.words, self.batch * self._features)
+        lookup_kernels.expand_rows(self._frame.words, self.batch * self._features)
 
     def push(self, gradients: np.ndarray, rate: float, epsilon: float) -> None:
         """Sum gradients float32 (batch, features, width) with respect to ``values`` by row, and update the rows that

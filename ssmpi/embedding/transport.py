@@ -45,6 +45,7 @@ class RemoteTables:
         tracking: Tracking = NOTHING,
     ) -> None:
         self._conversation, self._options, self._waiting = conversation, options, waiting
+        self._rate, self._epsilon = options.settings.rate, options.settings.epsilon
         self._traffic, self.tracking = conversation.meter.traffic, tracking
         self._servers = conversation.directory.ranks_of(Role.EMBEDDING_PS)
         self._in_flight: dict[int, deque[tuple[list[MPIRequest], list[np.ndarray]]]] = {}
@@ -105,8 +106,7 @@ class RemoteTables:
         """Send one request to each PS whose rows are not mapped; the replies are received directly into
         ``lookup.distinct``.
         """
-        if self._all_near:
-            self._traffic.add_rows(lookup.found)
+        if self._all_near:  # and the lookup says otherwise because a PS has no rows
             return
         lookup.requests = []
         for server, rows, near in zip(self._servers, lookup.parts, self._near, strict=True):
@@ -131,9 +131,8 @@ class RemoteTables:
         if not self._all_near:
             self.update(lookup, lookup.summed(gradients), factor, thread)
             return
-        settings = self._options.settings
-        lookup.push(gradients, settings.rate * factor, settings.epsilon)
-        self._traffic.add_rows(lookup.found)
+        lookup.push(gradients, self._rate * factor, self._epsilon)
+        self._traffic.add_rows(2 * lookup.found)  # read by the lookup, and updated
         if self.tracking.counts:
             times = lookup.occurrences()
             for rows, near in zip(lookup.parts, self._near, strict=True):

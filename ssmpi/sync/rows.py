@@ -76,6 +76,8 @@ class SynchronousRows:
         """
         server = np.repeat(np.arange(self._servers), np.diff(lookup.starts))
         summed = lookup.summed(gradients)
+        if lookup.within_reach:
+            self._peers.trainers.meter.traffic.add_rows(lookup.found)  # read in place
         keys = server * SERVER + lookup.rows[: len(summed)]
         self._update(keys, summed, len(lookup.values), factor, thread)
 

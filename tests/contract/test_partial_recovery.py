@@ -362,7 +362,7 @@ def test_no_row_of_a_lost_trainer_is_left_out(tmp_path, small_data, algorithm, m
     partial = [each for each in killed.recoveries if each["how"] == "partial" and "examples" in each]
     result, last = killed.run.result, partial[-1]
     assert (result["status"], result["examples"], result["pls"]) == ("complete", 6_000, 0.0)
-    times = Counter((rows.block, row) for rows in trained for row in range(rows.start, rows.stop))
+    times = Counter((block, row) for block, start, stop in trained for row in range(start, stop))
     assert len(times) == 6_000
     assert 0 <= sum(times.values()) - 6_000 <= sum(each["rows_dealt_again"] for each in partial) > 0
     assert last["rows_reloaded"] == last["samples_lost"] == 0
@@ -612,6 +612,6 @@ def test_whatever_is_killed_and_lost_the_run_completes_and_every_row_is_trained_
         killed.start()
     result = killed.run.result
     assert (result["status"], result["examples"]) == ("complete", 6_000)
-    assert len({(rows.block, row) for rows in trained for row in range(rows.start, rows.stop)}) == 6_000
+    assert len({(block, row) for block, start, stop in trained for row in range(start, stop)}) == 6_000
     booked = sum(each.get("samples_lost", 0) for each in result["recoveries"])
     assert booked <= round(result["pls"] * 6_000 * 2) <= 6_000 * 2  # a kill may come between booking and record

@@ -113,6 +113,7 @@ class Rows(ThreadModel):
 
     rows = np.arange(7, dtype=np.int32)
     starts = np.array([0, 7])
+    within_reach = False
 
 
 class NoTables:

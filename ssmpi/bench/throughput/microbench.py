@@ -12,7 +12,7 @@ from numba import njit
 
 from ssmpi.bench.harness.rows import BatchSource
 from ssmpi.config import load
-from ssmpi.data.reader import SplitReader, batches_in, shuffled
+from ssmpi.data.reader import BatchCutter, SplitReader, shuffled
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.local_tables import LocalTables
@@ -97,11 +97,12 @@ def reader_rate(run_file: Path, overrides: tuple[str, ...], seconds: float) -> d
     config = load(run_file, overrides)
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
     room = reader.room()
+    cutter = BatchCutter(room, config.data.batch_size)
 
     def read(number: int) -> None:
         block = reader.blocks[number]
         order = shuffled(config.run.seed, 2, 0, number, size=block.rows)
-        for _ in batches_in(order, reader.read(block, room), config.data.batch_size):
+        for _ in cutter.batches(order, reader.read(block, room)):
             pass
 
     return {"rows": rate(read, [block.rows for block in reader.blocks], seconds)}
