@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -43,6 +44,7 @@ from ssmpi.roles.surviving_state import RunNote
 from ssmpi.run import restart, run_folder
 from ssmpi.run.request import Supervised
 from ssmpi.run.resume import ResumePlan
+from ssmpi.sync.pace import Shadow
 from ssmpi.train import PARTS
 
 # Threads of killed ranks end with what killed them.
@@ -90,8 +92,10 @@ class Killed:
             if kills:
                 stack.enter_context(pytest.raises(KilledError))
             over_threads(self.config.topology, play, self.config, self._number)
-        for thread in {each for each in threading.enumerate() if each.name.startswith(("worker", "shadow"))}:
-            thread.join(PATIENCE)  # unlike killed ones they end at their next message only
+        with mock.patch.object(Shadow, "_rest_for", side_effect=KilledError):
+            for thread in {each for each in threading.enumerate() if each.name.startswith(("worker", "shadow"))}:
+                thread.join(PATIENCE)  # unlike killed ones they end at their next message, or round, only
+                assert not thread.is_alive()
         return self
 
     def ended_before(self, kill):
