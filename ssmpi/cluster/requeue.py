@@ -15,7 +15,7 @@ from ssmpi.core import log, result_marker
 from ssmpi.core.errors import LOST, STOPPED
 from ssmpi.core.run_files import RESULT_NAME
 
-REFUSED = 2  # exit code of ranks that did not start the run
+REFUSED = 2  # exit code of errors that the user can fix, also of ranks that did not start the run
 OWN_EXIT_CODES = (1, REFUSED, 130)  # exit codes of ssmpi for errors that another launch would repeat
 SRUN_KILLED = 1  # also srun's exit code after a rank was killed for running out of memory
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.cluster.requeue import say
+from ssmpi.comm import memory_use
 from ssmpi.core import memory_folder
 from ssmpi.core.mpi_environment import SEGMENTS
 from ssmpi.report import recoveries
@@ -27,6 +29,7 @@ class Restarts:
         self._launch, self._start, self._ended = secrets.token_hex(6), 1, 0.0
         self._times: list[float] = []  # of restarts
         self._folder = memory_folder.of_launch(options.memory_folder, self._launch)
+        self._lock = 0
 
     @property
     def supervised(self) -> Supervised | None:
@@ -46,6 +49,8 @@ class Restarts:
             return {} if self._options.mode == "off" else {SEGMENTS: str(self._folder)}
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
+            if self._options.mode == "off":  # then no rank maps a file that shows that the folder is in use
+                self._lock = self._lock or memory_use.claim(self._folder)
         except OSError:
             return {}  # the ranks report that there is no such memory
         for left in self._folder.glob("sm_segment.*"):
@@ -56,8 +61,8 @@ class Restarts:
         """The command to run on another host between two starts, which also shows whether it answers. A host whose
         ranks have moved away may hold stale memory, which must be removed because ranks may return.
         """
-        left = f"{self._folder}/sm_segment.*" if used else f"{self._folder}"
-        return ["sh", "-c", f"rm -rf {left}"]
+        folder = shlex.quote(str(self._folder))
+        return ["sh", "-c", f"rm -rf {folder}/sm_segment.*" if used else f"rm -rf {folder}"]
 
     @property
     def possible(self) -> bool:

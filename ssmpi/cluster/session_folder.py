@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssmpi.core.mpi_environment import SESSION_OWNER, SESSIONS, own_session
+
 VARIABLE = "PRTE_MCA_prte_local_tmpdir_base"  # where mpirun keeps its session files
-PREFIX = "ssmpi-"
-OWNER = "owner"  # a file that is there once the folder is locked; it names the host
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,10 @@ def session_folder() -> Iterator[SessionFolder]:
     """
     base = Path(tempfile.gettempdir())
     remove_abandoned(base)
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix=SESSIONS, ignore_cleanup_errors=True) as name:
         path = Path(name)
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        lock = own_session(path)
         try:
-            with contextlib.suppress(OSError):  # no locks on this file system: nobody else will remove the folder
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                (path / OWNER).write_text(socket.gethostname(), encoding="utf-8")
             yield SessionFolder(path, lock)
         finally:
             os.close(lock)
@@ -58,12 +55,15 @@ def remove_abandoned(base: Path) -> None:
 
     One without an owner file is left alone: its launcher may be about to lock it.
     """
-    for path in base.glob(f"{PREFIX}*"):
+    for path in base.glob(f"{SESSIONS}*"):
         with contextlib.suppress(OSError):  # gone meanwhile, locked, or of another user
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 mine = os.fstat(lock).st_uid == os.geteuid()
-                if mine and (path / OWNER).read_text(encoding="utf-8", errors="replace") == socket.gethostname():
+                if (
+                    mine
+                    and (path / SESSION_OWNER).read_text(encoding="utf-8", errors="replace") == socket.gethostname()
+                ):
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path, ignore_errors=True)
             finally:

@@ -20,6 +20,7 @@ from ssmpi.cluster.site import Site
 from ssmpi.config import Config
 from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError, UserError
+from ssmpi.core.mpi_environment import remove_session
 from ssmpi.core.packages import package_versions
 from ssmpi.core.run_files import BATCH_FILE, BATCH_LOG, NETWORK, RUN_FILE, SITE_FILE, VERSIONS
 from ssmpi.core.writable import check_writable
@@ -55,6 +56,7 @@ def submit(config: Config, site_file: Path, dry_run: bool) -> int:
         if where.slurm and shutil.which("sbatch"):
             hand_over(words, site_file)
     if not where.slurm:
+        remove_session()
         os.execvp(words[0], words)
     if not shutil.which("sbatch"):
         raise UserError(f"no sbatch here: submit on a login node of the cluster; {words[-1]} is ready")

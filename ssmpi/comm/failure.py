@@ -30,7 +30,7 @@ from ssmpi.comm.background import run_with_timeout
 from ssmpi.core import cpu_usage
 from ssmpi.core.errors import LOST, PeerError, UserError
 from ssmpi.core.launcher_env import rank as launched_rank
-from ssmpi.core.log import log
+from ssmpi.core.log import log_and_flush
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -43,7 +43,7 @@ DEFER_SECONDS = 1.0  # how long a rank that is probably not the first to fail le
 LAUNCHER = -1  # instead of a rank
 WATCHED = 3  # ranks that each rank watches
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NO_WAY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EIO)
+NO_WAY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
 NAMESPACE = Path("/proc/self/ns/pid")  # process numbers mean something only within one of these
 
@@ -69,9 +69,11 @@ def cause(error: BaseException) -> str:
     if isinstance(error, UserError | PeerError):
         return str(error)
     if isinstance(error, OSError) and error.errno in NO_ROOM:
-        return f"{error}: make room there, or choose another folder, and start again"
+        return f"{error}: make room there, or choose another folder"
     if isinstance(error, OSError) and error.errno in NO_WAY:
-        return f"{error}: fix the path or its permissions, or choose another folder, and start again"
+        return f"{error}: fix the path or its permissions, or choose another folder"
+    if isinstance(error, OSError) and error.errno == errno.EIO:
+        return f"{error}: the disk fails; look at the system's log, or choose another folder"
     text = "".join(traceback.format_exception(error)).rstrip()
     if isinstance(error, MemoryError):
         return f"out of memory\n{text}\nStart again with more embedding_ps, fewer threads or more memory per rank"
@@ -80,7 +82,10 @@ def cause(error: BaseException) -> str:
 
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ``error`` ended: 2 if the user can fix it."""
-    return LOST if isinstance(error, PeerError) else 2 if isinstance(error, UserError) else 1
+    if isinstance(error, PeerError):
+        return LOST
+    in_the_way = isinstance(error, OSError) and error.errno in (*NO_ROOM, *NO_WAY, errno.EIO)
+    return 2 if in_the_way or isinstance(error, UserError) else 1
 
 
 @contextlib.contextmanager
@@ -137,8 +142,7 @@ def report_fatal_error(error: BaseException) -> int:
 
     In an MPI job of several ranks it does not return: the others would wait for a rank that exits without Abort.
     """
-    in_the_way = isinstance(error, OSError) and error.errno in (*NO_ROOM, *NO_WAY)
-    rank, code = launched_rank(), 2 if in_the_way or isinstance(error, UserError) else 1
+    rank, code = launched_rank(), exit_code_of(error)
     defer_to_rank_0()
     where = "" if rank is None else f"rank {rank} (host {socket.gethostname()}): "
     run_with_timeout(FATAL_REPORT_SECONDS, lambda: say(f"error: {where}{cause(error)}"))
@@ -236,7 +240,7 @@ class Watch:
                 text = (
                     "the launcher's process on this host has ended, and this rank with it"  # trainer 0 alone prints it
                 )
-                run_with_timeout(FATAL_REPORT_SECONDS, partial(log.info, text))
+                run_with_timeout(FATAL_REPORT_SECONDS, partial(log_and_flush, text))
                 os._exit(LOST)
             killed = [r for r in gone if r != LAUNCHER and not self.flags.has_left(r)]
             if killed and not self.flags.has_left(self._member.rank) and not signals.sigterm_received(DEFER_SECONDS):

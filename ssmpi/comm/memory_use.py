@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ssmpi.comm.shared_memory import hold
 
+LAUNCHER = "launcher"  # the file that a launcher locks
+
 
 def files_in(folder: Path) -> dict[Path, int]:
     """The files in a folder with their sizes; files that vanish meanwhile are skipped."""
@@ -33,6 +35,13 @@ def in_use(folder: Path) -> bool:
             except BlockingIOError:
                 return True
     return False
+
+
+def claim(folder: Path) -> int:
+    """Keep a folder in use until this process ends; returns the open file that does so."""
+    file = os.open(folder / LAUNCHER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    hold(file, fcntl.F_RDLCK)
+    return file
 
 
 def remove(folder: Path) -> None:

@@ -117,8 +117,10 @@ def open_file(address: str | bytes) -> int:
 def attach(address: str | bytes, size: int) -> np.ndarray:
     """Map another process's memory of this size, uint8 (size,); OSError says why it cannot.
 
-    While it is mapped this process holds a shared lock on its file.
+    While it is mapped this process holds a shared lock on its file. Nothing is mapped if the size is 0.
     """
+    if not size:
+        return np.empty(0, np.uint8)
     file = open_file(address)
     place = json.loads(address)
     offset = place["offset"]

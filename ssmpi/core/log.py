@@ -36,10 +36,15 @@ class RankFile(logging.Handler):
         super().__init__()
         self._path, self._file = path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self.behind, self._refused = WriteBehind(path.name), False
+        self._cut_off = False  # whether the disk took only a part of the last line
 
     def emit(self, record: logging.LogRecord) -> None:
         """One more line."""
-        self.behind.do(partial(self._append, f"{self.format(record)}\n".encode()))
+        try:
+            text = f"{self.format(record)}\n".encode(errors="backslashreplace")
+            self.behind.do(partial(self._append, text))
+        except Exception:  # as every handler of logging's
+            self.handleError(record)
 
     def close(self) -> None:
         """No more lines."""
@@ -49,13 +54,16 @@ class RankFile(logging.Handler):
         self._file = -1  # logging closes handlers again when a process ends
 
     def _append(self, text: bytes) -> None:
+        text = b"\n" + text if self._cut_off else text
         try:
-            os.write(self._file, text)
+            while text:
+                text = text[os.write(self._file, text) :]
+                self._cut_off = bool(text)
             self._refused = False
         except OSError as error:
             if not self._refused:
                 self._refused = True
-                log.error(f"error: {self._path} lacks lines from here on, {error.strerror}: make room there")
+                log.error(f"error: {self._path} lacks lines from here on: {error.strerror}")
 
 
 _terminal: TextIO | None = None
@@ -131,12 +139,22 @@ def log_to_file(path: Path, who: str) -> None:
 
 
 def record(text: str) -> None:
-    """Write why the job ends to this rank's own file only: ``comm.failure`` decides whether to print it."""
+    """Write why the job ends to this rank's own file only: ``comm.failure`` decides whether to print it. Returns once
+    it is written: the caller has a limit.
+    """
     line = log.makeRecord(log.name, logging.ERROR, "", 0, ENDS + text, (), None)
     for handler in log.handlers:
         if isinstance(handler, RankFile):
             handler.handle(line)
-            handler.behind.settle()  # the caller has a limit
+            handler.behind.settle()
+
+
+def log_and_flush(text: str) -> None:
+    """Log a line, and return once this rank's own file has it: the caller has a limit."""
+    log.info(text)
+    for handler in log.handlers:
+        if isinstance(handler, RankFile):
+            handler.behind.settle()
 
 
 def lengths(run: Path) -> dict[int, int]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
 import pwd
 import shlex
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -41,6 +43,8 @@ INTERFACE = {
     "mpich": ("FI_TCP_IFACE", "UCX_NET_DEVICES", "I_MPI_HYDRA_IFACE"),
 }
 SEGMENTS = "OMPI_MCA_btl_sm_backing_directory"  # where Open MPI keeps the memory that ranks of a host share
+SESSIONS = "ssmpi-"  # how names of session folders in /tmp begin
+SESSION_OWNER = "owner"  # a file in them, there once they are locked; it names the host
 PYTHON = (sys.executable, "-P")  # this interpreter; no module of the current folder shadows an installed one
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")  # to other hosts; OMPI_* travel by themselves
 
@@ -98,6 +102,17 @@ def make_segments_folder() -> None:
             Path(os.environ[SEGMENTS]).mkdir(mode=0o700, exist_ok=True)
 
 
+def own_session(folder: Path) -> int:
+    """Lock a session folder until the returned file is closed, at the latest when this process ends: then the next
+    launcher may remove it.
+    """
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with contextlib.suppress(OSError):  # no locks on this file system: nobody else will remove the folder
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folder / SESSION_OWNER).write_text(socket.gethostname(), encoding="utf-8")
+    return lock
+
+
 _left = contextlib.ExitStack()  # what removes a single process's session folder
 
 
@@ -121,9 +136,10 @@ def leaving_nothing() -> Iterator[None]:
         if os.environ.get(name) in (None, OPEN_MPI[name][0]):
             restored.enter_context(_variable(name, "self"))
         with contextlib.suppress(OSError):  # nowhere to make one: MPI says so, or needs none
-            sessions = tempfile.mkdtemp(prefix="ssmpi-alone-")
+            sessions = Path(tempfile.mkdtemp(prefix=f"{SESSIONS}alone-"))
             _left.callback(shutil.rmtree, sessions, ignore_errors=True)
-            restored.enter_context(_variable("TMPDIR", sessions))
+            _left.callback(os.close, own_session(sessions))
+            restored.enter_context(_variable("TMPDIR", str(sessions)))
         yield
 
 

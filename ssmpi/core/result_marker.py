@@ -29,7 +29,7 @@ def damage(run: Path) -> str:
     """What is wrong with the marker; empty if it is whole, or not there."""
     try:
         found = json.loads((run / RESULT_NAME).read_text(encoding="utf-8"))
-        return "" if str(found["status"]) else "its status is empty"
+        return "" if isinstance(found["status"], str) and found["status"] else "it has no status"
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -40,7 +40,7 @@ class Lookup:
         self.distinct, self._summed = aligned((most, width)), buffers.summed
         self._values = self.values = aligned((batch, self._features, width))
         self.found, self.batch = 0, batch
-        self.within_reach = all(array.size for array in near[::2])
+        self.within_reach = all(array.size or not placement.rows_of(server) for server, array in enumerate(near[::2]))
         self.requests: list[MPIRequest] = []
         self._frame = Frame(
             (),

@@ -106,8 +106,6 @@ class RemoteTables:
         """Send one request to each PS whose rows are not mapped; the replies are received directly into
         ``lookup.distinct``.
         """
-        if self._all_near:  # and the lookup says otherwise because a PS has no rows
-            return
         lookup.requests = []
         for server, rows, near in zip(self._servers, lookup.parts, self._near, strict=True):
             if near:

@@ -49,7 +49,8 @@ class JsonlFile:
             self._refused = True
 
     def close(self) -> None:
-        """No more lines."""
+        """No more lines; those in memory are tried once more."""
+        self.behind.do(partial(self._append, b""))
         if not self.behind.settle(CLOSING_SECONDS):
             log.error(f"error: {self._path} lacks its last lines: its disk has not answered for {CLOSING_SECONDS:g} s")
             return  # closing it would wait for the disk, too

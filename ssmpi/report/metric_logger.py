@@ -195,8 +195,8 @@ class MetricLogger:
         """Write the last window and close the files."""
         self.window()
         self._bar.close()
-        if self.writer:
-            self._lines.behind.do(self.writer.close)
+        if writer := self.writer:
+            self._lines.behind.do(writer.close)
         self._lines.close()
 
     def _where(self) -> dict[str, Any]:
@@ -218,11 +218,13 @@ class MetricLogger:
     def _write(self, line: dict[str, Any]) -> None:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
         self._lines.write(json.dumps(plain))
-        if self.writer:
-            self._lines.behind.do(partial(self._add_events, self.writer, plain))
+        if writer := self.writer:
+            self._lines.behind.do(partial(self._add_events, writer, plain))
 
     def _add_events(self, writer: EventWriter, line: dict[str, Any]) -> None:
         prefix = line.get("split", "train")
+        if self.writer is not writer:  # it has failed since
+            return
         try:
             for name, value in line.items():
                 if isinstance(value, float) and name != "seconds":

@@ -81,7 +81,7 @@ def check_marker(run: Path) -> None:
     if problem := damage(run):
         raise DataError(
             f"{run / RESULT_NAME}: damaged: {problem}, so nobody knows how this run ended. Put a whole copy in its"
-            " place, or remove it: then the run goes on from its newest checkpoint, or begins anew where there is none"
+            " place, or remove it: then the run resumes from its newest checkpoint, or starts anew where there is none"
         )
 
 

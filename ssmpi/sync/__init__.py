@@ -90,14 +90,15 @@ else:
     Options.__module__ = __name__
     Options.__doc__ = """The ``[sync]`` section.
 
-    ``algorithm`` and ``pace`` are described there; ``alpha`` is the elastic weight, ``merge`` how the result of a
-    background round is merged into live weights. ``shadow`` runs rounds back to back, sleeping so that the shadow
-    thread takes at most ``cpu_share`` of a core; 0 means a full core if the host has one for every thread, else all
-    shadow threads together take 1 % of its cores. ``fixed_rate`` runs rounds in the training loop, ``every_iterations``
-    or ``every_seconds``; for algorithms with a center ``by`` says whether every worker thread counts its own iterations
-    (as in the paper) or one thread synchronizes for the trainer. A round exchanges one of ``fragments`` of the vector,
-    in turn. The first ``warmup_steps`` steps are synchronous, see ``warmup``. With ``transport = "auto"`` replicas and
-    centers of one host are exchanged in shared memory, with ``"messages"`` never; a round computes the same either way.
+    ``algorithm`` is one of ``ALGORITHMS``, ``pace`` of ``pace.PACES``; ``alpha`` is the elastic weight, ``merge``
+    how the result of a background round is merged into live weights. ``shadow`` runs rounds back to back, sleeping
+    so that the shadow thread takes at most ``cpu_share`` of a core; 0 means a full core if the host has one for
+    every thread, else all shadow threads together take 1 % of its cores. ``fixed_rate`` runs rounds in the training
+    loop, ``every_iterations`` or ``every_seconds``; for algorithms with a center ``by`` says whether every worker
+    thread counts its own iterations (as in the paper) or one thread synchronizes for the trainer. A round exchanges
+    one of ``fragments`` of the vector, in turn. The first ``warmup_steps`` steps are synchronous, see ``warmup``.
+    With ``transport = "auto"`` replicas and centers of one host are exchanged in shared memory, with ``"messages"``
+    never; a round computes the same either way.
 
     ``codec`` encodes the pushes of ``async_ps`` and, both ways, the rounds of ``easgd`` and ``ma``, which then use
     messages also within a host: ``dense`` (float32), ``bf16``, or ``threshold:0.99``, which drops 99 % of the entries

@@ -239,6 +239,17 @@ def test_rows_at_hand_and_rows_by_message_are_the_same_bits(options):
         np.testing.assert_array_equal(everything_in_place, everything)
 
 
+def test_a_server_without_rows_is_within_reach(monkeypatch):
+    """Its memory is empty: there is nothing to map, and nothing to fetch."""
+    monkeypatch.setattr("embedding_bodies.CARDINALITIES", (1,) * FEATURES)
+    one, more = (
+        over_threads(replace(REMOTE, embedding_ps=servers), train_in_turn, other(SGD, transport="shared"))[0]
+        for servers in (1, FEATURES + 2)
+    )
+    for found, expected in zip(more, one, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_rows_of_another_host_cannot_be_shared(monkeypatch):
     """``auto`` then sends messages; the test pretends that the PS's host has another name."""
     monkeypatch.setattr("ssmpi.comm.shared_memory.SharedMemory.address", b'{"host": "elsewhere"}', raising=False)

@@ -4,10 +4,12 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from ssmpi.cluster.session_folder import remove_abandoned
 from ssmpi.cluster.site import Launcher
 from ssmpi.core import memory_folder
 from ssmpi.core import mpi_environment as env
@@ -212,3 +214,19 @@ def test_doctor_sees_a_bfloat16_step_that_is_wrong(monkeypatch):
     assert bfloat16_problems() == []
     monkeypatch.setattr(program, "copies_of", lambda half, outputs, inputs: 0)  # every layer has the last one's weights
     assert "wrong results" in bfloat16_problems()[0]
+
+
+def test_a_single_process_that_is_killed_leaves_its_session_folder_to_the_next_launcher(tmp_path, bare):
+    bare.setenv("TMPDIR", str(tmp_path))
+    bare.setattr(tempfile, "tempdir", None)
+    holds = "import time; from ssmpi.core import mpi_environment as env\n"
+    holds += "with env.leaving_nothing(): print(flush=True)\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", holds], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        (left,) = tmp_path.iterdir()
+        remove_abandoned(tmp_path)
+        assert left.exists()
+        process.kill()
+        process.wait()
+    remove_abandoned(tmp_path)
+    assert not left.exists()

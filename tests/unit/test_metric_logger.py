@@ -1,7 +1,9 @@
 """What a run writes while it goes on: windows and evaluations at the right place in the run, and a picture of them."""
 
+import errno
 import fcntl
 import json
+import logging
 import os
 import resource
 import select
@@ -9,6 +11,7 @@ import struct
 import termios
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from datasets import CARDINALITIES
@@ -290,3 +293,69 @@ def test_a_run_says_what_it_prepares(tmp_path, small_data, messages):
         "waiting for the other ranks ...",
         "training starts",
     ]
+
+
+def test_lines_in_memory_are_tried_once_more_at_the_end(tmp_path):
+    lines = JsonlFile(tmp_path / "lines", known=0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        lines.write("the only line")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    lines.close()
+    assert (tmp_path / "lines").read_text() == "the only line\n"
+
+
+def test_a_line_that_a_full_disk_cut_off_does_not_swallow_the_next(tmp_path, messages):
+    log.log.info("first")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (messages.stat().st_size + 10, before[1]))
+    try:
+        log.log.info("second")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    log.record("it was killed")
+    assert log.last_end(tmp_path, None) == "it was killed"
+    first, cut_off, *others = messages.read_text().splitlines()
+    assert (" | first" in first, len(cut_off)) == (True, 10)
+    assert all(line.count(" trainer 0 | ") == 1 for line in others)
+
+
+def test_what_is_no_text_is_logged_too(messages):
+    line = log.log.makeRecord("ssmpi", logging.INFO, "", 0, "folder \udcff", (), None)
+    for handler in log.log.handlers:
+        if isinstance(handler, log.RankFile):
+            handler.handle(line)
+    assert "folder \\udcff" in messages.read_text()
+
+
+def test_a_line_before_the_end_of_a_process_waits_for_its_disk(tmp_path, messages, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, text: (time.sleep(0.3), write(file, text))[1])
+    log.log_and_flush("the launcher has ended")
+    assert "the launcher has ended" in messages.read_text()
+
+
+def test_events_that_end_are_reported_once(tmp_path, messages):
+    logbook = MetricLogger(tmp_path, Topology(), 1_000, 5.0)
+    disk = logbook.writer = HungDisk(SimpleNamespace(close=lambda: None))
+    disk.add_scalar = lambda name, value, step: disk.answers.wait() and (tmp_path / "lost").stat()
+    quality = dict.fromkeys(("ne", "log_loss", "auc", "auc_error", "accuracy", "calibration", "rows"), 0.5)
+    for name in ("first", "second", "third"):
+        logbook.evaluated(name, quality, 0.1)
+    disk.answers.set()
+    logbook.close()
+    assert messages.read_text().count("TensorBoard's events end here") == 1
+    assert (tmp_path / "metrics.jsonl").read_text().count("evaluation") == 3
+
+
+def test_a_plot_that_finds_no_room_is_no_failure(tmp_path, small_data, monkeypatch, messages):
+    run = train_over_threads(tmp_path, small_data, *SETTINGS)
+
+    def full(path, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("ssmpi.core.atomic_file.write", full)
+    assert report.plot(run.folder) is None
+    assert "no plot: [Errno 28]" in messages.read_text()

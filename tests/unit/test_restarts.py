@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from runs import write_run_file
 
 from ssmpi.cluster.restarts import SEGMENTS, Restarts
 from ssmpi.comm.memory_file import Origin
+from ssmpi.comm.memory_use import in_use
 from ssmpi.core import log, memory_folder
 from ssmpi.core.run_files import ATTEMPTS, RECOVERIES
 from ssmpi.core.run_options import RecoveryOptions
@@ -179,3 +181,27 @@ def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path):
     restart.decide(tmp_path, Supervised("launch", 3, 0.0), restart.BEGINNING, "it is lost")
     *_, second = recoveries.read(tmp_path)["recoveries"]
     assert (second["how"], second["lost"], second["why"]) == ("beginning", "it is lost", "")  # nobody has said why
+
+
+def test_a_memory_folder_with_a_space_in_its_name_is_tidied_alone(tmp_path):
+    bystander = tmp_path / "my"
+    bystander.mkdir()
+    made = restarts(tmp_path, memory_folder=str(tmp_path / "my memory"))
+    folder = memory_folder.of_launch(str(tmp_path / "my memory"), made.supervised.launch)
+    for used, left in ((True, ["trainer-0"]), (False, None)):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("sm_segment.h.0.1", "trainer-0"):
+            (folder / name).touch()
+        subprocess.run(made.tidy(used=used), check=True)
+        assert bystander.is_dir()
+        assert (sorted(path.name for path in folder.iterdir()) if folder.exists() else None) == left
+
+
+def test_without_recovery_a_launchs_folder_is_in_use_as_long_as_it_lives(tmp_path):
+    """No rank maps a file in it that would show that."""
+    made = restarts(tmp_path, mode="off", memory_folder=str(tmp_path))
+    folder = memory_folder.of_launch(str(tmp_path), made._launch)
+    made.variables({})
+    assert in_use(folder)
+    os.close(made._lock)  # as when the launcher is killed
+    assert not in_use(folder)

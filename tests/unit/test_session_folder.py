@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ssmpi.cluster import session_folder as module
-from ssmpi.cluster.session_folder import OWNER, PREFIX, session_folder
+from ssmpi.cluster.session_folder import session_folder
+from ssmpi.core.mpi_environment import SESSION_OWNER, SESSIONS
 
 HOLDS = """
 import subprocess, sys, time
@@ -55,19 +56,19 @@ def test_what_a_killed_launcher_left_goes_once_its_mpirun_has_ended(base):
         assert ended.poll(10_000)
         os.close(process)
     with session_folder() as ours:
-        assert [path for path in base.glob(f"{PREFIX}*") if path != left] == [ours.path]
+        assert [path for path in base.glob(f"{SESSIONS}*") if path != left] == [ours.path]
     assert not left.exists()
 
 
 def test_what_may_be_somebody_elses_stays(base, monkeypatch):
     """A folder that is not locked yet, one of another host, one that only has such a name."""
-    names = [base / f"{PREFIX}{name}" for name in ("new", "elsewhere", "link", "file")]
+    names = [base / f"{SESSIONS}{name}" for name in ("new", "elsewhere", "link", "file")]
     new, elsewhere, link, file = names
     new.mkdir()
     elsewhere.mkdir()
-    (elsewhere / OWNER).write_text("another-host")
+    (elsewhere / SESSION_OWNER).write_text("another-host")
     link.symlink_to(base)
-    (base / OWNER).write_text(os.uname().nodename)
+    (base / SESSION_OWNER).write_text(os.uname().nodename)
     file.touch()
     with session_folder() as ours:
         assert ours.path.is_dir()
@@ -76,9 +77,9 @@ def test_what_may_be_somebody_elses_stays(base, monkeypatch):
 
 
 def test_another_users_stays(base, monkeypatch):
-    left = base / f"{PREFIX}left"
+    left = base / f"{SESSIONS}left"
     left.mkdir()
-    (left / OWNER).write_text(os.uname().nodename)
+    (left / SESSION_OWNER).write_text(os.uname().nodename)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     module.remove_abandoned(base)
     assert left.is_dir()

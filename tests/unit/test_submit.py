@@ -14,7 +14,7 @@ import pytest
 from datasets import CARDINALITIES
 
 from ssmpi import cli
-from ssmpi.cluster import site
+from ssmpi.cluster import site, submit
 from ssmpi.cluster.node_layout import lay_out, layout_of
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError, TopologyError
@@ -391,3 +391,11 @@ def test_spare_hosts_are_asked_for_and_the_job_outlives_a_node(run_file, capsys)
     )
     assert command("submit", run_file, *TOPOLOGY, "--site", "site.toml", "--dry-run") == 2
     assert f"5 + 2 spare nodes needed (4 trainer + 3 embedding_ps + 2 sync_ps, 1 trainers a node, servers packed), the site has {count}" in capsys.readouterr().err  # fmt: skip  # noqa: E501
+
+
+def test_submit_without_slurm_removes_its_session_folder_before_bash_takes_its_place(run_file, monkeypatch):
+    done = []
+    monkeypatch.setattr(submit, "remove_session", lambda: done.append("removed"))
+    monkeypatch.setattr(os, "execvp", lambda *words: done.append(words[0]))
+    assert command("submit", run_file, "--site", JOBS / "sites" / "workstation.toml") == 0
+    assert done == ["removed", "bash"]
