@@ -4,6 +4,7 @@ parts rebuilt; or, as in any job, a checkpoint or the beginning.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -64,7 +65,9 @@ class Restart:
             job.agree(lambda: self._decide(how, lost))
         else:
             if before := job.agree(lambda: recoveries.begin(self._run, self._supervised.launch)):
-                remove_left(self._plan.config.recovery.memory_folder, before)
+                found = job.gather(remove_left(self._plan.config.recovery.memory_folder, before))
+                for problem in dict.fromkeys(filter(None, found)) if job.rank == 0 else ():
+                    log.warning(problem)
             if job.rank == 0:
                 policy_inputs.say(self._plan.config, checkpoint)
         return without_memory(job, self._plan, self._fresh(), checkpoint, self._supervised.start)
@@ -136,17 +139,19 @@ def fresh(path: Path, origin: Origin) -> RankMemory:
         return ProcessMemory()
 
 
-def remove_left(memory: str, launch: str) -> None:
-    """Remove the memory that an earlier, killed launch of the run left on this host. Other ranks of the host try it
-    too. Memory that a process still maps stays: it belongs to a running job of which this run folder is a copy.
+def remove_left(memory: str, launch: str) -> str:
+    """Remove the memory that an earlier, killed launch of the run left on this host; returns why it cannot be removed.
+    Other ranks of the host try it too. Memory that a process still maps stays: it belongs to a running job of which
+    this run folder is a copy.
     """
     folder = memory_folder.of_launch(memory, launch)
     if folder not in memory_folder.all_in(Path(memory)) or in_use(folder):  # a damaged name may lead anywhere
-        return
+        return ""
     try:
         remove(folder)
     except OSError as error:
-        log.warning(f"{folder}, left by a launch that was killed, cannot be removed: {error}. Remove it")
+        return f"{folder} on {socket.gethostname()}, left by a launch that was killed, cannot be removed: {error}"
+    return ""
 
 
 def inspect_memory(path: Path, launch: str, who: str) -> tuple[MemoryFile | None, str]:

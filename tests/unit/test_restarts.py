@@ -129,16 +129,25 @@ def test_a_damaged_name_of_a_launch_removes_nothing_else(tmp_path, name):
     assert memory_folder.of_launch(str(memory), "abc").exists()
 
 
-def test_what_a_killed_launch_has_left_and_cannot_be_removed_is_named(tmp_path, caplog, monkeypatch):
+def test_what_a_killed_launch_has_left_and_cannot_be_removed_is_named_once(tmp_path, small_data, caplog, monkeypatch):
+    """However many ranks of the host have tried."""
+    config = write_run_file(tmp_path, small_data, f"recovery.memory_folder={tmp_path}")
+    run_folder.make(Path(config.run.folder), config, overwrite=False)
+    recoveries.begin(Path(config.run.folder), "abc")
     (folder := memory_folder.of_launch(str(tmp_path), "abc")).mkdir()
     (folder / "trainer-0").touch()
 
-    def refuse(path, **_):
-        raise PermissionError(13, "Permission denied", str(path))
+    unlink = os.unlink
+
+    def refuse(path, **where):
+        if path == "trainer-0":
+            raise PermissionError(13, "Permission denied", path)
+        unlink(path, **where)
 
     monkeypatch.setattr(os, "unlink", refuse)
-    restart.remove_left(str(tmp_path), "abc")
-    assert f"{folder}, left by a launch that was killed, cannot be removed: " in caplog.text
+    job = SimpleNamespace(rank=0, size=3, agree=lambda act: act(), gather=lambda found: [found] * 3)
+    restart.begin(job, ResumePlan(config), Supervised("def", 1, 0.0))
+    assert caplog.text.count(f"{folder} on {os.uname().nodename}, left by a launch that was killed, cannot be") == 1
 
 
 @pytest.mark.parametrize(
