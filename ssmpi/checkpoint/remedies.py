@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from ssmpi.checkpoint.store import Store, find_error
@@ -10,12 +11,12 @@ from ssmpi.core.run_files import ASIDE, BEST, CHECKPOINTS, MODEL, RESULT_NAME
 START_OVER = "launch the run file with --overwrite"
 
 
-def for_damaged_checkpoint(run: Path, damaged: Path) -> str:
-    """What to do if the checkpoint ``damaged`` cannot be used: use another checkpoint or a kept model, or start over.
-    Does not read the files of other checkpoints.
+def for_damaged_checkpoint(run: Path, damaged: Path, tried: Collection[Path] = ()) -> str:
+    """What to do if the checkpoint ``damaged`` cannot be used, and those ``tried`` before are damaged too: use another
+    checkpoint or a kept model, or start over. Does not read the files of other checkpoints.
     """
     store = Store(run)
-    others = [path.name for path in store.committed() if path != damaged]
+    others = [path.name for path in store.committed() if path != damaged and path not in tried]
     older = [name for name in others if name < damaged.name]
     if older:
         return f"an older one is used with --checkpoint {older[-1]}, the newest whole one with --checkpoint whole"

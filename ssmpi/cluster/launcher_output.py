@@ -58,27 +58,29 @@ class BannerFilter:
 
     def take(self, line: bytes) -> None:
         """Take a line, with its line end."""
-        bare = line.lstrip(b"\0")  # Open MPI ends its message about an abort with one
-        if OWN_ERROR.match(bare):
+        if line == b"\0\n":
+            return
+        line = line.lstrip(b"\0")  # Open MPI ends its message about an abort with one
+        if OWN_ERROR.match(line):
             self.error_shown = True
-        if OWN_ERROR.match(bare) or LOG_LINE.match(bare):
+        if OWN_ERROR.match(line) or LOG_LINE.match(line):
             if len(self._block) == 1:
                 self._write(self._block.pop())
-            self._write(bare)
-        elif LAUNCHER_REMARK.match(bare):  # before a banner, after it, or in its midst
+            self._write(line)
+        elif LAUNCHER_REMARK.match(line):  # before a banner, after it, or in its midst
             self._held += line
         elif self._block:
-            self._after_rule(line, bare)
-        elif RULE.match(bare):
+            self._after_rule(line)
+        elif RULE.match(line):
             self._block = [line]
         else:
             self._write(line)
 
-    def _after_rule(self, line: bytes, bare: bytes) -> None:
+    def _after_rule(self, line: bytes) -> None:
         """A line after a rule: it continues or ends a banner, or shows that there is none."""
-        if len(self._block) > 1 or BANNER.match(bare):
+        if len(self._block) > 1 or BANNER.match(line):
             self._block.append(line)
-            if RULE.match(bare):
+            if RULE.match(line):
                 self._held, self._block = self._held + b"".join(self._block), []
             return
         self._write(self._block.pop())

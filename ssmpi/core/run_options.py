@@ -146,3 +146,13 @@ class RecoveryOptions:
         require(Path(self.memory_folder).is_absolute(), f"memory_folder is an absolute path, got {self.memory_folder}")
         within("max_restarts", self.max_restarts, 0, COUNT)
         positive("within_minutes", self.within_minutes, SECONDS)
+
+    def most_lost(self, servers: int) -> int:
+        """How many of the embedding PSs may be lost for recovery to be partial."""
+        return int(self.max_lost_fraction * servers)
+
+    def why_always_full(self, servers: int) -> str:
+        """Why no loss of an embedding PS's memory allows partial recovery; empty if some does."""
+        if self.most_lost(servers):
+            return ""
+        return f"recovery.max_lost_fraction = {self.max_lost_fraction:g} allows no lost embedding PS of {servers}"

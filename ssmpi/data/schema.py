@@ -56,6 +56,12 @@ class ShardEntry:
     bytes: int
     checksum: str
 
+    def __post_init__(self) -> None:
+        for name in ("rows", "positives", "bytes"):
+            number = getattr(self, name)
+            if type(number) is not int or number < 0:
+                raise DataError(f"{name} of shard {self.file!r} is {number!r}, not a number of them")
+
 
 @dataclass(frozen=True)
 class Split:

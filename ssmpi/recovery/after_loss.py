@@ -86,8 +86,8 @@ def _why_not_partial(lost: Sequence[int], topology: Topology, options: RecoveryO
         return "and the first trainer's is needed to resume"
     if options.mode == FULL:
         return "and recovery.mode = 'full'"
-    if _servers(lost, topology) > (most := options.max_lost_fraction * topology.embedding_ps):
-        return f"and recovery.max_lost_fraction = {options.max_lost_fraction:g} allows {int(most)} lost embedding PSs"
+    if _servers(lost, topology) > (most := options.most_lost(topology.embedding_ps)):
+        return f"and recovery.max_lost_fraction = {options.max_lost_fraction:g} allows {most} lost embedding PSs"
     return ""
 
 

@@ -37,6 +37,9 @@ def say(config: Config, checkpoint: Path | None) -> None:
     """At the start of a run, log how it would recover from the loss of an embedding PS's memory."""
     if config.recovery.mode != "auto" or not config.topology.embedding_ps:
         return
+    if why := config.recovery.why_always_full(config.topology.embedding_ps):
+        log.info(f"if the memory of an embedding PS is lost, recovery is full: {why}")
+        return
     found = PolicyInputs(config).by_numbers(store.read_manifest(checkpoint).state["logbook"] if checkpoint else {})
     decided = decide(found.inputs)
     log.info(

@@ -27,13 +27,14 @@ WHOLE = "whole"  # in place of a checkpoint's name: the newest one that is undam
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """How a job starts: its settings, the checkpoints to try (newest first), or that it is finished; ``again`` if its
-    launch restarts it after a kill.
+    """How a job starts: its settings, the checkpoints to try (newest first), or that it is finished; ``resumed`` if the
+    folder holds the run already, ``again`` if its launch restarts it after a kill.
     """
 
     config: Config
     checkpoints: tuple[Path, ...] = ()
     finished: bool = False
+    resumed: bool = False
     again: bool = False
 
 
@@ -71,9 +72,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     for path in found:
         state, found_settings = store.read_manifest(path).state, fingerprint(config.flat(), reader.manifest)
         check_fingerprint(path.name, state, found_settings, config.network)
-    disk.remove_file(run / RESULT_NAME)  # the run is not finished any more
-    run_folder.write_settings(run, config)
-    return ResumePlan(config, tuple(found), again=again)
+    return ResumePlan(config, tuple(found), resumed=True, again=again)
 
 
 def check_marker(run: Path) -> None:
@@ -119,7 +118,7 @@ def usable_checkpoints(run: Path, name: str | None) -> list[Path]:
     damaged = {path: error for path in found if (error := manifest_error(path))}
     if damaged and len(damaged) == len(found):
         path, error = next(iter(damaged.items()))
-        raise DataError(f"{error}; {remedies.for_damaged_checkpoint(run, path if name != WHOLE else there[0])}")
+        raise DataError(f"{error}; {remedies.for_damaged_checkpoint(run, path, found)}")
     for path, error in damaged.items():
         log.warning(f"{path.name} cannot be used: {error}")
     return [path for path in found if path not in damaged]
@@ -131,18 +130,30 @@ def choose_checkpoint(job: Job, start: ResumePlan) -> Path | None:
     for path in start.checkpoints:
         errors = [error for error in job.gather(store.find_error(path, job.rank, job.size)) if error]
         if not errors:
-            job.agree(partial(resume_from, run, path, again=start.again))
+            job.agree(partial(take_over, start, path))
             return path
         if job.rank == 0:
             log.warning(f"{path.name} cannot be used: {errors[0]}")
-    if start.checkpoints:
-        job.agree(
-            lambda: raise_data_error(f"{errors[0]}; {remedies.for_damaged_checkpoint(run, start.checkpoints[-1])}")
-        )
-    job.agree(lambda: None if start.again else restart_guard.record_start(run, 0))
+    if tried := start.checkpoints:
+        job.agree(lambda: raise_data_error(f"{errors[0]}; {remedies.for_damaged_checkpoint(run, tried[-1], tried)}"))
+    job.agree(partial(take_over, start, None))
     if job.rank == 0:
         log.info("no checkpoint: starting from the beginning")
     return None
+
+
+def take_over(start: ResumePlan, path: Path | None) -> None:
+    """Start from a checkpoint, or from the beginning: nothing rejects the request any more, so only now the run has its
+    settings, and the end of the last job is not the run's.
+    """
+    run = Path(start.config.run.folder)
+    if path:
+        resume_from(run, path, again=start.again)
+    elif not start.again:
+        restart_guard.record_start(run, 0)
+    if start.resumed:
+        disk.remove_file(run / RESULT_NAME)
+        run_folder.write_settings(run, start.config)
 
 
 def resume_from(run: Path, path: Path, *, again: bool = False) -> None:

@@ -17,7 +17,7 @@ from ssmpi import __version__
 from ssmpi.checkpoint import disk
 from ssmpi.comm.world import versions as mpi_versions
 from ssmpi.config import Config
-from ssmpi.core import git_commit, run_files, settings
+from ssmpi.core import git_commit, result_marker, run_files, settings
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.packages import package_versions
 from ssmpi.core.run_files import LOCK_NAME, NETWORK, RUN_FILE, VERSIONS
@@ -109,6 +109,8 @@ def check_overwrite(folder: Path, overwrite: bool, run_file: Path | None = None)
             f"{remedy}"
         )
     if not overwrite:
+        if not result_marker.is_finished(folder):
+            remedy = f"resume it with --resume {folder}, {remedy}"
         raise SettingsError(f"{folder}: holds an earlier run; {remedy}, or pass --overwrite")
     return there
 

@@ -16,10 +16,11 @@ import numpy as np
 
 from ssmpi.checkpoint import files, model_files, saved_network
 from ssmpi.checkpoint.data_origin import DataOrigin
+from ssmpi.comm.failure import say
 from ssmpi.config import Config, load
 from ssmpi.core import atomic_file, run_files
 from ssmpi.core.errors import UserError
-from ssmpi.core.run_files import EXPORTS, RUN_FILE
+from ssmpi.core.run_files import EXPORTS, MODEL, RUN_FILE
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 
@@ -31,6 +32,8 @@ def export(run: Path, kind: str, file: Path | None) -> int:
     """Write the model of ``run`` as ``kind`` to ``file``, which appears once complete. It must fit in memory."""
     run_files.check(run, RUN_FILE)
     folder = model_files.find(run)
+    if folder != run / MODEL:
+        say(f"{run}: not finished; exporting {folder.name}")
     target = file or run / EXPORTS[kind]
     atomic_file.check_replaceable(target, re.compile(rb"PK\x03\x04|.{8}\{", re.DOTALL))  # torch, safetensors
     with atomic_file.whole(target) as beside:

@@ -1,5 +1,6 @@
 """An exported model in the reference's own layout scores as ``ssmpi predict`` does."""
 
+import shutil
 from itertools import combinations
 
 import numpy as np
@@ -152,3 +153,12 @@ def test_other_networks_are_exported_by_the_names_of_their_operators(
     predicted, found = np.loadtxt(tmp_path / "scores"), torch.sigmoid(network(state, dense, vectors, weights))
     np.testing.assert_allclose(found.squeeze(1), predicted, rtol=0, atol=2e-6)
     assert np.ptp(predicted) > 0.05
+
+
+def test_a_checkpoint_is_not_exported_as_if_it_were_the_model(run, tmp_path, capsys):
+    unfinished = shutil.copytree(run.folder, tmp_path / "run")
+    (unfinished / "checkpoints").mkdir(exist_ok=True)
+    (unfinished / "model").rename(unfinished / "checkpoints" / "checkpoint-000001")
+    (unfinished / "result.json").unlink()
+    assert export(unfinished, "torch", tmp_path / "model.pt") == 0
+    assert "not finished; exporting checkpoint-000001" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -158,3 +159,13 @@ def test_the_tools_of_preparation_take_them(few):
     ids, dense = np.array([[0, 0, 0, 9, 0]]), np.array([[0.0, np.inf, 0.0]])
     said = list(_bad_values(ids, dense, None, read_manifest(few)))
     assert said == ["row 0: id 9 of colour is outside [0, 9)", "row 0: price is inf"]
+
+
+@pytest.mark.parametrize(("name", "number"), [("rows", "x"), ("rows", -5), ("bytes", 1.5), ("positives", None)])
+def test_a_manifest_whose_numbers_are_none_is_damaged(few, tmp_path, name, number):
+    folder = shutil.copytree(few, tmp_path / "copy")
+    body = json.loads((folder / "manifest.json").read_text())
+    body["splits"]["train"]["shards"][0][name] = number
+    (folder / "manifest.json").write_text(json.dumps(body))
+    with pytest.raises(DataError, match=rf"manifest\.json: damaged: .*{name} of shard 'train/shard-00000\.h5' is"):
+        read_manifest(folder)

@@ -303,3 +303,17 @@ def test_deciding_again_waits_for_no_disk(tmp_path, small_data, monkeypatch):
     for _ in range(3):
         saves.exchange(6_000)
     assert reads == [RECOVERIES]
+
+
+@pytest.mark.parametrize(("servers", "fraction", "always"), [(1, 0.5, True), (2, 0.5, False), (1, 1.0, False)])
+def test_where_no_server_may_be_lost_recovery_is_announced_as_full(
+    tmp_path, small_data, caplog, servers, fraction, always
+):
+    settings = (f"topology.embedding_ps={servers}", f"recovery.max_lost_fraction={fraction}")
+    config = write_run_file(tmp_path, small_data, *settings)
+    caplog.set_level("INFO", log.name)
+    policy_inputs.say(config, None)
+    assert (
+        "recovery is full: recovery.max_lost_fraction = 0.5 allows no lost embedding PS of 1" in caplog.text
+    ) == always
+    assert ("; 'ssmpi plan --recovery' shows" in caplog.text) != always

@@ -211,7 +211,7 @@ def test_a_damaged_manifest_is_stepped_over_on_request_only(two_checkpoints):
         resume.usable_checkpoints(two_checkpoints, None)
     assert resume.usable_checkpoints(two_checkpoints, "whole") == [older]
     (older / "manifest.json").write_text("{")
-    with pytest.raises(DataError, match=r"damaged.*there is no older one"):
+    with pytest.raises(DataError, match=r"damaged.*there is no other one: to start from the"):
         resume.usable_checkpoints(two_checkpoints, "whole")
 
 
@@ -231,6 +231,32 @@ def damage(file):
     """Change its last byte."""
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def test_a_rejected_request_changes_nothing_of_the_run(two_checkpoints):
+    """The next one would train with its settings."""
+    older, newest = Store(two_checkpoints).committed()
+    damage(newest / "dense.h5")
+    (two_checkpoints / "result.json").write_text('{"status": "stopped"}')
+    before = (two_checkpoints / "run.toml").read_text()
+
+    def start(checkpoint=None):
+        with ExitStack() as held:
+            request = RunRequest(None, ("dense.rate=0.5",), run=two_checkpoints, checkpoint=checkpoint)
+            plan = resume.prepare(request, load(two_checkpoints / "run.toml").topology.size, held)
+            return resume.choose_checkpoint(Alone(), plan)
+
+    with pytest.raises(DataError, match=r"dense\.h5: damaged"):
+        start()
+    assert (two_checkpoints / "run.toml").read_text() == before
+    assert (two_checkpoints / "result.json").exists()
+    damage(older / "dense.h5")
+    with pytest.raises(DataError, match="there is no other one: to start from the beginning"):
+        start("whole")
+    damage(older / "dense.h5")
+    assert start("whole") == older
+    assert "rate = 0.5" in (two_checkpoints / "run.toml").read_text()
+    assert not (two_checkpoints / "result.json").exists()
 
 
 def test_an_only_checkpoint_that_is_damaged_comes_with_all_ways_on(two_checkpoints):

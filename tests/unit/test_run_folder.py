@@ -103,7 +103,7 @@ def test_a_run_is_replaced_whole(finished, tmp_path, small_data):
     (tmp_path / "elsewhere" / "dense.h5").touch()
     (run / "model" / "dense.h5").unlink()
     (run / ".model.old").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SettingsError, match=r"holds an earlier run; .* --overwrite"):
+    with pytest.raises(SettingsError, match=r"holds an earlier run; resume it with --resume .* --overwrite"):
         run_folder.make(run, config, overwrite=False)
     run_folder.make(run, config, overwrite=True)
     assert sorted(contents(run)) == [run_files.LOCK_NAME, run_files.RUN_FILE, run_files.VERSIONS]

@@ -399,3 +399,11 @@ def test_submit_without_slurm_removes_its_session_folder_before_bash_takes_its_p
     monkeypatch.setattr(os, "execvp", lambda *words: done.append(words[0]))
     assert command("submit", run_file, "--site", JOBS / "sites" / "workstation.toml") == 0
     assert done == ["removed", "bash"]
+
+
+def test_a_launch_under_mpirun_is_refused_before_anything_is_made(run_file, monkeypatch, capsys):
+    """Several launchers would fight for the run folder, and leave memory behind."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    assert command("launch", run_file) == 2
+    assert "starts the ranks itself: start it without mpirun" in capsys.readouterr().err
+    assert not Path("runs").exists()
