@@ -52,7 +52,10 @@ def train(arguments: argparse.Namespace) -> int:
         starting.close()
         finished = story.run(job, start.config, path, begun)
         if job.rank == 0 and finished:  # a stop must be quick
-            plot(path)
+            try:
+                plot(path)
+            except OSError as error:  # the run is complete without it
+                log.log.error(f"error: no plot: {error}")
         stopped = job.leave(stopped=not finished)  # last: launchers kill the others once one rank exits
         job.finalize()
         begun.memory.remove()  # with its folder, which also held MPI's segments

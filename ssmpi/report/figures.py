@@ -60,7 +60,7 @@ def plot(run: Path) -> Path | None:
             figure = curves(by_settings([record]), PLOT)
             figure.suptitle(record.name)
             atomic_file.write(run / PLOT_FILE, render(figure, "png"))
-    except (UserError, OSError) as error:  # the run is complete without it
+    except UserError as error:
         log.info(f"no plot: {error}")
         return None
     return run / PLOT_FILE

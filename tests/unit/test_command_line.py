@@ -1,10 +1,15 @@
 """What is typed wrong is answered with the word that was probably meant and the usage of that command."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from runs import write_run_file
 
 from ssmpi import cli
+from ssmpi.core.settings import dump
 
 
 def refused(capsys, *words):
@@ -58,3 +63,23 @@ def test_files_and_folders_in_the_wrong_place_are_told_apart(tmp_path, monkeypat
 
 def test_a_study_file_that_is_not_there_is_called_one(capsys):
     assert refused(capsys, "bench", "study", "nosuch") == "error: nosuch: no such study file\n"
+
+
+NO_ROOM = """
+import errno, sys
+from ssmpi import cli, report
+def plot(path):
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+report.plot = plot
+cli.main(sys.argv[1:])
+"""
+
+
+def test_a_plot_that_finds_no_room_fails_no_finished_run(tmp_path, small_data):
+    config = write_run_file(tmp_path, small_data, "topology.trainers=1", "topology.embedding_ps=0")
+    (tmp_path / "given.toml").write_text(dump(config))
+    words = [sys.executable, "-c", NO_ROOM, "train", str(tmp_path / "given.toml")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert "error: no plot: [Errno 28] No space left on device" in done.stderr
+    assert json.loads((Path(config.run.folder) / "result.json").read_text())["status"] == "complete"
+    assert done.returncode == 0, done.stderr

@@ -337,7 +337,8 @@ def test_another_file_of_the_same_network_may_take_over(few, tmp_path):
     shutil.copy(tmp_path / "given.toml", moved / "run.toml")
     text = (run.folder / "run.toml").read_text().replace("network/net.py", "net.py")
     (moved / "run.toml").write_text(text)
-    assert prepare(run, file=moved / "run.toml").checkpoints
+    found = prepare(run, file=moved / "run.toml")
+    resume.take_over(found, found.checkpoints[0])
     assert (run.folder / "network/net.py").read_text().startswith("# mended")
 
 

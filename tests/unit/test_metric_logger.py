@@ -1,6 +1,5 @@
 """What a run writes while it goes on: windows and evaluations at the right place in the run, and a picture of them."""
 
-import errno
 import fcntl
 import json
 import logging
@@ -348,14 +347,3 @@ def test_events_that_end_are_reported_once(tmp_path, messages):
     logbook.close()
     assert messages.read_text().count("TensorBoard's events end here") == 1
     assert (tmp_path / "metrics.jsonl").read_text().count("evaluation") == 3
-
-
-def test_a_plot_that_finds_no_room_is_no_failure(tmp_path, small_data, monkeypatch, messages):
-    run = train_over_threads(tmp_path, small_data, *SETTINGS)
-
-    def full(path, data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    monkeypatch.setattr("ssmpi.core.atomic_file.write", full)
-    assert report.plot(run.folder) is None
-    assert "no plot: [Errno 28]" in messages.read_text()
