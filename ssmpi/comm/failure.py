@@ -142,7 +142,7 @@ def report_fatal_error(error: BaseException) -> int:
 
     In an MPI job of several ranks it does not return: the others would wait for a rank that exits without Abort.
     """
-    rank, code = launched_rank(), exit_code_of(error)
+    rank, code = launched_rank(), 1 if isinstance(error, PeerError) else exit_code_of(error)  # no rank was lost
     defer_to_rank_0()
     where = "" if rank is None else f"rank {rank} (host {socket.gethostname()}): "
     run_with_timeout(FATAL_REPORT_SECONDS, lambda: say(f"error: {where}{cause(error)}"))
