@@ -202,11 +202,23 @@ def test_a_job_that_sbatch_refuses_leaves_nothing_and_can_be_submitted_again(
     assert load(Path("runs/run/run.toml")).over(CRITEO).network.widths["top.0"] == 6
 
 
+SAVES = """
+import pathlib, signal, sys, time
+def save(*_):
+    time.sleep(1)
+    pathlib.Path("saved").touch()
+    sys.exit(85)
+signal.signal(signal.SIGINT, save)  # also where SIGINT was ignored, which no shell can change
+pathlib.Path("ready").touch()
+time.sleep(60)
+"""
+
+
 def test_without_slurm_a_stop_reaches_the_job_alone_and_its_exit_code_is_passed_on(run_file, tmp_path):
     """Ctrl-C of a terminal goes to all its processes: none of them may kill the job that saves."""
     (tmp_path / "bin").mkdir()
-    saves = "trap 'sleep 1; touch saved; exit 85' INT; : > ready; sleep 60 & wait"  # bash drops a SIGINT that comes as
-    fake(tmp_path / "bin", "ssmpi", saves)  # a command in the foreground ends, but none in wait
+    (tmp_path / "saves.py").write_text(SAVES)
+    fake(tmp_path / "bin", "ssmpi", f"exec {sys.executable} {tmp_path / 'saves.py'}")
     line = [sys.executable, "-m", "ssmpi", "submit", run_file, "--site", JOBS / "sites" / "workstation.toml"]
     path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
     submitted = subprocess.Popen(
