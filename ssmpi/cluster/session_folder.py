@@ -60,10 +60,8 @@ def remove_abandoned(base: Path) -> None:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 mine = os.fstat(lock).st_uid == os.geteuid()
-                if (
-                    mine
-                    and (path / SESSION_OWNER).read_text(encoding="utf-8", errors="replace") == socket.gethostname()
-                ):
+                owner = (path / SESSION_OWNER).read_text(encoding="utf-8", errors="replace")
+                if mine and owner == socket.gethostname():
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path, ignore_errors=True)
             finally:
