@@ -151,8 +151,6 @@ def _batches(saved: SavedModel, source: ScoringInput) -> Iterator[Batch]:
     """Batches of a raw file or of a prepared split, in order."""
     size = saved.config.evaluate.batch_size
     if source.prepared:
-        if source.vocabulary:
-            raise SettingsError(f"--vocabulary is for raw files, and {source.prepared} is prepared: leave it out")
         reader = SplitReader(source.prepared, source.split, 16 * size)
         for block in reader.blocks:
             if not block.start:
