@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from ssmpi.cli.arguments import parser
 from ssmpi.comm import failure
 from ssmpi.core import launcher_env
+from ssmpi.core.errors import UserError
 from ssmpi.core.mpi_environment import home
 
 
@@ -24,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ |= home()
     parsed = parse(parser(), arguments)
     try:
+        check_ranks(parsed)
         code = parsed.command(parsed)
     except BrokenPipeError:  # the reader of our output, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -33,6 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         code = failure.report_fatal_error(error)
     sys.exit(code)
+
+
+def check_ranks(parsed: argparse.Namespace) -> None:
+    """Raise UserError if a launcher has started several processes of a command for one: they would write the same
+    files, fight for the same folder and leave memory behind.
+    """
+    found = launcher_env.ranks() or 1
+    if found > 1 and not parsed.ranks:
+        own = ", which starts the ranks itself" if parsed.parser.prog == "ssmpi launch" else ""
+        raise UserError(
+            f"'{parsed.parser.prog}' runs in one process{own}, not in {found}: start it without mpirun or srun"
+        )
 
 
 def parse(top: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -34,7 +34,8 @@ def parser() -> argparse.ArgumentParser:
 
 def add_runs(among: Commands) -> None:
     """``train``, ``launch`` and ``submit``."""
-    sub = add(among, "train", commands.train, "train a model; start it with mpirun, or let 'ssmpi launch' do that")
+    text = "train a model; start it with mpirun, or let 'ssmpi launch' do that"
+    sub = add(among, "train", commands.train, text, ranks=True)
     add_run(sub)
     sub.add_argument("--terminal", type=Path, help="terminal to draw the progress bar on, set by 'ssmpi launch'")
     sub.add_argument("--supervised", help=argparse.SUPPRESS)  # as is this, see ``run.request.Supervised``
@@ -77,16 +78,15 @@ def add_plans(among: Commands) -> None:
     )
     add_recovery_plan(sub)
     text = "print versions, MPI library, cores and over-subscription, and test them for a second"
-    sub = add(among, "doctor", commands.doctor, text)
+    sub = add(among, "doctor", commands.doctor, text, ranks=True)
     text = "instead, remove what ranks have left in this memory file system (default: /dev/shm)"
     sub.add_argument("--clean", type=Path, nargs="?", const=Path("/dev/shm"), metavar="FOLDER", help=text)
 
 
 def add_scores(among: Commands) -> None:
     """``evaluate`` and ``predict``."""
-    sub = add(
-        among, "evaluate", commands.evaluate, "score a finished run's model on a split, in one process or under mpirun"
-    )
+    text = "score a finished run's model on a split, in one process or under mpirun"
+    sub = add(among, "evaluate", commands.evaluate, text, ranks=True)
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("--split", default="test", help="split to score (default: test)")
     sub.add_argument("--data", type=Path, help="another prepared data folder than the run's, of the same vocabulary")

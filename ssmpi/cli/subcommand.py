@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # has no public name
 
 
-def add(among: Commands, name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-    """A command ``among`` others."""
+def add(
+    among: Commands, name: str, command: Callable[[argparse.Namespace], int], text: str, *, ranks: bool = False
+) -> argparse.ArgumentParser:
+    """A command ``among`` others; ``ranks`` if it may be started under mpirun, as several processes."""
     sub: argparse.ArgumentParser = among.add_parser(name, help=text, description=text, allow_abbrev=False)
-    sub.set_defaults(command=command, parser=sub)
+    sub.set_defaults(command=command, parser=sub, ranks=ranks)
     return sub
 
 

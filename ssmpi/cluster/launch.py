@@ -28,7 +28,6 @@ from ssmpi.cluster.restarts import Restarts
 from ssmpi.cluster.session_folder import SessionFolder, session_folder
 from ssmpi.cluster.site import Launcher, Site
 from ssmpi.cluster.stop_signals import StopSignals
-from ssmpi.core import launcher_env
 from ssmpi.core.errors import STOPPED, UserError
 from ssmpi.core.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.run.request import RunRequest
@@ -52,8 +51,6 @@ def rank_command(request: RunRequest) -> list[str]:
 
 def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
     """Run ``ssmpi train`` under a launcher. 0 if the run is complete, 85 if it stopped and saved; see ``requeue``."""
-    if launcher_env.ranks() not in (None, 1):
-        raise UserError("'ssmpi launch' starts the ranks itself: start it without mpirun or srun, or use 'ssmpi train'")
     config = request.load()
     where = site.load(site_file) if site_file else None
     hosts = Hosts(config, where)

@@ -56,6 +56,8 @@ class RunRequest:
             return load(self.run_file, self.overrides)
         if self.run.is_file():
             raise SettingsError(f"{self.run}: a file; --resume takes a run folder")
+        if "run.folder" in self.overridden():
+            raise SettingsError(f"--resume {self.run} is the run's folder: leave run.folder=... out")
         saved = self.run / RUN_FILE
         if not self.run_file and not saved.is_file():
             raise SettingsError(

@@ -46,6 +46,7 @@ def test_an_unknown_option_is_answered_with_the_nearest_and_the_commands_usage(c
         (("launch", "."), ".: a folder, not a run file\n"),
         (("launch", "run.toml", "--site", "run"), "run: a folder, not a site file\n"),
         (("launch", "--resume", "run.toml"), "run.toml: a file; --resume takes a run folder"),
+        (("launch", "--resume", "run", "run.folder=b"), "--resume run is the run's folder: leave run.folder=... out\n"),
         (("plan", "run.toml", "--step-ms", "1"), "--step-ms is an input of --predict: add that\n"),
         (("plan", "run.toml", "--trainers", "1,2"), "--trainers is an input of --predict: add that\n"),
         (("launch", "latin.toml"), "latin.toml: not UTF-8 text at byte 2: save it as UTF-8\n"),

@@ -412,9 +412,22 @@ def test_submit_without_slurm_removes_its_session_folder_before_bash_takes_its_p
     assert done == ["removed", "bash"]
 
 
-def test_a_launch_under_mpirun_is_refused_before_anything_is_made(run_file, monkeypatch, capsys):
-    """Several launchers would fight for the run folder, and leave memory behind."""
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        (("launch", "RUN"), ", which starts the ranks itself"),
+        (("submit", "RUN", "--site", JOBS / "sites" / "workstation.toml"), ""),
+        (("export", "runs"), ""),
+        (("report", "runs"), ""),
+        (("bench", "compression"), ""),
+    ],
+)
+def test_a_command_for_one_process_is_refused_under_mpirun_before_anything_is_made(
+    run_file, monkeypatch, capsys, words, own
+):
+    """Several would fight for a folder, leave memory behind, and write the same files."""
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    assert command("launch", run_file) == 2
-    assert "starts the ranks itself: start it without mpirun" in capsys.readouterr().err
+    assert command(*(run_file if word == "RUN" else word for word in words)) == 2
+    name = " ".join(words[: 2 if words[0] == "bench" else 1])
+    assert f"'ssmpi {name}' runs in one process{own}, not in 4: start it without mpirun" in capsys.readouterr().err
     assert not Path("runs").exists()
