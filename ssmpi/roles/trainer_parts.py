@@ -53,6 +53,8 @@ def warn(config: Config, world: World) -> None:
             "take theirs together, which can kill hidden units for good; 100 steps of each thread are "
             f"schedule.warmup_examples = {100 * trainers * threads * config.data.batch_size}"
         )
+    for name in sync.unread(config.sync):
+        log.warning(f"sync.{name} has no effect, because sync.pace = '{config.sync.pace}': leave it out")
     if config.model.precision == "bf16" and processor.without_bfloat16():
         log.warning(processor.SLOW_BFLOAT16)
     if slow := custom_code.kinds_of(config.network.operators):

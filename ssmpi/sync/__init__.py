@@ -24,7 +24,7 @@ from ssmpi.sync.host_average import form
 from ssmpi.sync.ma import MA
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.options import DENSE, RoundOptions
-from ssmpi.sync.pace import PACES, Pace, StartThread, make_pace
+from ssmpi.sync.pace import PACES, Pace, StartThread, make_pace, unread
 from ssmpi.sync.peers import LocalTrainer, Peers, ReplicaMemory, RowAccess
 from ssmpi.sync.pushes import codec_of
 from ssmpi.sync.slowmo import SlowMo
@@ -178,4 +178,5 @@ __all__ = [
     "figures",
     "make",
     "pace_of",
+    "unread",
 ]

@@ -205,7 +205,18 @@ class RoundTimer:
         return True
 
 
-PACES = ("shadow", "fixed_rate")
+PACES = {  # and the settings that only the other one reads
+    "shadow": ("every_iterations", "every_seconds", "by"),
+    "fixed_rate": ("cpu_share",),
+}
+
+
+def unread(options: RoundOptions) -> list[str]:
+    """Names of the settings that are set, but have no effect at this pace."""
+    if options.algorithm == "none":
+        return []
+    default = RoundOptions()
+    return [name for name in PACES[options.pace] if getattr(options, name) != getattr(default, name)]
 
 
 def make_pace(

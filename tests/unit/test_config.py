@@ -214,6 +214,27 @@ def test_the_decay_starts_after_the_warm_up(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (
+            ["sync.every_iterations=5", "sync.every_seconds=1.0", "sync.by=trainer", "sync.cpu_share=0.5"],
+            ["every_iterations", "every_seconds", "by"],
+        ),
+        (["sync.pace=fixed_rate", "sync.every_iterations=5", "sync.by=trainer", "sync.cpu_share=0.5"], ["cpu_share"]),
+        (["sync.pace=fixed_rate", "sync.every_seconds=1.0"], []),
+        (["sync.algorithm=none", "sync.every_iterations=5"], []),
+    ],
+)
+def test_settings_of_the_other_pace_are_named(monkeypatch, tmp_path, overrides, names):
+    said = []
+    monkeypatch.setattr(trainer_parts.log, "warning", said.append)
+    config = read(tmp_path, "topology.trainers=2", "topology.threads=1", *overrides).over(CRITEO)
+    trainer_parts.warn(config, SimpleNamespace(oversubscribed="", index=0))
+    pace = config.sync.pace
+    assert said == [f"sync.{name} has no effect, because sync.pace = '{pace}': leave it out" for name in names]
+
+
+@pytest.mark.parametrize(
     ("overrides", "index", "told"),
     [
         ([], 0, True),
