@@ -39,7 +39,8 @@ class CursorOptions:
 class DataCursor:
     """``position`` is the same on all trainers whenever training is paused; ``reader`` cuts the blocks of this pass.
     Rows of a shard are dealt only once the shard is in ``checked``. ``dealt`` is the last deal, or the start of the
-    run; ``trained`` counts the rows trained on.
+    run; ``trained`` counts the rows trained on. ``advanced`` is whether rows were trained on that the checkpoint at the
+    start does not hold.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class DataCursor:
         self._askers = options.topology.trainers * threads
         self._pass, self._pieces = 0, self.position.waiting
         self.dispatcher: BlockDispatcher | None = None
+        self.advanced = False
 
     def parts(self) -> Iterator[int]:
         """The parts of the run; a part repeats until all of it has been trained on."""
@@ -106,6 +108,7 @@ class DataCursor:
         if self._trained.handed:
             self._trained.handed.at_rest([each.piece for each in begun])
         self.position = replace(self.position, begun=begun, waiting=tuple(found[0][1]))
+        self.advanced |= self.position.left < self._dealt.position.left
 
     def _deal(self) -> BlockDispatcher:
         """Cut this part of the pass into pieces, or take those that a checkpoint left, and prepare to deal them."""

@@ -202,11 +202,12 @@ class Trainer:
 
     def save(self) -> None:
         """Write the model into the run folder: the dense weights that are evaluated, and every PS's tables. A run that
-        was asked to stop writes a checkpoint instead.
+        was asked to stop writes a checkpoint instead, if it has advanced.
         """
         self._rest()
         if self.stopped:
-            self._checkpoints.save_and_stop(partial(self._state, self._cursor.position))
+            if self._cursor.advanced:
+                self._checkpoints.save_and_stop(partial(self._state, self._cursor.position))
             return
         vector = self.synchronizers[0].model()
         if self._results and not self._selection.put_in_place():

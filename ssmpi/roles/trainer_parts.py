@@ -136,7 +136,9 @@ def cursor(
     if saved:
         deal = saved.deal(config.topology, config.data.batch_size)
         checked.update(saved.state.get("checked", ()))
-    return DataCursor(cursor_options(config), world.index, reader, checked, deal, trained)
+    made = DataCursor(cursor_options(config), world.index, reader, checked, deal, trained)
+    made.advanced = isinstance(saved, SurvivingState)  # beyond every checkpoint
+    return made
 
 
 def trained_rows(

@@ -105,6 +105,20 @@ def test_without_the_background_it_stands_still(tmp_path, small_data, monkeypatc
     assert held.gone_on[0] == 0
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_that_is_stopped_where_it_started_saves_nothing(tmp_path, small_data, monkeypatch, held, resumed):
+    """An untrained model can be large, and a copy of a checkpoint would replace an older one."""
+    if resumed:
+        monkeypatch.setattr(trainer, "stop_requested", lambda: held.iterations > 20)
+        train_over_threads(tmp_path, small_data, *SETTINGS, *TWO, "data.passes=3")
+    before = Store(tmp_path / "run").committed()
+    assert bool(before) == resumed
+    monkeypatch.setattr(trainer, "stop_requested", lambda: True)
+    run = train_over_threads(tmp_path, small_data, *SETTINGS, *TWO, "data.passes=3", resume=resumed)
+    assert run.result["status"] == "stopped"
+    assert Store(run.folder).committed() == before
+
+
 def hang(monkeypatch, owner, name, which):
     """Calls that ``which`` picks by their arguments last until the test is over."""
     over, original = threading.Event(), getattr(owner, name)
