@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ COLUMNS = ("ne", "log_loss", "auc", "accuracy")
 
 
 def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
-    """The result of a run on its test split, beside reference points if they are given. For a run without a result,
-    DataError says what is known about it and how to resume it.
+    """The result of a run on its test split, beside reference points if they are given; DataError if those are of other
+    rows. For a run without a result, DataError says what is known about it and how to resume it.
     """
     record = read(run)
     result, (split, metrics) = record.result, record.final
@@ -33,8 +34,12 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
     if baseline:
         names = ("constant", "logistic_regression")
         rows = [(name.replace("_", " "), _reference(baseline, name)) for name in names] + rows
+        of = read_json(baseline)
+        _check_rows(baseline, of.get("split", split), of.get("rows"), split, metrics)
     if teacher:
-        rows.append(("teacher (the ceiling)", _reference(teacher, "ranges", split)))
+        ceiling = _reference(teacher, "ranges", split)
+        _check_rows(teacher, split, ceiling.get("rows"), split, metrics)
+        rows.append(("teacher (the ceiling)", ceiling))
     width = max(len(name) for name, _ in rows)
     lines = [f"{split}: {metrics.get('rows', 0):,.0f} rows", f"{'':{width}}  " + "".join(f"{c:>10}" for c in COLUMNS)]
     for name, metrics in rows:
@@ -96,6 +101,20 @@ def _reference(path: Path, *keys: str) -> dict[str, float]:
     if not isinstance(found, dict):
         raise DataError(f"{path}: '{keys[-1]}' holds no metrics: the wrong kind of file for this option; {REFERENCES}")
     return found
+
+
+def _check_rows(path: Path, of: str, rows: Any, split: str, metrics: Mapping[str, Any]) -> None:
+    """Raise DataError if a reference is ``of`` another split, or of another number of rows, than the run's metrics.
+    ``rows`` is the number, or where they begin and end; older files do not say.
+    """
+    match rows:
+        case [int(first), int(end)]:
+            rows = end - first
+    own = metrics.get("rows")
+    if of != split or (isinstance(rows, int) and own is not None and rows != own):
+        raise DataError(
+            f"{path}: scores {rows} rows of {of}, and this run {own or 0:.0f} of {split}: they are of different data"
+        )
 
 
 def _cell(value: float | None) -> str:

@@ -1,6 +1,7 @@
 """The result table says what the run folder says, and why if there is nothing to say."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -43,6 +44,27 @@ def test_reference_points_stand_around_the_run(tmp_path):
     lines = report.table(run_folder(tmp_path), baseline, teacher).splitlines()
     column = [line.split()[-4] for line in lines if "0.45678" in line]
     assert column == ["1.00000", "0.85000", "0.81234", "0.75000"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, None),
+        ({"rows": 900}, "900 rows of test, and this run 1000 of test"),
+        ({"split": "validation"}, "1000 rows of validation, and this run 1000 of test"),
+    ],
+)
+def test_reference_points_of_other_data_are_refused(tmp_path, change, message):
+    """They stood in the table beside the run as if they were of its rows."""
+    run, of = run_folder(tmp_path), {"split": "test", "rows": 1_000, **change}
+    given = [(write(tmp_path / "b.json", {**of, "constant": QUALITY, "logistic_regression": QUALITY}), None)]
+    if "split" not in change:
+        given.append(
+            (None, write(tmp_path / "t.json", {"ranges": {"test": {**QUALITY, "rows": [50, 50 + of["rows"]]}}}))
+        )
+    for files in given:
+        with pytest.raises(DataError, match=message) if message else nullcontext():
+            report.table(run, *files)
 
 
 def test_a_best_evaluation_that_was_not_the_last_is_said(tmp_path):
