@@ -9,13 +9,15 @@ from tqdm import tqdm
 from ssmpi.core.log import shape, terminal
 
 
-def bar(rows: int) -> Any:
-    """A progress bar over ``rows`` examples; disabled without a terminal."""
+def bar(rows: int, earlier: int) -> Any:
+    """A progress bar over ``rows`` examples, of which ``earlier`` were trained on before this job and do not count in
+    its rate; disabled without a terminal.
+    """
     there = terminal()
     if there is None:
-        return tqdm(total=rows, disable=True)
+        return tqdm(total=rows, initial=earlier, disable=True)
     columns, lines = shape(there)
-    found = tqdm(total=rows, unit="ex", unit_scale=True, ncols=columns, nrows=lines, file=there)
+    found = tqdm(total=rows, initial=earlier, unit="ex", unit_scale=True, ncols=columns, nrows=lines, file=there)
     found.dynamic_ncols = shape  # asked before each drawing; tqdm's own takes 0 rows for no room
     return found
 

@@ -55,13 +55,12 @@ class MetricLogger:
         known = int(numbers.get("bytes", 0))
         self._lines = JsonlFile(folder / METRICS, known)  # lines after the checkpoint will be repeated
         self.writer: EventWriter | None = None
-        self._bar = bar(rows)
         self._window, self._total = Quality(), Quality()
         self._scored = [*scored, *(Quality() for _ in range(topology.trainers - len(scored)))]
         for each in scored:
             self._total.merge(each)
         self._twice = self._total.sums[0] - numbers.get("examples", 0)  # scored twice because of a kill
-        self._bar.update(self._examples)
+        self._bar = bar(rows, self._examples)
         self._counts = {name: np.zeros(topology.trainers) for name in COUNTS}
         self._divergence = np.full(topology.trainers, np.nan)
         self._window_counts = {name: counts.copy() for name, counts in self._counts.items()}

@@ -4,6 +4,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import resource
 import select
 import struct
@@ -12,6 +13,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from datasets import CARDINALITIES
 from runs import train_over_threads
@@ -20,11 +22,12 @@ from ssmpi import report
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.row_store import RowStore
 from ssmpi.core import log
+from ssmpi.core.quality import Quality
 from ssmpi.core.topology import Topology
 from ssmpi.report import recoveries
 from ssmpi.report.fields import FIELDS, KINDS, RECOVERY, markdown
 from ssmpi.report.jsonl import JsonlFile
-from ssmpi.report.metric_logger import MetricLogger
+from ssmpi.report.metric_logger import EarlierLog, MetricLogger
 from ssmpi.roles import control
 from ssmpi.roles.row_saver import RowSaver
 
@@ -264,6 +267,16 @@ def test_the_bar_is_drawn_whatever_size_the_terminal_reports(tmp_path, messages,
     assert "] |" not in drawn
     assert " trainer 0 | validation (model): NE 0.50000" in drawn  # as every other line, under a bar too
     assert " trainer 0 | validation (model): NE 0.50000" in messages.read_text()
+
+
+def test_the_bar_of_a_resumed_run_counts_only_its_own_examples_in_its_rate(tmp_path, terminal):
+    terminal(24, 80)
+    scored = Quality()
+    scored.add(np.zeros(600, np.float32), np.ones(600, np.float32))
+    MetricLogger(tmp_path, Topology(), 1_000, 5.0, EarlierLog({"examples": 600.0}, [scored])).close()
+    drawn = terminal()
+    assert "600/1.00k" in drawn
+    assert set(re.findall(r", +(\S+)ex/s", drawn)) <= {"?", "0.00"}
 
 
 def test_what_takes_long_is_said_with_seconds(messages, monkeypatch):
