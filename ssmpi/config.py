@@ -68,14 +68,15 @@ class Config:
             f"{wanted}, and there are none: set topology.embedding_ps, or 'none'",
         )
         require(
-            none or self.saves_rows,
+            none or self.recovery.may_be_partial,
             f'{wanted}, and recovery.mode = "{self.recovery.mode}" has none: set it to "auto", or priority to "none"',
         )
 
     @property
     def saves_rows(self) -> bool:
         """Whether embedding PSs save rows periodically, for partial recovery."""
-        return self.recovery.mode in ("auto", "partial")
+        recovery = self.recovery
+        return recovery.may_be_partial and not recovery.why_always_full(self.topology.embedding_ps)
 
     @property
     def tracking(self) -> Tracking:

@@ -147,6 +147,11 @@ class RecoveryOptions:
         within("max_restarts", self.max_restarts, 0, COUNT)
         positive("within_minutes", self.within_minutes, SECONDS)
 
+    @property
+    def may_be_partial(self) -> bool:
+        """Whether the mode allows partial recovery."""
+        return self.mode in ("auto", "partial")
+
     def most_lost(self, servers: int) -> int:
         """How many of the embedding PSs may be lost for recovery to be partial."""
         return int(self.max_lost_fraction * servers)

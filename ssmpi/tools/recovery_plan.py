@@ -99,7 +99,7 @@ def origin(name: str, found: KnownInputs, config: Config) -> str:
 def _mode(config: Config, decided: str) -> list[str]:
     """What the run's settings do, if that differs from the decision."""
     mode = config.recovery.mode
-    if mode in ("auto", "partial") and (why := config.recovery.why_always_full(config.topology.embedding_ps)):
+    if config.recovery.may_be_partial and (why := config.recovery.why_always_full(config.topology.embedding_ps)):
         return [f"  this run recovers in full all the same: {why}"]
     if mode in ("auto", decided):
         return []

@@ -57,6 +57,7 @@ class Contender:
             f"topology.trainers={self.trainers}",
             f"topology.threads={self.threads}",
             "topology.embedding_ps=1",
+            "recovery.max_lost_fraction=1",  # else a single PS saves no rows
             f"topology.sync_ps={int(self.algorithm == 'easgd')}",
             f"sync.algorithm={self.algorithm}",
             "sync.pace=shadow",
