@@ -50,7 +50,8 @@ class LaunchAttempt:
             return code
         told = log.end_recorded(self._folder, self._logs)
         if code != LOST and not told:
-            say(f"error: the launcher ended with {code}, but the run did not finish (see {self._folder})")
+            how = f"finish (see {self._folder})" if self._folder.is_dir() else "begin: launch it again"
+            say(f"error: the launcher ended with {code}, but the run did not {how}")
             if lost := silent():
                 say(
                     f"error: no answer from {', '.join(lost)}: repair it or remove it from launcher.hosts, "

@@ -84,6 +84,12 @@ def test_who_was_refused_has_not_finished_a_run_that_another_job_ends_meanwhile(
     assert conclude(tmp_path, 2, "complete") == 2
 
 
+def test_a_run_that_did_not_begin_is_not_looked_for(tmp_path, capfd):
+    """A rank was killed while it started: there is no folder yet."""
+    assert LaunchAttempt(tmp_path / "run", requeue=False).conclude(137, cancelled=False) == LOST
+    assert capfd.readouterr().err == "error: the launcher ended with 137, but the run did not begin: launch it again\n"
+
+
 @pytest.mark.parametrize("how", [{"requeue": False}, {"cancelled": True}])
 def test_who_is_cancelled_or_may_not_is_not_put_back(tmp_path, requeued, how):
     assert conclude(tmp_path, 85, "stopped", **how) == STOPPED
