@@ -55,6 +55,10 @@ class Position:
         """Whether the whole part has been trained on."""
         return self.dealt and not self.left
 
+    def passes(self, per_pass: int) -> int:
+        """How many passes have begun, of ``per_pass`` parts each."""
+        return -(-(self.part + self.dealt) // per_pass)
+
     def next(self, per_pass: int) -> Position:
         """The start of the next part; the parts of a pass share its blocks."""
         return Position(self.part + 1, self.block_rows if (self.part + 1) % per_pass else 0)

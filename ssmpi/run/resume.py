@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ssmpi.checkpoint import disk, model_files, remedies, store
 from ssmpi.checkpoint.disk_space import check_room
@@ -17,6 +19,7 @@ from ssmpi.core.log import log
 from ssmpi.core.result_marker import damage, is_finished
 from ssmpi.core.run_files import MODEL, RESULT_NAME, RUN_FILE, is_run_folder
 from ssmpi.core.writable import check_writable
+from ssmpi.data.position import Position
 from ssmpi.report import recoveries
 from ssmpi.run import restart_guard, run_folder
 from ssmpi.run.request import RunRequest
@@ -72,7 +75,18 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     for path in found:
         state, found_settings = store.read_manifest(path).state, fingerprint(config.flat(), reader.manifest)
         check_fingerprint(path.name, state, found_settings, config.network)
+        check_passes(path.name, state, config)
     return ResumePlan(config, tuple(found), resumed=True, again=again)
+
+
+def check_passes(name: str, state: Mapping[str, Any], config: Config) -> None:
+    """Raise SettingsError if the run is to end before the place of the checkpoint ``name`` with this ``state``."""
+    begun = Position.of_state(state["position"]).passes(config.evaluate.per_pass)
+    if config.data.passes < begun:
+        raise SettingsError(
+            f"data.passes is {config.data.passes}, checkpoint {name} was made in pass {begun}: set it to {begun} or "
+            "more, or start a new run in another run.folder"
+        )
 
 
 def check_marker(run: Path) -> None:

@@ -320,6 +320,25 @@ def test_a_run_whose_end_cannot_be_read_is_not_trained_anew(tmp_path, small_data
     assert "--resume starts" not in described
 
 
+@pytest.mark.parametrize(("batches", "begun"), [(70, 2), (110, 2), (130, 3)])
+def test_a_run_is_not_resumed_to_end_before_where_it_is(tmp_path, small_data, watched, batches, begun):
+    """Of 60 batches a pass, in two parts. It trained on more examples than the run was to have."""
+    watched.stop_after(batches)
+    run = train_over_threads(tmp_path, small_data, *ONE, "data.passes=9").folder
+
+    def resumed(passes):
+        request = RunRequest(None, (f"data.passes={passes}",), run=run)
+        with ExitStack() as held:
+            return resume.prepare(request, request.load().topology.size, held)
+
+    name = Store(run).committed()[-1].name
+    with pytest.raises(
+        SettingsError, match=f"data.passes is {begun - 1}, checkpoint {name} was made in pass {begun}: "
+    ):
+        resumed(begun - 1)
+    assert resumed(begun).config.data.passes == begun
+
+
 def test_a_checkpoint_to_resume_from_is_not_taken_from_a_run_that_is_none(tmp_path, small_data):
     file = tmp_path / "run.toml"
     file.write_text(f'data.folder = "{small_data}"\n')
