@@ -76,5 +76,5 @@ def parse_overrides(top: argparse.ArgumentParser, arguments: Sequence[str] | Non
     if stray:
         parsed.parser.error(f"unrecognized arguments: {' '.join(stray)}{did_you_mean(parsed.parser, stray)}")
     if rest:
-        parsed.overrides += rest
+        parsed.overrides = [*parsed.overrides, *rest]
     return parsed

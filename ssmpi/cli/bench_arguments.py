@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ssmpi.cli import bench
 from ssmpi.cli.recovery_arguments import add_recovery_emulation
-from ssmpi.cli.subcommand import add, add_run_file
+from ssmpi.cli.subcommand import add, add_overrides, add_run_file
 
 if TYPE_CHECKING:
     from ssmpi.cli.subcommand import Commands
@@ -57,10 +57,7 @@ def add_benchmarks(among: Commands) -> None:
 
 def add_bench_options(sub: argparse.ArgumentParser) -> None:
     """What ``ssmpi bench throughput`` takes."""
-    words = "[run.toml] [section.key=value ...]"
-    sub.add_argument(
-        "overrides", nargs="*", metavar=words, help="data and model (default: synthetic Criteo, Kaggle DLRM)"
-    )
+    add_overrides(sub, "data and model (default: synthetic Criteo, Kaggle DLRM)", run_file=True)
     sub.add_argument(
         "--folder",
         type=Path,
@@ -92,7 +89,7 @@ def add_compression_options(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--rounds", type=int, default=15, metavar="N", help="turns of all codecs (default: 15)")
     sub.add_argument("--out", type=Path, help="JSON file with all results")
-    sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings for all jobs of links")
+    add_overrides(sub, "settings for all jobs of links")
     sub.add_argument(
         "--only", choices=("speed", "links"), default="speed", help="what to measure (default: speed, of codecs)"
     )
@@ -112,8 +109,7 @@ def add_compression_options(sub: argparse.ArgumentParser) -> None:
 
 def add_cluster_options(sub: argparse.ArgumentParser) -> None:
     """What ``ssmpi bench cluster`` takes."""
-    words = "[run.toml] [section.key=value ...]"
-    sub.add_argument("overrides", nargs="*", metavar=words, help="a run file for its data, settings for all jobs")
+    add_overrides(sub, "a run file for its data, settings for all jobs", run_file=True)
     sub.add_argument(
         "--folder",
         type=Path,
@@ -156,7 +152,7 @@ def add_cluster_options(sub: argparse.ArgumentParser) -> None:
 def add_study_options(sub: argparse.ArgumentParser) -> None:
     """What ``ssmpi bench study`` takes."""
     sub.add_argument("study_file", type=Path, help="TOML file with axes of settings; see jobs/studies")
-    sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that override the study file")
+    add_overrides(sub, "settings that override the study file")
     mode = sub.add_mutually_exclusive_group()
     mode.add_argument("--list", action="store_true", help="print the cells with their numbers and states, run nothing")
     mode.add_argument("--cell", type=int, metavar="K", help="run cell K only (for array jobs), make no table")
@@ -203,7 +199,7 @@ def add_lockstep_options(sub: argparse.ArgumentParser) -> None:
 def add_equivalence_options(sub: argparse.ArgumentParser) -> None:
     """What ``ssmpi bench equivalence`` takes."""
     sub.add_argument("study_file", type=Path, help="TOML file; see jobs/studies/lockstep")
-    sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that override the study file")
+    add_overrides(sub, "settings that override the study file")
     text = "start no run after this many minutes, 0 only prints; the same command continues (default: to the end)"
     sub.add_argument("--minutes", type=float, default=math.inf, metavar="N", help=text)
     sub.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time, a core each (default: 1)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ssmpi.cli.subcommand import add_overrides
 from ssmpi.recovery.defaults import INPUTS
 
 
@@ -20,9 +21,7 @@ def add_recovery_plan(sub: argparse.ArgumentParser) -> None:
 
 def add_recovery_emulation(sub: argparse.ArgumentParser) -> None:
     """The options of ``ssmpi bench recovery``."""
-    words = "[run.toml] [section.key=value ...]"
-    text = "data and model (default: synthetic Criteo, Kaggle DLRM, 18 embedding PSs)"
-    sub.add_argument("overrides", nargs="*", metavar=words, help=text)
+    add_overrides(sub, "data and model (default: synthetic Criteo, Kaggle DLRM, 18 embedding PSs)", run_file=True)
     text = "where results and synthetic data go (default: runs/bench)"
     sub.add_argument("--folder", type=Path, default=Path("runs/bench"), help=text)
     text = "each sets initial values, order of the data and losses (default: 1,2)"

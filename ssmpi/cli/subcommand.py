@@ -24,4 +24,10 @@ def add_run_file(sub: argparse.ArgumentParser, *, optional: bool = False) -> Non
     """A run file and overrides."""
     text = "TOML file of what differs from the defaults"
     sub.add_argument("run_file", type=Path, nargs="?" if optional else None, help=text)
-    sub.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that override the file")
+    add_overrides(sub, "settings that override the file")
+
+
+def add_overrides(sub: argparse.ArgumentParser, text: str, *, run_file: bool = False) -> None:
+    """Settings, all optional; with ``run_file`` the first word may be a run file."""
+    words = f"{'[run.toml] ' * run_file}section.key=value"
+    sub.add_argument("overrides", nargs="*", default=(), metavar=words, help=text)

@@ -48,10 +48,8 @@ def examine() -> int:
     print(f"  {bfloat16_step()}")
     if processor.without_bfloat16():
         print(f"  {processor.SLOW_BFLOAT16}")
-    if len(here) > cores:
-        print(
-            f"  over-subscribed: {len(here)} ranks on {cores} cores. They share; expect EPS of {cores} cores, no more"
-        )
+    if warning := over_subscribed(here):
+        print(f"  {warning}")
     if launcher_env.ranks():
         print("\n".join(group_by_advice(remarks)) or "  environment: as recommended on every rank")
     for problem in problems:
@@ -113,6 +111,14 @@ def thread_plan(bound: list[list[int]]) -> list[str]:
         "a sync PS and an embedding PS that is asked by messages want a core each; without one they share, and shadow "
         "threads rest",
     ]
+
+
+def over_subscribed(bound: list[list[int]]) -> str:
+    """A warning if a host has more ranks than cores, given the cores that each rank may use; else empty."""
+    cores = len(set().union(*bound))
+    if len(bound) <= cores:
+        return ""
+    return f"over-subscribed: {len(bound)} ranks on {cores} core(s). They share; expect EPS of {cores} core(s), no more"
 
 
 def dense_step() -> str:

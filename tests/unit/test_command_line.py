@@ -38,6 +38,11 @@ def test_an_unknown_option_is_answered_with_the_nearest_and_the_commands_usage(c
     assert said.endswith(f"ssmpi {command}: error: unrecognized arguments: {answer}\n")
 
 
+@pytest.mark.parametrize("words", [("plan",), ("bench", "lockstep"), ("submit", "--site", "s.toml")])
+def test_only_what_is_required_is_called_so(capsys, words):
+    assert refused(capsys, *words).endswith("error: the following arguments are required: run_file\n")
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [

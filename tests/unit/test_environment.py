@@ -21,6 +21,7 @@ from ssmpi.tools.doctor import (
     dense_step,
     group_by_advice,
     kept_memory,
+    over_subscribed,
     thread_plan,
 )
 
@@ -174,6 +175,12 @@ def test_doctor_counts_ranks_by_their_cores():
     assert lines[0] == "2 rank(s) of this host: on cores 0, 1"
     assert lines[1] == "1 rank(s) of this host: on cores 2"
     assert lines[2].startswith("thread plan: 3 worker threads")
+
+
+def test_doctor_counts_the_cores_of_all_ranks_of_a_host():
+    """mpirun binds each of two ranks to a core of its own."""
+    assert not over_subscribed([[0], [1]])
+    assert over_subscribed([[0, 1], [0, 1], [1]]).startswith("over-subscribed: 3 ranks on 2 core(s).")
 
 
 def test_doctor_says_what_memory_outlives_a_killed_rank(tmp_path):
