@@ -11,7 +11,7 @@ usage() {
 usage: bash jobs/quickstart.sh [--rows N] [--venv FOLDER] [--data FOLDER] [--run FOLDER]
 
 Makes a virtual environment, generates Criteo-format raw text with a known ceiling, prepares it into HDF5 shards,
-trains a DLRM with ShadowSync under mpirun and prints its quality beside reference points. About 5 minutes on 2 cores
+trains a DLRM with ShadowSync under mpirun and prints its quality beside reference points. About 2 minutes on 2 cores
 after the download. Run it again at any time: what is there is used again, the model is trained anew.
 
   --rows N        rows of raw text to generate (default $rows)

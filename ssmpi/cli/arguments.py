@@ -39,7 +39,7 @@ def add_runs(among: Commands) -> None:
     add_run(sub)
     sub.add_argument("--terminal", type=Path, help="terminal to draw the progress bar on, set by 'ssmpi launch'")
     sub.add_argument("--supervised", help=argparse.SUPPRESS)  # as is this, see ``run.request.Supervised``
-    text = "start mpirun with the right number of ranks and settings; Ctrl-C saves and stops"
+    text = "start the ranks with mpirun, or as a site file says, with the right settings; Ctrl-C saves and stops"
     sub = add(among, "launch", commands.launch, text)
     add_run(sub)
     sub.add_argument("--site", type=Path, help="site file: where the ranks go, how they are started (jobs/README.md)")
@@ -85,7 +85,7 @@ def add_plans(among: Commands) -> None:
 
 def add_scores(among: Commands) -> None:
     """``evaluate`` and ``predict``."""
-    text = "score a finished run's model on a split, in one process or under mpirun"
+    text = "score a run's model or newest checkpoint, in one process or on as many trainers and embedding PSs as it had"
     sub = add(among, "evaluate", commands.evaluate, text, ranks=True)
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("--split", default="test", help="split to score (default: test)")
@@ -108,9 +108,8 @@ def add_records(among: Commands) -> None:
     )
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("--no-checksums", action="store_true", help="do not read the files")
-    sub = add(
-        among, "export", commands.export, "write a run's model as one file, in the layout of facebookresearch/dlrm"
-    )
+    text = "write a run's model as one file; a DLRM in the layout of facebookresearch/dlrm"
+    sub = add(among, "export", commands.export, text)
     sub.add_argument("run", type=Path, help="run folder")
     sub.add_argument("--format", choices=("torch", "safetensors"), default="torch", help="default: torch, a state_dict")
     sub.add_argument(
