@@ -1,4 +1,4 @@
-"""The output folder and its states: empty, begun, interrupted, complete; its lock, and the disk space it needs.
+"""The output folder and its states: empty, begun, interrupted, complete; and its lock.
 
 Everything temporary is in ``.prepare``. Its ``plan.json`` records the arguments and raw files of the folder; the
 manifest, written last, keeps that record.
@@ -7,17 +7,15 @@ manifest, written last, keeps that record.
 from __future__ import annotations
 
 import fcntl
-import gzip
 import json
 import re
 import shutil
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.columns import ROW_BYTES
 from data_prep.files import load_json, save_json
 from data_prep.options import PrepareOptions
-from data_prep.preparation import Preparation, RawSource
+from data_prep.preparation import Preparation
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.schema import MANIFEST_NAME, SPLITS, VOCABULARY_NAME, WORK_NAME, Manifest, read_manifest
 
@@ -30,8 +28,6 @@ OWN_NAMES = {
     f".{VOCABULARY_NAME}.tmp",
 }
 SHARD_NAME = re.compile(r"\.?shard-\d+\.h5(\.tmp)?")
-SAMPLE_BYTES = 1 << 20
-GUESSED_VOCABULARY_BYTES_PER_ROW = 40
 FRESH, RESUMED, WHOLE = "fresh", "resumed", "whole"
 REMEDY = "give another --output, or --overwrite to make it anew"
 
@@ -148,52 +144,3 @@ def _difference(found: dict[str, Any], asked: dict[str, Any]) -> str:
         if before.get(name) != now.get(name):
             return f"{name} = {before.get(name)!r}, this run has {now.get(name)!r}"
     return "other raw files (name, size or time of change differ)"
-
-
-def estimated_rows(sources: list[RawSource]) -> int:
-    """The estimated number of rows of the raw files, from the first MiB of each."""
-    return sum(_estimate(source) for source in sources)
-
-
-def _estimate(source: RawSource) -> int:
-    with source.path.open("rb") as file:
-        if not source.gzipped:
-            text = file.read(SAMPLE_BYTES)
-            used = len(text)
-        else:
-            try:
-                text = gzip.GzipFile(fileobj=file).read(SAMPLE_BYTES)
-            except (EOFError, OSError):
-                return 0  # damaged: pass 1 reports where
-            used = file.tell() if len(text) == SAMPLE_BYTES else source.size
-    return max(1, round(text.count(b"\n") * source.size / used))
-
-
-def disk_need(rows: int, vocabulary_bytes: int, record_bytes: int) -> tuple[int, int]:
-    """Bytes of (output, temporary files)."""
-    return rows * ROW_BYTES + vocabulary_bytes, rows * record_bytes + 2 * vocabulary_bytes
-
-
-def used_bytes(folder: Path) -> int:
-    """Bytes already in a folder."""
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else 0
-
-
-def check_space(output: Path, need: int) -> str:
-    """Compare the need with the free space; DataError if it does not fit. Returns a phrase for the report."""
-    existing = output
-    while not existing.exists():
-        existing = existing.absolute().parent
-    free = shutil.disk_usage(existing).free
-    missing = need - used_bytes(output) - free
-    if missing > 0:
-        raise DataError(
-            f"{output}: needs {gigabytes(need)} of disk (output and temporary files), {gigabytes(free)} are free; free "
-            f"{gigabytes(missing)} or give an --output elsewhere"
-        )
-    return f"{gigabytes(free)} free"
-
-
-def gigabytes(count: float) -> str:
-    """Bytes for people."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.2f} MB"

@@ -260,7 +260,7 @@ def test_memory_that_makes_no_sense(value, capsys):
 
 @pytest.mark.parametrize("name", ["--piece-bytes", "--shard-rows"])
 def test_parts_too_small_for_a_file_system_are_refused(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("data_prep.criteo.MOST_FILES", 10)
+    monkeypatch.setattr("data_prep.shards.needs.MOST_FILES", 10)
     raw = tmp_path / "train.txt"
     raw.write_text(f"{GOOD}\n" * 50)
     fails([raw, "-o", tmp_path / "out", name, "1"], capsys, f"{name} 1 would make about ", "give at least ")
