@@ -13,6 +13,7 @@ from data_prep.shards.packing import GUESSED_ROW_BYTES
 from data_prep.vocabulary.scan import ScanResult
 from data_prep.vocabulary.vocabulary_file import Vocabulary
 from ssmpi.core.errors import DataError
+from ssmpi.data.schema import MANIFEST_NAME
 
 MOST_FILES = 100_000
 SAMPLE_BYTES = 1 << 20
@@ -42,6 +43,8 @@ def announce(job: Preparation) -> None:
             f"memory: ordering a vocabulary takes {ORDERING_BYTES} bytes per token of the largest feature: at most "
             f"{gigabytes(ordering)}, if no token of it came twice; --max-ind-range bounds it"
         )
+    if (options.output / MANIFEST_NAME).is_file() and not options.overwrite:
+        return  # whole, or refused: nothing will be written
     output, temporary = _disk_need(rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows, GUESSED_ROW_BYTES)
     free = _check_space(options.output, output + temporary)
     print(
