@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,12 +31,24 @@ REMOVE_MARK = "remove it, for example with sed '1s/^\\xef\\xbb\\xbf//'"
 
 def open_sources(paths: Sequence[Path]) -> list[RawSource]:
     """Check the raw files and sort day files by day; DataError names an invalid path."""
-    if len({p.resolve() for p in paths}) != len(paths):
-        raise DataError(f"a raw file is given twice in {', '.join(map(str, paths))}; give each file once")
+    _refuse_twice(paths)
     days = [DAY_NAME.search(p.name) for p in paths]
     if all(days):
         paths = [p for _, p in sorted((int(d[1]), p) for d, p in zip(days, paths, strict=True) if d)]
     return [_open(path, index) for index, path in enumerate(paths)]
+
+
+def _refuse_twice(paths: Sequence[Path]) -> None:
+    """DataError for a file that is given twice: by another path or link, or once plain and once as gzip."""
+    given: dict[object, Path] = {}
+    for path in paths:
+        names: list[object] = [os.path.realpath(path).removesuffix(".gz")]
+        if path.is_file():
+            names.append((path.stat().st_dev, path.stat().st_ino))
+        for name in names:
+            if name in given:
+                raise DataError(f"{path}: given twice, also as {given[name]}; give each file once, plain or as gzip")
+        given |= dict.fromkeys(names, path)
 
 
 def _open(path: Path, index: int) -> RawSource:

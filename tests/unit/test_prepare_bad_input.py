@@ -149,6 +149,22 @@ def test_files_that_are_not_there_or_not_files(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("link", [os.link, os.symlink, None])
+def test_a_file_under_two_names_is_not_counted_twice(link, tmp_path, capsys):
+    plain, second = tmp_path / "day_0", tmp_path / ("day_1" if link else "day_0.gz")
+    plain.write_text(GOOD + "\n")
+    if link:
+        link(plain, second)
+    else:
+        second.write_bytes(gzip.compress(plain.read_bytes()))
+    fails([plain, second, "-o", tmp_path / "out"], capsys, f"{second}: given twice, also as {plain}")
+
+
+def test_a_link_to_itself_is_no_file(tmp_path, capsys):
+    (tmp_path / "day_0").symlink_to("day_0")
+    fails([tmp_path / "day_0", "-o", tmp_path / "out"], capsys, f"{tmp_path / 'day_0'}: no such file")
+
+
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize(
     ("mark", "says"), [(b"\xef\xbb\xbf", "begins with a byte order mark"), (b"\xff\xfe", "UTF-16")]
