@@ -15,7 +15,7 @@ import numpy as np
 
 from data_prep.files import file_checksum, whole
 from data_prep.options import PrepareOptions
-from data_prep.preparation import Preparation, are_days
+from data_prep.preparation import Preparation, RawSource, are_days
 from data_prep.progress import ProgressBar, say
 from data_prep.ranks import Ranks, RawDataError
 from data_prep.raw.parser import logarithms
@@ -106,6 +106,7 @@ def _open_job(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Pre
     if not raw:
         raise DataError("no raw file given; name train.txt or day_0 ... day_23, also .gz")
     sources = ranks.together(lambda: open_sources(raw))
+    _compare_views(sources, ranks)
     labelled = ranks.first(lambda: have_labels(sources, options.skip_bad_rows))
     kind, name = options.chosen_split(labelled=labelled, days=are_days(sources))
     given = options.vocabulary
@@ -116,6 +117,19 @@ def _open_job(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Pre
     job = Preparation(options, ranks, sources, labelled, identity)
     _require_training_rows(job, [source.size for source in sources])  # nearly always detected before a row is read
     return job
+
+
+def _compare_views(sources: list[RawSource], ranks: Ranks) -> None:
+    """DataError unless all ranks see the same files: dealing other pieces, they would lose or double rows."""
+    views = ranks.allgather([(source.name, source.size) for source in sources])
+    for rank, view in enumerate(views):
+        for source, expected, found in zip(sources, views[0], view, strict=True):
+            if found != expected:
+                raise DataError(
+                    f"{source.path}: {found[1]:,} bytes ({found[0]}) on rank {rank}, {expected[1]:,} bytes "
+                    f"({expected[0]}) on rank 0; give raw files that are the same on all hosts, and let no other "
+                    "program write to them"
+                )
 
 
 def _already_whole(job: Preparation, folder: OutputFolder) -> Manifest:

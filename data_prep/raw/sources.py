@@ -23,6 +23,7 @@ from ssmpi.core.errors import DataError
 
 BLOCK_BYTES = 2 << 20
 MAX_ROW_BYTES = 1 << 20
+CHANGED = "{}: changed since the job began; start again when no other program writes to it"
 STEP_BYTES = 1 << 16
 NEWLINE = 10
 GZIP_MAGIC = b"\x1f\x8b"
@@ -81,12 +82,16 @@ class TextStream:
     """The text of one source from byte ``start`` on, in blocks of whole rows.
 
     Starting inside a row skips the rest of it, which belongs to the previous piece. ``offset`` counts bytes of
-    (decompressed) text. DataError for a damaged gzip file, or for a "row" of more than 1 MiB.
+    (decompressed) text. DataError for a damaged gzip file, for a "row" of more than 1 MiB, or if the file has another
+    size than when the job began.
     """
 
     def __init__(self, source: RawSource, start: int = 0) -> None:
         self._source = source
         self._raw: BinaryIO = source.path.open("rb")
+        if os.fstat(self._raw.fileno()).st_size != source.size:
+            self._raw.close()
+            raise RawDataError(CHANGED.format(source.path))
         self._file: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=self._raw) if source.gzipped else self._raw
         self._buffer = bytearray(BLOCK_BYTES + MAX_ROW_BYTES + 2 * STEP_BYTES)
         self._begin = self._end = 0  # the range of the buffer with text not yet returned
