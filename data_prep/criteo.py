@@ -50,10 +50,12 @@ def prepare(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Manif
         return _already_whole(job, folder)
     try:
         manifest = _make(job)
+        ranks.first(folder.finish)
     except RawDataError:
         ranks.first(folder.abandon)
         raise
-    ranks.first(folder.finish)
+    finally:
+        folder.release()
     _report(job, manifest.provenance["rows"], time.monotonic() - began)
     return manifest
 
@@ -78,7 +80,7 @@ def _make(job: Preparation) -> Manifest:
 
     manifest = ranks.first(lambda: make_manifest(job, found.records, ranges, vocabulary, written))
     ranks.first(lambda: str(write_manifest(options.output, manifest)))
-    say(ranks, summary(job, found.records, manifest) if ranks.rank == 0 else "")
+    ranks.first(lambda: say(ranks, summary(job, found.records, manifest)))
     return manifest
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from data_prep.preparation import DAY_NAME, RawSource
 from data_prep.ranks import RawDataError
+from ssmpi.core import atomic_file
 from ssmpi.core.errors import DataError
 
 BLOCK_BYTES = 2 << 20
@@ -160,7 +161,8 @@ class TextStream:
             left = self._end - self._begin
             self._buffer[:left] = self._buffer[self._begin : self._end]
             self._begin, self._end = 0, left
-        count = self._read_into(memoryview(self._buffer)[self._end : self._end + wanted])
+        with atomic_file.naming(self._source.path):
+            count = self._read_into(memoryview(self._buffer)[self._end : self._end + wanted])
         self._end += count
         if count == 0:
             if self._damage:

@@ -145,8 +145,13 @@ class OutputFolder:
     def finish(self) -> None:
         """Remove everything temporary, if this job holds the lock: otherwise it is another's."""
         if self._lock:
-            self._lock.close()
+            self.release()
             shutil.rmtree(self.work, ignore_errors=True)
+
+    def release(self) -> None:
+        """Give the lock back, for this process may go on and try again."""
+        if self._lock:
+            self._lock.close()
 
 
 def _remove(path: Path) -> None:

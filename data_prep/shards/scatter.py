@@ -24,6 +24,7 @@ from data_prep.shards.packing import pack, row_bytes
 from data_prep.shards.shard_layout import ShardLayout
 from data_prep.vocabulary.encoding import Encoder
 from data_prep.vocabulary.scan import PieceRecord
+from ssmpi.core import atomic_file
 
 READ_BYTES = 1 << 20
 
@@ -46,7 +47,7 @@ class PlacedPiece:
         path = self.path(work)
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(".tmp")
-        with beside.open("wb") as out:
+        with atomic_file.naming(path), beside.open("wb") as out:
             out.write(packed.data)
         beside.replace(path)
         checksum = np.array([zlib.crc32(packed.data)], dtype=np.uint32)

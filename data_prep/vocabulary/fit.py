@@ -97,7 +97,7 @@ def _assemble(job: Preparation, path: Path, rows: int) -> None:
         "fit_on": options.fit_on,
         "fitted_rows": rows,
     }
-    write_vocabulary(path, features(), about)
+    write_vocabulary(path, list(features()), about)
 
 
 def _drop_parts(folder: Path) -> None:

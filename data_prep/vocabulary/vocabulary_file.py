@@ -23,6 +23,7 @@ from data_prep.options import DLRM, FREQUENCY, MERGE_ENTRIES
 from data_prep.vocabulary.scan import Spill
 from data_prep.vocabulary.tables import lookup_table
 from ssmpi.core.errors import DamageError, DataError
+from ssmpi.data import hdf5_file
 
 FORMAT, VERSION = "ssmpi-vocabulary", 1
 STATED_MIN_COUNTS = (1, 2, 3, 10, 15)
@@ -127,9 +128,10 @@ def _kept(
     return np.concatenate(tokens), np.concatenate(values)
 
 
-def write_vocabulary(path: Path, features: Iterator[MergedFeature], attributes: Mapping[str, Any]) -> None:
+def write_vocabulary(path: Path, features: Sequence[MergedFeature], attributes: Mapping[str, Any]) -> None:
     """Write ``vocabulary.h5`` atomically. ``attributes``: id_order, min_count, max_ind_range, fit_on, fitted_rows."""
-    with whole(path) as beside, h5py.File(beside, "w") as out:
+    content = sum(merged.tokens.nbytes + merged.counts.nbytes + hdf5_file.OVERHEAD for merged in features)
+    with whole(path) as beside, hdf5_file.create(beside, content) as out:
         cardinalities, sizes = [], []
         for name, merged in zip(SPARSE_NAMES, features, strict=True):
             group = out.create_group(name)
