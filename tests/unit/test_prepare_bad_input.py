@@ -115,6 +115,18 @@ def test_a_folder_of_the_users_own_stays_when_a_file_is_refused(tmp_path, capsys
     assert not list(out.iterdir())
 
 
+def test_a_first_row_that_lost_its_last_field_makes_no_file_unlabelled(tmp_path, capsys):
+    raw = tmp_path / "train.txt"
+    short = GOOD.rpartition("\t")[0]  # 39 fields, and good ones of an unlabelled row
+    raw.write_text(f"{short}\n" + f"{GOOD}\n" * 20)
+    fails([raw, "-o", tmp_path / "out"], capsys, f"{raw}:2: 40 fields, expected 39 (unlabelled)")
+    assert main(["criteo", str(raw), "-o", str(tmp_path / "out"), "--on-bad-row", "skip"]) == 0
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.labelled
+    assert manifest.provenance["rows"] == 20
+    assert manifest.provenance["skipped"] == {"too few fields": 1}
+
+
 def test_skipping_everything_is_an_error(tmp_path, capsys):
     raw = tmp_path / "train.txt"
     raw.write_text((row(label="x") + "\n") * 3)
