@@ -14,24 +14,17 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.files import file_checksum, whole
-from data_prep.options import ORDERING_BYTES, PrepareOptions
-from data_prep.preparation import Preparation, are_days
+from data_prep.options import PrepareOptions
+from data_prep.preparation import Preparation, RawSource, are_days
 from data_prep.progress import ProgressBar, say
 from data_prep.ranks import Ranks, RawDataError
 from data_prep.raw.parser import logarithms
 from data_prep.raw.pieces import OpenPiece, Piece, deal, have_labels, open_pieces
 from data_prep.raw.sources import TextDigest, TextStream, open_sources, whole_digest
 from data_prep.shards.gather import write_shards
-from data_prep.shards.output_folder import (
-    GUESSED_VOCABULARY_BYTES_PER_ROW,
-    WHOLE,
-    OutputFolder,
-    check_space,
-    disk_need,
-    estimated_rows,
-    gigabytes,
-)
-from data_prep.shards.packing import GUESSED_ROW_BYTES, row_bytes, widths
+from data_prep.shards.needs import announce, check_space_again, gigabytes
+from data_prep.shards.output_folder import WHOLE, OutputFolder
+from data_prep.shards.packing import row_bytes, widths
 from data_prep.shards.provenance import data_set_id, make_manifest, summary
 from data_prep.shards.scatter import place, scatter
 from data_prep.shards.shard_layout import ShardLayout
@@ -42,8 +35,6 @@ from data_prep.vocabulary.scan import ScanResult, every_row, scan
 from data_prep.vocabulary.vocabulary_file import Vocabulary, read_vocabulary, size_table
 from ssmpi.core.errors import DataError
 from ssmpi.data.schema import VOCABULARY_NAME, Manifest, read_manifest, write_manifest
-
-MOST_FILES = 100_000
 
 
 def prepare(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Manifest:
@@ -59,10 +50,12 @@ def prepare(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Manif
         return _already_whole(job, folder)
     try:
         manifest = _make(job)
+        ranks.first(folder.finish)
     except RawDataError:
         ranks.first(folder.abandon)
         raise
-    ranks.first(folder.finish)
+    finally:
+        folder.release()
     _report(job, manifest.provenance["rows"], time.monotonic() - began)
     return manifest
 
@@ -76,7 +69,7 @@ def _make(job: Preparation) -> Manifest:
     vocabulary = fit_vocabulary(job, found, ranges) if job.fitting else _given_vocabulary(job)
     say(ranks, size_table(vocabulary))
     wide = widths(vocabulary.cardinalities, np.max([record.largest for record in found.records], axis=0).tolist())
-    ranks.first(lambda: _check_space_again(job, found, vocabulary, row_bytes(wide)))
+    ranks.first(lambda: check_space_again(job, found, vocabulary, row_bytes(wide)))
 
     layout = ShardLayout(ranges, options.shard_rows, options.seed, options.shuffle)
     data_set = ranks.first(lambda: data_set_id(job, found.records, file_checksum(vocabulary.path)))
@@ -87,7 +80,7 @@ def _make(job: Preparation) -> Manifest:
 
     manifest = ranks.first(lambda: make_manifest(job, found.records, ranges, vocabulary, written))
     ranks.first(lambda: str(write_manifest(options.output, manifest)))
-    say(ranks, summary(job, found.records, manifest) if ranks.rank == 0 else "")
+    ranks.first(lambda: say(ranks, summary(job, found.records, manifest)))
     return manifest
 
 
@@ -115,6 +108,7 @@ def _open_job(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Pre
     if not raw:
         raise DataError("no raw file given; name train.txt or day_0 ... day_23, also .gz")
     sources = ranks.together(lambda: open_sources(raw))
+    _compare_views(sources, ranks)
     labelled = ranks.first(lambda: have_labels(sources, options.skip_bad_rows))
     kind, name = options.chosen_split(labelled=labelled, days=are_days(sources))
     given = options.vocabulary
@@ -127,59 +121,17 @@ def _open_job(raw: Sequence[Path], options: PrepareOptions, ranks: Ranks) -> Pre
     return job
 
 
-def announce(job: Preparation) -> None:
-    """Print the plan and the memory and disk it needs; DataError if the disk is too small."""
-    options = job.options
-    rows = estimated_rows(job.sources)
-    _refuse_crumbs(job, rows)
-    kind = f"{'' if job.labelled else 'un'}labelled, split {job.identity['split']}"
-    size = gigabytes(sum(source.size for source in job.sources))
-    print(f"{len(job.sources)} raw files, {size}, about {rows:,} rows, {kind}, {job.ranks.size} ranks")
-    if job.fitting and options.fit_on == "all" and job.identity["split"] != "none":
-        print(
-            "vocabulary: from all rows, those of validation and test too, as facebookresearch/dlrm has it; with "
-            "--fit-on train tokens that only they have become id 1 (rare)"
-        )
-    bound = options.memory_bound(rows)
-    print(
-        f"memory: at most {gigabytes(bound)} private per rank ({gigabytes(options.table_bytes)} of token tables); "
-        "lookup tables are mapped from files, shared by the ranks of a host"
-    )
-    if job.fitting and (ordering := options.ordering_bound(rows)) > bound:
-        print(
-            f"memory: ordering a vocabulary takes {ORDERING_BYTES} bytes per token of the largest feature: at most "
-            f"{gigabytes(ordering)}, if no token of it came twice; --max-ind-range bounds it"
-        )
-    output, temporary = disk_need(rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows, GUESSED_ROW_BYTES)
-    free = check_space(options.output, output + temporary)
-    print(
-        f"disk: about {gigabytes(output)} of output and {gigabytes(temporary)} of temporary files; {free}", flush=True
-    )
-
-
-def _refuse_crumbs(job: Preparation, rows: int) -> None:
-    """DataError if shards or pieces are so small that there would be too many files."""
-    size = sum(source.size for source in job.sources)
-    for name, each, whole_size in (
-        ("shard-rows", job.options.shard_rows, rows),
-        ("piece-bytes", job.options.piece_bytes, size),
-    ):
-        if whole_size > each * MOST_FILES:
-            raise DataError(
-                f"--{name} {each:,} would make about {whole_size // each:,} files; "
-                f"give at least {-(-whole_size // MOST_FILES):,}"
-            )
-
-
-def _check_space_again(job: Preparation, found: ScanResult, vocabulary: Vocabulary, packed_bytes: int) -> None:
-    rows = sum(record.rows for record in found.records)
-    tokens = sum(vocabulary.cardinalities)
-    output, temporary = disk_need(rows, 27 * tokens, packed_bytes)
-    free = check_space(job.options.output, output + temporary)
-    print(
-        f"{rows:,} rows, {tokens:,} ids; disk {gigabytes(output)} and {gigabytes(temporary)} temporary; {free}",
-        flush=True,
-    )
+def _compare_views(sources: list[RawSource], ranks: Ranks) -> None:
+    """DataError unless all ranks see the same files: dealing other pieces, they would lose or double rows."""
+    views = ranks.allgather([(source.name, source.size) for source in sources])
+    for rank, view in enumerate(views):
+        for source, expected, found in zip(sources, views[0], view, strict=True):
+            if found != expected:
+                raise DataError(
+                    f"{source.path}: {found[1]:,} bytes ({found[0]}) on rank {rank}, {expected[1]:,} bytes "
+                    f"({expected[0]}) on rank 0; give raw files that are the same on all hosts, and let no other "
+                    "program write to them"
+                )
 
 
 def _already_whole(job: Preparation, folder: OutputFolder) -> Manifest:

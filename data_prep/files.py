@@ -30,11 +30,8 @@ def whole(path: Path) -> Iterator[Path]:
 
 def publish(beside: Path, path: Path) -> None:
     """Flush a finished file to disk and rename it: under its final name it is complete, even after a crash."""
-    with beside.open("rb+") as file:
-        try:
-            os.fsync(file.fileno())
-        except OSError as error:  # it has no file name
-            raise OSError(error.errno, error.strerror, str(path)) from error
+    with atomic_file.naming(path), beside.open("rb+") as file:
+        os.fsync(file.fileno())
     beside.replace(path)
 
 
@@ -63,9 +60,11 @@ class Publisher:
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Write an array as a ``.npy`` file, atomically."""
+    """Write an array as a ``.npy`` file, atomically. ``np.save`` would not notice that a disk fills up at its end."""
+    array = np.ascontiguousarray(array)
     with whole(path) as beside, beside.open("wb") as out:
-        np.save(out, array, allow_pickle=False)
+        np.lib.format.write_array_header_1_0(out, np.lib.format.header_data_from_array_1_0(array))
+        out.write(array.data)
 
 
 def save_json(path: Path, value: Json) -> None:

@@ -68,6 +68,8 @@ class Ranks:
         except CalledOff:
             pass
         except (UserError, OSError) as error:
+            if isinstance(error, BrokenPipeError) and self.size == 1:
+                raise  # whoever reads the output has read enough: no error of a file
             failure = error if isinstance(error, RawDataError) else DataError(describe(error))
             self.call_off()
         failures = self.allgather(failure)

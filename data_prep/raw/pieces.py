@@ -5,6 +5,7 @@ Pieces do not depend on the number of ranks, so finished pieces stay valid if a 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
@@ -162,21 +163,23 @@ def have_labels(sources: list[RawSource], skip_bad_rows: bool) -> bool:
 
 
 def _first_fields(source: RawSource, skip_bad_rows: bool) -> int:
+    """The fields of the first row; if bad rows are skipped, which it may be, of most rows in the first block."""
     with TextStream(source) as stream:
         line = 0
         for text, _ in stream.blocks(1 << 62):
-            for row in bytes(text).split(b"\n")[:-1]:
-                line += 1
-                fields = row.count(b"\t") + 1
-                if fields in FIELDS.values():
-                    return fields
-                if not skip_bad_rows:
-                    raise BadRowError(
-                        f"{source.path}:{line}: {fields} fields, expected {FIELDS[True]} (label, 13 integers, 26 "
-                        f"tokens) or {FIELDS[False]} (unlabelled), with tabs between, in {shorten(row)}; "
-                        "is this a raw Criteo file?",
-                        (source.index, 0),
-                    )
+            rows = bytes(text).split(b"\n")[:-1]
+            found = Counter(row.count(b"\t") + 1 for row in (rows if skip_bad_rows else rows[:1]))
+            line += len(rows)
+            fields = max(FIELDS.values(), key=lambda fields: found[fields])
+            if found[fields]:
+                return fields
+            if not skip_bad_rows:
+                raise BadRowError(
+                    f"{source.path}:1: {next(iter(found))} fields, expected {FIELDS[True]} (label, 13 integers, 26 "
+                    f"tokens) or {FIELDS[False]} (unlabelled), with tabs between, in {shorten(rows[0])}; "
+                    "is this a raw Criteo file?",
+                    (source.index, 0),
+                )
     raise DataError(
         f"{source.path}:{max(line, 1)}: no row with {FIELDS[True]} or {FIELDS[False]} fields in the whole file"
     )

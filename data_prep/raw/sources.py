@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,10 +19,12 @@ import numpy as np
 
 from data_prep.preparation import DAY_NAME, RawSource
 from data_prep.ranks import RawDataError
+from ssmpi.core import atomic_file
 from ssmpi.core.errors import DataError
 
 BLOCK_BYTES = 2 << 20
 MAX_ROW_BYTES = 1 << 20
+CHANGED = "{}: changed since the job began; start again when no other program writes to it"
 STEP_BYTES = 1 << 16
 NEWLINE = 10
 GZIP_MAGIC = b"\x1f\x8b"
@@ -30,12 +33,24 @@ REMOVE_MARK = "remove it, for example with sed '1s/^\\xef\\xbb\\xbf//'"
 
 def open_sources(paths: Sequence[Path]) -> list[RawSource]:
     """Check the raw files and sort day files by day; DataError names an invalid path."""
-    if len({p.resolve() for p in paths}) != len(paths):
-        raise DataError(f"a raw file is given twice in {', '.join(map(str, paths))}; give each file once")
+    _refuse_twice(paths)
     days = [DAY_NAME.search(p.name) for p in paths]
     if all(days):
         paths = [p for _, p in sorted((int(d[1]), p) for d, p in zip(days, paths, strict=True) if d)]
     return [_open(path, index) for index, path in enumerate(paths)]
+
+
+def _refuse_twice(paths: Sequence[Path]) -> None:
+    """DataError for a file that is given twice: by another path or link, or once plain and once as gzip."""
+    given: dict[object, Path] = {}
+    for path in paths:
+        names: list[object] = [os.path.realpath(path).removesuffix(".gz")]
+        if path.is_file():
+            names.append((path.stat().st_dev, path.stat().st_ino))
+        for name in names:
+            if name in given:
+                raise DataError(f"{path}: given twice, also as {given[name]}; give each file once, plain or as gzip")
+        given |= dict.fromkeys(names, path)
 
 
 def _open(path: Path, index: int) -> RawSource:
@@ -68,12 +83,16 @@ class TextStream:
     """The text of one source from byte ``start`` on, in blocks of whole rows.
 
     Starting inside a row skips the rest of it, which belongs to the previous piece. ``offset`` counts bytes of
-    (decompressed) text. DataError for a damaged gzip file, or for a "row" of more than 1 MiB.
+    (decompressed) text. DataError for a damaged gzip file, for a "row" of more than 1 MiB, or if the file has another
+    size than when the job began.
     """
 
     def __init__(self, source: RawSource, start: int = 0) -> None:
         self._source = source
         self._raw: BinaryIO = source.path.open("rb")
+        if os.fstat(self._raw.fileno()).st_size != source.size:
+            self._raw.close()
+            raise RawDataError(CHANGED.format(source.path))
         self._file: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=self._raw) if source.gzipped else self._raw
         self._buffer = bytearray(BLOCK_BYTES + MAX_ROW_BYTES + 2 * STEP_BYTES)
         self._begin = self._end = 0  # the range of the buffer with text not yet returned
@@ -142,7 +161,8 @@ class TextStream:
             left = self._end - self._begin
             self._buffer[:left] = self._buffer[self._begin : self._end]
             self._begin, self._end = 0, left
-        count = self._read_into(memoryview(self._buffer)[self._end : self._end + wanted])
+        with atomic_file.naming(self._source.path):
+            count = self._read_into(memoryview(self._buffer)[self._end : self._end + wanted])
         self._end += count
         if count == 0:
             if self._damage:

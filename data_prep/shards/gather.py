@@ -23,6 +23,8 @@ from data_prep.scratch import Scratch
 from data_prep.shards.packing import SLACK, row_bytes, unpack
 from data_prep.shards.scatter import PlacedPiece
 from data_prep.shards.shard_layout import PlannedShard, ShardLayout, permutation
+from ssmpi.core import atomic_file
+from ssmpi.data.columns import read_rows
 from ssmpi.data.schema import ShardEntry, lay_out_shard
 from ssmpi.data.shard_frame import Frame, frame_of
 
@@ -61,10 +63,8 @@ class Collector:
             if start == stop:
                 continue
             path = placed.path(self.work)
-            with path.open("rb", buffering=0) as file:
-                file.seek(start)
-                read = file.readinto(packed[at : at + stop - start].data)
-            assert read == stop - start, f"{path} is not whole"
+            with atomic_file.naming(path), path.open("rb", buffering=0) as file:
+                read_rows(file, start, 0, packed[at : at + stop - start])
             at += stop - start
         return packed
 
@@ -141,7 +141,8 @@ def _finish(
     positives = int(np.count_nonzero(label))
     attributes = attributes | {"rows": len(label), "positives": positives}
     beside = path.with_name(f".{path.name}.tmp")
-    total = lay_out_shard(beside, ids, dense, label if job.labelled else None, attributes)
+    with atomic_file.naming(path):
+        total = lay_out_shard(beside, ids, dense, label if job.labelled else None, attributes)
     entry = ShardEntry(file, len(label), positives, beside.stat().st_size, total)
     frame = frame_of(beside)
     collector.publisher.publish(beside, path)

@@ -1,4 +1,4 @@
-"""The output folder and its states: empty, begun, interrupted, complete; its lock, and the disk space it needs.
+"""The output folder and its states: empty, begun, interrupted, complete; and its lock.
 
 Everything temporary is in ``.prepare``. Its ``plan.json`` records the arguments and raw files of the folder; the
 manifest, written last, keeps that record.
@@ -7,17 +7,16 @@ manifest, written last, keeps that record.
 from __future__ import annotations
 
 import fcntl
-import gzip
 import json
+import os
 import re
 import shutil
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.columns import ROW_BYTES
 from data_prep.files import load_json, save_json
 from data_prep.options import PrepareOptions
-from data_prep.preparation import Preparation, RawSource
+from data_prep.preparation import Preparation
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.data.schema import MANIFEST_NAME, SPLITS, VOCABULARY_NAME, WORK_NAME, Manifest, read_manifest
 
@@ -29,9 +28,8 @@ OWN_NAMES = {
     f".{MANIFEST_NAME}.tmp",
     f".{VOCABULARY_NAME}.tmp",
 }
+PLAN_NAME, LOCK_NAME = "plan.json", "lock"
 SHARD_NAME = re.compile(r"\.?shard-\d+\.h5(\.tmp)?")
-SAMPLE_BYTES = 1 << 20
-GUESSED_VOCABULARY_BYTES_PER_ROW = 40
 FRESH, RESUMED, WHOLE = "fresh", "resumed", "whole"
 REMEDY = "give another --output, or --overwrite to make it anew"
 
@@ -45,9 +43,12 @@ class OutputFolder:
         self._overwrite = options.overwrite
         self._lock: BinaryIO | None = None
         self._made = not options.output.exists()
-        vocabulary = options.vocabulary
-        if vocabulary is not None and self.output.resolve() in vocabulary.resolve().parents and options.overwrite:
-            raise UserError(f"--overwrite would remove {vocabulary}, which this run needs; give another --output")
+        if options.vocabulary is not None and options.overwrite:
+            vocabulary = Path(os.path.realpath(options.vocabulary))
+            if Path(os.path.realpath(self.output)) in (vocabulary, *vocabulary.parents):
+                raise UserError(
+                    f"--overwrite would remove {options.vocabulary}, which this run needs; give another --output"
+                )
 
     def begin(self, job: Preparation) -> str:
         """Decide whether the folder is new, to be resumed, or complete; DataError if it has other content."""
@@ -59,15 +60,24 @@ class OutputFolder:
                 f"{self.output}: holds {strangers[0]!r}, which is not of a prepared data set; give another --output"
             )
         if self._overwrite:
+            for name in SPLITS:
+                if (self.output / name).is_symlink():
+                    raise DataError(
+                        f"{self.output / name}: is a symbolic link, which --overwrite does not follow; remove it and "
+                        "what it leads to, or give another --output"
+                    )
+            self._take_lock()
             self._clear()
         if (self.output / MANIFEST_NAME).is_file():
             self._compare_whole(job, read_manifest(self.output))
+            if self.work.is_dir():
+                self._take_lock()
             return WHOLE
         return self._begin_work(job)
 
     def _begin_work(self, job: Preparation) -> str:
         plan = {"identity": job.identity, "sources": [[s.name, s.size, s.modified] for s in job.sources]}
-        path = self.work / "plan.json"
+        path = self.work / PLAN_NAME
         if path.is_file():
             found = load_json(path)
             if found != json.loads(json.dumps(plan)):
@@ -76,8 +86,9 @@ class OutputFolder:
             return RESUMED
         if any((self.output / name).exists() for name in (*SPLITS, VOCABULARY_NAME)):
             raise DataError(f"{self.output}: has parts of a data set but no plan to resume by; {REMEDY}")
-        self.work.mkdir(parents=True, exist_ok=True)
         self._take_lock()
+        for leftover in self._leftovers():  # of a removal that was interrupted: nobody knows of which arguments
+            _remove(leftover)
         save_json(path, plan)
         return FRESH
 
@@ -97,44 +108,63 @@ class OutputFolder:
                     raise DataError(f"{path}: missing or of another size than the manifest says; {REMEDY}")
 
     def _take_lock(self) -> None:
-        self._lock = (self.work / "lock").open("wb")
+        if self._lock:
+            return
+        self.work.mkdir(parents=True, exist_ok=True)
+        lock = (self.work / LOCK_NAME).open("wb")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataError(f"{self.output}: another ssmpi-prepare is at work here; wait for it to end") from None
         except OSError:
             pass  # a file system without locks
+        self._lock = lock
+
+    def _leftovers(self) -> list[Path]:
+        """Everything temporary but the lock."""
+        return [path for path in self.work.iterdir() if path.name != LOCK_NAME] if self.work.is_dir() else []
 
     def _clear(self) -> None:
-        """Remove the files of earlier runs, the manifest first: without it the folder is incomplete."""
+        """Remove the files of earlier runs, but not the lock. The manifest goes first: without it the folder is
+        incomplete. The plan goes next: without it nothing is resumed.
+        """
         (self.output / MANIFEST_NAME).unlink(missing_ok=True)
-        for name in OWN_NAMES:
-            path = self.output / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        (self.work / PLAN_NAME).unlink(missing_ok=True)
+        for path in [*(self.output / name for name in OWN_NAMES - {WORK_NAME}), *self._leftovers()]:
+            _remove(path)
 
     def abandon(self) -> None:
         """Remove all unfinished files: these raw files can never complete the folder, and other files may be used
         instead.
         """
-        if self._lock:
-            self._lock.close()
         self._clear()
+        self.finish()
         if self._made:
             self.output.rmdir()
 
     def finish(self) -> None:
-        """Remove everything temporary."""
+        """Remove everything temporary, if this job holds the lock: otherwise it is another's."""
+        if self._lock:
+            self.release()
+            shutil.rmtree(self.work, ignore_errors=True)
+
+    def release(self) -> None:
+        """Give the lock back, for this process may go on and try again."""
         if self._lock:
             self._lock.close()
-        shutil.rmtree(self.work, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _strangers(output: Path) -> list[str]:
     """Files in the folder that no preparation wrote; they are never removed."""
     found = {path.name for path in output.iterdir()} - OWN_NAMES
+    found |= {name for name in SPLITS if (output / name).exists() and not (output / name).is_dir()}
     for split in SPLITS:
         shards = (output / split).iterdir() if (output / split).is_dir() else ()
         found |= {f"{split}/{path.name}" for path in shards if not SHARD_NAME.fullmatch(path.name)}
@@ -148,52 +178,3 @@ def _difference(found: dict[str, Any], asked: dict[str, Any]) -> str:
         if before.get(name) != now.get(name):
             return f"{name} = {before.get(name)!r}, this run has {now.get(name)!r}"
     return "other raw files (name, size or time of change differ)"
-
-
-def estimated_rows(sources: list[RawSource]) -> int:
-    """The estimated number of rows of the raw files, from the first MiB of each."""
-    return sum(_estimate(source) for source in sources)
-
-
-def _estimate(source: RawSource) -> int:
-    with source.path.open("rb") as file:
-        if not source.gzipped:
-            text = file.read(SAMPLE_BYTES)
-            used = len(text)
-        else:
-            try:
-                text = gzip.GzipFile(fileobj=file).read(SAMPLE_BYTES)
-            except (EOFError, OSError):
-                return 0  # damaged: pass 1 reports where
-            used = file.tell() if len(text) == SAMPLE_BYTES else source.size
-    return max(1, round(text.count(b"\n") * source.size / used))
-
-
-def disk_need(rows: int, vocabulary_bytes: int, record_bytes: int) -> tuple[int, int]:
-    """Bytes of (output, temporary files)."""
-    return rows * ROW_BYTES + vocabulary_bytes, rows * record_bytes + 2 * vocabulary_bytes
-
-
-def used_bytes(folder: Path) -> int:
-    """Bytes already in a folder."""
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else 0
-
-
-def check_space(output: Path, need: int) -> str:
-    """Compare the need with the free space; DataError if it does not fit. Returns a phrase for the report."""
-    existing = output
-    while not existing.exists():
-        existing = existing.absolute().parent
-    free = shutil.disk_usage(existing).free
-    missing = need - used_bytes(output) - free
-    if missing > 0:
-        raise DataError(
-            f"{output}: needs {gigabytes(need)} of disk (output and temporary files), {gigabytes(free)} are free; free "
-            f"{gigabytes(missing)} or give an --output elsewhere"
-        )
-    return f"{gigabytes(free)} free"
-
-
-def gigabytes(count: float) -> str:
-    """Bytes for people."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.2f} MB"

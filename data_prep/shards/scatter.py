@@ -18,14 +18,15 @@ from data_prep.preparation import Preparation
 from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
 from data_prep.raw.pieces import OpenPiece, Piece, deal, open_pieces
+from data_prep.raw.sources import CHANGED, TextDigest
 from data_prep.scratch import Scratch
 from data_prep.shards.packing import pack, row_bytes
 from data_prep.shards.shard_layout import ShardLayout
 from data_prep.vocabulary.encoding import Encoder
 from data_prep.vocabulary.scan import PieceRecord
+from ssmpi.core import atomic_file
 
 READ_BYTES = 1 << 20
-CHANGED = "{}: changed since the job began; start again"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class PlacedPiece:
         path = self.path(work)
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(".tmp")
-        with beside.open("wb") as out:
+        with atomic_file.naming(path), beside.open("wb") as out:
             out.write(packed.data)
         beside.replace(path)
         checksum = np.array([zlib.crc32(packed.data)], dtype=np.uint32)
@@ -124,8 +125,8 @@ def _scatter_piece(opened: OpenPiece, placed: PlacedPiece, encoder: Encoder, pla
     offsets = np.concatenate([[0], np.cumsum(counts)])
     at, row = offsets[:-1].copy(), 0
     out = placement.scratch.array("packed", (rows, row_bytes(placement.wide)), np.uint8)
-    position = opened.stream.file_position
-    for block in opened.blocks():
+    position, digest = opened.stream.file_position, TextDigest()
+    for block in opened.blocks(digest):
         if row + block.rows > rows:
             raise RawDataError(CHANGED.format(opened.source.path))
         columns = (encoder.ids(block), block.integers, block.label)
@@ -133,6 +134,6 @@ def _scatter_piece(opened: OpenPiece, placed: PlacedPiece, encoder: Encoder, pla
         row += block.rows
         before, position = position, opened.stream.file_position
         placement.progress.advance(position - before, block.rows)
-    if row != rows:
+    if row != rows or digest.hexdigest() != placed.record.digest:
         raise RawDataError(CHANGED.format(opened.source.path))
     placed.save(placement.work, out, offsets.astype(np.uint32))

@@ -54,4 +54,5 @@ def shared(job: Preparation, vocabulary: Vocabulary) -> Encoder:
 
     job.ranks.together(body)
     # a plain view: indexing np.memmap is slow, and numba would compile another version for it
-    return Encoder(vocabulary, [np.load(path, mmap_mode="r").view(np.ndarray) for path in paths])
+    tables = job.ranks.together(lambda: [np.load(path, mmap_mode="r").view(np.ndarray) for path in paths])
+    return Encoder(vocabulary, tables)

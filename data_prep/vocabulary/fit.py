@@ -16,6 +16,7 @@ from data_prep.preparation import Preparation
 from data_prep.progress import ProgressBar
 from data_prep.ranks import RawDataError
 from data_prep.raw.pieces import Piece
+from data_prep.raw.sources import CHANGED
 from data_prep.splits import Ranges
 from data_prep.vocabulary.scan import ScanResult, Window, scan
 from data_prep.vocabulary.vocabulary_file import (
@@ -40,6 +41,9 @@ def fit_vocabulary(job: Preparation, found: ScanResult, ranges: Ranges) -> Vocab
                 raise RawDataError("--fit-on train: there are no training rows with this --split; use --fit-on all")
             name = "fit"
             counts = scan(job, name, "pass 1: count training rows", _training_rows(found, ranges["train"]))
+            for source in job.sources:
+                if found.of(source) != counts.of(source):
+                    raise RawDataError(CHANGED.format(source.path))
         _merge(job, job.work / name, counts)
         rows = rows if name == "scan" else ranges["train"][1] - ranges["train"][0]
         job.ranks.first(lambda: _assemble(job, path, rows))
@@ -57,7 +61,7 @@ def _training_rows(found: ScanResult, train: tuple[int, int]) -> Window:
     for record in found.records:
         windows[record.key] = max(train[0] - row, 0), min(train[1] - row, record.rows)
         row += record.rows
-    return lambda piece: windows[piece]
+    return lambda piece: windows.get(piece, (0, 0))
 
 
 def _merge(job: Preparation, counts: Path, found: ScanResult) -> None:
@@ -93,7 +97,7 @@ def _assemble(job: Preparation, path: Path, rows: int) -> None:
         "fit_on": options.fit_on,
         "fitted_rows": rows,
     }
-    write_vocabulary(path, features(), about)
+    write_vocabulary(path, list(features()), about)
 
 
 def _drop_parts(folder: Path) -> None:

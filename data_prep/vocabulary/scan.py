@@ -15,12 +15,13 @@ import numpy as np
 from data_prep.columns import DENSE_FEATURES, SPARSE_FEATURES
 from data_prep.files import load_json, save_array, save_json
 from data_prep.options import DLRM
-from data_prep.preparation import Preparation
+from data_prep.preparation import Preparation, RawSource
 from data_prep.progress import ProgressBar
 from data_prep.raw.parser import ParsedRows, tally
 from data_prep.raw.pieces import OpenPiece, Piece, deal, open_pieces
 from data_prep.raw.sources import TextDigest
 from data_prep.vocabulary.tables import CountTable, FirstTable, TokenTable
+from ssmpi.core.errors import DataError
 
 PIECES_PER_RUN = 64
 SOURCE_SHIFT = 46  # a position is (source, byte); files are smaller than 64 TiB
@@ -64,6 +65,10 @@ class ScanResult:
 
     records: list[PieceRecord]
     parts: list[Spill] = field(default_factory=list)
+
+    def of(self, source: RawSource) -> list[PieceRecord]:
+        """The records of one raw file."""
+        return [record for record in self.records if record.source == source.index]
 
 
 class ScanRun:
@@ -130,19 +135,29 @@ def scan(job: Preparation, name: str, title: str, window: Window | None) -> Scan
     folder = job.work / name
     done = {record.key for record in job.ranks.first(lambda: read_runs(folder)).records}
 
-    def body() -> None:
+    def body() -> set[Piece]:
         options = job.options
         run = ScanRun(folder, options.table_bytes, options.id_order == DLRM, options.max_ind_range)
-        mine = deal(job)
+        mine, read = deal(job), set()
         with ProgressBar(job.ranks, title, sum(unit.bytes for unit in mine), "B") as progress:
             for unit in mine:
                 for opened in open_pieces(job, unit, done):
                     run.begin(opened.piece)
                     run.end(_scan_piece(opened, run, window, progress))
+                    read.add(opened.piece)
         run.commit()
+        return read
 
-    job.ranks.together(body)
-    return job.ranks.first(lambda: read_runs(folder))
+    read = job.ranks.together(body)
+    found = job.ranks.first(lambda: read_runs(folder))
+    lost = job.ranks.allgather(len(read - {record.key for record in found.records}))
+    for rank, count in enumerate(lost):
+        if count:
+            raise DataError(
+                f"{folder}: {count:,} records that rank {rank} has written are not there for rank 0; give an --output "
+                "on a file system that all ranks share"
+            )
+    return found
 
 
 def _scan_piece(opened: OpenPiece, run: ScanRun, window: Window | None, progress: ProgressBar) -> PieceRecord:

@@ -7,7 +7,7 @@ ascending. In dlrm order token i has id i: first appearance, missing counted as 
 
 from __future__ import annotations
 
-import itertools
+import errno
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +23,12 @@ from data_prep.options import DLRM, FREQUENCY, MERGE_ENTRIES
 from data_prep.vocabulary.scan import Spill
 from data_prep.vocabulary.tables import lookup_table
 from ssmpi.core.errors import DamageError, DataError
+from ssmpi.data import hdf5_file
 
 FORMAT, VERSION = "ssmpi-vocabulary", 1
 STATED_MIN_COUNTS = (1, 2, 3, 10, 15)
 RESERVED_IDS = 2
+LAST_TOKEN = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -38,47 +40,73 @@ class MergedFeature:
     sizes: list[int]
 
 
-def _spans(folder: Path, parts: Sequence[Spill], feature: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    spans = []
-    for part in parts:
-        cut = slice(part.bounds[feature], part.bounds[feature + 1])
-        tokens = np.load(folder / f"{part.name}.tokens.npy", mmap_mode="r")[cut]
-        spans.append((tokens, np.load(folder / f"{part.name}.values.npy", mmap_mode="r")[cut]))
-    return spans
+class _PartColumn:
+    """A one-dimensional ``.npy`` file."""
+
+    def __init__(self, path: Path) -> None:
+        found: np.memmap = np.load(path, mmap_mode="r")
+        self._path, self._dtype, self._offset = path, found.dtype, found.offset
+
+    def read(self, first: int, count: int) -> np.ndarray:
+        """Some entries. Mapping the file each time would take longer than to read them."""
+        offset = self._offset + first * self._dtype.itemsize
+        entries: np.ndarray = np.fromfile(self._path, self._dtype, count, offset=offset)
+        if len(entries) < count:
+            raise OSError(errno.EIO, "ends too early", str(self._path))
+        return entries
 
 
-def _merged_ranges(
-    spans: Sequence[tuple[np.ndarray, np.ndarray]], order: str
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (tokens ascending, merged values), one token range after the other, to bound the memory."""
-    if len(spans) == 1:
-        yield spans[0]
-        return
-    entries = sum(len(tokens) for tokens, _ in spans)
-    ranges = max(1, -(-entries // MERGE_ENTRIES))
-    edges = [(2**32 * i) // ranges for i in range(ranges + 1)]
-    for low, high in itertools.pairwise(edges):
-        cuts = [(np.searchsorted(t, np.uint32(low)), _upper(t, high)) for t, _ in spans]
-        tokens = np.concatenate(
-            [t[a:b] for (t, _), (a, b) in zip(spans, cuts, strict=True)] or [np.empty(0, np.uint32)]
-        )
-        values = np.concatenate([v[a:b] for (_, v), (a, b) in zip(spans, cuts, strict=True)] or [np.empty(0, np.int64)])
+class _PartReader:
+    """The entries of one feature in one part, ascending by token and read a few at a time. No file stays open: there
+    may be more parts than a process may open files.
+    """
+
+    def __init__(self, folder: Path, part: Spill, feature: int) -> None:
+        self._columns = [_PartColumn(folder / f"{part.name}.{name}.npy") for name in ("tokens", "values")]
+        self._at, self._stop = part.bounds[feature], part.bounds[feature + 1]
+        self._tokens, self._values = np.empty(0, np.uint32), np.empty(0, np.int64)
+
+    def fill(self, entries: int) -> int:
+        """Have up to ``entries`` in memory; returns the token up to which all are."""
+        if len(self._tokens) <= entries // 2 and self._at < self._stop:
+            count = min(entries - len(self._tokens), self._stop - self._at)
+            tokens, values = (column.read(self._at, count) for column in self._columns)
+            self._tokens = np.concatenate([self._tokens, tokens])
+            self._values = np.concatenate([self._values, values])
+            self._at += count
+        return int(self._tokens[-1]) if self._at < self._stop else LAST_TOKEN
+
+    def take(self, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """Remove (tokens, values) up to token ``last`` from memory."""
+        count = np.searchsorted(self._tokens, np.uint32(last), side="right")
+        taken = self._tokens[:count], self._values[:count]
+        self._tokens, self._values = self._tokens[count:], self._values[count:]
+        return taken
+
+
+def _merged_ranges(spans: Sequence[_PartReader], order: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (tokens ascending, merged values), one token range after the other, of at most ``MERGE_ENTRIES`` entries
+    however the tokens are distributed.
+    """
+    merge = np.minimum if order == DLRM else np.add
+    last = -1
+    while spans and last < LAST_TOKEN:
+        last = min(span.fill(max(1, MERGE_ENTRIES // (2 * len(spans)))) for span in spans)
+        taken = [span.take(last) for span in spans]
+        tokens = np.concatenate([tokens for tokens, _ in taken])
+        values = np.concatenate([values for _, values in taken])
         if len(tokens):
             by_token = np.argsort(tokens, kind="stable")
             tokens, values = tokens[by_token], values[by_token]
             starts = np.flatnonzero(np.r_[True, tokens[1:] != tokens[:-1]])
-            merge = np.minimum if order == DLRM else np.add
             yield tokens[starts], merge.reduceat(values, starts)
-
-
-def _upper(tokens: np.ndarray, high: int) -> int:
-    return len(tokens) if high >= 2**32 else int(np.searchsorted(tokens, np.uint32(high)))
 
 
 def merge_feature(folder: Path, parts: Sequence[Spill], feature: int, order: str, min_count: int) -> MergedFeature:
     """Merge the sorted parts of one feature and sort its tokens by id, with ``ORDERING_BYTES`` per token."""
+    spans = [_PartReader(folder, part, feature) for part in parts]
     sizes = np.zeros(len(STATED_MIN_COUNTS), dtype=np.int64)
-    tokens, values = _kept(_merged_ranges(_spans(folder, parts, feature), order), order, min_count, sizes)
+    tokens, values = _kept(_merged_ranges(spans, order), order, min_count, sizes)
     by_id = np.argsort(values if order == DLRM else -values, kind="stable")
     return MergedFeature(tokens[by_id], values[by_id], sizes.tolist())
 
@@ -100,9 +128,10 @@ def _kept(
     return np.concatenate(tokens), np.concatenate(values)
 
 
-def write_vocabulary(path: Path, features: Iterator[MergedFeature], attributes: Mapping[str, Any]) -> None:
+def write_vocabulary(path: Path, features: Sequence[MergedFeature], attributes: Mapping[str, Any]) -> None:
     """Write ``vocabulary.h5`` atomically. ``attributes``: id_order, min_count, max_ind_range, fit_on, fitted_rows."""
-    with whole(path) as beside, h5py.File(beside, "w") as out:
+    content = sum(merged.tokens.nbytes + merged.counts.nbytes + hdf5_file.OVERHEAD for merged in features)
+    with whole(path) as beside, hdf5_file.create(beside, content) as out:
         cardinalities, sizes = [], []
         for name, merged in zip(SPARSE_NAMES, features, strict=True):
             group = out.create_group(name)

@@ -44,21 +44,35 @@ def check(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an error of reading or writing this file its name: an OSError that names none, and what HDF5 says of a full
+    disk, many lines that may come as a RuntimeError.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if number := re.search(r"\berrno = (\d+)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(path)) from error
+        raise
+
+
+@contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to; it is renamed to ``path`` if the block succeeds and removed if it fails.
-    UserError at once if no file can be written there. An OSError in the block that names no file gets this one's name.
+    UserError at once if no file can be written there. Errors in the block are named as by ``naming``.
     """
     check(path)
     beside = _beside(path)
     try:
-        yield beside
-        with beside.open("rb+") as file:
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException as error:
+        with naming(path):
+            yield beside
+            with beside.open("rb+") as file:
+                os.fsync(file.fileno())
+            beside.replace(path)
+    except BaseException:
         beside.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(path)) from error
         raise
 
 

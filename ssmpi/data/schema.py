@@ -28,6 +28,7 @@ import numpy as np
 
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import DamageError, DataError, json_problem
+from ssmpi.data import hdf5_file
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.shard_frame import frame_checksum
 
@@ -192,7 +193,7 @@ def lay_out_shard(
     """
     total = checksum(ids, dense, label)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as out:
+    with hdf5_file.create(path, ids.nbytes + dense.nbytes + len(ids)) as out:
         out.attrs["format"] = SHARD_FORMAT
         out.attrs["schema_version"] = SCHEMA_VERSION
         out.attrs["checksum"] = total

@@ -115,6 +115,18 @@ def test_a_folder_of_the_users_own_stays_when_a_file_is_refused(tmp_path, capsys
     assert not list(out.iterdir())
 
 
+def test_a_first_row_that_lost_its_last_field_makes_no_file_unlabelled(tmp_path, capsys):
+    raw = tmp_path / "train.txt"
+    short = GOOD.rpartition("\t")[0]  # 39 fields, and good ones of an unlabelled row
+    raw.write_text(f"{short}\n" + f"{GOOD}\n" * 20)
+    fails([raw, "-o", tmp_path / "out"], capsys, f"{raw}:2: 40 fields, expected 39 (unlabelled)")
+    assert main(["criteo", str(raw), "-o", str(tmp_path / "out"), "--on-bad-row", "skip"]) == 0
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.labelled
+    assert manifest.provenance["rows"] == 20
+    assert manifest.provenance["skipped"] == {"too few fields": 1}
+
+
 def test_skipping_everything_is_an_error(tmp_path, capsys):
     raw = tmp_path / "train.txt"
     raw.write_text((row(label="x") + "\n") * 3)
@@ -147,6 +159,22 @@ def test_files_that_are_not_there_or_not_files(tmp_path, capsys):
     fails([good, *out, "--vocabulary", tmp_path / "no.h5"], capsys, "no.h5: no such vocabulary file")
     fails([good, *out, "--vocabulary", good], capsys, "not a readable vocabulary")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink, None])
+def test_a_file_under_two_names_is_not_counted_twice(link, tmp_path, capsys):
+    plain, second = tmp_path / "day_0", tmp_path / ("day_1" if link else "day_0.gz")
+    plain.write_text(GOOD + "\n")
+    if link:
+        link(plain, second)
+    else:
+        second.write_bytes(gzip.compress(plain.read_bytes()))
+    fails([plain, second, "-o", tmp_path / "out"], capsys, f"{second}: given twice, also as {plain}")
+
+
+def test_a_link_to_itself_is_no_file(tmp_path, capsys):
+    (tmp_path / "day_0").symlink_to("day_0")
+    fails([tmp_path / "day_0", "-o", tmp_path / "out"], capsys, f"{tmp_path / 'day_0'}: no such file")
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -260,7 +288,7 @@ def test_memory_that_makes_no_sense(value, capsys):
 
 @pytest.mark.parametrize("name", ["--piece-bytes", "--shard-rows"])
 def test_parts_too_small_for_a_file_system_are_refused(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("data_prep.criteo.MOST_FILES", 10)
+    monkeypatch.setattr("data_prep.shards.needs.MOST_FILES", 10)
     raw = tmp_path / "train.txt"
     raw.write_text(f"{GOOD}\n" * 50)
     fails([raw, "-o", tmp_path / "out", name, "1"], capsys, f"{name} 1 would make about ", "give at least ")

@@ -1,8 +1,11 @@
 """Packed rows come out as they went in, whatever the widths; ordering a vocabulary stays in its stated memory."""
 
+import resource
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,3 +70,33 @@ def test_ordering_a_vocabulary_takes_the_stated_memory(tmp_path, monkeypatch):
         tracemalloc.stop()
         assert len(merged.tokens) > 0.99 * parts * tokens
         assert peak < ORDERING_BYTES * len(merged.tokens) + MERGING_BYTES * at_once
+
+
+@pytest.mark.parametrize("order", [FREQUENCY, DLRM])
+def test_many_parts_of_few_tokens_are_merged_in_the_stated_memory(order, tmp_path, monkeypatch):
+    """As --max-ind-range gives them: all tokens in a small part of the range of tokens, and again in every part."""
+    parts, tokens, at_once, generator = 90, 3000, 20_000, np.random.default_rng(2)
+    monkeypatch.setattr("data_prep.vocabulary.vocabulary_file.MERGE_ENTRIES", at_once)
+    expected: dict[int, int] = {}
+    for part in range(parts):
+        drawn = np.sort(generator.choice(4000 + 1000 * (part == 7), tokens, replace=False).astype(np.uint32))
+        values = generator.integers(1, 1000, tokens)
+        np.save(tmp_path / f"{part}.tokens.npy", drawn)
+        np.save(tmp_path / f"{part}.values.npy", values)
+        for token, value in zip(drawn.tolist(), values.tolist(), strict=True):
+            before = expected.get(token, 0 if order == FREQUENCY else value)
+            expected[token] = before + value if order == FREQUENCY else min(before, value)
+    sign = -1 if order == FREQUENCY else 1
+    ordered = sorted(expected, key=lambda token: (sign * expected[token], token))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + parts, hard))
+    tracemalloc.start()
+    try:
+        merged = merge_feature(tmp_path, [Spill(str(part), [0] + [tokens] * 26) for part in range(parts)], 0, order, 1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert merged.tokens.tolist() == ordered
+    assert merged.counts.tolist() == [expected[token] for token in ordered]
+    assert peak < ORDERING_BYTES * len(ordered) + MERGING_BYTES * at_once

@@ -1,5 +1,6 @@
 """``verify`` finds each kind of damage and names the file."""
 
+import errno
 import json
 import random
 import shutil
@@ -10,6 +11,7 @@ import pytest
 
 from data_prep.check.verify import verify
 from data_prep.cli import main
+from data_prep.ranks import Ranks
 from ssmpi.core.errors import DataError
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest, write_shard
@@ -241,3 +243,11 @@ def test_a_swapped_shard_is_found(folder, capsys):
     (folder / "train/shard-00001.h5").rename(folder / "train/shard-00000.h5")
     (folder / "x").rename(folder / "train/shard-00001.h5")
     bad(folder, capsys, "train/shard-00000.h5")
+
+
+def test_a_reader_that_has_read_enough_is_no_damage():
+    def closed():
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):  # the command line ends quietly with code 1: 2 would mean damage
+        Ranks().first(closed)

@@ -1,0 +1,127 @@
+"""The memory and disk that a preparation needs: told before it starts, and checked."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from pathlib import Path
+
+from data_prep.columns import ROW_BYTES
+from data_prep.options import ORDERING_BYTES
+from data_prep.preparation import Preparation, RawSource
+from data_prep.shards.packing import GUESSED_ROW_BYTES
+from data_prep.vocabulary.scan import ScanResult
+from data_prep.vocabulary.vocabulary_file import Vocabulary
+from ssmpi.core.errors import DataError
+from ssmpi.data.schema import MANIFEST_NAME
+
+MOST_FILES = 100_000
+SAMPLE_BYTES = 1 << 20
+GUESSED_VOCABULARY_BYTES_PER_ROW = 40
+
+
+def announce(job: Preparation) -> None:
+    """Print the plan and the memory and disk it needs; DataError if the disk is too small."""
+    options = job.options
+    rows = _estimated_rows(job.sources)
+    _refuse_crumbs(job, rows)
+    kind = f"{'' if job.labelled else 'un'}labelled, split {job.identity['split']}"
+    size = gigabytes(sum(source.size for source in job.sources))
+    print(f"{len(job.sources)} raw files, {size}, about {rows:,} rows, {kind}, {job.ranks.size} ranks")
+    if job.fitting and options.fit_on == "all" and job.identity["split"] != "none":
+        print(
+            "vocabulary: from all rows, those of validation and test too, as facebookresearch/dlrm has it; with "
+            "--fit-on train tokens that only they have become id 1 (rare)"
+        )
+    bound = options.memory_bound(rows)
+    print(
+        f"memory: at most {gigabytes(bound)} private per rank ({gigabytes(options.table_bytes)} of token tables); "
+        "lookup tables are mapped from files, shared by the ranks of a host"
+    )
+    if job.fitting and (ordering := options.ordering_bound(rows)) > bound:
+        print(
+            f"memory: ordering a vocabulary takes {ORDERING_BYTES} bytes per token of the largest feature: at most "
+            f"{gigabytes(ordering)}, if no token of it came twice; --max-ind-range bounds it"
+        )
+    if (options.output / MANIFEST_NAME).is_file() and not options.overwrite:
+        return  # whole, or refused: nothing will be written
+    output, temporary = _disk_need(rows, GUESSED_VOCABULARY_BYTES_PER_ROW * rows, GUESSED_ROW_BYTES)
+    free = _check_space(options.output, output + temporary)
+    print(
+        f"disk: about {gigabytes(output)} of output and {gigabytes(temporary)} of temporary files; {free}", flush=True
+    )
+
+
+def _refuse_crumbs(job: Preparation, rows: int) -> None:
+    """DataError if shards or pieces are so small that there would be too many files."""
+    size = sum(source.size for source in job.sources)
+    for name, each, whole_size in (
+        ("shard-rows", job.options.shard_rows, rows),
+        ("piece-bytes", job.options.piece_bytes, size),
+    ):
+        if whole_size > each * MOST_FILES:
+            raise DataError(
+                f"--{name} {each:,} would make about {whole_size // each:,} files; "
+                f"give at least {-(-whole_size // MOST_FILES):,}"
+            )
+
+
+def check_space_again(job: Preparation, found: ScanResult, vocabulary: Vocabulary, packed_bytes: int) -> None:
+    """As ``announce`` does for the disk, when the rows and ids have been counted."""
+    rows = sum(record.rows for record in found.records)
+    tokens = sum(vocabulary.cardinalities)
+    output, temporary = _disk_need(rows, 27 * tokens, packed_bytes)
+    free = _check_space(job.options.output, output + temporary)
+    print(
+        f"{rows:,} rows, {tokens:,} ids; disk {gigabytes(output)} and {gigabytes(temporary)} temporary; {free}",
+        flush=True,
+    )
+
+
+def _estimated_rows(sources: list[RawSource]) -> int:
+    """The estimated number of rows of the raw files, from the first MiB of each."""
+    return sum(_estimate(source) for source in sources)
+
+
+def _estimate(source: RawSource) -> int:
+    with source.path.open("rb") as file:
+        if not source.gzipped:
+            text = file.read(SAMPLE_BYTES)
+            used = len(text)
+        else:
+            try:
+                text = gzip.GzipFile(fileobj=file).read(SAMPLE_BYTES)
+            except (EOFError, OSError):
+                return 0  # damaged: pass 1 reports where
+            used = file.tell() if len(text) == SAMPLE_BYTES else source.size
+    return max(1, round(text.count(b"\n") * source.size / used))
+
+
+def _disk_need(rows: int, vocabulary_bytes: int, record_bytes: int) -> tuple[int, int]:
+    """Bytes of (output, temporary files)."""
+    return rows * ROW_BYTES + vocabulary_bytes, rows * record_bytes + 2 * vocabulary_bytes
+
+
+def _used_bytes(folder: Path) -> int:
+    """Bytes already in a folder."""
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else 0
+
+
+def _check_space(output: Path, need: int) -> str:
+    """Compare the need with the free space; DataError if it does not fit. Returns a phrase for the report."""
+    existing = output
+    while not existing.exists():
+        existing = existing.absolute().parent
+    free = shutil.disk_usage(existing).free
+    missing = need - _used_bytes(output) - free
+    if missing > 0:
+        raise DataError(
+            f"{output}: needs {gigabytes(need)} of disk (output and temporary files), {gigabytes(free)} are free; free "
+            f"{gigabytes(missing)} or give an --output elsewhere"
+        )
+    return f"{gigabytes(free)} free"
+
+
+def gigabytes(count: float) -> str:
+    """Bytes for people."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.2f} MB"
