@@ -60,11 +60,9 @@ class Publisher:
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Write an array as a ``.npy`` file, atomically. ``np.save`` would not notice that a disk fills up at its end."""
-    array = np.ascontiguousarray(array)
-    with whole(path) as beside, beside.open("wb") as out:
-        np.lib.format.write_array_header_1_0(out, np.lib.format.header_data_from_array_1_0(array))
-        out.write(array.data)
+    """Write an array as a ``.npy`` file, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_file.write_array(path, array)
 
 
 def save_json(path: Path, value: Json) -> None:

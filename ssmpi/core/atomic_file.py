@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from ssmpi.core.errors import UserError
 
 
@@ -80,6 +82,14 @@ def write(path: Path, content: bytes | str) -> None:
     """Write a small file atomically; text as UTF-8."""
     with whole(path) as beside:
         beside.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Write a ``.npy`` file atomically. ``np.save`` would not notice that a disk fills up at its end."""
+    array = np.ascontiguousarray(array)
+    with whole(path) as beside, beside.open("wb") as out:
+        np.lib.format.write_array_header_1_0(out, np.lib.format.header_data_from_array_1_0(array))
+        out.write(array.data)
 
 
 def _beside(path: Path) -> Path:

@@ -125,8 +125,7 @@ class Progress:
     def save_losses(self, path: Path) -> None:
         """Write the losses, if they are recorded: those of this process and of the checkpoint that it resumes."""
         if self.losses is not None:
-            with atomic_file.whole(path) as beside, beside.open("wb") as out:
-                np.save(out, np.array(self.losses))
+            atomic_file.write_array(path, np.array(self.losses))
 
     @property
     def scored(self) -> np.ndarray:
