@@ -41,16 +41,20 @@ class Finding:
 
 def verify(folder: Path) -> list[Finding]:
     """Check everything against the manifest; one finding per bad file, none if the folder is intact. DataError if it is
-    not a prepared folder, or its manifest cannot be read.
+    not a prepared folder, or its manifest cannot be read. A set that another program has written with ``write_shard``
+    and ``write_manifest`` has neither vocabulary nor provenance: its columns are checked.
     """
     manifest = read_manifest(folder)
-    found = [
-        _manifest(folder / MANIFEST_NAME, manifest),
-        _vocabulary(folder / VOCABULARY_NAME, manifest),
-        *(_shard(folder, entry, manifest) for split in manifest.splits.values() for entry in split.shards),
-        *_strangers(folder, manifest),
-    ]
-    return [finding for finding in found if finding]
+    entries = [entry for split in manifest.splits.values() for entry in split.shards]
+    if manifest.provenance or (folder / VOCABULARY_NAME).exists():
+        found = [
+            _manifest(folder / MANIFEST_NAME, manifest),
+            _vocabulary(folder / VOCABULARY_NAME, manifest),
+            *(_shard(folder, entry, manifest) for entry in entries),
+        ]
+    else:
+        found = [check_shard(folder, entry, manifest) for entry in entries]
+    return [finding for finding in (*found, *_strangers(folder, manifest)) if finding]
 
 
 def conclusion(folder: Path, findings: Sequence[Finding]) -> str:

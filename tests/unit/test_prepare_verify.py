@@ -8,6 +8,7 @@ import shutil
 import h5py
 import numpy as np
 import pytest
+from datasets import FEW, FEW_CARDINALITIES, make_dataset
 
 from data_prep.check.verify import verify
 from data_prep.cli import main
@@ -57,6 +58,16 @@ def refusals(folder):
 
 def test_whole(folder):
     assert verify(folder) == []
+
+
+def test_a_set_of_another_program_is_checked_by_its_columns(tmp_path, capsys):
+    """As README has it: ``write_shard``, ``write_manifest``, columns of one's own."""
+    folder = make_dataset(tmp_path, 300, cardinalities=FEW_CARDINALITIES, features=FEW)
+    assert main(["verify", str(folder)]) == 0
+    name = "validation/shard-00000.h5"
+    with h5py.File(folder / name, "r+") as shard:
+        shard["ids"][3, 4] = 50
+    bad(folder, capsys, name, "checksum of the columns", "id 50 of page is outside [0, 50)")
 
 
 def test_a_damaged_place_is_one_line_and_the_remedy_is_said_once(folder, capsys):
