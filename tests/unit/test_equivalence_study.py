@@ -133,6 +133,22 @@ def test_differences_of_several_arms_are_averaged_within_a_seed(tmp_path, small_
     assert len(found) == 1 + 1 + 2 + 4
 
 
+@pytest.mark.parametrize(
+    ("tuned", "words"),
+    [
+        ('dense.optimizer=["sgd", "adagrad"]', {"optimizer sgd", "optimizer adagrad"}),
+        ("model.top=[[8, 1], [1]]", {"top 8 1", "top 1"}),
+    ],
+)
+def test_names_and_lists_are_tuned_as_numbers_are(tmp_path, small_data, tuned, words):
+    """They ended the study with a traceback, one after its first run, the other before it."""
+    more = "study.steps=1", "study.gaps=[1]", "algorithms.MA.sync.alpha=0.5"
+    design = a_study(tmp_path, small_data, f"algorithms.MA.{tuned}", *more)
+    assert study.run_all(design) == 0
+    arms = [line for line in (design.folder / "results.md").read_text().splitlines() if line.startswith("| S-MA-1 ")]
+    assert any(f"| {each} |" in line for line in arms for each in words)
+
+
 @pytest.mark.parametrize("change", ["study.steps=7", "settings.dense.rate=0.1", "study.decay_share=0"])
 def test_runs_of_another_design_are_not_taken_for_its_own(tmp_path, small_data, change):
     trial = Trial(Arm(Subject("MA", 2), "S", 3.0), {"sync.alpha": 0.5}, 1)

@@ -197,7 +197,7 @@ class StudyDesign:
     def fingerprint(self, trial: Trial) -> str:
         """A fingerprint of all settings of a run, so that a run with other settings is not mistaken for it."""
         subject, arm = trial.arm.subject, trial.arm
-        known = subject, *trial.choice.values()
+        known = subject, repr(trial.choice)
         if known not in self._flat:
             self._flat[known] = self.config(subject, trial.choice).flat() | {"run.folder": ""}
         given = asdict(self.lockstep(arm, trial.seed))

@@ -20,6 +20,7 @@ from ssmpi.bench.lockstep.trials import TEST, VALIDATION, TrialLog, TrialResult
 from ssmpi.core.log import log
 from ssmpi.core.settings import positive
 from ssmpi.core.topology import MAX_RANKS
+from ssmpi.report.groups import name_of
 
 Task = tuple[Trial, tuple[str, ...]]  # with the splits to score
 
@@ -105,7 +106,5 @@ def conclude(design: StudyDesign, ledger: TrialLog) -> None:
 
 
 def _named(trial: Trial) -> str:
-    choice = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in trial.choice.items())
-    return (
-        f"{trial.arm.name}, {trial.arm.subject.trainers} trainers, seed {trial.seed}{f', {choice}' if choice else ''}"
-    )
+    words = trial.arm.name, f"{trial.arm.subject.trainers} trainers", f"seed {trial.seed}", name_of(trial.choice)
+    return ", ".join(filter(None, words))

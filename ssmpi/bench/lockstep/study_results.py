@@ -15,6 +15,7 @@ from ssmpi.core import atomic_file
 from ssmpi.core.errors import UserError
 from ssmpi.core.log import log
 from ssmpi.report.equivalence import Verdict, decide
+from ssmpi.report.groups import name_of
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,9 @@ def _arms(findings: Findings) -> list[str]:
     rows = []
     for arm, ne in findings.ne.items():
         values, choice = np.array(ne), findings.chosen[arm.subject]
-        tuned = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in choice.items())
         mean, spread = values.mean(), values.std(ddof=1)
         rows.append([
-            arm.name, str(arm.subject.trainers), tuned, f"{mean:.5f}", f"{spread / mean:.2%}",
+            arm.name, str(arm.subject.trainers), name_of(choice), f"{mean:.5f}", f"{spread / mean:.2%}",
             f"{values.max() / mean - 1:+.2%}",
         ])  # fmt: skip
     return _lines(heads, rows)
