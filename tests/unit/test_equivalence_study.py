@@ -1,5 +1,6 @@
 """Lockstep studies: what is run, that it goes on where it stood, and what is compared."""
 
+import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ from ssmpi.bench.lockstep import comparisons, study, trials
 from ssmpi.bench.lockstep.design import Arm, Subject, Trial, load
 from ssmpi.bench.lockstep.run import Lockstep, LockstepRun
 from ssmpi.cli import main
-from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.core.errors import DataError, SettingsError, TrainingError
 
 ROOT = Path(__file__).parents[2]
 STUDY = """
@@ -147,6 +148,37 @@ def test_names_and_lists_are_tuned_as_numbers_are(tmp_path, small_data, tuned, w
     assert study.run_all(design) == 0
     arms = [line for line in (design.folder / "results.md").read_text().splitlines() if line.startswith("| S-MA-1 ")]
     assert any(f"| {each} |" in line for line in arms for each in words)
+
+
+def test_a_candidate_that_diverges_loses(tmp_path, small_data):
+    """It ended the study; if only the last step diverged its NE was NaN, which ``argmin`` takes for the lowest."""
+    subject, sgd = Subject("MA", 2), ("algorithms.MA.sync.alpha=0.5", "algorithms.MA.dense.optimizer=sgd")
+
+    def tuned(rates):
+        design = a_study(tmp_path, small_data, "study.steps=2", *sgd, f"algorithms.MA.dense.rate={rates}")
+        ledger = trials.TrialLog(design)
+        for trial in itertools.chain(*design.tuning(subject)):
+            ledger.note(trial, trials.run(design, trial, ["validation"]))
+        return trials.best(design, subject, trials.TrialLog(design))
+
+    assert tuned([1e30, 0.01]) == {"dense.rate": 0.01}
+    with pytest.raises(TrainingError, match="MA, 2 trainers: every candidate diverges"):
+        tuned([1e30, 1e31])
+    design = a_study(tmp_path, small_data, "study.steps=2", *sgd, "algorithms.MA.dense.rate=1e30")
+    with pytest.raises(TrainingError, match="diverged"):
+        trials.run(design, Trial(Arm(subject, "S", 2.0), {}, 1), ["validation", "test"])
+
+
+def test_rows_without_a_score_are_not_left_out_of_ne(tmp_path, small_data):
+    """NE was that of the other rows."""
+    subject = Subject("no rounds", 2)
+    design = a_study(tmp_path, small_data)
+    run = LockstepRun(design.config(subject, {}), Lockstep(steps=1))
+    run.train()
+    assert run.score("test")["rows"] == 600
+    run.tables.arena.weights[0] = np.nan
+    with pytest.raises(TrainingError, match="test rows"):
+        run.score("test")
 
 
 @pytest.mark.parametrize("change", ["study.steps=7", "settings.dense.rate=0.1", "study.decay_share=0"])

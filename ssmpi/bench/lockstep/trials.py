@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 
 from ssmpi.bench.lockstep.design import Choice, StudyDesign, Subject, Trial
 from ssmpi.bench.lockstep.run import LockstepRun
-from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.core.errors import DataError, SettingsError, TrainingError
 from ssmpi.core.git_commit import commit
 from ssmpi.core.log import during
 from ssmpi.data.reader import SplitReader
@@ -85,13 +86,20 @@ class TrialLog:
 
 
 def run(design: StudyDesign, trial: Trial, splits: Sequence[str]) -> TrialResult:
-    """Run one trial on this thread; returns NE on the splits."""
+    """Run one trial on this thread; returns NE on the splits. One that only tunes and diverges has infinite NE, so that
+    another candidate wins; TrainingError of a reported one.
+    """
     config = design.config(trial.arm.subject, trial.choice)
     began = time.process_time()
     with during(f"{trial.arm.name}, seed {trial.seed}"):
         one = LockstepRun(config, design.lockstep(trial.arm, trial.seed))
-        one.train()
-        ne = {split: one.score(split)["ne"] for split in splits}
+        try:
+            one.train()
+            ne = {split: one.score(split)["ne"] for split in splits}
+        except TrainingError:
+            if TEST in splits:
+                raise
+            ne = dict.fromkeys(splits, math.inf)
     return TrialResult(ne, round(time.process_time() - began, 2), commit())
 
 
@@ -109,11 +117,18 @@ def check_rows(design: StudyDesign) -> None:
 
 
 def best(design: StudyDesign, subject: Subject, ledger: TrialLog) -> Choice | None:
-    """The candidate with the lowest mean NE on the validation split; None until all have run."""
+    """The candidate with the lowest mean NE on the validation split; None until all have run. TrainingError if all
+    diverge.
+    """
     means = []
     for trials in design.tuning(subject):
         found = [ledger.find(trial) for trial in trials]
         if not all(found):
             return None
         means.append(float(np.mean([outcome.ne[VALIDATION] for outcome in found if outcome])))
+    if means and min(means) == math.inf:
+        raise TrainingError(
+            f"{design.path}: {subject.algorithm}, {subject.trainers} trainers: every candidate diverges, add lower "
+            "rates"
+        )
     return design.candidates(subject)[int(np.argmin(means)) if means else 0]
