@@ -228,6 +228,20 @@ def test_shipped_studies_resolve(path):
     assert design.options.gaps == (5, 30)
 
 
+def test_every_thread_takes_a_batch_in_a_step(tmp_path, small_data):
+    """Rates were 0 after the first of four threads' share of the rows, and too few rows were not refused."""
+    subject = Subject("MA", 2)
+    many = "settings.topology.threads=3", "settings.data.batch_size=20"
+    design = a_study(tmp_path, small_data, *many)
+    config = design.config(subject, {"sync.alpha": 0.5})
+    run = LockstepRun(config, design.lockstep(Arm(subject, "S", 2.0), 1))
+    run.train()
+    assert run.progress.examples == config.schedule.decay_start_examples + config.schedule.decay_examples == 720
+    assert run.progress.factor() == pytest.approx(0.0, abs=1e-9)
+    with pytest.raises(SettingsError, match="2 trainers take 12,000 rows in 100 steps"):
+        study.run_all(a_study(tmp_path, small_data, *many, "study.steps=100"))
+
+
 def test_too_few_rows_are_refused(tmp_path, small_data):
     with pytest.raises(SettingsError, match="2 trainers take 256,000,000 rows in 1,000,000 steps"):
         study.run_all(a_study(tmp_path, small_data, "study.steps=1_000_000"))

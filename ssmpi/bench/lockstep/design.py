@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -181,11 +181,17 @@ class StudyDesign:
         values = self._shared | fixed | choice
         values["topology.trainers"] = 1 if subject.algorithm == ONE else subject.trainers
         values["evaluate.per_pass"] = 1
-        examples = self.options.steps * subject.trainers * values.get("data.batch_size", 128)
+        config: Config = settings.build(Config, nested(values))
+        examples = self.examples(subject, config)
         decay = round(examples * self.options.decay_share)
         if decay:
-            values |= {"schedule.decay_start_examples": examples - decay, "schedule.decay_examples": decay}
-        return settings.build(Config, nested(values))
+            schedule = replace(config.schedule, decay_start_examples=examples - decay, decay_examples=decay)
+            config = replace(config, schedule=schedule)
+        return config
+
+    def examples(self, subject: Subject, config: Config) -> int:
+        """The examples of a subject's runs: in a step every worker thread of every trainer takes a batch."""
+        return self.options.steps * subject.trainers * config.topology.threads * config.data.batch_size
 
     def lockstep(self, arm: Arm, seed: int) -> Lockstep:
         """The lockstep settings of a run: one seed for everything."""

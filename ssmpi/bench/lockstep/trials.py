@@ -106,9 +106,9 @@ def run(design: StudyDesign, trial: Trial, splits: Sequence[str]) -> TrialResult
 def check_rows(design: StudyDesign) -> None:
     """SettingsError unless there are enough rows for the largest number of trainers."""
     subject = max(design.subjects, key=lambda subject: subject.trainers)
-    data = design.config(subject, design.candidates(subject)[0]).data
+    config = design.config(subject, design.candidates(subject)[0])
+    data, needed = config.data, design.examples(subject, config)
     there = SplitReader(Path(data.folder), data.train_split, data.block_rows).rows * data.passes
-    needed = design.options.steps * subject.trainers * data.batch_size
     if there < needed:
         raise SettingsError(
             f"{design.path}: {subject.trainers} trainers take {needed:,} rows in {design.options.steps:,} steps, and "
