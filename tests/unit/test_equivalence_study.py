@@ -2,11 +2,13 @@
 
 import itertools
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import make_dataset
 
 from ssmpi.bench.lockstep import comparisons, study, trials
 from ssmpi.bench.lockstep.design import Arm, Subject, Trial, load
@@ -184,9 +186,45 @@ def test_rows_without_a_score_are_not_left_out_of_ne(tmp_path, small_data):
 @pytest.mark.parametrize("change", ["study.steps=7", "settings.dense.rate=0.1", "study.decay_share=0"])
 def test_runs_of_another_design_are_not_taken_for_its_own(tmp_path, small_data, change):
     trial = Trial(Arm(Subject("MA", 2), "S", 3.0), {"sync.alpha": 0.5}, 1)
-    trials.TrialLog(a_study(tmp_path, small_data)).note(trial, trials.TrialResult({"test": 0.7}, 1.0, ""))
+    trials.TrialLog(a_study(tmp_path, small_data)).note(trial, trials.TrialResult({"validation": 0.7}, 1.0, ""))
     assert trials.TrialLog(a_study(tmp_path, small_data, "study.seeds=50")).find(trial)
     assert not trials.TrialLog(a_study(tmp_path, small_data, change)).find(trial)
+
+
+def test_runs_on_other_rows_are_not_taken_for_its_own(tmp_path, small_data):
+    """Another data set was prepared into the same folder, and the study called itself done."""
+    data, trial = tmp_path / "data", Trial(Arm(Subject("MA", 2), "S", 3.0), {"sync.alpha": 0.5}, 1)
+    shutil.copytree(small_data, data)
+    trials.TrialLog(a_study(tmp_path, data)).note(trial, trials.TrialResult({"validation": 0.7}, 1.0, ""))
+    assert trials.TrialLog(a_study(tmp_path, data)).find(trial)
+    shutil.rmtree(data)
+    make_dataset(data, rows=6_000, seed=1, shard=2_300)
+    assert not trials.TrialLog(a_study(tmp_path, data)).find(trial)
+
+
+def test_lines_that_do_not_name_their_data_still_count(tmp_path, small_data):
+    design, trial = a_study(tmp_path, small_data), Trial(Arm(Subject("MA", 2), "S", 3.0), {"sync.alpha": 0.5}, 1)
+    trials.TrialLog(design).note(trial, trials.TrialResult({"validation": 0.7}, 1.0, ""))
+    path = design.folder / trials.TRIALS
+    line = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in line.items() if name != "data"}) + "\n")
+    assert trials.TrialLog(design).find(trial)
+
+
+def test_a_seed_that_was_tuned_with_is_run_again_to_be_reported(tmp_path, small_data):
+    """More seeds were asked for, and other ones to tune with: the table ended with a KeyError."""
+    ma = Subject("MA", 2)
+    design = a_study(tmp_path, small_data, "study.tuning_seeds=[3]")
+    ledger = trials.TrialLog(design)
+    for trial in itertools.chain(*design.tuning(ma)):
+        ledger.note(trial, trials.TrialResult({"validation": 0.7}, 1.0, ""))
+    design = a_study(tmp_path, small_data, "study.tuning_seeds=[101]", "study.seeds=3")
+    ledger = trials.TrialLog(design)
+    for trial in itertools.chain(*design.tuning(ma)):
+        ledger.note(trial, trials.TrialResult({"validation": 0.7}, 1.0, ""))
+    again = Trial(Arm(ma, "S", 2.0), {"sync.alpha": 0.5}, 3)
+    assert ledger.find(again)
+    assert (again, ("validation", "test")) in study.missing(design, ledger)
 
 
 def test_a_torn_last_line_is_run_again_and_a_damaged_one_is_named(tmp_path, small_data):
@@ -194,7 +232,7 @@ def test_a_torn_last_line_is_run_again_and_a_damaged_one_is_named(tmp_path, smal
     first, second = (Trial(Arm(Subject("one trainer", 2)), {}, seed) for seed in (1, 2))
     ledger = trials.TrialLog(design)
     for trial in (first, second):
-        ledger.note(trial, trials.TrialResult({"test": 0.7}, 1.0, ""))
+        ledger.note(trial, trials.TrialResult({"validation": 0.7}, 1.0, ""))
     path = design.folder / trials.TRIALS
     path.write_bytes(path.read_bytes()[:-5])
     ledger = trials.TrialLog(design)

@@ -58,7 +58,7 @@ def missing(design: StudyDesign, ledger: TrialLog) -> list[Task]:
         for subject, choice in chosen.items()
         for arm in design.arms(subject)
     )
-    return [(trial, (VALIDATION, TEST)) for trial in reported if not ledger.find(trial)]
+    return [(trial, (VALIDATION, TEST)) for trial in reported if not ledger.find(trial, TEST)]
 
 
 def outcomes(design: StudyDesign, todo: list[Task], jobs: int, until: float) -> Iterator[tuple[Task, TrialResult]]:
@@ -90,7 +90,7 @@ def conclude(design: StudyDesign, ledger: TrialLog) -> None:
     for subject, choice in chosen.items():
         for arm in design.arms(subject) if choice is not None else ():
             outcomes = {
-                seed: ledger.find(Trial(arm, choice or {}, seed)) for seed in range(1, design.options.seeds + 1)
+                seed: ledger.find(Trial(arm, choice or {}, seed), TEST) for seed in range(1, design.options.seeds + 1)
             }
             found[arm] = {seed: outcome for seed, outcome in outcomes.items() if outcome}
     seeds = set.intersection(*map(set, found.values())) if found and None not in chosen.values() else set()

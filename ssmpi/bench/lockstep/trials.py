@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -16,8 +17,9 @@ from ssmpi.bench.lockstep.design import Choice, StudyDesign, Subject, Trial
 from ssmpi.bench.lockstep.run import LockstepRun
 from ssmpi.core.errors import DataError, SettingsError, TrainingError
 from ssmpi.core.git_commit import commit
-from ssmpi.core.log import during
+from ssmpi.core.log import during, log
 from ssmpi.data.reader import SplitReader
+from ssmpi.data.schema import read_manifest
 from ssmpi.report.jsonl import JsonlFile
 
 TRIALS = "trials.jsonl"
@@ -40,17 +42,21 @@ class TrialResult:
 
 
 class TrialLog:
-    """All finished trials, keyed by all their settings, so a changed study file needs new trials."""
+    """All finished trials, keyed by all their settings, so a changed study file needs new trials; and so do other rows
+    in the same data folder.
+    """
 
     def __init__(self, design: StudyDesign) -> None:
         self._design, self._path, self._done = design, design.folder / TRIALS, dict[str, TrialResult]()
+        self._data = digest_of_data(design)
         whole = self._read() if self._path.exists() else 0
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = JsonlFile(self._path, whole)
 
-    def find(self, trial: Trial) -> TrialResult | None:
-        """The result of a trial; None if it has not run."""
-        return self._done.get(self._design.fingerprint(trial))
+    def find(self, trial: Trial, split: str = VALIDATION) -> TrialResult | None:
+        """The result of a trial; None if it has not run, or did not score ``split``."""
+        found = self._done.get(self._design.fingerprint(trial))
+        return found if found and split in found.ne else None
 
     def note(self, trial: Trial, outcome: TrialResult) -> None:
         """Append one result."""
@@ -64,25 +70,42 @@ class TrialLog:
                     "seconds": outcome.seconds,
                     "commit": outcome.commit,
                     "settings": known,
+                    "data": self._data,
                 }
             )
         )
 
     def _read(self) -> int:
-        """Read all complete lines and return their bytes; the last line may be torn."""
-        whole = 0
+        """Read all complete lines and return their bytes; the last line may be torn. Trials of other data are left out;
+        older lines do not say what theirs was.
+        """
+        whole = others = 0
         for number, line in enumerate(self._path.read_bytes().splitlines(keepends=True), 1):
             if not line.endswith(b"\n"):
                 break
             try:
                 values = json.loads(line)
-                self._done[values["settings"]] = TrialResult.of(values)
+                outcome = TrialResult.of(values)
+                if values.get("data", self._data) == self._data:
+                    self._done[values["settings"]] = outcome
+                else:
+                    others += 1
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
                     f"{self._path}, line {number}: not the record of a trial; remove that line, and it is run again"
                 ) from error
             whole += len(line)
+        if others:
+            log.info("%s: %d trials are of other rows than those now in the data folder, left out", self._path, others)
         return whole
+
+
+def digest_of_data(design: StudyDesign) -> str:
+    """A digest of all splits of the study's data set."""
+    subject = design.subjects[0]
+    manifest = read_manifest(Path(design.config(subject, design.candidates(subject)[0]).data.folder))
+    shards = {name: [shard.checksum for shard in split.shards] for name, split in sorted(manifest.splits.items())}
+    return hashlib.sha256(json.dumps([manifest.cardinalities, shards]).encode()).hexdigest()[:12]
 
 
 def run(design: StudyDesign, trial: Trial, splits: Sequence[str]) -> TrialResult:
