@@ -24,15 +24,19 @@ python_command() {  # the newest python that will do
   fail "no python 3.11 or newer found; install one, or name it: PYTHON=/path/to/python bash $0"
 }
 
-environment_stamp() {  # environment_stamp EXTRAS: what an environment was made from
+environment_stamp() {  # environment_stamp EXTRAS: what an environment was made from, and the checkout whose code it runs
   cat pyproject.toml jobs/constraints.txt | cksum
   echo "$1"
+  pwd -P
 }
 
 make_environment() {  # make_environment FOLDER EXTRAS: a virtual environment with ssmpi in it; quick when it is up to date
   # --no-compile: compiling all of torch takes as long as installing it; what is imported is compiled then
-  local folder=$1 extras=$2 stamp
-  [ -x "$folder/bin/python" ] || run "$(python_command)" -m venv "$folder"
+  local folder=$1 extras=$2 stamp python
+  if [ ! -x "$folder/bin/pip" ]; then  # python is there before pip is, or without it
+    python=$(python_command)
+    run "$python" -m venv "$folder"
+  fi
   stamp=$(environment_stamp "$extras")
   if [ "$stamp" != "$(cat "$folder/.stamp" 2>/dev/null)" ]; then
     run "$folder/bin/pip" install --quiet --disable-pip-version-check --no-compile -c jobs/constraints.txt -e ".[$extras]"
