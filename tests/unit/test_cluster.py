@@ -340,6 +340,16 @@ def test_options_without_sense_are_refused(wrong):
         cluster.ClusterOptions(**wrong)
 
 
+@pytest.mark.parametrize("name", ["cluster.toml", "base.toml"])
+def test_a_run_file_is_not_replaced(tmp_path, small_data, name):
+    """It was emptied before it was read."""
+    given = tmp_path / name
+    given.write_text(f'[data]\nfolder = "{small_data}"\n')
+    with pytest.raises(SettingsError, match="choose another --folder"):
+        cluster.run_file_for(cluster.ClusterOptions(folder=tmp_path), given, ())
+    assert str(small_data) in given.read_text()
+
+
 def test_a_table_says_what_is_emulated_and_marks_a_full_host():
     found = {
         "eps": [900.0, 1000.0, 1100.0],
