@@ -39,12 +39,13 @@ class JobCost:
 
 
 def measure(counts: Sequence[int], folder: Path, kills: int = 0) -> list[JobCost]:
-    """Run one job of each size and print its times; write a table and ``scale.json`` to ``folder`` at the end. Then
+    """Run one job of each size and print their times; write ``scale.json`` to ``folder`` at the end. Then
     kill a rank of a job of ``RESTARTED`` ranks ``kills`` times, and print how long it takes to resume training.
     """
+    jobs = [topology(ranks) for ranks in counts]
     folder.mkdir(parents=True, exist_ok=True)
     shards = data.synthetic(folder / "data", ROWS)
-    costs = [job(topology(ranks), shards, folder / f"scale-{ranks}") for ranks in counts]
+    costs = [job(roles, shards, folder / f"scale-{roles.size}") for roles in jobs]
     atomic_file.write(folder / "scale.json", json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")
     print(table(costs))
     if kills:
