@@ -247,6 +247,7 @@ def test_a_torn_last_line_is_run_again_and_a_damaged_one_is_named(tmp_path, smal
     ("override", "said"),
     [
         ("study.tuning_seeds=[2]", r"\[2\] are reported"),
+        ("study.seeds=1", "seeds must be at least 2"),
         ("study.trainers=[1]", "trainers must be at least 2"),
         ("study.gaps=[5, 5]", "must be different"),
         ("algorithms.MA.sync.algorithm=gossip", "lockstep knows"),

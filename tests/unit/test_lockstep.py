@@ -150,6 +150,13 @@ def test_what_makes_no_sense_is_refused(wrong):
         Lockstep(**wrong)
 
 
+@pytest.mark.parametrize("texts", [["gap=7", "gap=7"], [""]])
+def test_a_case_that_is_there_twice_is_refused(tmp_path, small_data, texts):
+    """Its table ended with a broadcasting error after all of the runs."""
+    with pytest.raises(SettingsError, match="is there twice"):
+        paired.cases_of(texts, lambda words: write_run_file(tmp_path, small_data, *words), Lockstep())
+
+
 def test_an_algorithm_without_lockstep_rounds_is_refused(tmp_path, small_data):
     with pytest.raises(SettingsError, match="none, bmuf, ma, easgd, async_ps"):
         in_lockstep(tmp_path, small_data, "sync.algorithm=gossip", "topology.trainers=2")

@@ -56,7 +56,7 @@ class DesignOptions:
     def __post_init__(self) -> None:
         require(bool(self.folder), "folder must not be empty")
         within("steps", self.steps, 1, COUNT)
-        within("seeds", self.seeds, 1, COUNT)
+        within("seeds", self.seeds, 2, COUNT)  # a single one is no comparison
         positive("margin", self.margin, 1.0)
         positive("level", self.level, 0.5)
         require(0 <= self.decay_share <= 1, f"decay_share must be in [0, 1], got {self.decay_share}")

@@ -36,7 +36,9 @@ class Case:
 
 
 def cases_of(texts: Sequence[str], load: Callable[[list[str]], Config], lockstep: Lockstep) -> list[Case]:
-    """The given run, then one case for each of ``texts``: settings, ``gap=NUMBER`` and ``feedback=off``."""
+    """The given run, then one case for each of ``texts``: settings, ``gap=NUMBER`` and ``feedback=off``. SettingsError
+    if two are the same.
+    """
     found = []
     for text in ("", *texts):
         words = text.split()
@@ -48,6 +50,9 @@ def cases_of(texts: Sequence[str], load: Callable[[list[str]], Config], lockstep
         own = dataclasses.replace(lockstep, gap=gap, feedback=lockstep.feedback and NO_FEEDBACK not in words)
         settings = [word for word in words if word != NO_FEEDBACK and not word.startswith(GAP)]
         found.append(Case(text or AS_GIVEN, load(settings), own))
+    names = [case.name for case in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SettingsError(f"--case: '{twice[0]}' is there twice")
     return found
 
 
