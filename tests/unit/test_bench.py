@@ -1,5 +1,7 @@
 """The arithmetic of the benchmark, against cases that can be done by hand, and its report of what is missing."""
 
+import dataclasses
+import json
 import math
 import subprocess
 import sys
@@ -645,6 +647,16 @@ def test_a_given_run_file_is_the_base_with_its_overrides(tmp_path, small_data):
     base = data.base_run_file(given, ["embedding.dim=8", "model.bottom=[8]"], tmp_path, short=True)
     assert data.load(base).dense.rate == 0.25
     assert data.load(base).model.bottom == (8,)
+
+
+def test_results_are_json_that_every_reader_takes(tmp_path, capsys):
+    """A target without a best quarter was written as NaN, which is Python's alone."""
+    target = dataclasses.asdict(targets.Target("a ratio", 1.0, 2.0))
+    report = {"targets": [target], "sections": {"shadow": {"gap": (math.inf, 3.0)}}}
+    reporting.publish(tmp_path / "found.json", report, "text", lambda *_: None)
+    found = json.loads((tmp_path / "found.json").read_text(), parse_constant=pytest.fail)
+    assert found["targets"] == [{**target, "best_quarter": None}]
+    assert found["sections"]["shadow"]["gap"] == [None, 3.0]
 
 
 def test_no_picture_of_nothing(tmp_path):

@@ -161,6 +161,8 @@ def test_a_candidate_that_diverges_loses(tmp_path, small_data):
         ledger = trials.TrialLog(design)
         for trial in itertools.chain(*design.tuning(subject)):
             ledger.note(trial, trials.run(design, trial, ["validation"]))
+        for line in (design.folder / trials.TRIALS).read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)
         return trials.best(design, subject, trials.TrialLog(design))
 
     assert tuned([1e30, 0.01]) == {"dense.rate": 0.01}

@@ -21,6 +21,7 @@ from ssmpi.core.log import during, log
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
 from ssmpi.report.jsonl import JsonlFile
+from ssmpi.report.results import plain
 
 TRIALS = "trials.jsonl"
 VALIDATION, TEST = "validation", "test"
@@ -37,7 +38,8 @@ class TrialResult:
     @staticmethod
     def of(values: dict[str, Any]) -> TrialResult:
         """Parse a line of the file."""
-        ne = {split: float(values[split]) for split in (VALIDATION, TEST) if split in values}
+        found = {split: values[split] for split in (VALIDATION, TEST) if split in values}
+        ne = {split: math.inf if value is None else float(value) for split, value in found.items()}
         return TrialResult(ne, float(values["seconds"]), str(values["commit"]))
 
 
@@ -66,7 +68,7 @@ class TrialLog:
             json.dumps(
                 {
                     "trial": trial.key,
-                    **outcome.ne,
+                    **plain(outcome.ne),
                     "seconds": outcome.seconds,
                     "commit": outcome.commit,
                     "settings": known,
