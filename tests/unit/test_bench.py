@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -128,6 +129,16 @@ def test_processor_seconds_are_the_threads_own():
     assert found["cpu/shadow"] < 0.1
     after = process_usage.own_cpu()["cpu/workers"]  # when they have ended, as workers do with each pass
     assert after >= found["cpu/workers"] - 0.02
+
+
+def test_a_host_is_busy_where_the_job_may_run():
+    """With 2 of 64 cores those of the other jobs counted, against 2 cores: the host was thousands of percent full."""
+    stat = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 100 0 50 900 30 0 0 50 7 7\ncpu1 5 0 0 900 0 0 0 0 0 0\n"
+    stat += "cpu10 1 2 3 4 5 6 7 8 0 0\nintr 1\n"
+    assert process_usage.busy(stat, {0}) == 200 / process_usage.TICKS
+    assert process_usage.busy(stat, {1, 10}) == (5 + 27) / process_usage.TICKS
+    whole = process_usage.busy(Path("/proc/stat").read_text(), range(os.cpu_count()))
+    assert 0 < process_usage.host_busy() <= whole + 1
 
 
 def test_the_grid_has_every_kind_batch_algorithm_and_thread_count():
