@@ -1,7 +1,10 @@
 """The scripts in ``jobs``, with stand-ins for what they start: when they make an environment, and how they end."""
 
+import itertools
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,6 +50,21 @@ def start(checkout, *words, **environ):
 def noted(checkout):
     log = checkout.parent / "log"
     return log.read_text().splitlines() if log.exists() else []
+
+
+def test_every_package_is_installed_in_the_version_that_was_tested():
+    project = tomllib.loads((JOBS.parent / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    names = {re.split(r"[\[<>=, ]", requirement)[0] for requirement in wanted} - {project["name"]}
+    pinned = {line.partition("==")[0] for line in (JOBS / "constraints.txt").read_text().splitlines() if "==" in line}
+    assert names == pinned
+
+
+def test_every_script_is_checked():
+    asked = next(line for line in (JOBS / "test.sh").read_text().splitlines() if "shellcheck -x" in line).split()
+    found = {path for words in asked for path in JOBS.parent.glob(words)}
+    shells = {path for path in JOBS.rglob("*") if path.is_file() and path.read_bytes()[:19] == b"#!/usr/bin/env bash"}
+    assert shells - found == set()
 
 
 MAKE = "set -e; . jobs/common.sh; make_environment venv test; echo made"
