@@ -13,6 +13,10 @@ fail() {
   exit 2
 }
 
+given() {  # given PATH: as its user meant it, in the folder from which the script has gone to the checkout
+  case $1 in /*) echo "$1" ;; *) echo "$OLDPWD/$1" ;; esac
+}
+
 python_command() {  # the newest python that will do
   local python
   for python in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do

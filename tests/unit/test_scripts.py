@@ -103,6 +103,16 @@ def test_without_python_a_script_says_so_and_ends(checkout):
     assert line.startswith("error: no python 3.11 or newer found")
 
 
+def test_folders_are_those_of_where_a_script_was_started(checkout):
+    """Data went into the checkout."""
+    command(checkout / "venv/bin/ssmpi-prepare", 'echo "$2" >> "$LOG"; exit 3')
+    (checkout / "elsewhere").mkdir()
+    words = "--venv", "../venv", "--data", "my data"
+    done = start(checkout, "-c", 'cd elsewhere && exec bash ../jobs/quickstart.sh "$@"', "bash", *words)
+    assert done.returncode == 3, done.stderr
+    assert noted(checkout) == ["pip", f"{checkout}/elsewhere/my data/raw-1200000"]
+
+
 @pytest.mark.parametrize(
     ("soaked", "kills", "code"),
     [(0, 0, 0), (0, 5, 0), (5, 0, 0), (1, 0, 1), (0, 1, 1), (1, 5, 1), (5, 5, 2)],
