@@ -234,6 +234,22 @@ def test_a_table_of_nothing_is_refused(study_file, capsys):
     assert not capsys.readouterr().out
 
 
+def test_the_table_says_where_and_when_cells_ran_not_where_it_was_made(study_file, monkeypatch, tmp_path, capsys):
+    """It named the day and the host of 'bench study --table'."""
+    days, hosts = iter(["2026-01-09", "2026-01-11", "2026-01-10"]), iter(["old one", "new one", "old one"])
+
+    def outcome(where):
+        versions = {"ssmpi": "0.1.0", "processor": next(hosts), "started": f"{next(days)}T10:00:00+00:00"}
+        (where.run / "versions.json").write_text(json.dumps(versions))
+        return complete(where)
+
+    play(monkeypatch, outcome)
+    bench.run_all(load(study_file(), ["grid.run.seed=[1]", "grid.topology.trainers=[1]"]))
+    assert "study.toml`, 2026-01-09 to 2026-01-11, old one; new one, ssmpi 0.1.0" in capsys.readouterr().out
+    body = json.loads((tmp_path / "study" / "results.json").read_text())
+    assert (body["date"], body["machine"]) == ("2026-01-09 to 2026-01-11", "old one; new one")
+
+
 def test_the_table_says_which_cells_ran_with_other_code(study_file, monkeypatch, tmp_path, capsys):
     def by(commit):
         def outcome(where):
