@@ -213,6 +213,17 @@ def test_lines_that_do_not_name_their_data_still_count(tmp_path, small_data):
     assert trials.TrialLog(design).find(trial)
 
 
+def test_who_only_prints_leaves_a_line_that_is_being_written_alone(tmp_path, small_data):
+    """``--minutes 0`` beside a running study cut off what that one had just written."""
+    design, trial = a_study(tmp_path, small_data), Trial(Arm(Subject("one trainer", 2)), {}, 1)
+    trials.TrialLog(design).note(trial, trials.TrialResult({"validation": 0.7}, 1.0, ""))
+    path = design.folder / trials.TRIALS
+    written = path.read_bytes() + b'{"trial": '
+    path.write_bytes(written)
+    assert study.run_all(design, minutes=0) == 1
+    assert path.read_bytes() == written
+
+
 def test_a_seed_that_was_tuned_with_is_run_again_to_be_reported(tmp_path, small_data):
     """More seeds were asked for, and other ones to tune with: the table ended with a KeyError."""
     ma = Subject("MA", 2)

@@ -66,7 +66,7 @@ def markdown(design: StudyDesign, findings: Findings, verdicts: Sequence[Verdict
         "",
         f"Equal: two one-sided t-tests show the mean difference of NE to lie within {options.margin:.1%}. Worse or "
         f"better: a two-sided t-test shows that it is not 0. Both at {options.level:.0%}, by pairs of seeds, with "
-        "Holm's correction for the tests of one family. Below 0 the first is better.",
+        "Holm's correction for the tests of one family; intervals are without it. Below 0 the first is better.",
     ]
     for family in comparisons.FAMILIES:
         found = [verdict for verdict in verdicts if verdict.comparison.family == family]

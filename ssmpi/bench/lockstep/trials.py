@@ -51,9 +51,9 @@ class TrialLog:
     def __init__(self, design: StudyDesign) -> None:
         self._design, self._path, self._done = design, design.folder / TRIALS, dict[str, TrialResult]()
         self._data = digest_of_data(design)
-        whole = self._read() if self._path.exists() else 0
+        self._whole = self._read() if self._path.exists() else 0
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = JsonlFile(self._path, whole)
+        self._file: JsonlFile | None = None  # opening it removes a torn line, which another process may be writing
 
     def find(self, trial: Trial, split: str = VALIDATION) -> TrialResult | None:
         """The result of a trial; None if it has not run, or did not score ``split``."""
@@ -64,6 +64,7 @@ class TrialLog:
         """Append one result."""
         known = self._design.fingerprint(trial)
         self._done[known] = outcome
+        self._file = self._file or JsonlFile(self._path, self._whole)
         self._file.write(
             json.dumps(
                 {
