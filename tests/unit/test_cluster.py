@@ -396,6 +396,11 @@ def test_virtual_hosts_are_refused_with_a_reason_where_there_can_be_none(monkeyp
     monkeypatch.chdir("/tmp")
     with pytest.raises(UserError, match="folders of their own in /tmp"), limited_links.limited_hosts(1, tmp_path):
         pass
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(limited_links, "VirtualHosts", None)  # none is made
+    spaced = limited_links.limited_hosts(1, tmp_path / "my runs")
+    with pytest.raises(UserError, match="my runs: virtual hosts need folders without spaces"), spaced:
+        pass  # a mount in the first host failed
 
 
 def test_the_command_line_predicts_or_says_what_it_lacks(tmp_path, small_data, capsys):
