@@ -57,15 +57,16 @@ def cases_of(texts: Sequence[str], load: Callable[[list[str]], Config], lockstep
 
 
 def measure(cases: Sequence[Case], split: str, runs: int, out: Path | None) -> list[dict[str, Any]]:
-    """Run every case with seeds 1 to ``runs``, cases interleaved. Prints the table and writes all of it as JSON to
-    ``out``.
+    """Run every case with ``runs`` seeds, from the first case's on, cases interleaved. Prints the table and writes all
+    of it as JSON to ``out``.
     """
     if runs < 2:
         raise SettingsError(f"--case compares by seeds: --runs must be at least 2, got {runs}")
     if out:
         atomic_file.check(out)
     results: list[dict[str, Any]] = []
-    for seed in range(1, runs + 1):
+    first = cases[0].lockstep.dense
+    for seed in range(first, first + runs):
         for case in cases:
             began = time.process_time()
             own = dataclasses.replace(case.lockstep, dense=seed, embedding=seed, order=seed)
