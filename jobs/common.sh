@@ -1,4 +1,4 @@
-# Sourced by quickstart.sh and test.sh: print what runs, make an environment, find an MPI that works.
+# Sourced by the other scripts: print what runs, make an environment, find an MPI that works.
 # shellcheck shell=bash
 
 export PYTHONDONTWRITEBYTECODE=  # else every rank of every job compiles every module it imports

@@ -113,6 +113,22 @@ def test_folders_are_those_of_where_a_script_was_started(checkout):
     assert noted(checkout) == ["pip", f"{checkout}/elsewhere/my data/raw-1200000"]
 
 
+def test_tables_of_another_size_are_other_data(checkout):
+    """The study's data were known by their skew alone: with other sizes in the script the old ones were taken."""
+    (checkout / "jobs/studies").mkdir()
+    text = (JOBS / "studies/recovery.sh").read_text()
+    command(checkout.parent / "bin/ssmpi-prepare", 'echo "$1 $2" >> "$LOG"')
+    command(checkout.parent / "bin/ssmpi", "exit 0")
+    for rows in (3000, 2000):
+        (checkout / "jobs/studies/recovery.sh").write_text(text.replace("study 0.6 3000 ", f"study 0.6 {rows} "))
+        done = start(checkout, "jobs/studies/recovery.sh", "my data")
+        assert done.returncode == 0, done.stderr
+        (checkout / f"my data/0.6-{rows}/shards").mkdir(parents=True)
+        (checkout / f"my data/0.6-{rows}/shards/manifest.json").touch()
+    made = [line for line in noted(checkout) if line.startswith("synthesize my data/0.6")]
+    assert made == ["synthesize my data/0.6-3000/raw", "synthesize my data/0.6-2000/raw"]
+
+
 @pytest.mark.parametrize(
     ("soaked", "kills", "code"),
     [(0, 0, 0), (0, 5, 0), (5, 0, 0), (1, 0, 1), (0, 1, 1), (1, 5, 1), (5, 5, 2)],
