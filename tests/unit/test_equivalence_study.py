@@ -15,6 +15,7 @@ from ssmpi.bench.lockstep.design import Arm, Subject, Trial, load
 from ssmpi.bench.lockstep.run import Lockstep, LockstepRun
 from ssmpi.cli import main
 from ssmpi.core.errors import DataError, SettingsError, TrainingError
+from ssmpi.run import lockfile
 
 ROOT = Path(__file__).parents[2]
 STUDY = """
@@ -222,6 +223,17 @@ def test_who_only_prints_leaves_a_line_that_is_being_written_alone(tmp_path, sma
     path.write_bytes(written)
     assert study.run_all(design, minutes=0) == 1
     assert path.read_bytes() == written
+
+
+def test_one_process_runs_a_study(tmp_path, small_data):
+    """Both ran every trial, and the second removed from the file what the first had written."""
+    design = a_study(tmp_path, small_data)
+    design.folder.mkdir()
+    with lockfile.acquire(design.folder / study.LOCK, lambda _: 0.0):
+        with pytest.raises(SettingsError, match=r"another process is running this study \(process"):
+            study.run_all(design)
+        assert study.run_all(design, minutes=0) == 1
+    assert not (design.folder / trials.TRIALS).exists()
 
 
 def test_a_seed_that_was_tuned_with_is_run_again_to_be_reported(tmp_path, small_data):
