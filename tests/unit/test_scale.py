@@ -8,7 +8,7 @@ from ranks import ssmpi
 
 from ssmpi.bench import restart_time, scale
 from ssmpi.core.clock import process_age
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import DataError, SettingsError
 
 LOG = """2026-11-21 17:20:03,250 h1 trainer 0 | 8 ranks on 2 hosts
 2026-11-21 17:20:05,750 h1 trainer 0 | training starts
@@ -41,6 +41,8 @@ def test_nonsense_is_refused():
 def test_nonsense_is_refused_before_the_first_job(tmp_path):
     with pytest.raises(DataError, match="at least 4"):
         scale.measure([8, 3], tmp_path / "made")
+    with pytest.raises(SettingsError, match="--kills must be at least 0"):
+        scale.measure([8], tmp_path / "made", kills=-1)
     assert not (tmp_path / "made").exists()
 
 
