@@ -660,6 +660,11 @@ def test_a_given_run_file_is_the_base_with_its_overrides(tmp_path, small_data):
     assert data.load(base).model.bottom == (8,)
 
 
+def test_the_report_says_that_pytorch_has_more_optimizer_state():
+    assert "embedding.optimizer=rowwise_adagrad" in Contender(PYTORCH, 128, network="dcn_v2").overrides
+    assert "Adagrad (of rows: PyTorch's by weight, the loop's by row)" in render.networks({})
+
+
 def test_results_are_json_that_every_reader_takes(tmp_path, capsys):
     """A target without a best quarter was written as NaN, which is Python's alone."""
     target = dataclasses.asdict(targets.Target("a ratio", 1.0, 2.0))
