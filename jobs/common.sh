@@ -1,4 +1,4 @@
-# Sourced by quickstart.sh and test.sh: print what runs, make an environment, find an MPI that works.
+# Sourced by the other scripts: print what runs, make an environment, find an MPI that works.
 # shellcheck shell=bash
 
 export PYTHONDONTWRITEBYTECODE=  # else every rank of every job compiles every module it imports
@@ -13,6 +13,10 @@ fail() {
   exit 2
 }
 
+given() {  # given PATH: as its user meant it, in the folder from which the script has gone to the checkout
+  case $1 in /*) echo "$1" ;; *) echo "$OLDPWD/$1" ;; esac
+}
+
 python_command() {  # the newest python that will do
   local python
   for python in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do
@@ -24,15 +28,19 @@ python_command() {  # the newest python that will do
   fail "no python 3.11 or newer found; install one, or name it: PYTHON=/path/to/python bash $0"
 }
 
-environment_stamp() {  # environment_stamp EXTRAS: what an environment was made from
+environment_stamp() {  # environment_stamp EXTRAS: what an environment was made from, and the checkout whose code it runs
   cat pyproject.toml jobs/constraints.txt | cksum
   echo "$1"
+  pwd -P
 }
 
 make_environment() {  # make_environment FOLDER EXTRAS: a virtual environment with ssmpi in it; quick when it is up to date
   # --no-compile: compiling all of torch takes as long as installing it; what is imported is compiled then
-  local folder=$1 extras=$2 stamp
-  [ -x "$folder/bin/python" ] || run "$(python_command)" -m venv "$folder"
+  local folder=$1 extras=$2 stamp python
+  if [ ! -x "$folder/bin/pip" ]; then  # python is there before pip is, or without it
+    python=$(python_command)
+    run "$python" -m venv "$folder"
+  fi
   stamp=$(environment_stamp "$extras")
   if [ "$stamp" != "$(cat "$folder/.stamp" 2>/dev/null)" ]; then
     run "$folder/bin/pip" install --quiet --disable-pip-version-check --no-compile -c jobs/constraints.txt -e ".[$extras]"

@@ -25,7 +25,7 @@ while [ $# -gt 0 ]; do
     --help|-h) usage; exit 0 ;;
     --rows|--venv|--data|--run)
       [ $# -ge 2 ] || fail "$1 needs a value; see --help"
-      case $1 in --rows) rows=$2 ;; --venv) venv=$2 ;; --data) data=$2 ;; --run) runs=$2 ;; esac
+      case $1 in --rows) rows=$2 ;; --venv) venv=$(given "$2") ;; --data) data=$(given "$2") ;; --run) runs=$(given "$2") ;; esac
       shift 2 ;;
     *) fail "unknown argument '$1'; see --help" ;;
   esac

@@ -21,7 +21,7 @@ run ruff format --check .
 run ruff check .
 run mypy
 run lint-imports
-run shellcheck -x jobs/*.sh jobs/*.sbatch .ci/run
+run shellcheck -x jobs/*.sh jobs/*.sbatch jobs/studies/*.sh .ci/run
 wait "$compiling"
 wait
 # Three files at a time on two cores, because half of the time tests wait; the longest begin first (tests/conftest.py).

@@ -30,7 +30,7 @@ case ${1:-} in
     exit 0 ;;
   --install) install_slurm; exit ;;
 esac
-install_slurm || exit 0 # it has said loudly why
+install_slurm || exit 2 # it has said loudly why
 make_environment "${VENV:-.venv-test}" test
 find_mpi
 run pytest tests/story -rs --durations=5 "$@"

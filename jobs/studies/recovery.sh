@@ -18,14 +18,14 @@ cd "$(dirname "$0")/../.."
 
 data=${1:-data/recovery} out=${2:-runs/studies/recovery}
 study() { # SKEW ROWS_OF_A_TABLE SEEDS INPUTS...: one table
-  local skew=$1 rows=$2 seeds=$3 sizes
+  local skew=$1 rows=$2 seeds=$3 name=$1-$2 sizes
   shift 3
-  if [ ! -e "$data/$skew/shards/manifest.json" ]; then
+  if [ ! -e "$data/$name/shards/manifest.json" ]; then
     sizes=$(for _ in {1..26}; do printf '%s,' "$rows"; done)
-    ssmpi-prepare synthesize "$data/$skew/raw" --rows 750000 --seed 1 --skew "$skew" --cardinalities "${sizes%,}" --overwrite
-    ssmpi-prepare criteo "$data/$skew/raw/train.txt" --output "$data/$skew/shards" --split kaggle
+    ssmpi-prepare synthesize "$data/$name/raw" --rows 750000 --seed 1 --skew "$skew" --cardinalities "${sizes%,}" --overwrite
+    ssmpi-prepare criteo "$data/$name/raw/train.txt" --output "$data/$name/shards" --split kaggle
   fi
-  ssmpi bench recovery --folder "$out/$skew" --seeds "$seeds" "$@" data.folder="$data/$skew/shards" \
+  ssmpi bench recovery --folder "$out/$name" --seeds "$seeds" "$@" data.folder="$data/$name/shards" \
     topology.embedding_ps=72 data.batch_size=512 embedding.optimizer=rowwise_adagrad embedding.rate=0.15 \
     'model.bottom=[16]' 'model.top=[16,1]'
 }

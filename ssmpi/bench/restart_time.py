@@ -77,8 +77,9 @@ def measure(run_file: Path, overrides: Sequence[str], run: Path, kills: int) -> 
 
 def _one(run: Path, run_file: Path, until: Callable[[Callable[[], object], str], None]) -> RestartTime:
     time.sleep(CALM)
-    before, killed = len(_recoveries(run)), time.time()
-    os.kill(random.choice(ranks_of(run_file)), signal.SIGKILL)
+    before, rank = len(_recoveries(run)), random.choice(ranks_of(run_file))
+    killed = time.time()
+    os.kill(rank, signal.SIGKILL)
     until(lambda: len(_recoveries(run)) > before and "restore" in _recoveries(run)[-1]["seconds"], "start again")
     found, trained = _recoveries(run)[-1], _trained(run)
     until(lambda: _trained(run) > trained, "train again")

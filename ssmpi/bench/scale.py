@@ -18,6 +18,7 @@ from ssmpi.bench.harness import data
 from ssmpi.cluster.launch import launch
 from ssmpi.core import atomic_file, log
 from ssmpi.core.errors import DataError
+from ssmpi.core.settings import EXAMPLES, within
 from ssmpi.core.topology import Topology
 from ssmpi.run.request import RunRequest
 
@@ -39,12 +40,14 @@ class JobCost:
 
 
 def measure(counts: Sequence[int], folder: Path, kills: int = 0) -> list[JobCost]:
-    """Run one job of each size and print its times; write a table and ``scale.json`` to ``folder`` at the end. Then
+    """Run one job of each size and print their times; write ``scale.json`` to ``folder`` at the end. Then
     kill a rank of a job of ``RESTARTED`` ranks ``kills`` times, and print how long it takes to resume training.
     """
+    jobs = [topology(ranks) for ranks in counts]
+    within("--kills", kills, 0, EXAMPLES)
     folder.mkdir(parents=True, exist_ok=True)
     shards = data.synthetic(folder / "data", ROWS)
-    costs = [job(topology(ranks), shards, folder / f"scale-{ranks}") for ranks in counts]
+    costs = [job(roles, shards, folder / f"scale-{roles.size}") for roles in jobs]
     atomic_file.write(folder / "scale.json", json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")
     print(table(costs))
     if kills:

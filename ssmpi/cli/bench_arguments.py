@@ -169,7 +169,9 @@ def add_lockstep_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--steps", type=int, default=0, metavar="N", help="end after so many iterations (default: 0, with the data)"
     )
-    sub.add_argument("--seed", type=int, default=1, help="of initial values and of the order of rows (default: 1)")
+    sub.add_argument(
+        "--seed", type=int, default=1, help="the first, of initial values and of the order of rows (default: 1)"
+    )
     sub.add_argument(
         "--interleaving",
         type=int,
@@ -192,7 +194,7 @@ def add_lockstep_options(sub: argparse.ArgumentParser) -> None:
         metavar="SETTINGS",
         help="compare with these settings too, by pairs of seeds; also 'gap=N', 'feedback=off' (repeatable)",
     )
-    sub.add_argument("--runs", type=int, default=1, metavar="N", help="repeat with seeds 1 to N (default: 1)")
+    sub.add_argument("--runs", type=int, default=1, metavar="N", help="runs, each with the next seed (default: 1)")
     sub.add_argument("--out", type=Path, help="JSON file with all results")
 
 

@@ -112,6 +112,8 @@ def plain(value: Any) -> Any:
     """``value`` with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

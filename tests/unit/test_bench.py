@@ -1,6 +1,9 @@
 """The arithmetic of the benchmark, against cases that can be done by hand, and its report of what is missing."""
 
+import dataclasses
+import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -126,6 +129,16 @@ def test_processor_seconds_are_the_threads_own():
     assert found["cpu/shadow"] < 0.1
     after = process_usage.own_cpu()["cpu/workers"]  # when they have ended, as workers do with each pass
     assert after >= found["cpu/workers"] - 0.02
+
+
+def test_a_host_is_busy_where_the_job_may_run():
+    """With 2 of 64 cores those of the other jobs counted, against 2 cores: the host was thousands of percent full."""
+    stat = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 100 0 50 900 30 0 0 50 7 7\ncpu1 5 0 0 900 0 0 0 0 0 0\n"
+    stat += "cpu10 1 2 3 4 5 6 7 8 0 0\nintr 1\n"
+    assert process_usage.busy(stat, {0}) == 200 / process_usage.TICKS
+    assert process_usage.busy(stat, {1, 10}) == (5 + 27) / process_usage.TICKS
+    own = process_usage.host_busy()
+    assert 0 < own <= process_usage.busy(Path("/proc/stat").read_text(), range(os.cpu_count()))
 
 
 def test_the_grid_has_every_kind_batch_algorithm_and_thread_count():
@@ -645,6 +658,21 @@ def test_a_given_run_file_is_the_base_with_its_overrides(tmp_path, small_data):
     base = data.base_run_file(given, ["embedding.dim=8", "model.bottom=[8]"], tmp_path, short=True)
     assert data.load(base).dense.rate == 0.25
     assert data.load(base).model.bottom == (8,)
+
+
+def test_the_report_says_that_pytorch_has_more_optimizer_state():
+    assert "embedding.optimizer=rowwise_adagrad" in Contender(PYTORCH, 128, network="dcn_v2").overrides
+    assert "Adagrad (of rows: PyTorch's by weight, the loop's by row)" in render.networks({})
+
+
+def test_results_are_json_that_every_reader_takes(tmp_path, capsys):
+    """A target without a best quarter was written as NaN, which is Python's alone."""
+    target = dataclasses.asdict(targets.Target("a ratio", 1.0, 2.0))
+    report = {"targets": [target], "sections": {"shadow": {"gap": (math.inf, 3.0)}}}
+    reporting.publish(tmp_path / "found.json", report, "text", lambda *_: None)
+    found = json.loads((tmp_path / "found.json").read_text(), parse_constant=pytest.fail)
+    assert found["targets"] == [{**target, "best_quarter": None}]
+    assert found["sections"]["shadow"]["gap"] == [None, 3.0]
 
 
 def test_no_picture_of_nothing(tmp_path):

@@ -340,6 +340,16 @@ def test_options_without_sense_are_refused(wrong):
         cluster.ClusterOptions(**wrong)
 
 
+@pytest.mark.parametrize("name", ["cluster.toml", "base.toml"])
+def test_a_run_file_is_not_replaced(tmp_path, small_data, name):
+    """It was emptied before it was read."""
+    given = tmp_path / name
+    given.write_text(f'[data]\nfolder = "{small_data}"\n')
+    with pytest.raises(SettingsError, match="choose another --folder"):
+        cluster.run_file_for(cluster.ClusterOptions(folder=tmp_path), given, ())
+    assert str(small_data) in given.read_text()
+
+
 def test_a_table_says_what_is_emulated_and_marks_a_full_host():
     found = {
         "eps": [900.0, 1000.0, 1100.0],
@@ -386,6 +396,11 @@ def test_virtual_hosts_are_refused_with_a_reason_where_there_can_be_none(monkeyp
     monkeypatch.chdir("/tmp")
     with pytest.raises(UserError, match="folders of their own in /tmp"), limited_links.limited_hosts(1, tmp_path):
         pass
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(limited_links, "VirtualHosts", None)  # none is made
+    spaced = limited_links.limited_hosts(1, tmp_path / "my runs")
+    with pytest.raises(UserError, match="my runs: virtual hosts need folders without spaces"), spaced:
+        pass  # a mount in the first host failed
 
 
 def test_the_command_line_predicts_or_says_what_it_lacks(tmp_path, small_data, capsys):

@@ -75,3 +75,10 @@ def test_what_limits_a_link():
 def test_options_without_sense_are_refused(wrong):
     with pytest.raises(SettingsError):
         LinkOptions(**wrong)
+
+
+def test_links_over_which_no_step_fits_into_the_windows_are_refused():
+    """The last of all jobs ended with a division by its 0 rounds."""
+    with pytest.raises(SettingsError, match=r"slowest link takes 5\.05 s, more than the 3 s of all windows"):
+        LinkOptions(shares=(0.5, 100.0))
+    LinkOptions(shares=(0.5, 100.0), seconds=2.0)

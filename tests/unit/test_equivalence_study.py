@@ -1,17 +1,21 @@
 """Lockstep studies: what is run, that it goes on where it stood, and what is compared."""
 
+import itertools
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import make_dataset
 
 from ssmpi.bench.lockstep import comparisons, study, trials
 from ssmpi.bench.lockstep.design import Arm, Subject, Trial, load
 from ssmpi.bench.lockstep.run import Lockstep, LockstepRun
 from ssmpi.cli import main
-from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.core.errors import DataError, SettingsError, TrainingError
+from ssmpi.run import lockfile
 
 ROOT = Path(__file__).parents[2]
 STUDY = """
@@ -133,12 +137,119 @@ def test_differences_of_several_arms_are_averaged_within_a_seed(tmp_path, small_
     assert len(found) == 1 + 1 + 2 + 4
 
 
+@pytest.mark.parametrize(
+    ("tuned", "words"),
+    [
+        ('dense.optimizer=["sgd", "adagrad"]', {"optimizer sgd", "optimizer adagrad"}),
+        ("model.top=[[8, 1], [1]]", {"top 8 1", "top 1"}),
+    ],
+)
+def test_names_and_lists_are_tuned_as_numbers_are(tmp_path, small_data, tuned, words):
+    """They ended the study with a traceback, one after its first run, the other before it."""
+    more = "study.steps=1", "study.gaps=[1]", "algorithms.MA.sync.alpha=0.5"
+    design = a_study(tmp_path, small_data, f"algorithms.MA.{tuned}", *more)
+    assert study.run_all(design) == 0
+    arms = [line for line in (design.folder / "results.md").read_text().splitlines() if line.startswith("| S-MA-1 ")]
+    assert any(f"| {each} |" in line for line in arms for each in words)
+
+
+def test_a_candidate_that_diverges_loses(tmp_path, small_data):
+    """It ended the study; if only the last step diverged its NE was NaN, which ``argmin`` takes for the lowest."""
+    subject, sgd = Subject("MA", 2), ("algorithms.MA.sync.alpha=0.5", "algorithms.MA.dense.optimizer=sgd")
+
+    def tuned(rates):
+        design = a_study(tmp_path, small_data, "study.steps=2", *sgd, f"algorithms.MA.dense.rate={rates}")
+        ledger = trials.TrialLog(design)
+        for trial in itertools.chain(*design.tuning(subject)):
+            ledger.note(trial, trials.run(design, trial, ["validation"]))
+        for line in (design.folder / trials.TRIALS).read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)
+        return trials.best(design, subject, trials.TrialLog(design))
+
+    assert tuned([1e30, 0.01]) == {"dense.rate": 0.01}
+    with pytest.raises(TrainingError, match="MA, 2 trainers: every candidate diverges"):
+        tuned([1e30, 1e31])
+    design = a_study(tmp_path, small_data, "study.steps=2", *sgd, "algorithms.MA.dense.rate=1e30")
+    with pytest.raises(TrainingError, match="diverged"):
+        trials.run(design, Trial(Arm(subject, "S", 2.0), {}, 1), ["validation", "test"])
+
+
+def test_rows_without_a_score_are_not_left_out_of_ne(tmp_path, small_data):
+    """NE was that of the other rows."""
+    subject = Subject("no rounds", 2)
+    design = a_study(tmp_path, small_data)
+    run = LockstepRun(design.config(subject, {}), Lockstep(steps=1))
+    run.train()
+    assert run.score("test")["rows"] == 600
+    run.tables.arena.weights[0] = np.nan
+    with pytest.raises(TrainingError, match="test rows"):
+        run.score("test")
+
+
 @pytest.mark.parametrize("change", ["study.steps=7", "settings.dense.rate=0.1", "study.decay_share=0"])
 def test_runs_of_another_design_are_not_taken_for_its_own(tmp_path, small_data, change):
     trial = Trial(Arm(Subject("MA", 2), "S", 3.0), {"sync.alpha": 0.5}, 1)
-    trials.TrialLog(a_study(tmp_path, small_data)).note(trial, trials.TrialResult({"test": 0.7}, 1.0, ""))
+    trials.TrialLog(a_study(tmp_path, small_data)).note(trial, trials.TrialResult({"validation": 0.7}, 1.0, ""))
     assert trials.TrialLog(a_study(tmp_path, small_data, "study.seeds=50")).find(trial)
     assert not trials.TrialLog(a_study(tmp_path, small_data, change)).find(trial)
+
+
+def test_runs_on_other_rows_are_not_taken_for_its_own(tmp_path, small_data):
+    """Another data set was prepared into the same folder, and the study called itself done."""
+    data, trial = tmp_path / "data", Trial(Arm(Subject("MA", 2), "S", 3.0), {"sync.alpha": 0.5}, 1)
+    shutil.copytree(small_data, data)
+    trials.TrialLog(a_study(tmp_path, data)).note(trial, trials.TrialResult({"validation": 0.7}, 1.0, ""))
+    assert trials.TrialLog(a_study(tmp_path, data)).find(trial)
+    shutil.rmtree(data)
+    make_dataset(data, rows=6_000, seed=1, shard=2_300)
+    assert not trials.TrialLog(a_study(tmp_path, data)).find(trial)
+
+
+def test_lines_that_do_not_name_their_data_still_count(tmp_path, small_data):
+    design, trial = a_study(tmp_path, small_data), Trial(Arm(Subject("MA", 2), "S", 3.0), {"sync.alpha": 0.5}, 1)
+    trials.TrialLog(design).note(trial, trials.TrialResult({"validation": 0.7}, 1.0, ""))
+    path = design.folder / trials.TRIALS
+    line = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in line.items() if name != "data"}) + "\n")
+    assert trials.TrialLog(design).find(trial)
+
+
+def test_who_only_prints_leaves_a_line_that_is_being_written_alone(tmp_path, small_data):
+    """``--minutes 0`` beside a running study cut off what that one had just written."""
+    design, trial = a_study(tmp_path, small_data), Trial(Arm(Subject("one trainer", 2)), {}, 1)
+    trials.TrialLog(design).note(trial, trials.TrialResult({"validation": 0.7}, 1.0, ""))
+    path = design.folder / trials.TRIALS
+    written = path.read_bytes() + b'{"trial": '
+    path.write_bytes(written)
+    assert study.run_all(design, minutes=0) == 1
+    assert path.read_bytes() == written
+
+
+def test_one_process_runs_a_study(tmp_path, small_data):
+    """Both ran every trial, and the second removed from the file what the first had written."""
+    design = a_study(tmp_path, small_data)
+    design.folder.mkdir()
+    with lockfile.acquire(design.folder / study.LOCK, lambda _: 0.0):
+        with pytest.raises(SettingsError, match=r"another process is running this study \(process"):
+            study.run_all(design)
+        assert study.run_all(design, minutes=0) == 1
+    assert not (design.folder / trials.TRIALS).exists()
+
+
+def test_a_seed_that_was_tuned_with_is_run_again_to_be_reported(tmp_path, small_data):
+    """More seeds were asked for, and other ones to tune with: the table ended with a KeyError."""
+    ma = Subject("MA", 2)
+    design = a_study(tmp_path, small_data, "study.tuning_seeds=[3]")
+    ledger = trials.TrialLog(design)
+    for trial in itertools.chain(*design.tuning(ma)):
+        ledger.note(trial, trials.TrialResult({"validation": 0.7}, 1.0, ""))
+    design = a_study(tmp_path, small_data, "study.tuning_seeds=[101]", "study.seeds=3")
+    ledger = trials.TrialLog(design)
+    for trial in itertools.chain(*design.tuning(ma)):
+        ledger.note(trial, trials.TrialResult({"validation": 0.7}, 1.0, ""))
+    again = Trial(Arm(ma, "S", 2.0), {"sync.alpha": 0.5}, 3)
+    assert ledger.find(again)
+    assert (again, ("validation", "test")) in study.missing(design, ledger)
 
 
 def test_a_torn_last_line_is_run_again_and_a_damaged_one_is_named(tmp_path, small_data):
@@ -146,7 +257,7 @@ def test_a_torn_last_line_is_run_again_and_a_damaged_one_is_named(tmp_path, smal
     first, second = (Trial(Arm(Subject("one trainer", 2)), {}, seed) for seed in (1, 2))
     ledger = trials.TrialLog(design)
     for trial in (first, second):
-        ledger.note(trial, trials.TrialResult({"test": 0.7}, 1.0, ""))
+        ledger.note(trial, trials.TrialResult({"validation": 0.7}, 1.0, ""))
     path = design.folder / trials.TRIALS
     path.write_bytes(path.read_bytes()[:-5])
     ledger = trials.TrialLog(design)
@@ -161,6 +272,7 @@ def test_a_torn_last_line_is_run_again_and_a_damaged_one_is_named(tmp_path, smal
     ("override", "said"),
     [
         ("study.tuning_seeds=[2]", r"\[2\] are reported"),
+        ("study.seeds=1", "seeds must be at least 2"),
         ("study.trainers=[1]", "trainers must be at least 2"),
         ("study.gaps=[5, 5]", "must be different"),
         ("algorithms.MA.sync.algorithm=gossip", "lockstep knows"),
@@ -178,6 +290,20 @@ def test_shipped_studies_resolve(path):
     design = load(path)
     assert {"EASGD", "MA", "BMUF"} <= set(design.algorithms)
     assert design.options.gaps == (5, 30)
+
+
+def test_every_thread_takes_a_batch_in_a_step(tmp_path, small_data):
+    """Rates were 0 after the first of four threads' share of the rows, and too few rows were not refused."""
+    subject = Subject("MA", 2)
+    many = "settings.topology.threads=3", "settings.data.batch_size=20"
+    design = a_study(tmp_path, small_data, *many)
+    config = design.config(subject, {"sync.alpha": 0.5})
+    run = LockstepRun(config, design.lockstep(Arm(subject, "S", 2.0), 1))
+    run.train()
+    assert run.progress.examples == config.schedule.decay_start_examples + config.schedule.decay_examples == 720
+    assert run.progress.factor() == pytest.approx(0.0, abs=1e-9)
+    with pytest.raises(SettingsError, match="2 trainers take 12,000 rows in 100 steps"):
+        study.run_all(a_study(tmp_path, small_data, *many, "study.steps=100"))
 
 
 def test_too_few_rows_are_refused(tmp_path, small_data):

@@ -16,7 +16,7 @@ from ssmpi.bench.harness import jobs
 from ssmpi.cluster import launch, stop_signals
 from ssmpi.cluster.site import Launcher, Node, Site
 from ssmpi.cluster.stop_signals import STOP_SIGNALS
-from ssmpi.core.errors import LOST, STOPPED, UserError
+from ssmpi.core.errors import LOST, STOPPED, PeerError, UserError
 from ssmpi.run.request import RunRequest
 
 TELL = """
@@ -81,6 +81,16 @@ def test_a_measured_job_ends_with_the_benchmark_that_is_told_to_end(tmp_path):
     assert bench.wait(30) == 128 + signal.SIGTERM
     assert not Path(f"/proc/{number}").exists()
     assert not list(tmp_path.glob("ssmpi-*"))
+
+
+@pytest.mark.parametrize(
+    ("body", "seconds", "how"),
+    [("os.kill(os.getpid(), 9)", 60.0, "ended with -9"), ("time.sleep(60)", 0.2, "was not done after 0 s")],
+)
+def test_how_a_measured_job_ended_is_said(tmp_path, body, seconds, how):
+    """One that the kernel had killed for its memory was said to have taken too long."""
+    with pytest.raises(PeerError, match=how):
+        jobs.finish([sys.executable, "-c", f"import os, time; {body}"], tmp_path / "said.txt", seconds, {})
 
 
 STARTS = {

@@ -7,6 +7,7 @@ import pytest
 from ranks import ssmpi
 from runs import train_over_threads, write_run_file
 
+from ssmpi.bench.lockstep import lockstep as lockstep_command
 from ssmpi.bench.lockstep import paired
 from ssmpi.bench.lockstep.algorithms import make
 from ssmpi.bench.lockstep.run import Lockstep, LockstepRun
@@ -150,6 +151,21 @@ def test_what_makes_no_sense_is_refused(wrong):
         Lockstep(**wrong)
 
 
+def test_the_first_case_is_not_charged_for_what_is_compiled_in_its_first_run():
+    """The reference, which comes first, took three times as long as with a codec."""
+    seconds = {"dense": [9.0, 1.0, 1.5, 1.0], "codec": [2.0, 2.0, 2.0, 1.0]}
+    runs = [{"case": name, "test": {"ne": 0.7 + s}, "cpu_seconds": s} for name, each in seconds.items() for s in each]
+    lines = paired.table(runs, list(seconds), "test").splitlines()
+    assert [line.split()[-1] for line in lines[1:]] == ["1.2", "2.0"]
+
+
+@pytest.mark.parametrize("texts", [["gap=7", "gap=7"], [""]])
+def test_a_case_that_is_there_twice_is_refused(tmp_path, small_data, texts):
+    """Its table ended with a broadcasting error after all of the runs."""
+    with pytest.raises(SettingsError, match="is there twice"):
+        paired.cases_of(texts, lambda words: write_run_file(tmp_path, small_data, *words), Lockstep())
+
+
 def test_an_algorithm_without_lockstep_rounds_is_refused(tmp_path, small_data):
     with pytest.raises(SettingsError, match="none, bmuf, ma, easgd, async_ps"):
         in_lockstep(tmp_path, small_data, "sync.algorithm=gossip", "topology.trainers=2")
@@ -193,11 +209,33 @@ def test_the_command_varies_one_seed(tmp_path, small_data):
     out = tmp_path / "order.json"
     done = lockstep(tmp_path, small_data, "--seed=7", "--vary=order", "--runs=2", "--out", out).check()
     runs = json.loads(out.read_text())["runs"]
-    assert [(run["dense"], run["embedding"], run["order"]) for run in runs] == [(7, 7, 1), (7, 7, 2)]
+    assert [(run["dense"], run["embedding"], run["order"]) for run in runs] == [(7, 7, 7), (7, 7, 8)]
     ne = [run["test"]["ne"] for run in runs]
     assert ne[0] != ne[1]
     assert f"test: mean NE {np.mean(ne):.5f}, standard deviation {np.std(ne, ddof=1):.5f}" in done.out
     assert all(f"{value:.5f}" in done.out for value in ne)
+
+
+def test_seeds_begin_with_the_given_one(monkeypatch, tmp_path, small_data, capsys):
+    """All seeds vary by default, from 1 on, so that ``--seed`` did nothing; nor did it with cases."""
+    seen = []
+
+    def one(config, lockstep, splits):
+        seen.append((lockstep.dense, lockstep.embedding, lockstep.order, lockstep.interleaving))
+        return {split: {"ne": 0.7 + seen[-1][0] / 1000} for split in splits}
+
+    for module in (lockstep_command, paired):
+        monkeypatch.setattr(module, "one", one)
+    config, given = write_run_file(tmp_path, small_data), Lockstep(1.0, 0, 7, 7, 7, 0)
+    lockstep_command.measure(config, given, ["dense", "embedding", "order"], 2, None)
+    assert seen == [(7, 7, 7, 0), (8, 8, 8, 0)]
+    seen.clear()
+    lockstep_command.measure(config, given, ["interleaving"], 2, None)
+    assert seen == [(7, 7, 7, 1), (7, 7, 7, 2)]
+    seen.clear()
+    paired.measure(paired.cases_of(["gap=2"], lambda words: config, given), "test", 2, None)
+    assert seen == [(7, 7, 7, 0)] * 2 + [(8, 8, 8, 0)] * 2
+    assert "seed 8, gap=2: NE 0.70800" in capsys.readouterr().out
 
 
 def test_the_command_names_the_seeds_that_there_are(tmp_path, small_data):

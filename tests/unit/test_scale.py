@@ -1,13 +1,14 @@
 """The cost of a job's ranks is read from what they noted."""
 
 import time
+from datetime import UTC, datetime
 
 import pytest
 from ranks import ssmpi
 
 from ssmpi.bench import restart_time, scale
 from ssmpi.core.clock import process_age
-from ssmpi.core.errors import DataError
+from ssmpi.core.errors import DataError, SettingsError
 
 LOG = """2026-11-21 17:20:03,250 h1 trainer 0 | 8 ranks on 2 hosts
 2026-11-21 17:20:05,750 h1 trainer 0 | training starts
@@ -35,6 +36,47 @@ def test_nonsense_is_refused():
         scale.topology(3)
     with pytest.raises(DataError, match="numbers with commas"):
         scale.counts_of("8;16")
+
+
+def test_nonsense_is_refused_before_the_first_job(tmp_path):
+    with pytest.raises(DataError, match="at least 4"):
+        scale.measure([8, 3], tmp_path / "made")
+    with pytest.raises(SettingsError, match="--kills must be at least 0"):
+        scale.measure([8], tmp_path / "made", kills=-1)
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_search_for_a_rank_to_kill_is_no_part_of_its_detection(tmp_path, monkeypatch):
+    """It reads all of /proc."""
+    killed, lines, clock = [], iter(range(9)), Clock()
+
+    def search(run_file):
+        clock.sleep(0.3)
+        return [4711]
+
+    def recoveries(run):
+        at = datetime.fromtimestamp(killed[0], UTC).isoformat() if killed else ""
+        return [{"at": at, "seconds": {"ranks": 0.0, "process": 0.0, "restore": 0.0}}] if killed else []
+
+    monkeypatch.setattr(restart_time, "time", clock)
+    monkeypatch.setattr(restart_time, "ranks_of", search)
+    monkeypatch.setattr(restart_time, "_recoveries", recoveries)
+    monkeypatch.setattr(restart_time, "_trained", lambda run: next(lines))
+    monkeypatch.setattr(restart_time.os, "kill", lambda pid, number: killed.append(clock.now))
+    found = restart_time._one(tmp_path, tmp_path / "run.toml", lambda happened, what: happened())
+    assert found.detection == 0
+
+
+class Clock:
+    """Time that passes only in sleep."""
+
+    now = 1e9
+
+    def time(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
 
 
 def test_a_restart_is_the_sum_of_its_parts():

@@ -153,7 +153,8 @@ def test_a_study_goes_on_where_it_was_stopped(study_file, monkeypatch, tmp_path)
     first = list(started)
     assert len(first) == 3
     assert bench.run_all(study) == 0
-    assert started == first + [Path(cell.config.run.folder).name for cell in study.cells[2:]]
+    in_order = [Path(cell.config.run.folder).name for cell in (*study.cells[0::2], *study.cells[1::2])]  # of two seeds
+    assert started == first + in_order[2:]
     assert bench.run_all(study) == 0
     assert bench.run_one(study, 4) == 0
     assert len(started) == 11
@@ -232,6 +233,29 @@ def test_models_of_finished_cells_are_deleted_unless_kept(study_file, monkeypatc
 def test_a_table_of_nothing_is_refused(study_file, capsys):
     assert bench.conclude(load(study_file())) == 1
     assert not capsys.readouterr().out
+
+
+def test_cells_run_seed_by_seed(study_file, monkeypatch):
+    """All seeds of the first case ran before the second case, so that none had its pair when time ended."""
+    started = play(monkeypatch, complete)
+    bench.run_all(load(study_file(), ["grid.run.seed=[2,1]", "grid.topology.trainers=[1]"]))
+    assert [name[-6:] for name in started] == ["seed-2"] * 3 + ["seed-1"] * 3
+
+
+def test_the_table_says_where_and_when_cells_ran_not_where_it_was_made(study_file, monkeypatch, tmp_path, capsys):
+    """It named the day and the host of 'bench study --table'."""
+    days, hosts = iter(["2026-01-09", "2026-01-11", "2026-01-10"]), iter(["old one", "new one", "old one"])
+
+    def outcome(where):
+        versions = {"ssmpi": "0.1.0", "processor": next(hosts), "started": f"{next(days)}T10:00:00+00:00"}
+        (where.run / "versions.json").write_text(json.dumps(versions))
+        return complete(where)
+
+    play(monkeypatch, outcome)
+    bench.run_all(load(study_file(), ["grid.run.seed=[1]", "grid.topology.trainers=[1]"]))
+    assert "study.toml`, 2026-01-09 to 2026-01-11, old one; new one, ssmpi 0.1.0" in capsys.readouterr().out
+    body = json.loads((tmp_path / "study" / "results.json").read_text())
+    assert (body["date"], body["machine"]) == ("2026-01-09 to 2026-01-11", "old one; new one")
 
 
 def test_the_table_says_which_cells_ran_with_other_code(study_file, monkeypatch, tmp_path, capsys):

@@ -114,8 +114,15 @@ def measure(options: ClusterOptions, run_file: Path | None, overrides: Sequence[
 
 
 def run_file_for(options: ClusterOptions, given: Path | None, overrides: Sequence[str]) -> Path:
-    """The run file of all jobs. A given run file contributes only its data; model and rates are emulated."""
+    """The run file of all jobs. A given run file contributes only its data; model and rates are emulated. SettingsError
+    if it is one of those that are written.
+    """
     target = options.folder / "cluster.toml"
+    for written in (target, options.folder / "base.toml"):
+        require(
+            not (given and written.exists() and written.samefile(given)),
+            f"{given}: would be replaced by that of the emulation: choose another --folder",
+        )
     target.write_text("", encoding="utf-8")
     if given:
         rows = f"data.folder={load(given, overrides).data.folder}"

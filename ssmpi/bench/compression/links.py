@@ -74,6 +74,12 @@ class LinkOptions:
             positive("--shares", share, SECONDS)
         positive("--step-ms", self.step_ms, SECONDS)
         positive("--seconds", self.seconds, SECONDS)
+        slowest, measured = self.step_ms / 1e3 * (1 + self.trainers * max(self.shares)), 3 * self.seconds
+        require(
+            slowest <= measured,
+            f"--shares: a step over the slowest link takes {slowest:g} s, more than the {measured:g} s of all windows: "
+            "lengthen them with --seconds",
+        )
 
     @property
     def codings(self) -> tuple[Coding, ...]:

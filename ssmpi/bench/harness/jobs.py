@@ -120,16 +120,16 @@ def finish(line: Sequence[str], said: Path, seconds: float, variables: Mapping[s
             line, environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out, pass_fds=(session.lock,)
         )
         try:
-            code = job.wait(seconds)
+            code: int | None = job.wait(seconds)  # below 0: of that signal
         except subprocess.TimeoutExpired:
-            code = -1
+            code = None
         finally:
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGTERM)
                 job.wait(30)
     text = said.read_text(encoding="utf-8", errors="replace")
-    if code:
-        how = f"ended with {code}" if code > 0 else f"was not done after {seconds:.0f} s"
+    if code != 0:
+        how = f"was not done after {seconds:.0f} s" if code is None else f"ended with {code}"
         raise PeerError(f"a measured job {how}: {' '.join(line)}\n{text.strip()[-4000:]}")
     return text
 

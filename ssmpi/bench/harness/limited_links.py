@@ -50,6 +50,8 @@ def limited_hosts(servers: int, *folders: Path) -> Iterator[LimitedHosts]:
     if here in (Path("/"), Path("/tmp")):
         raise HostError(f"the hosts need folders of their own in {here}: start this in another one")
     shared = virtual_hosts.shared_folders(here, *folders)
+    if spaced := [place for place in shared if " " in place]:  # mpirun splits the command for ssh at them
+        raise HostError(f"{spaced[0]}: virtual hosts need folders without spaces in their names; choose another one")
     hosts = VirtualHosts(1 + servers, folders[0].resolve() / "hosts", shared)
     try:
         yield LimitedHosts(hosts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 from ssmpi.bench.harness.windows import Readings
@@ -90,7 +91,14 @@ def of_servers(pids: dict[str, int]) -> Readings:
 
 
 def host_busy() -> float:
-    """Busy CPU seconds of all cores of this host, for any process, including time stolen by a hypervisor."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    idle = fields[3] + fields[4]
-    return (sum(fields) - idle) / TICKS
+    """Busy CPU seconds of the cores that this process may use, for any process, including time stolen by a
+    hypervisor.
+    """
+    return busy(Path("/proc/stat").read_text(encoding="ascii"), os.sched_getaffinity(0))
+
+
+def busy(stat: str, cores: Collection[int]) -> float:
+    """The same of some cores, from the content of ``/proc/stat``."""
+    lines = (line.split() for line in stat.splitlines() if line.startswith("cpu"))
+    counts = [list(map(int, fields)) for name, *fields in lines if name in {f"cpu{core}" for core in cores}]
+    return sum(sum(fields[:8]) - fields[3] - fields[4] for fields in counts) / TICKS  # without idle and iowait

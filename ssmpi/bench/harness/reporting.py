@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssmpi.core import atomic_file
 from ssmpi.core.log import log
+from ssmpi.report import results
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -38,8 +39,8 @@ def say(text: str) -> None:
 
 
 def publish(target: Path, report: Report, text: str, draw: Callable[[Report, Path], Path | None]) -> Path:
-    """Write JSON to ``target``, with text and picture beside it; print the text."""
-    atomic_file.write(target, json.dumps(report, indent=1) + "\n")
+    """Write JSON to ``target``, with null for what is not finite, and text and picture beside it; print the text."""
+    atomic_file.write(target, json.dumps(results.plain(report), indent=1) + "\n")
     atomic_file.write(target.with_suffix(".txt"), text + "\n")
     print(text)
     files = [target, target.with_suffix(".txt"), draw(report, target.with_suffix(".png"))]

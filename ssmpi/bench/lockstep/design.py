@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class DesignOptions:
     def __post_init__(self) -> None:
         require(bool(self.folder), "folder must not be empty")
         within("steps", self.steps, 1, COUNT)
-        within("seeds", self.seeds, 1, COUNT)
+        within("seeds", self.seeds, 2, COUNT)  # a single one is no comparison
         positive("margin", self.margin, 1.0)
         positive("level", self.level, 0.5)
         require(0 <= self.decay_share <= 1, f"decay_share must be in [0, 1], got {self.decay_share}")
@@ -181,11 +181,17 @@ class StudyDesign:
         values = self._shared | fixed | choice
         values["topology.trainers"] = 1 if subject.algorithm == ONE else subject.trainers
         values["evaluate.per_pass"] = 1
-        examples = self.options.steps * subject.trainers * values.get("data.batch_size", 128)
+        config: Config = settings.build(Config, nested(values))
+        examples = self.examples(subject, config)
         decay = round(examples * self.options.decay_share)
         if decay:
-            values |= {"schedule.decay_start_examples": examples - decay, "schedule.decay_examples": decay}
-        return settings.build(Config, nested(values))
+            schedule = replace(config.schedule, decay_start_examples=examples - decay, decay_examples=decay)
+            config = replace(config, schedule=schedule)
+        return config
+
+    def examples(self, subject: Subject, config: Config) -> int:
+        """The examples of a subject's runs: in a step every worker thread of every trainer takes a batch."""
+        return self.options.steps * subject.trainers * config.topology.threads * config.data.batch_size
 
     def lockstep(self, arm: Arm, seed: int) -> Lockstep:
         """The lockstep settings of a run: one seed for everything."""
@@ -197,7 +203,7 @@ class StudyDesign:
     def fingerprint(self, trial: Trial) -> str:
         """A fingerprint of all settings of a run, so that a run with other settings is not mistaken for it."""
         subject, arm = trial.arm.subject, trial.arm
-        known = subject, *trial.choice.values()
+        known = subject, repr(trial.choice)
         if known not in self._flat:
             self._flat[known] = self.config(subject, trial.choice).flat() | {"run.folder": ""}
         given = asdict(self.lockstep(arm, trial.seed))

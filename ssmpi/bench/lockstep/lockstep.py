@@ -27,8 +27,8 @@ CURVE = 20  # means of the training loss in the record of a run
 def measure(
     config: Config, lockstep: Lockstep, vary: Sequence[str], runs: int, out: Path | None
 ) -> list[dict[str, Any]]:
-    """Train ``runs`` times, the k-th time with seed k for everything in ``vary``. Prints a line each, then mean and
-    standard deviation; writes all of it as JSON to ``out``.
+    """Train ``runs`` times, each time with the next seed, from ``lockstep``'s on (at least 1), for everything in
+    ``vary``. Prints a line each, then mean and standard deviation; writes all of it as JSON to ``out``.
     """
     if unknown := [name for name in vary if name not in SEEDS]:
         raise SettingsError(f"--vary takes {', '.join(SEEDS)}, got '{unknown[0]}'")
@@ -41,9 +41,10 @@ def measure(
     print(f"seeds of {', '.join(vary)} vary" if vary else "no seed varies")
     print("seed  " + "  ".join(f"{split + ' NE':>14}" for split in splits))
     found = []
-    for seed in range(1, runs + 1):
-        seeds = dict.fromkeys(vary, seed)
-        found.append(one(config, dataclasses.replace(lockstep, **seeds), splits))  # type: ignore[arg-type]  # SEEDS only
+    for k in range(runs):
+        seeds = {name: max(1, getattr(lockstep, name)) + k for name in vary}
+        seed = next(iter(seeds.values()), k + 1)
+        found.append(one(config, dataclasses.replace(lockstep, **seeds), splits))
         print(f"{seed:4}  " + "  ".join(f"{found[-1][split]['ne']:14.5f}" for split in splits), flush=True)
     for split in splits if runs > 1 else []:
         ne = np.array([result[split]["ne"] for result in found])

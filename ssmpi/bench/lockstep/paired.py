@@ -36,7 +36,9 @@ class Case:
 
 
 def cases_of(texts: Sequence[str], load: Callable[[list[str]], Config], lockstep: Lockstep) -> list[Case]:
-    """The given run, then one case for each of ``texts``: settings, ``gap=NUMBER`` and ``feedback=off``."""
+    """The given run, then one case for each of ``texts``: settings, ``gap=NUMBER`` and ``feedback=off``. SettingsError
+    if two are the same.
+    """
     found = []
     for text in ("", *texts):
         words = text.split()
@@ -48,19 +50,23 @@ def cases_of(texts: Sequence[str], load: Callable[[list[str]], Config], lockstep
         own = dataclasses.replace(lockstep, gap=gap, feedback=lockstep.feedback and NO_FEEDBACK not in words)
         settings = [word for word in words if word != NO_FEEDBACK and not word.startswith(GAP)]
         found.append(Case(text or AS_GIVEN, load(settings), own))
+    names = [case.name for case in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SettingsError(f"--case: '{twice[0]}' is there twice")
     return found
 
 
 def measure(cases: Sequence[Case], split: str, runs: int, out: Path | None) -> list[dict[str, Any]]:
-    """Run every case with seeds 1 to ``runs``, cases interleaved. Prints the table and writes all of it as JSON to
-    ``out``.
+    """Run every case with ``runs`` seeds, from the first case's on, cases interleaved. Prints the table and writes all
+    of it as JSON to ``out``.
     """
     if runs < 2:
         raise SettingsError(f"--case compares by seeds: --runs must be at least 2, got {runs}")
     if out:
         atomic_file.check(out)
     results: list[dict[str, Any]] = []
-    for seed in range(1, runs + 1):
+    first = cases[0].lockstep.dense
+    for seed in range(first, first + runs):
         for case in cases:
             began = time.process_time()
             own = dataclasses.replace(case.lockstep, dense=seed, embedding=seed, order=seed)
@@ -75,7 +81,9 @@ def measure(cases: Sequence[Case], split: str, runs: int, out: Path | None) -> l
 
 
 def table(results: Sequence[dict[str, Any]], names: Sequence[str], split: str) -> str:
-    """One line per case: the difference from the first case, paired by seed, with the standard error of the mean."""
+    """One line per case: the difference from the first case, paired by seed, with the standard error of the mean; the
+    last column is the median of CPU seconds.
+    """
     width, of = max(map(len, names)), {name: [r for r in results if r["case"] == name] for name in names}
     first = of[names[0]]
     heads = "relative NE (pairs)   density  push MB  pull MB  times less: push    pull    both  CPU s"
@@ -84,7 +92,8 @@ def table(results: Sequence[dict[str, Any]], names: Sequence[str], split: str) -
         ne, reference = (np.array([r[split]["ne"] for r in runs]) for runs in (of[name], first))
         change = 100 * (ne / reference - 1)
         error = change.std(ddof=1) / math.sqrt(len(change))
-        density, cpu = (float(np.mean([r.get(key, 1.0) for r in of[name]])) for key in ("density", "cpu_seconds"))
+        density = float(np.mean([r.get("density", 1.0) for r in of[name]]))
+        cpu = float(np.median([r.get("cpu_seconds", math.nan) for r in of[name]]))  # the first run compiles
         relative = "reference" if name == names[0] else f"{change.mean():+.3f} ± {error:.3f} %"
         quality = f"{name:{width}}  {ne.mean():10.5f}  {relative:>19}  {density:8.4f}"
         lines.append(f"{quality}  {_traffic(of[name], first)}  {cpu:5.1f}")

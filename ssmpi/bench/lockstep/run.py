@@ -20,6 +20,7 @@ from ssmpi.bench.lockstep.algorithms import make
 from ssmpi.bench.lockstep.codec_rounds import Pushing
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.shared_memory import PrivateMemory
+from ssmpi.core.errors import TrainingError
 from ssmpi.core.protocols import DenseStep
 from ssmpi.core.quality import Quality
 from ssmpi.core.settings import EXAMPLES, positive, within
@@ -181,12 +182,15 @@ class LockstepRun:
         return Lookups(self.tables, self._placement, self.config.rows, thread)
 
     def score(self, split: str, vector: np.ndarray | None = None) -> dict[str, float]:
-        """Metrics on one split, of the common model or of dense weights ``vector``."""
+        """Metrics on one split, of the common model or of dense weights ``vector``; TrainingError if a score is not
+        finite.
+        """
         model = self.trainers[0].replica.thread_model(self.rounds.model() if vector is None else vector)
         size, quality, lookups = self.config.evaluate.batch_size, Quality(), self.lookups(0)
         reader = SplitReader(self._reader.folder, split, 16 * size)
         rows_of = (batch for block in reader.blocks for batch in batches(reader.read(block), size))
         for batch, rows in lookups.prefetched(rows_of):
             assert batch.labels is not None
-            quality.add(model.score(batch.dense, rows.values), batch.labels)
+            if not np.isfinite(quality.add(model.score(batch.dense, rows.values), batch.labels)):
+                raise TrainingError(f"training has diverged, {split} rows have no scores: lower the learning rates")
         return {"rows": quality.sums[0], **quality.compute()}

@@ -6,36 +6,43 @@ Lockstep runs depend on their seeds alone, so a study may share its processors, 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import multiprocessing
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from typing import IO
 
 from ssmpi.bench.lockstep import study_results as results
 from ssmpi.bench.lockstep import trials
 from ssmpi.bench.lockstep.design import Arm, StudyDesign, Trial
 from ssmpi.bench.lockstep.trials import TEST, VALIDATION, TrialLog, TrialResult
+from ssmpi.core.errors import SettingsError
 from ssmpi.core.log import log
 from ssmpi.core.settings import positive
 from ssmpi.core.topology import MAX_RANKS
+from ssmpi.report.groups import name_of
+from ssmpi.run import lockfile
 
+LOCK = "study.lock"
 Task = tuple[Trial, tuple[str, ...]]  # with the splits to score
 
 
 def run_all(design: StudyDesign, minutes: float = math.inf, jobs: int = 1) -> int:
     """Run all missing trials within ``minutes``, ``jobs`` in parallel, then write the results. Returns 0, or 1 if
-    trials are left.
+    trials are left. SettingsError if another process runs this study, unless ``minutes`` is 0.
     """
     positive("--jobs", jobs, MAX_RANKS)
     trials.check_rows(design)
-    ledger, until = TrialLog(design), time.monotonic() + 60 * minutes
-    for _ in ("tuning", "reporting"):
-        for (trial, splits), outcome in outcomes(design, missing(design, ledger), jobs, until):
-            ledger.note(trial, outcome)
-            split = splits[-1]
-            log.info("%s: %s NE %.5f, %.1f s", _named(trial), split, outcome.ne[split], outcome.seconds)
+    with _lock(design) if minutes > 0 else contextlib.nullcontext():
+        ledger, until = TrialLog(design), time.monotonic() + 60 * minutes
+        for _ in ("tuning", "reporting"):
+            for (trial, splits), outcome in outcomes(design, missing(design, ledger), jobs, until):
+                ledger.note(trial, outcome)
+                split = splits[-1]
+                log.info("%s: %s NE %.5f, %.1f s", _named(trial), split, outcome.ne[split], outcome.seconds)
     conclude(design, ledger)
     left = missing(design, ledger)
     if left:
@@ -57,7 +64,7 @@ def missing(design: StudyDesign, ledger: TrialLog) -> list[Task]:
         for subject, choice in chosen.items()
         for arm in design.arms(subject)
     )
-    return [(trial, (VALIDATION, TEST)) for trial in reported if not ledger.find(trial)]
+    return [(trial, (VALIDATION, TEST)) for trial in reported if not ledger.find(trial, TEST)]
 
 
 def outcomes(design: StudyDesign, todo: list[Task], jobs: int, until: float) -> Iterator[tuple[Task, TrialResult]]:
@@ -89,7 +96,7 @@ def conclude(design: StudyDesign, ledger: TrialLog) -> None:
     for subject, choice in chosen.items():
         for arm in design.arms(subject) if choice is not None else ():
             outcomes = {
-                seed: ledger.find(Trial(arm, choice or {}, seed)) for seed in range(1, design.options.seeds + 1)
+                seed: ledger.find(Trial(arm, choice or {}, seed), TEST) for seed in range(1, design.options.seeds + 1)
             }
             found[arm] = {seed: outcome for seed, outcome in outcomes.items() if outcome}
     seeds = set.intersection(*map(set, found.values())) if found and None not in chosen.values() else set()
@@ -104,8 +111,17 @@ def conclude(design: StudyDesign, ledger: TrialLog) -> None:
     log.info("written: %s", ", ".join(map(str, files)))
 
 
+def _lock(design: StudyDesign) -> IO[str]:
+    design.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return lockfile.acquire(design.folder / LOCK, lambda _: 0.0)
+    except lockfile.LockHeldError as error:
+        raise SettingsError(
+            f"{design.folder}: another process is running this study ({error}): wait for it to end, or print what is "
+            "there with --minutes 0"
+        ) from None
+
+
 def _named(trial: Trial) -> str:
-    choice = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in trial.choice.items())
-    return (
-        f"{trial.arm.name}, {trial.arm.subject.trainers} trainers, seed {trial.seed}{f', {choice}' if choice else ''}"
-    )
+    words = trial.arm.name, f"{trial.arm.subject.trainers} trainers", f"seed {trial.seed}", name_of(trial.choice)
+    return ", ".join(filter(None, words))

@@ -15,6 +15,7 @@ from ssmpi.core import atomic_file
 from ssmpi.core.errors import UserError
 from ssmpi.core.log import log
 from ssmpi.report.equivalence import Verdict, decide
+from ssmpi.report.groups import name_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def markdown(design: StudyDesign, findings: Findings, verdicts: Sequence[Verdict
         "",
         f"Equal: two one-sided t-tests show the mean difference of NE to lie within {options.margin:.1%}. Worse or "
         f"better: a two-sided t-test shows that it is not 0. Both at {options.level:.0%}, by pairs of seeds, with "
-        "Holm's correction for the tests of one family. Below 0 the first is better.",
+        "Holm's correction for the tests of one family; intervals are without it. Below 0 the first is better.",
     ]
     for family in comparisons.FAMILIES:
         found = [verdict for verdict in verdicts if verdict.comparison.family == family]
@@ -78,10 +79,9 @@ def _arms(findings: Findings) -> list[str]:
     rows = []
     for arm, ne in findings.ne.items():
         values, choice = np.array(ne), findings.chosen[arm.subject]
-        tuned = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in choice.items())
         mean, spread = values.mean(), values.std(ddof=1)
         rows.append([
-            arm.name, str(arm.subject.trainers), tuned, f"{mean:.5f}", f"{spread / mean:.2%}",
+            arm.name, str(arm.subject.trainers), name_of(choice), f"{mean:.5f}", f"{spread / mean:.2%}",
             f"{values.max() / mean - 1:+.2%}",
         ])  # fmt: skip
     return _lines(heads, rows)

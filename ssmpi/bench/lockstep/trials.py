@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +15,13 @@ import numpy as np
 
 from ssmpi.bench.lockstep.design import Choice, StudyDesign, Subject, Trial
 from ssmpi.bench.lockstep.run import LockstepRun
-from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.core.errors import DataError, SettingsError, TrainingError
 from ssmpi.core.git_commit import commit
-from ssmpi.core.log import during
+from ssmpi.core.log import during, log
 from ssmpi.data.reader import SplitReader
+from ssmpi.data.schema import read_manifest
 from ssmpi.report.jsonl import JsonlFile
+from ssmpi.report.results import plain
 
 TRIALS = "trials.jsonl"
 VALIDATION, TEST = "validation", "test"
@@ -34,73 +38,103 @@ class TrialResult:
     @staticmethod
     def of(values: dict[str, Any]) -> TrialResult:
         """Parse a line of the file."""
-        ne = {split: float(values[split]) for split in (VALIDATION, TEST) if split in values}
+        found = {split: values[split] for split in (VALIDATION, TEST) if split in values}
+        ne = {split: math.inf if value is None else float(value) for split, value in found.items()}
         return TrialResult(ne, float(values["seconds"]), str(values["commit"]))
 
 
 class TrialLog:
-    """All finished trials, keyed by all their settings, so a changed study file needs new trials."""
+    """All finished trials, keyed by all their settings, so a changed study file needs new trials; and so do other rows
+    in the same data folder.
+    """
 
     def __init__(self, design: StudyDesign) -> None:
         self._design, self._path, self._done = design, design.folder / TRIALS, dict[str, TrialResult]()
-        whole = self._read() if self._path.exists() else 0
+        self._data = digest_of_data(design)
+        self._whole = self._read() if self._path.exists() else 0
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = JsonlFile(self._path, whole)
+        self._file: JsonlFile | None = None  # opening it removes a torn line, which another process may be writing
 
-    def find(self, trial: Trial) -> TrialResult | None:
-        """The result of a trial; None if it has not run."""
-        return self._done.get(self._design.fingerprint(trial))
+    def find(self, trial: Trial, split: str = VALIDATION) -> TrialResult | None:
+        """The result of a trial; None if it has not run, or did not score ``split``."""
+        found = self._done.get(self._design.fingerprint(trial))
+        return found if found and split in found.ne else None
 
     def note(self, trial: Trial, outcome: TrialResult) -> None:
         """Append one result."""
         known = self._design.fingerprint(trial)
         self._done[known] = outcome
+        self._file = self._file or JsonlFile(self._path, self._whole)
         self._file.write(
             json.dumps(
                 {
                     "trial": trial.key,
-                    **outcome.ne,
+                    **plain(outcome.ne),
                     "seconds": outcome.seconds,
                     "commit": outcome.commit,
                     "settings": known,
+                    "data": self._data,
                 }
             )
         )
 
     def _read(self) -> int:
-        """Read all complete lines and return their bytes; the last line may be torn."""
-        whole = 0
+        """Read all complete lines and return their bytes; the last line may be torn. Trials of other data are left out;
+        older lines do not say what theirs was.
+        """
+        whole = others = 0
         for number, line in enumerate(self._path.read_bytes().splitlines(keepends=True), 1):
             if not line.endswith(b"\n"):
                 break
             try:
                 values = json.loads(line)
-                self._done[values["settings"]] = TrialResult.of(values)
+                outcome = TrialResult.of(values)
+                if values.get("data", self._data) == self._data:
+                    self._done[values["settings"]] = outcome
+                else:
+                    others += 1
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
                     f"{self._path}, line {number}: not the record of a trial; remove that line, and it is run again"
                 ) from error
             whole += len(line)
+        if others:
+            log.info("%s: %d trials are of other rows than those now in the data folder, left out", self._path, others)
         return whole
 
 
+def digest_of_data(design: StudyDesign) -> str:
+    """A digest of all splits of the study's data set."""
+    subject = design.subjects[0]
+    manifest = read_manifest(Path(design.config(subject, design.candidates(subject)[0]).data.folder))
+    shards = {name: [shard.checksum for shard in split.shards] for name, split in sorted(manifest.splits.items())}
+    return hashlib.sha256(json.dumps([manifest.cardinalities, shards]).encode()).hexdigest()[:12]
+
+
 def run(design: StudyDesign, trial: Trial, splits: Sequence[str]) -> TrialResult:
-    """Run one trial on this thread; returns NE on the splits."""
+    """Run one trial on this thread; returns NE on the splits. One that only tunes and diverges has infinite NE, so that
+    another candidate wins; TrainingError of a reported one.
+    """
     config = design.config(trial.arm.subject, trial.choice)
     began = time.process_time()
     with during(f"{trial.arm.name}, seed {trial.seed}"):
         one = LockstepRun(config, design.lockstep(trial.arm, trial.seed))
-        one.train()
-        ne = {split: one.score(split)["ne"] for split in splits}
+        try:
+            one.train()
+            ne = {split: one.score(split)["ne"] for split in splits}
+        except TrainingError:
+            if TEST in splits:
+                raise
+            ne = dict.fromkeys(splits, math.inf)
     return TrialResult(ne, round(time.process_time() - began, 2), commit())
 
 
 def check_rows(design: StudyDesign) -> None:
     """SettingsError unless there are enough rows for the largest number of trainers."""
     subject = max(design.subjects, key=lambda subject: subject.trainers)
-    data = design.config(subject, design.candidates(subject)[0]).data
+    config = design.config(subject, design.candidates(subject)[0])
+    data, needed = config.data, design.examples(subject, config)
     there = SplitReader(Path(data.folder), data.train_split, data.block_rows).rows * data.passes
-    needed = design.options.steps * subject.trainers * data.batch_size
     if there < needed:
         raise SettingsError(
             f"{design.path}: {subject.trainers} trainers take {needed:,} rows in {design.options.steps:,} steps, and "
@@ -109,11 +143,18 @@ def check_rows(design: StudyDesign) -> None:
 
 
 def best(design: StudyDesign, subject: Subject, ledger: TrialLog) -> Choice | None:
-    """The candidate with the lowest mean NE on the validation split; None until all have run."""
+    """The candidate with the lowest mean NE on the validation split; None until all have run. TrainingError if all
+    diverge.
+    """
     means = []
     for trials in design.tuning(subject):
         found = [ledger.find(trial) for trial in trials]
         if not all(found):
             return None
         means.append(float(np.mean([outcome.ne[VALIDATION] for outcome in found if outcome])))
+    if means and min(means) == math.inf:
+        raise TrainingError(
+            f"{design.path}: {subject.algorithm}, {subject.trainers} trainers: every candidate diverges, add lower "
+            "rates"
+        )
     return design.candidates(subject)[int(np.argmin(means)) if means else 0]

@@ -24,29 +24,33 @@ class QualityPoint:
     """
 
     strategy: str
+    seed: int
     whole: bool
     pls: float
     updates_lost: float
     relative_ne: float
 
 
-def slope(points: Sequence[tuple[float, float]]) -> Estimate:
-    """The least-squares line y = slope x: CPR finds accuracy to be linear in PLS. Mean and error are NaN without points
-    besides 0; the error is also NaN for a single one.
+def slope(points: Sequence[tuple[int, float, float]]) -> Estimate:
+    """The least-squares line y = slope x through points of seed, x and y: CPR finds accuracy to be linear in PLS. Mean
+    and error are NaN without points besides x = 0; the error is also NaN for a single seed. It is a jackknife over
+    seeds, because the points of a seed share its run without losses.
     """
-    x, y = np.array([point for point in points if point[0]], float).reshape(-1, 2).T
+    seeds, x, y = np.array([point for point in points if point[1]], float).reshape(-1, 3).T
     if not x.size:
         return Estimate()
-    value = float(x @ y / (x @ x))
-    left = float(np.sum((y - value * x) ** 2)) / (x.size - 1) if x.size > 1 else math.nan
-    return Estimate(value, math.sqrt(left / float(x @ x)))
+    value, without = float(x @ y / (x @ x)), []
+    for seed in np.unique(seeds):
+        kept = seeds != seed
+        without.append(float(x[kept] @ y[kept] / (x[kept] @ x[kept])) if kept.any() else math.nan)
+    return Estimate(value, float(np.std(without)) * math.sqrt(len(without) - 1) if len(without) > 1 else math.nan)
 
 
 def slopes(points: Sequence[QualityPoint]) -> dict[str, Estimate]:
     """Relative NE by PLS, for strategies that save all rows, and by the share of lost updates, for all strategies."""
     return {
-        "pls": slope([(point.pls, point.relative_ne) for point in points if point.whole]),
-        "updates_lost": slope([(point.updates_lost, point.relative_ne) for point in points]),
+        "pls": slope([(point.seed, point.pls, point.relative_ne) for point in points if point.whole]),
+        "updates_lost": slope([(point.seed, point.updates_lost, point.relative_ne) for point in points]),
     }
 
 

@@ -17,6 +17,7 @@ from ssmpi.bench.recovery import picture, render
 from ssmpi.checkpoint.arena_writer import free_memory
 from ssmpi.config import Config, load
 from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.core.settings import require
 from ssmpi.data.schema import read_manifest
 from ssmpi.recovery.defaults import inputs_of
 from ssmpi.recovery.policy import RecoveryInputs, decide, full_at, naive_at, partial_at
@@ -46,6 +47,9 @@ class EmulationOptions:
     only: str
     short: bool
     inputs: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        require(len(set(self.seeds)) == len(self.seeds), f"--seeds must list different seeds, got {self.seeds}")
 
 
 def measure(options: EmulationOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
@@ -165,7 +169,7 @@ def points_of(found: Sequence[SavingStrategy], outcomes: Sequence[EmulationResul
     without = {outcome.seed: outcome.ne for outcome in outcomes if outcome.strategy == NO_LOSS}
     partial = {strategy.name: not strategy.tracker for strategy in found if not strategy.full}
     return [
-        picture.QualityPoint(o.strategy, partial[o.strategy], o.pls, o.updates_lost, o.ne / without[o.seed] - 1)
+        picture.QualityPoint(o.strategy, o.seed, partial[o.strategy], o.pls, o.updates_lost, o.ne / without[o.seed] - 1)
         for o in outcomes
         if o.strategy in partial and o.losses
     ]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
 from ssmpi import __version__
@@ -27,10 +24,14 @@ def write(study: Study, missing: Sequence[Cell]) -> tuple[str, list[Path]]:
     names = {cell.name for cell in missing}
     groups, rows = rows_of(study, [cell for cell in study.cells if cell.name not in names])
     codes = codes_of(groups)
-    text = markdown(study, rows, missing, codes)
+    text = markdown(study, rows, missing, codes, circumstances(groups))
     files = [study.folder / "results.md", study.folder / "results.json"]
     atomic_file.write(files[0], text)
-    body = {"title": study.options.title, **circumstances(), "rows": [plain(asdict(r)) for r in rows]}
+    body: dict[str, object] = {
+        "title": study.options.title,
+        **circumstances(groups),
+        "rows": [plain(asdict(r)) for r in rows],
+    }
     body |= {"missing": [cell.name for cell in missing], "code": codes}
     atomic_file.write(files[1], json.dumps(body, indent=1) + "\n")
     subject = page.PageContent(study.options.title, compared(study), groups, rows)
@@ -80,18 +81,23 @@ def compared(study: Study) -> str:
     return f"Relative NE: against {which}; below 0 is better."
 
 
-def circumstances() -> dict[str, object]:
-    """Machine, time and version."""
-    return {
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
-        "version": __version__,
-    }
+def circumstances(groups: Sequence[Group]) -> dict[str, str]:
+    """When and on what processors the cells ran, as they recorded it; the version that made the table."""
+    found = [record.circumstances for group in groups for record in group.records]
+    days = sorted({around["started"][:10] for around in found if "started" in around})
+    processors = dict.fromkeys(around.get("processor", "processor not recorded") for around in found)
+    date = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "date not recorded"
+    return {"date": date, "machine": "; ".join(processors), "version": __version__}
 
 
-def markdown(study: Study, rows: Sequence[Row], missing: Sequence[Cell], codes: Mapping[str, Sequence[str]]) -> str:
-    """The result table, with notes on how to read it."""
-    about = circumstances()
+def markdown(
+    study: Study,
+    rows: Sequence[Row],
+    missing: Sequence[Cell],
+    codes: Mapping[str, Sequence[str]],
+    about: Mapping[str, str],
+) -> str:
+    """The result table, with notes on how to read it; ``about`` are the cells' ``circumstances``."""
     data = study.cells[0].config.data.folder
     most, *others = codes
     lines = [

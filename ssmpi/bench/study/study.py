@@ -41,8 +41,13 @@ def run_one(study: Study, number: int) -> int:
 
 
 def run_all(study: Study) -> int:
-    """Run the unfinished cells, then make the table. Returns 0, 1 with failed cells, 85 after a request to stop."""
+    """Run the unfinished cells, seed by seed, then make the table: cells that are compared by pairs of seeds see the
+    same host, and a study that is stopped has complete pairs. Returns 0, 1 with failed cells, 85 after a request to
+    stop.
+    """
+    seeds = list(dict.fromkeys(cell.config.run.seed for cell in study.cells))
     todo = [cell for cell in study.cells if not cells.finished(cell)]
+    todo.sort(key=lambda cell: seeds.index(cell.config.run.seed))
     done = [cell for cell in study.cells if cell not in todo]
     log.info("%s: %d cells, %d of them finished", study.options.title, len(study.cells), len(done))
     for cell in done:

@@ -140,7 +140,8 @@ def half(found: Mapping[str, Any]) -> str:
 
 def networks(found: Mapping[str, Ratio]) -> str:
     """Every network relative to PyTorch's step of it."""
-    return in_turns("examples per second of the whole loop over those of PyTorch's step, one thread, Adagrad", found)
+    what = "examples per second of the whole loop over those of PyTorch's step, one thread, Adagrad (of rows: PyTorch's"
+    return in_turns(f"{what} by weight, the loop's by row)", found)
 
 
 def threads(found: Mapping[str, Ratio]) -> str:
