@@ -5,7 +5,6 @@ or hung disk blocks neither training nor messages.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import json
 import os
 import shutil
@@ -170,8 +169,7 @@ def commit_or_remove(folder: Path, outcomes: list[Outcome], state: dict[str, Any
         manifest = FileManifest(checked(outcomes), state)
         store.commit(folder, manifest)
     except (OSError, DataError):
-        with contextlib.suppress(OSError):
-            shutil.rmtree(folder)  # what there is of it may be what fills the disk
+        store.try_to_remove(folder)  # what there is of it may be what fills the disk; its manifest may be there
         raise
     return manifest
 
