@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ssmpi.comm.failure import NO_ROOM
+from ssmpi.core import atomic_file
 
 
 def free(path: Path) -> int:
@@ -85,12 +86,8 @@ def sync(descriptor: int) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the directory entries of a folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Flush the names in a folder to disk."""
+    atomic_file.sync_folder(path)
 
 
 def rename(old: Path, new: Path) -> None:
