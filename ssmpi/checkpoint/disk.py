@@ -41,6 +41,14 @@ def make_folder(path: Path) -> None:
     path.mkdir(exist_ok=True)
 
 
+def make_folders(path: Path) -> None:
+    """Make a folder, which may exist already, and those above it; they survive a power cut."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync_folder(each.parent)
+
+
 @contextlib.contextmanager
 def created(path: Path) -> Iterator[int]:
     """A new file, open for writing while the block runs."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from ssmpi.checkpoint import files, store
+from ssmpi.checkpoint import disk, files, store
 from ssmpi.checkpoint.model_files import move_into_place
 from ssmpi.checkpoint.store import FileManifest
 from ssmpi.comm.failure import NO_ROOM, cause
@@ -177,7 +177,7 @@ def commit_or_remove(folder: Path, outcomes: list[Outcome], state: dict[str, Any
 def make_anew(folder: Path) -> None:
     """An empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    disk.make_folders(folder)
 
 
 def put_in_place(beside: Path, place: Path, manifest: FileManifest) -> None:

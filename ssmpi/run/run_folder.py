@@ -75,7 +75,7 @@ def lock(folder: Path) -> IO[str]:
     """Make the folder and lock it against other jobs while the returned file is open; SettingsError if another job
     holds the lock.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    disk.make_folders(folder)
     try:
         return lockfile.acquire(
             folder / LOCK_NAME, lambda holder: LEASE_SECONDS if holder.elsewhere else ENDING_SECONDS
@@ -140,7 +140,7 @@ def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = 
             shutil.rmtree(path)
         else:
             path.unlink()
-    folder.mkdir(parents=True, exist_ok=True)
+    disk.make_folders(folder)
     disk.sync_folder(folder)  # else a power cut could bring back checkpoints of the earlier run
     versions = {"ssmpi": __version__, **({"commit": git_commit.commit()} if git_commit.commit() else {})}
     versions |= {"python": platform.python_version(), "machine": platform.platform()}

@@ -16,6 +16,7 @@ from runs import train_over_threads
 from data_prep.files import save_array
 from ssmpi import report
 from ssmpi.checkpoint import model_files
+from ssmpi.checkpoint.pending_save import make_anew
 from ssmpi.core import atomic_file, cpu_usage
 from ssmpi.core.errors import UserError
 from ssmpi.core.log import log
@@ -89,6 +90,20 @@ def test_a_power_cut_does_not_undo_a_renaming(tmp_path, monkeypatch, body):
     found = [what for what, _ in itertools.groupby(happened)]
     assert found[-1] in ("sync", "rmdir")
     assert found[:2] == ["rename", "sync"]
+
+
+def test_a_power_cut_does_not_undo_the_folders_of_a_run(tmp_path, monkeypatch):
+    """Neither its own, nor that of its best models, whatever is synced in them."""
+    synced, fsync = [], os.fsync
+
+    def sync(descriptor):
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    run_folder.lock(tmp_path / "runs" / "run").close()
+    make_anew(tmp_path / "runs" / "run" / "best" / ".after-9.tmp")
+    assert set(synced) == {tmp_path, *(tmp_path / each for each in ("runs", "runs/run", "runs/run/best"))}
 
 
 def test_the_ranks_times_that_cannot_be_written_do_not_change_how_a_run_ends(tmp_path, caplog, monkeypatch):
