@@ -117,9 +117,12 @@ class Store:
         return self.folder / f"{CHECKPOINT}{number:06}"
 
     def retire(self, keep: int) -> None:
-        """Remove all but the newest ``keep`` checkpoints."""
-        for path in self.committed()[:-keep]:
-            try_to_remove(path)
+        """Remove all but the newest ``keep`` checkpoints. A failure is logged."""
+        try:
+            for path in self.committed()[:-keep]:
+                try_to_remove(path)
+        except OSError as error:
+            log.warning(f"{self.folder}: older checkpoints are not removed: {error}")
 
     def set_aside_after(self, path: Path) -> list[Path]:
         """Rename all checkpoints newer than ``path`` so that they are ignored; returns their new paths."""
