@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ssmpi.comm.failure import NO_ROOM
+from ssmpi.core import atomic_file
 
 
 def free(path: Path) -> int:
@@ -38,6 +39,14 @@ def needing(path: Path, size: int) -> Iterator[None]:
 def make_folder(path: Path) -> None:
     """Make a folder, which may exist already, in an existing one."""
     path.mkdir(exist_ok=True)
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder, which may exist already, and those above it; they survive a power cut."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync_folder(each.parent)
 
 
 @contextlib.contextmanager
@@ -85,12 +94,8 @@ def sync(descriptor: int) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the directory entries of a folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Flush the names in a folder to disk."""
+    atomic_file.sync_folder(path)
 
 
 def rename(old: Path, new: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssmpi.checkpoint import store
+from ssmpi.checkpoint import disk, store
 from ssmpi.core.errors import DataError
 from ssmpi.core.run_files import MANIFEST_NAME, MODEL
 from ssmpi.embedding.table import Arena
@@ -77,8 +77,9 @@ def move_into_place(new: Path, place: Path) -> None:
     old = place.with_name(f".{place.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if place.exists():
-        place.rename(old)
-    new.rename(place)
+        disk.rename(place, old)
+    disk.rename(new, place)
+    disk.sync_folder(place.parent)  # before a checkpoint or the result refers to it
     shutil.rmtree(old, ignore_errors=True)
 
 

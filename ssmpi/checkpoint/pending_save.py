@@ -5,7 +5,6 @@ or hung disk blocks neither training nor messages.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from ssmpi.checkpoint import files, store
+from ssmpi.checkpoint import disk, files, store
 from ssmpi.checkpoint.model_files import move_into_place
 from ssmpi.checkpoint.store import FileManifest
 from ssmpi.comm.failure import NO_ROOM, cause
@@ -170,8 +169,7 @@ def commit_or_remove(folder: Path, outcomes: list[Outcome], state: dict[str, Any
         manifest = FileManifest(checked(outcomes), state)
         store.commit(folder, manifest)
     except (OSError, DataError):
-        with contextlib.suppress(OSError):
-            shutil.rmtree(folder)  # what there is of it may be what fills the disk
+        store.try_to_remove(folder)  # what there is of it may be what fills the disk; its manifest may be there
         raise
     return manifest
 
@@ -179,7 +177,7 @@ def commit_or_remove(folder: Path, outcomes: list[Outcome], state: dict[str, Any
 def make_anew(folder: Path) -> None:
     """An empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    disk.make_folders(folder)
 
 
 def put_in_place(beside: Path, place: Path, manifest: FileManifest) -> None:

@@ -100,7 +100,7 @@ class Store:
         there = self.committed()
         for path in self._all():
             if path not in there:
-                _try_to_remove(path)
+                try_to_remove(path)
 
     def begin(self) -> Path:
         """Make the folder of a new checkpoint and remove unfinished ones."""
@@ -117,9 +117,12 @@ class Store:
         return self.folder / f"{CHECKPOINT}{number:06}"
 
     def retire(self, keep: int) -> None:
-        """Remove all but the newest ``keep`` checkpoints."""
-        for path in self.committed()[:-keep]:
-            _try_to_remove(path)
+        """Remove all but the newest ``keep`` checkpoints. A failure is logged."""
+        try:
+            for path in self.committed()[:-keep]:
+                try_to_remove(path)
+        except OSError as error:
+            log.warning(f"{self.folder}: older checkpoints are not removed: {error}")
 
     def set_aside_after(self, path: Path) -> list[Path]:
         """Rename all checkpoints newer than ``path`` so that they are ignored; returns their new paths."""
@@ -134,16 +137,24 @@ class Store:
 
     def set_aside(self) -> list[Path]:
         """The checkpoints set aside, oldest first."""
-        return sorted(self.folder.glob(f"{ASIDE}{CHECKPOINT}*"))
+        return [path for path in self._entries() if path.name.startswith(f"{ASIDE}{CHECKPOINT}")]
 
     def _all(self) -> list[Path]:
         """All checkpoint folders, committed or not, by number."""
-        return sorted(
-            path for path in self.folder.glob(f"{CHECKPOINT}*") if path.name.removeprefix(CHECKPOINT).isdigit()
-        )
+        found = [path for path in self._entries() if path.name.startswith(CHECKPOINT)]
+        return [path for path in found if path.name.removeprefix(CHECKPOINT).isdigit()]
+
+    def _entries(self) -> list[Path]:
+        """What is in the folder, sorted; OSError if it cannot be read, which ``Path.glob`` would take for an empty one:
+        the run would start over, and its checkpoints would be retired.
+        """
+        try:
+            return sorted(self.folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
 
-def _try_to_remove(folder: Path) -> None:
+def try_to_remove(folder: Path) -> None:
     """Remove the manifest first: a half-removed checkpoint is not committed. A failure, as on NFS while a file is open,
     does not affect newer ones.
     """

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ssmpi import __version__
+from ssmpi.checkpoint import disk
 from ssmpi.cluster import site
 from ssmpi.cluster.node_layout import NodeLayout, layout_of
 from ssmpi.cluster.site import Site
@@ -110,7 +111,7 @@ def removed_on_failure(folder: Path) -> Iterator[None]:
 
 def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
     """Make the run folder: resolved settings, site file, batch file and versions."""
-    folder.mkdir(parents=True, exist_ok=True)
+    disk.make_folders(folder)
     run_folder.write_settings(folder, config)
     (folder / SITE_FILE).write_text(settings.dump(where), encoding="utf-8")
     (folder / BATCH_FILE).write_text(text, encoding="utf-8")

@@ -200,8 +200,9 @@ class _Part:
 
 def remove(path: Path) -> None:
     """Remove a rank's memory with its notes; processes that map it keep it until they end."""
-    for each in (path, *path.parent.glob(f"{path.name}.*"), *path.parent.glob(f".{path.name}.*")):
-        each.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # another rank has just removed the folder, which was empty
+        for each in (path, *path.parent.glob(f"{path.name}.*"), *path.parent.glob(f".{path.name}.*")):
+            each.unlink(missing_ok=True)
 
 
 def _note(path: Path, name: str) -> Path:

@@ -40,6 +40,8 @@ def check(path: Path) -> None:
         _beside(path).open("wb").close()
         _beside(path).unlink()
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # neither another name nor a permission would help
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise UserError(
             f"{path}: cannot be written ({error.strerror}); name another file, or permit this one"
         ) from error
@@ -73,9 +75,19 @@ def whole(path: Path) -> Iterator[Path]:
             with beside.open("rb+") as file:
                 os.fsync(file.fileno())
             beside.replace(path)
+            sync_folder(path.parent)  # else a power cut may undo the renaming
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(path: Path) -> None:
+    """Flush the names in a folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write(path: Path, content: bytes | str) -> None:

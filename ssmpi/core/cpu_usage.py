@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ssmpi.core import atomic_file
+from ssmpi.core.errors import UserError
+from ssmpi.core.log import log
 from ssmpi.core.run_files import USAGE
 from ssmpi.core.topology import Role
 
@@ -38,15 +40,19 @@ def counted(thread: str) -> Iterator[None]:
 def recorded(folder: Path, role: Role, index: int) -> Iterator[None]:
     """Count the block as the main thread's and write ``usage/ROLE-INDEX.json``: seconds, and peak memory in bytes.
 
-    A rank that fails writes nothing.
+    A rank that fails writes nothing. A file that cannot be written is reported and changes nothing: how the run ended
+    is known by then, and a stop must be reported as one.
     """
     _main.began = _now()
     yield
     _count("main", _main.began)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     body = {"role": str(role), "index": index, "peak_memory_bytes": peak, "threads": _threads}
-    (folder / USAGE).mkdir(exist_ok=True)
-    atomic_file.write(folder / USAGE / f"{role}-{index}.json", json.dumps(body, indent=1) + "\n")
+    try:
+        (folder / USAGE).mkdir(exist_ok=True)
+        atomic_file.write(folder / USAGE / f"{role}-{index}.json", json.dumps(body, indent=1) + "\n")
+    except (OSError, UserError) as error:
+        log.error(f"error: no CPU times of {role} {index} for 'ssmpi report': {error}")
 
 
 def set_up() -> None:

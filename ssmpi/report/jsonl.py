@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ssmpi.comm.failure import cause
+from ssmpi.core.atomic_file import naming
 from ssmpi.core.log import log
 from ssmpi.core.write_behind import WriteBehind
 
@@ -24,7 +25,8 @@ class JsonlFile:
         self._path = path
         self._file = path.open("ab", buffering=0)
         self.size = min(known, os.fstat(self._file.fileno()).st_size)
-        self._file.truncate(self.size)
+        with naming(path):
+            self._file.truncate(self.size)
         self._waiting = b""
         self._refused = False
         self.behind = WriteBehind(path.name)

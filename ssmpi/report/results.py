@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ssmpi.core import atomic_file
+from ssmpi.core.errors import UserError
 from ssmpi.core.log import log
 from ssmpi.core.result_marker import COMPLETE, INCOMPLETE, STOPPED
 from ssmpi.core.run_files import RESULT_NAME
@@ -71,11 +72,14 @@ class RunResults:
             kept["best"] = found
 
     def rows_saved(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Log the row saves of embedding PSs, and record their durations."""
+        """Log the row saves of embedding PSs, and record their durations; that these cannot be written ends nothing."""
         for line in lines:
             if "all_rows_seconds" in line:
                 seconds, cost = line.pop("all_rows_seconds"), line.pop("all_rows_cost")
-                recoveries.rows_saved(self.folder, line["ps"], seconds, cost)
+                try:
+                    recoveries.rows_saved(self.folder, line["ps"], seconds, cost)
+                except (OSError, UserError) as error:
+                    log.warning(f"training continues, but how long row saves take is not recorded: {error}")
             self.logbook.rows_saved(line)
 
     def finish(self, *, stopped: bool, ended_by: str = "", kept: str = "last") -> None:

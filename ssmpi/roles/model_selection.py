@@ -168,10 +168,11 @@ class ModelSelection:
             for checkpoint in store.Store(self._run).committed():
                 kept = store.read_manifest(checkpoint).state.get("choice", {}).get("kept")
                 needed |= {self._place(kept)} if kept is not None else set()
-        except DataError as error:
+            there = set(self._folder.iterdir())
+        except (OSError, DataError) as error:
             log.warning(f"older best models stay in {self._folder}: {error}")
             return
-        for folder in set(self._folder.iterdir()) - needed:
+        for folder in there - needed:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _place(self, examples: int) -> Path:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from ssmpi.core.atomic_file import naming
 from ssmpi.core.log import log
 
 POLL_SECONDS = 0.5
@@ -84,9 +85,9 @@ def acquire(path: Path, patience: Callable[[LockHolder], float]) -> IO[str]:
                 log.warning(f"{path}: held by {holder}: waiting up to {patience(holder):,.0f} s for it to end")
             told = True
             time.sleep(POLL_SECONDS)
-        file.truncate(0)
-        file.write(json.dumps(dataclasses.asdict(LockHolder.me())) + "\n")
-        file.flush()
+        with naming(path):
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), (json.dumps(dataclasses.asdict(LockHolder.me())) + "\n").encode())
     except BaseException:
         file.close()
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ssmpi.checkpoint import disk
+from ssmpi.core import atomic_file
 from ssmpi.core.errors import UserError
 from ssmpi.core.run_files import ATTEMPTS
 
@@ -25,6 +25,4 @@ def record_start(run: Path, examples: int) -> None:
             " would, and saved nothing later: their logs say why; if it was the time limit, raise it or lower"
             f" checkpoint.every_minutes. Remove {path} to try again"
         )
-    beside = path.with_name(f".{ATTEMPTS}.tmp")
-    disk.write(beside, (json.dumps([*before, examples]) + "\n").encode())
-    disk.rename(beside, path)
+    atomic_file.write(path, json.dumps([*before, examples]) + "\n")

@@ -17,7 +17,7 @@ from ssmpi import __version__
 from ssmpi.checkpoint import disk
 from ssmpi.comm.world import versions as mpi_versions
 from ssmpi.config import Config
-from ssmpi.core import git_commit, result_marker, run_files, settings
+from ssmpi.core import atomic_file, git_commit, result_marker, run_files, settings
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.packages import package_versions
 from ssmpi.core.run_files import LOCK_NAME, NETWORK, RUN_FILE, VERSIONS
@@ -75,7 +75,7 @@ def lock(folder: Path) -> IO[str]:
     """Make the folder and lock it against other jobs while the returned file is open; SettingsError if another job
     holds the lock.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    disk.make_folders(folder)
     try:
         return lockfile.acquire(
             folder / LOCK_NAME, lambda holder: LEASE_SECONDS if holder.elsewhere else ENDING_SECONDS
@@ -94,8 +94,8 @@ def check_overwrite(folder: Path, overwrite: bool, run_file: Path | None = None)
     the run file in use, which must not be among them.
     """
     there = [path for path in folder.iterdir() if path.name != LOCK_NAME] if folder.exists() else []
-    if not there:
-        return []
+    if not there or is_unfinished(folder):
+        return there
     remedy = "choose another run.folder"
     if run_file and folder.resolve() in run_file.resolve().parents:
         raise SettingsError(f"{folder}: holds the run file {run_file}, which a run here would replace: {remedy}")
@@ -115,6 +115,16 @@ def check_overwrite(folder: Path, overwrite: bool, run_file: Path | None = None)
     return there
 
 
+def is_unfinished(folder: Path) -> bool:
+    """Whether all that is there is what ``make`` writes before ``run.toml``, which makes it a run folder: it was
+    killed, or found the disk full.
+    """
+    names = {path.name for path in folder.iterdir()} - {LOCK_NAME}
+    begun = {VERSIONS, f".{VERSIONS}.tmp"}
+    before = begun | {NETWORK, f".{RUN_FILE}.tmp"}
+    return bool(names & begun) and names <= before and not run_files.unknown_entries(folder)
+
+
 def shown(found: list[str]) -> str:
     """The first few names of a long list."""
     return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
@@ -123,17 +133,20 @@ def shown(found: list[str]) -> str:
 def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = None) -> None:
     """Make the run folder with ``run.toml`` and ``versions.json`` in it; ``run_file`` is the run file in use."""
     text = custom_network.text_of(config.model.name)  # before anything is removed: the file may be in this folder
-    for path in check_overwrite(folder, overwrite, run_file):
+    last = (RUN_FILE, VERSIONS)  # as long as they are there it is a run folder, which may be replaced
+    there = check_overwrite(folder, overwrite, run_file)
+    for path in sorted(there, key=lambda path: last.index(path.name) if path.name in last else -1):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
-    folder.mkdir(parents=True, exist_ok=True)
+    disk.make_folders(folder)
+    disk.sync_folder(folder)  # else a power cut could bring back checkpoints of the earlier run
     versions = {"ssmpi": __version__, **({"commit": git_commit.commit()} if git_commit.commit() else {})}
     versions |= {"python": platform.python_version(), "machine": platform.platform()}
     versions |= package_versions() | mpi_versions()
     versions |= {"host": socket.gethostname(), "processor": processor.name(), "started": now()}
-    (folder / VERSIONS).write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
+    atomic_file.write(folder / VERSIONS, json.dumps(versions, indent=1) + "\n")
     write_settings(folder, config, text)
 
 
@@ -146,13 +159,7 @@ def write_settings(folder: Path, config: Config, text: bytes | None = None) -> N
         text = text or custom_network.text_of(config.model.name)
         assert text is not None
         (folder / NETWORK).mkdir(exist_ok=True)
-        _replace(folder / NETWORK / file.name, text)
+        atomic_file.write(folder / NETWORK / file.name, text)
         model = dataclasses.replace(config.model, name=f"{NETWORK}/{file.name}:{function}")
         config = dataclasses.replace(config, model=model)
-    _replace(folder / RUN_FILE, settings.dump(config).encode())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.tmp")
-    disk.write(beside, content)
-    disk.rename(beside, path)
+    atomic_file.write(folder / RUN_FILE, settings.dump(config))

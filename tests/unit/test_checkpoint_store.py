@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +14,13 @@ import h5py
 import numpy as np
 import pytest
 
-from ssmpi.checkpoint import disk, files, store, timer
+from ssmpi.checkpoint import disk, files, pending_save, store, timer
 from ssmpi.checkpoint.store import FileManifest, Store
 from ssmpi.checkpoint.timer import CheckpointTimer
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.errors import DataError, UserError
+from ssmpi.core.log import log
 from ssmpi.core.run_options import CheckpointOptions
 from ssmpi.run import restart_guard
 
@@ -229,6 +231,46 @@ def test_hdf5_does_not_touch_the_disk(tmp_path, monkeypatch):
     files.write(tmp_path / "a.h5", [("x", values(1), {})])
     assert opened
     assert not any(path.is_relative_to(tmp_path) for path in opened)
+
+
+def test_a_commit_that_fails_at_its_end_leaves_no_half_of_a_checkpoint(tmp_path, monkeypatch):
+    """The manifest is in place already when the disk fails, and then not all files can be removed."""
+    save(tmp_path, 1)
+    folder, unlink = Store(tmp_path).begin(), os.unlink
+    entry = files.write(folder / "trainer-0000.h5", [("replica", values(1), {})])
+
+    def failing(path):
+        if path == folder.parent:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+
+    def unlink_but_manifests(path, **where):
+        if Path(path).name == store.MANIFEST_NAME and where:  # as a part of a folder that is removed
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        unlink(path, **where)
+
+    monkeypatch.setattr(disk, "sync_folder", failing)
+    monkeypatch.setattr(os, "unlink", unlink_but_manifests)
+    with pytest.raises(OSError, match="Input/output error"):
+        pending_save.commit_or_remove(folder, [asdict(entry)], {"number": 2})
+    assert newest(tmp_path) == 1
+    assert not folder.exists()
+
+
+def test_checkpoints_that_cannot_be_listed_are_not_none(tmp_path, monkeypatch, caplog):
+    """The run would start over, and what it saved then would replace them."""
+    save(tmp_path, 1)
+
+    def refusing(path="."):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    monkeypatch.setattr(os, "listdir", refusing)
+    for body in (Store(tmp_path).committed, Store(tmp_path).set_aside, Store(tmp_path).begin):
+        with pytest.raises(PermissionError, match=r"denied: '.*checkpoints'"):
+            body()
+    monkeypatch.setattr(log, "propagate", True)
+    Store(tmp_path).retire(1)  # in the background: nobody asks for its exception
+    assert "checkpoints: older checkpoints are not removed: [Errno 13] Permission denied" in caplog.text
 
 
 def test_a_run_folder_that_is_gone_is_not_made_anew(tmp_path):

@@ -18,6 +18,7 @@ from ssmpi.checkpoint.manager import CheckpointManager
 from ssmpi.checkpoint.store import Store, read_manifest
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
+from ssmpi.core.log import log
 from ssmpi.core.run_options import EvaluateOptions
 from ssmpi.roles import trainer
 from ssmpi.roles.evaluate import Evaluator
@@ -270,6 +271,22 @@ def test_a_best_model_that_cannot_be_saved_costs_no_run(tmp_path, few, monkeypat
     run = train_over_threads(tmp_path, few, *OVERFIT, "data.passes=2")
     assert (run.result["status"], run.result["kept"]) == ("complete", "last")
     assert read_manifest(model_files.find(run.folder)).state["examples"] == 2_000
+
+
+def test_older_best_models_that_cannot_be_removed_cost_no_run(tmp_path, few, monkeypatch, caplog):
+    """The disk fails where it is asked which checkpoints need them."""
+    committed = Store.committed
+
+    def failing(store):
+        if any((tmp_path / "run" / "best").glob("after-*")):
+            raise OSError(5, "Input/output error", str(store.folder))
+        return committed(store)
+
+    monkeypatch.setattr(Store, "committed", failing)
+    monkeypatch.setattr(log, "propagate", True)
+    run = train_over_threads(tmp_path, few, *OVERFIT, "data.passes=2")
+    assert (run.result["status"], run.result["kept"]) == ("complete", "best")
+    assert "older best models stay in" in caplog.text
 
 
 def test_a_checkpoint_of_an_earlier_version_has_no_standing(tmp_path, few, stops):

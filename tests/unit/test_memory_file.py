@@ -81,6 +81,21 @@ def test_it_is_removed_with_its_notes(path):
     assert list(path.parent.iterdir()) == []
 
 
+def test_the_folder_can_vanish_while_a_rank_looks_for_its_files(path, monkeypatch):
+    """The memory of this rank found no room and is gone already; another one that ends removes the folder."""
+    leave(path)
+    path.unlink()
+    listed = os.scandir
+
+    def too_late(folder):
+        path.parent.rmdir()
+        return listed(folder)
+
+    monkeypatch.setattr(os, "scandir", too_late)
+    remove(path)
+    assert not path.parent.exists()
+
+
 def test_what_is_not_filled_yet_is_lost(path):
     left_by(lambda: MemoryFile(path, ORIGIN).array("rows", (4,), np.float32))
     with pytest.raises(LostMemoryError, match="was not filled yet"):

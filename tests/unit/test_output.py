@@ -1,6 +1,8 @@
 """A file appears whole or not at all, and what cannot be written is said before the work for it."""
 
 import contextlib
+import itertools
+import os
 import re
 import resource
 import shutil
@@ -13,10 +15,16 @@ from runs import train_over_threads
 
 from data_prep.files import save_array
 from ssmpi import report
-from ssmpi.core import atomic_file
+from ssmpi.checkpoint import model_files
+from ssmpi.checkpoint.pending_save import make_anew
+from ssmpi.core import atomic_file, cpu_usage
 from ssmpi.core.errors import UserError
+from ssmpi.core.log import log
+from ssmpi.core.topology import Role
 from ssmpi.report import plot
+from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.page import drawings
+from ssmpi.run import restart_guard, run_folder
 from ssmpi.tools.export import export
 
 
@@ -39,6 +47,87 @@ def run(tmp_path_factory, small_data):
 
 def files(folder):
     return sorted(path.relative_to(folder) for path in folder.rglob("*"))
+
+
+def model_of(folder):
+    """A new model's folder beside an old one, and the old one."""
+    for path in (folder / ".model.tmp", folder / "model"):
+        path.mkdir()
+        (path / "dense.h5").touch()
+    return folder / ".model.tmp", folder / "model"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda folder: atomic_file.write(folder / "result.json", "{}"),
+        lambda folder: restart_guard.record_start(folder, 0),
+        lambda folder: model_files.move_into_place(*model_of(folder)),
+    ],
+    ids=["write", "record_start", "move_into_place"],
+)
+def test_a_power_cut_does_not_undo_a_renaming(tmp_path, monkeypatch, body):
+    """The folder is synced after the last one, and what it held before is removed only then."""
+    happened, fsync = [], os.fsync
+
+    def note(what, original):
+        def noting(*arguments, **named):
+            happened.append(what)
+            return original(*arguments, **named)
+
+        return noting
+
+    def sync(descriptor):
+        if Path(f"/proc/self/fd/{descriptor}").readlink() == tmp_path:
+            happened.append("sync")
+        fsync(descriptor)
+
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, note("rename", getattr(os, name)))
+    monkeypatch.setattr(os, "rmdir", note("rmdir", os.rmdir))
+    monkeypatch.setattr(os, "fsync", sync)
+    body(tmp_path)
+    found = [what for what, _ in itertools.groupby(happened)]
+    assert found[-1] in ("sync", "rmdir")
+    assert found[:2] == ["rename", "sync"]
+
+
+def test_a_power_cut_does_not_undo_the_folders_of_a_run(tmp_path, monkeypatch):
+    """Neither its own, nor that of its best models, whatever is synced in them."""
+    synced, fsync = [], os.fsync
+
+    def sync(descriptor):
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    run_folder.lock(tmp_path / "runs" / "run").close()
+    make_anew(tmp_path / "runs" / "run" / "best" / ".after-9.tmp")
+    assert set(synced) == {tmp_path, *(tmp_path / each for each in ("runs", "runs/run", "runs/run/best"))}
+
+
+def test_the_ranks_times_that_cannot_be_written_do_not_change_how_a_run_ends(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(log, "propagate", True)
+    (tmp_path / "usage").touch()
+    with cpu_usage.recorded(tmp_path, Role.TRAINER, 3):
+        pass
+    assert "error: no CPU times of trainer 3" in caplog.text
+    assert f"File exists: '{tmp_path / 'usage'}'" in caplog.text
+
+
+def test_a_full_or_failing_disk_names_the_file(tmp_path, monkeypatch):
+    """Also where the system does not, and without the advice to take another name."""
+    with full_disk(0), pytest.raises(OSError, match=r"too large: '.*/job\.lock'"):
+        run_folder.lock(tmp_path)
+    with pytest.raises(OSError, match=r"'/dev/full'"):
+        JsonlFile(Path("/dev/full"), 0)
+
+    def full(path, *_):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OSError, match=r"device: '.*/result\.json'"):
+        atomic_file.write(tmp_path / "result.json", "{}")
 
 
 @pytest.mark.parametrize(

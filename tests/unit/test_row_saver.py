@@ -22,12 +22,14 @@ from ssmpi.checkpoint.start import Unsaved
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
-from ssmpi.core.run_files import unknown_entries
+from ssmpi.core.run_files import RECOVERIES, unknown_entries
 from ssmpi.core.run_options import CheckpointOptions, RecoveryOptions
 from ssmpi.core.topology import Topology
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import MFU, scope_of
+from ssmpi.report import recoveries
+from ssmpi.report.results import RunResults
 from ssmpi.roles import control, embedding_ps, row_saver
 from ssmpi.roles.row_saver import POLL_SECONDS, RowSaver
 from ssmpi.tools import inspect
@@ -330,6 +332,42 @@ def test_nothing_is_saved_while_the_first_trainer_says_so(saving):
     assert saving.saver._seconds_left() == POLL_SECONDS
     saving.server.saves_rows = True
     assert saving.saver._seconds_left() < 0  # it is overdue
+
+
+def test_row_saves_that_cannot_be_removed_do_not_change_how_a_run_ends(saving, monkeypatch, said):
+    def failing(path):
+        raise OSError(5, "Input/output error", str(path))
+
+    saving.save()
+    monkeypatch.setattr(disk, "remove_file", failing)
+    saving.saver._thread_is_done.set()
+    saving.saver.stop(0)
+    assert said == [
+        f"row saves that nobody needs any more are not removed: [Errno 5] Input/output error: '{saving.path}'"
+    ]
+
+
+def test_a_full_disk_where_row_saves_are_timed_ends_nothing(tmp_path, monkeypatch, said):
+    """``recoveries.json`` is written again and again while training goes on; saves that fail end nothing either."""
+    results = RunResults(tmp_path, SimpleNamespace(log_seconds=1.0, tensorboard=False), Topology(embedding_ps=2), 100)
+    line = {"ps": 1, "rows": 3, "bytes": 12, "covered": 1.0, "write_seconds": 0.1, "position": 50}
+    timed = {"all_rows_seconds": 0.5, "all_rows_cost": 0.25}
+    results.rows_saved([{**line, **timed}])
+
+    def full(run, found):
+        raise OSError(28, "No space left on device", str(run / RECOVERIES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recoveries, "_write", full)
+        results.rows_saved([{**line, **timed}])
+    assert said == [
+        "training continues, but how long row saves take is not recorded: [Errno 28] No space left on device:"
+        f" '{tmp_path / RECOVERIES}'"
+    ]
+    results.logbook.close()
+    assert recoveries.taken(tmp_path).row_save_seconds == 0.5
+    written = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [each["rows"] for each in written] == [3, 3]
 
 
 def test_what_a_save_costs_is_what_it_computes_not_what_it_waits_for(tmp_path, monkeypatch):

@@ -2,11 +2,14 @@
 for one.
 """
 
+import contextlib
 import re
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from kills import Kill, KilledError
 from runs import QUIET, SMALL_MODEL, train_over_threads, write_run_file
 
 from ssmpi import cli
@@ -145,6 +148,48 @@ def test_a_users_run_file_is_not_gone_on_with(own_folder, run_file):
     with pytest.raises(SettingsError, match=r"not a run folder|holds the run file run\.toml"):
         prepare(request(run_file, run=Path()))
     assert contents(own_folder) == before
+
+
+BEGUN = {  # what a start that is killed before it has written run.toml leaves behind
+    "versions": ["job.lock", ".versions.json.tmp"],
+    "network": ["job.lock", "versions.json", "network/own.py", "network/.other.py.tmp"],
+    "settings": ["job.lock", "versions.json", ".run.toml.tmp"],
+}
+
+
+@pytest.mark.parametrize("left", BEGUN)
+def test_a_start_that_was_killed_before_it_had_its_settings_is_repeated(tmp_path, small_data, left):
+    """By the same command, as a requeued job does it."""
+    config = write_run_file(tmp_path, small_data)
+    run, given = Path(config.run.folder), (f"data.folder={small_data}", *SMALL_MODEL, *QUIET)
+    for name in BEGUN[left]:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text('{"ssmpi"')
+    again = request(tmp_path / "given.toml", *given, run=run)
+    (run / "notes.txt").touch()
+    before = contents(run)
+    with pytest.raises(SettingsError, match=r"not empty and not a run folder.*\(it holds notes\.txt"):
+        prepare(again)
+    assert contents(run) == before
+    (run / "notes.txt").unlink()
+    assert not prepare(again).resumed
+    assert set(contents(run)) == {"job.lock", "run.toml", "versions.json"}
+    assert prepare(again).resumed
+
+
+def test_replacing_a_run_can_be_killed_at_any_file(finished, tmp_path, small_data):
+    """Until it is gone it is known for an earlier run, which may be replaced."""
+    config = write_run_file(tmp_path, small_data)
+    run = Path(shutil.copytree(finished, config.run.folder))
+    given = (f"data.folder={small_data}", f"run.folder={run}", *SMALL_MODEL, *QUIET)
+    starts = 0
+    while len(set(contents(run)) - {"job.lock", "versions.json"}):
+        starts, killed = starts + 1, Kill(Path, "unlink", 1, after=True)
+        with contextlib.suppress(KilledError), killed:
+            prepare(request(tmp_path / "given.toml", *given, overwrite=True))
+        assert starts < 100
+    assert starts > 10
+    prepare(request(tmp_path / "given.toml", *given, overwrite=True))
 
 
 def test_a_run_folder_that_holds_the_run_file_given_is_not_replaced(finished):
