@@ -128,6 +128,7 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
         "data.passes=2",
         "recovery.mtbf_hours=1e-6",
         "recovery.mode=partial",
+        "recovery.max_lost_fraction=1",
     )
     sparse = ("sync.algorithm=async_ps", "sync.codec=threshold:0.9")
     options = (*SETTINGS[1:], *EASGD, *sparse, *often, "evaluate.replica=true", "checkpoint.priority=mfu")
