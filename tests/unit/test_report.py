@@ -36,6 +36,14 @@ def test_the_test_split_comes_first_in_the_choice(tmp_path):
     assert "0.90000" not in text
 
 
+def test_the_split_that_the_run_names_as_final_comes_before_all(tmp_path):
+    (tmp_path / "run.toml").write_text('[evaluate]\nsplit = "test"\nfinal = "holdout"\n')
+    scored = {"test": {"last": {**QUALITY, "ne": 0.9}}, "holdout": {"last": QUALITY}}
+    text = report.table(run_folder(tmp_path, evaluations=scored), None, None)
+    assert "holdout: 1,000 rows" in text
+    assert "0.81234" in text
+
+
 def test_reference_points_stand_around_the_run(tmp_path):
     baseline = write(
         tmp_path / "b.json", {"constant": {**QUALITY, "ne": 1.0}, "logistic_regression": {**QUALITY, "ne": 0.85}}
