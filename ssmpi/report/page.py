@@ -110,8 +110,8 @@ def drawings(groups: Sequence[Group]) -> list[Drawing]:
         found.append(Drawing("speed", "Speed and synchronization", text, lambda: figures.curves(groups, speed)))
     if any(record.usage for record in records):
         text = (
-            "Seconds on a processor, waiting left out. Set-up does not grow with the data. The main thread of a server"
-            " serves."
+            "Seconds on a processor, waiting left out; of a resumed run, its last job. Set-up does not grow with the"
+            " data. The main thread of a server serves."
         )
         found.append(Drawing("time", "Where the time went", text, lambda: figures.times(groups)))
     return found

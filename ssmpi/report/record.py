@@ -98,6 +98,12 @@ class Record:
         found = self.result.get(name, metrics.get(name) if split in ("", scored) else None)
         return float(found) if isinstance(found, (int, float)) else math.nan
 
+    @property
+    def job_examples(self) -> float:
+        """The examples that ``usage`` is about: the last job's, or the whole run's where results do not say."""
+        found = self.number("job_examples")
+        return found if math.isfinite(found) else self.number("examples")
+
 
 def kept(result: Mapping[str, Any]) -> str:
     """Which model a run left, by its ``result.json``; runs of earlier versions left the last."""

@@ -357,6 +357,15 @@ def test_times_are_those_of_the_ranks_an_example(runs):
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([1.5e6 / 6_000] * 2)
 
 
+def test_times_of_a_resumed_run_are_those_of_its_last_job(broken):
+    result = json.loads((broken / "result.json").read_text())
+    assert result["job_examples"] == result["examples"] == 6_000
+    (broken / "result.json").write_text(json.dumps({**result, "job_examples": 1_500.0}))
+    with figures.style(figures.LIGHT):
+        axes = figures.times(by_settings([read(broken)])).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([1.5e6 / 1_500])
+
+
 def test_long_curves_are_thinned_without_moving_them():
     x = np.arange(10_000.0)
     found = figures.thinned(list(zip(x, 3 * x, strict=True)))

@@ -48,6 +48,7 @@ def test_traffic_adds_up_over_trainers_windows_and_jobs(tmp_path):
     second.logbook.gathered(1, report_of(one))
     second.finish(stopped=True)
     found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["examples"], found["job_examples"]) == (3.0, 1.0)
     total = dict(zip(COUNTED, (3 * one + two).tolist(), strict=True))
     assert found["bytes"] == {
         **{link: total[f"bytes_{link}"] for link in LINKS},
