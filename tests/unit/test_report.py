@@ -95,6 +95,13 @@ def test_a_best_evaluation_that_was_not_the_last_is_said(tmp_path):
     assert "the best model was kept" in text
 
 
+def test_a_divergence_that_was_not_finite_is_left_out(tmp_path):
+    rounds = {"rounds": 9.0, "round_seconds": 0.001, "staleness": 2.0, "divergence": None}
+    assert "rounds: 9 of 1.0 ms, in which a trainer makes 2.0 iterations" in report.table(
+        run_folder(tmp_path, **rounds), None, None
+    )
+
+
 def test_how_it_ended_and_how_fast_is_in_it(tmp_path):
     text = report.table(run_folder(tmp_path, status="stopped"), None, None)
     assert "stopped: 12,345 examples at 6,789 EPS" in text
