@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -217,7 +218,10 @@ def report(arguments: argparse.Namespace) -> int:
     from ssmpi.comm.failure import say
     from ssmpi.report import read, write
 
-    records = [read(run) for run in dict.fromkeys(arguments.runs)]
+    runs: dict[str, Path] = {}
+    for run in arguments.runs:  # one run by two paths is no second one
+        runs.setdefault(os.path.realpath(run), run)
+    records = [read(run) for run in runs.values()]
     for record in records:
         for sentence in record.missing:
             say(f"{'error' if record.is_empty else 'warning'}: {record.folder}: {sentence}")

@@ -43,8 +43,8 @@ class EvaluateOptions:
 
     ``keep`` selects the model that the run leaves: the ``last`` one, or the ``best`` one, which has the lowest NE on
     ``split``. Early stopping: training ends after ``patience`` evaluations of ``split`` in a row without a gain, where
-    a gain is an NE at least ``min_gain`` (relative) below that of the last gain, or as soon as the AUC of ``split``
-    reaches ``stop_at_auc``; 0 disables either rule.
+    a gain is an NE more than ``min_gain`` (a difference of NE, not a share of it) below that of the last gain, or as
+    soon as the AUC of ``split`` reaches ``stop_at_auc``; 0 disables either rule.
     """
 
     split: str = "validation"

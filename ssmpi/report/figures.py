@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -243,12 +243,11 @@ def _roles(group: Group) -> list[str]:
 def _spent(group: Group, role: str) -> dict[str, float]:
     """Processor seconds per million examples by kind of thread; mean over runs."""
     sums: dict[str, list[float]] = {}
-    per_million: Callable[[Record], float] = lambda record: 1e6 / max(record.number("examples"), 1)  # noqa: E731
     for record in group.records:
         mine: dict[str, float] = {}
         for rank in record.usage:
             for kind, spent in rank["threads"].items() if rank["role"] == role else ():
                 mine[kind] = mine.get(kind, 0.0) + spent["cpu_seconds"]
         for kind, seconds in mine.items():
-            sums.setdefault(kind, []).append(seconds * per_million(record))
+            sums.setdefault(kind, []).append(1e6 * seconds / max(record.job_examples, 1))
     return {kind: estimate(values).mean for kind, values in sums.items()}

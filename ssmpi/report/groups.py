@@ -58,9 +58,9 @@ class Group:
         """The labels as a phrase: ``S-MA, trainers 4``."""
         return name_of(self.labels)
 
-    def estimate(self, metric: str) -> Estimate:
-        """Over the seeds."""
-        return estimate([record.number(metric) for record in self.records])
+    def estimate(self, metric: str, split: str = "") -> Estimate:
+        """Over the seeds; of metrics on ``split`` alone if it is given."""
+        return estimate([record.number(metric, split) for record in self.records])
 
     @property
     def elp(self) -> int | None:
@@ -68,18 +68,19 @@ class Group:
         return self.records[0].elp
 
 
-def relative(group: Group, reference: Group, metric: str) -> Estimate:
+def relative(group: Group, reference: Group, metric: str, split: str = "") -> Estimate:
     """``group / reference - 1`` with its standard error.
 
-    If the reference has a run for each seed, paired by seed: such runs share initial weights and data order, which
+    If the reference has one run for each seed, paired by seed: such runs share initial weights and data order, which
     cancels their effect. Otherwise the two are taken as independent.
     """
     mine, theirs = (
-        {record.settings.get(SEED): record.number(metric) for record in g.records} for g in (group, reference)
+        {record.settings.get(SEED): record.number(metric, split) for record in g.records} for g in (group, reference)
     )
-    if len(mine) == len(group.records) and mine.keys() <= theirs.keys():
+    each_once = len(mine) == len(group.records) and len(theirs) == len(reference.records)
+    if each_once and mine.keys() <= theirs.keys():
         return estimate([value / theirs[seed] - 1 for seed, value in mine.items()])
-    return group.estimate(metric).relative_to(reference.estimate(metric))
+    return group.estimate(metric, split).relative_to(reference.estimate(metric, split))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,19 +103,21 @@ class Row:
     last: Estimate = Estimate()
 
 
-def row(group: Group, reference: Group | None) -> Row:
-    """``reference`` is the group to compare with, maybe ``group`` itself; None leaves the comparison out."""
+def row(group: Group, reference: Group | None, split: str = "") -> Row:
+    """``reference`` is the group to compare with, maybe ``group`` itself; None leaves the comparison out. ``split``
+    leaves out the quality of runs that were scored last on another.
+    """
     itself = reference is group
     return Row(
         labels=group.labels,
         runs=len(group.records),
         complete=sum(record.status == COMPLETE for record in group.records),
         elp=group.elp,
-        ne=group.estimate("ne"),
-        relative_ne=None if reference is None or itself else relative(group, reference, "ne"),
+        ne=group.estimate("ne", split),
+        relative_ne=None if reference is None or itself else relative(group, reference, "ne", split),
         is_reference=itself,
-        auc=group.estimate("auc"),
-        log_loss=group.estimate("log_loss"),
+        auc=group.estimate("auc", split),
+        log_loss=group.estimate("log_loss", split),
         eps=group.estimate("eps"),
         gap_thread=group.estimate("sync_gap_thread"),
         gap_trainer=group.estimate("sync_gap_trainer"),

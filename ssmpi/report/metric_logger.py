@@ -59,7 +59,8 @@ class MetricLogger:
         self._scored = [*scored, *(Quality() for _ in range(topology.trainers - len(scored)))]
         for each in scored:
             self._total.merge(each)
-        self._twice = self._total.sums[0] - numbers.get("examples", 0)  # scored twice because of a kill
+        self._at_start = numbers.get("examples", 0)  # trained on by earlier jobs
+        self._twice = self._total.sums[0] - self._at_start  # scored twice because of a kill
         self._bar = bar(rows, self._examples)
         self._counts = {name: np.zeros(topology.trainers) for name in COUNTS}
         self._divergence = np.full(topology.trainers, np.nan)
@@ -164,11 +165,14 @@ class MetricLogger:
         return {**found, "divergence": float(seen.mean())} if len(seen) else found
 
     def totals(self) -> dict[str, float]:
-        """The whole run in numbers: examples, seconds of training, EPS, sync gap, progressive quality."""
+        """The whole run in numbers: examples, seconds of training, EPS, sync gap, progressive quality. ``job_examples``
+        are those of this job alone, as the CPU times in ``usage`` are.
+        """
         seconds = max(self.seconds, 1e-9)
         examples = float(self._examples)
         return {
             "examples": examples,
+            "job_examples": examples - self._at_start,
             "seconds": seconds,
             "eps": examples / seconds,
             "iterations": self._earlier["iterations"] + float(self._counts["iterations"].sum()),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ssmpi import __version__
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import UserError
+from ssmpi.core.result_marker import COMPLETE
 from ssmpi.report import figures, traffic
 from ssmpi.report.columns import NOTHING, cells, headings, shown
 from ssmpi.report.groups import NOT_SETTINGS, SEED, Group, Row, by_settings, differing, row
@@ -53,8 +54,14 @@ def write(records: Sequence[Record], out: Path) -> list[Path]:
     title = "Runs compared" if several else f"{groups[0].name}: runs that differ in their seed"
     title = title if len(records) > 1 else f"Run {groups[0].name}"
     compared = f"Relative NE: against {groups[0].name}; below 0 is better." if several else ""
-    rows = [row(group, groups[0] if several else None) for group in groups]
+    rows = [row(group, groups[0] if several else None, final_split(records)) for group in groups]
     return publish(PageContent(title, compared, groups, rows), drawings(groups), out)
+
+
+def final_split(records: Sequence[Record]) -> str:
+    """The split that the final table is about: of the first complete run that was scored, else of any run."""
+    complete_first = sorted(records, key=lambda record: record.status != COMPLETE)
+    return next((record.final[0] for record in complete_first if record.final[0]), "")
 
 
 def publish(subject: PageContent, wanted: Sequence[Drawing], out: Path) -> list[Path]:
@@ -75,7 +82,7 @@ def publish(subject: PageContent, wanted: Sequence[Drawing], out: Path) -> list[
     page = settings.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=subject.title, compared=subject.compared, records=records, pictures=pictures,
         headings=headings(subject.rows), rows=[cells(r, shown(subject.rows)) for r in subject.rows],
-        split=next((record.final[0] for record in records if record.final[0]), ""),
+        split=final_split(records),
         settings=_settings(records), broken=[record for record in records if record.missing],
         runs=[_run(record) for record in records], links=traffic.HEADINGS,
         traffic=[(record.folder, found) for record in records if (found := traffic.cells(record.result))],
@@ -103,8 +110,8 @@ def drawings(groups: Sequence[Group]) -> list[Drawing]:
         found.append(Drawing("speed", "Speed and synchronization", text, lambda: figures.curves(groups, speed)))
     if any(record.usage for record in records):
         text = (
-            "Seconds on a processor, waiting left out. Set-up does not grow with the data. The main thread of a server"
-            " serves."
+            "Seconds on a processor, waiting left out; of a resumed run, its last job. Set-up does not grow with the"
+            " data. The main thread of a server serves."
         )
         found.append(Drawing("time", "Where the time went", text, lambda: figures.times(groups)))
     return found

@@ -77,7 +77,8 @@ class Record:
     def final(self) -> tuple[str, dict[str, Any]]:
         """The split that was scored last and the metrics of the model that was kept; two empty ones where none was."""
         scored = self.result.get("evaluations", {})
-        split = next((s for s in FINAL_SPLITS if s in scored), "")
+        last, during = (str(self.settings.get(f"evaluate.{name}")) for name in ("final", "split"))
+        split = next((s for s in (last, *FINAL_SPLITS, during) if s in scored), "")
         return split, scored[split].get(self.kept, {}) if split else {}
 
     @property
@@ -91,10 +92,17 @@ class Record:
         value = found.get(which, {}).get("ne")
         return float(value) if isinstance(value, (int, float)) else math.nan
 
-    def number(self, name: str) -> float:
-        """A total of the run, or a metric of the final split; NaN where it is not known."""
-        found = self.result.get(name, self.final[1].get(name))
+    def number(self, name: str, split: str = "") -> float:
+        """A total of the run, or a metric of the final split; NaN where it is not known, or ``split`` is another."""
+        scored, metrics = self.final
+        found = self.result.get(name, metrics.get(name) if split in ("", scored) else None)
         return float(found) if isinstance(found, (int, float)) else math.nan
+
+    @property
+    def job_examples(self) -> float:
+        """The examples that ``usage`` is about: the last job's, or the whole run's where results do not say."""
+        found = self.number("job_examples")
+        return found if math.isfinite(found) else self.number("examples")
 
 
 def kept(result: Mapping[str, Any]) -> str:

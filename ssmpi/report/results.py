@@ -68,7 +68,8 @@ class RunResults:
         name = split if what == "model" else f"{split} ({what})"
         kept = self.evaluations.setdefault(name, {"last": found, "best": found})
         kept["last"] = found
-        if best if best is not None else found["ne"] < kept["best"]["ne"]:
+        lowest = kept["best"]["ne"]  # None, NaN in JSON, where all labels are the same
+        if best if best is not None else found["ne"] < (math.inf if lowest is None else lowest):
             kept["best"] = found
 
     def rows_saved(self, lines: Sequence[dict[str, Any]]) -> None:

@@ -50,7 +50,8 @@ def table(run: Path, baseline: Path | None, teacher: Path | None) -> str:
     others = [name for name, found in evaluations.items() if _differ(found) and not (both and name == split)]
     lines += [_best_and_last(name, evaluations[name], kept) for name in others]
     if "round_seconds" in result:
-        far = f", replicas {result['divergence']:.2%} from their reference" if "divergence" in result else ""
+        apart = result.get("divergence")
+        far = "" if apart is None else f", replicas {apart:.2%} from their reference"
         lines.append(
             f"rounds: {result['rounds']:,.0f} of {1000 * result['round_seconds']:.1f} ms, in which a trainer makes "
             f"{result['staleness']:.1f} iterations{far}"

@@ -21,6 +21,8 @@ from ssmpi.embedding.placement import Placement, place
 from ssmpi.model import custom_code
 from ssmpi.sync import ALGORITHMS
 
+MOST_ROWS = 2**31 - 1  # of a table
+
 
 def composed(config: Config, features: Features) -> Config:
     """``config`` with the network over these features, after a trial step of custom operators; SettingsError if that
@@ -72,8 +74,12 @@ def read_tables(path: Path) -> tuple[int, ...]:
         words = " ".join(line.partition("#")[0] for line in text.splitlines()).split()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; name a text file with the rows of each table") from None
-    if wrong := [word for word in words if not (word.isdigit() and int(word))] or [""] * (not words):
+    if wrong := [word for word in words if not (word.isdecimal() and int(word))] or [""] * (not words):
         raise DataError(f"{path}: expected whole numbers, the rows of each table; found {wrong[0] or 'none'}")
+    if large := [word for word in words if int(word) > MOST_ROWS]:
+        raise DataError(
+            f"{path}: a table of {large[0]} rows: ids are int32, so name at most {MOST_ROWS:,} rows a table"
+        )
     return tuple(map(int, words))
 
 

@@ -31,7 +31,8 @@ def examine() -> int:
     cores = len(os.sched_getaffinity(0))
     bound = sorted(os.sched_getaffinity(0))
     here = [b for host, b in job.comm.allgather((socket.gethostname(), bound)) if host == socket.gethostname()]
-    problems, memory = self_test(job), dict(job.comm.allgather((socket.gethostname(), kept_memory(MEMORY))))
+    problems = by_rank(job.comm.allgather((socket.gethostname(), self_test(job))))
+    memory = dict(job.comm.allgather((socket.gethostname(), kept_memory(MEMORY))))
     open_mpi = "Open MPI" in mpi_versions()["mpi_library"]
     remarks = job.comm.allgather(
         (socket.gethostname(), advice(cores, open_mpi=open_mpi) if launcher_env.ranks() else [])
@@ -84,6 +85,16 @@ def _size(path: Path) -> int:
 
 def _gb(size: float) -> str:
     return f"{size / 1e9:,.1f} GB"
+
+
+def by_rank(found: list[tuple[str, list[str]]]) -> list[str]:
+    """The problems of all ranks, each with its rank and host if there are several ranks."""
+    several = len(found) > 1
+    return [
+        f"rank {rank} (host {host}): {problem}" if several else problem
+        for rank, (host, problems) in enumerate(found)
+        for problem in problems
+    ]
 
 
 def group_by_advice(remarks: list[tuple[str, list[str]]]) -> list[str]:

@@ -26,6 +26,7 @@ from ssmpi.embedding.table import Arena
 
 REFERENCE = "dlrm"  # the network that facebookresearch/dlrm has
 NAMES = {"bottom": "bot_l", "top": "top_l"}  # of the MLPs, in ssmpi and in the reference
+EARLIER = re.compile(rb"PK\x03\x04|.{4}\x00{4}\{", re.DOTALL)  # how torch's files begin, and safetensors': size, JSON
 
 
 def export(run: Path, kind: str, file: Path | None) -> int:
@@ -35,7 +36,7 @@ def export(run: Path, kind: str, file: Path | None) -> int:
     if folder != run / MODEL:
         say(f"{run}: not finished; exporting {folder.name}")
     target = file or run / EXPORTS[kind]
-    atomic_file.check_replaceable(target, re.compile(rb"PK\x03\x04|.{8}\{", re.DOTALL))  # torch, safetensors
+    atomic_file.check_replaceable(target, EARLIER)
     with atomic_file.whole(target) as beside:
         model_files.check_in_one_process(folder)
         config = saved_network.of_model(load(run / RUN_FILE), folder)

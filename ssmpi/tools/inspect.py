@@ -91,7 +91,8 @@ def contents(path: Path) -> str:
     servers = f"{ranks['embedding_ps']} embedding PSs, {ranks['sync_ps']} sync PSs"
     made_by = f"{ranks['trainers']} x {ranks['threads']} threads, {servers}"
     a_pass = state["position"]["part"] // state["identity"]["evaluate.per_pass"] + 1
-    scores = "".join(f", {split} NE {kept['last']['ne']:.5f}" for split, kept in state["evaluations"].items())
+    last = {split: kept["last"]["ne"] for split, kept in state["evaluations"].items()}
+    scores = "".join(f", {split} NE {'not known' if ne is None else f'{ne:.5f}'}" for split, ne in last.items())
     return (
         f"after {state['examples']:,} examples ({done:.1%}, pass {a_pass}){scores}, {size}, by {made_by} "
         f"({state['algorithm']}), seed {state['identity']['run.seed']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from ssmpi.cluster.node_layout import NodeLayout, layout_of
@@ -172,10 +173,10 @@ def work(config: Config) -> str:
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
     topology, data = config.topology, config.data
     elp = data.batch_size * topology.threads * topology.trainers
-    rows = reader.rows * data.passes
+    batches = sum(math.ceil(entry.rows / data.batch_size) for entry in reader.shards)  # the last of a shard is smaller
     return (
-        f"work: {rows:,} examples ({reader.rows:,} rows x {data.passes} passes), {rows // data.batch_size:,} "
-        "iterations\n"
+        f"work: {reader.rows * data.passes:,} examples ({reader.rows:,} rows x {data.passes} passes), "
+        f"{batches * data.passes:,} iterations\n"
         f"  ELP: {elp:,} = batch {data.batch_size} x {topology.threads} threads x {topology.trainers} trainers\n"
         f"  sync: {config.sync.algorithm}, {config.sync.pace} pace"
     )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from ssmpi.cluster.site import Launcher
 from ssmpi.core import memory_folder
 from ssmpi.core import mpi_environment as env
 from ssmpi.model import blas, brgemm, processor, program
+from ssmpi.tools import doctor
 from ssmpi.tools.doctor import (
     advice,
     bfloat16_problems,
@@ -117,6 +119,18 @@ def test_doctor_says_which_ranks_get_which_advice():
     assert group_by_advice([("h1", []), ("h2", [])]) == []
     assert group_by_advice([("h1", ["a"]), ("h2", ["a"])]) == ["a"]
     assert group_by_advice([("h1", []), ("h2", ["a"]), ("h3", ["a"])]) == ["  2 of 3 ranks, on h2, h3:", "a"]
+
+
+def test_doctor_finds_the_problems_of_every_rank(bare, capsys):
+    """Kernels are made for each host's processor: wrong ones on another host must not be "all is well" here."""
+    comm = SimpleNamespace(allgather=lambda own: [own, ("h2", ["wrong sums"]) if own[1] == [] else own])
+    bare.setattr(doctor, "join", lambda: SimpleNamespace(comm=comm, rank=0, size=2))
+    bare.setattr(doctor, "mpi_versions", lambda: {"mpi_library": "Open MPI"})
+    bare.setenv("OMPI_COMM_WORLD_SIZE", "2")  # so that no list but the problems' is empty
+    bare.setattr(doctor, "advice", lambda *_, **__: ["  advice"])
+    bare.setattr(doctor, "self_test", lambda _: [])
+    assert doctor.examine() == 1
+    assert "problem: rank 1 (host h2): wrong sums\n1 problem(s)" in capsys.readouterr().out
 
 
 def test_doctor_says_that_a_rank_is_bound(bare):

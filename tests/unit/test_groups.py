@@ -58,6 +58,11 @@ def test_what_seeds_have_in_common_is_not_counted_as_error():
     assert found.error == pytest.approx(0, abs=1e-12)
 
 
+def test_a_seed_that_the_reference_has_twice_is_no_pair():
+    found = relative(group([0.9], [1]), group([0.8, 1.2], [1, 1]), "ne")
+    assert found.mean == pytest.approx(0.9 / 1.0 - 1)
+
+
 def test_other_seeds_are_compared_as_independent():
     """Against the spread of the ratio of means over many repetitions of the experiment."""
     generator = np.random.default_rng(5)

@@ -25,7 +25,7 @@ from ssmpi.report import plot
 from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.page import drawings
 from ssmpi.run import restart_guard, run_folder
-from ssmpi.tools.export import export
+from ssmpi.tools.export import EARLIER, FORMATS, export
 
 
 @contextlib.contextmanager
@@ -182,6 +182,16 @@ def test_an_export_or_a_report_to_a_folder_is_refused_at_once(run, tmp_path, mon
     monkeypatch.setattr("ssmpi.report.page._draw", lambda *_: pytest.fail("drew the pictures first"))
     with pytest.raises(UserError, match="is a folder"):
         report.write([report.read(run)], tmp_path)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_export_replaces_an_export_and_no_text(tmp_path, form):
+    path = tmp_path / "there"
+    FORMATS[form]({"w": np.ones(3, np.float32)}, path)
+    atomic_file.check_replaceable(path, EARLIER)
+    path.write_text("\\section{Notes}\n")  # a brace where the JSON of safetensors begins
+    with pytest.raises(UserError, match="not an earlier output of this command"):
+        atomic_file.check_replaceable(path, EARLIER)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 import re
 
 import pytest
+from runs import train_over_threads
 
 from ssmpi.cluster.node_layout import lay_out
 from ssmpi.cluster.site import Node, Site, SitePlacement
 from ssmpi.config import load
+from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Role
 from ssmpi.embedding.placement import place
 from ssmpi.model.replica import Replica
@@ -66,6 +68,20 @@ def test_work_counts_every_pass(tmp_path, small_data):
     text = plan.describe(read(tmp_path, small_data, "data.passes=3", "topology.threads=5", "topology.trainers=2"))
     assert "18,000 examples (6,000 rows x 3 passes)" in text
     assert "ELP: 1,280 = batch 128 x 5 threads x 2 trainers" in text
+
+
+def test_the_last_batch_of_a_pass_is_an_iteration_too(tmp_path, small_data):
+    text = plan.describe(read(tmp_path, small_data, "data.passes=3", "evaluate.per_pass=2"))
+    run = train_over_threads(tmp_path / "run", small_data, "data.passes=3", "evaluate.per_pass=2")
+    assert run.result["iterations"] > 3 * 6_000 // 128
+    assert f"{run.result['iterations']:,.0f} iterations" in text
+
+
+@pytest.mark.parametrize("rows", ["²", "99999999999999999999999", "3000000000", "0", "-1", "1.5", ""])
+def test_rows_that_no_table_can_have_are_an_error_of_the_user(tmp_path, small_data, rows):
+    (tmp_path / "tables.txt").write_text(f"1000 {rows}\n" if rows else "# none\n", encoding="utf-8")
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path / 'tables.txt'}: ") + f".*{rows or 'none'}"):
+        plan.describe(read(tmp_path, small_data), None, tmp_path / "tables.txt")
 
 
 @pytest.mark.parametrize(

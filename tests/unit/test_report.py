@@ -36,6 +36,14 @@ def test_the_test_split_comes_first_in_the_choice(tmp_path):
     assert "0.90000" not in text
 
 
+def test_the_split_that_the_run_names_as_final_comes_before_all(tmp_path):
+    (tmp_path / "run.toml").write_text('[evaluate]\nsplit = "test"\nfinal = "holdout"\n')
+    scored = {"test": {"last": {**QUALITY, "ne": 0.9}}, "holdout": {"last": QUALITY}}
+    text = report.table(run_folder(tmp_path, evaluations=scored), None, None)
+    assert "holdout: 1,000 rows" in text
+    assert "0.81234" in text
+
+
 def test_reference_points_stand_around_the_run(tmp_path):
     baseline = write(
         tmp_path / "b.json", {"constant": {**QUALITY, "ne": 1.0}, "logistic_regression": {**QUALITY, "ne": 0.85}}
@@ -85,6 +93,13 @@ def test_a_best_evaluation_that_was_not_the_last_is_said(tmp_path):
     assert "this run, best (kept) 0.82000" in words
     assert "complete, ended by evaluate.patience: 12,345 examples" in text
     assert "the best model was kept" in text
+
+
+def test_a_divergence_that_was_not_finite_is_left_out(tmp_path):
+    rounds = {"rounds": 9.0, "round_seconds": 0.001, "staleness": 2.0, "divergence": None}
+    assert "rounds: 9 of 1.0 ms, in which a trainer makes 2.0 iterations" in report.table(
+        run_folder(tmp_path, **rounds), None, None
+    )
 
 
 def test_how_it_ended_and_how_fast_is_in_it(tmp_path):

@@ -283,6 +283,25 @@ def test_a_broken_run_does_not_spoil_the_page_of_the_others(runs, broken, tmp_pa
     assert "0 of 1" in text
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_quality_on_another_split_is_not_in_the_table_of_the_test_split(runs, broken, tmp_path, order):
+    result = json.loads((broken / "result.json").read_text())
+    del result["evaluations"]["test"]  # stopped before the final evaluation
+    (broken / "result.json").write_text(json.dumps({**result, "status": "stopped"}))
+    folders = [(runs[0], broken)[k] for k in order]
+    table = Page(write(folders, tmp_path / "page.html")[0]).text.partition("Result on the test split")[2]
+    ne, validation = read(runs[0]).number("ne"), result["evaluations"]["validation"]["last"]["ne"]
+    assert f" 1 of 2 {ne:.5f} -" in table.partition("Mean")[0]
+    assert f"{(ne + validation) / 2:.5f}" not in table
+
+
+def test_a_run_that_is_named_by_two_paths_counts_once(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(runs[0].parent)
+    out = tmp_path / "page.html"
+    assert reported(capsys, runs[2], runs[0].name, runs[0], "--out", out) == (0, "")
+    assert "2 runs" in Page(out).text
+
+
 def test_a_run_of_which_only_the_settings_are_there_has_a_page(broken, tmp_path):
     for name in ("metrics.jsonl", "result.json"):
         (broken / name).unlink()
@@ -336,6 +355,15 @@ def test_times_are_those_of_the_ranks_an_example(runs):
         axes = figures.times(by_settings([read(run) for run in runs])).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a/run, b/run: trainer", "c/run: trainer"]
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([1.5e6 / 6_000] * 2)
+
+
+def test_times_of_a_resumed_run_are_those_of_its_last_job(broken):
+    result = json.loads((broken / "result.json").read_text())
+    assert result["job_examples"] == result["examples"] == 6_000
+    (broken / "result.json").write_text(json.dumps({**result, "job_examples": 1_500.0}))
+    with figures.style(figures.LIGHT):
+        axes = figures.times(by_settings([read(broken)])).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([1.5e6 / 1_500])
 
 
 def test_long_curves_are_thinned_without_moving_them():

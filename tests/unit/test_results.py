@@ -6,14 +6,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ssmpi.checkpoint import store
 from ssmpi.config import Run
-from ssmpi.core.quality import BINS
+from ssmpi.core.quality import BINS, Quality
 from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import COUNTED, LINKS
 from ssmpi.report import metric_logger
 from ssmpi.report.metric_logger import EarlierLog
-from ssmpi.report.results import EarlierResults, RunResults
+from ssmpi.report.results import EarlierResults, RunResults, Scored, plain
 from ssmpi.report.trainer_report import COUNTERS, TrainerReport
+from ssmpi.tools import inspect
 
 
 @pytest.fixture
@@ -25,6 +27,31 @@ def test_a_run_that_lost_rows_is_not_complete(results, tmp_path):
     with pytest.raises(AssertionError, match=r"trained on 0\.0 examples of 10"):
         results.finish(stopped=False)
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "incomplete"
+
+
+def test_a_run_whose_evaluations_have_no_ne_resumes_and_is_whole(results, tmp_path, monkeypatch):
+    """Of labels that are all the same NE is NaN, which JSON does not have: a checkpoint says None."""
+    same = Quality()
+    same.add(np.zeros(3, np.float32), np.zeros(3, np.float32))
+    unknown = {"rows": 3.0, **same.compute()}
+    known = {**unknown, "ne": 0.9}
+    results.evaluated("validation", Scored(np.zeros(1), unknown, 0.0))
+    saved = json.loads(json.dumps(plain(results.evaluations)))
+    assert saved["validation"]["best"]["ne"] is None
+    earlier = EarlierResults(EarlierLog({}, []), saved)
+    resumed = RunResults(tmp_path, Run(tensorboard=False), Topology(), expected=10, earlier=earlier)
+    resumed.evaluated("validation", Scored(np.zeros(1), unknown, 0.0))
+    assert resumed.evaluations["validation"]["best"]["ne"] is None
+    resumed.evaluated("validation", Scored(np.zeros(1), known, 0.0))
+    assert resumed.evaluations["validation"]["best"]["ne"] == 0.9
+
+    ranks = {"trainers": 1, "threads": 1, "embedding_ps": 1, "sync_ps": 0}
+    identity = {"evaluate.per_pass": 1, "run.seed": 1}
+    state = {"examples": 5, "expected_examples": 10, "topology": ranks, "position": {"part": 0}, "algorithm": "none"}
+    state |= {"identity": identity, "evaluations": plain({"validation": {"last": unknown}})}
+    monkeypatch.setattr(store, "read_manifest", lambda _: SimpleNamespace(files=[], bytes=0, state=state))
+    assert inspect.damage_in(tmp_path, checksums=False) == ""
+    assert "validation NE not known" in inspect.contents(tmp_path)
 
 
 def report_of(traffic):
@@ -48,6 +75,7 @@ def test_traffic_adds_up_over_trainers_windows_and_jobs(tmp_path):
     second.logbook.gathered(1, report_of(one))
     second.finish(stopped=True)
     found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["examples"], found["job_examples"]) == (3.0, 1.0)
     total = dict(zip(COUNTED, (3 * one + two).tolist(), strict=True))
     assert found["bytes"] == {
         **{link: total[f"bytes_{link}"] for link in LINKS},
