@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
+import re
 import shutil
 import socket
 from collections.abc import Collection
@@ -29,6 +30,7 @@ from ssmpi.report.results import now
 from ssmpi.run import lockfile
 from ssmpi.run.requirements import splits_to_score
 
+OUR_VERSIONS = re.compile(rb'\{\s*"ssmpi"')  # how ``versions.json`` begins
 SHOWN = 5  # unexpected files, in a message
 ENDING_SECONDS = 3.0  # for a job on this host that is about to end
 LEASE_SECONDS = 120.0  # a lost host keeps its locks on a shared file system until its lease ends (NFS: 90 s)
@@ -117,9 +119,11 @@ def check_overwrite(folder: Path, overwrite: bool, run_file: Path | None = None)
 
 def is_unfinished(folder: Path) -> bool:
     """Whether all that is there is what ``make`` writes before ``run.toml``, which makes it a run folder: it was
-    killed, or found the disk full.
+    killed, or found the disk full. A ``versions.json`` of another program is not ours to replace.
     """
     names = {path.name for path in folder.iterdir()} - {LOCK_NAME}
+    if VERSIONS in names and not OUR_VERSIONS.match((folder / VERSIONS).read_bytes()):
+        return False
     begun = {VERSIONS, f".{VERSIONS}.tmp"}
     before = begun | {NETWORK, f".{RUN_FILE}.tmp"}
     return bool(names & begun) and names <= before and not run_files.unknown_entries(folder)

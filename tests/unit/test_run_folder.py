@@ -177,6 +177,17 @@ def test_a_start_that_was_killed_before_it_had_its_settings_is_repeated(tmp_path
     assert prepare(again).resumed
 
 
+def test_the_versions_of_another_program_are_not_replaced(tmp_path, small_data):
+    run = Path(write_run_file(tmp_path, small_data).run.folder)
+    run.mkdir()
+    (run / "versions.json").write_text('{"node": "22"}')
+    given = (f"data.folder={small_data}", *SMALL_MODEL, *QUIET, f"run.folder={run}")
+    for overwrite in (False, True):
+        with pytest.raises(SettingsError, match=r"not empty and not a run folder.*\(it holds versions\.json"):
+            prepare(request(tmp_path / "given.toml", *given, overwrite=overwrite))
+    assert contents(run)["versions.json"] == b'{"node": "22"}'
+
+
 def test_replacing_a_run_can_be_killed_at_any_file(finished, tmp_path, small_data):
     """Until it is gone it is known for an earlier run, which may be replaced."""
     config = write_run_file(tmp_path, small_data)
