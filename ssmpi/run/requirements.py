@@ -14,14 +14,13 @@ from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.log import log
 from ssmpi.core.quality import BINS, SUMS
 from ssmpi.core.run_options import NO_SPLIT, EvaluateOptions
+from ssmpi.core.settings import COUNT
 from ssmpi.core.topology import Role
 from ssmpi.data.features import Features
 from ssmpi.data.schema import Manifest, read_manifest
 from ssmpi.embedding.placement import Placement, place
 from ssmpi.model import custom_code
 from ssmpi.sync import ALGORITHMS
-
-MOST_ROWS = 2**31 - 1  # of a table
 
 
 def composed(config: Config, features: Features) -> Config:
@@ -76,10 +75,8 @@ def read_tables(path: Path) -> tuple[int, ...]:
         raise DataError(f"{path}: {error.strerror}; name a text file with the rows of each table") from None
     if wrong := [word for word in words if not (word.isdecimal() and int(word))] or [""] * (not words):
         raise DataError(f"{path}: expected whole numbers, the rows of each table; found {wrong[0] or 'none'}")
-    if large := [word for word in words if int(word) > MOST_ROWS]:
-        raise DataError(
-            f"{path}: a table of {large[0]} rows: ids are int32, so name at most {MOST_ROWS:,} rows a table"
-        )
+    if large := [word for word in words if int(word) > COUNT]:
+        raise DataError(f"{path}: a table of {large[0]} rows: ids are int32, so name at most {COUNT:,} rows a table")
     return tuple(map(int, words))
 
 
