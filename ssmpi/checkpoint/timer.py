@@ -9,20 +9,19 @@ if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.core.run_options import CheckpointOptions
 
-SAVED = "saved"  # the name of a note: after how many examples, and when in seconds since the epoch
+SAVED = "saved"  # the name of a note: after how many examples, and when in seconds since the host was booted
 
 
 class CheckpointTimer:
     """Says when the next checkpoint is due. Its clock survives a kill and counts from the last committed checkpoint: a
-    job that is killed often must still save.
+    job that is killed often must still save. Both it and the memory end with the host's boot.
     """
 
     def __init__(self, options: CheckpointOptions, examples: int, memory: RankMemory) -> None:
         self._options, self._memory = options, memory
         self.saved(examples)
         if kept := memory.noted(SAVED):
-            self._examples, at = kept
-            self._at -= max(0.0, time.time() - at)
+            self._examples, self._at = kept
         else:
             self.committed()
 
@@ -34,7 +33,7 @@ class CheckpointTimer:
 
     def committed(self) -> None:
         """The checkpoint that was started last is committed."""
-        self._memory.note(SAVED, (self._examples, time.time() - time.monotonic() + self._at))
+        self._memory.note(SAVED, (self._examples, self._at))
 
     def now(self, examples: int) -> bool:
         """Whether one is due after this many examples."""

@@ -161,7 +161,7 @@ def unable(where: Site | None, words: Mapping[str, Sequence[str]], environ: Mapp
 
 def _supervise(line: Sequence[str], environ: Mapping[str, str], session: SessionFolder) -> tuple[int, StopSignals]:
     limit = environ.get("SLURM_JOB_END_TIME", "")
-    stops = StopSignals(float(limit) if limit.isdecimal() else None)
+    stops = StopSignals(time.monotonic() + float(limit) - time.time() if limit.isdecimal() else None)
     stops.listen()
     variables = {**environ, **session.variables}
     job = child_process.start(line, variables, stderr=subprocess.PIPE, pass_fds=(session.lock,))

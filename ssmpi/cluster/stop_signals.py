@@ -41,10 +41,8 @@ class StopSignals:
     if the checkpoint is complete before SIGKILL, it is used and the run is requeued.
     """
 
-    def __init__(self, time_limit: float | None = None, clock: Callable[[], float] = time.time) -> None:
-        """``time_limit`` is when the scheduler ends the job, None if unknown; it and ``clock`` are seconds since the
-        epoch.
-        """
+    def __init__(self, time_limit: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """``time_limit`` is when the scheduler ends the job, in seconds of ``clock``; None if unknown."""
         self._clock, self._time_limit = clock, time_limit
         self._job: LauncherProcess | None = None
         self._first: dict[int, float] = {}  # when each signal came first

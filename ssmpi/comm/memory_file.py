@@ -28,7 +28,7 @@ from ssmpi.comm.reservation import reserve
 from ssmpi.comm.shared_memory import KEY, Memory, address, hold, mapped
 from ssmpi.core.log import log
 
-MAGIC, LAYOUT = b"ssmpimem", 3  # raise LAYOUT with every change of what lies in a file or in a note
+MAGIC, LAYOUT = b"ssmpimem", 4  # raise LAYOUT with every change of what lies in a file or in a note
 HEADER = 4 * mmap.ALLOCATIONGRANULARITY
 FIXED = struct.Struct(f"={KEY}s8sIII")  # key, magic, whether it is still being filled, length and checksum of the table
 LOCK_SECONDS = 5.0  # for the processes of the previous start to exit

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssmpi.core import atomic_file
+from ssmpi.core.clock import process_age
 from ssmpi.core.run_files import RECOVERIES
 
 SAVING, COST = "row_save_seconds", "row_save_costs"
@@ -100,7 +100,8 @@ def outcome(run: Path, more: dict[str, Any]) -> dict[str, Any]:
     """
     if not (last := _without_outcome(run)):
         return {}
-    restore = (datetime.now(UTC) - datetime.fromisoformat(last["at"])).total_seconds()
+    at = last["seconds"]["process"] + last["seconds"].get("load", 0.0)  # the age of this process at that time
+    restore = max(0.0, process_age() - at)
     return {**more, "at": last["at"], "seconds": {"restore": round(restore, 3)}}
 
 

@@ -49,7 +49,7 @@ class RowSaver:
     ) -> None:  # fmt: skip
         self._config, self._store, self._tracker, self._server, self._memory = config, store, tracker, server, memory
         self._fraction = config.checkpoint.priority_fraction if tracker else 1.0
-        begun = 0.0 if tracker else time.time()  # with a tracker the first save is the base; else the initial rows are
+        begun = -SECONDS if tracker else time.monotonic()  # without one the initial rows are the base
         note = memory.noted(NOTE) or {"at": begun, "seconds": earlier, "whole": True}
         self._at, self._seconds, self._whole = note["at"], note["seconds"], note["whole"]
         self._remember()
@@ -102,7 +102,7 @@ class RowSaver:
 
     def save(self) -> None:
         """Save once, and record what it took."""
-        clock, at, samples, cost = Clock(), time.time(), self._server.samples, time.thread_time()
+        clock, at, samples, cost = Clock(), time.monotonic(), self._server.samples, time.thread_time()
         try:
             self._open()
             whole, self._whole = self._whole or not self._tracker, True
@@ -168,11 +168,11 @@ class RowSaver:
         while it reports that full recovery costs less.
         """
         if self._server.checkpointed != self._checkpointed and not self._tracker:
-            self._checkpointed, self._at = self._server.checkpointed, time.time()
+            self._checkpointed, self._at = self._server.checkpointed, time.monotonic()
         return (
             POLL_SECONDS
             if self._server.samples < 0 or not self._server.saves_rows
-            else self._at + self.interval - time.time()
+            else self._at + self.interval - time.monotonic()
         )
 
     def _remember(self) -> None:

@@ -164,7 +164,7 @@ def inspect_memory(path: Path, launch: str, who: str) -> tuple[MemoryFile | None
 
 def decide(run: Path, supervised: Supervised, how: str, lost: str, more: Mapping[str, Any] = NOTHING) -> None:
     """On the first rank: log in one sentence how the run recovers, and record it, with the fields ``more``."""
-    load = more.get("seconds", {}).get("load", 0.0)
+    load, age = more.get("seconds", {}).get("load", 0.0), process_age()
     if how == MEMORY:
         log.info(f"start {supervised.start} of this job: every rank resumes from its memory")
     elif how != PARTIAL:  # which was logged before it began
@@ -179,8 +179,8 @@ def decide(run: Path, supervised: Supervised, how: str, lost: str, more: Mapping
         "lost": lost,
         **more,
         "seconds": {
-            "ranks": round(time.time() - supervised.ended - load, 3),
-            "process": round(process_age() - load, 3),
+            "ranks": round(max(age, time.time() - supervised.ended) - load, 3),  # another host's clock, or one set back
+            "process": round(age - load, 3),
             **more.get("seconds", {}),
         },
     })  # fmt: skip

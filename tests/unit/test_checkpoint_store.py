@@ -341,8 +341,8 @@ def test_due_by_examples_or_by_time():
 
 
 def test_the_clock_of_checkpoints_goes_on_after_a_kill(tmp_path, monkeypatch):
-    """Ten kills a quarter of the interval apart: without it there would never be a checkpoint."""
-    clock = SimpleNamespace(time=lambda: 1e9 + clock.now, monotonic=lambda: clock.now, now=50.0)
+    """Ten kills a quarter of the interval apart, the date going back: without it there would never be a checkpoint."""
+    clock = SimpleNamespace(time=lambda: 1e9 - 99 * clock.now, monotonic=lambda: clock.now, now=50.0)
     monkeypatch.setattr(timer, "time", clock)
     options, path, found = CheckpointOptions(every_minutes=1), tmp_path / "ssmpi-0-run" / "trainer-0", []
     for process in range(10):

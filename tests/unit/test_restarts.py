@@ -165,7 +165,7 @@ def test_without_a_memory_folder_training_goes_on(tmp_path, caplog):
     assert "recovery.memory_folder" in caplog.text
 
 
-def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path):
+def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path, monkeypatch):
     recoveries.begin(tmp_path, "launch")
     assert recoveries.outcome(tmp_path, {"examples": 7}) == {}  # this start is none
     (tmp_path / log.LOGS).mkdir()
@@ -182,14 +182,17 @@ def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path):
     assert (only["start"], only["how"], only["why"], only["lost"]) == (2, "memory", "last", "")
     assert (only["examples"], only["batches_repeated"]) == (9, 1)
     assert set(only["seconds"]) == {"ranks", "process", "restore"}
+    assert 0 <= only["seconds"]["restore"] < 60
+    monkeypatch.setattr(restart, "process_age", lambda: 0.5)
     more = {"rows_reloaded": 5, "seconds": {"load": 0.25}}
     restart.decide(tmp_path, Supervised("launch", 2, time.time() - 1), restart.PARTIAL, "", more)
     *_, partial = recoveries.read(tmp_path)["recoveries"]
     assert (partial["rows_reloaded"], partial["seconds"]["load"]) == (5, 0.25)
     assert 0.75 <= partial["seconds"]["ranks"] < 0.95
-    restart.decide(tmp_path, Supervised("launch", 3, 0.0), restart.BEGINNING, "it is lost")
+    restart.decide(tmp_path, Supervised("launch", 3, time.time() + 3600), restart.BEGINNING, "it is lost")
     *_, second = recoveries.read(tmp_path)["recoveries"]
     assert (second["how"], second["lost"], second["why"]) == ("beginning", "it is lost", "")  # nobody has said why
+    assert second["seconds"]["ranks"] == second["seconds"]["process"] > 0  # the clock was set back meanwhile
 
 
 def test_a_memory_folder_with_a_space_in_its_name_is_tidied_alone(tmp_path):

@@ -503,12 +503,15 @@ def test_a_copy_that_does_not_fit_is_refused(tmp_path, small_data, monkeypatch):
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_time_is_that_of_the_wall_and_outlives_a_process(tmp_path, monkeypatch, saved):
-    """A clock that starts anew with every process would never be due where processes die often."""
+def test_time_outlives_a_process_and_does_not_follow_the_date(tmp_path, monkeypatch, saved):
+    """A clock that starts anew with every process would never be due where processes die often; nor one that the
+    administrator has set back.
+    """
     saving = Saving(tmp_path, "none")
     if saved:
         saving.save()
-    later = time.time() + saving.saver.interval + 1
-    monkeypatch.setattr(time, "time", lambda: later)
+    later = time.monotonic() + saving.saver.interval + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
     saving.restart()
     assert saving.saver._seconds_left() <= 0
