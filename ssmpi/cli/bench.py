@@ -89,7 +89,9 @@ def recovery(arguments: argparse.Namespace) -> int:
     words, given = arguments.overrides, given_inputs(arguments)
     run_file = run_file_of(words)
     seeds = numbers("--seeds", arguments.seeds)
-    options = bench.EmulationOptions(arguments.folder, seeds, arguments.at_once, arguments.only, arguments.short, given)
+    options = bench.EmulationOptions(
+        arguments.folder, seeds, arguments.at_once, arguments.only, arguments.short, given, arguments.gamma_shape
+    )
     bench.measure(options, run_file, words)
     return 0
 

@@ -204,6 +204,16 @@ def test_losses_come_as_stated():
         assert [loss.seconds for loss in losses] == sorted(loss.seconds for loss in losses)
 
 
+@pytest.mark.parametrize("shape", [0.5, 1.0, 4.0])
+def test_times_between_losses_have_the_stated_shape(shape):
+    """Mean and variance of a gamma distribution; the variance is T_fail^2 / shape."""
+    given = inputs_of(18, {"total_seconds": 20_000.0, "mtbf_seconds": 2.0})
+    times = np.diff([0.0, *(loss.seconds for loss in schedule(given, 1, 5, shape))])
+    assert times.mean() == pytest.approx(2 * HOUR, rel=0.06)
+    assert times.var() == pytest.approx((2 * HOUR) ** 2 / shape, rel=0.12)
+    assert schedule(given, 1, 5, 1.0) == schedule(given, 1, 5)
+
+
 def test_the_example_costs_what_the_paper_says(tmp_path, small_data):
     """CPR's abstract: 8.2 to 8.5 % with full recovery, 0.53 to 0.68 % with MFU and SSU; naive is about half of full."""
     path = tmp_path / "run.toml"
@@ -262,10 +272,12 @@ def test_the_error_of_the_line_counts_the_noise_that_the_runs_of_a_seed_share():
 def test_the_command_prints_a_table_and_its_numbers(tmp_path, small_data, monkeypatch, capsys):
     monkeypatch.setattr(data, "synthetic", lambda folder, rows: small_data)
     words = ["--short", "--seeds", "1,2", "--folder", str(tmp_path), "--mtbf-hours", "20", "--only", "[fv][ua]*"]
+    words += ["--gamma-shape", "0.7"]
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["bench", "recovery", *words, "topology.embedding_ps=4"])
     said = capsys.readouterr().out
     assert "T_total = 56 h with 4 embedding PSs: one of them loses memory every T_fail = 20 h" in said
+    assert ", at gamma-distributed intervals of shape 0.7." in said
     report = json.loads((tmp_path / "recovery.json").read_text())
     assert [row["strategy"] for row in report["rows"]] == ["full", "CPR-vanilla"]
     ne = {(outcome["strategy"], outcome["seed"]): outcome["ne"] for outcome in report["outcomes"]}
@@ -285,6 +297,7 @@ def test_the_command_prints_a_table_and_its_numbers(tmp_path, small_data, monkey
     [
         ({"at_once": 5}, "--at-once is 5, topology.embedding_ps 4: a loss takes 1 to 4 of them"),
         ({"at_once": 0}, "--at-once is 0"),
+        ({"shape": 0.0}, "--gamma-shape must be"),
         ({"seeds": (1, 2, 1)}, "--seeds must list different seeds, got (1, 2, 1)"),
         ({"only": "sacr"}, "--only 'sacr' lets no strategy through; there are: full, naive partial, CPR-vanilla"),
     ],

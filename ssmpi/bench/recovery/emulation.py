@@ -51,14 +51,16 @@ class Loss:
     servers: tuple[int, ...]
 
 
-def schedule(given: RecoveryInputs, at_once: int, seed: int) -> list[Loss]:
-    """Losses of ``at_once`` PSs each, at exponential intervals with mean T_fail."""
+def schedule(given: RecoveryInputs, at_once: int, seed: int, shape: float = 1.0) -> list[Loss]:
+    """Losses of ``at_once`` PSs each, at gamma-distributed intervals of this ``shape`` with mean T_fail, the first from
+    the job's start; 1 is exponential. CPR fits a gamma distribution to the lives of jobs.
+    """
     generator = np.random.default_rng([seed, 11])
-    losses, now = [], float(generator.exponential(given.mtbf_seconds))
+    losses, now = [], float(generator.gamma(shape, given.mtbf_seconds / shape))
     while now < given.total_seconds:
         servers = generator.choice(given.servers, at_once, replace=False)
         losses.append(Loss(now, tuple(sorted(servers.tolist()))))
-        now += float(generator.exponential(given.mtbf_seconds))
+        now += float(generator.gamma(shape, given.mtbf_seconds / shape))
     return losses
 
 

@@ -17,7 +17,7 @@ from ssmpi.bench.recovery import picture, render
 from ssmpi.checkpoint.arena_writer import free_memory
 from ssmpi.config import Config, load
 from ssmpi.core.errors import DataError, SettingsError
-from ssmpi.core.settings import require
+from ssmpi.core.settings import require, within
 from ssmpi.data.schema import read_manifest
 from ssmpi.recovery.defaults import inputs_of
 from ssmpi.recovery.policy import RecoveryInputs, decide, full_at, naive_at, partial_at
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 RESULT = "recovery.json"
 SERVERS = "topology.embedding_ps=18"  # as in CPR's production-scale run
 SMALL = ("model.bottom=[32,16]", "model.top=[32,1]", "data.batch_size=64")  # of the short mode
+SHAPES = 0.1, 1000.0  # of the times between losses: from bursts to nearly even intervals
 FRACTION = 0.125  # of the rows in a priority save (CPR)
 NO_LOSS, VANILLA = "no loss", "CPR-vanilla"
 UPDATES_LOST = "updates_lost", "large_lost", "batches_lost"
@@ -38,7 +39,7 @@ UPDATES_LOST = "updates_lost", "large_lost", "batches_lost"
 @dataclass(frozen=True)
 class EmulationOptions:
     """The options of the command. Each loss hits ``at_once`` PSs; ``inputs`` are the given inputs of the policy, by
-    name.
+    name. Times between losses have a gamma distribution of this ``shape``, 1: exponential.
     """
 
     folder: Path
@@ -47,8 +48,10 @@ class EmulationOptions:
     only: str
     short: bool
     inputs: Mapping[str, float]
+    shape: float = 1.0
 
     def __post_init__(self) -> None:
+        within("--gamma-shape", self.shape, *SHAPES)
         require(len(set(self.seeds)) == len(self.seeds), f"--seeds must list different seeds, got {self.seeds}")
 
 
@@ -81,7 +84,11 @@ def measure(options: EmulationOptions, run_file: Path | None, overrides: Sequenc
         "points": [dataclasses.asdict(point) for point in points],
         "slopes": {name: results.plain(dataclasses.asdict(slope)) for name, slope in slopes.items()},
     }
-    sections = [render.table(given, options.at_once, rows), render.against(VANILLA, rows), render.fits(slopes)]
+    sections = [
+        render.table(given, options.at_once, rows, options.shape),
+        render.against(VANILLA, rows),
+        render.fits(slopes),
+    ]
     text = "\n\n".join(filter(None, sections))
     return publish(options.folder / RESULT, report, text, picture.draw)
 
@@ -133,7 +140,7 @@ def run(
     """One training run; its saves are deleted afterwards."""
     from ssmpi.bench.recovery.emulation import RecoveryEmulation, schedule
 
-    losses = [] if strategy.name == NO_LOSS else schedule(given, options.at_once, seed)
+    losses = [] if strategy.name == NO_LOSS else schedule(given, options.at_once, seed, options.shape)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         outcome = RecoveryEmulation(load(base, (f"run.seed={seed}",)), given, strategy, Path(folder)).run(losses)

@@ -42,7 +42,7 @@ covered: share of the accesses (MFU), sampled accesses (SSU) or squared change (
 Changes are against the run of the same seed without losses, with their standard errors over seeds."""
 
 
-def table(given: RecoveryInputs, at_once: int, rows: Sequence[Row]) -> str:
+def table(given: RecoveryInputs, at_once: int, rows: Sequence[Row], shape: float = 1.0) -> str:
     """The inputs, one line for each strategy, and a legend."""
     cells = [list(COLUMNS), *([text(row) for text in COLUMNS.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -53,7 +53,8 @@ def table(given: RecoveryInputs, at_once: int, rows: Sequence[Row]) -> str:
     cost += f", T_rows = {wall:g} s" * (wall != rows_save)
     return "\n".join([
         f"A job of T_total = {given.total_seconds / HOUR:g} h with {given.servers} embedding PSs: {losers} memory every"
-        f" T_fail = {given.mtbf_seconds / HOUR:g} h, {rows[0]['losses'].mean:g} times a run here.",
+        f" T_fail = {given.mtbf_seconds / HOUR:g} h, {rows[0]['losses'].mean:g} times a run here"
+        + (f", at gamma-distributed intervals of shape {shape:g}." if shape != 1 else "."),
         f"Stated, not measured: {cost}, O_load = {given.load_seconds:g} s, O_res = "
         f"{given.restart_seconds:g} s, target PLS {given.target_pls:g}.",
         "",
