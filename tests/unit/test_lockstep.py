@@ -154,7 +154,11 @@ def test_what_makes_no_sense_is_refused(wrong):
 def test_the_first_case_is_not_charged_for_what_is_compiled_in_its_first_run():
     """The reference, which comes first, took three times as long as with a codec."""
     seconds = {"dense": [9.0, 1.0, 1.5, 1.0], "codec": [2.0, 2.0, 2.0, 1.0]}
-    runs = [{"case": name, "test": {"ne": 0.7 + s}, "cpu_seconds": s} for name, each in seconds.items() for s in each]
+    runs = [
+        {"case": name, "test": {"ne": 0.7 + s}, "losses": [0.5], "cpu_seconds": s}
+        for name, each in seconds.items()
+        for s in each
+    ]
     lines = paired.table(runs, list(seconds), "test").splitlines()
     assert [line.split()[-1] for line in lines[1:]] == ["1.2", "2.0"]
 
@@ -186,13 +190,21 @@ def test_cases_are_compared_by_pairs_of_seeds(tmp_path, small_data, monkeypatch,
         assert len(set(seeds)) == 1
         ne = seeds[0] * (1.01 if other else 1.0) + (0.002 * seeds[0] * (seeds[0] - 2) if other else 0)
         found = {"push_bytes": 50.0, "pull_bytes": 100.0, "density": 0.05}
-        return {"test": {"ne": ne}, **(found if other else {"push_bytes": 1000.0, "pull_bytes": 1000.0})}
+        losses = [9.0] * 15 + [ne] * 4 + [ne * ne if other else ne]  # the last quarter counts
+        return {
+            "test": {"ne": ne},
+            "losses": losses,
+            **(found if other else {"push_bytes": 1000.0, "pull_bytes": 1000.0}),
+        }
 
     monkeypatch.setattr(paired, "one", one)
     paired.measure(cases, "test", 3, tmp_path / "out.json")
     line = capsys.readouterr().out.splitlines()[-1].split()
     expected = np.array([0.8, 1.0, 1.2])
-    assert line[-11:-7] == [f"+{expected.mean():.3f}", "±", f"{expected.std(ddof=1) / 3**0.5:.3f}", "%"]
+    assert line[-15:-11] == [f"+{expected.mean():.3f}", "±", f"{expected.std(ddof=1) / 3**0.5:.3f}", "%"]
+    ratio = 1 + expected / 100
+    loss = 100 * ((4 + np.arange(1, 4) * ratio) * ratio / 5 - 1)
+    assert line[-11:-7] == [f"+{loss.mean():.3f}", "±", f"{loss.std(ddof=1) / 3**0.5:.3f}", "%"]
     assert (line[-7], line[-4:-1]) == ("0.0500", ["20.0", "10.0", "13.3"])  # pushes, pulls and both
     assert len(json.loads((tmp_path / "out.json").read_text())["runs"]) == 6
     with pytest.raises(SettingsError, match="--runs must be at least 2"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.bench.lockstep.lockstep import one
+from ssmpi.bench.lockstep.lockstep import CURVE, one
 from ssmpi.bench.lockstep.run import Lockstep
 from ssmpi.core import atomic_file
 from ssmpi.core.errors import SettingsError
@@ -81,23 +81,32 @@ def measure(cases: Sequence[Case], split: str, runs: int, out: Path | None) -> l
 
 
 def table(results: Sequence[dict[str, Any]], names: Sequence[str], split: str) -> str:
-    """One line per case: the difference from the first case, paired by seed, with the standard error of the mean; the
-    last column is the median of CPU seconds.
+    """One line per case: the differences from the first case in NE and in training loss (the mean over the last quarter
+    of the run, before rows are trained on), paired by seed, with the standard error of the mean; the last column is the
+    median of CPU seconds.
     """
     width, of = max(map(len, names)), {name: [r for r in results if r["case"] == name] for name in names}
     first = of[names[0]]
-    heads = "relative NE (pairs)   density  push MB  pull MB  times less: push    pull    both  CPU s"
+    heads = "relative NE (pairs)  training loss (pairs)   density  push MB  pull MB"
+    heads += "  times less: push    pull    both  CPU s"
     lines = [f"{'':{width}}  {split + ' NE':>10}  {heads}"]
     for name in names:
         ne, reference = (np.array([r[split]["ne"] for r in runs]) for runs in (of[name], first))
-        change = 100 * (ne / reference - 1)
-        error = change.std(ddof=1) / math.sqrt(len(change))
+        loss, losses = (np.array([np.mean(r["losses"][-CURVE // 4 :]) for r in runs]) for runs in (of[name], first))
         density = float(np.mean([r.get("density", 1.0) for r in of[name]]))
         cpu = float(np.median([r.get("cpu_seconds", math.nan) for r in of[name]]))  # the first run compiles
-        relative = "reference" if name == names[0] else f"{change.mean():+.3f} ± {error:.3f} %"
-        quality = f"{name:{width}}  {ne.mean():10.5f}  {relative:>19}  {density:8.4f}"
+        relative, fit = (
+            "reference" if name == names[0] else _change(own, other) for own, other in ((ne, reference), (loss, losses))
+        )
+        quality = f"{name:{width}}  {ne.mean():10.5f}  {relative:>19}  {fit:>21}  {density:8.4f}"
         lines.append(f"{quality}  {_traffic(of[name], first)}  {cpu:5.1f}")
     return "\n".join(lines)
+
+
+def _change(own: np.ndarray, other: np.ndarray) -> str:
+    """The mean of the relative differences of pairs, with its standard error."""
+    change = 100 * (own / other - 1)
+    return f"{change.mean():+.3f} ± {change.std(ddof=1) / math.sqrt(len(change)):.3f} %"
 
 
 def _traffic(runs: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]]) -> str:
