@@ -4,11 +4,13 @@ nobody else notices.
 
 import itertools
 import json
+import mmap
 import random
 import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -28,6 +30,7 @@ from ssmpi.core import memory_folder
 from ssmpi.core.errors import DataError
 from ssmpi.core.log import log
 from ssmpi.core.run_files import RECOVERIES
+from ssmpi.core.topology import Role
 from ssmpi.data.block_dispatcher import block_order
 from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
 from ssmpi.data.trained_rows import BatchesUnderWay, TrainedRows
@@ -43,6 +46,7 @@ from ssmpi.roles.row_saver import RowSaver
 from ssmpi.roles.surviving_state import RunNote
 from ssmpi.run import restart, run_folder
 from ssmpi.run.request import Supervised
+from ssmpi.run.requirements import kept_memory, memory_of_ranks, placement_of
 from ssmpi.run.resume import ResumePlan
 from ssmpi.sync.pace import Shadow
 from ssmpi.train import PARTS
@@ -236,6 +240,23 @@ def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_and_nobody_else_anything
     partial, warm = (line for line in lines if line["kind"] == RECOVERY)
     assert (partial["how"], warm["how"]) == ("partial", "memory")
     assert set(partial) == {name for name, (kinds, _) in FIELDS.items() if RECOVERY in kinds}
+
+
+@pytest.mark.parametrize("priority", ["none", "mfu", "ssu", "scar"])
+def test_a_plan_counts_all_that_an_embedding_ps_keeps_in_memory(tmp_path, small_data, priority):
+    """Its memory file has the rows, what its tracker needs, and less than a page for each array besides."""
+    killed = Killed(tmp_path, small_data, *TWO_PS, f"checkpoint.priority={priority}")
+    killed.start(Kill(Progress, "record", 3))
+    placement = placement_of(killed.config)
+    largest = max(range(2), key=placement.rows_of)
+    size = killed.path(f"embedding_ps-{largest}").stat().st_size
+    assert abs(size - kept_memory(killed.config, placement)[Role.EMBEDDING_PS]) < 4 * mmap.PAGESIZE
+    plain = replace(killed.config, checkpoint=replace(killed.config.checkpoint, priority="none"))
+    for memory in (kept_memory, memory_of_ranks):
+        more, none = (memory(config, placement)[Role.EMBEDDING_PS] for config in (killed.config, plain))
+        rows, width = placement.rows_of(largest), killed.config.rows.layout.width
+        tracker = {"none": 0, "mfu": 4 * rows, "scar": 4 * width * rows}
+        assert more - none == tracker.get(priority, pytest.approx(32 + 4 * rows / 8 + rows / 8, rel=0.02))
 
 
 def own_rows(cardinalities, index):
