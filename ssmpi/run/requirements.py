@@ -19,6 +19,7 @@ from ssmpi.core.topology import Role
 from ssmpi.data.features import Features
 from ssmpi.data.schema import Manifest, read_manifest
 from ssmpi.embedding.placement import Placement, place
+from ssmpi.embedding.trackers import scope_of
 from ssmpi.model import custom_code
 from ssmpi.sync import ALGORITHMS
 
@@ -102,7 +103,8 @@ def memory_of_ranks(config: Config, placement: Placement) -> dict[Role, float]:
     sync_ps = 8.0 * parameters / max(1, topology.sync_ps) + mirrors.get(Role.SYNC_PS, 0.0)
     if not topology.embedding_ps:
         trainer += rows
-    ranks = {Role.TRAINER: trainer, Role.EMBEDDING_PS: float(rows), Role.SYNC_PS: sync_ps}
+    embedding_ps = float(rows + tracker_memory(config, placement))
+    ranks = {Role.TRAINER: trainer, Role.EMBEDDING_PS: embedding_ps, Role.SYNC_PS: sync_ps}
     return {role: ranks.get(role, 0.0) + role.traits.process_bytes for role in Role}
 
 
@@ -118,10 +120,18 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
     counts = topology.threads * (2.0 * BINS + len(SUMS) + topology.embedding_ps + 2) * 8
     own = {
         Role.TRAINER: vectors * vector + counts + (0.0 if topology.embedding_ps else rows),
-        Role.EMBEDDING_PS: rows + 8.0 * topology.size,
+        Role.EMBEDDING_PS: rows + tracker_memory(config, placement) + 8.0 * topology.size,
         Role.SYNC_PS: state * vector / max(1, topology.sync_ps),
     }
     return {role: own.get(role, 0.0) + HEADER for role in Role}
+
+
+def tracker_memory(config: Config, placement: Placement) -> int:
+    """Bytes in which the PS that holds most rows tracks what to save first."""
+    scope = scope_of(placement, max(range(placement.servers), key=placement.rows_of))
+    if config.checkpoint.priority == "scar":
+        return 4 * config.rows.layout.width * scope.rows
+    return config.tracking.bytes_for(scope)
 
 
 def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]:
