@@ -15,7 +15,7 @@ from ssmpi.core import log
 from ssmpi.core.errors import STOPPED, SettingsError
 from ssmpi.core.mpi_environment import make_segments_folder
 from ssmpi.core.startup import without_garbage_collection
-from ssmpi.recovery.defaults import INPUTS
+from ssmpi.recovery.inputs import INPUTS
 
 if TYPE_CHECKING:
     from ssmpi.config import Config

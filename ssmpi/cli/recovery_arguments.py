@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ssmpi.cli.subcommand import add_overrides
-from ssmpi.recovery.defaults import INPUTS
+from ssmpi.recovery.inputs import INPUTS
 
 
 def add_recovery_plan(sub: argparse.ArgumentParser) -> None:

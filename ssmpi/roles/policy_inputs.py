@@ -11,9 +11,17 @@ from ssmpi.core.log import log
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
 from ssmpi.recovery.after_loss import summary
-from ssmpi.recovery.defaults import estimated
-from ssmpi.recovery.known_inputs import ESTIMATED, MEASURED, SETTING, KnownInputs, Source, collect
-from ssmpi.recovery.measured import from_run, from_settings
+from ssmpi.recovery.inputs import (
+    ESTIMATED,
+    MEASURED,
+    SETTING,
+    KnownInputs,
+    Source,
+    collect,
+    estimated,
+    from_run,
+    from_settings,
+)
 from ssmpi.recovery.policy import Decision, decide
 from ssmpi.report import recoveries
 from ssmpi.roles.surviving_state import RUN

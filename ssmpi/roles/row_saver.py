@@ -22,7 +22,7 @@ from ssmpi.core.settings import SECONDS
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.trackers import Tracker
 from ssmpi.recovery import policy
-from ssmpi.recovery.defaults import HOUR, inputs_of
+from ssmpi.recovery.inputs import HOUR, inputs_of
 
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
     from ssmpi.embedding.local_tables import LocalTables
     from ssmpi.embedding.transport import RemoteTables
-    from ssmpi.recovery.known_inputs import KnownInputs
+    from ssmpi.recovery.inputs import KnownInputs
     from ssmpi.report.results import RunResults
 
 DECISION_SECONDS = 10.0  # from one decision to the next

@@ -9,20 +9,24 @@ from collections.abc import Mapping
 from ssmpi.config import Config
 from ssmpi.core.errors import SettingsError
 from ssmpi.embedding.placement import Placement
-from ssmpi.recovery.defaults import DISK_RATE, INPUTS, PS_MTBF, SAVE_RATE, estimated
 from ssmpi.recovery.explain import duration, explain, full_overhead, percent
-from ssmpi.recovery.known_inputs import (
+from ssmpi.recovery.inputs import (
     AS_ROWS,
     AS_SAVE,
     DEFAULT,
+    DISK_RATE,
     ESTIMATED,
     GIVEN,
+    INPUTS,
+    PS_MTBF,
+    SAVE_RATE,
     SETTING,
     KnownInputs,
     Source,
     collect,
+    estimated,
+    from_settings,
 )
-from ssmpi.recovery.measured import from_settings
 from ssmpi.recovery.policy import decide, full_at
 from ssmpi.tools.plan import in_units
 

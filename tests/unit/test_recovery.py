@@ -11,8 +11,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ssmpi.core.errors import SettingsError
-from ssmpi.recovery.defaults import INPUTS, inputs_of
-from ssmpi.recovery.pls import LossAccount, pls
+from ssmpi.recovery.inputs import INPUTS, inputs_of
+from ssmpi.recovery.ledger import LossAccount, pls
 from ssmpi.recovery.policy import (
     RecoveryInputs,
     break_even_interval,

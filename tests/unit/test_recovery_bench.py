@@ -21,8 +21,8 @@ from ssmpi.cli import main
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
 from ssmpi.embedding.trackers import largest_tables
-from ssmpi.recovery import pls
-from ssmpi.recovery.defaults import HOUR, inputs_of
+from ssmpi.recovery import ledger
+from ssmpi.recovery.inputs import HOUR, inputs_of
 
 SERVERS = 5
 GIVEN = inputs_of(SERVERS, {})  # 56 h
@@ -242,7 +242,7 @@ def test_pls_is_as_expected_over_many_losses(tmp_path, config, monkeypatch):
             config, given, SavingStrategy("vanilla", given.total_seconds / 3), tmp_path / str(seed)
         )
         monkeypatch.setattr(
-            emulation, "_outcome", lambda *_, e=emulation: pls.pls([s.account for s in e.servers], 6_000)
+            emulation, "_outcome", lambda *_, e=emulation: ledger.pls([s.account for s in e.servers], 6_000)
         )
         found.append(emulation.run(schedule(given, 1, seed)))
     x = given.total_seconds / 3 / (SERVERS * given.mtbf_seconds)

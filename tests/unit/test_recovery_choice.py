@@ -15,13 +15,25 @@ from ssmpi.core.run_options import RecoveryOptions
 from ssmpi.core.topology import Topology
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
-from ssmpi.recovery import defaults
+from ssmpi.recovery import inputs as recovery_inputs
 from ssmpi.recovery.after_loss import FULL, MEMORY, PARTIAL, Found, choose, summary
-from ssmpi.recovery.defaults import INPUTS, estimated, inputs_of
-from ssmpi.recovery.known_inputs import AS_ROWS, AS_SAVE, DEFAULT, ESTIMATED, GIVEN, MEASURED, SETTING, Source, collect
-from ssmpi.recovery.ledger import Ledger
-from ssmpi.recovery.measured import from_run, from_settings
-from ssmpi.recovery.pls import LossAccount
+from ssmpi.recovery.inputs import (
+    AS_ROWS,
+    AS_SAVE,
+    DEFAULT,
+    ESTIMATED,
+    GIVEN,
+    INPUTS,
+    MEASURED,
+    SETTING,
+    Source,
+    collect,
+    estimated,
+    from_run,
+    from_settings,
+    inputs_of,
+)
+from ssmpi.recovery.ledger import Ledger, LossAccount
 from ssmpi.recovery.policy import decide
 from ssmpi.report import recoveries
 from ssmpi.roles import policy_inputs, save_decision
@@ -177,7 +189,7 @@ def test_a_run_says_what_it_would_do_and_decides_by_what_it_has_measured(tmp_pat
     settings = ("topology.embedding_ps=2", "recovery.mtbf_hours=1e-3", "recovery.target_pls=0.001")
     config = write_run_file(tmp_path, small_data, *settings)
     caplog.set_level("INFO", log.name)
-    monkeypatch.setattr(defaults, "SAVE_RATE", 1.0)  # bytes a second
+    monkeypatch.setattr(recovery_inputs, "SAVE_RATE", 1.0)  # bytes a second
     policy_inputs.say(config, None)
     assert "if the memory of an embedding PS is lost, recovery is full: partial recovery cannot keep" in caplog.text
     assert "PLS 0.001 by the settings; O_save" in caplog.text

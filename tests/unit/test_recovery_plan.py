@@ -9,8 +9,8 @@ from hypothesis import example, given
 from test_recovery import EXAMPLE, HOUR, JOBS, ONCE
 
 from ssmpi import cli
-from ssmpi.recovery.defaults import INPUTS
 from ssmpi.recovery.explain import duration, explain
+from ssmpi.recovery.inputs import INPUTS
 from ssmpi.recovery.policy import break_even_interval, break_even_mtbf, decide, full, most_mtbf
 
 COSTS = ("--save-seconds", "324", "--load-seconds", "180")  # the example's

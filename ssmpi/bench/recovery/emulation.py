@@ -19,7 +19,7 @@ from ssmpi.bench.recovery.training import Batches, Training
 from ssmpi.config import Config
 from ssmpi.core.run_files import ROWS
 from ssmpi.embedding.trackers import largest_tables, scope_of
-from ssmpi.recovery import pls
+from ssmpi.recovery import ledger
 from ssmpi.recovery.policy import RecoveryInputs
 
 
@@ -180,7 +180,7 @@ class RecoveryEmulation:
             loading=losses * given.load_seconds / given.total_seconds,
             lost=self._trained_again / len(self._batches),
             restarting=losses * given.restart_seconds / given.total_seconds,
-            pls=pls.pls([server.account for server in self.servers], self._batches.samples),
+            pls=ledger.pls([server.account for server in self.servers], self._batches.samples),
             updates_lost=sum(tally.updates_lost for tally in tallies) / lookups,
             large_lost=sum(tally.large_lost for tally in tallies) / (lookups * large / len(cardinalities)),
             batches_lost=sum(tally.batches_lost for tally in tallies) / updates,

@@ -19,7 +19,7 @@ from ssmpi.config import Config, load
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.settings import require, within
 from ssmpi.data.schema import read_manifest
-from ssmpi.recovery.defaults import inputs_of
+from ssmpi.recovery.inputs import inputs_of
 from ssmpi.recovery.policy import RecoveryInputs, decide, full_at, naive_at, partial_at
 from ssmpi.report import results
 from ssmpi.report.groups import Estimate, estimate

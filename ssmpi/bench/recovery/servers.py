@@ -12,7 +12,7 @@ from ssmpi.checkpoint.row_store import RowStore
 from ssmpi.embedding import tracker_kernels
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import MFU, SCAR, SSU, Scope, Tracker
-from ssmpi.recovery.pls import LossAccount
+from ssmpi.recovery.ledger import LossAccount
 
 
 def _zeros(size: int) -> np.ndarray:
