@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ssmpi.core import atomic_file
-from ssmpi.core.errors import UserError
+from ssmpi.core.errors import DataError, UserError
 from ssmpi.core.log import log
 from ssmpi.core.result_marker import COMPLETE, INCOMPLETE, STOPPED
-from ssmpi.core.run_files import RESULT_NAME
+from ssmpi.core.run_files import RECOVERIES, RESULT_NAME
+from ssmpi.core.write_behind import WriteBehind
 from ssmpi.report import recoveries
+from ssmpi.report.jsonl import CLOSING_SECONDS
 from ssmpi.report.metric_logger import EarlierLog, MetricLogger
 from ssmpi.report.traffic import nested
 
@@ -54,6 +57,7 @@ class RunResults:
         self.ledger: dict[str, Any] = {}
         self.recovery_fields: dict[str, Any] = {}
         self.pls = 0.0
+        self._behind = WriteBehind(RECOVERIES)
         logbook, self.evaluations = (earlier.logbook, earlier.evaluations) if earlier else (None, {})
         self.logbook = MetricLogger(folder, topology, expected, options.log_seconds, logbook)
         if options.tensorboard:
@@ -72,16 +76,25 @@ class RunResults:
         if best if best is not None else found["ne"] < (math.inf if lowest is None else lowest):
             kept["best"] = found
 
-    def rows_saved(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Log the row saves of embedding PSs, and record their durations; that these cannot be written ends nothing."""
+    def rows_saved(self, lines: Sequence[dict[str, Any]], recorded: Callable[[], object] | None = None) -> None:
+        """Log the row saves of embedding PSs. Their durations are recorded in the background, because the first trainer
+        must go on dealing blocks if the disk hangs; then ``recorded`` is called. A failure is logged.
+        """
+        found = []
         for line in lines:
             if "all_rows_seconds" in line:
-                seconds, cost = line.pop("all_rows_seconds"), line.pop("all_rows_cost")
-                try:
-                    recoveries.rows_saved(self.folder, line["ps"], seconds, cost)
-                except (OSError, UserError) as error:
-                    log.warning(f"training continues, but how long row saves take is not recorded: {error}")
+                found.append((line["ps"], line.pop("all_rows_seconds"), line.pop("all_rows_cost")))
             self.logbook.rows_saved(line)
+        self._behind.do(partial(self._record, found, recorded))
+
+    def _record(self, found: Sequence[tuple[int, float, float]], recorded: Callable[[], object] | None) -> None:
+        try:
+            for each in found:
+                recoveries.rows_saved(self.folder, *each)
+            if recorded:
+                recorded()
+        except (OSError, UserError) as error:
+            log.warning(f"training continues, but how long row saves take is not recorded: {error}")
 
     def finish(self, *, stopped: bool, ended_by: str = "", kept: str = "last") -> None:
         """Write ``result.json`` and close the log. Says so if rows of a complete run are missing.
@@ -95,8 +108,7 @@ class RunResults:
         status = STOPPED if stopped else COMPLETE if complete else INCOMPLETE
         body = {"status": status, "ended": now(), "expected_examples": self._expected, **totals}
         body |= nested(self.logbook.traffic.totals())
-        found = recoveries.read(self.folder)["recoveries"]
-        body |= {"pls": self.pls, "restarts": len(found), "recoveries": found, "evaluations": self.evaluations}
+        body |= {"pls": self.pls, **self._recoveries(), "evaluations": self.evaluations}
         if complete:
             body |= {"ended_by": "passes" if all_done else ended_by, "kept": kept}
         atomic_file.write(self.folder / RESULT_NAME, json.dumps(plain(body), indent=1) + "\n")
@@ -106,6 +118,17 @@ class RunResults:
             f"{status}{early}: {totals['examples']:,.0f} examples in {totals['seconds']:.1f} s ({totals['eps']:,.0f}"
             f" EPS); results in {self.folder}"
         )
+
+    def _recoveries(self) -> dict[str, Any]:
+        """The fields about recoveries; none if their record cannot be read, which must not cost the result."""
+        if not self._behind.settle(CLOSING_SECONDS):
+            log.error(f"error: {self.folder / RECOVERIES}: its disk has not answered for {CLOSING_SECONDS:g} s")
+        try:
+            found = recoveries.read(self.folder)["recoveries"]
+        except DataError as error:
+            log.error(f"error: {RESULT_NAME} lacks the run's recoveries: {error}")
+            return {}
+        return {"restarts": len(found), "recoveries": found}
 
 
 def now() -> str:

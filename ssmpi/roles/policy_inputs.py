@@ -58,7 +58,7 @@ def say(config: Config, checkpoint: Path | None) -> None:
 
 class PolicyInputs:
     """What is known about a run. Its files are read only in the constructor, ``recoveries.json`` again in ``refresh``,
-    so that repeated queries never wait for a disk.
+    which may run on another thread: queries never wait for a disk.
     """
 
     def __init__(self, config: Config) -> None:

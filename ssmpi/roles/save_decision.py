@@ -27,8 +27,8 @@ COSTS = "save_seconds", "row_save_seconds", "row_save_wall_seconds"  # inputs of
 class RowSaves:
     """Rows are saved for partial recovery: with ``recovery.mode = "auto"`` only while the policy wants that, by the
     run's measurements so far. If ``memory`` ends with its rank nothing is saved or decided. Trainers without
-    ``results`` do nothing. The first one must answer requests for blocks meanwhile, so its periodic decisions read no
-    files.
+    ``results`` do nothing. The first one must answer requests for blocks meanwhile, so this accesses no disk: a
+    background thread of the ``results`` does.
     """
 
     def __init__(
@@ -47,9 +47,7 @@ class RowSaves:
         if self._inputs and time.monotonic() - self._decided >= DECISION_SECONDS:
             self._decide(self._inputs.by_numbers(self._results.logbook.numbers()))
         if lines := self._transport.exchange_status(examples, self._mode != FULL):
-            self._results.rows_saved(lines)
-            if self._inputs:
-                self._inputs.refresh()
+            self._results.rows_saved(lines, self._inputs.refresh if self._inputs else None)
 
     def _decide(self, known: KnownInputs) -> None:
         """Log the decision if it has changed, and the first time that it is based on measured costs."""

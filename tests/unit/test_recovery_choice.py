@@ -1,6 +1,8 @@
 """Warm, partial or full: what the first rank decides from what all ranks have found of their memory."""
 
 import itertools
+import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,6 @@ from runs import write_run_file
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.log import log
-from ssmpi.core.run_files import RECOVERIES
 from ssmpi.core.run_options import RecoveryOptions
 from ssmpi.core.topology import Topology
 from ssmpi.data.schema import read_manifest
@@ -36,6 +37,7 @@ from ssmpi.recovery.inputs import (
 from ssmpi.recovery.ledger import Ledger, LossAccount
 from ssmpi.recovery.policy import decide
 from ssmpi.report import recoveries
+from ssmpi.report.results import RunResults
 from ssmpi.roles import policy_inputs, save_decision
 from ssmpi.roles.policy_inputs import PolicyInputs
 from ssmpi.roles.save_decision import RowSaves
@@ -219,9 +221,11 @@ class Told:
         lines, self.status_lines = self.status_lines, []
         return lines
 
-    def rows_saved(self, lines):
+    def rows_saved(self, lines, recorded):
         for server, seconds, cost in lines:
             recoveries.rows_saved(self.folder, server, seconds, cost)
+        if recorded:
+            recorded()
 
 
 def told_of(config):
@@ -295,26 +299,30 @@ def test_rows_rest_where_their_saves_take_too_long_for_the_target(tmp_path, smal
 
 
 def test_deciding_again_waits_for_no_disk(tmp_path, small_data, monkeypatch):
-    """The first trainer does it between two answers to requests for blocks; only after new lines it reads one file."""
+    """The first trainer does it between two answers to requests for blocks."""
     config = write_run_file(tmp_path, small_data, "topology.embedding_ps=2")
-    memory, told, reads = MemoryFile(tmp_path / "m", Origin("run", "t", 1)), told_of(config), []
-    saves = RowSaves(config, told, told, memory)
+    memory, told, at_the_disk = MemoryFile(tmp_path / "m", Origin("run", "t", 1)), told_of(config), []
+    results = RunResults(told.folder, config.run, config.topology, 1_000)
+    saves = RowSaves(config, told, results, memory)
     monkeypatch.setattr(save_decision, "DECISION_SECONDS", 0.0)
-    read_text, read_bytes = Path.read_text, Path.read_bytes
 
-    def reading(whole):
-        return lambda path, *words, **named: reads.append(path.name) or whole(path, *words, **named)
+    def on_any_thread(owner, name):
+        whole = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *words, **named: at_the_disk.append(threading.get_ident()) or whole(*words, **named)
+        )
 
-    monkeypatch.setattr(Path, "read_text", reading(read_text))
-    monkeypatch.setattr(Path, "read_bytes", reading(read_bytes))
-    for _ in range(3):
+    for owner, name in ((Path, "read_text"), (Path, "read_bytes"), (os, "fsync")):
+        on_any_thread(owner, name)
+    for cost in (0.0, 1.0, 0.0):
+        line = {"ps": 0, "rows": 1, "covered": 1.0, "all_rows_seconds": cost, "all_rows_cost": cost}
+        told.status_lines = [line] if cost else []
         saves.exchange(6_000)
-    assert (told.saves, reads) == ([True] * 3, [])
-    monkeypatch.setattr(told, "rows_saved", lambda lines: None)  # which reads it to add to it
-    told.status_lines = [(0, 1.0, 1.0)]
-    for _ in range(3):
-        saves.exchange(6_000)
-    assert reads == [RECOVERIES]
+    assert told.saves == [True] * 3
+    assert results._behind.settle()
+    assert at_the_disk
+    assert threading.get_ident() not in at_the_disk
+    assert saves._inputs._taken.row_save_seconds == 1.0
 
 
 @pytest.mark.parametrize(("servers", "fraction", "always"), [(1, 0.5, True), (2, 0.5, False), (1, 1.0, False)])

@@ -430,14 +430,14 @@ def often(monkeypatch):
     """The first trainer tells the PSs soon how many samples there are; none ends before it has saved."""
     monkeypatch.setattr(control, "REPORT_SECONDS", 0.01)
     monkeypatch.setattr(row_saver, "POLL_SECONDS", 0.01)
-    stop, deadline = RowSaver.stop, time.monotonic() + 60
+    end, deadline = RowSaver.end, time.monotonic() + 60
 
-    def stop_once_saved(saver, seconds):
+    def end_once_saved(saver):
         while saver._store.base_samples < 0 and time.monotonic() < deadline:
             time.sleep(0.005)
-        stop(saver, seconds)
+        end(saver)
 
-    monkeypatch.setattr(RowSaver, "stop", stop_once_saved)
+    monkeypatch.setattr(RowSaver, "end", end_once_saved)
 
 
 @pytest.fixture(scope="module")
