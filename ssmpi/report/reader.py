@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmpi.core import run_files
-from ssmpi.core.errors import DataError, json_problem
+from ssmpi.core.errors import DamageError, DataError, json_problem
 from ssmpi.core.result_marker import COMPLETE
 from ssmpi.core.run_files import METRICS, RESULT_NAME, RUN_FILE, USAGE, VERSIONS
 from ssmpi.core.settings import flat
@@ -47,7 +47,7 @@ def read(folder: Path) -> Record:
         windows=windows,
         evaluations=evaluations,
         usage=ranks,
-        recoveries=[each for each in recoveries.read(folder).get("recoveries", []) if isinstance(each, dict)],
+        recoveries=_recoveries(folder, missing),
         missing=missing,
     )
 
@@ -60,6 +60,14 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: {json_problem(error)}") from error
+
+
+def _recoveries(folder: Path, missing: list[str]) -> list[dict[str, Any]]:
+    try:
+        return [each for each in recoveries.read(folder)["recoveries"] if isinstance(each, dict)]
+    except DamageError as error:
+        missing.append(f"{error.path.name}: {error.found}: its recoveries are not known")
+        return []
 
 
 def _toml(path: Path, missing: list[str]) -> dict[str, Any]:

@@ -6,30 +6,39 @@ of row saves, and what these take.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ssmpi.core import atomic_file
 from ssmpi.core.clock import process_age
-from ssmpi.core.run_files import RECOVERIES
+from ssmpi.core.errors import DamageError, json_problem
+from ssmpi.core.run_files import RECOVERIES, ROWS
 
 SAVING, COST = "row_save_seconds", "row_save_costs"
+REMEDY = (
+    "it says which surviving memory and which row saves are valid: put an intact copy in its place; or move it away,"
+    " then the next start resumes from the newest checkpoint, and the run's earlier recoveries are known only to its"
+    " metrics.jsonl"
+)
 
 
 def read(run: Path) -> dict[str, Any]:
-    """``launch``, its name, and ``recoveries``, a list. If the file is missing or unreadable, the contents for a run
-    that has not started.
+    """``launch``, its name, and ``recoveries``, a list; if there is no file, those of a run that has not started.
+    DamageError if it cannot be read: writing it anew would lose the record.
     """
+    path = run / RECOVERIES
     try:
-        found = json.loads((run / RECOVERIES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {"launch": "", "recoveries": []}
+    except (OSError, ValueError) as error:
+        raise DamageError(path, json_problem(error), REMEDY) from error
     match found:
         case {"launch": str(), "recoveries": list()}:
             return found
-        case _:
-            return {"launch": "", "recoveries": []}
+    raise DamageError(path, "not a record of recoveries", REMEDY)
 
 
 def begin(run: Path, launch: str) -> str:
@@ -48,7 +57,10 @@ def timeline(run: Path) -> int:
 
 def begin_timeline(run: Path) -> int:
     """Start a new timeline and return its number."""
-    _write(run, {**read(run), "timeline": timeline(run) + 1})
+    found = read(run)
+    if "timeline" not in found and (run / ROWS).exists():
+        found["timeline"] = int(time.time())  # the record is gone: no row save may belong to the new timeline
+    _write(run, {**found, "timeline": found.get("timeline", 0) + 1})
     return timeline(run)
 
 

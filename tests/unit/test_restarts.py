@@ -15,9 +15,12 @@ from ssmpi.cluster.restarts import SEGMENTS, Restarts
 from ssmpi.comm.memory_file import Origin
 from ssmpi.comm.memory_use import in_use
 from ssmpi.core import log, memory_folder
-from ssmpi.core.run_files import ATTEMPTS, RECOVERIES
+from ssmpi.core.errors import DamageError
+from ssmpi.core.run_files import ATTEMPTS, RECOVERIES, ROWS
 from ssmpi.core.run_options import RecoveryOptions
-from ssmpi.report import recoveries
+from ssmpi.core.topology import Topology
+from ssmpi.report import reader, recoveries
+from ssmpi.report.results import RunResults
 from ssmpi.run import restart, run_folder
 from ssmpi.run.request import Supervised
 from ssmpi.run.resume import ResumePlan
@@ -153,9 +156,27 @@ def test_what_a_killed_launch_has_left_and_cannot_be_removed_is_named_once(tmp_p
 @pytest.mark.parametrize(
     "text", ["{}", "[]", '{"launch": 3, "recoveries": []}', '{"launch": "a", "recoveries": 1}', "{"]
 )
-def test_damaged_recoveries_are_those_of_a_run_that_nobody_has_started(tmp_path, text):
-    (tmp_path / RECOVERIES).write_text(text)
-    assert recoveries.read(tmp_path) == {"launch": "", "recoveries": []}
+def test_a_damaged_record_of_recoveries_is_named_and_kept(tmp_path, text):
+    record = tmp_path / RECOVERIES
+    record.write_text(text)
+    for change in (lambda: recoveries.begin(tmp_path, "launch"), lambda: recoveries.begin_timeline(tmp_path)):
+        with pytest.raises(DamageError, match=f"{record}: .*; .*put an intact copy in its place; or move it away"):
+            change()
+    assert record.read_text() == text
+    results = RunResults(tmp_path, SimpleNamespace(log_seconds=1.0, tensorboard=False), Topology(), 0)
+    results.finish(stopped=False)
+    assert "recoveries" not in json.loads((tmp_path / "result.json").read_text())
+    found = reader.read(tmp_path)
+    assert found.recoveries == []
+    assert any(problem.endswith("its recoveries are not known") for problem in found.missing)
+
+
+def test_without_its_record_a_run_trusts_no_row_saves_of_earlier_timelines(tmp_path):
+    assert recoveries.begin_timeline(tmp_path) == 1
+    (tmp_path / ROWS).mkdir()
+    assert recoveries.begin_timeline(tmp_path) == 2
+    (tmp_path / RECOVERIES).unlink()
+    assert recoveries.begin_timeline(tmp_path) > 2
 
 
 def test_without_a_memory_folder_training_goes_on(tmp_path, caplog):
