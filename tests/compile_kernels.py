@@ -38,7 +38,7 @@ def main():
         folder = Path(name)
         make_dataset(folder / "data", rows=1_000)
         for number, settings in enumerate(RUNS):
-            train_over_threads(folder / str(number), folder / "data", *settings)
+            train_over_threads(folder / str(number), folder / "data", *settings, timeout=600)  # compiling takes long
         prepare(["synthesize", str(folder / "raw"), "--rows", "2000", "--scale", "0.0001"])
         for order in ("frequency", "dlrm"):
             prepare(["criteo", str(folder / "raw" / "train.txt"), "-o", str(folder / order), "--id-order", order])
