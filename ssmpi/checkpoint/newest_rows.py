@@ -25,7 +25,7 @@ SEED = "the initial rows"
 @dataclass(frozen=True)
 class Reloaded:
     """The number of ``rows`` loaded and their ``source`` in words. ``samples`` of all trainers had been trained on when
-    the newest state that covers all rows was taken; 0 for initial rows. Some rows may be newer.
+    the newest of what PLS counts as saves of all rows was taken; 0 for initial rows.
     """
 
     samples: int
@@ -62,11 +62,11 @@ def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], ti
             log.warning(f"{checkpoint.name} cannot be used: {error}")
     if saved and source == SEED:
         row_store.restore(saved)
-        return Reloaded(base, rows, saved.path.name, Unsaved(left, newest, per_sample))
+        return Reloaded(saved.newest.covered, rows, saved.path.name, Unsaved(left, newest, per_sample))
     if saved and row_store.restore_after(saved, taken):
         since = min(left, (newest - taken) * per_sample)  # counted since saves older than the checkpoint
         unsaved = Unsaved(left if math.isnan(left) else since, newest, per_sample)
-        return Reloaded(taken, rows, f"{source} and {saved.path.name}", unsaved)
+        return Reloaded(saved.covered_after(taken), rows, f"{source} and {saved.path.name}", unsaved)
     return Reloaded(taken, rows, source, Unsaved(0.0, taken, per_sample))
 
 

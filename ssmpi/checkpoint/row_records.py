@@ -1,7 +1,7 @@
 """The file in which one embedding PS saves its rows during training: a base with all rows, followed by increments with
 some rows each. Little-endian, one record after the other::
 
-    header  112 bytes: see ``RecordHeader``
+    header  128 bytes: see ``RecordHeader``
     rows    base:      (optimizer state, weights) of every row in order, float32
             increment: (row int32, optimizer state, weights) of each of its rows, in ascending order of row
 
@@ -26,7 +26,7 @@ import numpy as np
 from ssmpi.checkpoint import disk
 from ssmpi.core.errors import DataError
 
-MAGIC = b"SSMPIR01"  # with the version of the format
+MAGIC = b"SSMPIR02"  # with the version of the format
 PIECE = 1 << 22  # bytes, about, that are read or written at a time
 DIGEST = 32
 UNKNOWN = -1  # accesses
@@ -37,7 +37,8 @@ class RecordHeader:
     """The header of a record. ``samples`` of all trainers had been trained on when it was started; ``layout`` is a
     digest of which rows of which tables the PS holds; ``width`` is the floats of a row with its state, ``count`` the
     number of rows. ``left`` is the number of accesses of other rows that no record covers, ``UNKNOWN`` if they are not
-    counted.
+    counted. PLS counts increments that together stand for a save of all rows as one: ``covered`` are the samples of the
+    last such save, ``share`` what the increments after it come to.
     """
 
     increment: bool
@@ -47,15 +48,17 @@ class RecordHeader:
     count: int
     layout: bytes
     left: int = 0
+    covered: int = 0
+    share: float = 0.0
     digest: bytes = bytes(DIGEST)
 
-    FORMAT: ClassVar[struct.Struct] = struct.Struct(f"<8sIIqqqq{DIGEST}s{DIGEST}s")
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(f"<8sIIqqqqqd{DIGEST}s{DIGEST}s")
 
     def packed(self) -> bytes:
         """The header as bytes."""
         return self.FORMAT.pack(
-            MAGIC, self.increment, self.width, self.timeline, self.samples, self.count, self.left, self.layout,
-            self.digest,
+            MAGIC, self.increment, self.width, self.timeline, self.samples, self.count, self.left, self.covered,
+            self.share, self.layout, self.digest,
         )  # fmt: skip
 
     @classmethod
@@ -63,10 +66,12 @@ class RecordHeader:
         """The header in ``content``; None if it is not valid."""
         if len(content) != cls.FORMAT.size:
             return None
-        magic, increment, width, timeline, samples, count, left, layout, digest = cls.FORMAT.unpack(content)
+        magic, increment, width, timeline, samples, count, left, covered, share, layout, digest = cls.FORMAT.unpack(
+            content
+        )
         if magic != MAGIC or increment > 1 or width == 0 or count < 0:
             return None
-        return cls(bool(increment), width, timeline, samples, count, layout, left, digest)
+        return cls(bool(increment), width, timeline, samples, count, layout, left, covered, share, digest)
 
     @property
     def words(self) -> int:
@@ -164,6 +169,13 @@ class SavedRows:
         ``scar``), and the number of samples at that time.
         """
         return math.nan if self.newest.left == UNKNOWN else float(self.newest.left), self.newest.samples
+
+    def covered_after(self, samples: int) -> int:
+        """``RecordHeader.covered`` if all rows are loaded as they were after ``samples``, and then the increments that
+        are newer.
+        """
+        headers = [record.header for record in self.records[1:]]
+        return max([samples, *(each.samples for each in headers if each.samples == each.covered)])
 
     def merged(self) -> Iterator[tuple[slice, np.ndarray]]:
         """All rows in order, in pieces float32 (n, width): optimizer state, weights. DataError if the file cannot be

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ssmpi.checkpoint import disk
-from ssmpi.checkpoint.row_records import UNKNOWN, RecordHeader, SavedRows, read_rows, write_record
+from ssmpi.checkpoint.row_records import DIGEST, UNKNOWN, RecordHeader, SavedRows, read_rows, write_record
 from ssmpi.core.errors import DataError
 from ssmpi.core.log import log
 from ssmpi.core.run_files import ROWS
@@ -32,7 +33,7 @@ class RowStore:
         self.go_on: Callable[[], None] = lambda: None
         self._layout = layout_of(arena)
         self._base: RecordHeader | None = None
-        self._left = 0
+        self._newest: RecordHeader | None = None
         self._end = 0  # of the file, as far as it counts
 
     def load(self) -> SavedRows | None:
@@ -52,7 +53,7 @@ class RowStore:
             log.warning(
                 f"{self.path}: {dropped:,} bytes at its end were not written whole: the rows saved before count"
             )
-        self._base, self._end, self._left = saved.base.header, saved.end, saved.newest.left
+        self._base, self._newest, self._end = saved.base.header, saved.newest, saved.end
         return saved
 
     def restore(self, saved: SavedRows) -> None:
@@ -79,23 +80,24 @@ class RowStore:
         """Save all rows as a new base that replaces all earlier saves; returns the bytes written. OSError if the write
         fails; the earlier saves then stay valid. ``samples`` have been trained on by all trainers.
         """
-        self._left = 0
-        header = self._header(samples, len(self._arena.weights), increment=False)
+        header = replace(self._header(samples, len(self._arena.weights), increment=False), covered=samples)
         return self._replace(header, (self._values(piece) for piece in header.pieces()))
 
-    def save(self, rows: np.ndarray, samples: int, left: int = UNKNOWN) -> int:
-        """Save ``rows`` int32 (n,), in ascending order, as an increment; returns the bytes written. ``left`` accesses
-        of other rows are not saved yet. Errors as ``save_all``.
+    def save(self, rows: np.ndarray, samples: int, share: float, left: int = UNKNOWN) -> int:
+        """Save ``rows`` int32 (n,), in ascending order, as an increment that stands for a ``share`` of a save of all
+        rows; returns the bytes written. ``left`` accesses of other rows are not saved yet. Errors as ``save_all``.
         """
-        assert self._end, "increments follow a base: load or save_all first"
+        assert self._newest, "increments follow a base: load or save_all first"
         assert np.all(np.diff(rows) > 0), "rows of an increment are in ascending order"
-        self._left = left
-        header = self._header(samples, len(rows), increment=True)
+        covered, share = self._newest.covered, self._newest.share + share
+        if share > 1 - 1e-9:
+            covered, share = samples, max(0.0, share - 1)
+        header = replace(self._header(samples, len(rows), increment=True), left=left, covered=covered, share=share)
         with disk.needing(self.path, header.bytes), disk.opened(self.path, write=True) as descriptor:
             disk.truncate(descriptor, self._end)  # what an earlier save did not finish
             pieces = (self._numbered(rows[piece]) for piece in header.pieces())
             write_record(descriptor, self._end, header, self._while_going_on(pieces))
-        self._end += header.bytes
+        self._newest, self._end = header, self._end + header.bytes
         return header.bytes
 
     @property
@@ -107,6 +109,12 @@ class RowStore:
     def base_samples(self) -> int:
         """After how many samples all rows were saved last; -1 if they never were."""
         return self._base.samples if self._base else -1
+
+    @property
+    def covered(self) -> int:
+        """After how many samples the rows were saved last by what PLS counts as a save of all rows."""
+        assert self._newest, "nothing is saved: load or save_all first"
+        return self._newest.covered
 
     def remove(self) -> None:
         """Remove the file, and leftovers of an interrupted save."""
@@ -121,7 +129,8 @@ class RowStore:
         saved = self.load()
         if saved is None or saved.end < written:
             raise DataError(f"{self.path}: damaged since it was written: look at its disk")
-        header = self._header(saved.base.header.samples, saved.base.header.count, increment=False)
+        base, newest = saved.base.header, saved.newest
+        header = replace(base, left=newest.left, covered=newest.covered, share=newest.share, digest=bytes(DIGEST))
         return self._replace(header, (values.view(np.int32) for _, values in saved.merged()))
 
     @property
@@ -130,7 +139,7 @@ class RowStore:
 
     def _header(self, samples: int, count: int, *, increment: bool) -> RecordHeader:
         width = self._state_floats + self._arena.weights.shape[1]
-        return RecordHeader(increment, width, self._timeline, samples, count, self._layout, self._left)
+        return RecordHeader(increment, width, self._timeline, samples, count, self._layout)
 
     def _while_going_on(self, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         for piece in pieces:
@@ -168,7 +177,7 @@ class RowStore:
                 disk.remove_file(beside)  # a full disk needs the room
                 raise
             disk.rename(beside, self.path)
-            self._base, self._end = header, header.bytes
+            self._base, self._newest, self._end = header, header, header.bytes
             disk.sync_folder(self.path.parent)
         return header.bytes
 

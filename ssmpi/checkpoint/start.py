@@ -29,7 +29,7 @@ class Unsaved(NamedTuple):
 
 class Loaded(NamedTuple):
     """The reloaded rows of an embedding PS, their source, and how long that took. ``samples`` of all trainers had been
-    trained on when the newest state that covers all rows was taken; some rows may be newer.
+    trained on when the newest of what PLS counts as saves of all rows was taken.
     """
 
     samples: int

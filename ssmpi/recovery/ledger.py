@@ -15,16 +15,20 @@ OUTCOME = "outcome"  # beside what ``Ledger.state`` has in it: what a recovery h
 @dataclass(frozen=True)
 class LossAccount:
     """The losses of one embedding PS, in samples of all trainers since the run began. ``covered`` is the count up to
-    which nothing more can be lost: that of the newest committed state of all its rows, or of its last reload, whichever
+    which nothing more can be lost: that of the newest committed save of all its rows, or of its last reload, whichever
     is later; 0 at first, because initial rows follow from the seed. ``lost`` is the sum booked so far.
+
+    With priorities 1 / r saves of a fraction r of the rows, one every r T_save, count as a save of all rows, as in CPR,
+    where PLS follows from T_save alone: E[PLS] = T_save / (2 N T_fail). What of the rows' updates is lost is another
+    figure, ``updates_lost``, which priorities lower where access is skewed.
     """
 
     covered: int = 0
     lost: int = 0
 
     def saved(self, taken: int) -> LossAccount:
-        """The account after a state of all rows, ``taken`` at this count, was committed. Saves of some rows do not
-        count. A state from before the last reload changes nothing: what it could restore is booked as lost already.
+        """The account after a save of all rows, ``taken`` at this count, was committed. One from before the last reload
+        changes nothing: what it could restore is booked as lost already.
         """
         return LossAccount(max(self.covered, taken), self.lost)
 

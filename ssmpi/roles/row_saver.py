@@ -150,7 +150,7 @@ class RowSaver:
         assert self._tracker
         selection = self._tracker.select()
         left = UNKNOWN if math.isnan(selection.left) else int(selection.left)
-        size = self._store.save(selection.rows, samples, left)
+        size = self._store.save(selection.rows, samples, self._fraction, left)
         if self._store.increments_outweigh_base and not self._outdated:
             size += self._store.compact()
         return {"rows": len(selection.rows), "bytes": size, "covered": selection.share}

@@ -106,7 +106,7 @@ def test_rows_saved_beside_training_are_newer(run):
     newer = [save(run, 50), *old]
     for value, some in ((40, [0, 1, 2]), (60, [1, 5])):
         rows._arena.weights[:], rows._arena.state[:] = arena(value=value).weights, arena(value=value).state
-        rows.save(np.array(some, np.int32), value)
+        rows.save(np.array(some, np.int32), value, 0.25)
     assert told(restore(found, WHO, run, newer, 1)) == (
         50,
         len(found.weights),
@@ -119,6 +119,25 @@ def test_rows_saved_beside_training_are_newer(run):
     spoil(newest_rows.path_of(run, WHO))  # the last increment
     assert restore(found, WHO, run, newer, 1).source == "checkpoint-000050"
     same(found, 50)
+
+
+def test_priority_saves_that_come_to_a_save_of_all_rows_count_as_one_where_they_are_loaded(run):
+    """Two of half of the rows each; a checkpoint that is newer than the base is loaded in place of that."""
+    rows = RowStore(newest_rows.path_of(run, WHO), arena(), 1)
+    rows.save_all(0)
+    rows.save(np.array([0, 1], np.int32), 20, 0.5)
+    assert restore(arena(), WHO, run, [], 1).samples == 0
+    rows.save(np.array([2, 3], np.int32), 40, 0.5)
+    assert restore(arena(), WHO, run, [], 1).samples == 40
+    before, between, after = save(run, 10), save(run, 30), save(run, 50)
+    assert restore(arena(), WHO, run, [before], 1).samples == 40
+    assert restore(arena(), WHO, run, [between], 1).samples == 40
+    assert restore(arena(), WHO, run, [after], 1).samples == 50
+    rows.compact()
+    assert restore(arena(), WHO, run, [], 1).samples == 40
+    assert restore(arena(), WHO, run, [between], 1).samples == 30  # which the merged base is older than
+    rows.save(np.array([0, 1], np.int32), 60, 0.5)
+    assert restore(arena(), WHO, run, [between], 1).samples == 30
 
 
 def test_damaged_rows_give_way_to_the_checkpoint(run, caplog):

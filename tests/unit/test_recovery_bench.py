@@ -146,7 +146,7 @@ def test_priority_with_all_rows_is_vanilla(emulate, tracker):
     mine, outcome = emulate(SavingStrategy(tracker, GIVEN.total_seconds / 3, tracker, fraction=1.0), *losses)
     for one, other in zip(state_of(vanilla), state_of(mine), strict=True):
         np.testing.assert_equal(one, other)
-    assert outcome.updates_lost == expected.updates_lost
+    assert (outcome.pls, outcome.updates_lost) == (expected.pls, expected.updates_lost)
     assert outcome.coverage == 1
 
 
@@ -231,15 +231,20 @@ def test_the_example_costs_what_the_paper_says(tmp_path, small_data):
     assert max(cost["CPR-MFU"], cost["CPR-SSU"]) <= 0.007
 
 
-def test_pls_is_as_expected_over_many_losses(tmp_path, config, monkeypatch):
+@pytest.mark.parametrize("fraction", [1.0, 0.125])
+@pytest.mark.parametrize("tracker", ["", "mfu", "scar", "ssu"])
+def test_pls_is_as_expected_over_many_losses(tmp_path, config, monkeypatch, tracker, fraction):
     """Derived in the policy: 1 - (1 - exp(-x)) / x with x = T_save / (N T_fail), because a PS that is lost twice loses
-    samples once.
+    samples once. With priorities it is that of T_save, too.
     """
-    given, found = inputs_of(SERVERS, {"mtbf_hours": 2.0}), []
+    given, found = inputs_of(SERVERS, {"mtbf_seconds": 4.0}), []
     monkeypatch.setattr(Training, "step", lambda *_: None)
     for seed in range(30):
         emulation = RecoveryEmulation(
-            config, given, SavingStrategy("vanilla", given.total_seconds / 3), tmp_path / str(seed)
+            config,
+            given,
+            SavingStrategy("any", given.total_seconds / 3, tracker, fraction if tracker else 1.0),
+            tmp_path / str(seed),
         )
         monkeypatch.setattr(
             emulation, "_outcome", lambda *_, e=emulation: ledger.pls([s.account for s in e.servers], 6_000)

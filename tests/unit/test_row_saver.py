@@ -275,7 +275,7 @@ def test_updates_lost_are_the_accesses_since_each_rows_own_save(saving):
 def test_updates_lost_are_not_known_where_nobody_counts(saving):
     saving.save()
     RowStore.load(store := RowStore(saving.path, saving.arena, 1))
-    store.save(np.array([3], np.int32), 9)
+    store.save(np.array([3], np.int32), 9, 0.1)
     left, samples = read_rows(saving.path)[0].unsaved
     assert math.isnan(left)
     assert math.isnan(Unsaved(left, samples, 1.0).lost(0, 10))

@@ -85,7 +85,7 @@ def test_any_saves_torn_at_any_byte_read_back(tmp_path_factory, layout, steps, c
         for samples, (step, *rows) in enumerate(steps, 1):
             train(arena, generator)
             if step == "save":
-                written = store.save(*rows, samples)
+                written = store.save(*rows, samples, 0.25)
                 saved[rows[0]] = values_of(arena)[rows[0]]
                 wholes.append((wholes[-1][0] + written, saved.copy()))
             elif step == "torn":
@@ -106,7 +106,7 @@ def test_any_saves_torn_at_any_byte_read_back(tmp_path_factory, layout, steps, c
         found, rows_there, again = loaded(path, arena)
         np.testing.assert_array_equal(found, [values for whole, values in wholes if whole <= end][-1])
         assert rows_there.end == max(whole for whole, _ in wholes if whole <= end)
-        again.save(numbers(0, 7), 100)
+        again.save(numbers(0, 7), 100, 0.25)
         np.testing.assert_array_equal(loaded(path, arena)[0], found)
 
 
@@ -119,7 +119,7 @@ def test_a_changed_bit_anywhere_is_noticed(path, monkeypatch):
     ends, snapshots = [store.save_all(0)], [values_of(arena)]
     for rows in (numbers(1, 5), numbers(0, 1, 7)):
         train(arena, generator)
-        ends.append(ends[-1] + store.save(rows, 10))
+        ends.append(ends[-1] + store.save(rows, 10, 0.25))
         snapshots.append(snapshots[-1].copy())
         snapshots[-1][rows] = values_of(arena)[rows]
     content = path.read_bytes()
@@ -151,7 +151,7 @@ def test_rows_of_a_future_that_did_not_come_are_not_found(path):
     arena, generator = arena_of(), np.random.default_rng(3)
     store = RowStore(path, arena, 0)
     store.save_all(0)
-    store.save(numbers(2), 50)
+    store.save(numbers(2), 50, 0.25)
     train(arena, generator)
     assert loaded(path, arena, timeline=1) is None
     RowStore(path, arena, 1).save_all(40)
@@ -168,7 +168,7 @@ def test_increments_of_another_timeline_do_not_continue_a_base(path):
     stray = RowStore(other, arena, 0)
     edge = stray.save_all(0)
     arena.weights += 1
-    stray.save(numbers(3), 5)
+    stray.save(numbers(3), 5, 0.25)
     path.write_bytes(path.read_bytes() + other.read_bytes()[edge:])
     assert len(loaded(path, arena, timeline=1)[1].records) == 1
 
@@ -186,11 +186,32 @@ def test_compaction_is_due_when_increments_are_larger_than_the_base(path):
     base, written, every = store.save_all(7), 0, np.arange(0, 400, 4, dtype=np.int32)
     while not store.increments_outweigh_base:
         assert written <= base
-        written += store.save(every, 9)
+        written += store.save(every, 9, 0.25)
     assert written > base
     assert store.compact() == base == path.stat().st_size
     assert not store.increments_outweigh_base
     assert loaded(path, arena)[1].base.header.samples == 7  # what covers all rows is as old as before
+
+
+@pytest.mark.parametrize(
+    ("share", "counts"), [(0.25, [7, 7, 7, 13, 13, 13, 13, 17]), (0.4, [7, 7, 12, 12, 14, 14, 14, 17])]
+)
+def test_increments_that_come_to_a_save_of_all_rows_count_as_one(path, share, counts):
+    """One increment for each 1,000 samples; in other processes, and after each has become part of the base, too."""
+    arena, found = arena_of(), []
+    store = RowStore(path, arena, 0)
+    store.save_all(7)
+    for samples in range(10, 18):
+        store.save(numbers(samples % 8), samples, share)
+        store = loaded(path, arena)[2]
+        found.append(store.covered)
+        if samples % 3 == 0:
+            store.compact()
+            assert store.covered == found[-1]
+            assert loaded(path, arena)[1].base.header.samples == 7  # of its oldest row
+    assert found == counts
+    store.save_all(20)
+    assert store.covered == 20
 
 
 class CutOffError(BaseException):
@@ -217,7 +238,7 @@ def at_change(patch, number, error):
 
 SAVES = {
     "save_all": (slice(None), lambda store: store.save_all(2)),
-    "save": (numbers(0, 3), lambda store: store.save(numbers(0, 3), 2)),
+    "save": (numbers(0, 3), lambda store: store.save(numbers(0, 3), 2, 0.25)),
     "compact": (numbers(), lambda store: store.compact()),
 }
 
@@ -232,7 +253,7 @@ def test_killed_or_failing_at_any_change_on_disk(path, step, error):
         store = RowStore(path, arena, 0)
         store.save_all(0)
         train(arena, generator)
-        store.save(numbers(3, 4), 1)
+        store.save(numbers(3, 4), 1, 0.25)
         before, _, _ = loaded(path, arena)
         train(arena, generator)
         after = before.copy()
@@ -254,7 +275,7 @@ def test_killed_or_failing_at_any_change_on_disk(path, step, error):
             assert "bytes needed" in text
             assert str(path) in text
         train(arena, generator)
-        store.save(numbers(1, 7), 3)
+        store.save(numbers(1, 7), 3, 0.25)
         if (step, error) == ("save", OSError):
             found = before  # this process takes a failed increment back, even one of which only the sync failed
         found[[1, 7]] = values_of(arena)[[1, 7]]
@@ -280,7 +301,7 @@ def test_rows_are_saved_whole_while_they_are_updated(path):
     try:
         store.save_all(0)
         for _ in range(20):
-            store.save(np.arange(0, 5000, 2, dtype=np.int32), 1)
+            store.save(np.arange(0, 5000, 2, dtype=np.int32), 1, 0.5)
     finally:
         done.set()
         updates.join()

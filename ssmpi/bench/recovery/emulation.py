@@ -111,7 +111,8 @@ class RecoveryEmulation:
         arena, scope, make = self.training.arenas[index], scope_of(self.training.placement, index), None
         if self._strategy.tracker:
             make = partial(TRACKERS[self._strategy.tracker], scope, self._strategy.fraction, arena)
-        return EmulatedServer(arena, folder / ROWS / f"embedding-{index:04}.rows", scope, make)
+        path = folder / ROWS / f"embedding-{index:04}.rows"
+        return EmulatedServer(arena, path, scope, make, self._strategy.fraction)
 
     def run(self, losses: list[Loss]) -> EmulationResult:
         """Train to the end with these losses."""

@@ -34,9 +34,10 @@ T_save: from one save of all rows to the next; priority saves take an eighth of 
 smallest tables, with 1 % of all rows, are saved whole each time, which helps however even access is; the others are
 the large tables.
 overhead = saving + loading + lost (trained again) + restart, as shares of T_total; formula: what CPR expects of it.
-PLS: samples since the newest save of all rows that the lost PSs miss, as a share of all; priority saves leave it as it
-is, so it is not what they aim at. updates lost: of all accesses, those since each row's own save; an access is a lookup
-of an example, so that for strategies that save all rows this is PLS, up to chance. large tables: of their accesses.
+PLS: samples since the newest save of all rows that the lost PSs miss, as a share of all; as in CPR eight priority saves
+count as one of all rows, so it is not what they aim at. updates lost: of all accesses, those since each row's own save;
+an access is a lookup of an example, so that for strategies that save all rows this is PLS, up to chance. large tables:
+of their accesses.
 once a batch: of all where a row counts once for each batch that looks it up, as it is updated.
 covered: share of the accesses (MFU), sampled accesses (SSU) or squared change (SCAR) that a priority save took.
 Changes are against the run of the same seed without losses, with their standard errors over seeds."""

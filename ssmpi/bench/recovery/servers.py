@@ -42,12 +42,14 @@ class Tally:
 
 class EmulatedServer:
     """Saves to the file ``path``: first the initial rows, then all rows, or those that a tracker selects.
-    ``make_tracker`` creates a new tracker after each loss, because the tracker's memory is lost too. ``scope`` is the
-    large tables.
+    ``make_tracker`` creates a new tracker, of a ``fraction`` of the rows, after each loss, because the tracker's memory
+    is lost too. ``scope`` is the large tables.
     """
 
-    def __init__(self, arena: Arena, path: Path, scope: Scope, make_tracker: Callable[[], Tracker] | None) -> None:
-        self.arena, self._scope, self._make_tracker = arena, scope, make_tracker
+    def __init__(
+        self, arena: Arena, path: Path, scope: Scope, make_tracker: Callable[[], Tracker] | None, fraction: float = 1.0
+    ) -> None:
+        self.arena, self._scope, self._make_tracker, self._fraction = arena, scope, make_tracker, fraction
         self._store = RowStore(path, arena, timeline=0)
         self.base_bytes = self._store.save_all(0)
         self.account, self.tally = LossAccount(), Tally(0, [])
@@ -63,7 +65,8 @@ class EmulatedServer:
             self._unsaved[:] = 0
             return
         selection = self._tracker.select()
-        self.tally.written += self._store.save(selection.rows, samples)
+        self.tally.written += self._store.save(selection.rows, samples, self._fraction)
+        self.account = self.account.saved(self._store.covered)
         self.tally.coverage.append(selection.share)
         self._unsaved[:, selection.rows] = 0
         if self._store.increments_outweigh_base:
