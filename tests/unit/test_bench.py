@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from ssmpi.bench.harness import (
     data,
@@ -27,6 +28,7 @@ from ssmpi.bench.harness import (
     windows,
 )
 from ssmpi.bench.harness.probes import PriorityProbe
+from ssmpi.bench.harness.rows import BatchSource
 from ssmpi.bench.harness.windows import TickingPace, Ticks, Timing
 from ssmpi.bench.throughput import (
     alternation,
@@ -47,10 +49,10 @@ from ssmpi.data.batch import Batch
 from ssmpi.embedding import wire
 from ssmpi.embedding.trackers import NOTHING, Tracking
 from ssmpi.embedding.transport import RemoteTables
-from ssmpi.model import zoo
+from ssmpi.model import reference, zoo
 from ssmpi.model.network import Inputs
 from ssmpi.model.options import ModelOptions
-from ssmpi.model.replica import Replica
+from ssmpi.model.replica import Replica, ThreadModel, by_name
 from ssmpi.sync.pace import NoPace, Shadow
 
 CORES = 2
@@ -497,16 +499,75 @@ def test_the_torch_model_of_a_network_scores_as_ours(name):
     np.testing.assert_allclose(plain(dense, columns, offsets).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [BARE, GEMM, PYTORCH])
-@pytest.mark.parametrize(
-    "contender", [Contender(SSMPI, 64, network="dcn_v2"), Contender(SSMPI, 64, 1, "bf16", network="dlrm")]
-)
-def test_whatever_the_loop_is_measured_against_takes_steps(kind, contender, tmp_path, small_data):
-    (tmp_path / "run.toml").write_text(f'[data]\nfolder = "{small_data}"\n')
-    config = data.load(tmp_path / "run.toml", [*contender.overrides, "dense.rate=0.01"])
-    (step,) = dense.steps_of(kind, config)
+@pytest.fixture
+def config_of(tmp_path, small_data):
+    """The settings of a contender."""
+
+    def load(contender):
+        (tmp_path / "run.toml").write_text(f'[data]\nfolder = "{small_data}"\n')
+        return data.load(tmp_path / "run.toml", [*contender.overrides, "dense.rate=0.01", "dense.initial_state=1e-3"])
+
+    return load
+
+
+def counted(monkeypatch, owner, name):
+    """Calls of a function, which is called all the same: a list of their arguments."""
+    calls, whole = [], getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **named: (calls.append(args), whole(*args, **named))[1])
+    return calls
+
+
+DCN, HALF_DLRM = Contender(SSMPI, 64, network="dcn_v2"), Contender(SSMPI, 64, 1, "bf16", network="dlrm")
+
+
+@pytest.mark.parametrize(("contender", "tolerance"), [(DCN, 1e-5), (HALF_DLRM, 2e-3)])
+def test_the_bare_step_is_that_of_autograd_on_given_rows(config_of, monkeypatch, contender, tolerance):
+    config, replicas = config_of(contender), []
+    passes = counted(monkeypatch, ThreadModel, "forward_backward")
+    monkeypatch.setattr(dense, "Replica", lambda *args: replicas.append(Replica(*args)) or replicas[-1])
+    (step,), source = dense.steps_of(BARE, config), BatchSource(config)
+    (replica,) = replicas
+    mine = [torch.from_numpy(a.copy()).requires_grad_() for _, a in by_name(config.network, replica.vector)]
+    names = [name for name, _ in by_name(config.network, replica.vector)]
+    optimizer = torch.optim.Adagrad(mine, 0.01, initial_accumulator_value=1e-3, eps=config.dense.epsilon)
+    for number, (batch, rows) in enumerate(source.with_rows(0)[:3], 1):
+        step()
+        logits = reference.logits(
+            config.network, dict(zip(names, mine, strict=True)), torch.from_numpy(batch.dense), torch.from_numpy(rows)
+        )
+        optimizer.zero_grad()
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels)).backward()
+        optimizer.step()
+        assert len(passes) == number
+    for (name, found), expected in zip(by_name(config.network, replica.vector), mine, strict=True):
+        np.testing.assert_allclose(found, expected.detach().numpy(), rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("contender", [DCN, HALF_DLRM])
+def test_the_gemm_bound_is_of_all_products_of_a_step(config_of, monkeypatch, contender):
+    """Three products of each layer, without the gradients by the features, and of the interaction."""
+    config = config_of(contender)
+    calls = [*(counted(monkeypatch, torch, name) for name in ("mm", "bmm"))]
+    (step,) = dense.steps_of(GEMM, config)
     step()
-    step()
+    multiplications = sum(left.numel() * right.shape[-1] for call in calls for left, right in call)
+    shapes = [shape for name, shape in config.network.layout if name.endswith("weight")]
+    expected = 3 * sum(map(math.prod, shapes)) - math.prod(shapes[0])
+    if contender.network == "dlrm":
+        expected += 3 * 27 * 27 * config.embedding.dim
+    assert multiplications == 64 * expected
+    assert {each.dtype for call in calls for pair in call for each in pair} == {
+        torch.bfloat16 if contender.precision == "bf16" else torch.float32
+    }
+
+
+@pytest.mark.parametrize("kind", [PYTORCH])
+def test_pytorch_goes_forward_and_backward_once_a_step(config_of, monkeypatch, kind):
+    (step,) = dense.steps_of(kind, config_of(DCN))
+    forward, backward = counted(monkeypatch, reference, "logits"), counted(monkeypatch, torch.Tensor, "backward")
+    for number in (1, 2):
+        step()
+        assert len(forward) == len(backward) == number
 
 
 def test_what_is_missing_is_said_loudly():
