@@ -48,7 +48,7 @@ class Restarts:
         if not here:
             return {} if self._options.mode == "off" else {SEGMENTS: str(self._folder)}
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            memory_folder.make(self._folder)
             if self._options.mode == "off":  # then no rank maps a file that shows that the folder is in use
                 self._lock = self._lock or memory_use.claim(self._folder)
         except OSError:

@@ -14,6 +14,7 @@ import mmap
 import os
 import secrets
 import struct
+import threading
 import time
 import weakref
 import zlib
@@ -26,11 +27,16 @@ from numpy.typing import DTypeLike
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.reservation import reserve
 from ssmpi.comm.shared_memory import KEY, Memory, address, hold, mapped
+from ssmpi.core import memory_folder
 from ssmpi.core.log import log
 
 MAGIC, LAYOUT = b"ssmpimem", 4  # raise LAYOUT with every change of what lies in a file or in a note
 HEADER = 4 * mmap.ALLOCATIONGRANULARITY
-FIXED = struct.Struct(f"={KEY}s8sIII")  # key, magic, whether it is still being filled, length and checksum of the table
+FIXED = struct.Struct(f"={KEY}s8sIII")  # key, magic, what is missing, length and checksum of the table
+MISSING = struct.Struct("=I")  # a part of it, at this offset:
+MISSING_AT = KEY + len(MAGIC)
+COMPLETE, FILLING, NOTES = range(3)  # nothing; it is not filled yet; its notes are old, because there was no room
+RETRY_SECONDS = 1.0  # until a note that found no room is written again
 LOCK_SECONDS = 5.0  # for the processes of the previous start to exit
 
 
@@ -48,15 +54,18 @@ class Origin(NamedTuple):
 
 class MemoryFile:
     """New memory of a rank at ``path``, replacing any that is there. If the file system has no room for an array it
-    warns once, and from then on the memory ends with its process.
+    warns once, and from then on the memory ends with its process. If it has none for a note, the memory is incomplete
+    until there is room again: a thread tries to write the note until then.
     """
+
+    _retrying: bool
 
     def __init__(self, path: Path, origin: Origin) -> None:
         self.path, self.origin, self.kept = path, origin, False
         self._table: dict[str, tuple[int, int]] = {}  # offset and bytes by name
-        self._notes: set[str] = set()
+        self._begin_notes(set(), filled=False)
         self._failed = ""
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        memory_folder.make(path.parent)
         remove(path)
         self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         weakref.finalize(self, os.close, self.file)  # mappings keep it open
@@ -65,7 +74,7 @@ class MemoryFile:
         self._key = secrets.token_bytes(KEY)
         if self._grow(HEADER):
             self._head = mmap.mmap(self.file, HEADER)
-            FIXED.pack_into(self._head, 0, self._key, MAGIC, True, 0, 0)
+            FIXED.pack_into(self._head, 0, self._key, MAGIC, FILLING, 0, 0)
 
     @classmethod
     def found(cls, path: Path, run: str, rank: str) -> MemoryFile:
@@ -74,20 +83,21 @@ class MemoryFile:
         """
         own = cls.__new__(cls)
         try:
-            own.file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            memory_folder.check(path.parent)
+            own.file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
-            raise LostMemoryError(f"{path}: {error.strerror}") from None
+            raise LostMemoryError(f"{path}: {error.strerror or error}") from None
         weakref.finalize(own, os.close, own.file)
         _lock(own.file, path)
         own._size = os.fstat(own.file).st_size
         own._head, table, own._key = _read_header(own.file, path)
         own.origin = Origin(table["run"], table["rank"], table["start"])
         own._table = {name: (offset, there) for name, (offset, there) in table["arrays"].items()}
-        own._notes = set(table["notes"])
+        own._begin_notes(set(table["notes"]), filled=True)
         if own.origin[:2] != (run, rank):
             raise LostMemoryError(f"{path}: it is of {own.origin.rank} of run {own.origin.run}")
         for name in sorted(own._notes):
-            if not _note(path, name).is_file():
+            if _note(path, name).is_symlink() or not _note(path, name).is_file():
                 raise LostMemoryError(f"{_note(path, name)}: it was removed")
         own.path, own.kept, own._failed = path, True, ""
         return own
@@ -106,31 +116,32 @@ class MemoryFile:
         if self._failed or self.kept:
             return
         table = {"layout": LAYOUT, "size": self._size, **self.origin._asdict(), "arrays": self._table}
-        text = json.dumps({**table, "notes": sorted(self._notes)}).encode()
-        assert len(text) <= HEADER - FIXED.size, "too many arrays for the header"
-        self._head[FIXED.size : FIXED.size + len(text)] = text
-        FIXED.pack_into(self._head, 0, self._key, MAGIC, True, len(text), zlib.crc32(text))
-        FIXED.pack_into(self._head, 0, self._key, MAGIC, False, len(text), zlib.crc32(text))
+        with self._noting:
+            text = json.dumps({**table, "notes": sorted(self._notes | set(self._waiting))}).encode()
+            assert len(text) <= HEADER - FIXED.size, "too many arrays for the header"
+            self._head[FIXED.size : FIXED.size + len(text)] = text
+            FIXED.pack_into(self._head, 0, self._key, MAGIC, FILLING, len(text), zlib.crc32(text))
+            self._filled = True
+            self._mark(NOTES if self._waiting else COMPLETE)
 
     def note(self, name: str, value: object) -> None:
-        """As ``RankMemory``."""
-        if self._failed:
-            return
-        path = _note(self.path, name)
-        beside = path.with_name(f".{path.name}")
-        try:
-            beside.write_text(json.dumps(value), encoding="utf-8")
-            beside.replace(path)
-            self._notes.add(name)
-        except OSError as error:
-            self._give_up(str(error))
+        """As ``RankMemory``; a note that finds no room waits for it on a thread."""
+        text = json.dumps(value)
+        with self._noting:
+            if self._failed:
+                return
+            self._waiting[name] = text
+            if self._retrying:
+                return
+            if why := self._write_notes():
+                self._retrying = True
+                threading.Thread(target=self._retry, args=(why,), name="notes", daemon=True).start()
 
     def noted(self, name: str) -> Any:
         """As ``RankMemory``."""
-        try:
-            return json.loads(_note(self.path, name).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
+        with self._noting, contextlib.suppress(FileNotFoundError):
+            return json.loads(self._waiting.get(name) or _note(self.path, name).read_text(encoding="utf-8"))
+        return None
 
     def holds(self, name: str) -> bool:
         """As ``RankMemory``."""
@@ -138,7 +149,9 @@ class MemoryFile:
 
     def remove(self) -> None:
         """As ``RankMemory``; the last rank of a host removes the folder."""
-        remove(self.path)
+        with self._noting:
+            self._waiting.clear()
+            remove(self.path)
         with contextlib.suppress(OSError):  # not empty yet, or the supervisor removed it
             self.path.parent.rmdir()
 
@@ -168,9 +181,53 @@ class MemoryFile:
             self._size += whole
         return not self._failed
 
+    def _begin_notes(self, written: set[str], *, filled: bool) -> None:
+        """No note waits; ``written`` are there; ``filled`` if the memory is."""
+        self._noting, self._notes = threading.Lock(), written
+        self._waiting: dict[str, str] = {}  # notes that are not written yet, the oldest first
+        self._retrying = False
+        self._filled = filled
+
+    def _write_notes(self) -> str:
+        """Write the notes that wait; why that failed, and then the memory is marked as incomplete until it succeeds."""
+        try:
+            for name, text in list(self._waiting.items()):
+                _write(_note(self.path, name), text)
+                self._notes.add(name)
+                del self._waiting[name]
+        except OSError as error:
+            self._mark(NOTES)
+            return str(error)
+        return ""
+
+    def _retry(self, why: str) -> None:
+        """Write the notes that wait when there is room again; say when protection ended and when it began again."""
+        began, who, memory = time.monotonic(), self.origin.rank, self.path.parent.parent
+        log.warning(
+            f"{memory}: a note cannot be written ({why}): training continues, but if a rank is killed meanwhile, the"
+            f" memory of {who} is lost. Make room there; it is tried again every {RETRY_SECONDS:g} s"
+        )
+        while why:
+            time.sleep(RETRY_SECONDS)
+            with self._noting:
+                if not (self._waiting and not self._failed):  # the run is over, or an array found no room
+                    self._retrying = False
+                    return
+                if not (why := self._write_notes()):
+                    self._mark(COMPLETE)
+                    self._retrying = False
+        seconds = time.monotonic() - began
+        log.warning(f"{memory}: the note is written after {seconds:.1f} s: the memory of {who} outlives a kill again")
+
+    def _mark(self, missing: int) -> None:
+        """Mark the memory as complete or not, unless it is not filled yet: the next process looks there."""
+        if self._filled:
+            MISSING.pack_into(self._head, MISSING_AT, missing)
+
     def _give_up(self, why: str) -> None:
-        self._failed = why
-        remove(self.path)
+        with self._noting:
+            self._failed = why
+            remove(self.path)
         log.warning(
             f"no room for the memory of {self.origin.rank} in {self.path.parent.parent} ({why}): training continues,"
             " but if a rank is killed it goes back to the newest checkpoint. Set recovery.memory_folder to a larger"
@@ -205,6 +262,16 @@ def remove(path: Path) -> None:
             each.unlink(missing_ok=True)
 
 
+def _write(path: Path, text: str) -> None:
+    """Replace a small file at once; what lies where the new one is written, a link too, is removed."""
+    beside = path.with_name(f".{path.name}")
+    beside.unlink(missing_ok=True)
+    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(file, "w", encoding="utf-8") as stream:
+        stream.write(text)
+    beside.replace(path)
+
+
 def _note(path: Path, name: str) -> Path:
     return path.with_name(f"{path.name}.{name}.json")
 
@@ -228,11 +295,13 @@ def _read_header(file: int, path: Path) -> tuple[mmap.mmap, dict[str, Any], byte
     if size < HEADER:
         raise LostMemoryError(f"{path}: it is cut off")
     head = mmap.mmap(file, HEADER)
-    key, magic, filling, length, checksum = FIXED.unpack_from(head)
+    key, magic, missing, length, checksum = FIXED.unpack_from(head)
     if magic != MAGIC:
         raise LostMemoryError(f"{path}: it is no memory of ssmpi")
-    if filling:
+    if missing == FILLING:
         raise LostMemoryError(f"{path}: it was not filled yet")
+    if missing:
+        raise LostMemoryError(f"{path}: there was no room for its notes ({path.parent.parent} was full)")
     text = head[FIXED.size : FIXED.size + length]
     if zlib.crc32(text) != checksum:
         raise LostMemoryError(f"{path}: its header is damaged")

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 from pathlib import Path
 
 from ssmpi.comm.shared_memory import hold
@@ -14,13 +15,14 @@ LAUNCHER = "launcher"  # the file that a launcher locks
 
 
 def files_in(folder: Path) -> dict[Path, int]:
-    """The files in a folder with their sizes; files that vanish meanwhile are skipped."""
+    """The files in a folder with their sizes; links, and files that vanish meanwhile, are skipped."""
     found = {}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for path in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if path.is_file():
-                    found[path] = path.stat().st_size
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):
+                    found[path] = status.st_size
     return found
 
 
@@ -28,7 +30,7 @@ def in_use(folder: Path) -> bool:
     """Whether a process maps any of the files in a folder."""
     for path in files_in(folder):
         with contextlib.ExitStack() as opened, contextlib.suppress(FileNotFoundError):
-            file = os.open(path, os.O_RDWR)
+            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
             opened.callback(os.close, file)
             try:
                 hold(file, fcntl.F_WRLCK)
@@ -39,7 +41,7 @@ def in_use(folder: Path) -> bool:
 
 def claim(folder: Path) -> int:
     """Keep a folder in use until this process ends; returns the open file that does so."""
-    file = os.open(folder / LAUNCHER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = os.open(folder / LAUNCHER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     hold(file, fcntl.F_RDLCK)
     return file
 

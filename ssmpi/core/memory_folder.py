@@ -5,6 +5,7 @@ launch.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +39,36 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> FileS
 def of_launch(memory: str, launch: str) -> Path:
     """The folder of one launch, on each of its hosts."""
     return Path(memory) / f"ssmpi-{os.geteuid()}-{launch}"
+
+
+def is_of_launch(folder: Path) -> bool:
+    """Whether a folder has the name of this user's folder of a launch."""
+    return folder.name.startswith(f"ssmpi-{os.geteuid()}-")
+
+
+def make(folder: Path) -> None:
+    """Make the folder of a launch, unless it is there; PermissionError if another user could read or change what is in
+    it: memory file systems are open to all users of a host.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    check(folder)
+
+
+def check(folder: Path) -> None:
+    """Raise PermissionError if a launch's folder is not this user's alone; FileNotFoundError if it is not there."""
+    above, found = folder.parent.stat(), folder.lstat()
+    if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+        raise PermissionError(
+            f"{folder.parent}: every user may replace what is in it (mode {stat.S_IMODE(above.st_mode):04o}): set its"
+            " sticky bit (chmod +t)"
+        )
+    if not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{folder}: not a folder but {'a link' if folder.is_symlink() else 'a file'}: remove it")
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise PermissionError(
+            f"{folder}: it is user {found.st_uid}'s, with mode {stat.S_IMODE(found.st_mode):04o}, not user"
+            f" {os.geteuid()}'s with mode 0700: remove it"
+        )
 
 
 def all_in(memory: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ssmpi.core import launcher_env
+from ssmpi.core import launcher_env, memory_folder
 
 THREADS = {"OMP_NUM_THREADS": ("1", "every worker thread starts threads of its own, and they fight for the cores")}
 OPEN_MPI = {  # name: value, and the cost of not setting it
@@ -96,10 +96,18 @@ def environment(
 
 
 def make_segments_folder() -> None:
-    """On each host of a job, before its ranks enter MPI: where Open MPI is told to keep its segments."""
-    if SEGMENTS in os.environ:
-        with contextlib.suppress(OSError):  # it has its own words for a folder that cannot be
-            Path(os.environ[SEGMENTS]).mkdir(mode=0o700, exist_ok=True)
+    """On each host of a job, before its ranks enter MPI: where Open MPI is told to keep its segments. It chooses
+    another place where that is another user's.
+    """
+    folder = Path(os.environ.get(SEGMENTS, ""))
+    if not memory_folder.is_of_launch(folder):  # the user's own choice
+        return
+    try:
+        memory_folder.make(folder)
+    except PermissionError:  # the ranks report it: their own memory would be there too
+        del os.environ[SEGMENTS]
+    except OSError:  # Open MPI has its own words for a folder that cannot be
+        pass
 
 
 def own_session(folder: Path) -> int:

@@ -17,7 +17,7 @@ def test_only_what_no_process_uses_is_removed(tmp_path, capsys):
     folders = {name: memory_folder.of_launch(str(tmp_path), name) for name in ("left", "used", "starting")}
     other = tmp_path / f"ssmpi-{os.geteuid() + 1}-other"
     for folder in (folders["left"], folders["starting"], other):
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         (folder / "trainer-0").write_bytes(b"left")
     used = MemoryFile(folders["used"] / "trainer-0", Origin("used", "trainer 0", 1))
     begun = []

@@ -3,19 +3,25 @@
 import gc
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from ranks import PATIENCE
 
 from ssmpi.comm import memory_file, reservation
 from ssmpi.comm.memory_file import FIXED, HEADER, LostMemoryError, MemoryFile, Origin, remove
+from ssmpi.comm.memory_use import claim, in_use
 from ssmpi.comm.shared_memory import attach
+from ssmpi.core import memory_folder
+from ssmpi.core.mpi_environment import SEGMENTS, make_segments_folder
 
 ORIGIN = Origin("run", "trainer 0", 1)
 DIES = """
@@ -261,3 +267,157 @@ def test_what_was_filled_before_the_role_began_is_there_and_nothing_else(path):
     assert again.allocate(8).tolist() == [5] * 8
     with pytest.raises(LostMemoryError, match="'rows' has 8 bytes, not 9"):
         again.allocate(9)
+
+
+# Other users of the host
+
+
+def planted(folder, how):
+    """A launch's folder as another user of the host may have made it, before this user did."""
+    folder.parent.mkdir(exist_ok=True)
+    if how == "link":
+        (elsewhere := folder.parent / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(elsewhere)
+        return
+    folder.mkdir(mode=0o700)
+    if how == "mode":
+        folder.chmod(0o777)
+    elif os.geteuid() == 0:
+        os.chown(folder, 65534, -1)
+    else:
+        pytest.skip("only root can give a folder away")
+
+
+@pytest.mark.parametrize(
+    ("how", "why"), [("link", "not a folder but a link"), ("mode", "mode 0777"), ("owner", "it is user 65534's")]
+)
+def test_a_folder_of_another_user_is_not_used(path, how, why):
+    planted(path.parent, how)
+    with pytest.raises(PermissionError, match=why):
+        MemoryFile(path, ORIGIN)
+    with pytest.raises(LostMemoryError, match=why):
+        find(path)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_folder_that_others_may_replace_is_not_used(path):
+    path.parent.parent.chmod(0o777)
+    with pytest.raises(PermissionError, match="every user may replace"):
+        MemoryFile(path, ORIGIN)
+    path.parent.parent.chmod(0o1777)
+    MemoryFile(path, ORIGIN)
+
+
+def test_links_in_a_folder_are_not_followed(path, tmp_path):
+    """However they came there: what they lead to is another file of this user."""
+    leave(path)
+    mine = tmp_path / "mine"
+    for planted in (path.with_name(".trainer-0.position.json"), path.with_name("launcher")):
+        mine.write_text("precious")
+        planted.symlink_to(mine)
+    find(path).note("position", 1)
+    with pytest.raises(OSError, match="symbolic links"):
+        claim(path.parent)
+    assert mine.read_text() == "precious"
+    assert not in_use(path.parent)
+    path.rename(tmp_path / "moved")
+    path.symlink_to(tmp_path / "moved")
+    with pytest.raises(LostMemoryError, match="symbolic links"):
+        find(path)
+
+
+def test_mpi_keeps_no_segments_in_a_folder_of_another_user(tmp_path, monkeypatch):
+    """What the user has chosen for them stays, whoever owns it."""
+    monkeypatch.setenv(SEGMENTS, str(tmp_path))
+    tmp_path.chmod(0o1777)
+    make_segments_folder()
+    assert os.environ[SEGMENTS] == str(tmp_path)
+    folder = memory_folder.of_launch(str(tmp_path), "abc")
+    monkeypatch.setenv(SEGMENTS, str(folder))
+    make_segments_folder()
+    assert (os.environ[SEGMENTS], folder.is_dir()) == (str(folder), True)
+    folder.chmod(0o777)
+    make_segments_folder()
+    assert SEGMENTS not in os.environ
+
+
+# A note that finds no room
+
+
+class Blocked:
+    """No note can be written: folders lie where they would be."""
+
+    def __init__(self, path, monkeypatch):
+        self._places = [path.with_name(f".{path.name}.{name}.json") for name in ("position", "other")]
+        for place in self._places:
+            place.mkdir()
+        monkeypatch.setattr(memory_file, "RETRY_SECONDS", 0.01)
+
+    def end(self):
+        for place in self._places:
+            place.rmdir()
+
+
+def wait_for(happened):
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def copied(path, to):
+    """What a kill at this moment would leave, which no process maps."""
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(path.parent, to)
+    return to / path.name
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first start", "restart"])
+def test_a_note_without_room_ends_protection_only_until_there_is_room(path, monkeypatch, caplog, again):
+    if again:
+        leave(path)
+        memory = find(path)
+    else:
+        memory = MemoryFile(path, ORIGIN)
+        memory.array("rows", (4,), np.float32)[:] = 1
+        memory.note("position", 1)
+        memory.ready()
+    blocked, left = Blocked(path, monkeypatch), path.parent.parent / "ssmpi-0-copy"
+    memory.note("position", 2)
+    memory.note("other", 3)
+    assert (memory.noted("position"), memory.noted("other")) == (2, 3)
+    with pytest.raises(LostMemoryError, match="no room for its notes"):
+        find(copied(path, left))
+    blocked.end()
+    wait_for(lambda: "outlives a kill again" in caplog.text)
+    found = find(copied(path, left))
+    assert (found.noted("position"), found.noted("other")) == (2, 3)
+    assert found.array("rows", (4,), np.float32).tolist() == [1] * 4
+    assert caplog.text.count("a note cannot be written") == 1
+    memory.note("position", 4)
+    assert find(copied(path, left)).noted("position") == 4
+
+
+def test_memory_that_is_filled_while_a_note_waits_is_incomplete(path, monkeypatch, caplog):
+    memory, left = MemoryFile(path, ORIGIN), path.parent.parent / "ssmpi-0-copy"
+    blocked = Blocked(path, monkeypatch)
+    memory.note("position", 1)
+    memory.ready()
+    with pytest.raises(LostMemoryError, match="no room for its notes"):
+        find(copied(path, left))
+    blocked.end()
+    wait_for(lambda: "outlives a kill again" in caplog.text)
+    assert find(copied(path, left)).noted("position") == 1
+
+
+def test_a_run_that_ends_without_room_for_a_note_leaves_nothing(path, monkeypatch):
+    memory = MemoryFile(path, ORIGIN)
+    written = Path.replace
+    memory.note("position", 1)
+    monkeypatch.setattr(memory_file, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(Path, "replace", lambda *_: os.open(path / "nowhere", os.O_RDONLY))
+    memory.note("position", 2)
+    memory.remove()
+    monkeypatch.setattr(Path, "replace", written)
+    wait_for(lambda: not memory._retrying)
+    assert not path.parent.exists()
