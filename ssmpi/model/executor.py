@@ -16,6 +16,7 @@ from ssmpi.model import blas, blocks, brgemm, kernels, products
 from ssmpi.model.instructions import deferrable, run
 from ssmpi.model.products import Products
 from ssmpi.model.program import (
+    BACKWARD,
     BY_A,
     COLUMNS,
     DETAIL,
@@ -24,11 +25,13 @@ from ssmpi.model.program import (
     INPUTS,
     KIND,
     LINEAR,
+    LOSS,
     OUT,
     OUTPUTS,
     WEIGHT,
     A,
     Program,
+    Segment,
 )
 
 PIECE = 512  # examples: the fastest of 128 to 2048, measured with 1 MB of L2 cache per core
@@ -73,7 +76,7 @@ class CompiledStep:
         values, by_values = aligned((2, PIECE * program.floats))
         arrays = operands.copies, operands.room, program.table, weights, gradients, values, by_values
         self._deferred = np.zeros(2, np.int64)
-        self._frame = Frame((sgemm, *kernels), (*arrays, self._deferred))
+        self._frame = Frame((sgemm, *kernels), (*arrays, self._deferred, np.array(program.segments, np.int64)))
         self._results = Results()
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -101,9 +104,9 @@ class CompiledStep:
         _adagrad(self._frame.words, state, rate, epsilon)
 
 
-COPIES, ROOM, TABLE, WEIGHTS, GRADIENTS, VALUES, BY_VALUES, DEFERRED = range(
-    4, 20, 2
-)  # in the frame, after four addresses
+# Places in the frame, after four addresses.
+COPIES, ROOM, TABLE, WEIGHTS, GRADIENTS, VALUES, BY_VALUES, DEFERRED, SEGMENTS = range(4, 22, 2)
+FIELDS = len(Segment._fields)
 EXAMPLES, FRESH = range(2)  # of the piece whose weight gradients are deferred; 0 examples if there is none
 
 
@@ -112,12 +115,13 @@ def _step(
     frame: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, logits: np.ndarray,
     by_rows: np.ndarray, learn: bool,
 ) -> None:  # fmt: skip
-    """Run the batch in pieces, so that an instruction's output is still in cache when the next one reads it. Without
-    ``learn``, the forward pass only.
+    """Run the batch in pieces, so that an instruction's output is still in cache when the next one reads it, and each
+    piece segment by segment. Without ``learn``, up to the logits.
     """
     weights, gradients = array_at(frame, WEIGHTS, np.float32), array_at(frame, GRADIENTS, np.float32)
     values, by_values = array_at(frame, VALUES, np.float32), array_at(frame, BY_VALUES, np.float32)
     table, deferred, count = _table(frame), array_at(frame, DEFERRED, np.int64), len(logits)
+    segments = array_at(frame, SEGMENTS, np.int64)
     by = _products(frame, count > PIECE)
     deferred[EXAMPLES] = 0
     if not count:
@@ -132,15 +136,18 @@ def _step(
         stop = min(start + size, count)
         n = stop - start
         kernels.copy(features[start * across : stop * across], values)
-        for backward in range(1 + learn):
-            if backward:
-                kernels.by_logits(logits[start:stop], labels[start:stop], count, by_values[n * logit : n * logit + n])
-            run(
-                by, table, 0, len(table), backward == 1, n, start == 0, weights, gradients, values, by_values,
-                own[start * width : stop * width], by_own[start * width : stop * width], stop == count,
-            )  # fmt: skip
-            if not backward:
-                kernels.copy(values[n * logit : n * logit + n], logits[start:stop])
+        for at in range(0, segments.size, FIELDS):
+            kind, first, last = segments[at], segments[at + 1], segments[at + 2]
+            if kind != LOSS:
+                run(
+                    by, table, first, last, kind == BACKWARD, n, start == 0, weights, gradients, values, by_values,
+                    own[start * width : stop * width], by_own[start * width : stop * width], stop == count,
+                )  # fmt: skip
+                continue
+            kernels.copy(values[n * logit : n * logit + n], logits[start:stop])
+            if not learn:
+                break
+            kernels.by_logits(logits[start:stop], labels[start:stop], count, by_values[n * logit : n * logit + n])
     if learn:
         deferred[EXAMPLES], deferred[FRESH] = n, n == count
     brgemm.release(by.operands.kernels)

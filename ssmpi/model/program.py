@@ -8,8 +8,10 @@ separate them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,17 +48,32 @@ BY_A, BY_B, BY_C = 4, 8, 16
 ADD_A, ADD_B, ADD_C = 32, 64, 128
 HALF = 256  # products of a linear layer in bfloat16
 
+FORWARD, LOSS, BACKWARD = range(3)  # kinds of segments
+
 NARROWEST = 32  # inputs or outputs of a layer in bfloat16: a fixed rule, so results do not depend on the machine
+
+
+class Segment(NamedTuple):
+    """One item of a step: the forward or backward pass of instructions ``first`` to ``last`` - 1, or the loss, which
+    has none.
+    """
+
+    kind: int
+    first: int = 0
+    last: int = 0
 
 
 @dataclass
 class Program:
     """``table`` int64 (instructions, 11); ``floats`` is the size of all values per example; the last float is the
     logit. ``layers`` are the linear layers; with ``precision`` "bf16" the products of wide ones are in bfloat16.
+    ``cuts`` names operators, in order, after which a segment ends; results do not depend on them.
     """
 
     network: Network
     precision: str = "fp32"
+    cuts: Sequence[str] = ()
+    segments: list[Segment] = field(init=False)
     layers: list[Layer] = field(init=False, default_factory=list)
     places: dict[str, int] = field(init=False)
     floats: int = field(init=False)
@@ -70,20 +87,30 @@ class Program:
             if name not in as_pulled | unread:
                 self.places[name] = self.floats
                 self.floats += width
-        instructions = np.array(list(self._instructions()), np.int64).reshape(-1, FLAGS + 1)
-        _mark_gradients(instructions, self.places[DENSE] if self.network.inputs.dense else NOWHERE)
-        self.table = instructions
+        instructions, ends = self._instructions()
+        self.table = np.array(instructions, np.int64).reshape(-1, COLUMNS)
+        _mark_gradients(self.table, self.places[DENSE] if self.network.inputs.dense else NOWHERE)
+        ranges = list(itertools.pairwise([0, *(ends[name] for name in self.cuts), len(instructions)]))
+        forward = [Segment(FORWARD, *each) for each in ranges]
+        self.segments = [*forward, Segment(LOSS), *(Segment(BACKWARD, *each) for each in reversed(ranges))]
 
-    def _instructions(self) -> Iterator[list[int]]:
-        weight, rows = 0, self.network.rows
+    def _instructions(self) -> tuple[list[list[int]], dict[str, int]]:
+        """All instructions, and how many there are up to each operator, itself included."""
+        weight, ends, instructions = 0, dict[str, int](), list(self._taken_rows())
+        for operator in self.network.operators:
+            instructions += self._of(operator, weight)
+            ends[operator.name] = len(instructions)
+            weight += floats_in(self.network.forms[operator.name].parameters)
+        return instructions, ends
+
+    def _taken_rows(self) -> Iterator[list[int]]:
+        """The instructions that separate vectors and weights of the rows, if these have both."""
+        rows = self.network.rows
         if rows.groups > 1:
             for name, first in ((ROWS, 0), (WEIGHTS, rows.vector)):
                 place, width = self.places[name], self.network.widths[name]
                 whole = self.network.inputs.tables * rows.width
                 yield [TAKE, ROWS_PLACE, NOWHERE, NOWHERE, place, whole, width, 0, rows.width, first, 0]
-        for operator in self.network.operators:
-            yield from self._of(operator, weight)
-            weight += floats_in(self.network.forms[operator.name].parameters)
 
     @property
     def copies(self) -> int:
