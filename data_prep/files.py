@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.core import atomic_file
+from ssmpi.files import atomic_file
 
 Json = Any  # any JSON value
 

@@ -23,6 +23,7 @@ from ssmpi.data.reader import DataOptions
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import table
 from ssmpi.embedding.trackers import Tracking
+from ssmpi.files.run_files import is_run_folder
 from ssmpi.model import custom_code, custom_network, graph
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
@@ -150,6 +151,8 @@ def differences(before: Config, now: Config) -> list[str]:
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a run file with overrides; SettingsError says what is wrong with it."""
+    if is_run_folder(path):
+        raise SettingsError(f"{path}: a folder, not a run file; '--resume {path}' resumes the run in it")
     try:
         found = settings.load(Config, path, overrides)
     except settings.UnsetError as error:

@@ -2,7 +2,7 @@
 name.
 """
 
-from ssmpi.core.mpi_environment import main
+from ssmpi.host.mpi_environment import main
 
 if __name__ == "__main__":
     main()

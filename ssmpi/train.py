@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.comm.world import Job, World
 from ssmpi.config import Config
-from ssmpi.core import cpu_usage, log
 from ssmpi.core.topology import Role
+from ssmpi.files import log
+from ssmpi.host import cpu_usage
 from ssmpi.roles.embedding_ps import serve_embeddings
 from ssmpi.roles.sync_ps import serve_center
 

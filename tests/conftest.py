@@ -14,7 +14,7 @@ import pytest  # noqa: E402
 from datasets import make_dataset  # noqa: E402
 from ranks import PretendedJob, PretendedWorld  # noqa: E402
 
-from ssmpi.core.log import log  # noqa: E402
+from ssmpi.files.log import log  # noqa: E402
 from ssmpi.tools import score  # noqa: E402
 
 hypothesis.settings.register_profile("ssmpi", deadline=None, derandomize=True)  # kernels compile in their first example

@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.cluster.session_folder import session_folder
-from ssmpi.core.mpi_environment import environment
 from ssmpi.core.topology import CONVERSATIONS, Directory
 from ssmpi.core.traffic import Traffic, meter
+from ssmpi.host.mpi_environment import environment
 
 TESTS = Path(__file__).parent
 # What only extras of ssmpi bring is hidden from ranks, as where none is installed: numba imports scipy if it is there,

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.data import columns
 from ssmpi.data.schema import Manifest, open_shard, read_manifest
+from ssmpi.files import atomic_file
 
 SAMPLE_ROWS = 200_000  # for choosing the settings
 WHOLE_ROWS = 3_000_000  # up to here all training rows are kept in memory (about 320 bytes each) and solved exactly

@@ -19,8 +19,8 @@ import numpy as np
 
 from data_prep.preparation import DAY_NAME, RawSource
 from data_prep.ranks import RawDataError
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import DataError
+from ssmpi.files import atomic_file
 
 BLOCK_BYTES = 2 << 20
 MAX_ROW_BYTES = 1 << 20

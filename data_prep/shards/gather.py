@@ -23,10 +23,10 @@ from data_prep.scratch import Scratch
 from data_prep.shards.packing import SLACK, row_bytes, unpack
 from data_prep.shards.scatter import PlacedPiece
 from data_prep.shards.shard_layout import PlannedShard, ShardLayout, permutation
-from ssmpi.core import atomic_file
 from ssmpi.data.columns import read_rows
 from ssmpi.data.schema import ShardEntry, lay_out_shard
 from ssmpi.data.shard_frame import Frame, frame_of
+from ssmpi.files import atomic_file
 
 
 @dataclass(frozen=True)

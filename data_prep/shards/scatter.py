@@ -24,7 +24,7 @@ from data_prep.shards.packing import pack, row_bytes
 from data_prep.shards.shard_layout import ShardLayout
 from data_prep.vocabulary.encoding import Encoder
 from data_prep.vocabulary.scan import PieceRecord
-from ssmpi.core import atomic_file
+from ssmpi.files import atomic_file
 
 READ_BYTES = 1 << 20
 

@@ -19,11 +19,11 @@ from statistics import median
 from typing import Any
 
 from ssmpi.cluster import child_process
-from ssmpi.core import log
 from ssmpi.core.errors import DataError, PeerError
-from ssmpi.core.log import ENDS
-from ssmpi.core.mpi_environment import PYTHON
-from ssmpi.core.run_files import METRICS, RECOVERIES
+from ssmpi.files import log
+from ssmpi.files.log import ENDS
+from ssmpi.files.run_files import METRICS, RECOVERIES
+from ssmpi.host.mpi_environment import PYTHON
 
 TIMEOUT_SECONDS = 120.0  # until a job trains, at first or after a kill
 POLL_SECONDS = 0.005

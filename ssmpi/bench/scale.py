@@ -16,10 +16,10 @@ from pathlib import Path
 from ssmpi.bench import restart_time
 from ssmpi.bench.harness import data
 from ssmpi.cluster.launch import launch
-from ssmpi.core import atomic_file, log
 from ssmpi.core.errors import DataError
 from ssmpi.core.settings import EXAMPLES, within
 from ssmpi.core.topology import Topology
+from ssmpi.files import atomic_file, log
 from ssmpi.run.request import RunRequest
 
 TINY = ("data.batch_size=64", "model.bottom=[32,16]", "model.top=[32,1]", "sync.algorithm=easgd")

@@ -11,9 +11,9 @@ import numpy as np
 
 from ssmpi.checkpoint.pending_save import Outcome, written, written_in_background
 from ssmpi.comm.background import start_background
-from ssmpi.core.host_memory import free_memory
-from ssmpi.core.log import log
 from ssmpi.embedding.table import Arena
+from ssmpi.files.log import log
+from ssmpi.host.host_memory import free_memory
 
 MOST = 0.8  # of free memory, for copies
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ssmpi.comm.failure import NO_ROOM
-from ssmpi.core import atomic_file
+from ssmpi.files import atomic_file
 
 
 def free(path: Path) -> int:

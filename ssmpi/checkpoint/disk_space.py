@@ -7,8 +7,8 @@ from pathlib import Path
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.pending_save import FullDiskError
 from ssmpi.checkpoint.store import Store
-from ssmpi.core.log import log
-from ssmpi.core.run_files import MODEL
+from ssmpi.files.log import log
+from ssmpi.files.run_files import MODEL
 
 SPARE = 1 << 20  # bytes, for manifests, results and logs
 

@@ -34,11 +34,11 @@ from ssmpi.checkpoint.timer import CheckpointTimer
 from ssmpi.comm.background import start_background
 from ssmpi.comm.failure import FATAL_REPORT_SECONDS, cause
 from ssmpi.comm.waiting import SUPERVISOR, Backoff, WaitOptions, wait
-from ssmpi.core.clock import Clock
 from ssmpi.core.errors import STOPPED, DataError
-from ssmpi.core.log import log
-from ssmpi.core.run_files import MODEL
 from ssmpi.core.save_cost import SaveCost
+from ssmpi.files.log import log
+from ssmpi.files.run_files import MODEL
+from ssmpi.host.clock import Clock
 
 if TYPE_CHECKING:
     from ssmpi.checkpoint.context import SaveContext, SaveLog

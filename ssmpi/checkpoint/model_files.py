@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ssmpi.checkpoint import disk, store
 from ssmpi.core.errors import DataError
-from ssmpi.core.run_files import MANIFEST_NAME, MODEL
 from ssmpi.embedding.table import Arena
+from ssmpi.files.run_files import MANIFEST_NAME, MODEL
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import Job

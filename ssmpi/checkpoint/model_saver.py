@@ -23,9 +23,9 @@ from ssmpi.checkpoint.pending_save import (
 from ssmpi.comm.background import start_background
 from ssmpi.comm.failure import NO_ROOM, cause
 from ssmpi.comm.waiting import SUPERVISOR, Backoff
-from ssmpi.core.clock import Clock
 from ssmpi.core.errors import DataError
-from ssmpi.core.log import log
+from ssmpi.files.log import log
+from ssmpi.host.clock import Clock
 
 if TYPE_CHECKING:
     from ssmpi.checkpoint.pending_save import SavableTables

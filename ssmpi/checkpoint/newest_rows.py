@@ -16,8 +16,8 @@ from ssmpi.checkpoint.row_store import RowStore, path_of
 from ssmpi.checkpoint.start import Unsaved
 from ssmpi.checkpoint.store import FileManifest
 from ssmpi.core.errors import DataError
-from ssmpi.core.log import log
 from ssmpi.embedding.table import Arena
+from ssmpi.files.log import log
 
 SEED = "the initial rows"
 

@@ -22,10 +22,10 @@ from ssmpi.checkpoint.model_files import move_into_place
 from ssmpi.checkpoint.store import FileManifest
 from ssmpi.comm.failure import NO_ROOM, cause
 from ssmpi.comm.waiting import WaitOptions, wait
-from ssmpi.core.clock import Clock
 from ssmpi.core.errors import DataError
 from ssmpi.core.save_cost import SaveCost
 from ssmpi.embedding import wire
+from ssmpi.host.clock import Clock
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ssmpi.checkpoint.store import Store, find_error
-from ssmpi.core.run_files import ASIDE, BEST, CHECKPOINTS, MODEL, RESULT_NAME
+from ssmpi.files.run_files import ASIDE, BEST, CHECKPOINTS, MODEL, RESULT_NAME
 
 START_OVER = "launch the run file with --overwrite"
 

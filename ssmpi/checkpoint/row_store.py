@@ -15,10 +15,10 @@ import numpy as np
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.row_records import DIGEST, UNKNOWN, RecordHeader, SavedRows, read_rows, write_record
 from ssmpi.core.errors import DataError
-from ssmpi.core.log import log
-from ssmpi.core.run_files import ROWS
 from ssmpi.embedding import kernels
 from ssmpi.embedding.table import Arena
+from ssmpi.files.log import log
+from ssmpi.files.run_files import ROWS
 
 
 class RowStore:

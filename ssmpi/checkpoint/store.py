@@ -14,8 +14,8 @@ from typing import Any
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.files import Entry, verify
 from ssmpi.core.errors import DataError, json_problem
-from ssmpi.core.log import log
-from ssmpi.core.run_files import ASIDE, CHECKPOINT, CHECKPOINTS, MANIFEST_NAME
+from ssmpi.files.log import log
+from ssmpi.files.run_files import ASIDE, CHECKPOINT, CHECKPOINTS, MANIFEST_NAME
 
 FORMAT, VERSION = "ssmpi-checkpoint", 1
 

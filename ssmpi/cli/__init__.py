@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from ssmpi.cli.arguments import parser
 from ssmpi.comm import failure
-from ssmpi.core import launcher_env
 from ssmpi.core.errors import UserError
-from ssmpi.core.mpi_environment import home
+from ssmpi.host import launcher_env
+from ssmpi.host.mpi_environment import home
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

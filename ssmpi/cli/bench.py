@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from ssmpi.cli.commands import given_inputs, numbers
-from ssmpi.core import log
 from ssmpi.core.errors import SettingsError
+from ssmpi.files import log
 
 
 def run_file_of(words: list[str]) -> Path | None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.comm import signals
-from ssmpi.core import log
 from ssmpi.core.errors import STOPPED, SettingsError
-from ssmpi.core.mpi_environment import make_segments_folder
-from ssmpi.core.startup import without_garbage_collection
+from ssmpi.files import log
+from ssmpi.host.mpi_environment import make_segments_folder
+from ssmpi.host.startup import without_garbage_collection
 from ssmpi.recovery.inputs import INPUTS
 
 if TYPE_CHECKING:

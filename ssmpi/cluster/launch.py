@@ -29,7 +29,7 @@ from ssmpi.cluster.session_folder import SessionFolder, session_folder
 from ssmpi.cluster.site import Launcher, Site
 from ssmpi.cluster.stop_signals import StopSignals
 from ssmpi.core.errors import STOPPED, UserError
-from ssmpi.core.mpi_environment import PASSED_ON, PYTHON, environment
+from ssmpi.host.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.run.request import RunRequest
 
 UNHANDLED = (-signal.SIGUSR1, 128 + signal.SIGUSR1)  # exit codes of a signal before its handler was installed

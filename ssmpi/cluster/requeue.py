@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ssmpi.core import log, result_marker
 from ssmpi.core.errors import LOST, STOPPED
-from ssmpi.core.run_files import RESULT_NAME
+from ssmpi.files import log, result_marker
+from ssmpi.files.run_files import RESULT_NAME
 
 REFUSED = 2  # exit code of errors that the user can fix, also of ranks that did not start the run
 OWN_EXIT_CODES = (1, REFUSED, 130)  # exit codes of ssmpi for errors that another launch would repeat

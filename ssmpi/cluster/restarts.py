@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ssmpi.cluster.requeue import say
 from ssmpi.comm import memory_use
-from ssmpi.core import memory_folder
-from ssmpi.core.mpi_environment import SEGMENTS
+from ssmpi.host import memory_folder
+from ssmpi.host.mpi_environment import SEGMENTS
 from ssmpi.report import recoveries
 from ssmpi.run.request import Supervised
 

@@ -21,11 +21,11 @@ from ssmpi.cluster.site import Site
 from ssmpi.config import Config
 from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError, UserError
-from ssmpi.core.mpi_environment import remove_session
-from ssmpi.core.packages import package_versions
-from ssmpi.core.run_files import BATCH_FILE, BATCH_LOG, NETWORK, RUN_FILE, SITE_FILE, VERSIONS
-from ssmpi.core.writable import check_writable
 from ssmpi.data.schema import read_manifest
+from ssmpi.files.run_files import BATCH_FILE, BATCH_LOG, NETWORK, RUN_FILE, SITE_FILE, VERSIONS
+from ssmpi.files.writable import check_writable
+from ssmpi.host.mpi_environment import remove_session
+from ssmpi.host.packages import package_versions
 from ssmpi.run import run_folder
 from ssmpi.run.requirements import composed, splits_to_score
 

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVarTuple
 
 from ssmpi.comm import signals
 from ssmpi.comm.background import run_with_timeout
-from ssmpi.core import cpu_usage
 from ssmpi.core.errors import LOST, PeerError, UserError
-from ssmpi.core.launcher_env import rank as launched_rank
-from ssmpi.core.log import log_and_flush
+from ssmpi.files.log import log_and_flush
+from ssmpi.host import cpu_usage
+from ssmpi.host.launcher_env import rank as launched_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI

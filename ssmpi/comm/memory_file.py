@@ -27,8 +27,8 @@ from numpy.typing import DTypeLike
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.reservation import reserve
 from ssmpi.comm.shared_memory import KEY, Memory, address, hold, mapped
-from ssmpi.core import memory_folder
-from ssmpi.core.log import log
+from ssmpi.files.log import log
+from ssmpi.host import memory_folder
 
 MAGIC, LAYOUT = b"ssmpimem", 4  # raise LAYOUT with every change of what lies in a file or in a note
 HEADER = 4 * mmap.ALLOCATIONGRANULARITY

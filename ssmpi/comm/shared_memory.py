@@ -21,7 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ssmpi.core.aligned import aligned
+from ssmpi.compiled.aligned import aligned
 
 HEADER = 4096  # bytes, the first of which hold the key: the memory itself starts on a new page
 KEY = 16

@@ -22,9 +22,10 @@ from ssmpi.comm import failure
 from ssmpi.comm.background import run_with_timeout
 from ssmpi.comm.failure import Watch, cause, guard, say
 from ssmpi.comm.waiting import SUPERVISOR, Backoff, WaitOptions
-from ssmpi.core import launcher_env, log
 from ssmpi.core.errors import TopologyError
-from ssmpi.core.mpi_environment import leaving_nothing, remove_session
+from ssmpi.files import log
+from ssmpi.host import launcher_env
+from ssmpi.host.mpi_environment import leaving_nothing, remove_session
 
 mpi4py.rc.thread_level = "multiple"  # also the default; explicit because everything depends on it
 try:

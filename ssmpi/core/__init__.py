@@ -1,1 +1,1 @@
-"""The lowest layer: errors, log, settings, topology, metrics, files. It imports no other package of ssmpi."""
+"""The vocabulary of all packages: errors, settings, topology, metrics, protocols. It imports no other package."""

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import tomli_w
 
 from ssmpi.core.errors import SettingsError, json_problem
-from ssmpi.core.run_files import is_run_folder
 
 if typing.TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -83,9 +82,7 @@ def read(path: Path, kind: str = "run file") -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: {json_problem(error)}: save it as UTF-8") from error
     except IsADirectoryError:
-        there = is_run_folder(path) and kind == "run file"
-        hint = f"; '--resume {path}' resumes the run in it" if there else ""
-        raise SettingsError(f"{path}: a folder, not a {kind}{hint}") from None
+        raise SettingsError(f"{path}: a folder, not a {kind}") from None
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path}: not a readable TOML file: {error}") from error
 

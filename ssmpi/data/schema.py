@@ -26,11 +26,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import DamageError, DataError, json_problem
 from ssmpi.data import hdf5_file
 from ssmpi.data.features import CRITEO, Features
 from ssmpi.data.shard_frame import frame_checksum
+from ssmpi.files import atomic_file
 
 SCHEMA_VERSION = 1
 SHARD_FORMAT = "ssmpi-shard"

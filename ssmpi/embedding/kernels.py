@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import njit, uint64
 
-from ssmpi.core.cache_lines import ask_for_row
+from ssmpi.compiled.cache_lines import ask_for_row
 
 EMPTY = np.int64(-1)
 

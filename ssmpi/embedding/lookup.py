@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssmpi.core.aligned import aligned
-from ssmpi.core.frame import Frame
+from ssmpi.compiled.aligned import aligned
+from ssmpi.compiled.frame import Frame
 from ssmpi.core.protocols import MPIRequest
 from ssmpi.embedding import kernels, lookup_kernels
 from ssmpi.embedding.placement import Placement

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ssmpi.core.frame import array_at
+from ssmpi.compiled.frame import array_at
 from ssmpi.embedding.kernels import expand, gather, grouped_adagrad, route, rowwise_adagrad, sgd, sum_by_row
 
 # Indices into a lookup's frame. From NEAR on: weights and state of each PS, empty if this process cannot access them.

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from ssmpi.core.cache_lines import ask
+from ssmpi.compiled.cache_lines import ask
 from ssmpi.model.kernels import move
 
 PANEL = 64  # columns: four vectors of 16 float32 sums

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ssmpi.core.aligned import aligned
-from ssmpi.core.frame import Frame, array_at
+from ssmpi.compiled.aligned import aligned
+from ssmpi.compiled.frame import Frame, array_at
 from ssmpi.model import blas, blocks, brgemm, kernels, products
 from ssmpi.model.instructions import deferrable, run
 from ssmpi.model.products import Products

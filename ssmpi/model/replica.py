@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory
-from ssmpi.core.aligned import aligned
+from ssmpi.compiled.aligned import aligned
 from ssmpi.core.errors import DataError
 from ssmpi.model import blas, brgemm, custom_code, kernels
 from ssmpi.model.executor import CompiledStep

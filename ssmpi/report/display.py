@@ -6,7 +6,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ssmpi.core.log import shape, terminal
+from ssmpi.files.log import shape, terminal
 
 
 def bar(rows: int, earlier: int) -> Any:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import UserError
-from ssmpi.core.log import log
-from ssmpi.core.run_files import PLOT as PLOT_FILE
+from ssmpi.files import atomic_file
+from ssmpi.files.log import log
+from ssmpi.files.run_files import PLOT as PLOT_FILE
 from ssmpi.report.groups import Group, by_settings, estimate
 from ssmpi.report.reader import read
 from ssmpi.report.record import Record

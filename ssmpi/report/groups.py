@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmpi.core.result_marker import COMPLETE
+from ssmpi.files.result_marker import COMPLETE
 from ssmpi.report.record import Record
 
 SEED = "run.seed"

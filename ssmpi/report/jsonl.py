@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from ssmpi.comm.failure import cause
-from ssmpi.core.atomic_file import naming
-from ssmpi.core.log import log
-from ssmpi.core.write_behind import WriteBehind
+from ssmpi.files.atomic_file import naming
+from ssmpi.files.log import log
+from ssmpi.files.write_behind import WriteBehind
 
 CLOSING_SECONDS = 10.0  # for a disk that does not answer, at the end
 

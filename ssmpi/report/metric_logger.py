@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ssmpi.comm.failure import cause
-from ssmpi.core.log import above, log, terminal
 from ssmpi.core.quality import SUMS, Quality
-from ssmpi.core.run_files import METRICS
 from ssmpi.core.save_cost import SaveCost
 from ssmpi.core.topology import Topology
+from ssmpi.files.log import above, log, terminal
+from ssmpi.files.run_files import METRICS
 from ssmpi.report.display import bar, describe
 from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.traffic import TrafficLog

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi import __version__
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import UserError
-from ssmpi.core.result_marker import COMPLETE
+from ssmpi.files import atomic_file
+from ssmpi.files.result_marker import COMPLETE
 from ssmpi.report import figures, traffic
 from ssmpi.report.columns import NOTHING, cells, headings, shown
 from ssmpi.report.groups import NOT_SETTINGS, SEED, Group, Row, by_settings, differing, row

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ssmpi.core import run_files
 from ssmpi.core.errors import DamageError, DataError, json_problem
-from ssmpi.core.result_marker import COMPLETE
-from ssmpi.core.run_files import METRICS, RESULT_NAME, RUN_FILE, USAGE, VERSIONS
 from ssmpi.core.settings import flat
+from ssmpi.files import run_files
+from ssmpi.files.result_marker import COMPLETE
+from ssmpi.files.run_files import METRICS, RESULT_NAME, RUN_FILE, USAGE, VERSIONS
 from ssmpi.report import recoveries
 from ssmpi.report.record import CIRCUMSTANCES, Record
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ssmpi.core import atomic_file
-from ssmpi.core.clock import process_age
 from ssmpi.core.errors import DamageError, json_problem
-from ssmpi.core.run_files import RECOVERIES, ROWS
+from ssmpi.files import atomic_file
+from ssmpi.files.run_files import RECOVERIES, ROWS
+from ssmpi.host.clock import process_age
 
 SAVING, COST = "row_save_seconds", "row_save_costs"
 REMEDY = (

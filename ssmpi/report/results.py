@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import DataError, UserError
-from ssmpi.core.log import log
-from ssmpi.core.result_marker import COMPLETE, INCOMPLETE, STOPPED
-from ssmpi.core.run_files import RECOVERIES, RESULT_NAME
-from ssmpi.core.write_behind import WriteBehind
+from ssmpi.files import atomic_file
+from ssmpi.files.log import log
+from ssmpi.files.result_marker import COMPLETE, INCOMPLETE, STOPPED
+from ssmpi.files.run_files import RECOVERIES, RESULT_NAME
+from ssmpi.files.write_behind import WriteBehind
 from ssmpi.report import recoveries
 from ssmpi.report.jsonl import CLOSING_SECONDS
 from ssmpi.report.metric_logger import EarlierLog, MetricLogger

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ssmpi.core import result_marker
 from ssmpi.core.errors import DataError
-from ssmpi.core.result_marker import COMPLETE
-from ssmpi.core.run_files import RESULT_NAME
+from ssmpi.files import result_marker
+from ssmpi.files.result_marker import COMPLETE
+from ssmpi.files.run_files import RESULT_NAME
 from ssmpi.report.reader import read, read_json
 from ssmpi.report.record import FINAL_SPLITS, Record
 from ssmpi.report.traffic import in_words

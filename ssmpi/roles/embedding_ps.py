@@ -14,15 +14,15 @@ from ssmpi.comm import failure
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_memory import Memory
 from ssmpi.comm.world import World
-from ssmpi.core import cpu_usage
 from ssmpi.core.errors import DataError
-from ssmpi.core.host_memory import free_memory
-from ssmpi.core.log import log
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.push_counts import AppliedPushes
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import ROWS, Arena
 from ssmpi.embedding.trackers import SCAR, Scope, Tracker, scope_of
+from ssmpi.files.log import log
+from ssmpi.host import cpu_usage
+from ssmpi.host.host_memory import free_memory
 from ssmpi.report import recoveries
 from ssmpi.roles.row_saver import RowSaver
 

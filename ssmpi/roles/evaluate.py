@@ -12,11 +12,11 @@ import numpy as np
 
 from ssmpi.comm.failure import start
 from ssmpi.comm.waiting import WaitOptions, wait
-from ssmpi.core.clock import Clock
 from ssmpi.core.quality import BINS, Quality
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.embedding.client import Lookups
+from ssmpi.host.clock import Clock
 from ssmpi.report.results import RunResults, Scored
 from ssmpi.roles.shard_check import check, share
 

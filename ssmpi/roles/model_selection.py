@@ -18,10 +18,10 @@ import numpy as np
 from ssmpi.checkpoint import store
 from ssmpi.checkpoint.model_files import move_into_place
 from ssmpi.comm.failure import cause
-from ssmpi.core.clock import Clock
 from ssmpi.core.errors import DataError
-from ssmpi.core.log import log
-from ssmpi.core.run_files import BEST, MODEL
+from ssmpi.files.log import log
+from ssmpi.files.run_files import BEST, MODEL
+from ssmpi.host.clock import Clock
 
 if TYPE_CHECKING:
     from ssmpi.checkpoint.manager import CheckpointManager

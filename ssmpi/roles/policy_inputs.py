@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.checkpoint import store
-from ssmpi.core.log import log
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
+from ssmpi.files.log import log
 from ssmpi.recovery.after_loss import summary
 from ssmpi.recovery.inputs import (
     ESTIMATED,

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import TrainingError
 from ssmpi.core.quality import BINS, SUMS, Quality, accumulate
+from ssmpi.files import atomic_file
 from ssmpi.model.options import Schedule
 
 

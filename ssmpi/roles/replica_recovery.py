@@ -13,7 +13,7 @@ from ssmpi.checkpoint import files, store
 from ssmpi.checkpoint.trainer_state import Checkpoint
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.errors import DataError
-from ssmpi.core.log import log
+from ssmpi.files.log import log
 
 if TYPE_CHECKING:
     from ssmpi.checkpoint.start import Repair

@@ -15,12 +15,12 @@ from ssmpi.checkpoint.pending_save import NICENESS
 from ssmpi.checkpoint.row_records import UNKNOWN
 from ssmpi.checkpoint.row_store import RowStore
 from ssmpi.comm.failure import cause
-from ssmpi.core.clock import Clock
 from ssmpi.core.errors import DataError
-from ssmpi.core.log import log
 from ssmpi.core.settings import SECONDS
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.trackers import Tracker
+from ssmpi.files.log import log
+from ssmpi.host.clock import Clock
 from ssmpi.recovery import policy
 from ssmpi.recovery.inputs import HOUR, inputs_of
 

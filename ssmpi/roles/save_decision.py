@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ssmpi.comm.rank_memory import ProcessMemory
-from ssmpi.core.log import log
+from ssmpi.files.log import log
 from ssmpi.recovery.after_loss import FULL, PARTIAL, summary
 from ssmpi.recovery.policy import decide
 from ssmpi.roles.policy_inputs import DECIDED, PolicyInputs

@@ -12,7 +12,7 @@ import numpy as np
 from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
-from ssmpi.core import cpu_usage
+from ssmpi.host import cpu_usage
 from ssmpi.model import kernels
 from ssmpi.model.options import DenseOptions
 from ssmpi.sync import ALGORITHMS

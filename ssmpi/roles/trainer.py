@@ -18,15 +18,15 @@ from ssmpi.comm import failure
 from ssmpi.comm.signals import stop_requested
 from ssmpi.comm.waiting import SUPERVISOR, Backoff, wait
 from ssmpi.comm.world import World
-from ssmpi.core import cpu_usage
-from ssmpi.core.clock import Clock
-from ssmpi.core.log import during
 from ssmpi.core.protocols import DenseStep
 from ssmpi.core.stop import Stop
 from ssmpi.data.batch import Batch
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.client import Lookups, PrefetchedRows
+from ssmpi.files.log import during
+from ssmpi.host import cpu_usage
+from ssmpi.host.clock import Clock
 from ssmpi.report.results import Scored
 from ssmpi.report.trainer_report import TrainerReport
 from ssmpi.roles import trainer_parts

@@ -14,11 +14,11 @@ from ssmpi.checkpoint.start import Repair, Start
 from ssmpi.checkpoint.trainer_state import Checkpoint
 from ssmpi.comm.failure import start
 from ssmpi.comm.shared_memory import Memory
-from ssmpi.core.log import during, log
 from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.trained_rows import Deal, TrainedRows
+from ssmpi.files.log import during, log
 from ssmpi.model import custom_code, processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica

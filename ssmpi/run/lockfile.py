@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from ssmpi.core.atomic_file import naming
-from ssmpi.core.log import log
+from ssmpi.files.atomic_file import naming
+from ssmpi.files.log import log
 
 POLL_SECONDS = 0.5
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)

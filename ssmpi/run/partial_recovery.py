@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from ssmpi.checkpoint import newest_rows
 from ssmpi.checkpoint.start import Loaded, Repair, Start
 from ssmpi.core.errors import DataError
-from ssmpi.core.log import during
 from ssmpi.core.topology import Role
 from ssmpi.embedding.table import ROWS
+from ssmpi.files.log import during
 from ssmpi.roles.embedding_ps import rows_in
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ssmpi.config import Config, load
 from ssmpi.core.errors import SettingsError
-from ssmpi.core.run_files import BATCH_FILE, RUN_FILE
+from ssmpi.files.run_files import BATCH_FILE, RUN_FILE
 
 
 class Supervised(NamedTuple):

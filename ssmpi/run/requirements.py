@@ -11,7 +11,6 @@ from pathlib import Path
 from ssmpi.comm.memory_file import HEADER
 from ssmpi.config import Config
 from ssmpi.core.errors import DataError, SettingsError
-from ssmpi.core.log import log
 from ssmpi.core.quality import BINS, SUMS
 from ssmpi.core.run_options import NO_SPLIT, EvaluateOptions
 from ssmpi.core.settings import COUNT
@@ -20,6 +19,7 @@ from ssmpi.data.features import Features
 from ssmpi.data.schema import Manifest, read_manifest
 from ssmpi.embedding.placement import Placement, place
 from ssmpi.embedding.trackers import scope_of
+from ssmpi.files.log import log
 from ssmpi.model import custom_code
 from ssmpi.sync import ALGORITHMS
 

@@ -17,9 +17,9 @@ from ssmpi.checkpoint.start import Start
 from ssmpi.comm.memory_file import LostMemoryError, MemoryFile, Origin
 from ssmpi.comm.memory_use import in_use, remove
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
-from ssmpi.core import memory_folder
-from ssmpi.core.clock import process_age
-from ssmpi.core.log import last_end, log
+from ssmpi.files.log import last_end, log
+from ssmpi.host import memory_folder
+from ssmpi.host.clock import process_age
 from ssmpi.recovery.after_loss import FULL, MEMORY, PARTIAL, Choice, Found, choose
 from ssmpi.recovery.ledger import LEDGER, OUTCOME, Ledger
 from ssmpi.report import recoveries

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import UserError
-from ssmpi.core.run_files import ATTEMPTS
+from ssmpi.files import atomic_file
+from ssmpi.files.run_files import ATTEMPTS
 
 STARTS_WITHOUT_PROGRESS = 2
 

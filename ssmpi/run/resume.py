@@ -15,11 +15,11 @@ from ssmpi.checkpoint.fingerprint import check_fingerprint, fingerprint
 from ssmpi.comm.world import Job
 from ssmpi.config import Config, differences, load
 from ssmpi.core.errors import DataError, SettingsError
-from ssmpi.core.log import log
-from ssmpi.core.result_marker import damage, is_finished
-from ssmpi.core.run_files import MODEL, RESULT_NAME, RUN_FILE, is_run_folder
-from ssmpi.core.writable import check_writable
 from ssmpi.data.position import Position
+from ssmpi.files.log import log
+from ssmpi.files.result_marker import damage, is_finished
+from ssmpi.files.run_files import MODEL, RESULT_NAME, RUN_FILE, is_run_folder
+from ssmpi.files.writable import check_writable
 from ssmpi.report import recoveries
 from ssmpi.run import restart_guard, run_folder
 from ssmpi.run.request import RunRequest

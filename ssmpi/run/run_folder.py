@@ -18,13 +18,15 @@ from ssmpi import __version__
 from ssmpi.checkpoint import disk
 from ssmpi.comm.world import versions as mpi_versions
 from ssmpi.config import Config
-from ssmpi.core import atomic_file, git_commit, result_marker, run_files, settings
+from ssmpi.core import settings
 from ssmpi.core.errors import DataError, SettingsError
-from ssmpi.core.packages import package_versions
-from ssmpi.core.run_files import LOCK_NAME, NETWORK, RUN_FILE, VERSIONS
 from ssmpi.core.run_options import EvaluateOptions
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
+from ssmpi.files import atomic_file, result_marker, run_files
+from ssmpi.files.run_files import LOCK_NAME, NETWORK, RUN_FILE, VERSIONS
+from ssmpi.host import git_commit
+from ssmpi.host.packages import package_versions
 from ssmpi.model import custom_network, processor
 from ssmpi.report.results import now
 from ssmpi.run import lockfile

@@ -25,12 +25,12 @@ import numpy as np
 
 from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service
-from ssmpi.core.log import log
 from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.core.topology import Role, Topology
 from ssmpi.core.traffic import Link
 from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.embedding.wire import COUNT
+from ssmpi.files.log import log
 from ssmpi.sync import pulls, pushes
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import APPLIED, EXCHANGE, FETCH, STATE, Center, MakeStep

@@ -22,8 +22,8 @@ import numpy as np
 from numba import njit
 
 from ssmpi.comm.shared_memory import placed
-from ssmpi.core.log import log
 from ssmpi.core.settings import require
+from ssmpi.files.log import log
 from ssmpi.sync.in_place import Replicas, move, take_mean
 from ssmpi.sync.ma import MA
 from ssmpi.sync.options import RoundOptions

@@ -10,7 +10,7 @@ import numpy as np
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from ssmpi.core.cache_lines import ask_to_write
+from ssmpi.compiled.cache_lines import ask_to_write
 
 BLOCK = 256  # floats: larger blocks of several page-aligned vectors evict each other from the first-level cache
 LINE = 16  # floats of a cache line

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ssmpi.comm.failure import say
 from ssmpi.comm.memory_use import files_in, in_use, remove
-from ssmpi.core import memory_folder
 from ssmpi.core.errors import DataError
+from ssmpi.host import memory_folder
 
 BETWEEN_SECONDS = 60.0  # two starts of a job: a longer gap means that there is no other
 

@@ -15,11 +15,11 @@ import numpy as np
 from ssmpi import __version__
 from ssmpi.comm.world import Job, join
 from ssmpi.comm.world import versions as mpi_versions
-from ssmpi.core import launcher_env, memory_folder
-from ssmpi.core.host_memory import free_memory
-from ssmpi.core.mpi_environment import missing
-from ssmpi.core.packages import package_versions
 from ssmpi.core.row_layout import RowLayout
+from ssmpi.host import launcher_env, memory_folder
+from ssmpi.host.host_memory import free_memory
+from ssmpi.host.mpi_environment import missing
+from ssmpi.host.packages import package_versions
 from ssmpi.model import processor
 
 MEMORY = Path("/dev/shm")  # recovery.memory_folder by default

@@ -18,11 +18,11 @@ from ssmpi.checkpoint import files, model_files, saved_network
 from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.comm.failure import say
 from ssmpi.config import Config, load
-from ssmpi.core import atomic_file, run_files
 from ssmpi.core.errors import UserError
-from ssmpi.core.run_files import EXPORTS, MODEL, RUN_FILE
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.files import atomic_file, run_files
+from ssmpi.files.run_files import EXPORTS, MODEL, RUN_FILE
 
 REFERENCE = "dlrm"  # the network that facebookresearch/dlrm has
 NAMES = {"bottom": "bot_l", "top": "top_l"}  # of the MLPs, in ssmpi and in the reference

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ssmpi.checkpoint import remedies, store
 from ssmpi.checkpoint.row_records import read_rows
-from ssmpi.core import result_marker, run_files
 from ssmpi.core.errors import DataError, json_problem
-from ssmpi.core.run_files import MODEL, RESULT_NAME, ROWS, RUN_FILE, VERSIONS
+from ssmpi.files import result_marker, run_files
+from ssmpi.files.run_files import MODEL, RESULT_NAME, ROWS, RUN_FILE, VERSIONS
 
 
 def describe(run: Path, *, checksums: bool) -> tuple[str, bool]:

@@ -16,14 +16,14 @@ from ssmpi.checkpoint.start import Start
 from ssmpi.comm.failure import say
 from ssmpi.comm.world import World, joined
 from ssmpi.config import Config, load
-from ssmpi.core import atomic_file, run_files
 from ssmpi.core.errors import DataError, SettingsError, TopologyError
-from ssmpi.core.run_files import MODEL, RUN_FILE
 from ssmpi.core.topology import Role, Topology
 from ssmpi.data.batch import Batch
 from ssmpi.data.features import CRITEO
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.data.schema import MANIFEST_NAME
+from ssmpi.files import atomic_file, run_files
+from ssmpi.files.run_files import MODEL, RUN_FILE
 from ssmpi.report.metric_logger import describe
 from ssmpi.roles.embedding_ps import serve_embeddings
 

@@ -13,8 +13,8 @@ from ranks import all_over_mpi, over_threads
 from sync_bodies import PARAMETERS, REFUSED, meet, on_trainers, options, replica, with_pace
 
 from ssmpi import sync
-from ssmpi.core.log import log
 from ssmpi.core.topology import Topology
+from ssmpi.files.log import log
 from ssmpi.model.options import DenseOptions
 
 TWO = Topology(trainers=2, threads=2, embedding_ps=1, sync_ps=2)

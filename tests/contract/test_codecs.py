@@ -12,9 +12,9 @@ from sync_bodies import PARAMETERS, meet, on_trainers, options, replica, with_pa
 from ssmpi import compress, sync
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.errors import SettingsError, TrainingError
-from ssmpi.core.log import log
 from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import Link, Traffic
+from ssmpi.files.log import log
 from ssmpi.model.options import DenseOptions
 from ssmpi.sync import pushes
 

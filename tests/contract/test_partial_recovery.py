@@ -26,10 +26,7 @@ from ssmpi.checkpoint import newest_rows, store
 from ssmpi.checkpoint.store import Store, read_manifest
 from ssmpi.comm import memory_file
 from ssmpi.comm.memory_file import MemoryFile
-from ssmpi.core import memory_folder
 from ssmpi.core.errors import DataError
-from ssmpi.core.log import log
-from ssmpi.core.run_files import RECOVERIES
 from ssmpi.core.topology import Role
 from ssmpi.data.block_dispatcher import block_order
 from ssmpi.data.reader import SplitReader, batches_in, shuffled, suit_block_rows
@@ -38,6 +35,9 @@ from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.trackers import scope_of
+from ssmpi.files.log import log
+from ssmpi.files.run_files import RECOVERIES
+from ssmpi.host import memory_folder
 from ssmpi.report import recoveries
 from ssmpi.report.fields import FIELDS, RECOVERY
 from ssmpi.roles.evaluate import Evaluator

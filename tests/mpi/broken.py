@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ssmpi import cli
-from ssmpi.core.launcher_env import rank as launched_rank
+from ssmpi.host.launcher_env import rank as launched_rank
 
 
 def note_the_time():

@@ -14,8 +14,8 @@ import pytest
 from ssmpi.comm import failure
 from ssmpi.comm.failure import HostFlags
 from ssmpi.comm.world import Job
-from ssmpi.core import log
 from ssmpi.core.errors import STOPPED
+from ssmpi.files import log
 
 LIMIT = 20  # seconds until a child counts as one that never ends
 

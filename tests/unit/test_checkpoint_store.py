@@ -20,8 +20,8 @@ from ssmpi.checkpoint.timer import CheckpointTimer
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.errors import DataError, UserError
-from ssmpi.core.log import log
 from ssmpi.core.run_options import CheckpointOptions
+from ssmpi.files.log import log
 from ssmpi.run import restart_guard
 
 OPERATIONS = (

@@ -18,8 +18,8 @@ from ssmpi.checkpoint.manager import CheckpointManager
 from ssmpi.checkpoint.store import Store, read_manifest
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
-from ssmpi.core.log import log
 from ssmpi.core.run_options import EvaluateOptions
+from ssmpi.files.log import log
 from ssmpi.roles import trainer
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.model_selection import PATIENCE, STOP_AT_AUC, ModelSelection, SelectionState

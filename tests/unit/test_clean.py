@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ssmpi.comm.memory_file import MemoryFile, Origin
-from ssmpi.core import memory_folder
 from ssmpi.core.errors import DataError
+from ssmpi.host import memory_folder
 from ssmpi.tools.clean import clean
 
 

@@ -20,9 +20,9 @@ from test_networks import assert_gradients, example
 from ssmpi.checkpoint.store import Store
 from ssmpi.cli import main
 from ssmpi.config import differences, load
-from ssmpi.core import run_files
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.data.features import Features
+from ssmpi.files import run_files
 from ssmpi.model import custom_code, custom_network, graph
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
 from ssmpi.model.options import ModelOptions

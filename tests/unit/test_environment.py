@@ -12,8 +12,8 @@ import pytest
 
 from ssmpi.cluster.session_folder import remove_abandoned
 from ssmpi.cluster.site import Launcher
-from ssmpi.core import memory_folder
-from ssmpi.core import mpi_environment as env
+from ssmpi.host import memory_folder
+from ssmpi.host import mpi_environment as env
 from ssmpi.model import blas, brgemm, processor, program
 from ssmpi.tools import doctor
 from ssmpi.tools.doctor import (
@@ -240,7 +240,7 @@ def test_doctor_sees_a_bfloat16_step_that_is_wrong(monkeypatch):
 def test_a_single_process_that_is_killed_leaves_its_session_folder_to_the_next_launcher(tmp_path, bare):
     bare.setenv("TMPDIR", str(tmp_path))
     bare.setattr(tempfile, "tempdir", None)
-    holds = "import time; from ssmpi.core import mpi_environment as env\n"
+    holds = "import time; from ssmpi.host import mpi_environment as env\n"
     holds += "with env.leaving_nothing(): print(flush=True)\ntime.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", holds], stdout=subprocess.PIPE) as process:
         process.stdout.readline()

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from ssmpi.core.errors import SettingsError
-from ssmpi.core.run_files import LOCK_NAME, RUN_FILE, VERSIONS
+from ssmpi.files.run_files import LOCK_NAME, RUN_FILE, VERSIONS
 from ssmpi.run import lockfile, run_folder
 
 HOLD = """

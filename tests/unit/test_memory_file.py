@@ -20,8 +20,8 @@ from ssmpi.comm import memory_file, reservation
 from ssmpi.comm.memory_file import FIXED, HEADER, LostMemoryError, MemoryFile, Origin, remove
 from ssmpi.comm.memory_use import claim, in_use
 from ssmpi.comm.shared_memory import attach
-from ssmpi.core import memory_folder
-from ssmpi.core.mpi_environment import SEGMENTS, make_segments_folder
+from ssmpi.host import memory_folder
+from ssmpi.host.mpi_environment import SEGMENTS, make_segments_folder
 
 ORIGIN = Origin("run", "trainer 0", 1)
 DIES = """

@@ -21,9 +21,9 @@ from runs import train_over_threads
 from ssmpi import report
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.row_store import RowStore
-from ssmpi.core import log
 from ssmpi.core.quality import Quality
 from ssmpi.core.topology import Topology
+from ssmpi.files import log
 from ssmpi.report import recoveries
 from ssmpi.report.fields import FIELDS, KINDS, RECOVERY, markdown
 from ssmpi.report.jsonl import JsonlFile

@@ -17,10 +17,11 @@ from data_prep.files import save_array
 from ssmpi import report
 from ssmpi.checkpoint import model_files
 from ssmpi.checkpoint.pending_save import make_anew
-from ssmpi.core import atomic_file, cpu_usage
 from ssmpi.core.errors import UserError
-from ssmpi.core.log import log
 from ssmpi.core.topology import Role
+from ssmpi.files import atomic_file
+from ssmpi.files.log import log
+from ssmpi.host import cpu_usage
 from ssmpi.report import plot
 from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.page import drawings

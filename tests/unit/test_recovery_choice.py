@@ -11,11 +11,11 @@ from runs import write_run_file
 
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.comm.rank_memory import ProcessMemory
-from ssmpi.core.log import log
 from ssmpi.core.run_options import RecoveryOptions
 from ssmpi.core.topology import Topology
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
+from ssmpi.files.log import log
 from ssmpi.recovery import inputs as recovery_inputs
 from ssmpi.recovery.after_loss import FULL, MEMORY, PARTIAL, Found, choose, summary
 from ssmpi.recovery.inputs import (

@@ -13,9 +13,9 @@ import pytest
 from runs import train_over_threads
 
 from ssmpi import cli, report
-from ssmpi.core import cpu_usage
 from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Role
+from ssmpi.host import cpu_usage
 from ssmpi.report import figures, recoveries
 from ssmpi.report.groups import by_settings
 from ssmpi.report.reader import read

@@ -14,11 +14,12 @@ from runs import write_run_file
 from ssmpi.cluster.restarts import SEGMENTS, Restarts
 from ssmpi.comm.memory_file import Origin
 from ssmpi.comm.memory_use import in_use
-from ssmpi.core import log, memory_folder
 from ssmpi.core.errors import DamageError
-from ssmpi.core.run_files import ATTEMPTS, RECOVERIES, ROWS
 from ssmpi.core.run_options import RecoveryOptions
 from ssmpi.core.topology import Topology
+from ssmpi.files import log
+from ssmpi.files.run_files import ATTEMPTS, RECOVERIES, ROWS
+from ssmpi.host import memory_folder
 from ssmpi.report import reader, recoveries
 from ssmpi.report.results import RunResults
 from ssmpi.run import restart, run_folder

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssmpi.core import result_marker
+from ssmpi.files import result_marker
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", "3", "{}", '{"status": "stopped"}', '{"status": "incomplete"}'])

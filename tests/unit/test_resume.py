@@ -21,10 +21,10 @@ from ssmpi.checkpoint.store import Store, read_manifest
 from ssmpi.checkpoint.trainer_state import Checkpoint
 from ssmpi.config import load
 from ssmpi.core.errors import DataError, SettingsError
-from ssmpi.core.log import log
 from ssmpi.data import columns
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.local_tables import LocalTables
+from ssmpi.files.log import log
 from ssmpi.model.replica import ThreadModel
 from ssmpi.roles import trainer, trainer_parts
 from ssmpi.run import resume

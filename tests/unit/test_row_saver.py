@@ -21,13 +21,13 @@ from ssmpi.checkpoint.row_store import RowStore, path_of, remove_beyond
 from ssmpi.checkpoint.start import Unsaved
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.errors import DataError, SettingsError
-from ssmpi.core.log import log
-from ssmpi.core.run_files import RECOVERIES, unknown_entries
 from ssmpi.core.run_options import CheckpointOptions, RecoveryOptions
 from ssmpi.core.topology import Topology
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import MFU, scope_of
+from ssmpi.files.log import log
+from ssmpi.files.run_files import RECOVERIES, unknown_entries
 from ssmpi.report import recoveries
 from ssmpi.report.results import RunResults
 from ssmpi.roles import control, embedding_ps, row_saver

@@ -13,9 +13,9 @@ from rows import row_options
 from ssmpi.checkpoint import disk, row_records
 from ssmpi.checkpoint.row_store import RowStore
 from ssmpi.core.errors import DataError
-from ssmpi.core.log import log
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
+from ssmpi.files.log import log
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad")
 LAYOUTS = ({"optimizer": "sgd"}, {}, {"weight": True}, {"optimizer": "sgd", "weight": True})

@@ -14,8 +14,8 @@ from runs import QUIET, SMALL_MODEL, train_over_threads, write_run_file
 
 from ssmpi import cli
 from ssmpi.checkpoint.store import Store
-from ssmpi.core import run_files
 from ssmpi.core.errors import SettingsError
+from ssmpi.files import run_files
 from ssmpi.run import resume, run_folder
 from ssmpi.run.request import RunRequest
 from ssmpi.tools import export

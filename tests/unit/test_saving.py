@@ -14,9 +14,9 @@ from runs import train_over_threads
 from ssmpi.checkpoint import disk, disk_space, model_saver, store
 from ssmpi.checkpoint.store import MANIFEST_NAME, Store
 from ssmpi.core.errors import DataError, PeerError
-from ssmpi.core.log import log
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.local_tables import LocalTables
+from ssmpi.files.log import log
 from ssmpi.model.replica import ThreadModel
 from ssmpi.roles import trainer
 from ssmpi.run import resume

@@ -7,8 +7,8 @@ import pytest
 from ranks import ssmpi
 
 from ssmpi.bench import restart_time, scale
-from ssmpi.core.clock import process_age
 from ssmpi.core.errors import DataError, SettingsError
+from ssmpi.host.clock import process_age
 
 LOG = """2026-11-21 17:20:03,250 h1 trainer 0 | 8 ranks on 2 hosts
 2026-11-21 17:20:05,750 h1 trainer 0 | training starts

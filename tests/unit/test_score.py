@@ -14,8 +14,8 @@ from runs import train_over_threads
 
 from data_prep.cli import main
 from ssmpi.checkpoint.store import read_manifest
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import DataError, UserError
+from ssmpi.files import atomic_file
 from ssmpi.tools import score
 from ssmpi.tools.export import export
 from ssmpi.tools.score import ScoringInput

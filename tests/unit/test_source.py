@@ -9,7 +9,7 @@ import pytest
 from runs import write_run_file
 
 import ssmpi
-from ssmpi.core import git_commit
+from ssmpi.host import git_commit
 from ssmpi.run import run_folder
 
 

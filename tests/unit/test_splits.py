@@ -9,9 +9,9 @@ from datasets import make_dataset
 from runs import write_run_file
 
 from ssmpi.core.errors import SettingsError
-from ssmpi.core.log import log
 from ssmpi.core.settings import dump
 from ssmpi.data.schema import Split, read_manifest, write_manifest
+from ssmpi.files.log import log
 from ssmpi.run import resume
 from ssmpi.run.request import RunRequest
 

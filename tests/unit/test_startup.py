@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from ssmpi.core.startup import without_garbage_collection
+from ssmpi.host.startup import without_garbage_collection
 
 
 class Node:

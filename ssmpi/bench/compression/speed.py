@@ -17,8 +17,8 @@ import numpy as np
 from ssmpi import compress
 from ssmpi.bench.compression import exchanges
 from ssmpi.bench.compression.timing import timed
-from ssmpi.core import atomic_file
 from ssmpi.core.settings import EXAMPLES, within
+from ssmpi.files import atomic_file
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from ssmpi.bench.harness.windows import Timing
 from ssmpi.cluster import child_process, launch
 from ssmpi.cluster.session_folder import session_folder
 from ssmpi.core.errors import PeerError
-from ssmpi.core.mpi_environment import PYTHON
-from ssmpi.core.run_files import VERSIONS
+from ssmpi.files.run_files import VERSIONS
+from ssmpi.host.mpi_environment import PYTHON
 
 TIME_LIMIT_SECONDS = 300.0
 QUIET = (

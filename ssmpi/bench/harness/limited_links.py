@@ -13,7 +13,7 @@ from ssmpi.bench.harness.jobs import LauncherCommand
 from ssmpi.bench.harness.virtual_hosts import NETWORK, HostError, VirtualHosts
 from ssmpi.cluster import launch, session_folder
 from ssmpi.cluster.site import Launcher
-from ssmpi.core.mpi_environment import ON_ONE_HOST, environment
+from ssmpi.host.mpi_environment import ON_ONE_HOST, environment
 
 NOT_THERE = (*ON_ONE_HOST, session_folder.VARIABLE)  # variables for the real host only
 

@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 
 from ssmpi import __version__
-from ssmpi.core.packages import package_versions
+from ssmpi.host.packages import package_versions
 
 
 def cores() -> int:

@@ -19,9 +19,9 @@ from ssmpi.bench.harness.results import ServerResult, TrainerResult
 from ssmpi.bench.harness.windows import Readings, TickingPace, Ticks, clock, watch
 from ssmpi.comm import failure, signals
 from ssmpi.config import Config, load
-from ssmpi.core import log
 from ssmpi.core.topology import Role
 from ssmpi.core.traffic import LINKS
+from ssmpi.files import log
 from ssmpi.train import PARTS
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from ssmpi.bench.harness.two_memories import TwoMemories, mappings_below
 from ssmpi.bench.harness.windows import Readings, TickingPace
 from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.comm.memory_file import MemoryFile, Origin
-from ssmpi.core import memory_folder
 from ssmpi.core.topology import Role
+from ssmpi.host import memory_folder
 from ssmpi.train import hogwild
 
 if TYPE_CHECKING:

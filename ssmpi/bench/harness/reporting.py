@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssmpi.core import atomic_file
-from ssmpi.core.log import log
+from ssmpi.files import atomic_file
+from ssmpi.files.log import log
 from ssmpi.report import results
 
 if TYPE_CHECKING:

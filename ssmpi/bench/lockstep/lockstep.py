@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ssmpi.bench.lockstep.run import SEEDS, Lockstep, LockstepRun
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import SettingsError
-from ssmpi.core.log import during
 from ssmpi.data.schema import read_manifest
+from ssmpi.files import atomic_file
+from ssmpi.files.log import during
 
 if TYPE_CHECKING:
     from ssmpi.config import Config

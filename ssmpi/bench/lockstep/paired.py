@@ -16,8 +16,8 @@ import numpy as np
 
 from ssmpi.bench.lockstep.lockstep import CURVE, one
 from ssmpi.bench.lockstep.run import Lockstep
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import SettingsError
+from ssmpi.files import atomic_file
 
 if TYPE_CHECKING:
     from ssmpi.config import Config

@@ -20,9 +20,9 @@ from ssmpi.bench.lockstep import trials
 from ssmpi.bench.lockstep.design import Arm, StudyDesign, Trial
 from ssmpi.bench.lockstep.trials import TEST, VALIDATION, TrialLog, TrialResult
 from ssmpi.core.errors import SettingsError
-from ssmpi.core.log import log
 from ssmpi.core.settings import positive
 from ssmpi.core.topology import MAX_RANKS
+from ssmpi.files.log import log
 from ssmpi.report.groups import name_of
 from ssmpi.run import lockfile
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ssmpi.bench.lockstep.comparisons import FAMILIES, Results, against
 from ssmpi.bench.lockstep.design import FOREGROUND, ONE, PACES, SHADOW, UNSYNCED, Arm, StudyDesign, Subject
-from ssmpi.core import atomic_file
+from ssmpi.files import atomic_file
 from ssmpi.report import figures
 from ssmpi.report.equivalence import Verdict
 from ssmpi.report.groups import estimate

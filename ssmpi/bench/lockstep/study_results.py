@@ -11,9 +11,9 @@ import numpy as np
 
 from ssmpi.bench.lockstep import comparisons, study_picture
 from ssmpi.bench.lockstep.design import Choice, StudyDesign, Subject
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import UserError
-from ssmpi.core.log import log
+from ssmpi.files import atomic_file
+from ssmpi.files.log import log
 from ssmpi.report.equivalence import Verdict, decide
 from ssmpi.report.groups import name_of
 

@@ -16,10 +16,10 @@ import numpy as np
 from ssmpi.bench.lockstep.design import Choice, StudyDesign, Subject, Trial
 from ssmpi.bench.lockstep.run import LockstepRun
 from ssmpi.core.errors import DataError, SettingsError, TrainingError
-from ssmpi.core.git_commit import commit
-from ssmpi.core.log import during, log
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
+from ssmpi.files.log import during, log
+from ssmpi.host.git_commit import commit
 from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.results import plain
 

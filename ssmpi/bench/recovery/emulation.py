@@ -17,8 +17,8 @@ import numpy as np
 from ssmpi.bench.recovery.servers import TRACKERS, EmulatedServer
 from ssmpi.bench.recovery.training import Batches, Training
 from ssmpi.config import Config
-from ssmpi.core.run_files import ROWS
 from ssmpi.embedding.trackers import largest_tables, scope_of
+from ssmpi.files.run_files import ROWS
 from ssmpi.recovery import ledger
 from ssmpi.recovery.policy import RecoveryInputs
 

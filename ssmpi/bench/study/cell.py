@@ -21,9 +21,9 @@ from ssmpi.cluster import child_process
 from ssmpi.config import differences, load
 from ssmpi.core import settings
 from ssmpi.core.errors import STOPPED, SettingsError, UserError
-from ssmpi.core.mpi_environment import PYTHON
-from ssmpi.core.result_marker import is_finished
-from ssmpi.core.run_files import MODEL, RUN_FILE
+from ssmpi.files.result_marker import is_finished
+from ssmpi.files.run_files import MODEL, RUN_FILE
+from ssmpi.host.mpi_environment import PYTHON
 from ssmpi.run import lockfile
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

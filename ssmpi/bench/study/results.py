@@ -10,9 +10,9 @@ from pathlib import Path
 from ssmpi import __version__
 from ssmpi.bench.study import trend
 from ssmpi.bench.study.grid import Cell, Point, Study
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import UserError
-from ssmpi.core.log import log
+from ssmpi.files import atomic_file
+from ssmpi.files.log import log
 from ssmpi.report import columns, page
 from ssmpi.report.groups import Group, Row, name_of, row
 from ssmpi.report.reader import read

@@ -15,7 +15,7 @@ from ssmpi.bench.study import cell as cells
 from ssmpi.bench.study import results
 from ssmpi.bench.study.grid import Cell, Study
 from ssmpi.core.errors import STOPPED, SettingsError
-from ssmpi.core.log import log, terminal
+from ssmpi.files.log import log, terminal
 from ssmpi.report.reader import read
 
 Failures = dict[str, str]

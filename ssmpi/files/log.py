@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from ssmpi.core.run_files import LOGS
-from ssmpi.core.write_behind import WriteBehind
+from ssmpi.files.run_files import LOGS
+from ssmpi.files.write_behind import WriteBehind
 
 ENDS = "the job ends: "
 AGAIN_SECONDS = 10.0  # between two reminders that something is still running

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmpi.core.errors import json_problem
-from ssmpi.core.run_files import RESULT_NAME
+from ssmpi.files.run_files import RESULT_NAME
 
 COMPLETE = "complete"  # all examples, or a rule ended the run; nothing is left to do
 STOPPED = "stopped"  # stopped on request after saving: the run can be resumed

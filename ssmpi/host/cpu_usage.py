@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ssmpi.core import atomic_file
 from ssmpi.core.errors import UserError
-from ssmpi.core.log import log
-from ssmpi.core.run_files import USAGE
 from ssmpi.core.topology import Role
+from ssmpi.files import atomic_file
+from ssmpi.files.log import log
+from ssmpi.files.run_files import USAGE
 
 Moment = tuple[float, float]
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ssmpi.core import launcher_env, memory_folder
+from ssmpi.host import launcher_env, memory_folder
 
 THREADS = {"OMP_NUM_THREADS": ("1", "every worker thread starts threads of its own, and they fight for the cores")}
 OPEN_MPI = {  # name: value, and the cost of not setting it

@@ -1,0 +1,1 @@
+"""Helpers of compiled code: aligned arrays, cache lines, arrays passed by address."""

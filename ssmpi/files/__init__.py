@@ -1,0 +1,1 @@
+"""Files of a run: their names, atomic and background writes, the log, the marker of how a run ended."""
