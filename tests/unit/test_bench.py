@@ -561,13 +561,30 @@ def test_the_gemm_bound_is_of_all_products_of_a_step(config_of, monkeypatch, con
     }
 
 
-@pytest.mark.parametrize("kind", [PYTORCH])
-def test_pytorch_goes_forward_and_backward_once_a_step(config_of, monkeypatch, kind):
-    (step,) = dense.steps_of(kind, config_of(DCN))
+def test_plain_pytorch_trains_rows_and_network(config_of, monkeypatch):
+    """Against dense tables and one Adagrad over all parameters; by one forward and backward pass a step."""
+    config, models = config_of(DCN), []
+    make = plain_pytorch.PlainNetwork
+    monkeypatch.setattr(plain_pytorch, "PlainNetwork", lambda *args: models.append(make(*args)) or models[-1])
+    (step,), source = dense.steps_of(PYTORCH, config), BatchSource(config)
+    (model,), logits_of = models, reference.logits
+    mine = [p.detach().clone().requires_grad_() for p in (*model.dense, *(table.weight for table in model.tables))]
+    tables = mine[len(model.dense) :]
+    optimizer = torch.optim.Adagrad([{"params": mine[: len(model.dense)], "lr": config.dense.rate}])
+    optimizer.add_param_group({"params": tables, "lr": config.embedding.rate})
     forward, backward = counted(monkeypatch, reference, "logits"), counted(monkeypatch, torch.Tensor, "backward")
-    for number in (1, 2):
+    for number, batch in enumerate(source.batches(0)[:3], 1):
         step()
         assert len(forward) == len(backward) == number
+        rows = torch.stack([table[ids] for table, ids in zip(tables, batch.ids.T, strict=True)], dim=1)
+        parameters = dict(zip(model.names, mine, strict=False))
+        logits = logits_of(config.network, parameters, torch.from_numpy(batch.dense), rows)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
+        for parameter, gradient in zip(mine, torch.autograd.grad(loss, mine), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    for found, expected in zip((*model.dense, *(table.weight for table in model.tables)), mine, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
 
 
 def test_what_is_missing_is_said_loudly():
@@ -656,6 +673,31 @@ def test_samples_of_the_gil_are_those_of_the_workers_loop():
         "poll (failure.py:1) 9",
     ]
     assert gil.count(stacks) == 15
+
+
+def test_share_of_the_gil_is_samples_that_hold_it_of_all(tmp_path, monkeypatch):
+    """A stand-in for py-spy records as many samples as it is asked for, and a quarter of them where they hold it."""
+    spy = tmp_path / "py-spy"
+    spy.write_text(
+        """#!/bin/bash
+while [ $# -gt 0 ]; do
+  case $1 in --output) out=$2 ;; --rate) rate=$2 ;; --duration) seconds=$2 ;; --gil) of=4 ;; esac
+  shift
+done
+echo "run (a.py:1);hogwild (train.py:44) $((rate * seconds / ${of:-1}))" > "$out"
+"""
+    )
+    spy.chmod(0o755)
+    monkeypatch.setattr(gil, "find", lambda: str(spy))
+    asked = []
+
+    def job(contender, kind, timing):
+        asked.append((kind, timing.seconds))
+        return {"seen": gil.sample(1, 4 * timing.seconds)}
+
+    found = sections.gil_share(SimpleNamespace(job=job, short=True, timing=Timing(1.0, 1.0, 1)))
+    assert [each["share"] for each in found.values()] == [0.25]
+    assert asked == [("gil", 1.0)]
 
 
 def test_a_profiler_that_may_not_look_is_a_finding_not_an_end(monkeypatch):

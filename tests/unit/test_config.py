@@ -7,6 +7,7 @@ import re
 import typing
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from ssmpi.bench.study.grid import StudyFile, nested
@@ -16,6 +17,7 @@ from ssmpi.config import Config, load
 from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.core.settings import build
 from ssmpi.data.features import CRITEO
+from ssmpi.embedding import trackers
 from ssmpi.model.zoo import NETWORKS
 from ssmpi.roles import trainer_parts
 from ssmpi.run import resume
@@ -43,6 +45,23 @@ def test_a_run_file_without_data_is_told_the_shortest_one(tmp_path, text):
     (shortest,) = re.findall("line '(.*?)'", str(refused.value))
     path.write_text(shortest)
     assert load(path).data.folder == "FOLDER"
+
+
+def test_ssu_samples_one_access_in_priority_period(tmp_path):
+    scope = trackers.Scope(np.array([[0, 1000, False]], np.int64))
+    sampled = []
+    for period in (1, 2, 10):
+        overrides = (
+            "checkpoint.priority=ssu",
+            "checkpoint.priority_fraction=0.9",
+            f"checkpoint.priority_period={period}",
+        )
+        tracking = read(tmp_path, *overrides).tracking
+        tracker = tracking.over(scope, np.zeros(tracking.bytes_for(scope), np.uint8))
+        tracker.observe(np.arange(600, dtype=np.int32))
+        sampled.append(len(tracker.select().rows))
+    assert sampled[0] == 600
+    assert sampled[1:] == [pytest.approx(300, abs=60), pytest.approx(60, abs=30)]  # five standard deviations
 
 
 def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):

@@ -1,5 +1,6 @@
 """The emulation of losses: what a loss changes and what it does not, and its accounts against those done by hand."""
 
+import itertools
 import json
 import math
 import os
@@ -158,6 +159,20 @@ def test_priority_loses_fewer_updates(emulate, tracker):
     _, outcome = emulate(SavingStrategy(tracker, GIVEN.total_seconds, tracker, fraction=0.02), *losses)
     assert 0 < outcome.updates_lost < 0.8 * vanilla.updates_lost
     assert 0 < outcome.coverage < 1
+
+
+@pytest.mark.parametrize("tracker", ["mfu", "ssu"])
+def test_trackers_are_lost_with_their_server(tmp_path, config, tracker):
+    """A save right after the loss finds no access to cover; that of a server that was not lost does not cover all."""
+    emulation = RecoveryEmulation(config, GIVEN, SavingStrategy(tracker, math.inf, tracker, fraction=0.02), tmp_path)
+    for batch in itertools.islice(emulation._batches.from_number(0), 5):
+        emulation.training.step(batch, 0)
+    emulation.servers[0].lose(500)
+    for server in emulation.servers:
+        server.save(500)
+    coverage = [server.tally.coverage for server in emulation.servers]
+    assert coverage[0] == [1.0]
+    assert all(share < 1 for (share,) in coverage[1:])
 
 
 def test_where_access_is_even_ssu_loses_more_than_saving_all_rows(tmp_path, monkeypatch):
