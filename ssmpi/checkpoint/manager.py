@@ -37,7 +37,7 @@ from ssmpi.comm.waiting import SUPERVISOR, Backoff, WaitOptions, wait
 from ssmpi.core.errors import STOPPED, DataError
 from ssmpi.core.save_cost import SaveCost
 from ssmpi.files.log import log
-from ssmpi.files.run_files import MODEL
+from ssmpi.files.run_files import MODEL, checkpoint_number
 from ssmpi.host.clock import Clock
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ssmpi.checkpoint.trainer_state import ModelState, TrainerState
 
 POLL_SECONDS = 0.2  # between two polls whether the embedding PSs have written their files
+BEGUN = "begun"  # the name of the first trainer's note: the number of the newest checkpoint, which row saves refer to
 REMOVAL_SECONDS = 30.0  # that the end of a run waits for the removal of old checkpoints
 
 
@@ -159,20 +160,24 @@ class CheckpointManager:
 
     def _make_folder(self, needed: int) -> int:
         """On the first trainer: make the folder of the next checkpoint, on a disk with room for ``needed`` bytes, and
-        return its number; 0 if that fails.
+        return its number; 0 if that fails. No number is used twice, not even that of one that failed.
         """
+        memory = self._context.memory
+        after = memory.noted(BEGUN) or 0
 
         def make() -> int:
             self._store.clear()
             make_room(self._store, needed, self._store.folder)
-            return store.number(self._store.begin())
+            return checkpoint_number(self._store.begin(after))
 
         self._making = making = start_background("folder", make)
         try:
-            return in_time(making, self._options.limit_seconds, f"made a folder in {self._store.folder}")
+            number = in_time(making, self._options.limit_seconds, f"made a folder in {self._store.folder}")
         except (OSError, DataError) as error:
             self._failed(cause(error), SaveCost())
             return 0
+        memory.note(BEGUN, number)
+        return number
 
     def _agree_on_folder(self, number: int) -> Path | None:
         agreed, waiting = np.array([number], np.int64), self._context.waiting

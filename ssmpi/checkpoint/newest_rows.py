@@ -18,6 +18,7 @@ from ssmpi.checkpoint.store import FileManifest
 from ssmpi.core.errors import DataError
 from ssmpi.embedding.table import Arena
 from ssmpi.files.log import log
+from ssmpi.files.run_files import checkpoint_number
 
 SEED = "the initial rows"
 
@@ -45,16 +46,16 @@ def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], ti
     except DataError as error:
         log.warning(f"{error}. Its rows come from a checkpoint instead")
         saved = None
-    rows, base = len(arena.weights), saved.base.header.samples if saved else -1
+    rows, base = len(arena.weights), saved.base.header.checkpoint if saved else -1
     per_sample = sum(1.0 / part.stride for part in arena.parts)  # each table is looked up once
     left, newest = saved.unsaved if saved else (0.0, 0)
-    taken, source = 0, SEED
+    loaded, taken, source = 0, 0, SEED
     for checkpoint in checkpoints:
         try:
             manifest = store.read_manifest(checkpoint)
-            if manifest.state["examples"] > base:
+            if (number := checkpoint_number(checkpoint)) > base:
                 load_tables(arena, checkpoint, index, partial(_verify, manifest))
-                taken, source = manifest.state["examples"], checkpoint.name
+                loaded, taken, source = number, manifest.state["examples"], checkpoint.name
             break
         except DataError as error:
             if checkpoint == checkpoints[-1] and not saved:
@@ -63,10 +64,10 @@ def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], ti
     if saved and source == SEED:
         row_store.restore(saved)
         return Reloaded(saved.newest.covered, rows, saved.path.name, Unsaved(left, newest, per_sample))
-    if saved and row_store.restore_after(saved, taken):
-        since = min(left, (newest - taken) * per_sample)  # counted since saves older than the checkpoint
+    if saved and row_store.restore_after(saved, loaded):
+        since = min(left, max(0, newest - taken) * per_sample)  # counted since saves older than the checkpoint
         unsaved = Unsaved(left if math.isnan(left) else since, newest, per_sample)
-        return Reloaded(saved.covered_after(taken), rows, f"{source} and {saved.path.name}", unsaved)
+        return Reloaded(saved.covered_after(loaded, taken), rows, f"{source} and {saved.path.name}", unsaved)
     return Reloaded(taken, rows, source, Unsaved(0.0, taken, per_sample))
 
 

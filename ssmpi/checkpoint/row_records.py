@@ -1,7 +1,7 @@
 """The file in which one embedding PS saves its rows during training: a base with all rows, followed by increments with
 some rows each. Little-endian, one record after the other::
 
-    header  128 bytes: see ``RecordHeader``
+    header  136 bytes: see ``RecordHeader``
     rows    base:      (optimizer state, weights) of every row in order, float32
             increment: (row int32, optimizer state, weights) of each of its rows, in ascending order of row
 
@@ -26,7 +26,7 @@ import numpy as np
 from ssmpi.checkpoint import disk
 from ssmpi.core.errors import DataError
 
-MAGIC = b"SSMPIR02"  # with the version of the format
+MAGIC = b"SSMPIR03"  # with the version of the format
 PIECE = 1 << 22  # bytes, about, that are read or written at a time
 DIGEST = 32
 UNKNOWN = -1  # accesses
@@ -34,11 +34,12 @@ UNKNOWN = -1  # accesses
 
 @dataclass(frozen=True)
 class RecordHeader:
-    """The header of a record. ``samples`` of all trainers had been trained on when it was started; ``layout`` is a
-    digest of which rows of which tables the PS holds; ``width`` is the floats of a row with its state, ``count`` the
-    number of rows. ``left`` is the number of accesses of other rows that no record covers, ``UNKNOWN`` if they are not
-    counted. PLS counts increments that together stand for a save of all rows as one: ``covered`` are the samples of the
-    last such save, ``share`` what the increments after it come to.
+    """The header of a record. ``samples`` of all trainers had been trained on when it was started, an estimate, and the
+    PS had last copied its rows for checkpoint number ``checkpoint``, which orders records and checkpoints exactly;
+    ``layout`` is a digest of which rows of which tables the PS holds; ``width`` is the floats of a row with its state,
+    ``count`` the number of rows. ``left`` is the number of accesses of other rows that no record covers, ``UNKNOWN`` if
+    they are not counted. PLS counts increments that together stand for a save of all rows as one: ``covered`` are the
+    samples of the last such save, ``share`` what the increments after it come to.
     """
 
     increment: bool
@@ -50,15 +51,16 @@ class RecordHeader:
     left: int = 0
     covered: int = 0
     share: float = 0.0
+    checkpoint: int = 0
     digest: bytes = bytes(DIGEST)
 
-    FORMAT: ClassVar[struct.Struct] = struct.Struct(f"<8sIIqqqqqd{DIGEST}s{DIGEST}s")
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(f"<8sIIqqqqqdq{DIGEST}s{DIGEST}s")
 
     def packed(self) -> bytes:
         """The header as bytes."""
         return self.FORMAT.pack(
             MAGIC, self.increment, self.width, self.timeline, self.samples, self.count, self.left, self.covered,
-            self.share, self.layout, self.digest,
+            self.share, self.checkpoint, self.layout, self.digest,
         )  # fmt: skip
 
     @classmethod
@@ -66,12 +68,12 @@ class RecordHeader:
         """The header in ``content``; None if it is not valid."""
         if len(content) != cls.FORMAT.size:
             return None
-        magic, increment, width, timeline, samples, count, left, covered, share, layout, digest = cls.FORMAT.unpack(
-            content
+        magic, increment, width, timeline, samples, count, left, covered, share, checkpoint, layout, digest = (
+            cls.FORMAT.unpack(content)
         )
         if magic != MAGIC or increment > 1 or width == 0 or count < 0:
             return None
-        return cls(bool(increment), width, timeline, samples, count, layout, left, covered, share, digest)
+        return cls(bool(increment), width, timeline, samples, count, layout, left, covered, share, checkpoint, digest)
 
     @property
     def words(self) -> int:
@@ -170,11 +172,11 @@ class SavedRows:
         """
         return math.nan if self.newest.left == UNKNOWN else float(self.newest.left), self.newest.samples
 
-    def covered_after(self, samples: int) -> int:
-        """``RecordHeader.covered`` if all rows are loaded as they were after ``samples``, and then the increments that
-        are newer.
+    def covered_after(self, checkpoint: int, samples: int) -> int:
+        """``RecordHeader.covered`` if all rows are loaded from a checkpoint, by number, taken after ``samples``, and
+        then the increments that are newer.
         """
-        headers = [record.header for record in self.records[1:]]
+        headers = [record.header for record in self._increments_after(checkpoint)]
         return max([samples, *(each.samples for each in headers if each.samples == each.covered)])
 
     def merged(self) -> Iterator[tuple[slice, np.ndarray]]:
@@ -190,14 +192,17 @@ class SavedRows:
                     words[record.rows[first:last] - piece.start] = replaced[:, 1:]
                 yield piece, words.view(np.float32)
 
-    def increments_after(self, samples: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Rows int32 (n,) and values float32 (n, width) of the increments that were started after ``samples`` samples,
+    def increments_after(self, checkpoint: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Rows int32 (n,) and values float32 (n, width) of the increments that are newer than a checkpoint, by number,
         oldest first. Errors as ``merged``.
         """
         with _readable(self.path) as descriptor:
-            for record in self.records[1:]:
-                for piece in record.header.pieces() if record.header.samples > samples else ():
+            for record in self._increments_after(checkpoint):
+                for piece in record.header.pieces():
                     yield record.rows[piece], record.read(descriptor, piece)[:, 1:].view(np.float32)
+
+    def _increments_after(self, checkpoint: int) -> list[RowRecord]:
+        return [record for record in self.records[1:] if record.header.checkpoint >= checkpoint]
 
 
 def read_rows(path: Path) -> tuple[SavedRows, int] | None:

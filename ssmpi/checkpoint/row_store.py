@@ -24,12 +24,14 @@ from ssmpi.files.run_files import ROWS
 class RowStore:
     """The saved rows of ``arena`` in the file ``path``, which has a single writer. The first save is ``save_all``,
     unless ``load`` finds the saves of an earlier process. A recovery that takes every rank back to a checkpoint starts
-    a new ``timeline``, and rows saved in an earlier one are ignored. ``go_on`` is called between pieces of a few MB; an
-    exception from it ends the save.
+    a new ``timeline``, and rows saved in an earlier one are ignored. ``checkpoint`` is the number of the newest
+    checkpoint that the rows were copied for, 0 before; the next save is newer than it. ``go_on`` is called between
+    pieces of a few MB; an exception from it ends the save.
     """
 
     def __init__(self, path: Path, arena: Arena, timeline: int) -> None:
         self.path, self._arena, self._timeline = path, arena, timeline
+        self.checkpoint = 0
         self.go_on: Callable[[], None] = lambda: None
         self._layout = layout_of(arena)
         self._base: RecordHeader | None = None
@@ -64,12 +66,12 @@ class RowStore:
             if state:
                 arena.state[rows] = values[:, :state]
 
-    def restore_after(self, saved: SavedRows, samples: int) -> int:
-        """Set the rows in increments started after ``samples`` samples to their newest save; returns the number of
-        saves read.
+    def restore_after(self, saved: SavedRows, checkpoint: int) -> int:
+        """Set the rows in increments that are newer than a checkpoint, by number, to their newest save; returns the
+        number of saves read.
         """
         arena, state, count = self._arena, self._state_floats, 0
-        for rows, values in saved.increments_after(samples):
+        for rows, values in saved.increments_after(checkpoint):
             arena.weights[rows] = values[:, state:]
             if state:
                 arena.state[rows] = values[:, :state]
@@ -106,9 +108,9 @@ class RowStore:
         return self._base is not None and self._end > 2 * self._base.bytes
 
     @property
-    def base_samples(self) -> int:
-        """After how many samples all rows were saved last; -1 if they never were."""
-        return self._base.samples if self._base else -1
+    def base_checkpoint(self) -> int:
+        """The number of the newest checkpoint before the last save of all rows; -1 if they never were saved."""
+        return self._base.checkpoint if self._base else -1
 
     @property
     def covered(self) -> int:
@@ -139,7 +141,8 @@ class RowStore:
 
     def _header(self, samples: int, count: int, *, increment: bool) -> RecordHeader:
         width = self._state_floats + self._arena.weights.shape[1]
-        return RecordHeader(increment, width, self._timeline, samples, count, self._layout)
+        header = RecordHeader(increment, width, self._timeline, samples, count, self._layout)
+        return replace(header, checkpoint=self.checkpoint)
 
     def _while_going_on(self, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         for piece in pieces:

@@ -15,7 +15,7 @@ from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.files import Entry, verify
 from ssmpi.core.errors import DataError, json_problem
 from ssmpi.files.log import log
-from ssmpi.files.run_files import ASIDE, CHECKPOINT, CHECKPOINTS, MANIFEST_NAME
+from ssmpi.files.run_files import ASIDE, CHECKPOINT, CHECKPOINTS, MANIFEST_NAME, checkpoint_number
 
 FORMAT, VERSION = "ssmpi-checkpoint", 1
 
@@ -102,13 +102,15 @@ class Store:
             if path not in there:
                 try_to_remove(path)
 
-    def begin(self) -> Path:
-        """Make the folder of a new checkpoint and remove unfinished ones."""
-        numbers = [number(path) for path in [*self._all(), *self.set_aside()]]  # names are never reused
+    def begin(self, after: int = 0) -> Path:
+        """Make the folder of a new checkpoint and remove unfinished ones. Its number is above those of all that there
+        are, and above ``after``.
+        """
+        numbers = [after, *map(checkpoint_number, [*self._all(), *self.set_aside()])]
         self.clear()
         disk.make_folder(self.folder)  # not the run folder: one that has vanished must not be recreated
         disk.sync_folder(self.folder.parent)
-        folder = self.path(max(numbers, default=0) + 1)
+        folder = self.path(max(numbers) + 1)
         disk.make_folder(folder)
         return folder
 
@@ -164,8 +166,3 @@ def try_to_remove(folder: Path) -> None:
         disk.remove_folder(folder)
     except OSError as error:
         log.warning(f"{folder} cannot be removed and takes room until it can: {error}")
-
-
-def number(folder: Path) -> int:
-    """The number of a checkpoint."""
-    return int(folder.name.rpartition("-")[2])

@@ -13,6 +13,7 @@ from ssmpi.comm.service import Service
 from ssmpi.embedding import kernels, wire
 from ssmpi.embedding.push_counts import AppliedPushes
 from ssmpi.embedding.table import Arena, Saver
+from ssmpi.files.run_files import checkpoint_number
 
 
 class EmbeddingServer:
@@ -20,8 +21,8 @@ class EmbeddingServer:
     processes of this host how to map the rows; empty if they must not. ``counts`` is the same for the memory of access
     counts, None if accesses are not counted. ``saver`` writes the rows; optional if nothing is saved. ``applied``
     counts pushes. ``samples`` is the number of samples of all trainers, as last reported by the first one, -1 before;
-    ``checkpointed`` its value when the last checkpoint started; ``saves_rows`` whether the first trainer wants
-    incremental row saves. ``status_lines`` returns the lines to report back to it.
+    ``checkpoint`` the number of the newest checkpoint that the rows were copied for, 0 before; ``saves_rows`` whether
+    the first trainer wants incremental row saves. ``status_lines`` returns the lines to report back to it.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class EmbeddingServer:
     ) -> None:  # fmt: skip
         self.arena, self._service, self._saver, self._address = arena, service, saver, address
         self._counts, self._applied = counts, applied or AppliedPushes()
-        self.samples = self.checkpointed = -1
+        self.samples, self.checkpoint = -1, 0
         self.saves_rows = True
         self.status_lines: Callable[[], list[dict[str, Any]]] = list
         self._draining: dict[int, tuple[int, int]] = {}  # by trainer: the thread that waits, and for how many pushes
@@ -102,7 +103,7 @@ class EmbeddingServer:
     def _save(self, source: int, thread: int, payload: np.ndarray) -> None:
         assert self._saver
         path, limit_seconds, background = json.loads(payload.tobytes())
-        self.checkpointed = self.samples
+        self.checkpoint = checkpoint_number(Path(path).parent) or self.checkpoint  # a model is none
         self._saver.begin(self.arena, Path(path), limit_seconds, background=background)
         self._service.reply(source, thread, self._service.buffer(1))
 

@@ -51,6 +51,12 @@ _KNOWN = re.compile(  # a folder ends in a slash; a file has another name until 
 )
 
 
+def checkpoint_number(folder: Path) -> int:
+    """The number of a checkpoint, by its folder; 0 for any other folder, such as a model's."""
+    found = re.fullmatch(rf"({ASIDE})?{CHECKPOINT}(\d+)", folder.name)
+    return int(found[2]) if found else 0
+
+
 def is_run_folder(folder: Path) -> bool:
     """Whether a run was started here; a ``run.toml`` without versions may be a user's own."""
     return (folder / RUN_FILE).is_file() and (folder / VERSIONS).is_file()

@@ -10,6 +10,7 @@ from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.model_files import load_tables
 from ssmpi.checkpoint.row_store import RowStore, path_of, remove_beyond
 from ssmpi.checkpoint.start import BEGINNING, Start
+from ssmpi.checkpoint.store import Store
 from ssmpi.comm import failure
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_memory import Memory
@@ -21,6 +22,7 @@ from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.table import ROWS, Arena
 from ssmpi.embedding.trackers import SCAR, Scope, Tracker, scope_of
 from ssmpi.files.log import log
+from ssmpi.files.run_files import checkpoint_number
 from ssmpi.host import cpu_usage
 from ssmpi.host.host_memory import free_memory
 from ssmpi.report import recoveries
@@ -64,6 +66,7 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
             log.warning(NO_SAVES)
         service.serve(config.topology.trainers, server.handle)
         return True
+    server.checkpoint = max(map(checkpoint_number, Store(folder).committed()), default=0)
     store = RowStore(path_of(folder, world.index), arena, start.timeline)
     saver = RowSaver(config, store, tracker, server, start.memory, recoveries.taken(folder).row_save_seconds)
     server.status_lines = saver.status_lines

@@ -54,7 +54,7 @@ class RowSaver:
         self._at, self._seconds, self._whole = note["at"], note["seconds"], note["whole"]
         self._remember()
         self._opened = self._warned = False
-        self._checkpointed = server.checkpointed
+        self._checkpoint = server.checkpoint
         self._done, self._thread_is_done = threading.Event(), threading.Event()
         self._unreported: list[dict[str, Any]] = []
         store.go_on = self._go_on
@@ -105,6 +105,7 @@ class RowSaver:
         clock, at, samples, cost = Clock(), time.monotonic(), self._server.samples, time.thread_time()
         try:
             self._open()
+            self._store.checkpoint = self._server.checkpoint
             whole, self._whole = self._whole or not self._tracker, True
             self._remember()  # until they are written, the selected rows are not saved anywhere
             line = self._save_all(samples) if whole else self._save_some(samples)
@@ -161,14 +162,16 @@ class RowSaver:
         not tell which increments are newer than the checkpoint.
         """
         store = self._store
-        return bool(self._tracker) and store.increments_outweigh_base and store.base_samples < self._server.checkpointed
+        return (
+            bool(self._tracker) and store.increments_outweigh_base and store.base_checkpoint < self._server.checkpoint
+        )
 
     def _seconds_left(self) -> float:
         """Seconds until the next save; none starts before the first trainer has reported the number of samples, or
         while it reports that full recovery costs less.
         """
-        if self._server.checkpointed != self._checkpointed and not self._tracker:
-            self._checkpointed, self._at = self._server.checkpointed, time.monotonic()
+        if self._server.checkpoint != self._checkpoint and not self._tracker:
+            self._checkpoint, self._at = self._server.checkpoint, time.monotonic()
         return (
             POLL_SECONDS
             if self._server.samples < 0 or not self._server.saves_rows

@@ -533,11 +533,11 @@ def test_trainer_and_center_are_lost_in_the_warm_up(tmp_path, small_data):
 
 class SaveRows:
     """Embedding PSs save rows by themselves when so many batches were done, and at no other time; then comes a kill.
-    ``values`` are weights and state of the PSs at each save.
+    ``values`` are weights and state of the PSs at each save. They believe the run to be so many samples ``ahead``.
     """
 
-    def __init__(self, config, numbers, kill):
-        self._config, self._numbers, self._kill = config, numbers, kill
+    def __init__(self, config, numbers, kill, ahead=0):
+        self._config, self._numbers, self._kill, self._ahead = config, numbers, kill, ahead
         self._savers, self.values = {}, []
 
     def __enter__(self):
@@ -547,7 +547,7 @@ class SaveRows:
         def recorded(*arguments):
             done = next(calls)
             if done in self._numbers:
-                self._save(after(self._config, done))
+                self._save(after(self._config, done) + self._ahead)
             if done == self._kill:
                 raise KilledError
             return record(*arguments)
@@ -617,6 +617,27 @@ def test_each_row_of_a_lost_embedding_ps_is_as_in_its_own_newest_save(tmp_path, 
     unsaved += lookups_by_hand(config, placement, 1, saves[-1], kill)
     assert unsaved.sum() == pytest.approx(lost, rel=0.05)  # of a striped table not every PS has the same share
     assert f"and {round(lost):,} updates" in recoveries.describe(only)
+
+
+@pytest.mark.parametrize("priority", ["none", "mfu"])
+def test_rows_saved_before_a_checkpoint_do_not_replace_it(tmp_path, small_data, priority, monkeypatch):
+    """Though they are dated after it; and a checkpoint that fails in between leaves its number to no other."""
+    commit, commits = store.commit, itertools.count()
+
+    def failing(*arguments):
+        if next(commits) == 1:
+            raise OSError(5, "Input/output error")
+        return commit(*arguments)
+
+    monkeypatch.setattr(store, "commit", failing)
+    settings = (*TWO_PS, "recovery.mode=partial", f"checkpoint.priority={priority}", "data.batch_size=100")
+    killed = Killed(tmp_path, small_data, *settings)
+    killed.start(SaveRows(killed.config, (5, 25), 35, ahead=4_000))  # checkpoints are due after 10, 20 and 30
+    assert [path.name[-1] for path in Store(killed.folder).committed()] == ["1", "3"]
+    killed.lose("embedding_ps-1").start()
+    (only,) = killed.recoveries
+    assert only["sources"] == {"embedding_ps 1": "checkpoint-000003"}
+    assert only["samples_lost"] == only["examples"] - examples_of(Store(killed.folder).path(3))
 
 
 PLACES = (

@@ -22,6 +22,7 @@ from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.core.run_options import CheckpointOptions
 from ssmpi.files.log import log
+from ssmpi.files.run_files import checkpoint_number
 from ssmpi.run import restart_guard
 
 OPERATIONS = (
@@ -271,6 +272,15 @@ def test_checkpoints_that_cannot_be_listed_are_not_none(tmp_path, monkeypatch, c
     monkeypatch.setattr(log, "propagate", True)
     Store(tmp_path).retire(1)  # in the background: nobody asks for its exception
     assert "checkpoints: older checkpoints are not removed: [Errno 13] Permission denied" in caplog.text
+
+
+def test_a_number_is_used_once(tmp_path):
+    """Row saves refer to it, whatever has become of the checkpoint."""
+    save(tmp_path, 1)
+    failed = Store(tmp_path).begin()
+    store.try_to_remove(failed)
+    assert Store(tmp_path).begin(after=checkpoint_number(failed)).name == "checkpoint-000003"
+    assert checkpoint_number(tmp_path / "model") == 0
 
 
 def test_a_run_folder_that_is_gone_is_not_made_anew(tmp_path):

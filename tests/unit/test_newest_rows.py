@@ -98,6 +98,7 @@ def test_a_damaged_file_of_its_own_makes_an_older_checkpoint_the_newest(run, cap
 def test_rows_saved_beside_training_are_newer(run):
     """Than the checkpoint as a whole; or their increments alone."""
     rows = RowStore(newest_rows.path_of(run, WHO), arena(value=30), 1)
+    rows.checkpoint = 20
     rows.save_all(30)
     old, found = [save(run, 20)], arena()
     assert told(restore(found, WHO, run, old, 1)) == (30, len(found.weights), "embedding-0001.rows")
@@ -106,6 +107,7 @@ def test_rows_saved_beside_training_are_newer(run):
     newer = [save(run, 50), *old]
     for value, some in ((40, [0, 1, 2]), (60, [1, 5])):
         rows._arena.weights[:], rows._arena.state[:] = arena(value=value).weights, arena(value=value).state
+        rows.checkpoint = 50 if value > 50 else 20
         rows.save(np.array(some, np.int32), value, 0.25)
     assert told(restore(found, WHO, run, newer, 1)) == (
         50,
@@ -121,12 +123,41 @@ def test_rows_saved_beside_training_are_newer(run):
     same(found, 50)
 
 
+@pytest.mark.parametrize("base", [True, False])
+def test_rows_saved_before_a_checkpoint_never_replace_its_rows(run, base):
+    """Samples of a lost trainer are trained again, so that a save may be dated after a checkpoint that followed it."""
+    rows = RowStore(newest_rows.path_of(run, WHO), arena(value=30), 1)
+    rows.checkpoint = 20
+    rows.save_all(60 if base else 30)
+    if not base:
+        rows.save(np.array([1, 5], np.int32), 60, 1.0)
+    found = arena()
+    assert told(restore(found, WHO, run, [save(run, 50)], 1)) == (50, len(found.weights), "checkpoint-000050")
+    same(found, 50)
+
+
+def test_an_increment_after_a_checkpoint_replaces_its_rows_whatever_its_date(run):
+    """The number of samples is reported now and then, so that it may be too low."""
+    rows = RowStore(newest_rows.path_of(run, WHO), arena(value=60), 1)
+    rows.save_all(0)
+    rows.checkpoint = 50
+    rows.save(np.array([1, 5], np.int32), 40, 0.25)
+    found, expected = arena(), arena(value=50)
+    reloaded = restore(found, WHO, run, [save(run, 50)], 1)
+    expected.weights[[1, 5]] = arena(value=60).weights[[1, 5]]
+    np.testing.assert_array_equal(found.weights, expected.weights)
+    assert reloaded.samples == 50
+    assert np.isnan(reloaded.unsaved.left)
+
+
 def test_priority_saves_that_come_to_a_save_of_all_rows_count_as_one_where_they_are_loaded(run):
     """Two of half of the rows each; a checkpoint that is newer than the base is loaded in place of that."""
     rows = RowStore(newest_rows.path_of(run, WHO), arena(), 1)
     rows.save_all(0)
+    rows.checkpoint = 10
     rows.save(np.array([0, 1], np.int32), 20, 0.5)
     assert restore(arena(), WHO, run, [], 1).samples == 0
+    rows.checkpoint = 30
     rows.save(np.array([2, 3], np.int32), 40, 0.5)
     assert restore(arena(), WHO, run, [], 1).samples == 40
     before, between, after = save(run, 10), save(run, 30), save(run, 50)

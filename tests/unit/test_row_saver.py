@@ -80,7 +80,7 @@ class Saving:
             scope = scope_of(plan, 0)
             self.tracker = MFU(scope, fraction, np.zeros(MFU.bytes_for(scope, fraction), np.uint8))
             self.arena.set_observer(self.tracker.observe)
-        self.server = SimpleNamespace(arena=self.arena, samples=7, checkpointed=-1, saves_rows=True)
+        self.server = SimpleNamespace(arena=self.arena, samples=7, checkpoint=0, saves_rows=True)
         self.memory = Notes()
         self.restart()
 
@@ -282,19 +282,19 @@ def test_updates_lost_are_not_known_where_nobody_counts(saving):
 
 
 def test_increments_that_outweigh_their_base_are_merged_unless_a_checkpoint_is_newer(saving):
-    for checkpointed, records in ((-1, [ROWS]), (500, [ROWS, 10])):
+    for checkpoint, records in ((0, [ROWS]), (1, [ROWS, 10])):
         saving.save(samples=100)
         found = []
         for samples in range(200, 1400, 100):
             saving.use(*range(10))
             saving.save(samples=samples)
-            saving.server.checkpointed = checkpointed
+            saving.server.checkpoint = checkpoint
             found.append(saving.records)
             np.testing.assert_array_equal(saving.loaded(), saving.arena.weights)
         shrunk = next(k for k in range(1, 12) if len(found[k]) < len(found[k - 1]))
         assert found[shrunk][:2] == records[:2] or found[shrunk] == [ROWS]
         base = read_rows(saving.path)[0].base.header.samples
-        assert (base > 500) == (checkpointed == 500)  # a merged base is as old as its oldest row
+        assert (base > 100) == (checkpoint == 1)  # a merged base is as old as its oldest row
         saving.restart()
 
 
@@ -316,7 +316,7 @@ def test_without_priority_a_checkpoint_counts_as_a_save(tmp_path):
     saving = Saving(tmp_path, "none")
     saving.saver._at -= 3600
     left = saving.saver._seconds_left()
-    saving.server.checkpointed = 7
+    saving.server.checkpoint = 1
     assert saving.saver._seconds_left() == pytest.approx(left + 3600, abs=5)
 
 
@@ -433,7 +433,7 @@ def often(monkeypatch):
     end, deadline = RowSaver.end, time.monotonic() + 60
 
     def end_once_saved(saver):
-        while saver._store.base_samples < 0 and time.monotonic() < deadline:
+        while saver._store.base_checkpoint < 0 and time.monotonic() < deadline:
             time.sleep(0.005)
         end(saver)
 
