@@ -18,7 +18,8 @@ from ssmpi.files.log import log  # noqa: E402
 from ssmpi.tools import score  # noqa: E402
 
 hypothesis.settings.register_profile("ssmpi", deadline=None, derandomize=True)  # kernels compile in their first example
-hypothesis.settings.load_profile("ssmpi")
+hypothesis.settings.register_profile("soak", deadline=None, database=None, print_blob=True)  # a seed reproduces it
+hypothesis.settings.load_profile("ssmpi")  # unless pytest --hypothesis-profile asks for the other
 
 LONGEST = (  # files by how long they take; all others are short
     "story/test_slurm.py", "mpi/test_failures.py", "mpi/test_throughput.py", "mpi/test_checkpoints.py",

@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -138,6 +139,20 @@ def test_soak_fails_if_a_test_did_and_if_none_ran(checkout, soaked, kills, code)
     command(checkout / "venv/bin/pytest", f'case "$*" in *"-m soak"*) exit {soaked} ;; esac; exit {kills}')
     done = start(checkout, "jobs/soak.sh", "-k", "random_kills")
     assert done.returncode == code, done.stderr
+
+
+def test_soak_repeats_properties_by_printed_seeds(checkout):
+    command(checkout / "venv/bin/pytest", 'echo "$*" >> "$LOG"')
+    done = start(checkout, "jobs/soak.sh", "--rounds", "2", "-x")
+    seeds = re.findall(r"\+ pytest -rfE -m hypothesis .*--hypothesis-seed (\d+) -x", done.stderr)
+    assert len(set(seeds)) == 2
+    assert re.findall(r"--hypothesis-seed (\d+)", "\n".join(noted(checkout))) == seeds
+
+
+def test_examples_are_random_in_soak_alone():
+    ci, soak = (hypothesis.settings.get_profile(name) for name in ("ssmpi", "soak"))
+    assert (ci.derandomize, soak.derandomize) == (True, False)
+    assert soak.database is None  # else the seed that is printed does not repeat a run
 
 
 def test_slurm_tests_that_cannot_run_are_no_success(checkout):
