@@ -63,19 +63,6 @@ def cluster(arguments: argparse.Namespace) -> int:
 
 def compression(arguments: argparse.Namespace) -> int:
     """``ssmpi bench compression``."""
-    if arguments.only == "links":
-        from ssmpi.bench.compression import links
-
-        try:
-            shares = tuple(float(word) for word in arguments.shares.split(","))
-        except ValueError:
-            raise SettingsError(f"--shares takes a comma-separated list of numbers, got '{arguments.shares}'") from None
-        options = links.LinkOptions(
-            folder=arguments.folder, trainers=arguments.trainers, shares=shares, step_ms=arguments.step_ms,
-            seconds=arguments.seconds, codec=arguments.codec, virtual_hosts=arguments.virtual_hosts,
-        )  # fmt: skip
-        links.measure(options, arguments.overrides)
-        return 0
     from ssmpi.bench.compression import speed
 
     speed.measure(arguments.codecs.split(","), arguments.entries, arguments.rounds, arguments.out)

@@ -89,22 +89,6 @@ def add_compression_options(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--rounds", type=int, default=15, metavar="N", help="turns of all codecs (default: 15)")
     sub.add_argument("--out", type=Path, help="JSON file with all results")
-    add_overrides(sub, "settings for all jobs of links")
-    sub.add_argument(
-        "--only", choices=("speed", "links"), default="speed", help="what to measure (default: speed, of codecs)"
-    )
-    links = sub.add_argument_group("links", "async_ps with dense and encoded pushes and pulls, over emulated links")
-    links.add_argument("--trainers", type=int, default=1, metavar="N", help="of each job (default: 1)")
-    text = "link time of a dense push and pull, in steps (default: 0.25,0.5,1,2,4)"
-    links.add_argument("--shares", default="0.25,0.5,1,2,4", metavar="NUMBERS", help=text)
-    links.add_argument("--step-ms", type=float, default=50.0, metavar="MS", help="a dense step (default: 50)")
-    text = "length of a window, 3 a job after 2 of warm-up (default: 1)"
-    links.add_argument("--seconds", type=float, default=1.0, metavar="S", help=text)
-    links.add_argument("--codec", default="threshold:0.99", help="of pushes, then of both (default: threshold:0.99)")
-    text = "the kernel limits the link: each server on a virtual host (root, Linux)"
-    links.add_argument("--virtual-hosts", action="store_true", help=text)
-    text = "where results and synthetic data go (default: runs/bench)"
-    links.add_argument("--folder", type=Path, default=Path("runs/bench"), help=text)
 
 
 def add_cluster_options(sub: argparse.ArgumentParser) -> None:

@@ -140,7 +140,7 @@ def given_inputs(arguments: argparse.Namespace) -> dict[str, float]:
 
 def predicted(config: Config, arguments: argparse.Namespace) -> str:
     """What ``--predict`` adds to a plan."""
-    from ssmpi.tools import codec_benefit, forecast
+    from ssmpi.tools import forecast
     from ssmpi.tools.link_model import LinkSpeeds
 
     if arguments.step_ms is None or arguments.link_mb is None:
@@ -150,9 +150,7 @@ def predicted(config: Config, arguments: argparse.Namespace) -> str:
     speed = 1e6 * arguments.link_mb
     links = LinkSpeeds(speed, speed, speed)
     step, trainers = arguments.step_ms / 1e3, numbers("--trainers", arguments.trainers or TRAINERS)
-    found = forecast.describe(config, step, links, trainers)
-    worth = codec_benefit.sentence(forecast.forecast(config, step, links), config.topology.trainers)
-    return "\n".join([found, *worth])
+    return forecast.describe(config, step, links, trainers)
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:

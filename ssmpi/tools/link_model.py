@@ -93,11 +93,6 @@ class Forecast:
         """Bytes per second and direction of the links that rounds go over."""
         return self.links.sync_ps if self.rounds.partner == SYNC_PS else self.links.trainer
 
-    def over(self, rate: float) -> Forecast:
-        """The same run, rounds over links of so many bytes per second and direction."""
-        name = "sync_ps" if self.rounds.partner == SYNC_PS else "trainer"
-        return replace(self, links=replace(self.links, **{name: rate}))
-
     def round_bytes(self, trainers: int) -> float:
         """What one of ``trainers`` trainers sends and receives in sequence in a round: to the partner and back, or
         around the ring of all trainers, where it receives while it sends.

@@ -47,18 +47,3 @@ def test_a_job_of_each_kind_is_measured_and_predicted(tmp_path, small_data, wher
     assert ("virtual host" in finished.out) == bool(where)
     assert (tmp_path / "cluster.txt").read_text() == finished.out
     assert (tmp_path / "cluster.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("where", [(), KERNEL], ids=["buckets", "kernel"])
-def test_codecs_are_measured_over_a_link(tmp_path, small_data, where):
-    """Over one that takes twice as long as a step a codec on both ways is faster by far, on any machine."""
-    words = (f"data.folder={small_data}", "--only", "links", "--shares", "2", "--seconds", "0.5", "--folder", tmp_path)
-    finished = ssmpi("bench", "compression", *words, *where).check()
-    rows = json.loads((tmp_path / "compression_links.json").read_text())["rows"]
-    dense, pushed, both = (row for row in rows if row["share"] == 2)
-    assert (dense["push"], pushed["pull"], both["pull"]) == ("dense", "dense", "threshold:0.99")
-    assert both["eps"] > 1.5 * dense["eps"]
-    # half the bytes are pulls; the first messages of a codec, and those after 1, 2, 4, ... rounds, are dense
-    assert dense["bytes"] > 1.5 * pushed["bytes"] > 4.5 * both["bytes"]
-    assert "1.37 times" in finished.out

@@ -30,7 +30,7 @@ from ssmpi.run.requirements import dense_parameters
 from ssmpi.sync import ALGORITHMS, SYNC_PS, elastic_mirrors, mean_mirrors
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.pace import NoPace
-from ssmpi.tools import codec_benefit, forecast
+from ssmpi.tools import forecast
 from ssmpi.tools.link_model import EMBEDDING, STEP, SYNC, Compute, Forecast, LinkSpeeds, Rounds
 
 
@@ -448,9 +448,6 @@ def test_a_codec_makes_rounds_faster_by_what_both_directions_have_in_common(
         assert coded.round_capacity == dense.round_capacity
         assert "a round is 2.0 times as fast" in "\n".join(forecast.arithmetic(coded))
     assert "codec" not in "\n".join(forecast.arithmetic(dense))
-    (line,) = codec_benefit.sentence(coded, trainers)
-    assert "here, over 1.0 MB/s, " in line
-    assert codec_benefit.sentence(dense, trainers) == []
 
 
 @pytest.mark.parametrize("name", [name for name, kind in ALGORITHMS.items() if not kind.codec_error(RoundOptions())])
@@ -476,36 +473,18 @@ def test_elastic_rounds_take_two_mirrors_at_both_ends():
 CODED = Rounds(SYNC_PS, 200_000, 1.0, pushed=4_000, codec_seconds=75e-6)  # 1.5 ns each of 50,000 entries
 
 
-def test_a_codec_is_worth_it_where_the_formulas_of_one_trainer_say_so():
-    """By hand: a step s, link times D and C of dense and coded rounds, k of the codec. (s + D) / (s + C + k) = 1.37."""
-    step, times, both, coded = COMPUTE.step, codec_benefit.WANTED, 400_000, 204_000
-    for rounds, coded in ((CODED, 204_000), (replace(CODED, pulled=4_000), 8_000)):
-        found = Forecast(COMPUTE, LinkSpeeds(10e6), rounds)
-        rate = (both - times * coded) / ((times - 1) * step + times * 75e-6)
-        assert codec_benefit.gain(found, rate, 1) == pytest.approx(times)
-        even = (both - coded) / 75e-6
-        assert codec_benefit.gain(found, even, 1) == pytest.approx(1)
-        (line,) = codec_benefit.sentence(found, 1)
-        assert f"1.37 times dense EPS below {rate / 1e6:.1f}"[:-1] in line
-        assert f"link time is {both / rate / step:.2g} of the steps" in line
-    assert codec_benefit.sentence(Forecast(COMPUTE, LinkSpeeds(10e6), Rounds(SYNC_PS, 200_000, 1.0)), 1) == []
+@pytest.mark.parametrize("period", [1.0, 0.0], ids=["foreground", "background"])
+def test_fewer_pushes_gain_nothing_over_a_link_full_of_whole_pulls(period):
+    """They go the other way."""
+    found = [Forecast(COMPUTE, LinkSpeeds(1e6), replace(CODED, period=period, pulled=size)) for size in (None, 4_000)]
+    predictions = [each.of(16) for each in (found[0].dense, *found)]
+    dense, pushed, both = (each.eps if period else 1 / each.gap for each in predictions)
+    assert (pushed / dense, both / dense) == pytest.approx((1, 50))  # as many times as there are fewer bytes
 
 
-def test_over_a_full_link_fewer_pushes_gain_nothing_while_pulls_are_whole():
-    """Neither examples nor, in the background, rounds: the link is full of pulls, which go the other way."""
-    for period, what in ((1.0, "EPS"), (0.0, "rounds")):
-        whole = Forecast(COMPUTE, LinkSpeeds(1e6), replace(CODED, period=period))
-        assert codec_benefit.gain(whole, 1e6, 16) == pytest.approx(1)
-        (line,) = codec_benefit.sentence(whole, 16)
-        assert f"times dense {what} at most" in line
-        assert line.endswith("here, over 1.0 MB/s, 1.00 times: not worth it")
-        encoded = replace(whole, rounds=replace(whole.rounds, pulled=4_000))
-        assert codec_benefit.gain(encoded, 1e6, 16) == pytest.approx(50)  # as many times as there are fewer bytes
-
-
-def test_rounds_of_all_trainers_by_a_codec_take_what_owners_get_and_send(tmp_path, small_data, capsys):
+def test_rounds_of_all_trainers_by_a_codec_take_what_owners_get_and_send(tmp_path, small_data):
     """By hand: each trainer sends a payload of its replica and one of the mean, but for its own shard, over its link;
-    beside that there is what mirrors take of the processors. And the command says where that pays.
+    beside that there is what mirrors take of the processors.
     """
     path = tmp_path / "run.toml"
     path.write_text(f"[data]\nfolder = '{small_data}'\n[sync]\nalgorithm = 'ma'\ncodec = 'threshold:0.99'\n")
@@ -517,17 +496,3 @@ def test_rounds_of_all_trainers_by_a_codec_take_what_owners_get_and_send(tmp_pat
     seconds = 1e-9 * (1.25 * cost.send + 1.5 * cost.receive + mean_mirrors.PASSES) * size
     assert 3 * found.round_seconds(4) == pytest.approx(sent / 1e6 + seconds)
     assert found.round_seconds(1) == 0  # nobody is told
-    fast, slow = 1e4 * sent / seconds, sent / seconds
-    assert codec_benefit.gain(found, fast, 4) < 1 < 10 < codec_benefit.gain(found, slow, 4)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["plan", str(path), "--predict", "--step-ms", "10", "--link-mb", "1", "topology.trainers=4"])
-    assert not ended.value.code
-    assert "not worth it over links of more than" in capsys.readouterr().out
-    assert codec_benefit.sentence(found, 1) == []
-
-
-def test_where_links_carry_anything_no_codec_is_worth_it():
-    """As in the memory of one host."""
-    (line,) = codec_benefit.sentence(Forecast(COMPUTE, LinkSpeeds(), CODED), 1)
-    assert line.endswith("where links carry any, not worth it")
-    assert codec_benefit.gain(Forecast(COMPUTE, LinkSpeeds(), CODED), 1e12, 1) < 1
