@@ -8,7 +8,6 @@ layout follows from which of them are read. Kinds of operators are in ``operator
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -159,12 +158,6 @@ class Network:
     def layout(self) -> list[Parameter]:
         """Names and shapes of all parameters, in the order of the flat vector."""
         return [parameter for form in self.forms.values() for parameter in form.parameters]
-
-    @property
-    def borders(self) -> tuple[int, ...]:
-        """The end of each layer (an operator with all its parameters) in the flat vector."""
-        ends = itertools.accumulate(floats_in(form.parameters) for form in self.forms.values())
-        return tuple(dict.fromkeys(end for end in ends if end))
 
     @property
     def parameters(self) -> int:

@@ -1,4 +1,4 @@
-"""One trainer's dense parameters in one flat float32 vector that torch, numpy and MPI see without copies.
+"""The dense parameters that a trainer owns in one flat float32 vector that torch, numpy and MPI see without copies.
 
 Each worker thread has a ``ThreadModel``: the network over the same memory, with buffers and gradients of its own.
 Weights may change between a forward and a backward pass: that is Hogwild, on purpose.
@@ -20,54 +20,55 @@ from ssmpi.model import blas, brgemm, custom_code, kernels
 from ssmpi.model.executor import CompiledStep
 from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import Network
+from ssmpi.model.parameters import OwnedParameters, by_name
 from ssmpi.model.program import Program
 
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 class Replica:
-    """``vector`` float32 (parameters,), shared without locks by a trainer's worker threads and its shadow thread; it
-    lies in ``memory`` and is not initialized if an earlier process filled that. With the ``means`` of the dense
-    features, float32 (features,), it starts centered.
+    """``vector`` float32 (parameters,), of those that are ``owned`` (default: all), shared without locks by a trainer's
+    worker threads and its shadow thread; it lies in ``memory`` and is not initialized if an earlier process filled
+    that. With the ``means`` of the dense features, float32 (features,), it starts centered.
     """
 
     def __init__(
-        self, network: Network, precision: str, seed: int, memory: Memory | None = None, means: np.ndarray | None = None
-    ) -> None:
+        self, network: Network, precision: str, seed: int, memory: Memory | None = None,
+        means: np.ndarray | None = None, owned: OwnedParameters | None = None,
+    ) -> None:  # fmt: skip
         self.network, self._precision, self.memory = network, precision, memory or PrivateMemory()
-        initial = initial_vector(network, seed, means)
+        self.owned = owned or OwnedParameters(network)
+        initial = self.owned.of(initial_vector(network, seed, means))
         self.vector = self.memory.allocate(initial.nbytes).view(np.float32)
         if not self.memory.kept:
             self.vector[:] = initial
 
     def thread_model(self, vector: np.ndarray | None = None) -> ThreadModel:
-        """The network over ``vector`` (default: the live one) with gradients of its own."""
+        """The network over ``vector``, float32 (parameters of the network,), with gradients of its own; by default over
+        the live one, which must hold all parameters.
+        """
+        assert vector is not None or self.owned.complete, "another rank owns some of the parameters"
         return ThreadModel(self.network, self.vector if vector is None else vector, self._precision)
 
     def datasets(self, vector: np.ndarray) -> list[tuple[str, np.ndarray, dict[str, Any]]]:
         """What to save of ``vector``: views of the parameters, without attributes."""
-        return [(name, values, {}) for name, values in by_name(self.network, vector)]
+        return [(name, values, {}) for name, values in by_name(self.owned.layout, vector)]
 
     def load(self, path: Path) -> np.ndarray:
-        """Read a vector that was saved as ``datasets``; DataError if it belongs to another model."""
-        vector = np.empty_like(self.vector)
+        """Read what is owned of a model that was saved as ``datasets`` of all parameters; DataError if it is another
+        model.
+        """
+        vector, shapes = np.empty_like(self.vector), dict(self.network.layout)
         with h5py.File(path, "r", locking=False) as saved:
-            for name, values in by_name(self.network, vector):
-                if name not in saved or saved[name].shape != values.shape:
+            for name, values in by_name(self.owned.layout, vector):
+                if name not in saved or saved[name].shape != shapes[name]:
                     found = saved[name].shape if name in saved else "nothing"
                     raise DataError(
-                        f"{path}: parameter {name} is {found}, this model's is {values.shape}: set model.bottom and "
+                        f"{path}: parameter {name} is {found}, this model's is {shapes[name]}: set model.bottom and "
                         "model.top to what it was trained with"
                     )
-                values[...] = saved[name][()]
+                values[...] = self.owned.rows_of(name, saved[name][()])
         return vector
-
-
-def by_name(network: Network, vector: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Views of ``vector`` by parameter."""
-    ends = np.cumsum([int(np.prod(shape)) for _, shape in network.layout])
-    parts = np.split(vector, ends[:-1])
-    return [(name, part.reshape(shape)) for (name, shape), part in zip(network.layout, parts, strict=True)]
 
 
 class ThreadModel:
@@ -82,7 +83,7 @@ class ThreadModel:
             from ssmpi.model.autograd_step import AutogradStep  # here, because importing torch takes seconds
 
             self._score = self._by_torch
-            self._step = AutogradStep(network, *(by_name(network, array) for array in self.arrays))
+            self._step = AutogradStep(network, *(by_name(network.layout, array) for array in self.arrays))
             return
         program, sgemm = Program(network), blas.sgemm()
         compiled = CompiledStep(program, *self.arrays, sgemm) if sgemm else None
@@ -134,7 +135,7 @@ class ThreadModel:
 
         from ssmpi.model import reference
 
-        parameters = {name: torch.from_numpy(values) for name, values in by_name(self._network, self.weights)}
+        parameters = {name: torch.from_numpy(values) for name, values in by_name(self._network.layout, self.weights)}
         with torch.inference_mode():
             logits = reference.logits(self._network, parameters, torch.from_numpy(dense), torch.from_numpy(rows))
         return logits.numpy()

@@ -60,7 +60,7 @@ class Trainer:
         local = sync.LocalTrainer(
             self.progress.iterations, self.progress.factor, self.optimizer, self.replica.thread_model,
             sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.rows.layout.width),
-            sync.ReplicaMemory(world.host, self.replica.memory, self.replica.network.borders), memory,
+            sync.ReplicaMemory(world.host, self.replica.memory, self.replica.owned.borders), memory,
         )  # fmt: skip
         self.synchronizers, self.pace = trainer_parts.synchronization(config, world, self.replica, local, saved)
         trained = trainer_parts.trained_rows(config, world.index, self._reader, saved, self.progress, memory)

@@ -52,7 +52,8 @@ from ssmpi.embedding.transport import RemoteTables
 from ssmpi.model import reference, zoo
 from ssmpi.model.network import Inputs
 from ssmpi.model.options import ModelOptions
-from ssmpi.model.replica import Replica, ThreadModel, by_name
+from ssmpi.model.parameters import by_name
+from ssmpi.model.replica import Replica, ThreadModel
 from ssmpi.sync.pace import NoPace, Shadow
 
 CORES = 2
@@ -527,8 +528,8 @@ def test_the_bare_step_is_that_of_autograd_on_given_rows(config_of, monkeypatch,
     monkeypatch.setattr(dense, "Replica", lambda *args: replicas.append(Replica(*args)) or replicas[-1])
     (step,), source = dense.steps_of(BARE, config), BatchSource(config)
     (replica,) = replicas
-    mine = [torch.from_numpy(a.copy()).requires_grad_() for _, a in by_name(config.network, replica.vector)]
-    names = [name for name, _ in by_name(config.network, replica.vector)]
+    mine = [torch.from_numpy(a.copy()).requires_grad_() for _, a in by_name(config.network.layout, replica.vector)]
+    names = [name for name, _ in by_name(config.network.layout, replica.vector)]
     optimizer = torch.optim.Adagrad(mine, 0.01, initial_accumulator_value=1e-3, eps=config.dense.epsilon)
     for number, (batch, rows) in enumerate(source.with_rows(0)[:3], 1):
         step()
@@ -539,7 +540,7 @@ def test_the_bare_step_is_that_of_autograd_on_given_rows(config_of, monkeypatch,
         torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels)).backward()
         optimizer.step()
         assert len(passes) == number
-    for (name, found), expected in zip(by_name(config.network, replica.vector), mine, strict=True):
+    for (name, found), expected in zip(by_name(config.network.layout, replica.vector), mine, strict=True):
         np.testing.assert_allclose(found, expected.detach().numpy(), rtol=0, atol=tolerance, err_msg=name)
 
 

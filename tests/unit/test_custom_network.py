@@ -26,7 +26,8 @@ from ssmpi.files import run_files
 from ssmpi.model import custom_code, custom_network, graph
 from ssmpi.model.network import DENSE, ROWS, Concat, Inputs, Network, mlp
 from ssmpi.model.options import ModelOptions
-from ssmpi.model.replica import Replica, by_name
+from ssmpi.model.parameters import by_name
+from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import NETWORKS, network_of
 from ssmpi.report import recoveries
 from ssmpi.roles import trainer_parts
@@ -410,7 +411,7 @@ def test_its_gradients_are_those_of_the_formula(tmp_path, batch):
     network = cubed(tmp_path)
     model, (dense, rows, labels) = Replica(network, "fp32", seed=3).thread_model(), example(network, batch)
     logits, by_rows = model.forward_backward(dense, rows, labels)
-    w, b, v, c, shift, out, bias = (a.astype(float) for _, a in by_name(network, model.weights))
+    w, b, v, c, shift, out, bias = (a.astype(float) for _, a in by_name(network.layout, model.weights))
     start = np.concatenate([dense, rows.reshape(batch, 40)], axis=1).astype(float)
     hidden = np.maximum(start @ w.T + b, 0)
     last = np.maximum(hidden @ v.T + c, 0)
@@ -421,7 +422,7 @@ def test_its_gradients_are_those_of_the_formula(tmp_path, batch):
     np.testing.assert_allclose(logits, expected[:, 0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(model.score(dense, rows), expected[:, 0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(by_rows.reshape(batch, 40), by_start[:, 3:], rtol=1e-3, atol=1e-6)
-    gradients = dict(by_name(network, model.gradients))
+    gradients = dict(by_name(network.layout, model.gradients))
     np.testing.assert_allclose(gradients["cube.shift"], by_cube.sum(axis=0), rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(gradients["out.bias"], by_logit.sum(keepdims=True), rtol=1e-3, atol=1e-6)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -17,6 +18,7 @@ from ssmpi.model.executor import PIECE
 from ssmpi.model.network import Inputs
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DenseOptions, ModelOptions
+from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import network_of
 
@@ -131,6 +133,37 @@ def test_weights_survive_being_saved_and_loaded(tmp_path):
     np.testing.assert_array_equal(other.load(tmp_path / "dense.h5"), one.vector)
     with h5py.File(tmp_path / "dense.h5") as saved:
         assert saved["bottom.0.weight"].shape == (8, 13)
+
+
+SPLIT = (
+    {"bottom.0.weight": slice(0, 3), "bottom.0.bias": slice(0, 3), "top.2.weight": slice(None)},
+    {"bottom.0.weight": slice(3, 8), "bottom.0.bias": slice(3, 8), "top.2.bias": slice(None)},
+    {name: slice(None) for name in ("bottom.2.weight", "bottom.2.bias", "top.0.weight", "top.0.bias")},
+)
+
+
+def test_owners_of_a_part_each_are_one_replica(tmp_path):
+    """They begin, step and load what they own as one owner of all does, to the bit."""
+    whole, options = replica(1), DenseOptions(optimizer="adagrad", rate=0.05)
+    owners = [Replica(whole.network, "fp32", 1, owned=OwnedParameters(whole.network, rows)) for rows in SPLIT]
+    optimizers = [dense_optimizer(options, each) for each in (whole, *owners)]
+    assert [each.owned.complete for each in (whole, *owners)] == [True, False, False, False]
+    assert owners[0].owned.borders == (3 * 13 + 3, 3 * 13 + 3 + 6)
+    model = whole.thread_model()
+    with pytest.raises(AssertionError, match="another rank owns some"):
+        owners[0].thread_model()
+    for seed in range(3):
+        model.forward_backward(*batch(seed=seed))
+        gradients = model.gradients.copy()
+        optimizers[0].step(model, 0.5)
+        for owner, optimizer in zip(owners, optimizers[1:], strict=True):
+            optimizer.step(SimpleNamespace(arrays=(owner.vector, owner.owned.of(gradients))), 0.5)
+    sums = [optimizer.state()["sums"] for optimizer in optimizers]
+    files.write(tmp_path / "dense.h5", whole.datasets(whole.vector))
+    for owner, own_sums in zip(owners, sums[1:], strict=True):
+        np.testing.assert_array_equal(owner.vector, owner.owned.of(whole.vector))
+        np.testing.assert_array_equal(own_sums, owner.owned.of(sums[0]))
+        np.testing.assert_array_equal(owner.load(tmp_path / "dense.h5"), owner.vector)
 
 
 def test_weights_of_another_model_are_refused(tmp_path):

@@ -30,6 +30,7 @@ from ssmpi.model.network import (
 )
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, ModelOptions
+from ssmpi.model.parameters import OwnedParameters
 from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica
 from ssmpi.model.torch_step import TorchStep
@@ -257,7 +258,7 @@ def test_a_layer_ends_where_the_next_ones_weights_begin():
     network = network_of(ModelOptions(bottom=(8, 4), top=(5, 1)), Inputs(dense=13, tables=26, dim=4))
     pairs = 4 + 27 * 26 // 2
     sizes = [13 * 8 + 8, 8 * 4 + 4, pairs * 5 + 5, 5 + 1]
-    assert network.borders == tuple(np.cumsum(sizes))
+    assert OwnedParameters(network).borders == tuple(np.cumsum(sizes))
 
 
 def test_cross_layers_are_the_papers():

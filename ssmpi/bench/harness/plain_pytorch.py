@@ -16,7 +16,7 @@ from ssmpi.data.batch import Batch
 from ssmpi.model import reference
 from ssmpi.model.initial import initial_vector
 from ssmpi.model.network import Network
-from ssmpi.model.replica import by_name
+from ssmpi.model.parameters import by_name
 
 
 class PlainNetwork(nn.Module):
@@ -26,7 +26,7 @@ class PlainNetwork(nn.Module):
         super().__init__()
         self.network, width = network, network.rows.width
         self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum", sparse=True) for rows in cardinalities)
-        values = by_name(network, initial_vector(network, seed, None))
+        values = by_name(network.layout, initial_vector(network, seed, None))
         self.names = [name for name, _ in values]
         self.dense = nn.ParameterList(torch.from_numpy(array.copy()) for _, array in values)
 

@@ -130,7 +130,7 @@ class LockstepRun:
         self._placement = place(self._reader.manifest.cardinalities, 1)
         self.tables = LocalTables(Arena(config.rows, self._placement, 0, lockstep.embedding))
         self.trainers = [LockstepTrainer(config, self._reader, lockstep.dense) for _ in range(topology.trainers)]
-        pushing = Pushing(config.dense, config.network.borders, topology.threads, lockstep.feedback)
+        pushing = Pushing(config.dense, self.trainers[0].replica.owned.borders, topology.threads, lockstep.feedback)
         vectors = [trainer.replica.vector for trainer in self.trainers]
         self.rounds = make(config.sync, vectors, lockstep.gap, lockstep.staleness, pushing)
         for k, trainer in enumerate(self.trainers):
