@@ -7,29 +7,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ssmpi.core.errors import PeerError
 from ssmpi.core.protocols import MPIRequest
-from ssmpi.core.settings import COUNT, SECONDS, positive, within
+from ssmpi.core.settings import SECONDS, positive
 
 
 @dataclass(frozen=True)
 class WaitOptions:
-    """The ``[waiting]`` section: ``spins`` tests without sleep, then sleeps growing to ``longest_sleep_us``, or to a
-    twentieth of the wait so far (at most 10 ms, a server 50 ms) where that is longer: an idle server need not poll
-    2,000 times a second.
-
-    Spin only where ranks have cores of their own. ``time_limit_seconds`` is how long any single answer may take,
-    ``frozen_seconds`` how long a rank may go without a heartbeat.
+    """The ``[waiting]`` section: sleeps between tests grow to ``longest_sleep_us``, or to a twentieth of the wait
+    so far (at most 10 ms, a server 50 ms) where that is longer: an idle server need not poll 2,000 times a second.
+    ``time_limit_seconds`` is how long any single answer may take, ``frozen_seconds`` how long a rank may go without a
+    heartbeat.
     """
 
-    spins: int = 0
+    REMOVED: ClassVar = {"spins": 0}
+
     longest_sleep_us: float = 500.0
     time_limit_seconds: float = 300.0
     frozen_seconds: float = 120.0
 
     def __post_init__(self) -> None:
-        within("spins", self.spins, 0, COUNT)
         positive("longest_sleep_us", self.longest_sleep_us, 1e6)
         positive("time_limit_seconds", self.time_limit_seconds, SECONDS)
         positive("frozen_seconds", self.frozen_seconds, SECONDS)
@@ -52,15 +51,10 @@ class Backoff:
 
     def reset(self) -> None:
         """Start again with short sleeps."""
-        self._naps = 0
         self._sleep, self._slept = 10e-6, 0.0
 
     def nap(self) -> None:
-        """Yield the core: at first without sleep, then a little longer each time."""
-        self._naps += 1
-        if self._naps <= self._waiting.spins:
-            time.sleep(0)
-            return
+        """Yield the core, a little longer each time."""
         time.sleep(self._sleep)
         self._slept += self._sleep
         longest = max(self._waiting.longest_sleep_us * 1e-6, min(self._slept * TOLERANCE, self._longest))

@@ -111,6 +111,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    values = _without_removed(getattr(cls, "REMOVED", {}), values, where)
     for key in values:
         if key not in fields:
             kind = "section" if isinstance(values[key], dict) else "key"
@@ -124,6 +125,18 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     except SettingsError as error:
         text = str(error)
         raise SettingsError(text if not where or text.startswith(where) else f"{where}{text}") from None
+
+
+def _without_removed(removed: Mapping[str, object], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """``values`` without the keys that earlier versions had and wrote into every run folder; ``removed`` are those and
+    their defaults. SettingsError for another value: what it asked for is gone.
+    """
+    for key in removed.keys() & values.keys():
+        require(
+            values[key] == removed[key],
+            f"'{where}{key}' was removed, and a run behaves as with its default of {removed[key]!r}: leave it out",
+        )
+    return {key: value for key, value in values.items() if key not in removed}
 
 
 def dump(settings: DataclassInstance) -> str:

@@ -87,14 +87,9 @@ class Centered(Synchronizer):
         fragment = self.next_fragment()
         if self.measures_now():
             self.divergence = self._divergence(fragment)
-        alpha = self.pull(fragment)
         for shard in self.mapped:
-            self.move(shard.lock, shard.center[fragment], shard.replica[fragment], alpha)
+            self.move(shard.lock, shard.center[fragment], shard.replica[fragment], self.alpha)
         return True
-
-    def pull(self, fragment: int) -> float:
-        """The elastic weight of this exchange of a fragment."""
-        return self.alpha
 
     def move(self, lock: SharedLock, center: np.ndarray, replica: np.ndarray, alpha: float) -> None:
         """Exchange a shard with the live replica, both in place, while holding the lock."""

@@ -20,9 +20,7 @@ from ssmpi.comm.service import Service
 from ssmpi.comm.shared_lock import SharedLock
 from ssmpi.comm.shared_memory import placed
 
-EXCHANGE, FETCH, START, COUPLE, STATE, MAP, APPLIED = range(
-    7
-)  # kinds of message; the asking thread's number tags a reply
+EXCHANGE, FETCH, START, STATE, MAP, APPLIED = range(6)  # kinds of message; the asking thread's number tags a reply
 THREADS = 1000
 ADDRESS = 1024  # bytes of the reply to MAP, JSON and spaces
 
@@ -66,9 +64,6 @@ class Center(ABC):
             self._service.reply(source, thread, buffer)
             return
         words = payload.view(np.float32)
-        if kind == COUPLE:
-            self.set_alpha((source, thread), words)
-            return
         fragment = self._turns[source, tag] % self._fragments
         self._turns[source, tag] += 1
         if kind == START:
@@ -113,10 +108,6 @@ class Center(ABC):
     def state(self, fragment: int) -> np.ndarray:
         """The optimizer state of the shard of a fragment: a live array of the same length."""
         raise AssertionError(f"{type(self).__name__} remembers nothing, of fragment {fragment} or any other")
-
-    def set_alpha(self, client: tuple[int, int], words: np.ndarray) -> None:
-        """A client sets the elastic weight of its next exchange."""
-        raise AssertionError(f"{client} sent a coupling, but this center does not support it")
 
     def start(self, fragment: int, values: np.ndarray) -> None:
         """The first trainer sends the initial values of a fragment: at the start, and again after a warm-up."""

@@ -8,10 +8,6 @@ Centralised and asynchronous: a trainer exchanges with the center alone, and wai
 What n trainers learn is shared by n + 1 vectors, so all move at n / (n + 1) of the speed of model averaging: half, with
 one.
 
-In the background the gap between two rounds changes with the load, and with it the pull per iteration. With
-``coupling`` = kappa above 0 the pull is the same whatever the gap: alpha = 1 - (1 - kappa)^gap, where the gap is the
-iterations since this client exchanged this fragment (for a shadow thread, of all worker threads of its trainer).
-
 With a codec both ends keep mirrors, see ``elastic_mirrors``.
 """
 
@@ -28,11 +24,10 @@ from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_lock import SharedLock, leave, take
 from ssmpi.compress import Codec
-from ssmpi.core.settings import require
 from ssmpi.core.topology import Role, Topology
 from ssmpi.core.traffic import Link
 from ssmpi.sync.center import Centered
-from ssmpi.sync.center_shard import COUPLE, EXCHANGE, Center, MakeStep
+from ssmpi.sync.center_shard import EXCHANGE, Center, MakeStep
 from ssmpi.sync.elastic_mirrors import PASSES, ClientMirrors, ReplicaMirrors, pull_together
 from ssmpi.sync.mirrors import expected_bytes, merge_error, whole_codec
 from ssmpi.sync.options import DENSE, RoundOptions
@@ -43,12 +38,9 @@ from ssmpi.sync.pushes import clients, codec_of
 
 @dataclass(frozen=True)
 class EASGDOptions:
-    """``[sync.easgd]``: ``coupling`` per iteration; above 0 it overrides ``alpha``."""
+    """``[sync.easgd]`` has no settings of its own."""
 
-    coupling: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(0 <= self.coupling < 1, f"coupling must be in [0, 1), got {self.coupling}")
+    REMOVED: ClassVar = {"coupling": 0.0}
 
 
 @njit(cache=True, nogil=True)
@@ -83,8 +75,6 @@ class EASGD(Centered):
             parts = shards(weights.size, len(self.fragments), len(self._servers))
             layers, seed = peers.local.replica.layers, (peers.trainers.rank, thread)
             self._mirrors = ReplicaMirrors(options, parts, layers, seed, weights.size)
-        self._coupling = options.own(EASGDOptions).coupling
-        self._exchanged = [0] * len(self.fragments)
         for shard in self.mapped:
             nothing = np.empty(0, np.float32)
             self.move(shard.lock, nothing, nothing, 0.0)  # compiles now, not in the first round
@@ -124,11 +114,6 @@ class EASGD(Centered):
         own = clients(options, topology)
         return {Role.TRAINER: 5 * own, Role.SYNC_PS: 4 * own * topology.trainers + 1}
 
-    @classmethod
-    def words_beside(cls, options: RoundOptions) -> int:
-        """The elastic weight, with a coupling."""
-        return 1 if options.own(EASGDOptions).coupling else 0
-
     @staticmethod
     def server(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
         """A center that is pulled."""
@@ -136,9 +121,6 @@ class EASGD(Centered):
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The old center; the sync PSs move it towards the snapshot by the same d."""
-        if self._coupling:
-            self.alpha = self.pull(fragment)
-            self.send_all(COUPLE, [np.array([self.alpha], np.float32)] * len(self._servers))
         if self._mirrors:
             return self._exchange_by_mirrors(self._mirrors, snapshot, fragment)
         return self.ask(EXCHANGE, fragment, self.shards_of(snapshot, fragment))
@@ -173,19 +155,9 @@ class EASGD(Centered):
             with lock:  # a signal interrupted the wait; or this raises the lock's error
                 pull_together(center, replica, alpha)
 
-    def pull(self, fragment: int) -> float:
-        """The coupling's alpha for the iterations since the last exchange, if there is a coupling."""
-        if not self._coupling:
-            return self.alpha
-        done = self.iterations
-        gap, self._exchanged[fragment] = done - self._exchanged[fragment], done
-        return 1.0 - (1.0 - self._coupling) ** gap
-
 
 class ElasticCenter(Center):
-    """Is pulled towards each snapshot by ``alpha``, or by the weight that the client sent before; with a codec by
-    mirrors of each client.
-    """
+    """Is pulled towards each snapshot by ``alpha``; with a codec by mirrors of each client."""
 
     def __init__(self, options: RoundOptions, service: Service, memory: RankMemory) -> None:
         self._options, self._encoded = options, options.codec != DENSE
@@ -194,7 +166,6 @@ class ElasticCenter(Center):
         super().__init__(
             options.fragments, service, memory, shared=options.transport != "messages" and not self._encoded
         )
-        self._alphas: dict[tuple[int, int], float] = {}
         self._clients: dict[tuple[int, int], ClientMirrors] = {}
         self._whole: list[Codec] = []
         nothing = np.empty(0, np.float32)
@@ -203,7 +174,7 @@ class ElasticCenter(Center):
 
     def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
         """The old values, and a step towards the snapshot."""
-        pull_center(self.shards[fragment], words, self._alpha_of(client), reply)
+        pull_center(self.shards[fragment], words, self._options.alpha, reply)
 
     def answer(self, fragment: int, client: tuple[int, int], payload: np.ndarray) -> np.ndarray:
         """As the base class; with a codec by this client's mirrors."""
@@ -212,12 +183,5 @@ class ElasticCenter(Center):
         if client not in self._clients:
             self._whole = self._whole or [whole_codec(shard.size) for shard in self.shards]
             self._clients[client] = ClientMirrors(self._options, self._whole, (self._service.rank, *client))
-        shard, alpha = self.shards[fragment], self._alpha_of(client)
+        shard, alpha = self.shards[fragment], self._options.alpha
         return self.buffer_of(self._clients[client].exchange(fragment, payload, shard, alpha))
-
-    def set_alpha(self, client: tuple[int, int], words: np.ndarray) -> None:
-        """The alpha of this client's next exchange."""
-        self._alphas[client] = float(words[0])
-
-    def _alpha_of(self, client: tuple[int, int]) -> float:
-        return self._alphas.get(client, self._options.alpha)

@@ -456,40 +456,6 @@ def check_after_warm_up(results, options):
         np.testing.assert_allclose(model, expected, rtol=0, atol=1e-5)
 
 
-# Coupling
-
-
-def coupled(world, options):
-    """One trainer's rounds after known numbers of iterations, fragments in turn."""
-    weights, home = replica(world.rank), sync.LocalTrainer(np.zeros(2, np.int64))
-
-    def work(synchronizers):
-        if world.rank == 1:
-            for turn, iterations in enumerate((1, 4, 0, 30, 2, 7)):
-                home.iterations[turn % 2] += iterations
-                weights[:] += 0.1 * replica(200 + turn)
-                synchronizers[0].round()
-        return weights.copy(), synchronizers[0].model()
-
-    return on_trainers(world, options, weights, work, home)
-
-
-def check_coupled(results, options):
-    """Both sides move by 1 - (1 - kappa)^gap, gap since the same fragment was exchanged."""
-    w, c, kappa = replica(1).astype(float), replica(0).astype(float), options.easgd.coupling
-    done, exchanged = 0, [0] * options.fragments
-    for turn, iterations in enumerate((1, 4, 0, 30, 2, 7)):
-        done, f = done + iterations, turn % options.fragments
-        w += 0.1 * replica(200 + turn)
-        part = slice(PARAMETERS * f // options.fragments, PARAMETERS * (f + 1) // options.fragments)
-        d = (1 - (1 - kappa) ** (done - exchanged[f])) * (w[part] - c[part])
-        exchanged[f] = done
-        w[part], c[part] = w[part] - d, c[part] + d
-    np.testing.assert_allclose(results[1][0], w, rtol=0, atol=2e-6)
-    for _, model in results:
-        np.testing.assert_allclose(model, c, rtol=0, atol=2e-6)
-
-
 # Cases
 
 
@@ -511,7 +477,6 @@ class Case:
         )
 
 
-COUPLED = sync.easgd.EASGDOptions(coupling=0.1)
 PAIRS = [(a, pace) for a in ALL for pace in ("shadow", "fixed_rate") if (a, pace) not in REFUSED and a != "synchronous"]
 ASYNC = [
     options("async_ps"),
@@ -530,8 +495,6 @@ CASES = [
     *(Case(after_warm_up, check_after_warm_up, options(a, p, warmup_steps=2), over_mpi=a == "bmuf") for a, p in PAIRS),
     *(Case(after_warm_up, check_after_warm_up, options(a, warmup_steps=2, codec="threshold:0.9"), over_mpi=True)
       for a in ("easgd", "ma")),
-    *(Case(coupled, check_coupled, options("easgd", easgd=COUPLED, fragments=f), over_mpi=f == 2) for f in (1, 2)),
-    Case(coupled, check_coupled, options("easgd", easgd=COUPLED, fragments=2, codec="threshold:0"), over_mpi=True),
 ]  # fmt: skip
 
 

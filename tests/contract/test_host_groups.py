@@ -133,7 +133,6 @@ def turns_with_a_center(world, options):
         {"alpha": 0.3},
         {"fragments": 3},
         {"merge": "interpolate"},
-        {"easgd": sync.easgd.EASGDOptions(coupling=0.05), "fragments": 2},
     ],
     ids=str,
 )

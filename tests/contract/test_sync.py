@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ranks import all_over_mpi, over_threads
 from sync_bodies import (
     PARAMETERS,
@@ -161,6 +162,20 @@ def check_bmuf(results, options):
         np.testing.assert_allclose(model, aggregated, rtol=1e-5, atol=2e-5)
 
 
+def check_diloco(results, options):
+    """Block momentum ahead of the model, with alpha 1, is DiLoCo's outer step (arXiv 2311.08105): SGD with Nesterov
+    momentum, here torch's in float64, along how far the mean of the replicas has come from where all of them started.
+    """
+    start = torch.from_numpy(replica(0).astype(float)).requires_grad_()
+    outer = torch.optim.SGD([start], lr=options.bmuf.eta, momentum=options.bmuf.momentum, nesterov=True)
+    for block in range(5):
+        learned = np.mean([0.1 * replica(10 * block + rank).astype(float) for rank in range(2)], axis=0)
+        start.grad = torch.from_numpy(-learned)
+        outer.step()
+    for weights, _ in results:
+        np.testing.assert_allclose(weights, start.detach().numpy(), rtol=1e-5, atol=2e-5)
+
+
 def learn_meanwhile(world, options):
     weights = replica(world.rank)
 
@@ -292,6 +307,7 @@ PACED += [replace(o, transport="messages") for o in PACED if o.algorithm in AVER
 COUNTED = [options(a, "fixed_rate", alpha=alpha) for a in ("ma", "bmuf", "slowmo") for alpha in (0.3, 1.0)]
 COUNTED += [options("bmuf", "fixed_rate", 3, bmuf=bmuf(eta=0.7, momentum=0.5))]
 WAYS = (options, by_message)
+DILOCO = bmuf(eta=0.7, momentum=0.9, nesterov=True)
 BLOCKS = [
     bmuf(),
     bmuf(eta=0.7),
@@ -310,6 +326,7 @@ CASES = [
     Case(one_round, check_mean, options("ma", "fixed_rate", alpha=1.0)),
     *(Case(learn_meanwhile, check_meanwhile, by_message(a, alpha=0.3, merge=m)) for a in AVERAGING for m in MERGES),
     *(Case(blocks, check_bmuf, way("bmuf", alpha=a, bmuf=b)) for b in BLOCKS for a in (0.5, 1.0) for way in WAYS),
+    *(Case(blocks, check_diloco, way("bmuf", alpha=1.0, bmuf=DILOCO)) for way in WAYS),
     *(Case(blocks, check_bmuf, way("ma", alpha=a)) for a in (0.5, 1.0) for way in WAYS),  # BMUF with eta 1 is averaging
     *(Case(rounds_in_turn, check_easgd, way("easgd", alpha=0.3), some_ps(n)) for n in (1, 2, 3) for way in WAYS),
     *(Case(rounds_at_will, check_conserved, way("easgd"), some_ps(n)) for n in (1, 2, 3) for way in WAYS),

@@ -57,14 +57,12 @@ def rounds(world, options):
 
 
 WITH_ROUNDS = [name for name in sync.ALGORITHMS if name not in ("none", "synchronous")]
-COUPLED = options("easgd", transport="messages", easgd=sync.easgd.EASGDOptions(coupling=0.01))
 
 
 @pytest.mark.parametrize(
     "chosen",
     [options(name, transport="messages", fragments=n) for name in WITH_ROUNDS for n in (1, 3)]
-    + [options(name, codec="bf16", fragments=n) for name in ("easgd", "ma") for n in (1, 3)]
-    + [COUPLED, replace(COUPLED, codec="bf16")],
+    + [options(name, codec="bf16", fragments=n) for name in ("easgd", "ma") for n in (1, 3)],
     ids=lambda chosen: f"{chosen.algorithm}-{chosen.codec}-{chosen.fragments}",
 )
 def test_rounds_move_the_bytes_of_their_formula(chosen):

@@ -90,7 +90,7 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
         ("sync.algorithm=synchronous", "set sync.pace = 'fixed_rate' and sync.every_iterations = 1"),
         ("sync.fragments=0", "fragments must be at least 1, got 0"),
         ("sync.warmup_steps=-1", "warmup_steps must be at least 0"),
-        ("sync.easgd.coupling=1.0", "coupling must be in [0, 1)"),
+        ("sync.easgd.coupling=0.1", "'sync.easgd.coupling' was removed, and a run behaves as with its default of 0.0"),
         ("sync.slowmo.momentum=1.0", "momentum must be in [0, 1)"),
         ("sync.slowmo.rate=0", "rate must be in (0, 2]"),
         ("sync.bmuf.eta=0", "eta must be in (0, 2]"),
@@ -108,11 +108,10 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
         ("run.seed=-1", "seed must be in [0, 2^31)"),
         ("run.folder=", "folder must not be empty"),
         ("evaluate.per_pass=0", "per_pass must be at least 1"),
-        ("waiting.spins=-1", "spins must be at least 0"),
+        ("waiting.spins=5", "'waiting.spins' was removed"),
         ("waiting.time_limit_seconds=0", "time_limit_seconds must be positive"),
         ("waiting.time_limit_seconds=1e300", "time_limit_seconds must be positive and at most 1e+09, got 1e+300"),
         ("waiting.longest_sleep_us=1e9", "longest_sleep_us must be positive and at most 1e+06"),
-        ("waiting.spins=9999999999", "spins must be at most"),
         ("data.folder=", "data.folder must not be empty"),
         ("data.batch_size=10000000000", "data.batch_size must be at most"),
         ("data.block_rows=10000000000", "data.block_rows must be at most"),
@@ -161,6 +160,13 @@ def numbers(cls=Config, prefix=""):
             yield from numbers(hint, f"{prefix}{name}.")
         elif hint in (int, float, tuple[int, ...]):
             yield f"{prefix}{name}", hint
+
+
+def test_run_folders_of_earlier_versions_are_read(tmp_path):
+    """They hold every setting with its value, of settings that are gone too."""
+    path = tmp_path / "run.toml"
+    path.write_text("[data]\nfolder = 'x'\n[waiting]\nspins = 0\n[sync.easgd]\ncoupling = 0.0\n")
+    assert load(path) == load(path, ("waiting.longest_sleep_us=500",))
 
 
 @pytest.mark.parametrize(("name", "hint"), [*numbers(), *numbers(StudyFile), *numbers(Site)])
