@@ -281,6 +281,9 @@ def test_a_number_is_used_once(tmp_path):
     store.try_to_remove(failed)
     assert Store(tmp_path).begin(after=checkpoint_number(failed)).name == "checkpoint-000003"
     assert checkpoint_number(tmp_path / "model") == 0
+    save(tmp_path, 4, keep=9)
+    Store(tmp_path).set_aside_after(Store(tmp_path).path(1))
+    assert Store(tmp_path).begin().name == "checkpoint-000005"
 
 
 def test_a_run_folder_that_is_gone_is_not_made_anew(tmp_path):

@@ -290,9 +290,9 @@ def test_what_takes_long_is_said_with_seconds(messages, monkeypatch):
         raise ValueError("broken")
     said = [line.partition("| ")[2] for line in messages.read_text().splitlines()]
     assert said[0] == "compiling ..."
-    assert said[1] == "compiling: 0 s so far"
-    assert said[-2].startswith("compiling: took 0.")
-    assert said[-1] == "placing rows ..."
+    assert re.fullmatch(r"compiling: \d+ s so far", said[1])
+    assert [line for line in said if " took " in line] == [said[said.index("placing rows ...") - 1]]
+    assert re.match(r"compiling: took \d+\.", said[said.index("placing rows ...") - 1])
 
 
 def test_a_run_says_what_it_prepares(tmp_path, small_data, messages):

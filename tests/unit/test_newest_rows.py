@@ -171,6 +171,17 @@ def test_priority_saves_that_come_to_a_save_of_all_rows_count_as_one_where_they_
     assert restore(arena(), WHO, run, [between], 1).samples == 30
 
 
+@pytest.mark.parametrize(("left", "since"), [(500, 20), (3, None)])
+def test_accesses_before_the_checkpoint_are_saved(run, left, since):
+    """Those left by the newest priority save, counted since saves that are older than the checkpoint."""
+    rows = RowStore(newest_rows.path_of(run, WHO), arena(value=30), 1)
+    rows.save_all(30)
+    rows.checkpoint = 50
+    rows.save(np.array([1, 5], np.int32), 70, 0.25, left=left)
+    unsaved = restore(arena(), WHO, run, [save(run, 50)], 1).unsaved
+    assert unsaved.left == (since * unsaved.per_sample if since else left)
+
+
 def test_damaged_rows_give_way_to_the_checkpoint(run, caplog):
     RowStore(newest_rows.path_of(run, WHO), arena(value=30), 1).save_all(30)
     spoil(newest_rows.path_of(run, WHO))

@@ -29,7 +29,7 @@ def test_others_get_the_same_rows_and_some_for_each(begun, waiting, threads, bat
     assert others.begun == ()
     assert (others.part, others.block_rows, others.dealt) == (3, 640, True)
     if others.left >= 4 * threads * batch_size:
-        assert len(others.waiting) >= threads
+        assert len(others.waiting) >= 4 * threads  # so that fast ones take more
 
 
 @given(PIECES)

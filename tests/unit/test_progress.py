@@ -1,5 +1,6 @@
 """How many examples the whole job has done, as each trainer believes it, which is what the learning rates follow."""
 
+import threading
 import time
 
 import numpy as np
@@ -67,14 +68,14 @@ def test_a_run_of_uneven_trainers_knows_how_far_it_is(tmp_path, small_data, monk
     """A trainer that does three quarters of a run believed at its end that half as much again was done, the other only
     half.
     """
-    record, trainers, found = Progress.record, [], []
+    record, trainers, workers, found = Progress.record, [], [], []
 
     def uneven(progress, thread, logits, labels):
         factor = record(progress, thread, logits, labels)
         if progress not in trainers:
             trainers.append(progress)
-        until = time.monotonic() + 0.2  # by then the fast one is out of data
-        while progress is trainers[0] and time.monotonic() < until:
+            workers.append(threading.current_thread())
+        while progress is trainers[0] and (len(trainers) < 2 or workers[1].is_alive()):
             if len(trainers) == 2 and trainers[1].examples >= 3 * progress.examples:
                 break
             time.sleep(0.001)

@@ -80,6 +80,14 @@ def test_every_combination_of_what_is_left_is_decided_by_the_rule(mode, pays):
         assert choice.policy == (summary(PAYS) if asked else "")
 
 
+def test_memory_of_a_start_that_never_trained_is_lost():
+    """Every rank has its memory, and the first trainer no note of it."""
+    why = "the memory of trainer 0 is lost (the last start was killed before every rank had its memory)"
+    choice = choose([Found("", 1)] * 5, (), TOPOLOGY, RecoveryOptions(), lambda: PAYS)
+    assert (choice.how, choice.lost) == (FULL, (0,))
+    assert choice.why.startswith(why)
+
+
 def test_a_rank_may_have_been_made_anew_by_a_later_start_than_the_others():
     found = [Found("", 1), Found("", 1), Found("", 4), Found("", 1), Found("", 1)]
     assert choose(found, (1, 1, 4, 1, 1), TOPOLOGY, RecoveryOptions(), lambda: PAYS).how == MEMORY

@@ -100,18 +100,18 @@ def test_a_holder_that_is_killed_leaves_it_free(address):
 
 def test_a_signal_while_waiting_loses_no_round(address, monkeypatch):
     """Compiled code comes back without the lock, as the system call does; the round goes on in the interpreter."""
-    mine, lock, came = SharedLock.at(address), SharedLock.at(address), []
+    mine, lock, came, handled = SharedLock.at(address), SharedLock.at(address), [], threading.Event()
     center, replica = np.zeros(8, np.float32), np.ones(8, np.float32)
     EASGD.move(None, lock, center, replica, 0.0)
-    before = signal.signal(signal.SIGUSR2, lambda *_: came.append(time.monotonic()))
+    before = signal.signal(signal.SIGUSR2, lambda *_: (came.append("handler"), handled.set()))
     main = threading.get_ident()
 
     def interrupt():
         time.sleep(0.1)
         signal.pthread_kill(main, signal.SIGUSR2)
-        time.sleep(0.1)
+        handled.wait(5)
+        came.append("lock")
         mine.__exit__(None, None, None)
-        came.append(time.monotonic())
 
     mine.__enter__()
     other = threading.Thread(target=interrupt)
@@ -121,7 +121,7 @@ def test_a_signal_while_waiting_loses_no_round(address, monkeypatch):
     finally:
         other.join(PATIENCE)
         signal.signal(signal.SIGUSR2, before)
-    assert came == sorted(came), "the handler ran while the round still waited"
+    assert came == ["handler", "lock"], "the handler runs while the round still waits"
     np.testing.assert_array_equal(center, 0.25)
     np.testing.assert_array_equal(replica, 0.75)
 
