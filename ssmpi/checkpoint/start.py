@@ -52,6 +52,11 @@ class Repair:
     loaded: Mapping[int, Loaded] = field(default_factory=dict)
     checkpoint: Path | None = None
 
+    @property
+    def taken(self) -> dict[int, int]:
+        """``Loaded.samples`` by embedding PS, as the ledger books them."""
+        return {index: loaded.samples for index, loaded in self.loaded.items()}
+
 
 @dataclass(frozen=True)
 class Start:

@@ -1,10 +1,10 @@
 """How a run recovers after ranks were killed: warm, partial or full. The first rank decides, from what all ranks have
-found.
+found; and once lost rows are loaded, by what this loss costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ssmpi.core.topology import Role
@@ -27,22 +27,17 @@ class Found(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """``how`` the run recovers, the ranks whose memory is ``lost``, and ``why``, a sentence without a full stop. For
-    partial recovery, also the ``policy``'s summary if it was asked.
-    """
+    """``how`` the run recovers, the ranks whose memory is ``lost``, and ``why``, a sentence without a full stop."""
 
     how: str
     lost: tuple[int, ...]
     why: str
-    policy: str = ""
 
 
-def choose(
-    found: Sequence[Found], starts: Sequence[int], topology: Topology, options: RecoveryOptions,
-    policy: Callable[[], Decision],
-) -> Choice:  # fmt: skip
+def choose(found: Sequence[Found], starts: Sequence[int], topology: Topology, options: RecoveryOptions) -> Choice:
     """Warm recovery if no memory is lost, else partial recovery if possible, else full. ``found`` is by rank;
     ``starts`` is the first trainer's note of which start created each rank's memory, if its own memory is intact.
+    Whether partial recovery keeps the target PLS is not known before the lost rows are loaded: ``over_target``.
     """
     checked = [_checked(each, start) for each, start in zip(found, starts or [0] * len(found), strict=True)]
     if starts:
@@ -54,12 +49,18 @@ def choose(
     why = _names(lost, topology, checked[lost[0]].why or "the last start was killed before every rank had its memory")
     if refusal := _why_not_partial(lost, topology, options):
         return Choice(FULL, lost, f"{why}, {refusal}")
-    if options.mode == PARTIAL or not _servers(lost, topology):
-        return Choice(PARTIAL, lost, why)
-    decision = policy()
-    if decision.mode == FULL:
-        return Choice(FULL, lost, f"{why}, and {summary(decision)}")
-    return Choice(PARTIAL, lost, why, summary(decision))
+    return Choice(PARTIAL, lost, why)
+
+
+def over_target(pls: float, options: RecoveryOptions) -> str:
+    """Why rows are not recovered in part if that brings the run's PLS, as booked, to ``pls``; empty if they are. Within
+    the target it costs less than full recovery in any case, because nothing is trained again.
+    """
+    if options.mode == PARTIAL or pls <= options.target_pls:
+        return ""
+    return (
+        f"partial recovery would bring the run's PLS to {pls:.3g}, above recovery.target_pls = {options.target_pls:g}"
+    )
 
 
 def _checked(found: Found, start: int) -> Found:

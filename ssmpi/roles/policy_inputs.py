@@ -22,23 +22,18 @@ from ssmpi.recovery.inputs import (
     from_run,
     from_settings,
 )
-from ssmpi.recovery.policy import Decision, decide
+from ssmpi.recovery.policy import decide
 from ssmpi.report import recoveries
-from ssmpi.roles.surviving_state import RUN
 
 if TYPE_CHECKING:
-    from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.config import Config
 
 DECIDED = "decided"  # the name of the first trainer's note of the recovery mode
 
 
-def decision(config: Config, memory: RankMemory | None) -> Decision:
-    """The policy's present decision, from the run's measurements and its last decision in the first trainer's
-    memory.
-    """
-    noted, before = (memory.noted(RUN), memory.noted(DECIDED)) if memory else (None, None)
-    return decide(PolicyInputs(config).by_numbers(noted["logbook"] if noted else {}).inputs, before)
+def expected_examples(config: Config) -> int:
+    """The examples of the whole run."""
+    return read_manifest(Path(config.data.folder)).split(config.data.train_split).rows * config.data.passes
 
 
 def say(config: Config, checkpoint: Path | None) -> None:
@@ -63,9 +58,9 @@ class PolicyInputs:
 
     def __init__(self, config: Config) -> None:
         self._config, self._run = config, Path(config.run.folder)
-        manifest, topology, data = read_manifest(Path(config.data.folder)), config.topology, config.data
-        self._examples = manifest.split(data.train_split).rows * data.passes
-        size = place(manifest.cardinalities, topology.embedding_ps).most_rows * config.rows.row_bytes
+        self._examples = expected_examples(config)
+        cardinalities = read_manifest(Path(config.data.folder)).cardinalities
+        size = place(cardinalities, config.topology.embedding_ps).most_rows * config.rows.row_bytes
         self._estimated = Source(ESTIMATED, estimated(size, background=config.checkpoint.background))
         self.refresh()
 

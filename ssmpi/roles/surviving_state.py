@@ -37,7 +37,7 @@ RUN, NOTE_SECONDS = "run", 1.0  # the name of the first trainer's note, and its 
 FORGOTTEN = "forgotten"  # the name of every trainer's note: the recovery whose outcome includes its losses
 
 
-class _TrainerMemory(NamedTuple):
+class TrainerMemory(NamedTuple):
     """One trainer's surviving state: its last deal, its note, what it has scored, batches done; on the dealer also the
     assignments. Empty if its memory is lost.
     """
@@ -50,7 +50,7 @@ class _TrainerMemory(NamedTuple):
     handed: np.ndarray | None = None
 
 
-NOTHING = _TrainerMemory(None, {}, Quality(), -1, True)
+NOTHING = TrainerMemory(None, {}, Quality(), -1, True)
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,14 @@ class SurvivingState:
     def gather(cls, config: Config, world: World, memory: RankMemory, repair: Repair | None = None) -> SurvivingState:
         """Gather the state of all trainers, without changing memory. Every trainer calls it."""
         lost = repair.trainers if repair else frozenset()
-        mine = NOTHING if world.index in lost else _own(config, world, memory)
-        found = world.trainers.gather(mine)
-        deals, run, batches = [each.deal for each in found], found[0].run, [each.batches for each in found]
-        again = (0, 0)
+        found = world.trainers.gather(NOTHING if world.index in lost else own_memory(config, world.index, memory))
+        run, batches, again = found[0].run, [each.batches for each in found], (0, 0)
         if lost and found[0].deal and found[0].handed is not None:
             dealt, handed = found[0].deal[0], found[0].handed
-            deals += [(dealt, done_by(trainer, dealt, handed)) for trainer in lost]
             again = dealt.number, sum(rows_in_hand(trainer, dealt, handed) for trainer in lost)
             before, rows = run["dealt_again"]
             again = again[0], again[1] + rows * (before < dealt.number)
-        deal = latest(deals)
-        assert deal, "whole memory has this note"
+        deal = deal_left(found, lost)
         if deal.position.done and run["evaluated"] >= deal.position.part:
             deal = deal._replace(position=deal.position.next(config.evaluate.per_pass))
         iterations = max(sum(max(each, 0) for each in batches), run["logbook"]["iterations"] if lost else 0)
@@ -123,13 +119,26 @@ class SurvivingState:
             restore_lost(self.repair, synchronizer, world, waiting)
 
 
-def _own(config: Config, world: World, memory: RankMemory) -> _TrainerMemory:
-    """This trainer's surviving state."""
-    threads, first = config.topology.threads, world.index == 0
+def deal_left(found: Sequence[TrainerMemory], lost: Set[int]) -> Deal:
+    """What is left of the latest deal, and after how many examples of all trainers. Of ``lost`` trainers, whose
+    memory is empty, the examples count that the first one knows they have trained on.
+    """
+    deals = [each.deal for each in found]
+    if lost and found[0].deal and found[0].handed is not None:
+        dealt, handed = found[0].deal[0], found[0].handed
+        deals += [(dealt, done_by(trainer, dealt, handed)) for trainer in lost]
+    deal = latest(deals)
+    assert deal, "whole memory has this note"
+    return deal
+
+
+def own_memory(config: Config, trainer: int, memory: RankMemory) -> TrainerMemory:
+    """The surviving state of this trainer, by number."""
+    threads, first = config.topology.threads, trainer == 0
     trained = TrainedRows(memory, threads, 0, dealer=first)
-    progress = Progress(threads, world.trainers.size, config.schedule, memory=memory)
+    progress = Progress(threads, config.topology.trainers, config.schedule, memory=memory)
     deal = trained.kept()
-    return _TrainerMemory(
+    return TrainerMemory(
         deal,
         memory.noted(RUN),
         progress.quality(),

@@ -183,8 +183,7 @@ def results(config: Config, folder: Path, rows: int, saved: Saved | None, start:
     ledger = before
     if start.repair:
         assert saved
-        taken = {index: loaded.samples for index, loaded in start.repair.loaded.items()}
-        ledger = before.reloaded(start.repair.ranks, taken, saved.state["examples"])
+        ledger = before.reloaded(start.repair.ranks, start.repair.taken, saved.state["examples"])
         made.recovery_fields = {
             "samples_lost": ledger.samples_lost - before.samples_lost,
             "updates_lost": updates_lost(before, start.repair, saved.state["examples"]),

@@ -19,7 +19,11 @@ from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Role
 from ssmpi.embedding.table import ROWS
 from ssmpi.files.log import during
+from ssmpi.recovery.after_loss import over_target
+from ssmpi.recovery.ledger import Ledger
 from ssmpi.roles.embedding_ps import rows_in
+from ssmpi.roles.policy_inputs import expected_examples
+from ssmpi.roles.surviving_state import NOTHING, deal_left, own_memory
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import Job
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 
 def rebuild_lost_memory(job: Job, plan: ResumePlan, start: Start, lost: Collection[int], number: int) -> Start | str:
     """Every rank calls it, with new memory in its ``start`` if it is among the ``lost``; start ``number`` then created
-    that memory. Returns the state that the rank starts from or, on all ranks, why recovery failed.
+    that memory. Returns the state that the rank starts from or, on all ranks, why recovery failed or costs too much.
     """
     topology = plan.config.topology
     outcome: Loaded | str | None = None
@@ -48,7 +52,26 @@ def rebuild_lost_memory(job: Job, plan: ResumePlan, start: Start, lost: Collecti
         ranks=dict.fromkeys(lost, number),
         loaded={topology.role_of(rank)[1]: each for rank, each in enumerate(outcomes) if isinstance(each, Loaded)},
     )
+    if repair.loaded and (why := over_target(booked_pls(job, plan, start, repair), plan.config.recovery)):
+        return why
     return replace(start, repair=repair)
+
+
+def booked_pls(job: Job, plan: ResumePlan, start: Start, repair: Repair) -> float:
+    """The run's PLS after this recovery, as the first trainer will book it. Every rank calls it."""
+    config, topology = plan.config, plan.config.topology
+    role, index = topology.role_of(job.rank)
+    survives = role is Role.TRAINER and index not in repair.trainers
+    found = job.gather(own_memory(config, index, start.memory) if survives else NOTHING)
+    trainers = [each for rank, each in enumerate(found) if topology.role_of(rank)[0] is Role.TRAINER]
+
+    def booked() -> float:
+        assert start.ledger
+        ledger = Ledger.of_state(start.ledger)
+        now = deal_left(trainers, repair.trainers).examples
+        return ledger.reloaded(repair.ranks, repair.taken, now).pls(expected_examples(config))
+
+    return job.agree(booked)
 
 
 def reload_rows(rank: int, plan: ResumePlan, start: Start) -> Loaded | str:

@@ -99,13 +99,7 @@ class Restart:
         starts = Ledger.of_state(noted).starts if noted else ()
         if outcome := (noted or {}).get(OUTCOME):  # the last start may have been killed before it wrote the outcome
             recoveries.complete(self._run, outcome)
-        choice = choose(found, starts, config.topology, config.recovery, lambda: policy_inputs.decision(config, memory))
-        if choice.how == PARTIAL:
-            log.info(
-                f"start {self._supervised.start} of this job: {choice.why}: it is rebuilt from the newest saves,"
-                f" every other rank resumes from its memory (partial recovery{': ' * bool(choice.policy)}"
-                f"{choice.policy})"
-            )
+        choice = choose(found, starts, config.topology, config.recovery)
         return choice, noted, recoveries.timeline(self._run)
 
     def _fresh(self) -> RankMemory:
@@ -167,7 +161,12 @@ def decide(run: Path, supervised: Supervised, how: str, lost: str, more: Mapping
     load, age = more.get("seconds", {}).get("load", 0.0), process_age()
     if how == MEMORY:
         log.info(f"start {supervised.start} of this job: every rank resumes from its memory")
-    elif how != PARTIAL:  # which was logged before it began
+    elif how == PARTIAL:
+        log.info(
+            f"start {supervised.start} of this job: {lost}: it is rebuilt from the newest saves, every other rank"
+            " resumes from its memory (partial recovery)"
+        )
+    else:
         there = f"all ranks go back to {'the ' * (how == BEGINNING)}{how}"
         log.info(f"start {supervised.start} of this job: {lost}: {there} (full recovery)")
     before = [each["at"] for each in recoveries.read(run)["recoveries"]]

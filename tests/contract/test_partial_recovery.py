@@ -44,7 +44,7 @@ from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.row_saver import RowSaver
 from ssmpi.roles.surviving_state import RunNote
-from ssmpi.run import restart, run_folder
+from ssmpi.run import partial_recovery, restart, run_folder
 from ssmpi.run.request import Supervised
 from ssmpi.run.requirements import kept_memory, memory_of_ranks, placement_of
 from ssmpi.run.resume import ResumePlan
@@ -59,7 +59,9 @@ ONE = (
     "embedding.prefetch=false", "data.block_rows=600", "run.log_seconds=0.01",
     "checkpoint.background=false", "evaluate.split=none",
 )  # fmt: skip
-TWO_PS = (*ONE, "topology.embedding_ps=2", "checkpoint.every_examples=1000", "checkpoint.keep=9")
+TWO_PS = (
+    *ONE, "recovery.target_pls=1", "topology.embedding_ps=2", "checkpoint.every_examples=1000", "checkpoint.keep=9",
+)  # fmt: skip
 UNSAVED = 5  # batches between the first save and a kill
 
 
@@ -531,6 +533,29 @@ def test_trainer_and_center_are_lost_in_the_warm_up(tmp_path, small_data):
     assert (killed.run.result["status"], killed.run.result["examples"]) == ("complete", 6_000)
 
 
+def test_a_loss_is_recovered_in_part_only_within_the_target(tmp_path, small_data):
+    """By what it costs, as booked, whatever is expected of losses: at exactly the target, not above it. At 85 %."""
+    settings = (*TWO_PS, "checkpoint.every_examples=0", "data.batch_size=100", "recovery.mtbf_hours=1e5")
+    for target, how, booked in ((1.0, "partial", 0.425), (0.425, "partial", 0.425), (0.4249, "beginning", 0.0)):
+        killed = Killed(tmp_path / str(target), small_data, *settings, f"recovery.target_pls={target}")
+        killed.start(Kill(Progress, "record", 53)).lose("embedding_ps-1").start()
+        (only,), result = killed.recoveries, killed.run.result
+        assert (only["how"], result["pls"], result["status"]) == (how, booked, "complete")
+    assert "partial recovery would bring the run's PLS to 0.425, above recovery.target_pls = 0.4249" in only["lost"]
+
+
+@pytest.mark.parametrize("lost", [("embedding_ps-1",), ("embedding_ps-1", "trainer-1")])
+def test_what_a_loss_costs_is_known_before_it_is_booked(tmp_path, small_data, monkeypatch, lost):
+    asked = []
+    monkeypatch.setattr(partial_recovery, "over_target", lambda pls, options: asked.append(pls) or "")
+    settings = (*BY_MESSAGES, *TWO_PS[len(ONE) :], "checkpoint.every_examples=0")
+    killed = Killed(tmp_path, small_data, *settings).start(Kill(Progress, "record", 20))
+    killed.lose(*lost).start(Kill(Progress, "record", 5)).lose(*lost).start()
+    booked = itertools.accumulate(each["samples_lost"] / 6_000 / 2 for each in killed.recoveries)
+    assert sorted(set(asked)) == pytest.approx(list(booked))  # every rank asks
+    assert asked[-1] == killed.run.result["pls"] > asked[0] > 0
+
+
 class SaveRows:
     """Embedding PSs save rows by themselves when so many batches were done, and at no other time; then comes a kill.
     ``values`` are weights and state of the PSs at each save. They believe the run to be so many samples ``ahead``.
@@ -538,7 +563,7 @@ class SaveRows:
 
     def __init__(self, config, numbers, kill, ahead=0):
         self._config, self._numbers, self._kill, self._ahead = config, numbers, kill, ahead
-        self._savers, self.values = {}, []
+        self._savers, self.values, self.dies = {}, [], False
 
     def __enter__(self):
         self._were = Progress.record, RowSaver.__init__, RowSaver.run
@@ -547,8 +572,8 @@ class SaveRows:
         def recorded(*arguments):
             done = next(calls)
             if done in self._numbers:
-                self._save(after(self._config, done) + self._ahead)
-            if done == self._kill:
+                self.save(after(self._config, done))
+            if done == self._kill or self.dies:
                 raise KilledError
             return record(*arguments)
 
@@ -559,11 +584,11 @@ class SaveRows:
         Progress.record, RowSaver.__init__ = recorded, kept
         RowSaver.run = lambda saver: saver._thread_is_done.set()
 
-    def _save(self, samples):
+    def save(self, samples):
         savers = [self._savers[path] for path in sorted(self._savers)]
         self.values.append([(s._server.arena.weights.copy(), s._server.arena.state.copy()) for s in savers])
         for saver in savers:
-            saver._server.samples = samples
+            saver._server.samples = samples + self._ahead
             saver.save()
 
     def __exit__(self, *error):
@@ -622,17 +647,19 @@ def test_each_row_of_a_lost_embedding_ps_is_as_in_its_own_newest_save(tmp_path, 
 @pytest.mark.parametrize("priority", ["none", "mfu"])
 def test_rows_saved_before_a_checkpoint_do_not_replace_it(tmp_path, small_data, priority, monkeypatch):
     """Though they are dated after it; and a checkpoint that fails in between leaves its number to no other."""
-    commit, commits = store.commit, itertools.count()
+    settings = (*TWO_PS, "recovery.mode=partial", f"checkpoint.priority={priority}")
+    killed, commit, commits = Killed(tmp_path, small_data, *settings), store.commit, itertools.count(1)
+    saving = SaveRows(killed.config, (5,), kill=None, ahead=10_000)
 
-    def failing(*arguments):
-        if next(commits) == 1:
+    def committing(*arguments):
+        if (number := next(commits)) == 2:
+            saving.save(2_000)
             raise OSError(5, "Input/output error")
+        saving.dies = number == 3
         return commit(*arguments)
 
-    monkeypatch.setattr(store, "commit", failing)
-    settings = (*TWO_PS, "recovery.mode=partial", f"checkpoint.priority={priority}", "data.batch_size=100")
-    killed = Killed(tmp_path, small_data, *settings)
-    killed.start(SaveRows(killed.config, (5, 25), 35, ahead=4_000))  # checkpoints are due after 10, 20 and 30
+    monkeypatch.setattr(store, "commit", committing)
+    killed.start(saving)
     assert [path.name[-1] for path in Store(killed.folder).committed()] == ["1", "3"]
     killed.lose("embedding_ps-1").start()
     (only,) = killed.recoveries

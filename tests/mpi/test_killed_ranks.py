@@ -27,7 +27,7 @@ def test_launch_goes_on_at_once_whoever_is_killed(start, memory):
     """An embedding PS, a trainer, then all ranks; and an embedding PS and a trainer with their memory. In the end the
     job stops as it is told to.
     """
-    settings = (f"recovery.memory_folder={memory}", "recovery.max_lost_fraction=1")
+    settings = (f"recovery.memory_folder={memory}", "recovery.max_lost_fraction=1", "recovery.target_pls=1")
     job = start(*TWO_TRAINERS, *settings, program=("-m", "ssmpi", "launch")).until_it_trains()
     for victims, lost in (((2,), ""), ((1,), ""), ((0, 1, 2), ""), ((2,), "embedding_ps-0"), ((1,), "trainer-1")):
         killed = job.ranks()

@@ -41,7 +41,6 @@ from ssmpi.report.results import RunResults
 from ssmpi.roles import policy_inputs, save_decision
 from ssmpi.roles.policy_inputs import PolicyInputs
 from ssmpi.roles.save_decision import RowSaves
-from ssmpi.roles.surviving_state import RUN
 
 TOPOLOGY = Topology(trainers=2, embedding_ps=2, sync_ps=1)  # ranks 0, 1; 2, 3; 4
 PAYS = decide(inputs_of(18, {}))
@@ -49,7 +48,7 @@ COSTS = decide(inputs_of(18, {"target_pls": 0.001}))
 MISSES = decide(replace(inputs_of(18, {}), mtbf_seconds=1.0))
 
 
-def expected(states, mode, fraction, pays):
+def expected(states, mode, fraction):
     """The same by the rule in words; ``states`` are ``whole``, ``lost`` or ``old``."""
     lost = [rank for rank, state in enumerate(states) if state != "whole"]
     if states[0] == "lost":
@@ -61,23 +60,20 @@ def expected(states, mode, fraction, pays):
     servers = len({2, 3}.intersection(lost))
     if servers / 2 > fraction:
         return FULL
-    return PARTIAL if mode == "partial" or pays or not servers else FULL
+    return PARTIAL
 
 
 @pytest.mark.parametrize("mode", ["auto", "partial", "full"])
-@pytest.mark.parametrize("pays", [True, False])
-def test_every_combination_of_what_is_left_is_decided_by_the_rule(mode, pays):
+def test_every_combination_of_what_is_left_is_decided_by_the_rule(mode):
     kinds = {"whole": Found("", 3), "lost": Found("m: it is gone"), "old": Found("", 1)}
     for fraction, states in itertools.product((0.0, 0.5, 1.0), itertools.product(kinds, repeat=5)):
         options = RecoveryOptions(mode=mode, max_lost_fraction=fraction)
         starts = () if states[0] == "lost" else (3,) * 5
-        choice = choose([kinds[s] for s in states], starts, TOPOLOGY, options, lambda: PAYS if pays else COSTS)
-        assert choice.how == expected(states, mode, fraction, pays), (states, fraction, choice)
+        choice = choose([kinds[s] for s in states], starts, TOPOLOGY, options)
+        assert choice.how == expected(states, mode, fraction), (states, fraction, choice)
         if starts:
             assert choice.lost == tuple(rank for rank, state in enumerate(states) if state != "whole")
         assert bool(choice.why) == (choice.how != MEMORY)
-        asked = choice.how == PARTIAL and mode == "auto" and {2, 3}.intersection(choice.lost)
-        assert choice.policy == (summary(PAYS) if asked else "")
 
 
 def test_memory_of_a_start_that_never_trained_is_lost():
@@ -90,28 +86,30 @@ def test_memory_of_a_start_that_never_trained_is_lost():
 
 def test_a_rank_may_have_been_made_anew_by_a_later_start_than_the_others():
     found = [Found("", 1), Found("", 1), Found("", 4), Found("", 1), Found("", 1)]
-    assert choose(found, (1, 1, 4, 1, 1), TOPOLOGY, RecoveryOptions(), lambda: PAYS).how == MEMORY
-    choice = choose(found, (1, 1, 5, 1, 1), TOPOLOGY, RecoveryOptions(), lambda: PAYS)
+    assert choose(found, (1, 1, 4, 1, 1), TOPOLOGY, RecoveryOptions()).how == MEMORY
+    choice = choose(found, (1, 1, 5, 1, 1), TOPOLOGY, RecoveryOptions())
     why = "the memory of embedding_ps 0 is lost (what is there is that of start 4, not 5)"
-    assert choice == (PARTIAL, (2,), why, summary(PAYS))
+    assert choice == (PARTIAL, (2,), why)
 
 
 @pytest.mark.parametrize(
-    ("lost", "options", "policy", "said"),
+    ("lost", "options", "said"),
     [
-        ((0, 3), {}, PAYS, "the memory of trainer 0, embedding_ps 1 is lost (gone), and the first trainer's is needed"),
-        ((3,), {"mode": "full"}, PAYS, "recovery.mode = 'full'"),
-        ((2, 3), {}, PAYS, "and recovery.max_lost_fraction = 0.5 allows 1 lost embedding PSs"),
-        ((3,), {}, COSTS, "partial recovery costs not less than full recovery: "),
-        ((3,), {}, MISSES, "partial recovery cannot keep the target PLS of 0.1"),
-        ((1, 2, 3, 4), {"max_lost_fraction": 1.0}, PAYS, "trainer 1, embedding_ps 0, embedding_ps 1 and 1 others"),
+        ((0, 3), {}, "the memory of trainer 0, embedding_ps 1 is lost (gone), and the first trainer's is needed"),
+        ((3,), {"mode": "full"}, "recovery.mode = 'full'"),
+        ((2, 3), {}, "and recovery.max_lost_fraction = 0.5 allows 1 lost embedding PSs"),
+        ((1, 2, 3, 4), {"max_lost_fraction": 1.0}, "trainer 1, embedding_ps 0, embedding_ps 1 and 1 others"),
     ],
 )
-def test_the_decision_is_one_plain_sentence(lost, options, policy, said):
+def test_the_decision_is_one_plain_sentence(lost, options, said):
     found = [Found("gone") if rank in lost else Found("", 1) for rank in range(5)]
     starts = () if 0 in lost else (1,) * 5
-    choice = choose(found, starts, TOPOLOGY, RecoveryOptions(**options), lambda: policy)
-    assert said in choice.why
+    assert said in choose(found, starts, TOPOLOGY, RecoveryOptions(**options)).why
+
+
+def test_a_decision_of_the_policy_is_one_clause():
+    assert "partial recovery costs not less than full recovery: " in summary(COSTS)
+    assert "partial recovery cannot keep the target PLS of 0.1" in summary(MISSES)
     assert summary(PAYS).startswith("partial recovery costs less than full recovery: 0.482 % of the job against 8.34")
     alike = replace(PAYS, full=PAYS.partial)
     assert "recovery costs as much as full recovery, 0.482 % of the job, at" in summary(alike)
@@ -204,9 +202,7 @@ def test_a_run_says_what_it_would_do_and_decides_by_what_it_has_measured(tmp_pat
     assert "if the memory of an embedding PS is lost, recovery is full: partial recovery cannot keep" in caplog.text
     assert "PLS 0.001 by the settings; O_save" in caplog.text
     numbers = {"examples": 600.0, "seconds": 10.0, "checkpoints": 2.0, "O_save": 1e-6}
-    memory = MemoryFile(tmp_path / "memory" / "trainer-0", Origin("run", "trainer 0", 1))
-    memory.note(RUN, {"logbook": numbers})
-    found = policy_inputs.decision(config, memory)
+    found = decide(PolicyInputs(config).by_numbers(numbers).inputs)
     assert (found.given.total_seconds, found.given.save_seconds) == (pytest.approx(100), pytest.approx(5e-7))
     assert found.mode == "partial"
     caplog.clear()
@@ -273,11 +269,13 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
         " estimated; O_res 2.4 min by default)"
     )
     assert "embedding PSs save rows by themselves from now on, recovery is partial: " in again
-    memory.note(RUN, {"logbook": told.numbers()})
-    found = policy_inputs.decision(config, memory)  # after a kill the run still does what it has decided
-    assert found.mode == "partial"
-    assert "costs not less than full recovery: 6.01 % of the job against 5.67 %, too little to" in summary(found)
-    assert decide(found.given).mode == "full"
+    found = PolicyInputs(config).by_numbers(told.numbers()).inputs
+    assert decide(found).mode == "full"
+    assert "costs not less than full recovery: 6.01 % of the job against 5.67 %, too little to" in summary(
+        decide(found, "partial")
+    )
+    RowSaves(config, told, told, memory).exchange(6_000)  # after a kill the run still does what it has decided
+    assert told.saves[-1]
     for other, kept in ((("recovery.mode=partial",), memory), ((), ProcessMemory())):
         told.saves.clear()
         recoveries.rows_saved(told.folder, 1, seconds=3.0, cost=3.0)
@@ -302,8 +300,6 @@ def test_rows_rest_where_their_saves_take_too_long_for_the_target(tmp_path, smal
         "recovery is full: partial recovery cannot keep the target PLS of 0.01: it would have to save every 2.4 min,"
         " and one save of all rows takes 20 s; at one every 3.33 min the expected PLS is 0.014 (" in said
     )
-    memory.note(RUN, {"logbook": told.numbers()})
-    assert policy_inputs.decision(config, memory).mode == "full"
 
 
 def test_deciding_again_waits_for_no_disk(tmp_path, small_data, monkeypatch):
