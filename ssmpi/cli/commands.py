@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.comm import signals
+from ssmpi.comm.starting import StartWatch
 from ssmpi.core.errors import STOPPED, SettingsError
 from ssmpi.files import log
 from ssmpi.host.mpi_environment import make_segments_folder
@@ -29,13 +30,14 @@ TRAINERS = "1,8,64,256"  # to predict for
 def train(arguments: argparse.Namespace) -> int:
     """``ssmpi train``, on every rank."""
     signals.listen()
+    watch = StartWatch()
     make_segments_folder()
     starting = contextlib.ExitStack()
     starting.enter_context(without_garbage_collection())
     from ssmpi.comm.world import joined
 
     log.set_terminal(arguments.terminal)
-    with joined() as job, contextlib.ExitStack() as held:
+    with joined(watch) as job, contextlib.ExitStack() as held:
         from ssmpi import train as story
         from ssmpi.report import plot
         from ssmpi.run import restart, resume  # in the job, so that an error here is printed once

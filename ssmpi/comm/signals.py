@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from types import FrameType
@@ -18,10 +19,21 @@ AGAIN_SECONDS = (
 _first: dict[int, float] = {}  # when each signal first came. No locks: a handler may interrupt any code
 
 
+_woken = select.poll()  # a signal writes to a pipe at once, its handler runs when the main thread leaves C code
+
+
 def listen() -> None:
     """Install the handlers. Main thread only."""
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    _woken.register(reading, select.POLLIN)
     for signum in STOP_SIGNALS:
         signal.signal(signum, _note)
+
+
+def stop_requested_at_start() -> bool:
+    """As ``stop_requested``, also while the main thread waits in the MPI library, where no handler runs."""
+    return stop_requested() or bool(_woken.poll(0))
 
 
 def stop_requested() -> bool:

@@ -11,39 +11,41 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
-import mpi4py
 import numpy as np
 
-from ssmpi.comm import failure
+from ssmpi.comm import failure, starting
 from ssmpi.comm.background import run_with_timeout
 from ssmpi.comm.failure import Watch, cause, guard, say
 from ssmpi.comm.waiting import SUPERVISOR, Backoff, WaitOptions
-from ssmpi.core.errors import TopologyError
+from ssmpi.core.errors import PeerError, TopologyError
+from ssmpi.core.protocols import MPIRequest
 from ssmpi.files import log
 from ssmpi.host import launcher_env
-from ssmpi.host.mpi_environment import leaving_nothing, remove_session
+from ssmpi.host.mpi_environment import remove_session
 
-mpi4py.rc.thread_level = "multiple"  # also the default; explicit because everything depends on it
 try:
-    with leaving_nothing():
-        from mpi4py import MPI
+    from ssmpi.comm.mpi_start import MPI
 except (ImportError, RuntimeError) as error:
     raise TopologyError(
         f"no MPI library to load: load your site's MPI module, or pip install 'ssmpi[mpi]' ({error})"
     ) from error
 
-from ssmpi.comm.heartbeat import Heartbeat  # noqa: E402 - these two import MPI
-from ssmpi.comm.messages import Conversation  # noqa: E402
-from ssmpi.core.topology import CONVERSATIONS, Role, Topology  # noqa: E402
-from ssmpi.core.traffic import Traffic, meter  # noqa: E402
+from ssmpi.comm.heartbeat import Heartbeat
+from ssmpi.comm.messages import Conversation
+from ssmpi.core.topology import CONVERSATIONS, Role, Topology
+from ssmpi.core.traffic import Traffic, meter
 
 T = TypeVar("T")
 FOR_ROUNDS = 0.01  # of a host's cores, where workers and servers already use them all
 ENDING_SECONDS = 60  # MPI_Finalize waits forever for a rank or a launcher daemon that is gone
+
+MEETING_SECONDS = 7200.0  # until all ranks have come to a point of the start: some read whole checkpoints before it
+ARRIVED = 7000  # the tag of an empty message to the first rank
 
 THREAD_LEVELS = {
     MPI.THREAD_SINGLE: "SINGLE",
@@ -56,17 +58,22 @@ THREAD_LEVELS = {
 class Job:
     """All ranks, before any knows its role: enough to agree on the run file and to fail together."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: starting.StartWatch | None = None) -> None:
         self.comm = MPI.COMM_WORLD
         self.rank, self.size = self.comm.rank, self.comm.size
         self.host = socket.gethostname()
-        self.who = f"rank {self.rank}"
-        self._watch = Watch(self.comm, self)
+        self.who, self.names = f"rank {self.rank}", [f"rank {rank}" for rank in range(self.size)]
+        self._watch: Watch | None = None
         self.heartbeat: Heartbeat | None = None
+        if start:
+            self.heartbeat = Heartbeat(self.comm, self, self.names)
+            start.end()
+        self._watch = Watch(self.comm, self)
+        self._watch.names = self.names
 
     def set_names(self, names: Sequence[str]) -> None:
         """From now on messages call the ranks by these names."""
-        self.who, self._watch.names = names[self.rank], list(names)
+        self.who, self.names[:] = names[self.rank], names
 
     def agree(self, body: Callable[[], T]) -> T:
         """Run ``body`` on the first rank and give every rank its result; if it fails, all exit with one message."""
@@ -79,14 +86,36 @@ class Job:
                 failed = True
                 where = f"trainer 0 (rank 0, host {self.host}): " if self.size > 1 else ""  # the role rank 0 will have
                 say(f"error: {where}{cause(error)}")
+        self.meet()
         agreed: tuple[bool, T] = self.comm.bcast((failed, result))
         if agreed[0]:
+            if self.heartbeat:
+                self.heartbeat.stop()
             raise SystemExit(2)
         return agreed[1]
 
     def gather(self, value: T) -> list[T]:
         """Give every rank the values of all."""
+        self.meet()
         return list(self.comm.allgather(value))
+
+    def meet(self) -> None:
+        """Wait until all ranks are here; PeerError names those that are not after MEETING_SECONDS."""
+        nothing, pause = np.empty(0, np.uint8), Backoff(SUPERVISOR)
+        requests: list[MPIRequest] = [self.comm.Ibarrier()]
+        if self.rank:
+            requests.append(self.comm.Isend(nothing, 0, ARRIVED))
+        missing = [0] if self.rank else list(range(1, self.size))  # as far as this rank can know
+        deadline = time.monotonic() + MEETING_SECONDS + (failure.ENDING_SECONDS if self.rank else 0.0)
+        while not all(request.Test() for request in requests) or (self.rank == 0 and missing):
+            for rank in list(missing) if self.rank == 0 else ():
+                if self.comm.Iprobe(rank, ARRIVED):
+                    self.comm.Recv(nothing, rank, ARRIVED)
+                    missing.remove(rank)
+            if time.monotonic() > deadline:
+                names = " and ".join(self.names[rank] for rank in missing)
+                raise PeerError(f"the job does not start: no answer from {names} within {MEETING_SECONDS:g} s")
+            pause.nap()
 
     def abort(self, text: str, code: int = 1) -> None:
         """End the whole job at once; prints ``text`` unless another rank of this host has reported a failure.
@@ -94,9 +123,11 @@ class Job:
         Neither a hung disk nor a full pipe keeps it from ending.
         """
         failure.start_exit_watchdog(code)
-        flags = self._watch.flags
-        run_with_timeout(failure.FATAL_REPORT_SECONDS, partial(log.record, text), partial(flags.report_once, text))
-        flags.leaving(self.rank)
+        flags = self._watch.flags if self._watch else None
+        report = flags.report_once if flags else say
+        run_with_timeout(failure.FATAL_REPORT_SECONDS, partial(log.record, text), partial(report, text))
+        if flags:
+            flags.leaving(self.rank)
         if self.comm.size == 1:  # nobody else is to be ended, and MPI would print a banner of its own
             remove_session()
             os._exit(code)
@@ -121,8 +152,10 @@ class Job:
         MPI.Finalize()
 
 
-def join() -> Job:
-    """Join the job; TopologyError if MPI library and launcher do not match."""
+def join(start: starting.StartWatch | None = None) -> Job:
+    """Join the job; TopologyError if MPI library and launcher do not match. With ``start``, the watch over the time
+    before, heartbeats begin at once.
+    """
     granted = MPI.Query_thread()
     if granted < MPI.THREAD_MULTIPLE:
         raise TopologyError(
@@ -131,13 +164,13 @@ def join() -> Job:
         )
     launcher_env.check(MPI.COMM_WORLD.size, versions()["mpi_library"])
     launcher_env.delay_first_message()
-    return Job()
+    return Job(start)
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[Job]:
+def joined(start: starting.StartWatch | None = None) -> Iterator[Job]:
     """Join the job for the block: an exception on any rank ends all ranks. In a job of one rank it is simply raised."""
-    job = join()
+    job = join(start)
     with guard(job, "main") if job.size > 1 else contextlib.nullcontext():
         yield job
 
@@ -154,10 +187,10 @@ class World:
         self.who = topology.name_of(job.rank)
         self._job, self.traffic = job, Traffic()
         job.set_names([topology.name_of(r) for r in range(job.size)])
+        job.meet()
         self.embedding, self.center, self.trainers, self.control = map(self._conversation, CONVERSATIONS)
         self.same_role_here, self.shadow_share, self.oversubscribed = self._share_host()
         self._hosts: list[str] | None = job.comm.gather(self.host)  # on the first rank
-        self._ring = job.comm.Dup()
 
     @property
     def served(self) -> Conversation:
@@ -170,10 +203,11 @@ class World:
         self._job.abort(text, code)
 
     def start_heartbeat(self, waiting: WaitOptions) -> None:
-        """Start this rank's heartbeat, and the watch over the previous rank's. Call it after anything that blocks all
-        threads of a process for seconds, such as importing torch.
+        """From now on this rank's heartbeat is regular; it begins here at the latest. Call it after anything that
+        blocks all threads of a process for seconds, such as importing torch.
         """
-        self._job.heartbeat = Heartbeat(self._ring, self, self.topology.name_of, waiting.frozen_seconds)
+        self._job.heartbeat = self._job.heartbeat or Heartbeat(self._job.comm, self._job, self._job.names)
+        self._job.heartbeat.be_regular(waiting.frozen_seconds)
 
     def describe_hosts(self) -> str:
         """Which host this rank is on; on the first rank, which hosts all are on."""

@@ -46,7 +46,14 @@ SEGMENTS = "OMPI_MCA_btl_sm_backing_directory"  # where Open MPI keeps the memor
 SESSIONS = "ssmpi-"  # how names of session folders in /tmp begin
 SESSION_OWNER = "owner"  # a file in them, there once they are locked; it names the host
 PYTHON = (sys.executable, "-P")  # this interpreter; no module of the current folder shadows an installed one
-PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS")  # to other hosts; OMPI_* travel by themselves
+START_LIMIT = "SSMPI_START_SECONDS"  # how long ranks may take to start; the settings are known only then
+PASSED_ON = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "OMP_NUM_THREADS",
+    START_LIMIT,
+)  # to other hosts; not OMPI_*
 
 
 def home() -> dict[str, str]:

@@ -1,0 +1,121 @@
+"""Ends a job that does not start: before MPI has connected the ranks there are no messages, so a rank that is frozen
+then keeps the others in ``MPI_Init``. What can be known of it is in ``/proc``, on its own host.
+
+From then on ``comm.heartbeat`` finds a frozen rank, and ``Job`` one that does not get further.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from ssmpi.comm import signals
+from ssmpi.comm.background import run_with_timeout
+from ssmpi.comm.failure import DEFER_SECONDS, FATAL_REPORT_SECONDS, say
+from ssmpi.core.errors import LOST, SettingsError
+from ssmpi.host.launcher_env import RANK_VARIABLES
+from ssmpi.host.launcher_env import rank as launched_rank
+from ssmpi.host.mpi_environment import START_LIMIT
+
+LIMIT_SECONDS = 300.0  # by default; importing from a slow file system counts too
+STOP_SECONDS = 20.0  # once the job was asked to stop: nothing is to be saved yet
+CHECK_SECONDS = 0.5
+JOB = "PMIX_NAMESPACE"  # the variable that names a job; where there is none, ranks of a host have one parent
+STUCK = {"T": "stopped", "D": "waiting for a disk or a file system"}  # states of a process in /proc
+
+
+class LocalRank(NamedTuple):
+    """A process of this job on this host."""
+
+    rank: int
+    process: int
+    state: str
+
+
+class StartWatch:
+    """A thread that ends this rank, and the stuck ones of its host, if the job has not started within the limit. Time
+    counts only while this process is awake: a job may be suspended as a whole.
+    """
+
+    def __init__(self) -> None:
+        self._limit, self._over = limit_seconds(), threading.Event()
+        if launched_rank() is not None:
+            threading.Thread(target=self._run, name="start watch", daemon=True).start()
+
+    def end(self) -> None:
+        """MPI has connected the ranks."""
+        self._over.set()
+
+    def _run(self) -> None:
+        waited, awake = 0.0, time.monotonic()
+        while not self._over.wait(CHECK_SECONDS):
+            now = time.monotonic()
+            waited += min(now - awake, 2 * CHECK_SECONDS)
+            awake = now
+            if waited > shortened(self._limit):
+                end_job(waited)
+
+
+def limit_seconds() -> float:
+    """How long ranks may take to start; SettingsError if the variable is no such time."""
+    text = os.environ.get(START_LIMIT, str(LIMIT_SECONDS))
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise SettingsError(f"{START_LIMIT} is '{text}': set it to a number of seconds above 0, or leave it out")
+
+
+def shortened(limit: float) -> float:
+    """The limit, once a stop is requested a short one."""
+    return min(limit, STOP_SECONDS) if signals.stop_requested_at_start() else limit
+
+
+def end_job(waited: float) -> None:
+    """Say which ranks of this host are stuck, kill them, and exit so that the launcher ends all ranks."""
+    here = local_ranks()
+    stuck = [each for each in here if each.state in STUCK and each.process != os.getpid()]
+    able = sorted(each.rank for each in here if each not in stuck)
+    if not stuck:
+        time.sleep(DEFER_SECONDS)  # a host that knows who is missing says so first
+    if able[:1] == [launched_rank()]:  # one message a host
+        run_with_timeout(FATAL_REPORT_SECONDS, partial(say, message(stuck, waited)))
+        for each in stuck:  # some launchers wait for them
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each.process, signal.SIGKILL)
+    else:
+        time.sleep(FATAL_REPORT_SECONDS)
+    os._exit(LOST)
+
+
+def message(stuck: list[LocalRank], waited: float) -> str:
+    """Why the job ends before it has begun."""
+    host = socket.gethostname()
+    which = " and ".join(f"rank {each.rank} (process {each.process}) is {STUCK[each.state]}" for each in stuck)
+    return (
+        f"error: host {host}: not all ranks have started within {waited:.0f} s:"
+        f" {which or 'no rank of this host is stopped, so look at the other hosts and at the network'}; all ranks end."
+        f" Where 'ssmpi launch' does not start the job again, do so, with a longer {START_LIMIT} if it was only slow"
+    )
+
+
+def local_ranks() -> list[LocalRank]:
+    """The processes on this host that are ranks of this job, this one among them, as far as this user may see them."""
+    job, parent, found = os.environ.get(JOB), os.getppid(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            words = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+            variables = dict(word.split("=", 1) for word in words if "=" in word)
+            state, above = (
+                (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2].split()[:2]
+            )
+            number = next((variables[name] for name in RANK_VARIABLES if variables.get(name, "").isdigit()), None)
+            if number is not None and (variables.get(JOB) == job if job else int(above) == parent):
+                found.append(LocalRank(int(number), int(folder.name), state))
+    return found

@@ -1,0 +1,64 @@
+"""The watch over the ranks of a host before there are messages."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from ranks import PATIENCE
+
+from ssmpi.comm import signals, starting
+from ssmpi.comm.starting import LocalRank, limit_seconds, local_ranks, message, shortened
+from ssmpi.core.errors import SettingsError
+from ssmpi.host.mpi_environment import START_LIMIT
+
+
+@pytest.fixture(params=["mpirun", "a launcher that names no job"])
+def as_rank_0(request, monkeypatch):
+    """This process is rank 0 of a job; what it starts with these variables is on the same host."""
+    monkeypatch.delenv(starting.JOB, raising=False)
+    variables = {"PMI_RANK": "1"}
+    if request.param == "mpirun":
+        monkeypatch.setenv(starting.JOB, "prterun-test@1")
+        variables[starting.JOB] = "prterun-test@1"
+    else:
+        monkeypatch.setattr(os, "getppid", os.getpid)  # as if one launcher had started both
+    return variables
+
+
+def test_a_stopped_rank_of_this_job_is_found(as_rank_0):
+    other = subprocess.Popen(["sleep", "60"], env={"PMI_RANK": "2", starting.JOB: "prterun-other@1"})
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=as_rank_0)
+    try:
+        process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + PATIENCE
+        while LocalRank(1, process.pid, "T") not in (found := local_ranks()):
+            assert time.monotonic() < deadline, found
+        if starting.JOB in as_rank_0:
+            assert other.pid not in {each.process for each in found}
+    finally:
+        for each in (process, other):
+            each.kill()
+            each.wait()
+
+
+def test_the_message_names_who_is_stuck_or_where_to_look():
+    text = message([LocalRank(1, 11, "T"), LocalRank(3, 33, "D")], 300.2)
+    assert "within 300 s: rank 1 (process 11) is stopped and rank 3 (process 33) is waiting for a disk" in text
+    assert START_LIMIT in text
+    assert "look at the other hosts" in message([], 300)
+
+
+def test_a_request_to_stop_shortens_the_limit(monkeypatch):
+    assert shortened(300) == 300
+    monkeypatch.setattr(signals, "_first", {signal.SIGTERM: time.monotonic()})
+    assert (shortened(300), shortened(5)) == (starting.STOP_SECONDS, 5)
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
+def test_a_limit_that_is_no_time_is_refused(monkeypatch, text):
+    monkeypatch.setenv(START_LIMIT, text)
+    with pytest.raises(SettingsError, match=f"{START_LIMIT} is '{text}'"):
+        limit_seconds()
