@@ -283,6 +283,24 @@ def trained_meanwhile(world, options):
     return on_trainers(world, options, replica(world.rank), work, home)
 
 
+def asked(world, options):
+    """The rounds of a trainer; those that ask do twenty each."""
+
+    def work(synchronizers):
+        for _ in range(0 if world.rank % 2 else 20):
+            synchronizers[0].round()
+        synchronizers[0].close()
+        return synchronizers[0].rounds
+
+    return on_trainers(world, options, replica(world.rank), work)
+
+
+def test_gossip_asks_all_partners():
+    _, first, _, second, _ = over_threads(FIVE, asked, options("gossip"))[:5]
+    assert first + second == 60
+    assert min(first, second) >= 15  # of 30, by seeds that do not change
+
+
 def test_staleness_of_a_pair_is_counted_on_both_sides():
     assert over_threads(TWO, trained_meanwhile, options("gossip"))[:2] == [3.0, 3.0]
 
@@ -485,6 +503,7 @@ ASYNC = [
     options("async_ps", codec="threshold:0", fragments=2),
     options("async_ps", "fixed_rate", 2, by="thread", fragments=3),
 ]
+AHEAD = sync.bmuf.BMUFOptions(momentum=0.5, nesterov=True)
 CASES = [
     *(Case(late_partner, check_late_partner, options("ma", pace, every=10), over_mpi=True) for pace in sync.pace.PACES),
     *(Case(gossip_rounds, check_gossip, options("gossip", fragments=f), t) for f in (1, 2) for t in (TWO, FIVE)),
@@ -493,6 +512,7 @@ CASES = [
     *(Case(pushes, check_pushes, o, over_mpi=o in (*ASYNC[1:3], ASYNC[-1])) for o in ASYNC),
     *(Case(warm_up, check_warm_up, options(a, p, warmup_steps=20), over_mpi=a == "easgd") for a, p in PAIRS),
     *(Case(after_warm_up, check_after_warm_up, options(a, p, warmup_steps=2), over_mpi=a == "bmuf") for a, p in PAIRS),
+    Case(after_warm_up, check_after_warm_up, options("bmuf", warmup_steps=2, bmuf=AHEAD)),
     *(Case(after_warm_up, check_after_warm_up, options(a, warmup_steps=2, codec="threshold:0.9"), over_mpi=True)
       for a in ("easgd", "ma")),
 ]  # fmt: skip

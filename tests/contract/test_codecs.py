@@ -252,6 +252,29 @@ def test_a_part_ends_with_an_exchange_of_all():
     np.testing.assert_allclose(moved, center + d, rtol=0, atol=1e-6)
 
 
+def next_part(world, options):
+    """A part of the run, then one round of the next."""
+    weights = replica(world.rank)
+
+    def work(synchronizers):
+        for _ in range(3):
+            synchronizers[0].round()
+        synchronizers[0].close()
+        synchronizers[0].begin()
+        weights[:] += replica(100 + world.rank)
+        synchronizers[0].round()
+        return weights.copy()
+
+    return on_trainers(world, options, weights, work, home_of(world))
+
+
+def test_a_part_begins_with_a_dense_round():
+    """All of a replica is told, so that all come to the mean."""
+    chosen = options("ma", codec="threshold:0.9", transport="messages", alpha=1.0)
+    first, second = over_threads(replace(TWO, sync_ps=0), next_part, chosen)[:2]
+    np.testing.assert_allclose(first, second, rtol=0, atol=1e-5)
+
+
 def left_early(world, options):
     """The first trainer has no more data after its first rounds; the other one learns on."""
     weights = replica(0)

@@ -17,7 +17,7 @@ from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Topology
 from ssmpi.data.block_dispatcher import NOT_YET, NOTHING_LEFT, BlockDispatcher, block_order
 from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
-from ssmpi.data.position import Position
+from ssmpi.data.position import Piece, Position, StartedPiece
 from ssmpi.data.reader import (
     BatchCutter,
     DataOptions,
@@ -140,6 +140,15 @@ def test_blocks_are_whole_batches_and_enough_for_all_threads(rows, threads, batc
     assert size % batch_size == 0
     assert batch_size <= size <= options.block_rows
     assert size == batch_size or size * 8 * threads <= rows
+
+
+def test_a_resumed_position_may_have_more_pieces_than_blocks(small_data):
+    """Such as one that was split for many threads."""
+    options = CursorOptions(DataOptions(str(small_data)), Topology(trainers=1, threads=1), 1, 1, True)
+    reader, pieces = SplitReader(small_data, "train", 65_536), [Piece(0, 2 * k, 2 * k + 2) for k in range(1_000)]
+    begun = tuple(StartedPiece(0, 0, piece) for piece in pieces[:2])
+    assert most_pieces(options, reader, Position(0, 65_536, True, begun, tuple(pieces[2:]))) == 1_000
+    assert most_pieces(options, reader, Position(0)) < 1_000
 
 
 @pytest.mark.parametrize("per_pass", [1, 3, 5])
