@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ssmpi.checkpoint import files, saved_network, store
+from ssmpi.checkpoint import dense_vectors, files, saved_network, store
 from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.comm.waiting import wait
 from ssmpi.core.errors import DataError
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ssmpi.comm.waiting import WaitOptions
     from ssmpi.comm.world import World
     from ssmpi.core.topology import Topology
+    from ssmpi.model.operators import Parameter
+    from ssmpi.model.replica import Replica
 
 LOG = "logbook/"  # before the names of the metric logger's arrays
 
@@ -86,14 +88,14 @@ class Checkpoint:
             return position
         return position.for_others(topology.trainers * topology.threads, batch_size)
 
-    def arrays(self, trainer: int) -> Arrays:
-        """What one trainer saved."""
+    def arrays(self, trainer: int, layout: Sequence[Parameter]) -> Arrays:
+        """What one trainer saved; ``layout`` is that of its dense parameters."""
         path = self.folder / f"trainer-{trainer:04}.h5"
-        return Arrays(files.read(path), path)
+        return Arrays(dense_vectors.join(Arrays(files.read(path), path), layout), path)
 
     def scored(self) -> list[Quality]:
         """The quality of all rows scored before; the first trainer counts it as its own."""
-        first = self.arrays(0)
+        first = self.arrays(0, ())
         return [Quality(**{name: first[f"{LOG}{name}"] for name in ("histogram", "sums")})]
 
 
@@ -165,7 +167,7 @@ class LiveState:
     the dense optimizer, ``prefetched`` the rows that a paused thread has pulled already.
     """
 
-    replica: np.ndarray
+    replica: Replica
     optimizer: Mapping[str, np.ndarray]
     synchronizer: Resumable
     prefetched: Sequence[PulledRows]
@@ -173,34 +175,34 @@ class LiveState:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """A trainer's share of a checkpoint, by name."""
-        found = {"replica": self.replica}
+        found = {"replica": self.replica.vector}
         found |= {f"dense/{name}": values for name, values in self.optimizer.items()}
         found |= {f"sync/{name}": values for name, values in self.synchronizer.state().items()}
         found |= {f"held/{k}": rows.values for k, rows in enumerate(self.prefetched) if rows.values is not None}
         if self.losses is not None:
             found["losses"] = np.array(self.losses)
-        return found
+        return dense_vectors.split(found, self.replica.owned.layout)
 
 
 def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: str, waiting: WaitOptions) -> None:
     """Restore replica, optimizer, algorithm and pulled rows. Before, the replica must hold the common model, and the
     tables must be loaded.
     """
-    saved, topology = checkpoint.state["topology"], world.topology
+    saved, topology, layout = checkpoint.state["topology"], world.topology, live.replica.owned.layout
     if saved["trainers"] == topology.trainers:
-        own = checkpoint.arrays(world.index)
+        own = checkpoint.arrays(world.index, layout)
         for name, values in live.optimizer.items():
             values[:] = own[f"dense/{name}"]
     else:
-        own = checkpoint.arrays(0)
+        own = checkpoint.arrays(0, layout)
         for name, values in live.optimizer.items():
             if world.index == 0:
-                values[:] = mean(checkpoint, f"dense/{name}")
+                values[:] = mean(checkpoint, f"dense/{name}", layout)
             wait(world.trainers.ibcast(values), waiting, "trainer 0 (to read a checkpoint)")
     if checkpoint.state["algorithm"] == algorithm:
         live.synchronizer.resume(own.below("sync/"))
     if saved["trainers"] == topology.trainers:
-        live.replica[:] = own["replica"]
+        live.replica.vector[:] = own["replica"]
     if (saved["trainers"], saved["threads"]) == (topology.trainers, topology.threads):
         for thread, rows in enumerate(live.prefetched):
             rows.values = own.get(f"held/{thread}")
@@ -208,8 +210,8 @@ def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: st
             live.losses.extend(own["losses"].tolist())
 
 
-def mean(checkpoint: Checkpoint, name: str) -> np.ndarray:
+def mean(checkpoint: Checkpoint, name: str, layout: Sequence[Parameter]) -> np.ndarray:
     """Mean of one array over the trainers that saved it."""
     trainers = checkpoint.state["topology"]["trainers"]
-    total = np.sum([checkpoint.arrays(k)[name].astype(np.float64) for k in range(trainers)], axis=0)
+    total = np.sum([checkpoint.arrays(k, layout)[name].astype(np.float64) for k in range(trainers)], axis=0)
     return (total / trainers).astype(np.float32)

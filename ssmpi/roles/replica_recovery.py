@@ -4,7 +4,7 @@ replicas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,10 +18,13 @@ from ssmpi.files.log import log
 if TYPE_CHECKING:
     from ssmpi.checkpoint.start import Repair
     from ssmpi.comm.world import World
+    from ssmpi.model.operators import Parameter
     from ssmpi.sync import Synchronizer
 
 
-def restore_lost(repair: Repair, synchronizer: Synchronizer, world: World, waiting: WaitOptions) -> None:
+def restore_lost(
+    repair: Repair, synchronizer: Synchronizer, world: World, waiting: WaitOptions, layout: Sequence[Parameter]
+) -> None:
     """Every trainer calls it, once replicated state is equal on all of them.
 
     The shards of lost sync PSs start from the mean of the surviving replicas, with the optimizer state of the
@@ -34,7 +37,7 @@ def restore_lost(repair: Repair, synchronizer: Synchronizer, world: World, waiti
     for mean in means:
         wait(world.trainers.iallreduce(mean), waiting, "the other trainers (to restore lost state)")
     if repair.sync_ps:
-        saved = algorithm_state(repair, synchronizer) if world.index == 0 else {}
+        saved = algorithm_state(repair, synchronizer, layout) if world.index == 0 else {}
         synchronizer.recenter(repair.sync_ps, means[0], saved)
     if lost:
         for values, mean in zip(arrays, means, strict=True):
@@ -42,7 +45,9 @@ def restore_lost(repair: Repair, synchronizer: Synchronizer, world: World, waiti
         synchronizer.join()
 
 
-def algorithm_state(repair: Repair, synchronizer: Synchronizer) -> Mapping[str, np.ndarray]:
+def algorithm_state(
+    repair: Repair, synchronizer: Synchronizer, layout: Sequence[Parameter]
+) -> Mapping[str, np.ndarray]:
     """The algorithm's state in the newest checkpoint; empty if there is none, or if it is damaged."""
     if not repair.checkpoint or not synchronizer.state():
         return {}
@@ -52,7 +57,7 @@ def algorithm_state(repair: Repair, synchronizer: Synchronizer) -> Mapping[str, 
                 files.verify(repair.checkpoint, entry)
         checkpoint = Checkpoint.at(repair.checkpoint)
         same = checkpoint.state["algorithm"] == synchronizer.options.algorithm
-        return checkpoint.arrays(0).below("sync/") if same else {}
+        return checkpoint.arrays(0, layout).below("sync/") if same else {}
     except DataError as error:
         log.warning(f"the optimizer state of lost sync PSs is reset: {error}")
         return {}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ssmpi.comm.world import World
     from ssmpi.config import Config
     from ssmpi.core.topology import Topology
+    from ssmpi.model.operators import Parameter
     from ssmpi.report.results import RunResults
     from ssmpi.report.trainer_report import TrainerReport
     from ssmpi.roles.model_selection import ModelSelection
@@ -100,9 +101,11 @@ class SurvivingState:
         """The quality that each trainer has scored."""
         return self.quality
 
-    def make_equal(self, synchronizer: Synchronizer, world: World, waiting: WaitOptions) -> None:
+    def make_equal(
+        self, synchronizer: Synchronizer, world: World, waiting: WaitOptions, layout: Sequence[Parameter]
+    ) -> None:
         """Copy replicated state to all trainers from the one furthest ahead, which may have been killed a step after
-        the others. An unfinished warm-up ends here.
+        the others. An unfinished warm-up ends here. ``layout`` is that of the dense parameters.
         """
         arrays = synchronizer.common()
         if self.warming_up:
@@ -116,7 +119,7 @@ class SurvivingState:
             synchronizer.restart()
             synchronizer.peers.local.memory.note(OVER, True)
         if self.repair:
-            restore_lost(self.repair, synchronizer, world, waiting)
+            restore_lost(self.repair, synchronizer, world, waiting, layout)
 
 
 def deal_left(found: Sequence[TrainerMemory], lost: Set[int]) -> Deal:

@@ -68,12 +68,12 @@ class Trainer:
         self._cursor = trainer_parts.cursor(config, world, self._reader, self._control.checked, saved, trained)
         self._prefetched = [PrefetchedRows(stream.was_cut) for stream in self._cursor.streams]
         live = LiveState(
-            self.replica.vector, self.optimizer.state(), self.synchronizers[0], self._prefetched, self.progress.losses
+            self.replica, self.optimizer.state(), self.synchronizers[0], self._prefetched, self.progress.losses
         )
         if isinstance(saved, Checkpoint):
             restore(live, saved, world, config.sync.algorithm, config.waiting)
         elif saved:
-            saved.make_equal(self.synchronizers[0], world, config.waiting)
+            saved.make_equal(self.synchronizers[0], world, config.waiting, self.replica.owned.layout)
         self._results = trainer_parts.results(config, folder, rows, saved, start) if world.index == 0 else None
         self._row_saves = RowSaves(config, self.tables.transport, self._results, memory)
         self._parts = SavedParts(

@@ -23,7 +23,7 @@ def make_equal(world, settings, warming_up):
         own = synchronizers[0]
         for values in own.common():
             values[:] = 10 + world.rank
-        kept(warming_up).make_equal(own, world, WAITING)
+        kept(warming_up).make_equal(own, world, WAITING, ())
         return own.weights[0], [values[0] for values in own.common()]
 
     return on_trainers(world, settings, weights, work, sync.LocalTrainer(np.zeros(1, np.int64)))

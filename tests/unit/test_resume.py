@@ -7,17 +7,18 @@ import re
 import shutil
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from datasets import flip_a_value
-from runs import train_over_threads
+from datasets import FEW, FEW_CARDINALITIES, flip_a_value, make_dataset
+from runs import train_over_threads, write_run_file
 
 from ssmpi import cli
-from ssmpi.checkpoint import disk, files
-from ssmpi.checkpoint.store import Store, read_manifest
+from ssmpi.checkpoint import dense_vectors, disk, files
+from ssmpi.checkpoint.store import Store, commit, read_manifest
 from ssmpi.checkpoint.trainer_state import Checkpoint
 from ssmpi.config import load
 from ssmpi.core.errors import DataError, SettingsError
@@ -27,11 +28,12 @@ from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.files.log import log
 from ssmpi.model.replica import ThreadModel
 from ssmpi.roles import trainer, trainer_parts
-from ssmpi.run import resume
+from ssmpi.run import resume, run_folder
 from ssmpi.run.request import RunRequest
 from ssmpi.sync.warmup import WarmUp
 from ssmpi.tools import inspect
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 ONE = ("data.batch_size=100", "data.passes=2", "evaluate.per_pass=2")
 
 
@@ -122,7 +124,10 @@ def test_an_optimizer_on_sync_pss_goes_on_to_the_same_bits(tmp_path, small_data,
         if optimizer == "sgd":
             assert "sync" not in saved
         else:
-            np.testing.assert_array_equal(saved["sync/center"], saved["dense/sums"])  # of one trainer the same
+            center, sums = (
+                {name: values[()] for name, values in saved[key].items()} for key in ("sync/center", "dense/sums")
+            )
+            np.testing.assert_equal(center, sums)  # of one trainer the same
 
 
 def test_what_a_codec_has_not_sent_goes_on(tmp_path, small_data, watched):
@@ -135,7 +140,37 @@ def test_what_a_codec_has_not_sent_goes_on(tmp_path, small_data, watched):
     run = in_pieces(tmp_path / "cut", small_data, watched, [30], *overrides)
     np.testing.assert_allclose(run.losses(), reference.losses(), rtol=1e-6)
     with h5py.File(Store(run.folder).committed()[-1] / "trainer-0000.h5") as saved:
-        assert saved["sync/trainer 0 of 1/residual 0"][()].any()
+        assert saved["sync/trainer 0 of 1/residual 0/bottom.0.weight"][()].any()
+
+
+OLD = (
+    "model.bottom=[6,4]", "model.top=[5,1]", "embedding.dim=4", "data.batch_size=100", "evaluate.per_pass=1",
+    "embedding.prefetch=false", "topology.sync_ps=1", "sync.algorithm=async_ps", "sync.pace=fixed_rate",
+    "sync.every_iterations=1", "sync.codec=threshold:0.9", "sync.life_span=20",
+)  # fmt: skip
+VECTORS = {"replica", "dense/sums", "sync/center", "sync/trainer 0 of 1/residual 0"}
+
+
+def test_a_checkpoint_that_holds_whole_vectors_is_resumed(tmp_path):
+    """One written by an older version, with these settings after six batches; and the same one by parameter."""
+    old, new = tmp_path / "old/run/checkpoints/checkpoint-000001", tmp_path / "new/run/checkpoints/checkpoint-000001"
+    data = make_dataset(tmp_path / "data", rows=1_000, cardinalities=FEW_CARDINALITIES, features=FEW)
+    for folder in (old, new):
+        run_folder.make(folder.parents[1], write_run_file(folder.parents[2], data, *OLD), overwrite=False)
+        shutil.unpack_archive(GOLDEN / "checkpoint-of-vectors.tar.gz", folder)
+    arrays, layout = files.read(old / "trainer-0000.h5"), load(old.parents[1] / "run.toml").network.layout
+    assert {name for name, values in arrays.items() if values.shape == (158,)} == VECTORS
+    by_parameter = dense_vectors.split(arrays, layout)
+    assert by_parameter["replica/bottom.0.weight"].shape == (6, 3)
+    assert set(dense_vectors.join(by_parameter, layout)) == set(arrays)
+    entry = files.write(new / "trainer-0000.h5", [(name, values, {}) for name, values in by_parameter.items()])
+    manifest = read_manifest(new)
+    others = tuple(other for other in manifest.files if other.file != entry.file)
+    commit(new, replace(manifest, files=(entry, *others)))
+    runs = [train_over_threads(folder, data, *OLD, resume=True) for folder in (tmp_path / "old", tmp_path / "new")]
+    assert_same(*runs)
+    np.testing.assert_array_equal(runs[0].losses()[:6], arrays["losses"])
+    assert runs[0].result["examples"] == 1_000
 
 
 def test_checkpoints_on_the_way_change_no_bit(tmp_path, small_data):
@@ -521,7 +556,7 @@ def test_other_numbers_repeat_no_row_and_lose_none(tmp_path, small_data, watched
 def test_an_array_that_a_checkpoint_lacks_is_named(tmp_path):
     """A checkpoint of another version of ssmpi."""
     files.write(tmp_path / "trainer-0000.h5", [("sync/center", np.ones(3, np.float32), {})])
-    arrays = Checkpoint(tmp_path, {}).arrays(0)
+    arrays = Checkpoint(tmp_path, {}).arrays(0, ())
     assert list(arrays.below("sync/")["center"]) == [1.0, 1.0, 1.0]
     with pytest.raises(DataError, match=r"trainer-0000\.h5 has no array 'accumulators', .*another version of ssmpi"):
         arrays.below("sync/")["accumulators"]
