@@ -32,7 +32,7 @@ def restore_lost(
     mean of their optimizers' states.
     """
     lost, living = world.index in repair.trainers, world.trainers.size - len(repair.trainers)
-    arrays = [synchronizer.weights, *synchronizer.peers.local.optimizer.state().values()]
+    arrays = [synchronizer.weights, *synchronizer.context.local.optimizer.state().values()]
     means = [np.zeros_like(values) if lost else values / np.float32(living) for values in arrays]
     for mean in means:
         wait(world.trainers.iallreduce(mean), waiting, "the other trainers (to restore lost state)")

@@ -109,7 +109,7 @@ class SurvivingState:
         """
         arrays = synchronizer.common()
         if self.warming_up:
-            arrays = [synchronizer.weights, *synchronizer.peers.local.optimizer.state().values()]
+            arrays = [synchronizer.weights, *synchronizer.context.local.optimizer.state().values()]
         given = [values.copy() if world.index == self.furthest else np.zeros_like(values) for values in arrays]
         for values in given:
             wait(world.trainers.iallreduce(values), waiting, "the other trainers (to resume after a kill)")
@@ -117,7 +117,7 @@ class SurvivingState:
             values[:] = from_furthest
         if self.warming_up:
             synchronizer.restart()
-            synchronizer.peers.local.memory.note(OVER, True)
+            synchronizer.context.local.memory.note(OVER, True)
         if self.repair:
             restore_lost(self.repair, synchronizer, world, waiting, layout)
 

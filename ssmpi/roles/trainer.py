@@ -133,7 +133,7 @@ class Trainer:
             with during("waiting for the other ranks"):
                 self._rest()  # all begin together: otherwise the first one that is ready would take the others' blocks
             cpu_usage.set_up()
-            lost = self.tables.sent, self.synchronizers[0].peers.local.sent, self._under_way
+            lost = self.tables.sent, self.synchronizers[0].context.local.sent, self._under_way
             self._note.started(self.progress.of_all, lost, self.world.trainers)
             if self._results:
                 self._results.logbook.start_clock()

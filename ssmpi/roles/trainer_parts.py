@@ -114,8 +114,8 @@ def synchronization(
         options = replace(options, warmup_steps=0)  # over since the first pause, at the latest
     if not options.warmup_steps and not local.memory.kept:
         local.memory.note(OVER, True)
-    peers = sync.Peers(world.trainers, world.center, config.waiting, local)
-    synchronizers = sync.make(options, replica.vector, peers, threads)
+    context = sync.RoundContext(world.trainers, world.center, config.waiting, local)
+    synchronizers = sync.make(options, replica.vector, context, threads)
     return synchronizers, sync.pace_of(synchronizers, options, threads, partial(start, world), world.shadow_share)
 
 

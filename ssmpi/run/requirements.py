@@ -22,6 +22,7 @@ from ssmpi.embedding.trackers import scope_of
 from ssmpi.files.log import log
 from ssmpi.model import custom_code
 from ssmpi.sync import ALGORITHMS
+from ssmpi.sync.cost import RoundCost
 
 
 def composed(config: Config, features: Features) -> Config:
@@ -116,7 +117,7 @@ def kept_memory(config: Config, placement: Placement) -> dict[Role, float]:
         return {}
     topology, rows = config.topology, float(placement.most_rows * config.rows.row_bytes)
     vector, state = 4.0 * dense_parameters(config), 2 if config.dense.optimizer == "adagrad" else 1
-    vectors = state + ALGORITHMS[config.sync.algorithm].kept_vectors(config.sync, topology.threads)
+    vectors = state + round_cost(config).kept
     counts = topology.threads * (2.0 * BINS + len(SUMS) + topology.embedding_ps + 2) * 8
     own = {
         Role.TRAINER: vectors * vector + counts + (0.0 if topology.embedding_ps else rows),
@@ -142,9 +143,13 @@ def checkpoint_copies(config: Config, placement: Placement) -> dict[Role, float]
     return {holder: float(placement.most_rows * config.rows.row_bytes)}
 
 
+def round_cost(config: Config) -> RoundCost:
+    """What a round of this run costs a trainer."""
+    return ALGORITHMS[config.sync.algorithm].cost(config.sync, config.topology, dense_parameters(config))
+
+
 def mirror_memory(config: Config) -> dict[Role, float]:
     """Bytes of mirrors on one rank of each role, if a codec needs them."""
     topology, vector = config.topology, 4.0 * dense_parameters(config)
-    found = ALGORITHMS[config.sync.algorithm].mirror_vectors(config.sync, topology)
     ranks = {Role.TRAINER: 1, Role.SYNC_PS: max(1, topology.sync_ps)}  # a trainer has whole vectors
-    return {role: vectors * vector / ranks[role] for role, vectors in found.items()}
+    return {role: vectors * vector / ranks[role] for role, vectors in round_cost(config).mirrors.items()}

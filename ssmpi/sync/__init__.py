@@ -25,8 +25,8 @@ from ssmpi.sync.ma import MA
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.pace import PACES, Pace, StartThread, make_pace, unread
-from ssmpi.sync.peers import LocalTrainer, Peers, ReplicaMemory, RowAccess
 from ssmpi.sync.pushes import codec_of
+from ssmpi.sync.round_context import LocalTrainer, ReplicaMemory, RoundContext, RowAccess
 from ssmpi.sync.slowmo import SlowMo
 from ssmpi.sync.synchronous import Synchronous
 from ssmpi.sync.warmup import WarmUp
@@ -122,18 +122,18 @@ def check_topology(options: RoundOptions, topology: Topology) -> None:
         )
 
 
-def make(options: RoundOptions, weights: np.ndarray, peers: Peers, threads: int) -> list[Synchronizer]:
+def make(options: RoundOptions, weights: np.ndarray, context: RoundContext, threads: int) -> list[Synchronizer]:
     """The synchronizers of a trainer: one, or one for each of its threads, where they run rounds of their own."""
     kind = ALGORITHMS[options.algorithm]
-    if kind.in_groups and options.pace == "shadow" and options.codec == DENSE and peers.trainers.size > 1:
-        own = peers.local.replica
-        peers = replace(peers, group=form(peers.trainers, weights, own.host, own.memory))
+    if kind.in_groups and options.pace == "shadow" and options.codec == DENSE and context.trainers.size > 1:
+        own = context.local.replica
+        context = replace(context, group=form(context.trainers, weights, own.host, own.memory))
     if not (issubclass(kind, Centered) and options.by_thread):
-        only = kind(options, weights, peers)
+        only = kind(options, weights, context)
         for thread in range(threads):
             only.optimizer(thread)  # makes its memory now: what is kept of a trainer is made before it trains
         return [only]
-    each: list[Synchronizer] = [kind(options, weights, peers, thread) for thread in range(threads)]
+    each: list[Synchronizer] = [kind(options, weights, context, thread) for thread in range(threads)]
     for thread, synchronizer in enumerate(each):
         synchronizer.counted = synchronizer.counted[thread : thread + 1]
         synchronizer.optimizer(thread)
@@ -170,8 +170,8 @@ __all__ = [
     "LocalTrainer",
     "Options",
     "Pace",
-    "Peers",
     "ReplicaMemory",
+    "RoundContext",
     "RowAccess",
     "Synchronizer",
     "check_topology",

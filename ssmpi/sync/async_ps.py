@@ -26,7 +26,7 @@ import numpy as np
 from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service
 from ssmpi.core.protocols import DenseModel, DenseStep
-from ssmpi.core.topology import Role, Topology
+from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import Link
 from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.embedding.wire import COUNT
@@ -34,12 +34,13 @@ from ssmpi.files.log import log
 from ssmpi.sync import pulls, pushes
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import APPLIED, EXCHANGE, FETCH, STATE, Center, MakeStep
+from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.gradient_center import GradientCenter
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.parts import shards
-from ssmpi.sync.peers import Peers
 from ssmpi.sync.pulls import PulledCenter
 from ssmpi.sync.pushes import Encoders, PendingGradients
+from ssmpi.sync.round_context import RoundContext
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class AsyncPS(Centered):
     Options: ClassVar[type] = AsyncPSOptions
     no_codec = ""
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
-        super().__init__(options, weights, peers, thread)
+    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, thread: int = 0) -> None:
+        super().__init__(options, weights, context, thread)
         self.alpha = 1.0
         self._accounts: dict[int, PendingGradients] = {}
         self._encoders: dict[int, Encoders] = {}
@@ -81,7 +82,7 @@ class AsyncPS(Centered):
 
     def _compare_pushes(self) -> None:
         """Before the first push: find those that an earlier process sent and no sync PS applied."""
-        local, servers = self.peers.local, range(len(self._servers))
+        local, servers = self.context.local, range(len(self._servers))
         local.sent = SentPushes(local.memory, local.iterations.size, len(servers), "pushes to sync PSs sent")
         answers = [np.empty(COUNT, np.uint8) for _ in servers]
         self.call(APPLIED, [np.empty(0, np.uint8) for _ in servers], answers)
@@ -89,58 +90,43 @@ class AsyncPS(Centered):
             local.sent.compare(index, *answer.view(np.int64).tolist())
 
     @classmethod
-    def words_beside(cls, options: RoundOptions) -> int:
-        """The factor of the learning rate."""
-        return 1
-
-    @classmethod
-    def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """With codecs, the expected bytes at the configured density."""
-        found = super().round_bytes(options, topology, parameters)
-        parts = shards(parameters, options.fragments, topology.sync_ps)
+    def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
+        """The vector there, with the factor of the learning rate for each sync PS, and back; with codecs, the expected
+        bytes at the configured density, the time for every thread's payload in a push and for a pull, and the mirrors
+        of pulls. The pending gradients of each thread are kept.
+        """
+        parts, own = shards(parameters, options.fragments, topology.sync_ps), pushes.accounts(options, topology)
+        pushed, pulled = 4.0 * (parameters + topology.sync_ps * options.fragments), 4.0 * parameters
+        each = 0.0
         if options.codec != DENSE:
-            found[Link.CENTER_PUSH] = pushes.expected_bytes(options, parts, pushes.accounts(options, topology))
+            pushed = pushes.expected_bytes(options, parts, own)
+            each += own * pushes.codec_of(options)[0].nanoseconds.push
         if options.pull_codec != DENSE:
-            found[Link.CENTER_PULL] = pulls.expected_bytes(options, parts, topology)
-        return found
-
-    @classmethod
-    def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
-        """The time for every thread's payload in a push, and for a pull."""
-        push, pull = (find(options)[0].nanoseconds for find in (pushes.codec_of, pulls.codec_of))
-        pushed = pushes.accounts(options, topology) * push.push * (options.codec != DENSE)
-        return 1e-9 * parameters * (pushed + (pull.send + pull.receive) * (options.pull_codec != DENSE))
-
-    @classmethod
-    def mirror_vectors(cls, options: RoundOptions, topology: Topology) -> dict[Role, int]:
-        """Of pulls."""
-        return pulls.mirror_vectors(options, topology)
+            pulled, codec = pulls.expected_bytes(options, parts, topology), pulls.codec_of(options)[0].nanoseconds
+            each += codec.send + codec.receive
+        sent, mirrors = {Link.CENTER_PUSH: pushed, Link.CENTER_PULL: pulled}, pulls.mirror_vectors(options, topology)
+        return RoundCost(sent, 1e-9 * parameters * each, topology.threads, mirrors)
 
     @staticmethod
     def server(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
         """A center that takes steps."""
         return GradientCenter(optimizer, options, service, memory)
 
-    @classmethod
-    def kept_vectors(cls, options: RoundOptions, threads: int) -> int:
-        """The pending gradients of each thread."""
-        return threads
-
     def optimizer(self, thread: int) -> AccumulatingStep:
         """Steps the replica and keeps the gradients for the next push."""
-        local = self.peers.local
+        local = self.context.local
         if thread not in self._accounts:
             gradients = local.memory.array(f"gradients of thread {thread}", self.weights.shape, np.float32)
             self._accounts[thread] = PendingGradients(gradients, local.factor())
             if self._encodes:
-                seed = self.peers.trainers.rank, thread
+                seed = self.context.trainers.rank, thread
                 made = Encoders(self.options, self._parts, local.replica.layers, local.memory, seed)
                 self._encoders[thread], local.unsent[thread] = made, (gradients, made.state)
         return AccumulatingStep(local.optimizer, self._accounts[thread])
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center after the step by what is pushed; a push ends with the factor of the learning rate."""
-        self.peers.local.sent.by_thread[self._thread] += 1  # before it is taken out of the accounts
+        self.context.local.sent.by_thread[self._thread] += 1  # before it is taken out of the accounts
         messages = self._encoded(fragment) if self._encodes else self._whole(snapshot.size, fragment)
         if self._pulled is None:
             return self.ask(EXCHANGE, fragment, messages)
@@ -166,25 +152,25 @@ class AsyncPS(Centered):
         for thread, account in self._accounts.copy().items():
             by_thread.append(account.encode(self._encoders[thread], fragment))
             factor = account.factor
-        sent, traffic = [payloads for payloads in by_thread if payloads], self.peers.center.meter.traffic
+        sent, traffic = [payloads for payloads in by_thread if payloads], self.context.center.meter.traffic
         return [pushes.message([p[k] for p in sent], factor, traffic) for k in range(len(self._servers))]
 
     @property
     def _remembers(self) -> bool:
         """Whether this is the first trainer and the sync PSs' optimizer has state to fetch."""
-        return self.peers.trainers.rank == 0 and bool(self.peers.local.optimizer.state())
+        return self.context.trainers.rank == 0 and bool(self.context.local.optimizer.state())
 
     @property
     def _own(self) -> str:
         """The prefix of state that only this trainer, of this number of trainers, can resume."""
-        return f"trainer {self.peers.trainers.rank} of {self.peers.trainers.size}/"
+        return f"trainer {self.context.trainers.rank} of {self.context.trainers.size}/"
 
     def state(self) -> dict[str, np.ndarray]:
         """On the first trainer, a copy of the sync PSs' optimizer state. On every trainer, by thread, what a codec has
         not sent and the codec's state.
         """
         found = {"center": self.fetch(STATE)} if self._remembers else {}
-        for thread, (residual, codec) in self.peers.local.unsent.items():
+        for thread, (residual, codec) in self.context.local.unsent.items():
             found |= {f"{self._own}residual {thread}": residual, f"{self._own}codec {thread}": codec}
         return found
 
@@ -196,10 +182,10 @@ class AsyncPS(Centered):
             for fragment, part in enumerate(self.fragments):
                 self.ask(STATE, fragment, self.shards_of(saved["center"][part], fragment))
         residuals, codecs = (pushes.by_thread(saved, f"{self._own}{name} ") for name in ("residual", "codec"))
-        unsent = self.peers.local.unsent
+        unsent = self.context.local.unsent
         if residuals and unsent:
             pushes.take_back({thread: residual for thread, (residual, _) in unsent.items()}, residuals)
-        elif any("residual" in name for name in saved) and self.peers.trainers.rank == 0:
+        elif any("residual" in name for name in saved) and self.context.trainers.rank == 0:
             why = "by another number of trainers" if unsent else "with a codec, and sync.codec = 'dense' keeps nothing"
             log.warning(f"what had not been pushed is dropped: the checkpoint was saved {why}")
         for thread, (_, state) in unsent.items():
@@ -217,7 +203,7 @@ class AsyncPS(Centered):
     def join(self) -> None:
         """As the base class."""
         super().join()
-        if self.peers.local.unsent:
+        if self.context.local.unsent:
             log.warning("what this trainer had not pushed is lost with its memory")
 
     def close(self) -> None:

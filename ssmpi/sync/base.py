@@ -14,13 +14,13 @@ import numpy as np
 from numba import njit
 
 from ssmpi.core.protocols import DenseStep, RowTransport
-from ssmpi.core.traffic import Link
+from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.parts import cut
-from ssmpi.sync.peers import Peers
+from ssmpi.sync.round_context import RoundContext
 
 if TYPE_CHECKING:
-    from ssmpi.core.topology import Role, Topology
+    from ssmpi.core.topology import Topology
 
 Merge = Literal["difference", "interpolate"]
 SYNC_PS, ALL_TRAINERS = "the sync PSs", "all trainers"
@@ -63,9 +63,9 @@ class Synchronizer(ABC):
     no_codec: ClassVar[str] = "exchanges weights, and a codec leaves out most of what it is given"  # empty: takes one
     in_the_step = False  # runs inside the optimizer's step, so that a pace has no rounds to run
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
-        self.options, self.weights, self.peers, self.group = options, weights, peers, peers.group
-        self.counted = peers.local.iterations  # the iterations that the sync gap counts
+    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext) -> None:
+        self.options, self.weights, self.context, self.group = options, weights, context, context.group
+        self.counted = context.local.iterations  # the iterations that the sync gap counts
         self.snapshot = np.empty_like(weights)
         self.fragments = cut(weights.size, options.fragments)
         self.alpha: float = options.alpha
@@ -75,18 +75,6 @@ class Synchronizer(ABC):
         self._merge = merge_difference if options.merge == "difference" else merge_interpolate
         nothing = np.empty(0, np.float32)
         self._merge(nothing, nothing, nothing, 0.0)  # compiles now, not in the first round
-
-    @classmethod
-    def kept_vectors(cls, options: RoundOptions, threads: int) -> int:
-        """How many arrays as long as ``weights`` a trainer with ``threads`` threads keeps in memory that outlives a
-        kill.
-        """
-        return 0
-
-    @classmethod
-    def mirror_vectors(cls, options: RoundOptions, topology: Topology) -> dict[Role, int]:
-        """How many arrays as long as ``weights`` mirrors take on a rank of each role; on sync PSs all together."""
-        return {}
 
     @classmethod
     def option_error(cls, options: RoundOptions) -> str:
@@ -104,22 +92,17 @@ class Synchronizer(ABC):
         return ""
 
     @classmethod
-    def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """Payload bytes of one trainer's round over the whole vector, by class of link, as ``Traffic`` counts them."""
-        return {}
-
-    @classmethod
-    def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
-        """Processor seconds that a codec takes at both ends of such a round, in sequence; 0 without a codec."""
-        return 0.0
+    def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
+        """What rounds of a vector of ``parameters`` cost with these settings."""
+        return RoundCost()
 
     def round(self) -> None:
         """Exchange once with the others and merge the result into the live weights."""
-        began, done = time.monotonic(), self.peers.local.iterations.sum()
+        began, done = time.monotonic(), self.context.local.iterations.sum()
         if self.step():
             self.rounds += 1
             self.round_seconds += time.monotonic() - began
-            self.staleness += float(self.peers.local.iterations.sum() - done)
+            self.staleness += float(self.context.local.iterations.sum() - done)
             if self.group:
                 self.group.count(self.rounds, self.round_seconds, self.staleness)
 
@@ -226,11 +209,11 @@ class Synchronizer(ABC):
         """The optimizer that a worker thread calls ``step(model, factor)`` on: the trainer's, unless the algorithm
         wraps it.
         """
-        return self.peers.local.optimizer
+        return self.context.local.optimizer
 
     def transport(self) -> RowTransport | None:
         """A worker thread's transport for embedding rows: the trainer's, unless the algorithm wraps it."""
-        return self.peers.local.rows.transport
+        return self.context.local.rows.transport
 
     def restart(self) -> None:
         """All trainers have equal weights after their warm-up: start from these instead of the initial ones."""

@@ -16,8 +16,8 @@ with alpha = 1 at a fixed rate, eta = 0.7 and momentum = 0.9; its model is r.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numba import njit
@@ -25,10 +25,14 @@ from numba import njit
 from ssmpi.comm.shared_memory import placed
 from ssmpi.core.settings import require
 from ssmpi.files.log import log
+from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.in_place import Replicas, move, take_mean
 from ssmpi.sync.ma import MA
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.peers import Peers
+from ssmpi.sync.round_context import RoundContext
+
+if TYPE_CHECKING:
+    from ssmpi.core.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -50,20 +54,20 @@ class BlockFiltered(MA):
     idle = False  # even one trainer alone is filtered
     no_codec = "filters the mean with momentum, which would carry on what a codec tells late"
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
-        super().__init__(options, weights, peers)
+    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext) -> None:
+        super().__init__(options, weights, context)
         self._global, self._delta = self.kept("global", weights), self.kept("delta", np.zeros_like(weights))
 
     @classmethod
-    def kept_vectors(cls, options: RoundOptions, threads: int) -> int:
-        """The global model and its last move."""
-        return 2
+    def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
+        """As the base class; and it keeps the global model and its last move."""
+        return replace(super().cost(options, topology, parameters), kept=2)
 
     def kept(self, name: str, values: np.ndarray) -> np.ndarray:
         """An array that is equal on every trainer; the members of a host group share the leader's. It starts as a copy
         of ``values``, or as an earlier process left it. Every trainer calls it.
         """
-        group, own = self.group, self.peers.local.memory
+        group, own = self.group, self.context.local.memory
         memory = own.part(f"{name} model", shared=bool(group and group.size > 1))
         return group.share(memory, values) if group else placed(memory, values)
 
@@ -147,8 +151,8 @@ class BMUF(BlockFiltered):  # the same exchange and the same way to leave as mod
 
     Options: ClassVar[type] = BMUFOptions
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
-        super().__init__(options, weights, peers)
+    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext) -> None:
+        super().__init__(options, weights, context)
         self._own = own = options.own(BMUFOptions)
         self._reference = self.kept("reference", weights) if own.nesterov else self._global
         self._filtered = self._global, self._delta, self._reference

@@ -23,9 +23,10 @@ from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import Link
 from ssmpi.sync.base import SYNC_PS, Synchronizer, divergence
 from ssmpi.sync.center_shard import ADDRESS, FETCH, MAP, START, THREADS, Center, MakeStep
+from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.parts import cut
-from ssmpi.sync.peers import Peers
+from ssmpi.sync.round_context import RoundContext
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,12 @@ class Centered(Synchronizer):
     partner, each_thread = SYNC_PS, True
     in_place = False  # replica and center can be moved in one pass
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
-        super().__init__(options, weights, peers)
-        self._thread, self._servers = thread, peers.sync_ps
+    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, thread: int = 0) -> None:
+        super().__init__(options, weights, context)
+        self._thread, self._servers = thread, context.sync_ps
         self._shards = [cut(f.stop - f.start, len(self._servers)) for f in self.fragments]
         self.reply = np.empty_like(weights)
-        if thread == 0 and peers.trainers.rank == 0:  # all start equal: the first one sends the initial center
+        if thread == 0 and context.trainers.rank == 0:  # all start equal: the first one sends the initial center
             self._start()
         in_place = (
             self.in_place and options.merge == "difference" and options.codec == DENSE
@@ -63,15 +64,9 @@ class Centered(Synchronizer):
         return "" if topology.sync_ps else "keeps its center on sync PSs: set topology.sync_ps = 1 or more"
 
     @classmethod
-    def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """The vector there and back, and the extra words of each message to a sync PS."""
-        words = cls.words_beside(options) * topology.sync_ps * options.fragments
-        return {Link.CENTER_PUSH: 4.0 * (parameters + words), Link.CENTER_PULL: 4.0 * parameters}
-
-    @classmethod
-    def words_beside(cls, options: RoundOptions) -> int:
-        """Extra words in each message to a sync PS besides its shard of a fragment."""
-        return 0
+    def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
+        """The vector there and back."""
+        return RoundCost({Link.CENTER_PUSH: 4.0 * parameters, Link.CENTER_PULL: 4.0 * parameters})
 
     @staticmethod
     @abstractmethod
@@ -103,27 +98,27 @@ class Centered(Synchronizer):
 
     def model(self) -> np.ndarray:
         """The center, after every trainer's last round and before anybody's next."""
-        wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers' last round")
+        wait(self.context.trainers.ibarrier(), self.context.waiting, "the other trainers' last round")
         center = self.fetch()
-        wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers (to fetch the center)")
+        wait(self.context.trainers.ibarrier(), self.context.waiting, "the other trainers (to fetch the center)")
         return center
 
     def restart(self) -> None:
         """The first trainer sends the initial center again; the others wait until it has arrived."""
-        if self.peers.trainers.rank == 0:
+        if self.context.trainers.rank == 0:
             self._start()
             self.fetch()
-        wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers (to end their warm-up)")
+        wait(self.context.trainers.ibarrier(), self.context.waiting, "the other trainers (to end their warm-up)")
 
     def recenter(self, servers: Collection[int], center: np.ndarray, saved: Mapping[str, np.ndarray]) -> None:
         """The first trainer sends the initial values; the others wait until they have arrived."""
-        if self.peers.trainers.rank == 0:
+        if self.context.trainers.rank == 0:
             for fragment, part in enumerate(self.fragments):
                 shards = enumerate(self.shards_of(center[part], fragment))
                 self.send_some(START, {index: shard for index, shard in shards if index in servers})
             self.remember(servers, saved)
             self.fetch()
-        wait(self.peers.trainers.ibarrier(), self.peers.waiting, "the other trainers (to restore lost state)")
+        wait(self.context.trainers.ibarrier(), self.context.waiting, "the other trainers (to restore lost state)")
 
     def remember(self, servers: Collection[int], saved: Mapping[str, np.ndarray]) -> None:
         """Restore the saved optimizer state of those sync PSs, if they have any."""
@@ -134,7 +129,7 @@ class Centered(Synchronizer):
 
     def goodbye(self) -> None:
         """Tell the sync PSs that this trainer sends no more requests."""
-        say_goodbye(self.peers.center, self._servers, self.peers.waiting)
+        say_goodbye(self.context.center, self._servers, self.context.waiting)
 
     def ask(self, kind: int, fragment: int, messages: list[np.ndarray]) -> np.ndarray:
         """Send each sync PS its message about a fragment and receive its shard of it; the whole, until the next
@@ -151,8 +146,8 @@ class Centered(Synchronizer):
     def send_some(self, kind: int, messages: Mapping[int, np.ndarray]) -> None:
         """Send some sync PSs, by index, a message each."""
         tag = kind * THREADS + self._thread
-        sends = [self.peers.center.isend(message, self._servers[i], tag) for i, message in messages.items()]
-        wait_all(sends, self.peers.waiting, "the sync PSs")
+        sends = [self.context.center.isend(message, self._servers[i], tag) for i, message in messages.items()]
+        wait_all(sends, self.context.waiting, "the sync PSs")
 
     def _map(self) -> list[MappedShard]:
         """The shards of all sync PSs; empty unless this trainer can map all of them."""
@@ -176,18 +171,18 @@ class Centered(Synchronizer):
 
     def call(self, kind: int, messages: list[np.ndarray], answers: list[np.ndarray]) -> None:
         """Send each sync PS its message and wait for its answer."""
-        center = self.peers.center
+        center = self.context.center
         replies = [center.irecv(answer, r, self._thread) for r, answer in zip(self._servers, answers, strict=True)]
         self.send_all(kind, messages)
-        wait_all(replies, self.peers.waiting, "the sync PSs")
+        wait_all(replies, self.context.waiting, "the sync PSs")
 
     def call_for_payloads(self, kind: int, fragment: int, messages: list[np.ndarray]) -> list[np.ndarray]:
         """As ``call`` about a fragment, where each sync PS answers with a codec's payload."""
-        center, parts = self.peers.center, self._shards[fragment]
+        center, parts = self.context.center, self._shards[fragment]
         rooms = [np.empty(compress.room(part.stop - part.start), np.uint8) for part in parts]
         replies = [center.irecv_some(room, r, self._thread) for r, room in zip(self._servers, rooms, strict=True)]
         self.send_all(kind, messages)
-        wait_all(replies, self.peers.waiting, "the sync PSs")
+        wait_all(replies, self.context.waiting, "the sync PSs")
         answers = [room[: compress.length_of(room)] for room in rooms]
         for answer in answers:
             center.meter.received(answer.nbytes)

@@ -24,16 +24,16 @@ from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_lock import SharedLock, leave, take
 from ssmpi.compress import Codec
-from ssmpi.core.topology import Role, Topology
-from ssmpi.core.traffic import Link
+from ssmpi.core.topology import Topology
+from ssmpi.sync import elastic_mirrors
 from ssmpi.sync.center import Centered
 from ssmpi.sync.center_shard import EXCHANGE, Center, MakeStep
-from ssmpi.sync.elastic_mirrors import PASSES, ClientMirrors, ReplicaMirrors, pull_together
-from ssmpi.sync.mirrors import expected_bytes, merge_error, whole_codec
+from ssmpi.sync.cost import RoundCost
+from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors, pull_together
+from ssmpi.sync.mirrors import merge_error, whole_codec
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.parts import shards
-from ssmpi.sync.peers import Peers
-from ssmpi.sync.pushes import clients, codec_of
+from ssmpi.sync.round_context import RoundContext
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class EASGD(Centered):
     Options: ClassVar[type] = EASGDOptions
     in_place = True
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers, thread: int = 0) -> None:
-        super().__init__(options, weights, peers, thread)
+    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, thread: int = 0) -> None:
+        super().__init__(options, weights, context, thread)
         self._mirrors: ReplicaMirrors | None = None
         if options.codec != DENSE:
             parts = shards(weights.size, len(self.fragments), len(self._servers))
-            layers, seed = peers.local.replica.layers, (peers.trainers.rank, thread)
+            layers, seed = context.local.replica.layers, (context.trainers.rank, thread)
             self._mirrors = ReplicaMirrors(options, parts, layers, seed, weights.size)
         for shard in self.mapped:
             nothing = np.empty(0, np.float32)
@@ -87,32 +87,11 @@ class EASGD(Centered):
         return merge_error(options)
 
     @classmethod
-    def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """With a codec, payloads both ways; the first and the last round of a part of the run are dense."""
-        found = super().round_bytes(options, topology, parameters)
+    def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
+        """As the base class; or, with a codec, what ``elastic_mirrors`` counts."""
         if options.codec == DENSE:
-            return found
-        payloads = expected_bytes(options, shards(parameters, options.fragments, topology.sync_ps))
-        beside = found[Link.CENTER_PUSH] - 4.0 * parameters
-        return {Link.CENTER_PUSH: payloads + beside, Link.CENTER_PULL: payloads}
-
-    @classmethod
-    def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
-        """The time of a mirror in each direction, and of moving both at both ends."""
-        if options.codec == DENSE:
-            return 0.0
-        cost = codec_of(options)[0].nanoseconds
-        return 1e-9 * parameters * (2 * (cost.send + cost.receive) + PASSES)
-
-    @classmethod
-    def mirror_vectors(cls, options: RoundOptions, topology: Topology) -> dict[Role, int]:
-        """Mirrors of replica and center, payloads (one shared dense payload on sync PSs), and the difference to send,
-        for each client.
-        """
-        if options.codec == DENSE:
-            return {}
-        own = clients(options, topology)
-        return {Role.TRAINER: 5 * own, Role.SYNC_PS: 4 * own * topology.trainers + 1}
+            return super().cost(options, topology, parameters)
+        return elastic_mirrors.cost(options, topology, parameters)
 
     @staticmethod
     def server(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
@@ -127,8 +106,8 @@ class EASGD(Centered):
 
     def _exchange_by_mirrors(self, mirrors: ReplicaMirrors, snapshot: np.ndarray, fragment: int) -> np.ndarray:
         """The center as mirrored; the snapshot becomes the old replica."""
-        payloads = mirrors.replica.encode(self.snapshot, fragment, self.peers.center.meter.traffic)
-        mirrors.hear(self.call_for_payloads(EXCHANGE, fragment, payloads), fragment)
+        payloads = mirrors.replica.encode(self.snapshot, fragment, self.context.center.meter.traffic)
+        mirrors.receive(self.call_for_payloads(EXCHANGE, fragment, payloads), fragment)
         part = self.fragments[fragment]
         reference = self.reply[part]
         mirrors.move(part, self.alpha, reference, snapshot)

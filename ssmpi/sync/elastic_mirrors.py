@@ -25,10 +25,14 @@ from numba import njit
 
 from ssmpi import compress
 from ssmpi.compress import Codec, Copy, Mirror
+from ssmpi.core.topology import Role, Topology
+from ssmpi.core.traffic import Link
 from ssmpi.sync.base import merge_difference
-from ssmpi.sync.mirrors import MirroredShards, seed_of
+from ssmpi.sync.cost import RoundCost
+from ssmpi.sync.mirrors import MirroredShards, expected_bytes, seed_of
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.pushes import Shards, codec_of
+from ssmpi.sync.parts import shards
+from ssmpi.sync.pushes import Shards, clients, codec_of
 
 PASSES = 1.3  # nanoseconds of a core for an entry, of both ends' moves, besides codecs: 'ssmpi bench compression'
 
@@ -51,13 +55,13 @@ class ReplicaMirrors:
     """
 
     def __init__(
-        self, options: RoundOptions, shards: Shards, borders: Sequence[int], seed: Sequence[int], size: int
+        self, options: RoundOptions, parts: Shards, borders: Sequence[int], seed: Sequence[int], size: int
     ) -> None:
-        self.replica, self.center = MirroredShards(options, shards, borders, seed, size), np.zeros(size, np.float32)
-        self._copies = [[Copy(self.center[part]) for part in parts] for parts in shards]
+        self.replica, self.center = MirroredShards(options, parts, borders, seed, size), np.zeros(size, np.float32)
+        self._copies = [[Copy(self.center[part]) for part in each] for each in parts]
         pull_together(self.center[:0], self.center[:0], 0.0)  # compiles now, not in the first round
 
-    def hear(self, answers: Sequence[np.ndarray], fragment: int) -> None:
+    def receive(self, answers: Sequence[np.ndarray], fragment: int) -> None:
         """Apply the answers of the sync PSs."""
         for copy, answer in zip(self._copies[fragment], answers, strict=True):
             copy.receive(answer)
@@ -97,3 +101,17 @@ class ClientMirrors:
         merge_difference(center, replica.copy, sent, alpha)
         pull_together(sent, replica.copy, alpha)
         return answer
+
+
+def cost(options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
+    """Payloads both ways, at the configured density (the first and the last round of a part of the run are dense); a
+    mirror in each direction, and the moves of both at both ends. For each client, mirrors of replica and center,
+    payloads (sync PSs share a dense one) and the difference to send.
+    """
+    payloads = expected_bytes(options, shards(parameters, options.fragments, topology.sync_ps))
+    codec, own = codec_of(options)[0].nanoseconds, clients(options, topology)
+    return RoundCost(
+        {Link.CENTER_PUSH: payloads, Link.CENTER_PULL: payloads},
+        1e-9 * parameters * (2 * (codec.send + codec.receive) + PASSES),
+        mirrors={Role.TRAINER: 5 * own, Role.SYNC_PS: 4 * own * topology.trainers + 1},
+    )

@@ -22,9 +22,10 @@ from ssmpi.comm.service import Service
 from ssmpi.comm.waiting import Backoff, wait_all, wait_until
 from ssmpi.core.settings import COUNT, within
 from ssmpi.core.traffic import Link
+from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.ma import MA
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.peers import Peers
+from ssmpi.sync.round_context import RoundContext
 
 if TYPE_CHECKING:
     from ssmpi.core.topology import Topology
@@ -53,21 +54,21 @@ class Gossip(MA):  # the model is the mean of the replicas, too
     no_codec = "meets another partner each time, and would need mirrors of every one"
     in_groups = False
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
-        super().__init__(options, weights, peers)
-        trainers = peers.trainers
+    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext) -> None:
+        super().__init__(options, weights, context)
+        trainers = context.trainers
         self._asks = trainers.rank % 2 == 0
         self._others = range(1 if self._asks else 0, trainers.size, 2)
         self._chance = np.random.default_rng([options.own(GossipOptions).seed, trainers.rank])
         self._reply = np.empty_like(weights)
-        self._service = Service(trainers, peers.waiting)
-        self._pause = Backoff(peers.waiting)
+        self._service = Service(trainers, context.waiting)
+        self._pause = Backoff(context.waiting)
         self._done = 0
 
     @classmethod
-    def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
+    def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
         """A snapshot in each direction."""
-        return {Link.TRAINERS: 4.0 * parameters}
+        return RoundCost({Link.TRAINERS: 4.0 * parameters})
 
     @classmethod
     def option_error(cls, options: RoundOptions) -> str:
@@ -90,9 +91,9 @@ class Gossip(MA):  # the model is the mean of the replicas, too
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The mean of the two snapshots."""
         partner = int(self._chance.choice(self._others))
-        trainers, theirs = self.peers.trainers, self._reply[: snapshot.size]
+        trainers, theirs = self.context.trainers, self._reply[: snapshot.size]
         requests = [trainers.irecv(theirs, partner, ANSWER), trainers.isend(snapshot, partner, ASK + fragment)]
-        wait_all(requests, self.peers.waiting, trainers.names[partner])
+        wait_all(requests, self.context.waiting, trainers.names[partner])
         theirs += snapshot
         theirs *= np.float32(0.5)
         return theirs
@@ -101,11 +102,13 @@ class Gossip(MA):  # the model is the mean of the replicas, too
         """Tell the answering trainers that this one is done asking; or answer until all askers are done."""
         if self._asks:
             word = np.empty(0, np.float32)
-            words = [self.peers.trainers.isend(word, other, DONE) for other in self._others]
-            wait_all(words, self.peers.waiting, "the other trainers")
+            words = [self.context.trainers.isend(word, other, DONE) for other in self._others]
+            wait_all(words, self.context.waiting, "the other trainers")
             return
         while self._done < len(self._others):
-            wait_until(lambda: self._service.answer_pending(self._answer), self.peers.waiting, "the trainers that ask")
+            wait_until(
+                lambda: self._service.answer_pending(self._answer), self.context.waiting, "the trainers that ask"
+            )
         self._done = 0
 
     def _answer(self, source: int, tag: int, payload: np.ndarray) -> None:

@@ -13,24 +13,23 @@ too, so that a codec is seen at work.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from ssmpi import compress
-from ssmpi.core.topology import Role
 from ssmpi.core.traffic import Link
+from ssmpi.sync import mean_mirrors
 from ssmpi.sync.average import Average, reduced_bytes
 from ssmpi.sync.base import Synchronizer, divergence
+from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.in_place import Replicas, average
-from ssmpi.sync.mean_mirrors import PASSES, MeanMirrors, sent_bytes
+from ssmpi.sync.mean_mirrors import MeanMirrors
 from ssmpi.sync.mirrors import merge_error
 from ssmpi.sync.options import DENSE, RoundOptions
-from ssmpi.sync.owners import Owners
-from ssmpi.sync.peers import Peers
-from ssmpi.sync.pushes import codec_of
+from ssmpi.sync.round_context import RoundContext
+from ssmpi.sync.sharded_mean import ShardedMean
 
 if TYPE_CHECKING:
     from ssmpi.core.topology import Topology
@@ -49,18 +48,18 @@ class MA(Synchronizer):
     no_codec = ""
     words_beside = 1  # in each all-reduce: the weight
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
-        super().__init__(options, weights, peers)
-        self.average = Average(peers.trainers, peers.waiting, weights.size)
+    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext) -> None:
+        super().__init__(options, weights, context)
+        self.average = Average(context.trainers, context.waiting, weights.size)
         if self.group:
-            self._of_leaders = Average(self.group.leaders, peers.waiting, weights.size)
-        self._owners: Owners | None = None
+            self._of_leaders = Average(self.group.leaders, context.waiting, weights.size)
+        self._owners: ShardedMean | None = None
         if options.codec != DENSE:
             compress.compile_kernels(options.codec)
-            place = peers.trainers.rank, peers.trainers.size
-            pending = peers.local.memory.array("pending", weights.shape, np.float32)
-            mirrors = MeanMirrors(options, peers.local.replica.layers, place, pending)
-            self._owners = Owners(peers.trainers, peers.waiting, mirrors)
+            place = context.trainers.rank, context.trainers.size
+            pending = context.local.memory.array("pending", weights.shape, np.float32)
+            mirrors = MeanMirrors(options, context.local.replica.layers, place, pending)
+            self._owners = ShardedMean(context.trainers, context.waiting, mirrors)
         self._all_ended = False  # on all hosts; every leader sees it in the same round
 
     @classmethod
@@ -71,43 +70,19 @@ class MA(Synchronizer):
         return cls.no_codec or merge_error(options)
 
     @classmethod
-    def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
-        """An all-reduce of each fragment, among hosts if one trainer averages those of its host; with a codec, payloads
-        to and from the owners of shards.
+    def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
+        """An all-reduce of each fragment, among hosts if one trainer averages those of its host; or, with a codec,
+        what ``mean_mirrors`` counts.
         """
         if options.codec != DENSE:
-            return {Link.TRAINERS: sent_bytes(options, parameters, topology.trainers)}
+            return mean_mirrors.cost(options, topology, parameters)
         words = parameters + cls.words_beside * options.fragments
-        return {Link.TRAINERS: reduced_bytes(4 * words, topology.trainers)}
-
-    @classmethod
-    def codec_seconds(cls, options: RoundOptions, topology: Topology, parameters: int) -> float:
-        """The time of the mirrors of the own replica and of the own shard of the mean, and of moving all of them."""
-        if options.codec == DENSE or topology.trainers == 1:
-            return 0.0
-        cost, share = codec_of(options)[0].nanoseconds, 1 / topology.trainers
-        return 1e-9 * parameters * ((1 + share) * cost.send + 2 * (1 - share) * cost.receive + PASSES)
-
-    @classmethod
-    def kept_vectors(cls, options: RoundOptions, threads: int) -> int:
-        """With a codec, the pending part of the mean."""
-        return 0 if options.codec == DENSE else 1
-
-    @classmethod
-    def mirror_vectors(cls, options: RoundOptions, topology: Topology) -> dict[Role, int]:
-        """The own replica, the mean, its pending part and its target, and for n trainers the others' replicas on the
-        own shard: 5 - 1 / n. Two payloads each, encoded and dense, of the replica and of the own shard of the mean: 2 +
-        2 / n. Payloads of others, and differences of a shard of replica and mean: (1 + 2 / n) of a fragment.
-        """
-        if options.codec == DENSE:
-            return {}
-        share = 1 / topology.trainers
-        return {Role.TRAINER: math.ceil(7 + share + (1 + 2 * share) / options.fragments)}
+        return RoundCost({Link.TRAINERS: reduced_bytes(4 * words, topology.trainers)})
 
     @property
     def idle(self) -> bool:
         """One trainer alone is its own mean."""
-        return self.peers.trainers.size == 1
+        return self.context.trainers.size == 1
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
         """The mean of the snapshots, passed through ``refer``."""
@@ -116,7 +91,9 @@ class MA(Synchronizer):
         mean = self.average.of(snapshot, active)
         return None if mean is None else self.refer(mean, fragment)
 
-    def _exchange_with(self, owners: Owners, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
+    def _exchange_with(
+        self, owners: ShardedMean, snapshot: np.ndarray, fragment: int, active: bool
+    ) -> np.ndarray | None:
         """The mean as mirrored; the snapshot becomes the owners' mirror of the replica."""
         if not owners.average(self.snapshot, fragment, active):
             return None
@@ -145,7 +122,7 @@ class MA(Synchronizer):
         assert self.group
         fragment = self.next_fragment()
         part = self.fragments[fragment]
-        self.group.wait_for_members(self.peers.waiting)
+        self.group.wait_for_members(self.context.waiting)
         active, measures = self.group.active, self.measures_now()
         if self.group.alone and active.any() and not (everyone or measures):
             self.move_in_place(self.group.in_place, active, part)

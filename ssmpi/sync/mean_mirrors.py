@@ -16,16 +16,20 @@ Only a kill within a part needs q, which is therefore in memory that outlives a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from ssmpi.compress import Copy
-from ssmpi.core.traffic import Traffic
+from ssmpi.core.topology import Role, Topology
+from ssmpi.core.traffic import Link, Traffic
 from ssmpi.sync.base import merge_difference
+from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.mirrors import MirroredShards, expected_bytes
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.parts import shards
+from ssmpi.sync.pushes import codec_of
 
 WEIGHT = 4  # bytes of a message to an owner before its payload: whether its sender trains, float32
 
@@ -34,7 +38,7 @@ PASSES = 2.0  # nanoseconds of a core for an entry, of mean and moves, besides c
 
 class MeanMirrors:
     """The mirrors of one of ``number`` trainers: ``replica.copy`` mirrors its replica, ``mean.copy`` the mean, and
-    ``pending`` is q on the own shards, all float32 (parameters,). By fragment and trainer, ``heard`` mirrors all
+    ``pending`` is q on the own shards, all float32 (parameters,). By fragment and trainer, ``replicas`` mirrors all
     replicas on the own shard.
     """
 
@@ -48,7 +52,7 @@ class MeanMirrors:
             MirroredShards(options, parts, borders, (self.rank, kind), size)
             for kind, parts in enumerate((self.shards, own))
         )
-        self.heard = [
+        self.replicas = [
             [self.replica.copy[part] if k == self.rank else np.zeros(part.stop - part.start, np.float32)
              for k in range(self.number)]
             for (part,) in own
@@ -60,25 +64,25 @@ class MeanMirrors:
         self.replica.begin()
         self.mean.begin()
 
-    def hear(self, trainer: int, payload: np.ndarray, fragment: int) -> None:
+    def receive_replica(self, trainer: int, payload: np.ndarray, fragment: int) -> None:
         """As an owner, apply another trainer's payload of its replica."""
-        Copy(self.heard[fragment][trainer]).receive(payload)
+        Copy(self.replicas[fragment][trainer]).receive(payload)
 
     def answer(self, active: Sequence[bool], fragment: int, traffic: Traffic) -> np.ndarray:
         """As an owner, encode the mean of the active trainers, at least one; the payload is for all trainers."""
         part = self.shards[fragment][self.rank]
         target = self._target[part]
         target[:] = 0.0
-        for counts, heard in zip(active, self.heard[fragment], strict=True):
+        for counts, replica in zip(active, self.replicas[fragment], strict=True):
             if counts:
-                target += heard
+                target += replica
         target /= np.float32(sum(active))
         target += self.pending[part]
         (payload,) = self.mean.encode(self._target, fragment, traffic)
         np.subtract(target, self.mean.copy[part], out=target)
         return payload
 
-    def learn(self, owner: int, payload: np.ndarray, fragment: int) -> None:
+    def receive_mean(self, owner: int, payload: np.ndarray, fragment: int) -> None:
         """Apply the payload of another shard's owner to the mean."""
         Copy(self.mean.copy[self.shards[fragment][owner]]).receive(payload)
 
@@ -90,9 +94,9 @@ class MeanMirrors:
         parts = self.shards[fragment]
         self.pending[parts[self.rank]] = self._target[parts[self.rank]]
         own, whole = self.mean.copy[parts[self.rank]], slice(parts[0].start, parts[-1].stop)
-        for trainer, heard in enumerate(self.heard[fragment]):
+        for trainer, mirrored in enumerate(self.replicas[fragment]):
             if trainer != self.rank:
-                merge_difference(heard, own, heard, alpha)
+                merge_difference(mirrored, own, mirrored, alpha)
         mean, replica = self.mean.copy[whole], self.replica.copy[whole]
         reference = self._target[whole]  # already stored in replica_was
         reference[:], replica_was[:] = mean, replica
@@ -100,9 +104,18 @@ class MeanMirrors:
         return reference
 
 
-def sent_bytes(options: RoundOptions, parameters: int, number: int) -> float:
-    """What each of ``number`` trainers sends in a round of every fragment, at the configured density; the mean if
-    shards have unequal sizes.
+def cost(options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
+    """What a trainer sends, at the configured density: the mean if shards have unequal sizes. Its processor: the
+    mirrors of its replica and of its shard of the mean, and the moves of all of them.
+
+    Mirrors take the own replica, the mean, its pending part, which is kept, and its target, and for n trainers the
+    others' replicas on the own shard: 5 - 1 / n. Two payloads each, encoded and dense, of the replica and of the own
+    shard of the mean: 2 + 2 / n. Payloads of others, and differences of a shard of replica and mean: (1 + 2 / n) of a
+    fragment.
     """
-    found = shards(parameters, options.fragments, number)
-    return (number - 1) / number * (WEIGHT * number * options.fragments + 2 * expected_bytes(options, found))
+    number, found = topology.trainers, shards(parameters, options.fragments, topology.trainers)
+    sent = (number - 1) / number * (WEIGHT * number * options.fragments + 2 * expected_bytes(options, found))
+    codec, share = codec_of(options)[0].nanoseconds, 1 / number
+    each = (1 + share) * codec.send + 2 * (1 - share) * codec.receive + PASSES if number > 1 else 0.0
+    mirrors = math.ceil(7 + share + (1 + 2 * share) / options.fragments)
+    return RoundCost({Link.TRAINERS: sent}, 1e-9 * parameters * each, 1, {Role.TRAINER: mirrors})

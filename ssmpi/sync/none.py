@@ -35,5 +35,5 @@ class NoSync(Synchronizer):
     def model(self) -> np.ndarray:
         """The first trainer's replica."""
         vector = self.weights.copy()
-        wait(self.peers.trainers.ibcast(vector), self.peers.waiting, "the other trainers")
+        wait(self.context.trainers.ibcast(vector), self.context.waiting, "the other trainers")
         return vector

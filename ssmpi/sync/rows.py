@@ -13,7 +13,7 @@ import numpy as np
 
 from ssmpi.comm.waiting import wait_all
 from ssmpi.core.protocols import RowLookup
-from ssmpi.sync.peers import Peers
+from ssmpi.sync.round_context import RoundContext
 
 KEYS, GRADIENTS = range(2)  # tags
 SERVER = 1 << 32  # a row's key is its PS times this plus its number there
@@ -49,9 +49,9 @@ class SummedRows:
 class SynchronousRows:
     """A ``RowTransport`` for the only worker thread of a trainer."""
 
-    def __init__(self, agreement: StepAgreement, peers: Peers) -> None:
-        rows = peers.local.rows
-        self._agreement, self._peers, self._tables = agreement, peers, rows.transport
+    def __init__(self, agreement: StepAgreement, context: RoundContext) -> None:
+        rows = context.local.rows
+        self._agreement, self._peers, self._tables = agreement, context, rows.transport
         self._servers, self._width = rows.servers, rows.width
 
     @property

@@ -22,7 +22,7 @@ from ssmpi.core.settings import require
 from ssmpi.sync.average import Average
 from ssmpi.sync.bmuf import BlockFiltered
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.peers import Peers
+from ssmpi.sync.round_context import RoundContext
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class SlowMo(BlockFiltered):
     in_groups = False  # every trainer's learning-rate factor must be in the all-reduce
     words_beside = 2  # the weight, and that factor
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
-        super().__init__(options, weights, peers)
+    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext) -> None:
+        super().__init__(options, weights, context)
         self._own = options.own(SlowMoOptions)
-        self.average = Average(peers.trainers, peers.waiting, weights.size + 1)
+        self.average = Average(context.trainers, context.waiting, weights.size + 1)
         self._mine = np.empty(weights.size + 1, np.float32)
 
     def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
         """Step the slow weights by the mean of the snapshots."""
         mine = self._mine[: snapshot.size + 1]
-        mine[:-1], mine[-1] = snapshot, self.peers.local.factor()
+        mine[:-1], mine[-1] = snapshot, self.context.local.factor()
         mean = self.average.of(mine, active)
         if mean is None:
             return None

@@ -27,9 +27,10 @@ from ssmpi.core.protocols import DenseModel, DenseStep, RowTransport
 from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import Link
 from ssmpi.sync.average import Average, reduced_bytes
+from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.peers import Peers
+from ssmpi.sync.round_context import RoundContext
 from ssmpi.sync.rows import SynchronousRows
 
 
@@ -45,17 +46,17 @@ class Synchronous(NoSync):
     in_the_step = True
     no_codec = "adds gradients up in an all-reduce, which adds numbers and no payloads"
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, peers: Peers) -> None:
-        super().__init__(options, weights, peers)
-        self._average = Average(peers.trainers, peers.waiting, weights.size)
-        self._rows = SynchronousRows(self, peers)
+    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext) -> None:
+        super().__init__(options, weights, context)
+        self._average = Average(context.trainers, context.waiting, weights.size)
+        self._rows = SynchronousRows(self, context)
         self._examples, self._factor, self._began = 0.0, 1.0, 0.0
 
     @classmethod
-    def round_bytes(cls, options: RoundOptions, topology: Topology, parameters: int) -> dict[Link, float]:
+    def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
         """The all-reduce of the dense gradients with their weight, and the agreement; row gradients come on top."""
         n = topology.trainers
-        return {Link.TRAINERS: reduced_bytes(4 * (parameters + 1) + 8 * (n * n + 2), n)}
+        return RoundCost({Link.TRAINERS: reduced_bytes(4 * (parameters + 1) + 8 * (n * n + 2), n)})
 
     @classmethod
     def option_error(cls, options: RoundOptions) -> str:
@@ -81,11 +82,11 @@ class Synchronous(NoSync):
     @property
     def idle(self) -> bool:  # type: ignore[override]
         """One trainer alone steps on its own."""
-        return self.peers.trainers.size == 1
+        return self.context.trainers.size == 1
 
     def common(self) -> list[np.ndarray]:
         """The replica, and its optimizer state."""
-        return [self.weights, *self.peers.local.optimizer.state().values()]
+        return [self.weights, *self.context.local.optimizer.state().values()]
 
     def optimizer(self, thread: int) -> DenseStep:
         """Steps by the gradients of all trainers."""
@@ -101,12 +102,12 @@ class Synchronous(NoSync):
         ``counts`` int (trainers,) says how many rows go to whom. Returns this trainer's share of the examples, the
         learning-rate factor, a mean over all examples, and the counts of all, (trainers, trainers).
         """
-        rank, size = self.peers.trainers.rank, self.peers.trainers.size
+        rank, size = self.context.trainers.rank, self.context.trainers.size
         self._began = time.monotonic()
         words = np.zeros(2 + size * size)
         words[:2] = examples, examples * factor
         words[2:].reshape(size, size)[rank] = counts
-        wait(self.peers.trainers.iallreduce(words), self.peers.waiting, "the other trainers' step")
+        wait(self.context.trainers.iallreduce(words), self.context.waiting, "the other trainers' step")
         total = words[0]
         self._examples, self._factor = float(examples), words[1] / max(total, 1.0)
         return examples / total if total else 0.0, self._factor, words[2:].reshape(size, size).astype(int)
@@ -118,7 +119,7 @@ class Synchronous(NoSync):
         if mean is None:
             return False
         gradients[:] = mean
-        self.peers.local.optimizer.step(model, self._factor)
+        self.context.local.optimizer.step(model, self._factor)
         self.rounds += 1
         self.round_seconds += time.monotonic() - self._began
         return True
@@ -127,7 +128,7 @@ class Synchronous(NoSync):
         """Take the others' steps too, so that this replica stays equal to theirs, until no trainer has examples."""
         if self.idle:
             return
-        model = self.peers.local.thread_model()
+        model = self.context.local.thread_model()
         taken = True
         while taken:
             self._rows.follow()

@@ -16,7 +16,7 @@ from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.sync.average import Average
 from ssmpi.sync.base import Synchronizer
 from ssmpi.sync.pace import Pace
-from ssmpi.sync.peers import NoDenseModel
+from ssmpi.sync.round_context import NoDenseModel
 from ssmpi.sync.thread_barrier import ThreadBarrier
 
 OVER = "warm-up over"  # a note in a trainer's memory
@@ -29,8 +29,8 @@ class WarmUp(Pace):
         self._pace, self._synchronizer = pace, synchronizer
         self._left, self._threads = steps, threads
         size = synchronizer.weights.size + 1
-        peers = synchronizer.peers
-        self._average, self._sum = Average(peers.trainers, peers.waiting, size), np.zeros(size, np.float32)
+        context = synchronizer.context
+        self._average, self._sum = Average(context.trainers, context.waiting, size), np.zeros(size, np.float32)
         self._meeting, self._came = ThreadBarrier(), 0
         self._gone: list[int] = []
         self._thread_model: DenseModel = NoDenseModel()
@@ -45,7 +45,7 @@ class WarmUp(Pace):
         if self.over:
             self._pace.begin()
         else:
-            self._thread_model = self._synchronizer.peers.local.thread_model()
+            self._thread_model = self._synchronizer.context.local.thread_model()
             self._meeting.open(self._threads)
 
     def after_step(self, thread: int) -> None:
@@ -87,11 +87,11 @@ class WarmUp(Pace):
         self._sum[:], self._came = 0.0, 0
         if mean is not None:
             self._thread_model.arrays[1][:] = mean[:-1]
-            self._synchronizer.peers.local.optimizer.step(self._thread_model, float(mean[-1]))
+            self._synchronizer.context.local.optimizer.step(self._thread_model, float(mean[-1]))
         self._left = self._left - 1 if mean is not None else 0
         if self.over:
             self._synchronizer.restart()
-            self._synchronizer.peers.local.memory.note(OVER, True)
+            self._synchronizer.context.local.memory.note(OVER, True)
             self._pace.begin()
             for thread in self._gone:
                 self._pace.thread_done(thread)

@@ -51,12 +51,12 @@ def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None
     if sync.codec == sync.pull_codec == DENSE:
         return None, None, 0.0
     topology = replace(config.topology, trainers=max(2, config.topology.trainers))
-    found, seconds = kind.round_bytes(sync, topology, parameters), kind.codec_seconds(sync, topology, parameters)
+    cost = kind.cost(sync, topology, parameters)
     if kind.partner == SYNC_PS:
-        there, back = found[Link.CENTER_PUSH], found[Link.CENTER_PULL]
+        there, back = cost.sent[Link.CENTER_PUSH], cost.sent[Link.CENTER_PULL]
     else:
-        there = back = found[Link.TRAINERS] / (2 - 2 / topology.trainers)
-    return there / messages, back / messages, seconds / sync.fragments
+        there = back = cost.sent[Link.TRAINERS] / (2 - 2 / topology.trainers)
+    return there / messages, back / messages, cost.codec_seconds / sync.fragments
 
 
 def iteration_bytes(rows: Sequence[float], width: int) -> float:

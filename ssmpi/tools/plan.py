@@ -151,7 +151,7 @@ def traffic(config: Config, placement: Placement) -> str:
             f"{2 * servers} messages out, {servers} in"
         )
     kind, sync = ALGORITHMS[config.sync.algorithm], config.sync
-    found = kind.round_bytes(sync, config.topology, dense_parameters(config))
+    found = kind.cost(sync, config.topology, dense_parameters(config)).sent
     each = {link: size / sync.fragments for link, size in found.items()}
     when = "an iteration, too" if kind.in_the_step else "a round" if sync.fragments == 1 else "a round of one fragment"
     if kind.in_the_step and n > 1:

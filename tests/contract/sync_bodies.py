@@ -84,8 +84,8 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
         lambda: ThreadModel(weights, np.zeros_like(weights)),
     )
     home.replica = vars(world).pop("replica", home.replica)
-    peers = sync.Peers(world.trainers, world.center, WAITING, home)
-    synchronizers = sync.make(options, weights, peers, world.topology.threads)
+    context = sync.RoundContext(world.trainers, world.center, WAITING, home)
+    synchronizers = sync.make(options, weights, context, world.topology.threads)
     for synchronizer in synchronizers:
         for name in ("move", "move_in_place"):
             if hasattr(synchronizer, name):
@@ -135,11 +135,11 @@ def with_pace(world, options, synchronizers, gradients, steps, examples=1):
         own, transport = synchronizers[thread % len(synchronizers)], synchronizers[0].transport()
         optimizer = pace.optimizer(own.optimizer(thread))
         for _ in range(steps[thread]):
-            model, factor = ThreadModel(own.weights, gradients(thread), examples), own.peers.local.factor()
+            model, factor = ThreadModel(own.weights, gradients(thread), examples), own.context.local.factor()
             if transport:
                 transport.push(model, np.empty((0, 1), np.float32), factor, thread)
             optimizer.step(model, factor)
-            own.peers.local.iterations[thread] += 1
+            own.context.local.iterations[thread] += 1
             pace.after_step(thread)
         pace.thread_done(thread)
 

@@ -116,7 +116,7 @@ def test_dropping_nothing_is_dense_to_the_last_bit(codec, fragments):
 def test_a_push_is_as_long_as_plan_says(codec):
     """Where every push sends just the share that is asked for, and all of a shard has one threshold."""
     chosen = options("async_ps", "fixed_rate", 1, codec=codec, life_span=1)
-    formula = sync.ALGORITHMS["async_ps"].round_bytes(chosen, ALONE, PARAMETERS)[Link.CENTER_PUSH]
+    formula = sync.ALGORITHMS["async_ps"].cost(chosen, ALONE, PARAMETERS).sent[Link.CENTER_PUSH]
     nothing = 3 * pushes.HEAD  # the round that closes the run
     assert over_threads(ALONE, stepped, chosen)[0][2] == 20 * formula + nothing
 
@@ -216,7 +216,7 @@ def test_a_round_by_mirrors_is_as_long_as_plan_says(algorithm, codec):
     """Where every payload sends just the share that is asked for; the first round of each fragment is whole."""
     topology = replace(TWO, sync_ps=2 if algorithm == "easgd" else 0)
     chosen = options(algorithm, codec=codec, fragments=2, life_span=1, alpha=0.3)
-    formula = sync.ALGORITHMS[algorithm].round_bytes(chosen, topology, PARAMETERS)
+    formula = sync.ALGORITHMS[algorithm].cost(chosen, topology, PARAMETERS).sent
     results = over_threads(topology, taught, chosen)[:2]
     for link, size in formula.items():
         name = f"bytes_{link.name.lower()}"
@@ -378,7 +378,7 @@ def killed_in_a_round(world, options, memories, replicas, at):
         own = synchronizers[0]
         for turn in range(0 if again else at):
             weights[:] += 0.1 * replica(100 + 10 * turn + world.rank)
-            with Kill(own._owners.mirrors, "learn") if turn == at - 1 else nullcontext():
+            with Kill(own._owners.mirrors, "receive_mean") if turn == at - 1 else nullcontext():
                 own.round()
         own.close()
         return weights.copy()

@@ -335,7 +335,7 @@ def uneven_parts(world, options):
 
     def work(synchronizers):
         own, models = synchronizers[0], []
-        own.peers.local.optimizer.step = sync_bodies.in_turns(turn, own.peers.local.optimizer.step)
+        own.context.local.optimizer.step = sync_bodies.in_turns(turn, own.context.local.optimizer.step)
         own.merge = sync_bodies.in_turns(turn, own.merge)
         for part in UNEVEN:
             with_pace(world, options, synchronizers, gradients, part[world.rank])

@@ -27,7 +27,7 @@ CENTERED = (*TWO, "topology.sync_ps=1", "topology.threads=2")  # each thread has
 
 def client_of(synchronizer):
     """As a sync PS knows it."""
-    return synchronizer.peers.trainers.rank, synchronizer._thread
+    return synchronizer.context.trainers.rank, synchronizer._thread
 
 
 class Ends:
@@ -83,7 +83,7 @@ def ends(after_call):
 
     def heard(owner, trainer, _, fragment):
         part = owner.shards[fragment][owner.rank]
-        found.same(owner.heard[fragment][trainer], found.trainers[trainer].replica.copy[part])
+        found.same(owner.replicas[fragment][trainer], found.trainers[trainer].replica.copy[part])
 
     def learned(own, owner, _, fragment):
         part = own.shards[fragment][owner]
@@ -91,8 +91,8 @@ def ends(after_call):
 
     after_call(ReplicaMirrors, "move", moved)
     after_call(PulledCenter, "receive", pulled)
-    after_call(MeanMirrors, "hear", heard)
-    after_call(MeanMirrors, "learn", learned)
+    after_call(MeanMirrors, "receive_replica", heard)
+    after_call(MeanMirrors, "receive_mean", learned)
     return found
 
 
@@ -106,8 +106,8 @@ def lost(monkeypatch):
 
 KILLS = {  # what is on its way to a receiver, and what comes back
     "async_ps": (Kill(GradientCenter, "_step", 12), Kill(PulledCenter, "receive", 9)),
-    "easgd": (Kill(ClientMirrors, "exchange", 9, after=True), Kill(ReplicaMirrors, "hear", 9)),
-    "ma": (Kill(MeanMirrors, "hear", 9), Kill(MeanMirrors, "learn", 9)),
+    "easgd": (Kill(ClientMirrors, "exchange", 9, after=True), Kill(ReplicaMirrors, "receive", 9)),
+    "ma": (Kill(MeanMirrors, "receive_replica", 9), Kill(MeanMirrors, "receive_mean", 9)),
 }
 
 

@@ -84,7 +84,7 @@ def test_pulls_that_drop_nothing_are_whole_ones():
 def test_no_more_is_pulled_than_was_pushed():
     """What the plan says of pulls that drop nothing: the entries that pushes of four threads may have changed."""
     chosen = options("async_ps", "fixed_rate", codec="threshold:0.99", pull_codec="threshold:0", life_span=1)
-    found = sync.ALGORITHMS["async_ps"].round_bytes(chosen, TWO, PARAMETERS)[Link.CENTER_PULL]
+    found = sync.ALGORITHMS["async_ps"].cost(chosen, TWO, PARAMETERS).sent[Link.CENTER_PULL]
     sizes = [part.stop - part.start for part in sync.parts.shards(PARAMETERS, 1, 2)[0]]
     kind = compress.CODECS["threshold"]
     assert found == sum(kind.expected_bytes(compress.CodecOptions(0.96), size) for size in sizes)
@@ -94,7 +94,7 @@ def test_no_more_is_pulled_than_was_pushed():
 def test_a_pull_is_as_long_as_plan_says(pull):
     """Where each sends just the share that is asked for: with a threshold found anew in each."""
     chosen = options("async_ps", pull_codec=pull, life_span=1)
-    formula = sync.ALGORITHMS["async_ps"].round_bytes(chosen, TWO, PARAMETERS)[Link.CENTER_PULL]
+    formula = sync.ALGORITHMS["async_ps"].cost(chosen, TWO, PARAMETERS).sent[Link.CENTER_PULL]
     for found, _ in over_threads(TWO, rounds, chosen)[:2]:
         assert {sent[Link.CENTER_PULL] for _, _, sent in found} == {formula}
 
@@ -121,9 +121,9 @@ def test_the_memory_of_mirrors_is_that_of_every_client():
     """Two trainers of two threads: a vector for each that pulls, at both ends, and payloads."""
     chosen = options("async_ps", "fixed_rate", pull_codec="threshold:0.9:whole")
     for by, clients in (("thread", 2), ("trainer", 1)):
-        found = AsyncPS.mirror_vectors(replace(chosen, by=by), TWO)
+        found = AsyncPS.cost(replace(chosen, by=by), TWO, PARAMETERS).mirrors
         assert found == {Role.TRAINER: clients, Role.SYNC_PS: 2 * (2 * clients) + 1}
-    assert AsyncPS.mirror_vectors(replace(chosen, pull_codec="dense"), TWO) == {}
+    assert AsyncPS.cost(replace(chosen, pull_codec="dense"), TWO, PARAMETERS).mirrors == {}
 
 
 def warmed_up(world, options):

@@ -67,7 +67,7 @@ WITH_ROUNDS = [name for name in sync.ALGORITHMS if name not in ("none", "synchro
 )
 def test_rounds_move_the_bytes_of_their_formula(chosen):
     topology = replace(THREE, sync_ps=2 if sync.ALGORITHMS[chosen.algorithm].partner == sync.SYNC_PS else 0)
-    formula = sync.ALGORITHMS[chosen.algorithm].round_bytes(chosen, topology, PARAMETERS)
+    formula = sync.ALGORITHMS[chosen.algorithm].cost(chosen, topology, PARAMETERS).sent
     found = over_threads(topology, rounds, chosen)[:3]
     assert sum(done for _, done in found) == (4 if chosen.algorithm == "gossip" else 3) * ROUNDS
     for link in Link:
@@ -80,7 +80,7 @@ def test_rounds_move_the_bytes_of_their_formula(chosen):
 
 def test_no_algorithm_is_left_out():
     """One that moves nothing says so; the steps of the synchronous one are counted below."""
-    nothing = [n for n, kind in sync.ALGORITHMS.items() if not kind.round_bytes(options("none"), THREE, PARAMETERS)]
+    nothing = [n for n, kind in sync.ALGORITHMS.items() if not kind.cost(options("none"), THREE, PARAMETERS).sent]
     assert nothing == ["none"]
     assert {*WITH_ROUNDS, "none", "synchronous"} == set(sync.ALGORITHMS)
 
@@ -146,7 +146,7 @@ def steps(world, options):
 
 def test_a_synchronous_step_moves_the_bytes_of_its_formula():
     chosen, topology = options("synchronous", "fixed_rate"), replace(THREE, sync_ps=0)
-    dense = sync.ALGORITHMS["synchronous"].round_bytes(chosen, topology, PARAMETERS)[Link.TRAINERS]
+    dense = sync.ALGORITHMS["synchronous"].cost(chosen, topology, PARAMETERS).sent[Link.TRAINERS]
     for rank, (counted, done) in enumerate(over_threads(topology, steps, chosen)[:3]):
         to_others = 7 - len([row for row in range(7) if row % 3 == rank])
         expected = ROUNDS * (dense + row_gradient_bytes(to_others, DIM))

@@ -25,7 +25,7 @@ def unequal_steps(world, options):
 
     def work(synchronizers):
         models, turn = [], turns(world)
-        synchronizers[0].peers.local.optimizer.step = in_turns(turn, synchronizers[0].peers.local.optimizer.step)
+        synchronizers[0].context.local.optimizer.step = in_turns(turn, synchronizers[0].context.local.optimizer.step)
         for synchronizer in synchronizers:
             synchronizer.merge = in_turns(turn, synchronizer.merge)
         for part in STEPS:

@@ -456,7 +456,7 @@ def test_whoever_takes_a_codec_says_what_it_takes_of_the_processors(name):
     topology = Topology(trainers=2, sync_ps=int(ALGORITHMS[name].partner == SYNC_PS))
     for codec, cost in compress.CODECS.items():
         options = RoundOptions(algorithm=name, codec=f"{codec}:0.9" if cost.takes_share else codec)
-        seconds = ALGORITHMS[name].codec_seconds(options, topology, 1_000)
+        seconds = ALGORITHMS[name].cost(options, topology, 1_000).codec_seconds
         assert (seconds > 0) == (codec != "dense")
 
 
@@ -464,8 +464,8 @@ def test_elastic_rounds_take_two_mirrors_at_both_ends():
     """A mirror costs what a pull does; and both mirrors are moved at both ends."""
     topology = Topology(trainers=2, sync_ps=1)
     for codec in ("threshold:0.99", "bf16"):
-        pull = ALGORITHMS["async_ps"].codec_seconds(RoundOptions(pull_codec=codec), topology, 10**9)
-        elastic = ALGORITHMS["easgd"].codec_seconds(RoundOptions(codec=codec), topology, 10**9)
+        pull = ALGORITHMS["async_ps"].cost(RoundOptions(pull_codec=codec), topology, 10**9).codec_seconds
+        elastic = ALGORITHMS["easgd"].cost(RoundOptions(codec=codec), topology, 10**9).codec_seconds
         assert elastic == pytest.approx(2 * pull + elastic_mirrors.PASSES)
         assert elastic_mirrors.PASSES > 0
 
@@ -490,7 +490,7 @@ def test_rounds_of_all_trainers_by_a_codec_take_what_owners_get_and_send(tmp_pat
     path.write_text(f"[data]\nfolder = '{small_data}'\n[sync]\nalgorithm = 'ma'\ncodec = 'threshold:0.99'\n")
     config = load(path, ("topology.trainers=4", "sync.fragments=3"))
     size = dense_parameters(config)
-    sent = ALGORITHMS["ma"].round_bytes(config.sync, config.topology, size)[traffic.Link.TRAINERS]
+    sent = ALGORITHMS["ma"].cost(config.sync, config.topology, size).sent[traffic.Link.TRAINERS]
     found = forecast.forecast(config, 0.01, LinkSpeeds(trainer=1e6))
     cost = compress.CODECS["threshold"].nanoseconds
     seconds = 1e-9 * (1.25 * cost.send + 1.5 * cost.receive + mean_mirrors.PASSES) * size

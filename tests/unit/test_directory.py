@@ -10,7 +10,7 @@ from ssmpi.core.topology import Directory, Role
 from ssmpi.core.traffic import Traffic, meter
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.transport import RemoteTables
-from ssmpi.sync.peers import Peers
+from ssmpi.sync.round_context import RoundContext
 
 SERVERS_FIRST = ((1, 0), (0, 1))  # index of each server, of each trainer
 
@@ -43,5 +43,5 @@ def test_embedding_ps_are_asked_by_their_index():
 
 def test_sync_ps_are_those_of_the_directory():
     posts = Posts(Role.SYNC_PS)
-    assert Peers(posts, posts, WaitOptions()).sync_ps == (1, 0)
+    assert RoundContext(posts, posts, WaitOptions()).sync_ps == (1, 0)
     np.testing.assert_array_equal(posts.directory.ranks_of(Role.TRAINER), (2, 3))

@@ -234,7 +234,7 @@ def test_seeds_begin_with_the_given_one(monkeypatch, tmp_path, small_data, capsy
 
     def one(config, lockstep, splits):
         seen.append((lockstep.dense, lockstep.embedding, lockstep.order, lockstep.interleaving))
-        return {split: {"ne": 0.7 + seen[-1][0] / 1000} for split in splits}
+        return {"losses": [0.5], **{split: {"ne": 0.7 + seen[-1][0] / 1000} for split in splits}}
 
     for module in (lockstep_command, paired):
         monkeypatch.setattr(module, "one", one)

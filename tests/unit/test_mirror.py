@@ -21,8 +21,8 @@ from ssmpi.sync.ma import MA
 from ssmpi.sync.mean_mirrors import MeanMirrors
 from ssmpi.sync.mirrors import whole_codec
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.owners import Owners
 from ssmpi.sync.pulls import PulledCenter, PullMirrors
+from ssmpi.sync.sharded_mean import ShardedMean
 
 
 def ends(text, size=SIZE, life_span=1000):
@@ -127,7 +127,7 @@ def test_both_ends_of_elastic_exchanges_hold_the_same(text):
             end.exchange(0, payload, center[part], 0.3)
             for end, payload, part in zip(theirs, payloads, SHARDS[fragment], strict=True)
         ]
-        own.hear(answers, fragment)
+        own.receive(answers, fragment)
         whole = slice(0, 1_501) if fragment == 0 else slice(1_501, 3_000)
         before, was = (
             (own.center[whole].copy(), own.replica.copy[whole].copy()),
@@ -166,18 +166,18 @@ def test_owners_and_trainers_hold_the_same(text):
         for k, own in enumerate(trainers):
             for owner, payload in enumerate(own.replica.encode(gradient(3, k, step, size=3_000), 0, traffic)):
                 if owner != k:
-                    trainers[owner].hear(k, payload, 0)
+                    trainers[owner].receive_replica(k, payload, 0)
         for owner, own in enumerate(trainers):
             payload = own.answer(active, 0, traffic)
             for other in trainers[:owner] + trainers[owner + 1 :]:
-                other.learn(owner, payload, 0)
+                other.receive_mean(owner, payload, 0)
         for own in trainers:
             before, was = (own.mean.copy.copy(), own.replica.copy.copy()), np.empty(3_000)
             np.testing.assert_array_equal((own.move(0, 0.3, was), was), before)
         for own in trainers:
             same(own.mean.copy, trainers[0].mean.copy)
             for k, other in enumerate(trainers):
-                same(own.heard[0][k], other.replica.copy[own.shards[0][own.rank]])
+                same(own.replicas[0][k], other.replica.copy[own.shards[0][own.rank]])
 
 
 class Allocated:
@@ -210,17 +210,17 @@ def test_plan_counts_what_mirrors_of_means_allocate(trainers, fragments):
     with Allocated() as found:
         pending = np.zeros(found.SIZE, np.float32)
         mirrors = MeanMirrors(chosen, (), (0, trainers), pending)
-        own = Owners(SimpleNamespace(rank=0, size=trainers), WaitOptions(), mirrors)
+        own = ShardedMean(SimpleNamespace(rank=0, size=trainers), WaitOptions(), mirrors)
         vectors = found.vectors
     assert own.mirrors is mirrors
-    assert close_above(MA.mirror_vectors(chosen, Topology(trainers=trainers))[Role.TRAINER], vectors)
+    assert close_above(MA.cost(chosen, Topology(trainers=trainers), Allocated.SIZE).mirrors[Role.TRAINER], vectors)
 
 
 def test_plan_counts_what_mirrors_of_centers_allocate():
     """Of each client at its own end; and at a sync PS of several, which share the whole codec, elastic and of pulls."""
     chosen, clients = RoundOptions(algorithm="easgd", codec="bf16", pull_codec="bf16"), range(3)
     topology, size, ends = Topology(trainers=3, sync_ps=1), Allocated.SIZE, []
-    elastic, pulled = EASGD.mirror_vectors(chosen, topology), pulls.mirror_vectors(chosen, topology)
+    elastic, pulled = EASGD.cost(chosen, topology, size).mirrors, pulls.mirror_vectors(chosen, topology)
 
     def share(whole):
         return [ClientMirrors(chosen, [whole], (1, k, 0)) for k in clients]

@@ -109,7 +109,7 @@ def elastic(text: str, entries: int) -> Turn:
 
     def exchange() -> None:
         (payload,) = own.replica.encode(replica, 0, traffic)
-        own.hear([client.exchange(0, payload, center, alpha)], 0)
+        own.receive([client.exchange(0, payload, center, alpha)], 0)
         own.move(whole, alpha, center_was, replica_was)
 
     def turn(step: np.ndarray) -> tuple[float, ...]:
@@ -129,9 +129,9 @@ def mean(text: str, entries: int) -> Turn:
 
     def exchange() -> None:
         for rank, own in enumerate(both):
-            both[1 - rank].hear(rank, own.replica.encode(replicas[rank], 0, traffic)[1 - rank], 0)
+            both[1 - rank].receive_replica(rank, own.replica.encode(replicas[rank], 0, traffic)[1 - rank], 0)
         for rank, own in enumerate(both):
-            both[1 - rank].learn(rank, own.answer((True, True), 0, traffic), 0)
+            both[1 - rank].receive_mean(rank, own.answer((True, True), 0, traffic), 0)
         for rank, own in enumerate(both):
             means[rank] = own.move(0, options.alpha, was[rank])
 

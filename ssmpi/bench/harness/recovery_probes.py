@@ -41,7 +41,7 @@ class RecoveryProbe(AlternatingProbe):
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
-        pace, memory = trainer.pace, trainer.synchronizers[0].peers.local.memory
+        pace, memory = trainer.pace, trainer.synchronizers[0].context.local.memory
         assert isinstance(pace, TickingPace)
         assert isinstance(memory, MemoryFile)
         assert trainer.world.trainers.size == 1

@@ -156,7 +156,7 @@ class MirroredRounds(ElasticRounds):
             own, client = self._trainers[trainer], self._clients[trainer]
             (payload,) = own.replica.encode(self.replicas[trainer], 0, self._traffic)
             answer = client.exchange(0, payload, self._center, self.alpha)
-            own.hear([answer], 0)
+            own.receive([answer], 0)
             sent, back = payload.size, answer.size
             was = np.empty((2, self._center.size), np.float32)
             own.move(slice(None), self.alpha, *was)
@@ -195,14 +195,14 @@ class MirroredMeanRounds(MeanRounds):
         for trainer, own in enumerate(self._trainers):
             for owner, payload in enumerate(own.replica.encode(self.replicas[trainer], 0, self._traffic)):
                 if owner != trainer:
-                    self._trainers[owner].hear(trainer, payload, 0)
+                    self._trainers[owner].receive_replica(trainer, payload, 0)
                     self._traffic.add(Link.TRAINERS, WEIGHT + payload.size)
         active = [trainer in counted for trainer in range(n)]
         for owner, own in enumerate(self._trainers):
             payload = own.answer(active, 0, self._traffic)
             for trainer, other in enumerate(self._trainers):
                 if owner != trainer:
-                    other.learn(owner, payload, 0)
+                    other.receive_mean(owner, payload, 0)
                     self._traffic.add(Link.TRAINERS, payload.size)
         for trainer, own in enumerate(self._trainers):
             replica_was = np.empty_like(self.replicas[trainer])

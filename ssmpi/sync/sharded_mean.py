@@ -14,10 +14,10 @@ from ssmpi.sync.mean_mirrors import WEIGHT, MeanMirrors
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
 
-TELL, ANSWER, PENDING = range(3)  # tags
+REPLICA, MEAN, PENDING = range(3)  # tags
 
 
-class Owners:
+class ShardedMean:
     """All trainers of a conversation; ``mirrors`` are this one's. A message to an owner is float32 1 if the sender
     still trains, else 0, then a payload; a message from an owner is a payload.
     """
@@ -37,17 +37,17 @@ class Owners:
             mirrors.replica.encode(snapshot, fragment, traffic),
             np.array([active], np.float32).view(np.uint8),
         )
-        self._swap([np.concatenate([weight, payload]) for payload in payloads], TELL)
+        self._swap([np.concatenate([weight, payload]) for payload in payloads], REPLICA)
         counts = [active] * self._trainers.size
         for other in self._others:
             counts[other] = bool(self._rooms[other][:WEIGHT].view(np.float32)[0])
-            mirrors.hear(other, _payload(self._rooms[other][WEIGHT:]), fragment)
+            mirrors.receive_replica(other, _payload(self._rooms[other][WEIGHT:]), fragment)
         if not any(counts):
             return False
         answer = mirrors.answer(counts, fragment, traffic)
-        self._swap([answer] * self._trainers.size, ANSWER)
+        self._swap([answer] * self._trainers.size, MEAN)
         for other in self._others:
-            mirrors.learn(other, _payload(self._rooms[other]), fragment)
+            mirrors.receive_mean(other, _payload(self._rooms[other]), fragment)
         return True
 
     def pending(self) -> np.ndarray:

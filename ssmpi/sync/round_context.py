@@ -74,7 +74,7 @@ class LocalTrainer:
 
 
 @dataclass
-class Peers:
+class RoundContext:
     """The ranks that a synchronizer communicates with: the trainers, and the sync PSs in ``center``."""
 
     trainers: Conversation
