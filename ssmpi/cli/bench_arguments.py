@@ -73,7 +73,7 @@ def add_bench_options(sub: argparse.ArgumentParser) -> None:
         "--only",
         default="",
         metavar="PATTERN",
-        help="contenders and sections whose name contains this; * matches anything",
+        help="contenders and sections whose name contains this; * matches anything, a|b is either",
     )
     shares = "values of sync.cpu_share for the section shadow, 0 for the shipped one (default: 0,1)"
     sub.add_argument("--shares", default="0,1", metavar="SHARES", help=shares)
@@ -129,7 +129,10 @@ def add_cluster_options(sub: argparse.ArgumentParser) -> None:
         help="each server on a virtual host whose link the kernel limits (root, Linux; jobs/cluster_on_hosts.sh)",
     )
     sub.add_argument(
-        "--only", default="", metavar="PATTERN", help="contenders whose name contains this; * matches anything"
+        "--only",
+        default="",
+        metavar="PATTERN",
+        help="contenders whose name contains this; * matches anything, a|b is either",
     )
 
 

@@ -33,8 +33,9 @@ ACTIVATION: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @cache
 def _pairs(vectors: int) -> torch.Tensor:
-    """(2, pairs): the two vectors of every pair, in the order of a lower triangle without its diagonal."""
-    return torch.tril_indices(vectors, vectors, offset=-1)
+    """(pairs,): where a square of ``vectors`` rows, flattened, has its lower triangle without the diagonal."""
+    rows, columns = torch.tril_indices(vectors, vectors, offset=-1)
+    return rows * vectors + columns
 
 
 def logits(
@@ -57,9 +58,8 @@ def _output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: 
             return ACTIVATION[operator.activation](linear(inputs[0], parameters[f"{operator.name}.weight"], bias))
         case DotInteraction():
             vectors = torch.cat(inputs, dim=1).unflatten(1, (operator.tables + 1, -1))
-            lower = _pairs(operator.tables + 1)
-            dots = torch.bmm(vectors, vectors.transpose(1, 2))[:, lower[0], lower[1]]
-            return torch.cat([inputs[0], dots], dim=1)
+            square = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+            return torch.cat([inputs[0], square.index_select(1, _pairs(operator.tables + 1))], dim=1)
         case Concat():
             return torch.cat(inputs, dim=1)
         case Gate():

@@ -42,7 +42,7 @@ from ssmpi.bench.throughput import (
     targets,
     throughput,
 )
-from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
+from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, TUNED, Contender
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.topology import Role
 from ssmpi.data.batch import Batch
@@ -157,6 +157,7 @@ def test_the_grid_has_every_kind_batch_algorithm_and_thread_count():
             "gemm 1t",
             "gemm 2t",
             "pytorch 2t",
+            "tuned pytorch 2p",
             "ssmpi 1x1 none",
             "ssmpi 1x2 none",
             "ssmpi 1x2 none by messages",
@@ -179,6 +180,7 @@ def test_bf16_is_a_setting_of_the_same_run():
 def test_a_pattern_may_stand_anywhere_in_a_name(pattern):
     assert reporting.chosen("ssmpi 2x1 easgd, 2048, fp32", pattern)
     assert not reporting.chosen("ssmpi 2x1 easgd, 2048, fp32", pattern + "x y")
+    assert reporting.chosen("ssmpi 2x1 easgd, 2048, fp32", f"gemm|{pattern}")
 
 
 def figures(eps, **more):
@@ -422,6 +424,7 @@ def test_targets_are_ratios_of_medians_and_say_whether_they_are_met():
         Contender(SSMPI, 2048, 2).name: figures(36_000.0),
         Contender(SSMPI, 2048, 1).name: figures(20_000.0),
         Contender(PYTORCH, 2048, 2).name: figures(24_000.0),
+        Contender(TUNED, 2048, 2).name: figures(40_000.0),
         Contender(GEMM, 2048, 2).name: figures(60_000.0, kind=GEMM, threads=2, precision="fp32"),
         Contender(GEMM, 512, 2).name: figures(80_000.0, kind=GEMM, threads=2, precision="fp32"),
         Contender(GEMM, 512, 2, "bf16").name: figures(150_000.0, kind=GEMM, threads=2, precision="bf16"),
@@ -434,6 +437,7 @@ def test_targets_are_ratios_of_medians_and_say_whether_they_are_met():
     judged = {t.what: (t.measured, t.met) for t in found}
     assert judged == {
         "ssmpi / plain PyTorch, batch 2048": (pytest.approx(1.5), True),
+        "ssmpi / tuned PyTorch, batch 2048": (pytest.approx(0.9), False),
         "ssmpi / GEMM bound, batch 2048": (pytest.approx(0.6), False),
         "whole loop / bare dense step, ssmpi 1x2 none, 2048, fp32": (0.9, False),
         "2 threads / 1 thread, ssmpi 1x2 none, 2048, fp32": (1.8, False),
@@ -586,6 +590,72 @@ def test_plain_pytorch_trains_rows_and_network(config_of, monkeypatch):
         optimizer.step()
     for found, expected in zip((*model.dense, *(table.weight for table in model.tables)), mine, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_the_tuned_pytorch_step_is_that_of_autograd_on_a_table_per_feature(config_of, monkeypatch, optimizer):
+    """Its loss, one backward pass a step, dense parameters and every row, ids that occur twice in a batch included."""
+    config, models = config_of(Contender(TUNED, 64)), []
+    config = dataclasses.replace(
+        config,
+        embedding=dataclasses.replace(config.embedding, optimizer=optimizer, rate=0.05),
+        dense=dataclasses.replace(config.dense, optimizer="sgd", rate=0.05),
+    )
+    whole = plain_pytorch.MergedNetwork
+    monkeypatch.setattr(plain_pytorch, "MergedNetwork", lambda *args: models.append(whole(*args)) or models[-1])
+    (step,), source = dense.steps_of(TUNED, config, 1), BatchSource(config)
+    (model,) = models
+    before = model.table.clone()
+    tables = [part.clone().requires_grad_() for part in model.table.split(source.cardinalities)]
+    mine = {name: value.detach().clone().requires_grad_() for name, value in model.parameters.items()}
+    states = [torch.full((len(table), 1), config.embedding.initial_state) for table in tables]
+    backward = counted(monkeypatch, torch.Tensor, "backward")
+    for number, batch in enumerate(source.batches(1)[:3], 1):
+        step()
+        assert len(backward) == number
+        assert any(len(np.unique(column)) < len(column) for column in batch.ids.T)
+        columns = torch.from_numpy(batch.ids.astype(np.int64)).T
+        rows = torch.stack([table[column] for table, column in zip(tables, columns, strict=True)], dim=1)
+        logits = reference.logits(config.network, mine, torch.from_numpy(batch.dense), rows)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
+        gradients = torch.autograd.grad(loss, [*mine.values(), *tables])
+        with torch.no_grad():
+            for value, gradient in zip(mine.values(), gradients, strict=False):
+                value -= 0.05 * gradient
+            for table, gradient, state in zip(tables, gradients[len(mine) :], states, strict=True):
+                if optimizer != "sgd":
+                    state += gradient.square().mean(dim=1, keepdim=True)
+                    gradient /= state.sqrt() + config.embedding.epsilon
+                table -= 0.05 * gradient
+    for name, found in model.parameters.items():
+        np.testing.assert_allclose(found.detach(), mine[name].detach(), rtol=0, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(model.table, torch.cat(tables).detach(), rtol=0, atol=1e-5)
+    assert not torch.equal(model.table, before)
+
+
+def test_processes_of_a_contender_have_different_rows_and_count_together(config_of):
+    config = config_of(Contender(TUNED, 64))
+    first, second = (BatchSource(config).batches(process)[0] for process in (0, 1))
+    assert not np.array_equal(first.ids, second.ids)
+    visit = {"eps": [10.0, 20.0], "seconds": 2.0, "cpu": {"process": 1.5}, "host": {"busy": 4.0}, "rounds": 0.0}
+    one, other = ({**visit, "rss": {"process": [k, k + 1]}} for k in (1.0, 5.0))
+    found = local_contenders.side_by_side([one, {**other, "eps": [1.0, 2.0]}])
+    assert found["eps"] == [11.0, 22.0]
+    assert found["cpu"] == {"process": 3.0}
+    assert found["host"] == {"busy": 4.0}
+    assert found["rss"] == {"process 0": [1.0, 2.0], "process 1": [5.0, 6.0]}
+
+
+def test_all_processes_of_a_contender_start_at_one_time():
+    box = SimpleNamespace(value=0.0)
+    start, found = local_contenders.CommonStart(threading.Barrier(3), box), []
+    threads = [threading.Thread(target=lambda: found.append(start())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == [box.value] * 3
+    assert box.value > 0
 
 
 def test_what_is_missing_is_said_loudly():

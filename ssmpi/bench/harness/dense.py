@@ -19,8 +19,10 @@ from ssmpi.model.replica import Replica
 Step = Callable[[], object]
 
 
-def steps_of(kind: str, config: Config) -> list[Step]:
-    """One step function per thread for the bare step or its products (``gemm``); a single one for PyTorch."""
+def steps_of(kind: str, config: Config, process: int = 0) -> list[Step]:
+    """One step function per thread for the bare step or its products (``gemm``); a single one for PyTorch, where
+    ``process`` is one of several.
+    """
     match kind:
         case "bare step":
             return bare_steps(config, BatchSource(config))
@@ -28,6 +30,8 @@ def steps_of(kind: str, config: Config) -> list[Step]:
             return gemm_steps(config)
         case "pytorch":
             return [plain_pytorch.plain_step(config, BatchSource(config))]
+        case "tuned pytorch":
+            return [plain_pytorch.tuned_step(config, BatchSource(config), process)]
     raise ValueError(f"no steps of {kind!r}")
 
 

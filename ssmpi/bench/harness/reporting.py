@@ -24,8 +24,10 @@ Report = Mapping[str, Any]  # the content of the JSON file
 
 
 def chosen(name: str, pattern: str) -> bool:
-    """Whether ``--only PATTERN`` (shell wildcards, anywhere in the name) selects a contender or a section."""
-    return fnmatch.fnmatch(name, f"*{pattern}*")
+    """Whether ``--only PATTERN`` (shell wildcards, anywhere in the name) selects a contender or a section; ``a|b`` is
+    either.
+    """
+    return any(fnmatch.fnmatch(name, f"*{either}*") for either in pattern.split("|"))
 
 
 def plain(value: DataclassInstance) -> dict[str, object]:

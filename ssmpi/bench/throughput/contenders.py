@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-BARE, GEMM, PYTORCH, SSMPI = "bare step", "gemm", "pytorch", "ssmpi"
+BARE, GEMM, PYTORCH, TUNED, SSMPI = "bare step", "gemm", "pytorch", "tuned pytorch", "ssmpi"
 
 SHADOWS = ("easgd", "ma", "bmuf")
 ADAGRAD = ("embedding.optimizer=rowwise_adagrad", "dense.optimizer=adagrad")
@@ -16,8 +16,9 @@ EXTRA_THREADS = 4  # more than there are cores, for the over-subscribed contende
 
 @dataclass(frozen=True)
 class Contender:
-    """``threads`` are Hogwild threads of a trainer (bare step, gemm, ssmpi) or threads inside an operator (pytorch).
-    ``network`` is one of ``zoo.NETWORKS``, trained with Adagrad; "" takes network and optimizer from the run file.
+    """``threads`` are Hogwild threads of a trainer (bare step, gemm, ssmpi), threads inside an operator (pytorch) or
+    processes of one thread that exchange nothing (tuned pytorch). ``network`` is one of ``zoo.NETWORKS``, trained with
+    Adagrad; "" takes network and optimizer from the run file.
     """
 
     kind: str
@@ -37,7 +38,7 @@ class Contender:
             far = "" if self.transport == "auto" else f" by {self.transport}"
             saving = "" if self.priority == "none" else f" saving by {self.priority}"
             return f"{SSMPI} {self.trainers}x{self.threads} {self.algorithm}{far}{saving}"
-        return f"{self.kind} {self.threads}t"
+        return f"{self.kind} {self.threads}{'p' if self.kind == TUNED else 't'}"
 
     @property
     def name(self) -> str:
@@ -89,11 +90,11 @@ def of_batch(batch: int, cores: int) -> list[Contender]:
     found.append(Contender(SSMPI, batch, cores, transport="messages"))
     found += [Contender(SSMPI, batch, half, "fp32", 2, algorithm) for algorithm in ("none", *SHADOWS)]
     found += [Contender(SSMPI, batch, half, "bf16", 2, algorithm) for algorithm in ("none", "ma")]
-    return [*found, Contender(PYTORCH, batch, cores)]
+    return [*found, *(Contender(kind, batch, cores) for kind in (PYTORCH, TUNED))]
 
 
 def essential(batch: int, cores: int) -> list[Contender]:
     """One contender of each kind, and one with a shadow thread and a sync PS."""
     one = Contender(SSMPI, batch, cores)
     two = Contender(SSMPI, batch, max(1, cores // 2), "fp32", 2, "easgd")
-    return [Contender(BARE, batch, cores), Contender(GEMM, batch, cores), Contender(PYTORCH, batch, cores), one, two]
+    return [*(Contender(kind, batch, cores) for kind in (BARE, GEMM, PYTORCH, TUNED)), one, two]

@@ -1,4 +1,4 @@
-"""Contenders without MPI. Each visit is a new process, forked from one that has already imported torch."""
+"""Contenders without MPI. Each visit is a new process, or several, forked from one that has already imported torch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
+from multiprocessing.managers import ValueProxy
 from pathlib import Path
 from typing import TypeVar
 
 from ssmpi.bench.harness.process_usage import host_busy, private_memory
 from ssmpi.bench.harness.results import Visit
 from ssmpi.bench.harness.windows import Readings, Ticks, Timing, clock, spent, watch
-from ssmpi.bench.throughput.contenders import PYTORCH, Contender
+from ssmpi.bench.throughput.contenders import PYTORCH, TUNED, Contender
 from ssmpi.config import load
 
 T = TypeVar("T")
@@ -23,15 +26,60 @@ TIME_LIMIT_SECONDS = 300.0  # for preparing and measuring one contender
 
 def in_fresh_process(body: Callable[..., T], *arguments: object) -> T:
     """Run a function of a module in a new process; its exception is raised here."""
-    os.environ["PYTHONSAFEPATH"] = "1"  # like python -P, for the forked process
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ssmpi.bench.harness.dense"])
-    with context.Pool(1) as pool:
+    with _context().Pool(1) as pool:
         return pool.apply_async(body, arguments).get(TIME_LIMIT_SECONDS)
 
 
+def _context() -> ForkServerContext:
+    os.environ["PYTHONSAFEPATH"] = "1"  # like python -P, for the forked process
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ssmpi.bench.harness.dense"])
+    return context
+
+
 def visit(contender: Contender, run_file: Path, timing: Timing) -> Visit:
-    """Measure a contender in this process: examples per second by window, CPU seconds and memory."""
+    """Measure a contender in processes of its own: examples per second by window, CPU seconds and memory."""
+    if contender.kind != TUNED:
+        return in_fresh_process(measure, contender, run_file, timing, 0)
+    context = _context()
+    with context.Manager() as manager, context.Pool(contender.threads) as pool:
+        start = CommonStart(manager.Barrier(contender.threads, timeout=TIME_LIMIT_SECONDS), manager.Value("d", 0.0))
+        asked = [(contender, run_file, timing, process, start) for process in range(contender.threads)]
+        return side_by_side(pool.starmap_async(measure, asked, chunksize=1).get(2 * TIME_LIMIT_SECONDS))
+
+
+@dataclass(frozen=True)
+class CommonStart:
+    """A time, on ``clock``, at which several processes start together."""
+
+    all_here: threading.Barrier
+    time: ValueProxy[float]
+
+    def __call__(self) -> float:
+        """Wait for all processes; the same time for each."""
+        if self.all_here.wait() == 0:
+            self.time.value = clock()
+        self.all_here.wait()
+        return self.time.value
+
+
+def side_by_side(visits: Sequence[Visit]) -> Visit:
+    """Processes measured in the same windows, as one contender."""
+    parts = dict.fromkeys(part for found in visits for part in found["cpu"])
+    return {
+        **visits[0],
+        "eps": [sum(rates) for rates in zip(*(found["eps"] for found in visits), strict=True)],
+        "cpu": {part: sum(found["cpu"][part] for found in visits) for part in parts},
+        "rss": {f"process {k}": found["rss"]["process"] for k, found in enumerate(visits)},
+    }
+
+
+def measure(
+    contender: Contender, run_file: Path, timing: Timing, process: int, start: Callable[[], float] = clock
+) -> Visit:
+    """Measure a contender, or one of its processes, in this process. ``start`` is asked for the beginning of the
+    warm-up once the first step is done.
+    """
     import torch  # here, because the parent process does not need it
 
     from ssmpi.bench.harness import dense
@@ -43,7 +91,7 @@ def visit(contender: Contender, run_file: Path, timing: Timing) -> Visit:
         torch.set_num_threads(inside)  # OpenMP keeps this per thread; a new thread starts from OMP_NUM_THREADS
 
     begin()
-    edges, ticks, readings = run(dense.steps_of(contender.kind, config), timing, begin)
+    edges, ticks, readings = run(dense.steps_of(contender.kind, config, process), timing, begin, start)
     return {
         "eps": [rate * contender.batch for rate in ticks.rates(edges)],
         "cpu": spent(readings, "cpu"),
@@ -55,7 +103,10 @@ def visit(contender: Contender, run_file: Path, timing: Timing) -> Visit:
 
 
 def run(
-    steps: Sequence[Callable[[], object]], timing: Timing, begin: Callable[[], object] = object
+    steps: Sequence[Callable[[], object]],
+    timing: Timing,
+    begin: Callable[[], object] = object,
+    start: Callable[[], float] = clock,
 ) -> tuple[list[float], Ticks, list[Readings]]:
     """Repeat each step on a separate thread, which first calls ``begin``; returns edges, ticks and readings at the
     edges.
@@ -72,7 +123,7 @@ def run(
             steps[thread]()
             ticks.tick(thread)
 
-    edges = timing.edges(clock())
+    edges = timing.edges(start())
     readings: list[Readings] = []
 
     def watch_edges() -> None:

@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssmpi.bench.harness.reporting import Report, pyplot, save
-from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI
+from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, TUNED
 from ssmpi.bench.throughput.frontier import WORTH, Frontier
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {SSMPI: "#1f6fb4", BARE: "#7fb37f", GEMM: "#b8b8b8", PYTORCH: "#e08a3c"}
-ORDER = (GEMM, BARE, SSMPI, PYTORCH)
+COLOURS = {SSMPI: "#1f6fb4", BARE: "#7fb37f", GEMM: "#b8b8b8", TUNED: "#b5541c", PYTORCH: "#e08a3c"}
+ORDER = (GEMM, BARE, SSMPI, TUNED, PYTORCH)
 MEANING = {
     GEMM: "matrix products alone (physical bound)",
     BARE: "bare dense step (this program's ceiling)",
     SSMPI: "ssmpi, the whole job",
-    PYTORCH: "plain PyTorch",
+    TUNED: "plain PyTorch, tuned, a process for each core",
+    PYTORCH: "plain PyTorch, the reference way",
 }
 
 
@@ -92,7 +93,9 @@ def ordered(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 def label(figures: Mapping[str, Any]) -> str:
     """A contender's label on the axis."""
     low = "" if figures["precision"] == "fp32" else f", {figures['precision']}"
-    threads = f"{figures['threads']} thread{'s' if figures['threads'] > 1 else ''}"
+    unit = "process" if figures["kind"] == TUNED else "thread"
+    plural = ("es" if unit == "process" else "s") if figures["threads"] > 1 else ""
+    threads = f"{figures['threads']} {unit}{plural}"
     if figures["kind"] != SSMPI:
         return f"{figures['kind']}, {threads}{low}"
     sync = "" if figures["algorithm"] == "none" else f", S-{figures['algorithm'].upper()}"

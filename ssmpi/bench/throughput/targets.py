@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ssmpi.bench.throughput.contenders import EXTRA_THREADS, GEMM, PYTORCH, SSMPI, Contender
+from ssmpi.bench.throughput.contenders import EXTRA_THREADS, GEMM, PYTORCH, SSMPI, TUNED, Contender
 from ssmpi.bench.throughput.frontier import AS_SHIPPED, WORTH, Frontier, cost_of_a_round
 from ssmpi.model import processor
 
@@ -71,7 +71,8 @@ def judge(contenders: Mapping[str, Any], sections: Mapping[str, Any], batches: l
     return [target for target in [*found, *of_parts(sections, cores)] if target.met is not None]
 
 
-PLAIN = {128: 2.0, 2048: 1.35}  # by batch size, the wanted ratio to plain PyTorch
+# By kind and batch size, the wanted ratio to plain PyTorch.
+PLAIN = {PYTORCH: {128: 2.0, 2048: 1.35}, TUNED: {128: 1.0, 2048: 1.0}}
 
 
 def of_rates(figures: Figures, batch: int, cores: int) -> list[Target]:
@@ -79,9 +80,10 @@ def of_rates(figures: Figures, batch: int, cores: int) -> list[Target]:
     ours = Contender(SSMPI, batch, cores)
     low = Contender(SSMPI, batch, cores, "bf16")
     found = []
-    if batch in PLAIN:
-        plain = Contender(PYTORCH, batch, cores)
-        found.append(figures.ratio(f"ssmpi / plain PyTorch, batch {batch}", PLAIN[batch], ours, plain))
+    for kind, words in ((PYTORCH, "plain PyTorch"), (TUNED, "tuned PyTorch")):
+        if batch in PLAIN[kind]:
+            plain = Contender(kind, batch, cores)
+            found.append(figures.ratio(f"ssmpi / {words}, batch {batch}", PLAIN[kind][batch], ours, plain))
     if batch == 2048:
         how = "; no bfloat16 instructions on this processor" if processor.without_bfloat16() else ""
         fastest = figures.median(ours) / figures.fastest_gemm(cores)

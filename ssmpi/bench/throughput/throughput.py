@@ -120,7 +120,7 @@ def visit(contender: Contender, jobs: Jobs, timing: Timing) -> Visit:
     """One visit: examples per second by window, and the resources used."""
     if contender.kind == SSMPI:
         return jobs.run(contender.ranks, contender.overrides, timing)
-    return local_contenders.in_fresh_process(local_contenders.visit, contender, jobs.run_file, timing)
+    return local_contenders.visit(contender, jobs.run_file, timing)
 
 
 def figures(contender: Contender, visits: Sequence[Visit]) -> dict[str, Any]:
