@@ -129,4 +129,7 @@ def equivalence(arguments: argparse.Namespace) -> int:
     from ssmpi.bench.lockstep.design import load
 
     log.configure("equivalence", verbose=True)
-    return study.run_all(load(arguments.study_file, arguments.overrides), arguments.minutes, arguments.jobs)
+    design = load(arguments.study_file, arguments.overrides)
+    if arguments.trials:
+        return study.print_recorded(design, arguments.trials)
+    return study.run_all(design, arguments.minutes, arguments.jobs)

@@ -192,3 +192,5 @@ def add_equivalence_options(sub: argparse.ArgumentParser) -> None:
     text = "start no run after this many minutes, 0 only prints; the same command continues (default: to the end)"
     sub.add_argument("--minutes", type=float, default=math.inf, metavar="N", help=text)
     sub.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time, a core each (default: 1)")
+    text = "run nothing; print the results of the trials recorded in FILE, such as the published *-trials.jsonl"
+    sub.add_argument("--trials", type=Path, metavar="FILE", help=text)

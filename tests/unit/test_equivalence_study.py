@@ -125,6 +125,20 @@ def test_the_command_goes_on_where_the_study_stood(finished, capsys):
     assert lines(finished) == before
 
 
+def test_published_trials_are_printed_without_rows_and_whatever_settings_have_come_since(finished, tmp_path, capsys):
+    record = tmp_path / "published.jsonl"
+    record.write_text((finished.folder / trials.TRIALS).read_text())
+    other = f"data.folder={tmp_path}/nowhere", "model.top=[4, 1]"
+    overrides = [f"settings.{each}" for each in other]
+    with pytest.raises(SystemExit) as done:
+        main(["bench", "equivalence", str(finished.path), "--trials", str(record), *overrides])
+    assert not done.value.code
+    assert capsys.readouterr().out.strip() == (finished.folder / "results.md").read_text().strip()
+    record.write_text(record.read_text() + "{}\n")
+    with pytest.raises(DataError, match=rf"{record}, line \d+: not the record of a trial"):
+        trials.RecordedTrials(record)
+
+
 def test_differences_of_several_arms_are_averaged_within_a_seed(tmp_path, small_data):
     design = a_study(tmp_path, small_data)
     subject, values = Subject("MA", 2), iter(np.random.default_rng(0).uniform(0.7, 0.8, (6, 3)))
@@ -134,7 +148,9 @@ def test_differences_of_several_arms_are_averaged_within_a_seed(tmp_path, small_
     shadow = (results[Arm(subject, "S", 2.0)] + results[Arm(subject, "S", 3.0)]) / 2
     wanted = shadow / results[Arm(Subject("one trainer", 2))] - 1
     np.testing.assert_allclose(found["S-MA, 2 trainers, against one trainer"], wanted)
-    assert len(found) == 1 + 1 + 2 + 4
+    frequent = results[Arm(subject, "S", 2.0)] / results[Arm(subject, "FR", 3.0)] - 1
+    np.testing.assert_allclose(found["S-2 against FR-3, 2 trainers"], frequent)
+    assert len(found) == 1 + 1 + 2 + 1 + 4
 
 
 @pytest.mark.parametrize(

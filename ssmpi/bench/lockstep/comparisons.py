@@ -13,10 +13,11 @@ from ssmpi.bench.lockstep.design import FOREGROUND, ONE, PACES, SHADOW, UNSYNCED
 from ssmpi.report.equivalence import Comparison
 
 Results = Mapping[Arm, Sequence[float]]  # NE on the test split by seed, the same seeds for all
-WHOLE, BY_ALGORITHM, BY_CELL, BY_REFERENCE = FAMILIES = (
+WHOLE, BY_ALGORITHM, BY_CELL, FREQUENT, BY_REFERENCE = FAMILIES = (
     "shadow against foreground, over everything",
     "shadow against foreground, by algorithm",
     "shadow against foreground, in every cell",
+    "frequent in the shadow against rare in the foreground, over all algorithms",  # as ShadowSync compares
     "against references, over all gaps",
 )
 
@@ -34,6 +35,7 @@ def of(design: StudyDesign, results: Results) -> list[Comparison]:
             Comparison(family=BY_CELL, name=f"{s.algorithm}, {s.trainers} trainers, gap {gap:g}", differences=tuple(d))
             for (s, gap), d in cells.items()
         ),
+        *_frequent_and_rare(design, results),
         *_with_references(design, results),
     ]
 
@@ -47,6 +49,18 @@ def paces(subject: Subject, gap: float, results: Results) -> np.ndarray:
 def against(arm: Arm, reference: str, results: Results) -> np.ndarray:
     """NE of an arm relative to a reference: ratio minus 1, float64 (seeds,)."""
     return np.array(results[arm]) / np.array(results[Arm(Subject(reference, arm.subject.trainers))]) - 1
+
+
+def _frequent_and_rare(design: StudyDesign, results: Results) -> Iterator[Comparison]:
+    frequent, rare = min(design.options.gaps), max(design.options.gaps)
+    for trainers in design.options.trainers if rare > frequent else ():
+        subjects = [Subject(name, trainers) for name in design.algorithms]
+        found = [
+            np.array(results[Arm(s, SHADOW, frequent)]) / np.array(results[Arm(s, FOREGROUND, rare)]) - 1
+            for s in subjects
+        ]
+        name = f"S-{frequent:g} against FR-{rare:g}, {trainers} trainers"
+        yield Comparison(family=FREQUENT, name=name, differences=_together(found))
 
 
 def _with_references(design: StudyDesign, results: Results) -> Iterator[Comparison]:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
 from typing import IO
 
 from ssmpi.bench.lockstep import study_results as results
@@ -91,6 +92,22 @@ def outcomes(design: StudyDesign, todo: list[Task], jobs: int, until: float) -> 
 
 def conclude(design: StudyDesign, ledger: TrialLog) -> None:
     """Write and print the results of all complete seeds."""
+    if found := findings(design, ledger):
+        text, files = results.write(design, found)
+        print(text)
+        log.info("written: %s", ", ".join(map(str, files)))
+
+
+def print_recorded(design: StudyDesign, path: Path) -> int:
+    """Print the results of the trials recorded in a file. Returns 0, or 1 if they are too few."""
+    found = findings(design, trials.RecordedTrials(path))
+    if found:
+        print(results.markdown(design, found, results.verdicts(design, found)))
+    return int(not found)
+
+
+def findings(design: StudyDesign, ledger: TrialLog | trials.RecordedTrials) -> results.Findings | None:
+    """The tuned settings and the NE of all complete seeds; None, with a message, if those are fewer than two."""
     chosen = {subject: trials.best(design, subject, ledger) for subject in design.subjects}
     found: dict[Arm, dict[int, TrialResult]] = {}
     for subject, choice in chosen.items():
@@ -102,13 +119,11 @@ def conclude(design: StudyDesign, ledger: TrialLog) -> None:
     seeds = set.intersection(*map(set, found.values())) if found and None not in chosen.values() else set()
     if len(seeds) < 2:
         log.info("%d seeds are complete: no table before there are 2", len(seeds))
-        return
+        return None
     complete = {arm: [by_seed[seed].ne[TEST] for seed in sorted(seeds)] for arm, by_seed in found.items()}
     commits = sorted({by_seed[seed].commit for by_seed in found.values() for seed in seeds})
     tuned = {subject: choice for subject, choice in chosen.items() if choice is not None}
-    text, files = results.write(design, results.Findings(tuned, sorted(seeds), complete, commits))
-    print(text)
-    log.info("written: %s", ", ".join(map(str, files)))
+    return results.Findings(tuned, sorted(seeds), complete, commits)
 
 
 def _lock(design: StudyDesign) -> IO[str]:

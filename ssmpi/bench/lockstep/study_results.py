@@ -31,8 +31,8 @@ class Findings:
 def write(design: StudyDesign, findings: Findings) -> tuple[str, list[Path]]:
     """Write ``results.md``, ``results.json`` and pictures of the complete seeds; returns the text and the files."""
     options, results = design.options, findings.ne
-    verdicts = decide(comparisons.of(design, results), options.margin, options.level)
-    text = markdown(design, findings, verdicts)
+    decided = verdicts(design, findings)
+    text = markdown(design, findings, decided)
     files = [design.folder / "results.md", design.folder / "results.json"]
     body = {
         "title": options.title,
@@ -40,18 +40,23 @@ def write(design: StudyDesign, findings: Findings) -> tuple[str, list[Path]]:
         "seeds": list(findings.seeds),
         "chosen": [{"algorithm": s.algorithm, "trainers": s.trainers, "choice": c} for s, c in findings.chosen.items()],
         "arms": [{"arm": a.name, "trainers": a.subject.trainers, "ne": list(ne)} for a, ne in results.items()],
-        "verdicts": [{**asdict(verdict), "text": verdict.text} for verdict in verdicts],
+        "verdicts": [{**asdict(verdict), "text": verdict.text} for verdict in decided],
     }
     atomic_file.write(files[0], text)
     atomic_file.write(files[1], json.dumps(body, indent=1) + "\n")
     try:
-        files += study_picture.draw(design, results, verdicts)
+        files += study_picture.draw(design, results, decided)
     except UserError as error:
         log.info("no pictures: %s", error)
     return text, files
 
 
-def markdown(design: StudyDesign, findings: Findings, verdicts: Sequence[Verdict]) -> str:
+def verdicts(design: StudyDesign, findings: Findings) -> list[Verdict]:
+    """What the tests decide."""
+    return decide(comparisons.of(design, findings.ne), design.options.margin, design.options.level)
+
+
+def markdown(design: StudyDesign, findings: Findings, decided: Sequence[Verdict]) -> str:
     """All tables, with notes on how to read them."""
     options = design.options
     code = ", ".join(commit or "not recorded" for commit in findings.commits)
@@ -69,7 +74,9 @@ def markdown(design: StudyDesign, findings: Findings, verdicts: Sequence[Verdict
         "Holm's correction for the tests of one family; intervals are without it. Below 0 the first is better.",
     ]
     for family in comparisons.FAMILIES:
-        found = [verdict for verdict in verdicts if verdict.comparison.family == family]
+        found = [verdict for verdict in decided if verdict.comparison.family == family]
+        if not found:
+            continue
         lines += ["", f"**{family[0].upper()}{family[1:]}**", "", *_table(found, options.level)]
     return "\n".join(lines) + "\n"
 

@@ -103,6 +103,35 @@ class TrialLog:
         return whole
 
 
+class RecordedTrials:
+    """The trials of a file of published ones, by what they are: algorithm, pace, gap, trainers, seed, tuned settings.
+    Unlike ``TrialLog`` it needs no rows, and settings that have come since do not matter. DataError if it cannot be
+    read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._done = dict[str, TrialResult]()
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: {error}: --trials takes a file as trials.jsonl in a study's folder") from None
+        for number, line in enumerate(lines, 1):
+            try:
+                values = json.loads(line)
+                self._done[_text(values["trial"])] = TrialResult.of(values)
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{path}, line {number}: not the record of a trial") from error
+
+    def find(self, trial: Trial, split: str = VALIDATION) -> TrialResult | None:
+        """The result of a trial; None if it is not there, or did not score ``split``."""
+        found = self._done.get(_text(trial.key))
+        return found if found and split in found.ne else None
+
+
+def _text(key: dict[str, Any]) -> str:
+    return json.dumps(key, sort_keys=True)
+
+
 def digest_of_data(design: StudyDesign) -> str:
     """A digest of all splits of the study's data set."""
     subject = design.subjects[0]
@@ -142,7 +171,7 @@ def check_rows(design: StudyDesign) -> None:
         )
 
 
-def best(design: StudyDesign, subject: Subject, ledger: TrialLog) -> Choice | None:
+def best(design: StudyDesign, subject: Subject, ledger: TrialLog | RecordedTrials) -> Choice | None:
     """The candidate with the lowest mean NE on the validation split; None until all have run. TrainingError if all
     diverge.
     """
