@@ -471,6 +471,7 @@ def test_a_share_of_nothing_is_met_and_one_above_the_limit_is_not():
     assert targets.of_parts({"gil": {"x": {"share": 0.0}}}, CORES)[0].met is True
     assert targets.of_parts({"gil": {"x": {"share": 0.031}}}, CORES)[0].met is False
     assert targets.of_parts({"gil": {"x": {"missing": "no py-spy"}}}, CORES) == []
+    assert targets.of_parts({"gil": {"ssmpi 1x1 none, 200, fp32, logistic": {"share": 0.09}}}, CORES) == []
     assert targets.of_parts({"half": {"missing": "no instructions"}}, CORES) == []
 
 
