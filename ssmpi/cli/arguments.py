@@ -42,7 +42,7 @@ def add_runs(among: Commands) -> None:
     text = "start the ranks with mpirun, or as a site file says, with the right settings; Ctrl-C saves and stops"
     sub = add(among, "launch", commands.launch, text)
     add_run(sub)
-    sub.add_argument("--site", type=Path, help="site file: where the ranks go, how they are started (jobs/README.md)")
+    sub.add_argument("--site", type=Path, help="where ranks go and how they start (jobs/guide/cluster.md)")
     sub.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
     sub = add(among, "submit", commands.submit, "make the run folder with a batch file in it, and submit the file")
     add_run_file(sub)

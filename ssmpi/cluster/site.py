@@ -131,4 +131,4 @@ def load(path: Path) -> Site:
     try:
         return settings.load(Site, path, kind="site file")
     except settings.UnsetError as error:
-        raise SettingsError(f"{error}; jobs/README.md shows a site file, jobs/sites/ has some to start from") from None
+        raise SettingsError(f"{error}; jobs/guide/cluster.md shows one, jobs/sites/ has some to start from") from None

@@ -17,7 +17,7 @@ from ssmpi.core.errors import SettingsError
 from ssmpi.model.network import Operator
 
 PREFIX = "ssmpi_own_"  # of the modules' names
-REMEDY = "README.md has an example under 'Custom networks'"
+REMEDY = "jobs/guide/networks.md has an example under 'Custom networks'"
 
 T = TypeVar("T")
 

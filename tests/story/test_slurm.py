@@ -1,4 +1,6 @@
-"""Real batch files in a real SLURM of four virtual hosts: each job ends, or goes on, as jobs/README.md promises."""
+"""Real batch files in a real SLURM of four virtual hosts: each job ends, or goes on, as
+jobs/guide/cluster.md promises.
+"""
 
 import re
 import subprocess

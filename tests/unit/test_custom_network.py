@@ -147,7 +147,7 @@ def test_the_plan_prints_it_in_words(few, tmp_path, capsys):
 WRONG = [
     ("nett.py:network", OWN, "nett.py:network': no such file; a relative path begins in the folder of the run file"),
     ("net.py:netwrok", OWN, r"net.py: 'netwrok', which model.name names, is not in it; did you mean 'network'\?"),
-    ("net.py:other", OWN, "'other', which model.name names, is not in it; it has network; README.md"),
+    ("net.py:other", OWN, "'other', which model.name names, is not in it; it has network; jobs/guide/networks.md"),
     ("net.py:network", "network = 3", "net.py: 'network', which model.name names, is no function; it has none"),
     (
         "net.py:network",

@@ -61,7 +61,7 @@ def test_whole(folder):
 
 
 def test_a_set_of_another_program_is_checked_by_its_columns(tmp_path, capsys):
-    """As README has it: ``write_shard``, ``write_manifest``, columns of one's own."""
+    """As jobs/guide/data.md has it: ``write_shard``, ``write_manifest``, columns of one's own."""
     folder = make_dataset(tmp_path, 300, cardinalities=FEW_CARDINALITIES, features=FEW)
     assert main(["verify", str(folder)]) == 0
     name = "validation/shard-00000.h5"

@@ -135,7 +135,7 @@ def test_tables_of_another_size_are_other_data(checkout):
     [(0, 0, 0), (0, 5, 0), (5, 0, 0), (1, 0, 1), (0, 1, 1), (1, 5, 1), (5, 5, 2)],
 )
 def test_soak_fails_if_a_test_did_and_if_none_ran(checkout, soaked, kills, code):
-    """pytest's 5 is that nothing was selected: ``-k random_kills``, of jobs/README.md, always failed."""
+    """pytest's 5 is that nothing was selected: ``-k random_kills``, of jobs/guide/recovery.md, always failed."""
     command(checkout / "venv/bin/pytest", f'case "$*" in *"-m soak"*) exit {soaked} ;; esac; exit {kills}')
     done = start(checkout, "jobs/soak.sh", "-k", "random_kills")
     assert done.returncode == code, done.stderr

@@ -85,7 +85,7 @@ class MergedNetwork:
         self._network = network
         self.offsets = torch.tensor([0, *cardinalities[:-1]]).cumsum(0)
         self.table = torch.randn(sum(cardinalities), network.rows.width)
-        values = by_name(network, initial_vector(network, seed, None))
+        values = by_name(network.layout, initial_vector(network, seed, None))
         self.parameters = {name: torch.from_numpy(array.copy()).requires_grad_() for name, array in values}
 
     def loss(self, dense: torch.Tensor, rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
