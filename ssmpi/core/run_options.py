@@ -4,6 +4,7 @@ are recovered.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -90,7 +91,8 @@ class CheckpointOptions:
     run asked to stop saves within ``stop_budget_seconds`` or gives up; any other save has ``limit_seconds``.
 
     Under ``ssmpi launch``, each embedding PS also saves its rows during training, for partial recovery: all of them,
-    every T_save that ``recovery.target_pls`` asks for, unless a checkpoint is newer. With another ``priority`` than
+    every T_save that ``recovery.target_pls`` asks for, on average over losses and for a single one, unless a checkpoint
+    is newer. With another ``priority`` than
     ``none`` a ``priority_fraction`` of them, in that fraction of T_save: those accessed most often (``mfu``), those in
     a sample of one access in ``priority_period`` (``ssu``), or those changed most (``scar``, which needs memory for a
     copy of the weights). The smallest tables, with 1 % of all rows, are saved whole.
@@ -114,6 +116,11 @@ class CheckpointOptions:
         within("priority_period", self.priority_period, 1, COUNT)
         positive("stop_budget_seconds", self.stop_budget_seconds, SECONDS)
         positive("limit_seconds", self.limit_seconds, SECONDS)
+
+    def seconds_between(self, rate: float) -> float:
+        """Seconds from one checkpoint to the next at a ``rate`` of examples a second; infinity if there are none."""
+        by_time = 60 * self.every_minutes or math.inf
+        return min(by_time, self.every_examples / rate or math.inf)
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,13 @@ def partial(given: RecoveryInputs) -> Strategy:
     return replace(partial_at(given, interval), wanted=wanted)
 
 
+def rows_wanted(given: RecoveryInputs) -> float:
+    """T_save of rows in seconds: CPR's, which keeps the target PLS on average over all losses, but at most PLS N
+    T_total (derived): then a single loss right before a save costs no more than the target.
+    """
+    return given.target_pls * given.servers * min(2 * given.mtbf_seconds, given.total_seconds)
+
+
 @dataclass(frozen=True)
 class BreakEven:
     """Partial recovery pays above ``seconds``, or below where that is said; it is ``formula``."""
@@ -231,7 +238,30 @@ class Decision:
         return self.partial if self.mode == "partial" else self.full
 
 
-def decide(given: RecoveryInputs, before: Mode | None = None) -> Decision:
+def compare(given: RecoveryInputs, before: Mode | None = None) -> Decision:
     """Compare full recovery at its best interval with partial recovery at the interval of the target PLS (CPR)."""
     best = full(given)
     return Decision(given, best, naive_at(given, best.interval), partial(given), before)
+
+
+def compare_at(
+    given: RecoveryInputs, checkpoints: float, *, always: bool = False, before: Mode | None = None
+) -> Decision:
+    """The same for a run that writes a checkpoint every ``checkpoints`` seconds, infinity for none, whichever way it
+    recovers (derived). Rows are saved at T_save = ``rows_wanted`` after a save or checkpoint, so never if checkpoints
+    come more often; with ``always``, as for priorities, whether there was a checkpoint or not.
+    """
+    total = given.total_seconds
+    saving = given.save_seconds / checkpoints if checkpoints < total else 0.0
+    between, wanted = min(checkpoints, total), rows_wanted(given)
+    interval = min(max(wanted, given.least_interval), total if always else between)
+    saves = 1 / interval if always else (math.ceil(between / interval) - 1) / between
+    best = full_at(given, between)
+    part = partial_at(given, interval)
+    return Decision(
+        given,
+        replace(best, saving=saving),
+        replace(naive_at(given, between), saving=saving),
+        replace(part, wanted=wanted, saving=saving + saves * given.row_save_seconds),
+        before,
+    )

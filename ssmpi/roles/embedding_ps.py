@@ -26,6 +26,7 @@ from ssmpi.files.run_files import checkpoint_number
 from ssmpi.host import cpu_usage
 from ssmpi.host.host_memory import free_memory
 from ssmpi.report import recoveries
+from ssmpi.roles.policy_inputs import expected_examples
 from ssmpi.roles.row_saver import RowSaver
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
     server.checkpoint = max(map(checkpoint_number, Store(folder).committed()), default=0)
     store = RowStore(path_of(folder, world.index), arena, start.timeline)
     saver = RowSaver(config, store, tracker, server, start.memory, recoveries.taken(folder).row_save_seconds)
+    saver.most_samples = config.recovery.target_pls * config.topology.embedding_ps * expected_examples(config)
     server.status_lines = saver.status_lines
     failure.start(world, "row saves", saver.run)
     try:

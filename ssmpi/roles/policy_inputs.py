@@ -22,7 +22,7 @@ from ssmpi.recovery.inputs import (
     from_run,
     from_settings,
 )
-from ssmpi.recovery.policy import decide
+from ssmpi.recovery.policy import Decision, Mode, compare_at
 from ssmpi.report import recoveries
 
 if TYPE_CHECKING:
@@ -43,11 +43,13 @@ def say(config: Config, checkpoint: Path | None) -> None:
     if why := config.recovery.why_always_full(config.topology.embedding_ps):
         log.info(f"if the memory of an embedding PS is lost, recovery is full: {why}")
         return
-    found = PolicyInputs(config).by_numbers(store.read_manifest(checkpoint).state["logbook"] if checkpoint else {})
-    decided = decide(found.inputs)
+    numbers = store.read_manifest(checkpoint).state["logbook"] if checkpoint else {}
+    found, decided = PolicyInputs(config).decide(numbers, None)
+    rows = "rows are saved beside checkpoints" if decided.mode == "partial" else "rows are saved in checkpoints alone"
     log.info(
-        f"if the memory of an embedding PS is lost, recovery is {decided.mode}: {summary(decided)} (recovery.mode ="
-        f" 'auto'; {found.describe()}; 'ssmpi plan --recovery' shows the formulas)"
+        "if the memory of an embedding PS is lost, recovery is partial up to a PLS of"
+        f" {config.recovery.target_pls:g}, else full; {rows}: {summary(decided)} (recovery.mode = 'auto';"
+        f" {found.describe()}; 'ssmpi plan --recovery' shows the formulas)"
     )
 
 
@@ -67,6 +69,12 @@ class PolicyInputs:
     def refresh(self) -> None:
         """Read the durations of row saves and recoveries so far."""
         self._taken = recoveries.taken(self._run)
+
+    def decide(self, numbers: Mapping[str, float], before: Mode | None) -> tuple[KnownInputs, Decision]:
+        """What is known, and what follows for row saves at the run's own interval of checkpoints."""
+        known, options = self.by_numbers(numbers), self._config.checkpoint
+        between = options.seconds_between(self._examples / known.inputs.total_seconds)
+        return known, compare_at(known.inputs, between, always=options.priority != "none", before=before)
 
     def by_numbers(self, numbers: Mapping[str, float]) -> KnownInputs:
         """What is known, with the ``numbers`` of the metric logger."""

@@ -40,7 +40,8 @@ class _EndedError(Exception):
 
 class RowSaver:
     """Saves the rows of ``server`` that ``tracker`` selects, or all without a tracker. ``earlier`` is how long saving
-    all rows took in earlier jobs, in seconds.
+    all rows took in earlier jobs, in seconds. After ``most_samples`` of all trainers all rows are saved again, or that
+    fraction of them after a fraction.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class RowSaver:
         begun = -SECONDS if tracker else time.monotonic()  # without one the initial rows are the base
         note = memory.noted(NOTE) or {"at": begun, "seconds": earlier, "whole": True}
         self._at, self._seconds, self._whole = note["at"], note["seconds"], note["whole"]
+        self._samples: int | None = note.get("samples")  # at ``_at``, if that is known
+        self.most_samples = math.inf
         self._remember()
         self._opened = self._warned = False
         self._checkpoint = server.checkpoint
@@ -112,7 +115,7 @@ class RowSaver:
         except _EndedError:
             return
         except (OSError, DataError) as error:
-            self._at = at
+            self._at, self._samples = at, samples
             self._remember()
             text = f"rows could not be saved, training continues; the next save takes all of them: {cause(error)}"
             log.warning(text)
@@ -120,7 +123,8 @@ class RowSaver:
             return
         share = 1.0 if whole else self._fraction
         cost = max(time.thread_time() - cost, LEAST_COST) / share  # all that training loses
-        self._at, self._whole, self._seconds = at, self._outdated, clock.wall / share
+        self._at, self._samples = at, samples
+        self._whole, self._seconds = self._outdated, clock.wall / share
         self._remember()
         line |= {"write_seconds": clock.wall, "position": samples}
         line |= {"all_rows_seconds": self._seconds, "all_rows_cost": cost}
@@ -172,14 +176,19 @@ class RowSaver:
         """
         if self._server.checkpoint != self._checkpoint and not self._tracker:
             self._checkpoint, self._at = self._server.checkpoint, time.monotonic()
-        return (
-            POLL_SECONDS
-            if self._server.samples < 0 or not self._server.saves_rows
-            else self._at + self.interval - time.monotonic()
-        )
+            self._samples = self._server.samples
+        if self._server.samples < 0 or not self._server.saves_rows:
+            return POLL_SECONDS
+        if self._samples is None:
+            self._samples = self._server.samples
+        interval = self.interval
+        if self._server.samples - self._samples >= self._fraction * self.most_samples:
+            interval = min(interval, self._fraction * policy.LEAST_INTERVAL * self._seconds)
+        return self._at + interval - time.monotonic()
 
     def _remember(self) -> None:
-        self._memory.note(NOTE, {"at": self._at, "seconds": self._seconds, "whole": self._whole})
+        note = {"at": self._at, "seconds": self._seconds, "whole": self._whole, "samples": self._samples}
+        self._memory.note(NOTE, note)
 
     def _go_on(self) -> None:
         if self._done.is_set():

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.files.log import log
 from ssmpi.recovery.after_loss import FULL, PARTIAL, summary
-from ssmpi.recovery.policy import decide
 from ssmpi.roles.policy_inputs import DECIDED, PolicyInputs
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from ssmpi.embedding.local_tables import LocalTables
     from ssmpi.embedding.transport import RemoteTables
     from ssmpi.recovery.inputs import KnownInputs
+    from ssmpi.recovery.policy import Decision
     from ssmpi.report.results import RunResults
 
 DECISION_SECONDS = 10.0  # from one decision to the next
@@ -45,20 +45,18 @@ class RowSaves:
         if not self._results:
             return
         if self._inputs and time.monotonic() - self._decided >= DECISION_SECONDS:
-            self._decide(self._inputs.by_numbers(self._results.logbook.numbers()))
+            self._decide(*self._inputs.decide(self._results.logbook.numbers(), self._mode))
         if lines := self._transport.exchange_status(examples, self._mode != FULL):
             self._results.rows_saved(lines, self._inputs.refresh if self._inputs else None)
 
-    def _decide(self, known: KnownInputs) -> None:
+    def _decide(self, known: KnownInputs, found: Decision) -> None:
         """Log the decision if it has changed, and the first time that it is based on measured costs."""
-        found, origins = decide(known.inputs, self._mode), [known.origins[name] for name in COSTS]
+        origins = [known.origins[name] for name in COSTS]
         if found.mode != self._mode:
             self._memory.note(DECIDED, found.mode)
         before, self._mode, self._decided = self._mode or PARTIAL, found.mode, time.monotonic()
         seen, self._origins = self._origins or origins, origins
         if found.mode != before or origins != seen:
-            what = "save rows by themselves" if found.mode == PARTIAL else "rest from saving rows by themselves"
-            log.info(
-                f"the embedding PSs {what}{' from now on' * (found.mode != before)}, recovery is {found.mode}:"
-                f" {summary(found)} ({known.describe()})"
-            )
+            what = "save rows" if found.mode == PARTIAL else "save no rows"
+            now = " from now on" * (found.mode != before)
+            log.info(f"the embedding PSs {what} beside checkpoints{now}: {summary(found)} ({known.describe()})")

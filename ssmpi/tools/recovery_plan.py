@@ -27,7 +27,7 @@ from ssmpi.recovery.inputs import (
     estimated,
     from_settings,
 )
-from ssmpi.recovery.policy import decide, full_at
+from ssmpi.recovery.policy import Decision, compare, compare_at
 from ssmpi.tools.plan import in_units
 
 SETTINGS = {"target_pls": "target_pls", "mtbf_seconds": "mtbf_hours"}  # of ``[recovery]``, by input
@@ -52,14 +52,26 @@ def describe(config: Config, given: Mapping[str, float], placement: Placement) -
     if ESTIMATED in found.origins.values():
         size = in_units(placement.most_rows * config.rows.row_bytes)
         lines += [f"  estimates are for {size}, what the embedding PS that holds most has; a run measures them"]
-    decision = decide(inputs)
+    decision = compare(inputs)
     lines += [*stated(found, config), *explain(decision), *_mode(config, decision.mode)]
     if minutes:
-        lines += [
-            f"  this run's checkpoint.every_minutes = {minutes:g}, with full recovery:",
-            full_overhead(full_at(inputs, min(60 * minutes, inputs.total_seconds))),
-        ]
+        lines += _at_checkpoints(config, compare_at(inputs, 60 * minutes, always=config.checkpoint.priority != "none"))
     return "\n".join(lines)
+
+
+def _at_checkpoints(config: Config, found: Decision) -> list[str]:
+    """What recovery costs at the run's own interval of checkpoints, and what "auto" does about row saves."""
+    partial, between = found.partial, found.full.interval
+    rows = f"rows saved every {duration(partial.interval)} beside them" * (partial.interval < between)
+    does = "saves rows beside checkpoints" if found.mode == "partial" and rows else "saves rows in checkpoints alone"
+    return [
+        f"  this run's checkpoint.every_minutes = {config.checkpoint.every_minutes:g}, with full recovery:",
+        full_overhead(found.full),
+        f"    with partial recovery from checkpoints{f', {rows}' * bool(rows)}: {percent(partial.overhead)}, expected"
+        f" PLS {partial.pls:.3g}",
+        f"    recovery.mode = 'auto' {does}, and goes back to a checkpoint if a loss would bring the PLS above"
+        f" {found.given.target_pls:g}",
+    ]
 
 
 def inputs_of_plan(config: Config, given: Mapping[str, float], placement: Placement) -> KnownInputs:
@@ -128,7 +140,7 @@ def by_nodes(config: Config, given: Mapping[str, float], placement: Placement) -
         "     nodes      T_fail   full: T_save   overhead   partial: T_save   overhead        PLS   pays",
     ]
     for nodes in NODES:
-        found = decide(inputs.on_nodes(nodes))
+        found = compare(inputs.on_nodes(nodes))
         best, partial = found.full, found.partial
         lines.append(
             f"  {nodes:8,} {duration(found.given.mtbf_seconds):>11} {duration(best.interval):>14} "

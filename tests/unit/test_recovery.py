@@ -18,12 +18,14 @@ from ssmpi.recovery.policy import (
     break_even_interval,
     break_even_mtbf,
     break_even_pls,
-    decide,
+    compare,
+    compare_at,
     full,
     full_at,
     most_mtbf,
     partial,
     partial_at,
+    rows_wanted,
 )
 
 HOUR = 3600.0
@@ -107,28 +109,28 @@ def test_the_best_interval_of_full_recovery_is_the_best_of_a_grid():
 
 
 def test_naive_partial_recovery_saves_one_of_two_equal_halves():
-    found = decide(EXAMPLE)
+    found = compare(EXAMPLE)
     assert found.full.overhead - found.naive.overhead == pytest.approx(found.full.saving)
 
 
 def test_the_documented_example():
     """56 h, 18 PSs, two losses: full recovery costs what CPR's abstract says, naive partial recovery half of it."""
-    found = decide(EXAMPLE)
+    found = compare(EXAMPLE)
     assert (EXAMPLE.total_seconds, EXAMPLE.mtbf_seconds) == (56 * HOUR, 28 * HOUR)
     assert 0.082 <= found.full.overhead <= 0.085
     assert found.naive.overhead == pytest.approx(found.full.overhead / 2, rel=0.05)
     assert found.mode == "partial"
     assert found.chosen.overhead <= 0.007
-    assert decide(replace(EXAMPLE, target_pls=0.02)).chosen.overhead == pytest.approx(0.0077, abs=5e-5)
+    assert compare(replace(EXAMPLE, target_pls=0.02)).chosen.overhead == pytest.approx(0.0077, abs=5e-5)
 
 
 def test_no_interval_is_longer_than_the_job():
-    found = decide(EXAMPLE)
+    found = compare(EXAMPLE)
     assert found.partial.wanted == pytest.approx(100.8 * HOUR)
     assert found.partial.interval == EXAMPLE.total_seconds
     assert found.partial.pls == pytest.approx(56 / 28 / 18 / 2)  # not the target: less can be lost
     assert found.keeps_target
-    rare = decide(example_with(mtbf=1e5))
+    rare = compare(example_with(mtbf=1e5))
     assert rare.full.interval == rare.partial.interval == rare.given.total_seconds
     assert rare.mode == "partial"
 
@@ -136,7 +138,7 @@ def test_no_interval_is_longer_than_the_job():
 def test_partial_recovery_that_would_save_all_the_time_is_not_chosen():
     """Saving less often than the target wants loses more samples than the user accepts."""
     job = example_with(mtbf=0.1)
-    found = decide(replace(job, target_pls=0.2, load_seconds=0.0, restart_seconds=0.0))
+    found = compare(replace(job, target_pls=0.2, load_seconds=0.0, restart_seconds=0.0))
     assert found.partial.wanted < found.partial.interval == 10 * job.save_seconds
     assert found.partial.pls > found.given.target_pls
     assert found.partial.overhead < found.full.overhead
@@ -149,23 +151,23 @@ def test_a_save_that_waits_for_its_disk_limits_the_interval_by_the_time_that_it_
     so that it comes every 6,000 s: the PLS is 6,000 / (2 x 8 x 14,400) = 0.026.
     """
     job = inputs_of(8, {"mtbf_seconds": 4.0, "target_pls": 0.02, "row_save_seconds": 6.0})
-    assert decide(job).mode == "partial"
-    found = decide(replace(job, row_save_wall_seconds=600.0))
+    assert compare(job).mode == "partial"
+    found = compare(replace(job, row_save_wall_seconds=600.0))
     assert (found.partial.wanted, found.partial.interval) == (pytest.approx(4608), 6000)
     assert found.partial.pls == pytest.approx(0.026, abs=5e-5)
     assert found.partial.overhead < found.full.overhead
     assert not found.keeps_target
     assert found.mode == "full"
     assert break_even_pls(found.given) == found.partial.pls
-    assert decide(replace(found.given, target_pls=0.0261)).mode == "partial"
+    assert compare(replace(found.given, target_pls=0.0261)).mode == "partial"
 
 
 def test_a_job_shorter_than_ten_saves():
     """It saves once at most, and keeps a target that allows for that."""
     short = example_with(total=0.5)
     assert partial(short).interval == short.total_seconds
-    assert decide(short).mode == "partial"
-    strict = decide(replace(short, target_pls=1e-6))
+    assert compare(short).mode == "partial"
+    strict = compare(replace(short, target_pls=1e-6))
     assert strict.partial.interval == short.total_seconds
     assert not strict.keeps_target
     assert strict.mode == "full"
@@ -175,8 +177,8 @@ def test_the_break_even_is_where_the_decision_changes():
     job = replace(example_with(total=1e4), target_pls=0.001)
     edge = job.save_seconds / (8 * 0.001**2 * 18**2)
     assert break_even_mtbf(job).seconds == pytest.approx(edge)
-    assert decide(replace(job, mtbf_seconds=edge * 1.001)).mode == "partial"
-    assert decide(replace(job, mtbf_seconds=edge * 0.999)).mode == "full"
+    assert compare(replace(job, mtbf_seconds=edge * 1.001)).mode == "partial"
+    assert compare(replace(job, mtbf_seconds=edge * 0.999)).mode == "full"
     interval = math.sqrt(2 * job.save_seconds * job.mtbf_seconds)
     assert break_even_pls(job) == pytest.approx(interval / (4 * 18 * job.mtbf_seconds))
 
@@ -189,15 +191,15 @@ def test_a_save_of_rows_and_a_checkpoint_each_have_their_own_cost():
         total_seconds=1e5, mtbf_seconds=1e4, servers=5, save_seconds=50.0, row_save_seconds=20.0,
         row_save_wall_seconds=20.0, load_seconds=0.0, restart_seconds=0.0, target_pls=0.01,
     )  # fmt: skip
-    cheap, dear = decide(job), decide(replace(job, row_save_seconds=101.0, target_pls=0.0102))
+    cheap, dear = compare(job), compare(replace(job, row_save_seconds=101.0, target_pls=0.0102))
     assert cheap.full.overhead == dear.full.overhead == pytest.approx(0.1)
     assert (cheap.partial.interval, cheap.partial.overhead) == (pytest.approx(1000), pytest.approx(0.02))
     assert cheap.naive.overhead == pytest.approx(0.05)  # it loads checkpoints
     assert dear.partial.overhead == pytest.approx(101 / 1020)
     assert (cheap.mode, dear.mode) == ("partial", "partial")
-    assert decide(replace(job, row_save_seconds=101.0, target_pls=0.01)).mode == "full"  # 101 / 1,010 = 10 %
+    assert compare(replace(job, row_save_seconds=101.0, target_pls=0.01)).mode == "full"  # 101 / 1,010 = 10 %
     assert break_even_interval(replace(job, row_save_seconds=101.0)).seconds == pytest.approx(1010)
-    assert decide(replace(job, row_save_seconds=99.0)).mode == "partial"
+    assert compare(replace(job, row_save_seconds=99.0)).mode == "partial"
     assert break_even_mtbf(replace(job, row_save_seconds=400.0)).seconds == pytest.approx(
         400**2 / (8 * 50 * 0.01**2 * 25)
     )
@@ -238,7 +240,7 @@ ONCE = RecoveryInputs(  # both strategies save once in the job
 @example(replace(ONCE, row_save_seconds=400.0, target_pls=1e-5))
 @example(replace(ONCE, row_save_wall_seconds=1.0, target_pls=1e-5))
 def test_the_break_even_holds_within_all_limits(job):
-    found = decide(job)
+    found = compare(job)
     least, interval, mtbf = break_even_pls(job), break_even_interval(job).seconds, break_even_mtbf(job).seconds
     most = most_mtbf(job).seconds
     assume(abs(job.target_pls / least - 1) > 1e-6 and abs(job.mtbf_seconds / most - 1) > 1e-6)
@@ -252,7 +254,7 @@ def test_the_break_even_holds_within_all_limits(job):
 def test_on_more_nodes_partial_recovery_gains_more():
     """T_fail N is constant: the interval of the target stays, that of full recovery shrinks with the root."""
     long = example_with(total=1e4)
-    few, many = decide(long.on_nodes(8)), decide(long.on_nodes(512))
+    few, many = compare(long.on_nodes(8)), compare(long.on_nodes(512))
     assert few.partial.interval == pytest.approx(many.partial.interval)
     assert few.full.interval == pytest.approx(many.full.interval * math.sqrt(512 / 8))
     assert many.full.overhead - many.partial.overhead > few.full.overhead - few.partial.overhead
@@ -293,3 +295,25 @@ def test_a_start_that_is_repeated_books_once():
 def test_a_loss_before_what_is_accounted_for_is_a_bug():
     with pytest.raises(AssertionError, match="before the 300"):
         LossAccount(covered=300).reloaded(299)
+
+
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("minutes", [5.0, 30.0, math.inf])
+def test_a_run_is_priced_by_what_it_saves_at_its_own_checkpoints(minutes, always):
+    """Its saves are listed one by one, and so are those between two checkpoints."""
+    job = replace(EXAMPLE, total_seconds=2 * HOUR, mtbf_seconds=HOUR, target_pls=0.02, save_seconds=0.5)
+    job = replace(job, servers=9, row_save_seconds=2.0, row_save_wall_seconds=2.0)
+    found, between = compare_at(job, 60 * minutes, always=always), min(60 * minutes, job.total_seconds)
+    assert rows_wanted(job) == 0.02 * 9 * 2 * HOUR  # a loss may come once: CPR's on average is the same here
+    assert rows_wanted(replace(job, mtbf_seconds=9 * HOUR)) == rows_wanted(job)
+    assert rows_wanted(replace(job, mtbf_seconds=0.5 * HOUR)) == rows_wanted(job) / 2
+    interval = rows_wanted(job) if always else min(rows_wanted(job), between)
+    saves = job.total_seconds / interval
+    if not always:
+        saves = len(np.arange(interval, between, interval)) * job.total_seconds / between
+    checkpoints = job.total_seconds / (60 * minutes)
+    each_loss = job.load_seconds + job.restart_seconds
+    assert found.partial.overhead * job.total_seconds == pytest.approx(0.5 * checkpoints + 2.0 * saves + 2 * each_loss)
+    assert found.full.overhead * job.total_seconds == pytest.approx(0.5 * checkpoints + 2 * (each_loss + between / 2))
+    assert found.partial.pls == interval / (2 * 9 * HOUR)
+    assert (found.mode, found.keeps_target) == ("partial", True)

@@ -35,7 +35,7 @@ from ssmpi.recovery.inputs import (
     inputs_of,
 )
 from ssmpi.recovery.ledger import Ledger, LossAccount
-from ssmpi.recovery.policy import decide
+from ssmpi.recovery.policy import compare
 from ssmpi.report import recoveries
 from ssmpi.report.results import RunResults
 from ssmpi.roles import policy_inputs, save_decision
@@ -43,9 +43,9 @@ from ssmpi.roles.policy_inputs import PolicyInputs
 from ssmpi.roles.save_decision import RowSaves
 
 TOPOLOGY = Topology(trainers=2, embedding_ps=2, sync_ps=1)  # ranks 0, 1; 2, 3; 4
-PAYS = decide(inputs_of(18, {}))
-COSTS = decide(inputs_of(18, {"target_pls": 0.001}))
-MISSES = decide(replace(inputs_of(18, {}), mtbf_seconds=1.0))
+PAYS = compare(inputs_of(18, {}))
+COSTS = compare(inputs_of(18, {"target_pls": 0.001}))
+MISSES = compare(replace(inputs_of(18, {}), mtbf_seconds=1.0))
 
 
 def expected(states, mode, fraction):
@@ -79,7 +79,7 @@ def test_every_combination_of_what_is_left_is_decided_by_the_rule(mode):
 def test_memory_of_a_start_that_never_trained_is_lost():
     """Every rank has its memory, and the first trainer no note of it."""
     why = "the memory of trainer 0 is lost (the last start was killed before every rank had its memory)"
-    choice = choose([Found("", 1)] * 5, (), TOPOLOGY, RecoveryOptions(), lambda: PAYS)
+    choice = choose([Found("", 1)] * 5, (), TOPOLOGY, RecoveryOptions())
     assert (choice.how, choice.lost) == (FULL, (0,))
     assert choice.why.startswith(why)
 
@@ -175,8 +175,8 @@ def test_before_it_has_measured_anything_a_run_decides_by_the_size_of_its_own_st
     most = place(read_manifest(small_data).cardinalities, 2).most_rows
     assert found.inputs.save_seconds == most * (4 * 8 + 4) / 500e6  # a row of 8 floats with its state
     assert found.origins["save_seconds"] == ESTIMATED
-    assert decide(found.inputs).mode == "partial"
-    assert decide(replace(found.inputs, save_seconds=324.0, row_save_seconds=324.0)).mode == "full"
+    assert compare(found.inputs).mode == "partial"
+    assert compare(replace(found.inputs, save_seconds=324.0, row_save_seconds=324.0)).mode == "full"
 
 
 def test_a_ledger_books_by_ps_and_keeps_what_is_lost():
@@ -199,10 +199,14 @@ def test_a_run_says_what_it_would_do_and_decides_by_what_it_has_measured(tmp_pat
     caplog.set_level("INFO", log.name)
     monkeypatch.setattr(recovery_inputs, "SAVE_RATE", 1.0)  # bytes a second
     policy_inputs.say(config, None)
-    assert "if the memory of an embedding PS is lost, recovery is full: partial recovery cannot keep" in caplog.text
+    assert (
+        "an embedding PS is lost, recovery is partial up to a PLS of 0.001, else full; rows are saved in checkp"
+        in caplog.text
+    )
+    assert "checkpoints alone: partial recovery cannot keep" in caplog.text
     assert "PLS 0.001 by the settings; O_save" in caplog.text
     numbers = {"examples": 600.0, "seconds": 10.0, "checkpoints": 2.0, "O_save": 1e-6}
-    found = decide(PolicyInputs(config).by_numbers(numbers).inputs)
+    _, found = PolicyInputs(config).decide(numbers, None)
     assert (found.given.total_seconds, found.given.save_seconds) == (pytest.approx(100), pytest.approx(5e-7))
     assert found.mode == "partial"
     caplog.clear()
@@ -241,18 +245,19 @@ def told_of(config):
 def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_again(
     tmp_path, small_data, caplog, monkeypatch
 ):
-    """By hand: T_full = sqrt(2 x 0.5 x 3,600) = 60 s costs 2 x 0.5 / 60 = 1.67 %; T_part = 2 x 0.01 x 2 x 3,600 = 144 s
-    costs as much with rows of 2.4 s. Each loss costs 144 / 3,600 = 4 % besides. The run changes where the other way is
-    10 % cheaper: to full recovery at (5.67 / 0.9 - 4) % x 144 = 3.31 s, back at (5.67 x 0.9 - 4) % x 144 = 1.58 s. The
-    first save of rows is told, too.
+    """By hand: checkpoints every 288 s cost 0.5 / 288 = 0.17 %, training again 144 / 3,600 = 4 %, each loss 144 / 3,600
+    = 4 % besides. At T_part = 2 x 0.01 x 2 x 3,600 = 144 s rows are saved once between two checkpoints: 11.5 s cost as
+    much. The run changes where the other way is 10 % cheaper: to full recovery at (8.17 / 0.9 - 4.17) % x 288 = 14.14
+    s, back at (8.17 x 0.9 - 4.17) % x 288 = 9.17 s. The first save of rows is told, too.
     """
     settings = ("topology.embedding_ps=2", "recovery.mtbf_hours=1", "recovery.target_pls=0.01")
+    settings += ("checkpoint.every_minutes=4.8",)
     config, memory = write_run_file(tmp_path, small_data, *settings), MemoryFile(tmp_path / "m", Origin("run", "t", 1))
     told, said = told_of(config), []
     monkeypatch.setattr(save_decision, "DECISION_SECONDS", 0.0)
     caplog.set_level("INFO", log.name)
     saves = RowSaves(config, told, told, memory)
-    for cost in (0.0, 2.39, 2.41, 3.30, 2.39, 3.33, 2.39, 2.41, 1.60, 1.57, 2.90):
+    for cost in (0.0, 11.4, 11.6, 14.1, 11.4, 14.2, 11.4, 11.6, 9.2, 9.1, 13.0):
         told.status_lines = [(0, 0.01, 0.01), (1, cost, cost)] if cost else []
         saves.exchange(6_000)
         saves.exchange(6_000)  # by what that one has brought
@@ -260,20 +265,19 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
     assert told.saves[1::2] == [True] * 5 + [False] * 4 + [True] * 2
     assert said == [0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3]
     first, rest, again = caplog.messages
-    assert "embedding PSs save rows by themselves, recovery is partial: " in first
-    assert "T_total 2.78 h, O_save 500 ms, O_rows 2.39 s, T_rows 2.39 s measured; " in first
+    assert "embedding PSs save rows beside checkpoints: partial recovery costs less" in first
+    assert "T_total 2.78 h, O_save 500 ms, O_rows 11.4 s, T_rows 11.4 s measured; " in first
     assert rest == (
-        "the embedding PSs rest from saving rows by themselves from now on, recovery is full: partial recovery costs"
-        " not less than full recovery: 6.31 % of the job against 5.67 %, at an expected PLS of 0.01 (T_total 2.78 h, "
-        "O_save 500 ms, O_rows 3.33 s, T_rows 3.33 s measured; T_fail 60 min, PLS 0.01 by the settings; O_load 1.84 ms"
-        " estimated; O_res 2.4 min by default)"
+        "the embedding PSs save no rows beside checkpoints from now on: partial recovery costs not less than full"
+        " recovery: 9.1 % of the job against 8.17 %, at an expected PLS of 0.01 (T_total 2.78 h, O_save 500 ms, O_rows"
+        " 14.2 s, T_rows 14.2 s measured; T_fail 60 min, PLS 0.01 by the settings; O_load 1.84 ms estimated; O_res 2.4"
+        " min by default)"
     )
-    assert "embedding PSs save rows by themselves from now on, recovery is partial: " in again
-    found = PolicyInputs(config).by_numbers(told.numbers()).inputs
-    assert decide(found).mode == "full"
-    assert "costs not less than full recovery: 6.01 % of the job against 5.67 %, too little to" in summary(
-        decide(found, "partial")
-    )
+    assert "embedding PSs save rows beside checkpoints from now on: " in again
+    known = PolicyInputs(config)
+    assert known.decide(told.numbers(), None)[1].mode == "full"
+    stays = summary(known.decide(told.numbers(), "partial")[1])
+    assert "costs not less than full recovery: 8.69 % of the job against 8.17 %, too little to" in stays
     RowSaves(config, told, told, memory).exchange(6_000)  # after a kill the run still does what it has decided
     assert told.saves[-1]
     for other, kept in ((("recovery.mode=partial",), memory), ((), ProcessMemory())):
@@ -297,7 +301,8 @@ def test_rows_rest_where_their_saves_take_too_long_for_the_target(tmp_path, smal
     assert told.saves == [True, False]
     (said,) = caplog.messages
     assert (
-        "recovery is full: partial recovery cannot keep the target PLS of 0.01: it would have to save every 2.4 min,"
+        "save no rows beside checkpoints from now on: partial recovery cannot keep the target PLS of 0.01:"
+        " it would have to save every 2.4 min,"
         " and one save of all rows takes 20 s; at one every 3.33 min the expected PLS is 0.014 (" in said
     )
 

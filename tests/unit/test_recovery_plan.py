@@ -11,7 +11,7 @@ from test_recovery import EXAMPLE, HOUR, JOBS, ONCE
 from ssmpi import cli
 from ssmpi.recovery.explain import duration, explain
 from ssmpi.recovery.inputs import INPUTS
-from ssmpi.recovery.policy import break_even_interval, break_even_mtbf, decide, full, most_mtbf
+from ssmpi.recovery.policy import break_even_interval, break_even_mtbf, compare, full, most_mtbf
 
 COSTS = ("--save-seconds", "324", "--load-seconds", "180")  # the example's
 
@@ -34,7 +34,7 @@ def evaluated(formula, job, **more):
 @example(EXAMPLE)
 @example(ONCE)
 def test_every_printed_formula_gives_the_printed_figure(job):
-    found = decide(job)
+    found = compare(job)
     strategies = iter([found.full, found.naive, found.partial])
     checked = 0
     for line in explain(found):
@@ -85,6 +85,11 @@ def test_plan_states_its_inputs_and_decides(planned):
     assert "decision: partial recovery, a save every 20.2 h" in text
     assert "it costs 0.768 % of the job" in text
     assert re.search(r"every_minutes = 30, with full recovery:\n.* = 18 % \+ 1.21 % = 19.2 %", text)
+    assert "with partial recovery from checkpoints: 18.3 %, expected PLS 0.000496" in text
+    assert "'auto' saves rows in checkpoints alone, and goes back to a checkpoint if a loss would bring the PLS" in text
+    _, text, _ = planned("--recovery", "topology.embedding_ps=18", "--target-pls", "0.0001", "--row-save-seconds", "1")
+    assert "from checkpoints, rows saved every 6.05 min beside them: " in text
+    assert "'auto' saves rows beside checkpoints, " in text
 
 
 def test_costs_that_nobody_gives_are_estimated_from_the_bytes_of_the_embedding_ps_that_holds_most(planned, tmp_path):
@@ -168,7 +173,7 @@ def test_the_prediction_has_overheads_by_number_of_nodes(tmp_path, small_data, c
     rows = [line.split() for line in overheads[4:]]
     assert [row[0] for row in rows] == ["8", "16", "32", "64", "128", "256", "512"]
     assert {" ".join(row[7:9]) for row in rows} == {"400 h"}  # 2 x 0.1 x 2,000 h
-    last = decide(replace(EXAMPLE, total_seconds=1e3 * HOUR, servers=512, mtbf_seconds=2000 / 512 * HOUR))
+    last = compare(replace(EXAMPLE, total_seconds=1e3 * HOUR, servers=512, mtbf_seconds=2000 / 512 * HOUR))
     assert float(rows[-1][5]) == pytest.approx(100 * last.full.overhead, rel=5e-3)
     assert float(rows[-1][9]) == pytest.approx(100 * last.partial.overhead, rel=5e-3)
     assert rows[-1][-2:] == ["0.1", "partial"]

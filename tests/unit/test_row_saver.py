@@ -312,6 +312,24 @@ def test_the_interval_follows_from_target_and_losses_and_what_a_save_takes(tmp_p
     assert unknown.saver.interval == pytest.approx(2 * 0.1 * 504 * 3600)
 
 
+@pytest.mark.parametrize("priority", ["none", "mfu"])
+def test_rows_are_saved_before_one_loss_costs_more_than_the_target(tmp_path, priority):
+    """However rare losses are; a checkpoint and a restart count, and no save follows another at once."""
+    saving = Saving(tmp_path, priority)
+    saving.saver.most_samples = 1_000
+    share = 1.0 if priority == "none" else FRACTION
+    saving.save(samples=5_000)
+    saving.restart()
+    saving.saver.most_samples = 1_000
+    saving.saver._seconds = 3.0
+    saving.server.samples = int(5_000 + 1_000 * share) - 1
+    assert saving.saver._seconds_left() > 3_600
+    saving.server.samples += 1
+    assert 28 * share < saving.saver._seconds_left() <= 30 * share
+    saving.server.checkpoint = 1
+    assert (saving.saver._seconds_left() > 3_600) == (priority == "none")
+
+
 def test_without_priority_a_checkpoint_counts_as_a_save(tmp_path):
     saving = Saving(tmp_path, "none")
     saving.saver._at -= 3600

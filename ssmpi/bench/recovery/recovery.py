@@ -20,7 +20,7 @@ from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.settings import require, within
 from ssmpi.data.schema import read_manifest
 from ssmpi.recovery.inputs import inputs_of
-from ssmpi.recovery.policy import RecoveryInputs, decide, full_at, naive_at, partial_at
+from ssmpi.recovery.policy import RecoveryInputs, compare, full_at, naive_at, partial_at
 from ssmpi.report import results
 from ssmpi.report.groups import Estimate, estimate
 
@@ -121,7 +121,7 @@ def strategies(given: RecoveryInputs) -> list[SavingStrategy]:
     """The run without losses, then CPR's strategies at the intervals that the policy computes."""
     from ssmpi.bench.recovery.emulation import SavingStrategy
 
-    found = decide(given)
+    found = compare(given)
     return [
         SavingStrategy(NO_LOSS, math.inf),
         SavingStrategy("full", found.full.interval, full=True, checkpoints=True),
