@@ -16,24 +16,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 
 from ssmpi.cluster import child_process, site
 from ssmpi.cluster.hosts import Hosts
 from ssmpi.cluster.launcher_output import StderrRelay
-from ssmpi.cluster.requeue import LaunchAttempt
+from ssmpi.cluster.requeue import LaunchAttempt, say
 from ssmpi.cluster.restarts import Restarts
-from ssmpi.cluster.session_folder import SessionFolder, session_folder
+from ssmpi.cluster.session_folder import session_folder
 from ssmpi.cluster.site import Launcher, Site
-from ssmpi.cluster.stop_signals import StopSignals
+from ssmpi.cluster.stop_signals import POLL_SECONDS, StopSignals
+from ssmpi.config import Config
 from ssmpi.core.errors import STOPPED, UserError
 from ssmpi.host.mpi_environment import PASSED_ON, PYTHON, environment
+from ssmpi.report import recoveries
+from ssmpi.report.recoveries import Left
 from ssmpi.run.request import RunRequest
 
 UNHANDLED = (-signal.SIGUSR1, 128 + signal.SIGUSR1)  # exit codes of a signal before its handler was installed
-POLL_SECONDS = 0.1
 ANSWER_SECONDS = 10.0  # for a host to answer
 JOB_LEVEL_VARIABLES = (
     "SLURM_NTASKS_PER_NODE",
@@ -62,34 +64,74 @@ def launch(request: RunRequest, site_file: Path | None, dry_run: bool) -> int:
     print("+", *settings, shown, file=sys.stderr, flush=True)
     if dry_run:
         return 0
-    requeue = bool(where and where.slurm and where.slurm.requeue)
     environ = {**{k: v for k, v in os.environ.items() if k not in JOB_LEVEL_VARIABLES}, **extra}
-    restarts = Restarts(Path(config.run.folder), config.recovery)
-    while True:
-        attempt = LaunchAttempt(Path(config.run.folder), requeue=requeue, resumed=request.run is not None)
-        words = rank_command(dataclasses.replace(request, supervised=restarts.supervised))
-        own = restarts.variables(environ, here=not hosts.of_ranks)
-        code, stops = supervise([*line, *words], {**environ, **own})
+    return Launch(request, config, where, hosts, environ).run(site_file)
+
+
+class Launch:
+    """One launch of a run: its starts, until one of them is the last."""
+
+    def __init__(
+        self, request: RunRequest, config: Config, where: Site | None, hosts: Hosts, environ: Mapping[str, str]
+    ) -> None:
+        self._request, self._config, self._where, self._hosts, self._environ = request, config, where, hosts, environ
+        self._run = Path(config.run.folder)
+        self._restarts = Restarts(self._run, config.recovery, left=left_by(request, config))
+        self._requeue = bool(where and where.slurm and where.slurm.requeue)
+        limit = environ.get("SLURM_JOB_END_TIME", "")
+        self._stops = StopSignals(time.monotonic() + float(limit) - time.time() if limit.isdecimal() else None)
+
+    def run(self, site_file: Path | None) -> int:
+        """The exit code of the launch."""
+        stops, hosts = self._stops, self._hosts
+        stops.listen()
+        code, attempt, silent = self._start()
+        while (lost := attempt.lost(code)) and not stops.received and self._restarts.possible:
+            stops.pause(self._restarts.pause())
+            if stops.received or not hosts.replace(silent()) or stops.received:  # finding out takes a while
+                break
+            self._restarts.begin()
+            code, attempt, silent = self._start()
+        self._clean(code, attempt)
+        if unheard := lost and bool(stops.received) and not stops.begun:
+            say("stopping: the job is not restarted")
+        if stops.ended or unheard or (stops.received and code in UNHANDLED):
+            code = STOPPED  # the launcher's own code only says how it was terminated
+        ask = self._where and self._where.launcher.hosts
+        code = attempt.conclude(code, cancelled=stops.cancelled, silent=silent if ask else list)
+        if code == STOPPED and (stops.cancelled or not self._requeue):
+            say(f"to resume it: {self._request.resume_command(self._run, site_file)}")
+        return code
+
+    def _start(self) -> tuple[int, LaunchAttempt, Callable[[], list[str]]]:
+        """One start: the launcher's exit code, and what finds the hosts that do not answer afterwards."""
+        hosts, restarts = self._hosts, self._restarts
+        attempt = LaunchAttempt(self._run, requeue=self._requeue, resumed=self._request.run is not None)
+        words = rank_command(dataclasses.replace(self._request, supervised=restarts.supervised))
+        own = restarts.variables(self._environ, here=not hosts.of_ranks)
+        line = command(self._config.topology.size, self._where, hosts.of_ranks)
+        code = supervise([*line, *words], {**self._environ, **own}, self._stops)
         asked = {host: restarts.tidy(used=host in hosts.used) for host in hosts.every}
-        silent = cache(partial(unable, where, asked, environ))
-        if not attempt.lost(code) or stops.received or not restarts.possible or not hosts.replace(silent()):
-            break
-        if stops.received:  # while waiting for the hosts' answers
-            break
-        restarts.begin()
-        line = command(config.topology.size, where, hosts.of_ranks)
-    orderly = code in (0, STOPPED)  # then the ranks have removed their memory
-    to_clean = hosts.left if orderly else [*hosts.used, *hosts.left]
-    restarts.clean(partial(failing_hosts, where, sorted(set(to_clean)), environ))
-    cancelled = stops.cancelled
-    if stops.ended or (stops.received and code in UNHANDLED):
-        code = STOPPED  # the launcher's own code only says how it was terminated
-    code = attempt.conclude(code, cancelled=cancelled, silent=silent if where and where.launcher.hosts else list)
-    if code == STOPPED and (cancelled or not requeue):
-        print(
-            f"to resume it: {request.resume_command(Path(config.run.folder), site_file)}", file=sys.stderr, flush=True
-        )
-    return code
+        return code, attempt, cache(partial(unable, self._where, asked, self._environ))
+
+    def _clean(self, code: int, attempt: LaunchAttempt) -> None:
+        """Remove what killed ranks left behind, but no memory that is ahead of what is saved."""
+        hosts, restarts = self._hosts, self._restarts
+        if not attempt.saved(code) and restarts.keep(hosts.used, partial(self._failing, hosts.used)):
+            self._failing(hosts.left, restarts.tidy(used=False))
+            return
+        orderly = code in (0, STOPPED)  # then the ranks have removed their memory
+        restarts.clean(partial(self._failing, sorted({*hosts.left, *(() if orderly else hosts.used)})))
+
+    def _failing(self, hosts: Sequence[str], words: Sequence[str]) -> list[str]:
+        return failing_hosts(self._where, hosts, self._environ, words)
+
+
+def left_by(request: RunRequest, config: Config) -> Left | None:
+    """The launch that this one continues, if the run's last one did not save it."""
+    if not request.run or request.checkpoint or config.recovery.mode == "off":
+        return None
+    return recoveries.left(request.run)
 
 
 def command(ranks: int, where: Site | None, hosts: Sequence[str]) -> list[str]:
@@ -123,10 +165,24 @@ def mpirun_path() -> str:
     return found
 
 
-def supervise(line: Sequence[str], environ: Mapping[str, str]) -> tuple[int, StopSignals]:
-    """Run the launcher, and stop its ranks at a signal. Returns its exit code and the signals that came."""
+def supervise(line: Sequence[str], environ: Mapping[str, str], stops: StopSignals) -> int:
+    """Run the launcher, and stop its ranks at a signal. Returns its exit code."""
     with session_folder() as session:
-        return _supervise(line, environ, session)
+        job = child_process.start(
+            line, {**environ, **session.variables}, stderr=subprocess.PIPE, pass_fds=(session.lock,)
+        )
+        assert job.stderr
+        words = StderrRelay(job.stderr)
+
+        def stopping() -> None:
+            words.banners.error_shown = True  # ranks that stop exit with a code: no error
+
+        stops.follow(job, stopping)
+        while (code := job.poll()) is None:  # not wait(): another thread may get the signal, this one handles it
+            time.sleep(POLL_SECONDS)
+        stops.leave()
+        words.end()
+        return code
 
 
 def failing_hosts(
@@ -157,22 +213,3 @@ def unable(where: Site | None, words: Mapping[str, Sequence[str]], environ: Mapp
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGKILL)
     return [host for host, job in asked.items() if job.wait() != 0]
-
-
-def _supervise(line: Sequence[str], environ: Mapping[str, str], session: SessionFolder) -> tuple[int, StopSignals]:
-    limit = environ.get("SLURM_JOB_END_TIME", "")
-    stops = StopSignals(time.monotonic() + float(limit) - time.time() if limit.isdecimal() else None)
-    stops.listen()
-    variables = {**environ, **session.variables}
-    job = child_process.start(line, variables, stderr=subprocess.PIPE, pass_fds=(session.lock,))
-    assert job.stderr
-    words = StderrRelay(job.stderr)
-
-    def stopping() -> None:
-        words.banners.error_shown = True  # ranks that stop exit with a code: no error
-
-    stops.follow(job, stopping)
-    while (code := job.poll()) is None:  # not wait(): another thread may get the signal, this one handles it
-        time.sleep(POLL_SECONDS)
-    words.end()
-    return code, stops

@@ -42,7 +42,8 @@ class LaunchAttempt:
             return self._requeue_if_useful("stopped and saved", STOPPED, cancelled)
         if code == STOPPED:  # and no marker: the ranks have reported why
             return self._requeue_if_useful(
-                "stopped, but not saved in time: the next job resumes from the previous checkpoint",
+                "stopped, but not saved: the next job resumes from the ranks' memory if that is there, else from the"
+                " previous checkpoint",
                 STOPPED,
                 cancelled,
             )
@@ -66,6 +67,10 @@ class LaunchAttempt:
         told = log.end_recorded(self._folder, self._logs)
         begun = log.lengths(self._folder) != self._logs  # once a rank has logged anything, it also logs why it fails
         return code not in OWN_EXIT_CODES or not (told or not (begun and code == SRUN_KILLED))
+
+    def saved(self, code: int) -> bool:
+        """Whether the run is saved as far as it came: then its memory is of no use."""
+        return bool(self._status(code))
 
     def _requeue_if_useful(self, why: str, code: int, cancelled: bool) -> int:
         job = os.environ.get("SLURM_JOB_ID", "")

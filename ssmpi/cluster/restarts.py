@@ -7,11 +7,14 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ssmpi.cluster.requeue import say
 from ssmpi.comm import memory_use
+from ssmpi.core.errors import DIVERGED, DataError
+from ssmpi.files import log
 from ssmpi.host import memory_folder
 from ssmpi.host.mpi_environment import SEGMENTS
 from ssmpi.report import recoveries
@@ -19,15 +22,25 @@ from ssmpi.run.request import Supervised
 
 if TYPE_CHECKING:
     from ssmpi.core.run_options import RecoveryOptions
+    from ssmpi.report.recoveries import Left
+
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds before a restart after one that trained on nothing new
 
 
 class Restarts:
-    """The starts of one launch of the run in a folder. ``clock`` gives seconds."""
+    """The starts of one launch of the run in a folder; it continues the launch ``left``, if there is one, whose memory
+    may have survived. ``clock`` gives seconds.
+    """
 
-    def __init__(self, run: Path, options: RecoveryOptions, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, run: Path, options: RecoveryOptions, clock: Callable[[], float] = time.monotonic,
+        left: Left | None = None,
+    ) -> None:  # fmt: skip
         self._run, self._options, self._clock = run, options, clock
-        self._launch, self._start, self._ended = secrets.token_hex(6), 1, 0.0
+        self._launch, self._first = (left.launch, left.start + 1) if left else (secrets.token_hex(6), 1)
+        self._start, self._ended, self._began = self._first, time.time(), datetime.now(UTC)
         self._times: list[float] = []  # of restarts
+        self._best, self._without_progress = -1, 0  # examples; restarts since one resumed after more of them
         self._folder = memory_folder.of_launch(options.memory_folder, self._launch)
         self._lock = 0
 
@@ -36,7 +49,7 @@ class Restarts:
         """What the ranks need to know; None if a loss ends the job."""
         if self._options.mode == "off":
             return None
-        return Supervised(self._launch, self._start, self._ended)
+        return Supervised(self._launch, self._start, self._ended, self._first)
 
     def variables(self, environ: Mapping[str, str], *, here: bool = True) -> dict[str, str]:
         """Variables for the ranks besides the ``environ``: Open MPI's segments go beside the ranks' memory, because
@@ -65,27 +78,72 @@ class Restarts:
         return ["sh", "-c", f"rm -rf {folder}/sm_segment.*" if used else f"rm -rf {folder}"]
 
     @property
+    def _begun(self) -> bool:
+        """Whether a start of this launch has begun the run: else its end is no loss."""
+        found = self._record()
+        return bool(found["launch"] == self._launch and found["start"] >= self._first)
+
+    def _record(self) -> dict[str, Any]:
+        try:
+            return recoveries.read(self._run)
+        except DataError:  # a rank has reported it
+            return {"launch": None, "recoveries": []}
+
+    @property
     def possible(self) -> bool:
         """Whether the job may be restarted after ranks were lost; after too many restarts, logs why not."""
         options, now = self._options, self._clock()
-        if options.mode == "off" or recoveries.read(self._run)["launch"] != self._launch:
-            return False  # the run has not begun, so the cause is not a loss
+        if options.mode == "off" or not self._begun:
+            return False
+        if (best := recoveries.best(self._record())) > self._best:
+            self._best, self._without_progress = best, 0
         self._times = [at for at in self._times if now - at < 60 * options.within_minutes]
-        if len(self._times) < options.max_restarts:
+        if len(self._times) >= options.max_restarts:
+            how = f"within {options.within_minutes:g} min (recovery.max_restarts, recovery.within_minutes)"
+        elif self._without_progress >= options.max_restarts:
+            how = "without training on anything new (recovery.max_restarts)"
+        else:
             return True
-        say(
-            f"error: the job was started again {len(self._times)} times within {options.within_minutes:g} min"
-            " (recovery.max_restarts, recovery.within_minutes), and not again: its logs say why its ranks end"
-        )
+        many = max(len(self._times), self._without_progress)
+        say(f"error: the job was restarted {many} times {how}, and is not again: its logs say why its ranks end")
         return False
+
+    def pause(self) -> float:
+        """Seconds to wait before the next start, which are logged: none if the last one resumed after more examples
+        than any before, else more each time, so that what ends the ranks has time to pass.
+        """
+        seconds = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._without_progress - 1)) if self._without_progress else 0.0
+        when = f"in {seconds:.0f} s" if seconds else "at once"
+        most = self._options.max_restarts
+        say(f"restarting the job {when} (start {self._start + 1}; recovery.max_restarts = {most})")
+        return seconds
 
     def begin(self) -> None:
         """Another start."""
         self._ended = time.time()
         self._times.append(self._clock())
         self._start += 1
-        most = self._options.max_restarts
-        say(f"restarting the job at once (start {self._start}; recovery.max_restarts = {most})")
+        self._without_progress += 1
+
+    def keep(self, hosts: Sequence[str], remote: Callable[[Sequence[str]], list[str]]) -> bool:
+        """Leave the ranks' memory to the run's next launch, because it may be ahead of what is saved, and say so; False
+        if there is none, or if it is worth nothing. ``hosts`` are those of the ranks, if not this one only; ``remote``
+        is as for ``clean``.
+        """
+        diverged = DIVERGED in log.last_end(self._run, self._began)
+        if self._options.mode == "off" or diverged or self._record()["launch"] not in (self._launch, None):
+            return False
+        for left in self._folder.glob("sm_segment.*"):
+            left.unlink(missing_ok=True)
+        if not hosts and not any(self._folder.glob("*")):
+            return False
+        remote(self.tidy(used=True))
+        say(
+            f"the memory of the ranks stays in {self._folder}{' on ' * bool(hosts)}{', '.join(hosts)}: the next launch"
+            " of this run resumes from it. 'ssmpi doctor --clean' there removes it; with '--checkpoint whole' the next"
+            " launch resumes from the newest checkpoint instead"
+        )
+        return True
 
     def clean(self, remote: Callable[[Sequence[str]], list[str]]) -> None:
         """Remove what killed ranks left behind, here and on other hosts: ``remote(command)`` runs a command on each of

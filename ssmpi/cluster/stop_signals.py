@@ -11,6 +11,7 @@ from typing import Protocol
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+POLL_SECONDS = 0.1
 SAME_SECONDS = 1.0  # a repeat this soon is the same request by another route: terminal and parent, scancel and srun
 LIMIT_SECONDS = 5.0  # tolerated difference between SLURM's clock and a host's
 OTHER_SECONDS = 30.0  # SLURM's default KillWait: a scheduler that escalates has sent all its signals by then
@@ -44,9 +45,9 @@ class StopSignals:
     def __init__(self, time_limit: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """``time_limit`` is when the scheduler ends the job, in seconds of ``clock``; None if unknown."""
         self._clock, self._time_limit = clock, time_limit
-        self._job: LauncherProcess | None = None
+        self._job: LauncherProcess | None = None  # none between two starts
         self._first: dict[int, float] = {}  # when each signal came first
-        self._begun = self._limited = False
+        self.begun = self._limited = False  # whether a job was told to stop; whether the scheduler's limit was reached
         self.ended = False  # whether a second signal has ended the job
 
     @property
@@ -72,6 +73,16 @@ class StopSignals:
         if self._first:
             self._stop(min(self._first, key=self._first.__getitem__))
 
+    def leave(self) -> None:
+        """The job has ended: signals are noted until ``follow``."""
+        self._job = None
+
+    def pause(self, seconds: float) -> None:
+        """Sleep between two starts, until a signal comes."""
+        until = self._clock() + seconds
+        while not self._first and self._clock() < until:
+            time.sleep(POLL_SECONDS)
+
     def take(self, signum: int, frame: FrameType | None = None) -> None:
         """Handle one signal."""
         now, name = self._clock(), signal.Signals(signum).name
@@ -79,7 +90,7 @@ class StopSignals:
         self._first.setdefault(signum, now)
         if not self._job:
             return
-        if first:
+        if first or not self.begun:
             self._stop(signum)
             return
         meant = now - min(self._first.values()) > OTHER_SECONDS if before is None else now - before > SAME_SECONDS
@@ -97,9 +108,9 @@ class StopSignals:
 
     def _stop(self, signum: int) -> None:
         assert self._job
-        if self._begun:
+        if self.begun or self._job.poll() is not None:
             return
-        self._begun = True
+        self.begun = True
         self._stopping()
         say(f"stopping ({signal.Signals(signum).name}): the ranks finish their step and save")
         self._job.send_signal(signal.SIGUSR1)

@@ -81,8 +81,10 @@ def cause(error: BaseException) -> str:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of a process that ``error`` ended: 2 if the user can fix it."""
-    if isinstance(error, PeerError):
+    """The exit code of a process that ``error`` ended: 2 if the user can fix it, LOST if a restart may help, as where
+    another program has taken the memory.
+    """
+    if isinstance(error, PeerError | MemoryError):
         return LOST
     in_the_way = isinstance(error, OSError) and error.errno in (*NO_ROOM, *NO_WAY, errno.EIO)
     return 2 if in_the_way or isinstance(error, UserError) else 1
@@ -142,7 +144,8 @@ def report_fatal_error(error: BaseException) -> int:
 
     In an MPI job of several ranks it does not return: the others would wait for a rank that exits without Abort.
     """
-    rank, code = launched_rank(), 1 if isinstance(error, PeerError) else exit_code_of(error)  # no rank was lost
+    rank, code = launched_rank(), exit_code_of(error)
+    code = 1 if code == LOST else code  # no rank was lost
     defer_to_rank_0()
     where = "" if rank is None else f"rank {rank} (host {socket.gethostname()}): "
     run_with_timeout(FATAL_REPORT_SECONDS, lambda: say(f"error: {where}{cause(error)}"))

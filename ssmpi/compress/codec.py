@@ -18,7 +18,7 @@ import numpy as np
 
 from ssmpi.compress import kernels
 from ssmpi.compress.payload import HEADER, SPARSE, SPARSE_HALF, payload_bytes, room, seal
-from ssmpi.core.errors import SettingsError, TrainingError
+from ssmpi.core.errors import DIVERGED, SettingsError, TrainingError
 from ssmpi.core.settings import EXAMPLES, require, within
 
 BLOCK, TINY = kernels.BLOCK, float(np.finfo(np.float32).smallest_subnormal)
@@ -159,7 +159,7 @@ def finite(values: np.ndarray) -> None:
     """TrainingError if there is a NaN or an infinity: otherwise a residual would hide it."""
     if not kernels.all_finite(values):
         raise TrainingError(
-            "a gradient or a weight that is to be sent is not finite: training has diverged; lower dense.rate and"
+            f"a gradient or a weight that is to be sent is not finite: {DIVERGED}; lower dense.rate and"
             " embedding.rate, or set schedule.warmup_examples"
         )
 

@@ -134,8 +134,9 @@ class RecoveryOptions:
     time between two losses of an embedding PS's memory; 0 is not known, and an example's 504 h / N. Recovery is full in
     any case if the first trainer's memory is lost, or that of more than ``max_lost_fraction`` of the embedding PSs. How
     often embedding PSs save rows also follows from ``target_pls`` and ``mtbf_hours``; with ``"auto"`` they pause saving
-    while full recovery costs less. A job that was restarted ``max_restarts`` times within ``within_minutes`` ends (exit
-    code 86), as does any job at its first loss with ``"off"``.
+    while full recovery costs less. A job that was restarted ``max_restarts`` times within ``within_minutes``, or as
+    often without training on anything new, ends (exit code 86), as does any job at its first loss with ``"off"``;
+    restarts without progress wait longer each time, up to 5 min.
     """
 
     mode: Literal["auto", "full", "partial", "off"] = "auto"

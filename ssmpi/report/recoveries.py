@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ssmpi.core.errors import DamageError, json_problem
 from ssmpi.files import atomic_file
-from ssmpi.files.run_files import RECOVERIES, ROWS
+from ssmpi.files.run_files import RECOVERIES, RESULT_NAME, ROWS
 from ssmpi.host.clock import process_age
 
 SAVING, COST = "row_save_seconds", "row_save_costs"
@@ -25,27 +25,50 @@ REMEDY = (
 
 
 def read(run: Path) -> dict[str, Any]:
-    """``launch``, its name, and ``recoveries``, a list; if there is no file, those of a run that has not started.
-    DamageError if it cannot be read: writing it anew would lose the record.
+    """``launch``, its name, ``start``, its last one, and ``recoveries``, a list; if there is no file, those of a run
+    that has not started. DamageError if it cannot be read: writing it anew would lose the record.
     """
     path = run / RECOVERIES
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {"launch": "", "recoveries": []}
+    except (FileNotFoundError, NotADirectoryError):
+        return {"launch": "", "start": 0, "recoveries": []}
     except (OSError, ValueError) as error:
         raise DamageError(path, json_problem(error), REMEDY) from error
     match found:
         case {"launch": str(), "recoveries": list()}:
-            return found
+            return {"start": 0, **found}
     raise DamageError(path, "not a record of recoveries", REMEDY)
 
 
-def begin(run: Path, launch: str) -> str:
-    """Assign the run to a launch; returns the name of the previous one, empty if there was none."""
+def begin(run: Path, launch: str, start: int = 1) -> str:
+    """Assign the run to a start of a launch; returns the name of the previous launch, empty if there was none."""
     found = read(run)
-    _write(run, {**found, "launch": launch})
+    earlier = found.get("earlier", 0) if launch == found["launch"] else len(found["recoveries"])
+    _write(run, {**found, "launch": launch, "start": start, "earlier": earlier, "folder": run.stat().st_ino})
     return str(found["launch"])
+
+
+class Left(NamedTuple):
+    """The last launch of a run that ended without saving it, and its last start."""
+
+    launch: str
+    start: int
+
+
+def left(run: Path) -> Left | None:
+    """The launch whose memory is ahead of the run's checkpoints, if it has survived; None if the last launch saved the
+    run, or if the record came here with a copy of the run folder: that memory belongs to the original.
+    """
+    found = read(run)
+    if not found["launch"] or found.get("folder") != run.stat().st_ino or (run / RESULT_NAME).exists():
+        return None
+    return Left(found["launch"], found["start"])
+
+
+def best(found: dict[str, Any]) -> int:
+    """The largest number of examples after which a start of the launch has resumed, from ``read``; -1 if none has."""
+    return max((each.get("examples", -1) for each in found["recoveries"][found.get("earlier", 0) :]), default=-1)
 
 
 def timeline(run: Path) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
-from ssmpi.core.errors import TrainingError
+from ssmpi.core.errors import DIVERGED, TrainingError
 from ssmpi.core.quality import BINS, SUMS, Quality, accumulate
 from ssmpi.files import atomic_file
 from ssmpi.model.options import Schedule
@@ -75,8 +75,8 @@ class Progress:
         loss = accumulate(logits, labels, *self._slots[thread])
         if not math.isfinite(loss):
             raise TrainingError(
-                f"loss is {loss} at iteration {int(self.iterations[thread]) + 1:,} of this thread: training has "
-                "diverged; lower dense.rate and embedding.rate, or set schedule.warmup_examples"
+                f"loss is {loss} at iteration {int(self.iterations[thread]) + 1:,} of this thread: {DIVERGED}; "
+                "lower dense.rate and embedding.rate, or set schedule.warmup_examples"
             )
         if self.losses is not None:
             self.losses.append(loss / count)

@@ -4,6 +4,7 @@ parts rebuilt; or, as in any job, a checkpoint or the beginning.
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -17,14 +18,17 @@ from ssmpi.checkpoint.start import Start
 from ssmpi.comm.memory_file import LostMemoryError, MemoryFile, Origin
 from ssmpi.comm.memory_use import in_use, remove
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
+from ssmpi.config import differences, load
+from ssmpi.core.errors import SettingsError
 from ssmpi.files.log import last_end, log
+from ssmpi.files.run_files import RUN_FILE
 from ssmpi.host import memory_folder
 from ssmpi.host.clock import process_age
 from ssmpi.recovery.after_loss import FULL, MEMORY, PARTIAL, Choice, Found, choose
 from ssmpi.recovery.ledger import LEDGER, OUTCOME, Ledger
 from ssmpi.report import recoveries
 from ssmpi.roles import policy_inputs
-from ssmpi.run import partial_recovery, resume
+from ssmpi.run import partial_recovery, restart_guard, resume, run_folder
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import Job
@@ -35,47 +39,82 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 BEGINNING = "beginning"  # how a run recovered, if not from memory or a checkpoint
 
 
+# settings that may differ between a launch and the one whose memory it resumes from
+FREE = re.compile(
+    r"(recovery\.(max_restarts|within_minutes)|checkpoint\.(every_\w+|keep|limit_seconds|stop_budget_seconds)) was "
+)
+
+
 def begin(job: Job, plan: ResumePlan, supervised: Supervised | None) -> Start:
     """The state that this rank starts from; the first rank decides for all."""
-    if supervised is None or plan.config.recovery.mode == "off":
-        return without_memory(job, plan, ProcessMemory(), resume.choose_checkpoint(job, plan), 0)
-    return Restart(job, plan, supervised).begin()
+    if supervised is not None and plan.config.recovery.mode != "off":
+        return Restart(job, plan, supervised).begin()
+    run = Path(plan.config.run.folder)
+    if plan.left:
+        memory, _ = inspect_memory(*rank_memory(job, plan, plan.left.launch))
+        if any(job.gather(memory is not None)):
+            job.agree(lambda: refuse_left(run, "a start without 'ssmpi launch', or with recovery.mode = 'off'"))
+    if job.agree(lambda: recoveries.read(run)["launch"]):
+        job.agree(lambda: recoveries.begin(run, "", 0))  # the memory of that launch is not what this job goes on from
+    return without_memory(job, plan, ProcessMemory(), resume.choose_checkpoint(job, plan), 0)
 
 
 class Restart:
     """A start of a job whose launch restarts it after kills."""
 
     def __init__(self, job: Job, plan: ResumePlan, supervised: Supervised) -> None:
-        self._job, self._plan, self._supervised, config = job, plan, supervised, plan.config
-        self._run = Path(config.run.folder)
-        role, index = config.topology.role_of(job.rank)
-        folder = memory_folder.of_launch(config.recovery.memory_folder, supervised.launch)
-        self._path, self._who = folder / f"{role}-{index}", config.topology.name_of(job.rank)
+        self._job, self._plan, self._supervised = job, plan, supervised
+        self._run = Path(plan.config.run.folder)
+        self._path, _, self._who = rank_memory(job, plan, supervised.launch)
 
     def begin(self) -> Start:
-        """From memory, unless this is the first start or too much of it is lost."""
-        job, lost = self._job, ""
-        if self._plan.again:
-            start, lost = self._from_memory()
-            if start:
-                return start
-        checkpoint = resume.choose_checkpoint(job, self._plan)
-        if self._plan.again:
+        """From memory, unless no start before this one has left any, or too much of it is lost."""
+        job, plan, lost, resumes = self._job, self._plan, "", self._plan.again
+        if plan.again or (plan.left and plan.left.launch == self._supervised.launch):
+            memory, why = inspect_memory(self._path, self._supervised.launch, self._who)
+            found = job.gather(Found(why, memory.origin.start if memory else 0))
+            resumes = plan.again or any(not each.why for each in found)
+            if resumes and not plan.again:
+                job.agree(self._continue)
+            if resumes:
+                self._name_start()
+                start, lost = self._from_memory(memory, found)
+                if start:
+                    return start
+            del memory  # which is replaced
+        checkpoint = resume.choose_checkpoint(job, plan)
+        if resumes:
             how = checkpoint.name if checkpoint else BEGINNING
             job.agree(lambda: self._decide(how, lost))
         else:
-            if before := job.agree(lambda: recoveries.begin(self._run, self._supervised.launch)):
-                found = job.gather(remove_left(self._plan.config.recovery.memory_folder, before))
-                for problem in dict.fromkeys(filter(None, found)) if job.rank == 0 else ():
-                    log.warning(problem)
+            before = self._name_start()
+            if before != self._supervised.launch:
+                self._remove_left(before or plan.replaced)
             if job.rank == 0:
-                policy_inputs.say(self._plan.config, checkpoint)
-        return without_memory(job, self._plan, self._fresh(), checkpoint, self._supervised.start)
+                policy_inputs.say(plan.config, checkpoint)
+        return without_memory(job, plan, self._fresh(), checkpoint, self._supervised.start)
 
-    def _from_memory(self) -> tuple[Start | None, str]:
+    def _name_start(self) -> str:
+        """Note in the run that this start is its last one; returns the launch that was noted before."""
+        launch, start = self._supervised.launch, self._supervised.start
+        return self._job.agree(lambda: recoveries.begin(self._run, launch, start))
+
+    def _remove_left(self, launch: str) -> None:
+        found = self._job.gather(remove_left(self._plan.config.recovery.memory_folder, launch) if launch else "")
+        for problem in dict.fromkeys(filter(None, found)) if self._job.rank == 0 else ():
+            log.warning(problem)
+
+    def _continue(self) -> None:
+        """On the first rank: check that this launch can resume from the memory of the one before."""
+        config = self._plan.config
+        other = differences(load(self._run / RUN_FILE), config)
+        if fixed := [each for each in other if not FREE.match(each)]:
+            refuse_left(self._run, f"other settings ({'; '.join(fixed)})")
+        if other:
+            run_folder.write_settings(self._run, config)
+
+    def _from_memory(self, memory: MemoryFile | None, found: list[Found]) -> tuple[Start | None, str]:
         """Start from memory; None, and why, if all ranks must go back to a checkpoint."""
-        memory, why = inspect_memory(self._path, self._supervised.launch, self._who)
-        found = self._job.gather(Found(why, memory.origin.start if memory else 0))
         choice, ledger, timeline = self._job.agree(lambda: self._choose(memory, found))
         if choice.how == FULL:
             return None, choice.why
@@ -100,6 +139,9 @@ class Restart:
         if outcome := (noted or {}).get(OUTCOME):  # the last start may have been killed before it wrote the outcome
             recoveries.complete(self._run, outcome)
         choice = choose(found, starts, config.topology, config.recovery)
+        if choice.how != FULL and not self._plan.again:
+            resumed = (each.get("examples", 0) for each in recoveries.read(self._run)["recoveries"])
+            restart_guard.record_start(self._run, max(resumed, default=0))
         return choice, noted, recoveries.timeline(self._run)
 
     def _fresh(self) -> RankMemory:
@@ -146,6 +188,23 @@ def remove_left(memory: str, launch: str) -> str:
     except OSError as error:
         return f"{folder} on {socket.gethostname()}, left by a launch that was killed, cannot be removed: {error}"
     return ""
+
+
+def rank_memory(job: Job, plan: ResumePlan, launch: str) -> tuple[Path, str, str]:
+    """Where this rank's memory of a launch is, the launch, and the rank's name."""
+    config = plan.config
+    role, index = config.topology.role_of(job.rank)
+    folder = memory_folder.of_launch(config.recovery.memory_folder, launch)
+    return folder / f"{role}-{index}", launch, config.topology.name_of(job.rank)
+
+
+def refuse_left(run: Path, why: str) -> None:
+    """Raise SettingsError: what the last launch left in memory must not be lost without being asked for."""
+    raise SettingsError(
+        f"{run}: the last launch ended before the run was saved, and its memory has survived, from which {why} cannot"
+        f" resume. 'ssmpi launch --resume {run}' resumes from it; add '--checkpoint whole' to resume from the newest"
+        " checkpoint, without what was learned since"
+    )
 
 
 def inspect_memory(path: Path, launch: str, who: str) -> tuple[MemoryFile | None, str]:

@@ -31,7 +31,8 @@ WHOLE = "whole"  # in place of a checkpoint's name: the newest one that is undam
 @dataclass(frozen=True)
 class ResumePlan:
     """How a job starts: its settings, the checkpoints to try (newest first), or that it is finished; ``resumed`` if the
-    folder holds the run already, ``again`` if its launch restarts it after a kill.
+    folder holds the run already, ``again`` if its launch restarts it after a kill. ``left`` is the launch whose memory,
+    where it has survived, is ahead of the checkpoints; ``replaced`` that of the run that was overwritten here.
     """
 
     config: Config
@@ -39,6 +40,8 @@ class ResumePlan:
     finished: bool = False
     resumed: bool = False
     again: bool = False
+    left: recoveries.Left | None = None
+    replaced: str = ""
 
 
 def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
@@ -48,7 +51,11 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     """
     config = request.load()
     run = Path(config.run.folder)
-    again = request.supervised is not None and recoveries.read(run)["launch"] == request.supervised.launch
+    again, before = False, ""
+    if supervised := request.supervised:
+        record = recoveries.read(run)
+        before = record["launch"]
+        again = before == supervised.launch and record["start"] >= supervised.first
     if again:  # the first start has handled the request already, and the files that it read may have changed
         request = replace(request, run_file=None, overrides=(), run=run, overwrite=False, checkpoint=WHOLE)
         config = request.load()
@@ -60,14 +67,15 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     reader = run_folder.check(config, ranks, request.overridden())
     config = composed(config, reader.manifest.features)
     rows = sum(reader.manifest.cardinalities) * config.rows.row_bytes
-    check_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
+    if not again:  # what is in memory must not be lost for a model that is not written yet
+        check_room(run, rows, config.checkpoint.keep, overwrite=request.overwrite)
     if not request.run or not is_run_folder(run):
         if request.checkpoint not in (None, WHOLE):
             raise SettingsError(f"{run}: holds no run, so there is no {request.checkpoint}; leave --checkpoint out")
         run_folder.check_overwrite(run, request.overwrite, request.run_file)
         held.enter_context(run_folder.lock(run))
         run_folder.make(run, config, request.overwrite, request.run_file)
-        return ResumePlan(config)
+        return ResumePlan(config, replaced=before)
     held.enter_context(run_folder.lock(run))
     if is_finished(run):  # by the job that held the lock
         return check_nothing_to_do(request, config)
@@ -76,7 +84,8 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
         state, found_settings = store.read_manifest(path).state, fingerprint(config.flat(), reader.manifest)
         check_fingerprint(path.name, state, found_settings, config.network)
         check_passes(path.name, state, config)
-    return ResumePlan(config, tuple(found), resumed=True, again=again)
+    left = None if again or request.checkpoint else recoveries.left(run)
+    return ResumePlan(config, tuple(found), resumed=True, again=again, left=left)
 
 
 def check_passes(name: str, state: Mapping[str, Any], config: Config) -> None:

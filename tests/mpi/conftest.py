@@ -27,9 +27,9 @@ def start(tmp_path, data):
     """Start a job: under mpirun with ``ranks`` ranks, by ``ssmpi launch``, or as one process."""
     jobs = contextlib.ExitStack()
 
-    def begin(*overrides, ranks=0, program=("-m", "ssmpi", "train"), environ=None):
+    def begin(*overrides, ranks=0, program=("-m", "ssmpi", "train"), environ=None, resume=False):
         launcher = (mpirun_path(), "-n", ranks) if ranks else ()
-        job = Job(tmp_path, launcher, *overrides, program=program, environ=environ)
+        job = Job(tmp_path, launcher, *overrides, program=program, environ=environ, resume=resume)
         jobs.callback(job.close)
         return job
 

@@ -36,10 +36,11 @@ MOMENT = 3  # seconds between the end of mpirun and that of its last rank
 class Job:
     """A training job in a folder of its own. Its processes are known by the run file on their command lines."""
 
-    def __init__(self, folder, start, *overrides, program=("-m", "ssmpi", "train"), environ=None):
+    def __init__(self, folder, start, *overrides, program=("-m", "ssmpi", "train"), environ=None, resume=False):
         self.run, file = folder / "run", folder / "given.toml"
         file.write_text(SETTINGS)
-        places = (file, f"data.folder={folder / 'data'}", f"run.folder={self.run}")
+        there = ("--resume", self.run) if resume else (f"run.folder={self.run}",)
+        places = (file, f"data.folder={folder / 'data'}", *there)
         words = (*start, sys.executable, *program, *places, *overrides)
         self.output = ""
         self._mark, self._broken = str(file).encode(), folder / "broken"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ssmpi.comm import failure, signals
-from ssmpi.comm.failure import HostFlags, Watch, guard, message, start
-from ssmpi.core.errors import DataError
+from ssmpi.comm.failure import HostFlags, Watch, exit_code_of, guard, message, start
+from ssmpi.core.errors import LOST, DataError
 
 
 class Here:
@@ -113,6 +113,7 @@ def test_what_the_system_refuses_comes_with_a_remedy(number, remedy):
 
 def test_too_little_memory_comes_with_a_remedy():
     assert "more embedding_ps" in message(Here(), "main", MemoryError())
+    assert exit_code_of(MemoryError()) == LOST  # a restart may find more of it
 
 
 def test_an_agreed_exit_of_the_main_thread_passes_the_guard():

@@ -14,8 +14,9 @@ import pytest
 
 from ssmpi.bench.harness import jobs
 from ssmpi.cluster import launch, stop_signals
+from ssmpi.cluster.restarts import Restarts
 from ssmpi.cluster.site import Launcher, Node, Site
-from ssmpi.cluster.stop_signals import STOP_SIGNALS
+from ssmpi.cluster.stop_signals import STOP_SIGNALS, StopSignals
 from ssmpi.core.errors import LOST, STOPPED, PeerError, UserError
 from ssmpi.run.request import RunRequest
 
@@ -39,7 +40,7 @@ def _handlers():
 def test_every_launcher_has_a_session_folder_of_its_own_that_does_not_outlive_it(tmp_path):
     folders = []
     for told in (tmp_path / "one", tmp_path / "other"):
-        assert launch.supervise([sys.executable, "-c", TELL, str(told)], os.environ)[0] == 0
+        assert launch.supervise([sys.executable, "-c", TELL, str(told)], os.environ, StopSignals()) == 0
         folders.append(Path(told.read_text()))
     assert folders[0] != folders[1]
     assert not any(folder.exists() for folder in folders)
@@ -58,8 +59,8 @@ def test_what_a_killed_mpirun_left_keeps_no_later_one_with_its_number_from_start
         for name in ("pmix.{host}.tool", "pmix.{host}.tool.{pid}", "pmix.{host}.tool.prterun-{host}-{pid}@0"):
             (left / name.format(host=os.uname().nodename, pid=number)).touch()
         try:
-            code, _ = launch.supervise(
-                ["bash", "-c", chooses, str(number), *line], {**os.environ, **launch.environment()}
+            code = launch.supervise(
+                ["bash", "-c", chooses, str(number), *line], {**os.environ, **launch.environment()}, StopSignals()
             )
         finally:
             shutil.rmtree(left, ignore_errors=True)
@@ -94,7 +95,10 @@ def test_how_a_measured_job_ended_is_said(tmp_path, body, seconds, how):
 
 
 STARTS = {
-    "launch": "from ssmpi.cluster import launch; launch.supervise(line, {})",
+    "launch": (
+        "from ssmpi.cluster import launch; from ssmpi.cluster.stop_signals import StopSignals\n"
+        "launch.supervise(line, {}, StopSignals())"
+    ),
     "bench": "from ssmpi.bench.harness import jobs; jobs.finish(line, pathlib.Path('said'), 60, {})",
 }
 
@@ -138,7 +142,7 @@ def test_a_broken_mpirun_is_named(tmp_path, mpirun):
     with pytest.raises(
         UserError, match=r"/mpirun: cannot be started \(.*\): reinstall it, or put a working one before it"
     ):
-        launch.supervise([str(tmp_path / "mpirun"), "-n", "2"], os.environ)
+        launch.supervise([str(tmp_path / "mpirun"), "-n", "2"], os.environ, StopSignals())
 
 
 @pytest.fixture
@@ -171,10 +175,10 @@ def test_the_launchers_account_of_an_end_is_left_out_where_a_rank_has_told_it(st
     banner = f"{rule}\nprterun detected that one or more processes exited with non-zero status,\n\n{rule}\n"
     Path("said").write_text(banner)
     stand_in("echo error: the reason >&2; cat said >&2; exit 2")
-    assert launch.supervise(["./mpirun"], os.environ)[0] == 2
+    assert launch.supervise(["./mpirun"], os.environ, StopSignals()) == 2
     assert capfd.readouterr().err == "error: the reason\n"
     stand_in("echo unheard of >&2; cat said >&2; exit 2")
-    assert launch.supervise(["./mpirun"], os.environ)[0] == 2
+    assert launch.supervise(["./mpirun"], os.environ, StopSignals()) == 2
     assert capfd.readouterr().err == "unheard of\n" + banner
 
 
@@ -242,6 +246,34 @@ def test_a_stop_that_another_thread_is_given_is_heard_at_once(stand_in, capfd):
     """As the kernel does where a process was suspended when the signal came."""
     stand_in("trap 'exit 138' USR1; touch ready; for _ in {1..50}; do sleep 0.1; done; exit 7")
     assert launched_and_told(signal.SIGTERM, to_main=False) == STOPPED
+
+
+DIES = """
+mkdir -p 'a run'
+for word in "$@"; do [[ $word =~ ^([0-9a-f]+):([0-9]+):[0-9.]+:1$ ]] && found=("${BASH_REMATCH[@]}"); done
+echo "{\\"launch\\": \\"${found[1]}\\", \\"start\\": ${found[2]}, \\"recoveries\\": []}" > 'a run/recoveries.json'
+echo "${found[2]}" >> starts
+kill -9 $$
+"""
+
+
+def test_a_stop_between_two_starts_ends_the_launch(stand_in, capfd, monkeypatch):
+    """It was noted, and forgotten by the next start."""
+    stand_in(DIES)
+    waited = Restarts.pause
+
+    def pause(restarts):
+        if waited(restarts):
+            Path("ready").touch()
+            return 60.0
+        return 0.0
+
+    monkeypatch.setattr(Restarts, "pause", pause)
+    assert launched_and_told(signal.SIGTERM) == STOPPED
+    assert Path("starts").read_text().split() == ["1", "2"]
+    said = capfd.readouterr().err
+    assert "stopping: the job is not restarted" in said
+    assert said.endswith("to resume it: ssmpi launch run.toml\n")
 
 
 def test_a_second_signal_that_is_meant_ends_a_launch_and_says_so(stand_in, capfd, monkeypatch):

@@ -1,8 +1,11 @@
 """How often a job is started again, and what the first rank makes of what the last start has left."""
 
+import contextlib
+import dataclasses
 import gc
 import json
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -11,10 +14,12 @@ from types import SimpleNamespace
 import pytest
 from runs import write_run_file
 
+from ssmpi.checkpoint import disk
+from ssmpi.checkpoint.pending_save import FullDiskError
 from ssmpi.cluster.restarts import SEGMENTS, Restarts
 from ssmpi.comm.memory_file import Origin
 from ssmpi.comm.memory_use import in_use
-from ssmpi.core.errors import DamageError
+from ssmpi.core.errors import DIVERGED, DamageError
 from ssmpi.core.run_options import RecoveryOptions
 from ssmpi.core.topology import Topology
 from ssmpi.files import log
@@ -22,8 +27,8 @@ from ssmpi.files.run_files import ATTEMPTS, RECOVERIES, ROWS
 from ssmpi.host import memory_folder
 from ssmpi.report import reader, recoveries
 from ssmpi.report.results import RunResults
-from ssmpi.run import restart, run_folder
-from ssmpi.run.request import Supervised
+from ssmpi.run import restart, resume, run_folder
+from ssmpi.run.request import RunRequest, Supervised
 from ssmpi.run.resume import ResumePlan
 
 
@@ -43,18 +48,54 @@ def restarts(run, begun=True, clock=None, **options):
     return made
 
 
+def resumed(run, made, examples):
+    """The newest start of a launch resumes after so many examples."""
+    restart.decide(run, made.supervised, restart.MEMORY, "")
+    recoveries.complete(run, recoveries.outcome(run, {"examples": examples}))
+
+
 def test_a_crash_loop_ends(tmp_path, capsys):
     clock = Clock()
     made = restarts(tmp_path, clock=clock, max_restarts=2, within_minutes=1)
     found = []
     for seconds in (0, 30, 29, 2, 1):
         clock.now += seconds
+        if len(found) > 1:
+            resumed(tmp_path, made, 100 * len(found))  # there is progress, but too many restarts in a minute
         found.append(made.possible)
         if found[-1]:
             made.begin()
     assert found == [True, True, False, True, False]  # the first one is a minute ago by then
     assert made.supervised.start == 4
-    assert "the job was started again 2 times within 1 min (recovery.max_restarts" in capsys.readouterr().err
+    assert "the job was restarted 2 times within 1 min (recovery.max_restarts" in capsys.readouterr().err
+
+
+def test_without_progress_pauses_grow_and_restarts_end(tmp_path, capsys):
+    """However long a start takes to fail: one that takes 6 minutes never reached 10 restarts within an hour."""
+    clock = Clock()
+    made, pauses = restarts(tmp_path, clock=clock), []
+    while made.possible and len(pauses) < 100:
+        pauses.append(made.pause())
+        made.begin()
+        resumed(tmp_path, made, 1_000)  # always the same
+        clock.now += 1_000
+    assert len(pauses) == 1 + 10  # the first of them brought the run to 1,000 examples
+    assert pauses[:4] == [0, 0, 5, 10]
+    assert sum(pauses) > 15 * 60
+    assert max(pauses) == 300
+    assert "restarted 10 times without training on anything new (recovery.max_restarts)" in capsys.readouterr().err
+
+
+def test_with_progress_a_job_restarts_at_once_for_ever(tmp_path):
+    clock = Clock()
+    made, pauses = restarts(tmp_path, clock=clock), []
+    for examples in range(100):
+        assert made.possible
+        pauses.append(made.pause())
+        made.begin()
+        resumed(tmp_path, made, examples)
+        clock.now += 1_000
+    assert set(pauses) == {0}
 
 
 def test_a_run_that_has_not_begun_is_not_started_again(tmp_path):
@@ -97,6 +138,57 @@ def test_segments_of_the_mpi_library_lie_beside_the_ranks_memory(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["trainer-0"]
     assert made.variables({SEGMENTS: "/elsewhere"}) == {}  # the user's own value wins
     assert restarts(tmp_path, memory_folder=str(tmp_path / "nowhere")).variables({}) == {}
+
+
+def test_a_restart_does_not_ask_for_the_room_of_a_model(tmp_path, small_data, monkeypatch):
+    """A first start does: but what is in memory is not to be lost for a model that is not written yet."""
+    write_run_file(tmp_path, small_data)
+    given = (f"data.folder={small_data}", f"run.folder={tmp_path / 'run'}")
+    request = RunRequest(tmp_path / "given.toml", given)
+    ranks = request.load().topology.size
+    for start in (1, 2):
+        with contextlib.ExitStack() as held:
+            asked = dataclasses.replace(request, supervised=Supervised("launch", start, 0.0))
+            assert resume.prepare(asked, ranks, held).again == (start == 2)
+        recoveries.begin(tmp_path / "run", "launch", start)
+        monkeypatch.setattr(disk, "free", lambda folder: 0)
+    with contextlib.ExitStack() as held, pytest.raises(FullDiskError):
+        resume.prepare(RunRequest(None, (), run=tmp_path / "run"), ranks, held)
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_memory_stays_where_the_run_is_not_saved(tmp_path, capsys, mode):
+    """Not the segments of the MPI library; and no memory of a run that has diverged: its next launch would, too."""
+    made = restarts(tmp_path, memory_folder=str(tmp_path), mode=mode)
+    folder = memory_folder.of_launch(str(tmp_path), made._launch)
+    made.variables({})
+    assert not made.keep([], pytest.fail)
+    for name in ("trainer-0", "sm_segment.h.0.1"):
+        (folder / name).touch()
+    assert made.keep([], lambda command: []) == (mode == "auto")
+    if mode == "off":
+        return
+    assert [path.name for path in folder.iterdir()] == ["trainer-0"]
+    assert f"the memory of the ranks stays in {folder}: the next launch" in capsys.readouterr().err
+    (tmp_path / log.LOGS).mkdir()
+    (tmp_path / log.LOGS / "trainer-0.log").write_text(
+        f"2999-01-01 00:00:00,000 h | {log.ENDS}error: {DIVERGED}; lower\n"
+    )
+    assert not made.keep([], pytest.fail)
+
+
+def test_the_next_launch_continues_what_the_last_one_has_left(tmp_path):
+    recoveries.begin(tmp_path, "launch", 3)
+    left = recoveries.left(tmp_path)
+    made = Restarts(tmp_path, RecoveryOptions(), left=left)
+    assert made.supervised == ("launch", 4, made.supervised.ended, 4)
+    assert not made.possible  # its own first start has not begun the run
+    recoveries.begin(tmp_path, "launch", 4)
+    assert made.possible
+    copied = shutil.copytree(tmp_path, tmp_path / "copy")
+    assert recoveries.left(copied) is None  # the memory belongs to the original
+    (tmp_path / "result.json").write_text('{"status": "stopped"}')
+    assert recoveries.left(tmp_path) is None
 
 
 def test_a_start_travels_on_the_command_line():

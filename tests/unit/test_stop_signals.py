@@ -96,3 +96,14 @@ def test_a_stop_before_the_job_runs_is_passed_on_once(capsys):
     stops.follow(job, lambda: None)
     assert job.sent == [USR1]
     assert capsys.readouterr().err.startswith("stopping (SIGINT)")
+
+
+def test_a_signal_between_two_starts_ends_the_pause_and_is_passed_on_to_no_job_that_has_ended():
+    job, stops = Job(), StopSignals()
+    stops.follow(job, pytest.fail)
+    job.code = -9
+    stops.take(TERM)  # before anybody has noticed that it ended
+    stops.leave()
+    stops.take(INT)
+    assert (stops.received, stops.begun, job.sent) == ({TERM, INT}, False, [])
+    stops.pause(1e9)
