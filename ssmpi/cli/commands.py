@@ -143,7 +143,7 @@ def given_inputs(arguments: argparse.Namespace) -> dict[str, float]:
 def predicted(config: Config, arguments: argparse.Namespace) -> str:
     """What ``--predict`` adds to a plan."""
     from ssmpi.tools import forecast
-    from ssmpi.tools.link_model import LinkSpeeds
+    from ssmpi.tools.forecast import LinkSpeeds
 
     if arguments.step_ms is None or arguments.link_mb is None:
         raise SettingsError("--predict needs --step-ms ('ssmpi bench throughput' measures it) and --link-mb")

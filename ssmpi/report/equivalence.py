@@ -63,7 +63,7 @@ class Verdict:
         return ", but ".join(found) or "undecided"
 
 
-def decide(comparisons: Sequence[Comparison], margin: float, level: float) -> list[Verdict]:
+def judge(comparisons: Sequence[Comparison], margin: float, level: float) -> list[Verdict]:
     """One verdict for each, in order; every family gets Holm's correction, for either kind of test.
 
     Two runs at least for each; UserError without scipy.

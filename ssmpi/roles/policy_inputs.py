@@ -44,7 +44,7 @@ def say(config: Config, checkpoint: Path | None) -> None:
         log.info(f"if the memory of an embedding PS is lost, recovery is full: {why}")
         return
     numbers = store.read_manifest(checkpoint).state["logbook"] if checkpoint else {}
-    found, decided = PolicyInputs(config).decide(numbers, None)
+    found, decided = PolicyInputs(config).compare(numbers, None)
     rows = "rows are saved beside checkpoints" if decided.mode == "partial" else "rows are saved in checkpoints alone"
     log.info(
         "if the memory of an embedding PS is lost, recovery is partial up to a PLS of"
@@ -70,7 +70,7 @@ class PolicyInputs:
         """Read the durations of row saves and recoveries so far."""
         self._taken = recoveries.taken(self._run)
 
-    def decide(self, numbers: Mapping[str, float], before: Mode | None) -> tuple[KnownInputs, Decision]:
+    def compare(self, numbers: Mapping[str, float], before: Mode | None) -> tuple[KnownInputs, Decision]:
         """What is known, and what follows for row saves at the run's own interval of checkpoints."""
         known, options = self.by_numbers(numbers), self._config.checkpoint
         between = options.seconds_between(self._examples / known.inputs.total_seconds)

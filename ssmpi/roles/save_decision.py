@@ -45,7 +45,7 @@ class RowSaves:
         if not self._results:
             return
         if self._inputs and time.monotonic() - self._decided >= DECISION_SECONDS:
-            self._decide(*self._inputs.decide(self._results.logbook.numbers(), self._mode))
+            self._decide(*self._inputs.compare(self._results.logbook.numbers(), self._mode))
         if lines := self._transport.exchange_status(examples, self._mode != FULL):
             self._results.rows_saved(lines, self._inputs.refresh if self._inputs else None)
 

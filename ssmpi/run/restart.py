@@ -148,7 +148,7 @@ class Restart:
         return fresh(self._path, Origin(self._supervised.launch, self._who, self._supervised.start))
 
     def _decide(self, how: str, lost: str = "", more: Mapping[str, Any] = NOTHING) -> None:
-        decide(self._run, self._supervised, how, lost, more)
+        record_recovery(self._run, self._supervised, how, lost, more)
 
 
 def without_memory(job: Job, plan: ResumePlan, memory: RankMemory, checkpoint: Path | None, start: int) -> Start:
@@ -215,7 +215,7 @@ def inspect_memory(path: Path, launch: str, who: str) -> tuple[MemoryFile | None
         return None, str(error)
 
 
-def decide(run: Path, supervised: Supervised, how: str, lost: str, more: Mapping[str, Any] = NOTHING) -> None:
+def record_recovery(run: Path, supervised: Supervised, how: str, lost: str, more: Mapping[str, Any] = NOTHING) -> None:
     """On the first rank: log in one sentence how the run recovers, and record it, with the fields ``more``."""
     load, age = more.get("seconds", {}).get("load", 0.0), process_age()
     if how == MEMORY:

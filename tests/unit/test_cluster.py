@@ -31,7 +31,7 @@ from ssmpi.sync import ALGORITHMS, SYNC_PS, elastic_mirrors, mean_mirrors
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.pace import NoPace
 from ssmpi.tools import forecast
-from ssmpi.tools.link_model import EMBEDDING, STEP, SYNC, Compute, Forecast, LinkSpeeds, Rounds
+from ssmpi.tools.forecast import EMBEDDING, STEP, SYNC, Compute, Forecast, LinkSpeeds, Rounds
 
 
 class Clock:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ssmpi.report.equivalence import Comparison, decide, holm
+from ssmpi.report.equivalence import Comparison, holm, judge
 
 MARGIN = 0.003
 
@@ -16,7 +16,7 @@ def comparison(differences, family="all", name="a against b"):
 
 
 def verdict(differences, margin=MARGIN):
-    return decide([comparison(differences)], margin, 0.05)[0]
+    return judge([comparison(differences)], margin, 0.05)[0]
 
 
 def test_the_interval_and_both_tests_are_those_of_the_textbook():
@@ -70,6 +70,6 @@ def test_holm_is_that_of_a_worked_example():
 
 def test_a_family_is_corrected_by_itself():
     d = np.random.default_rng(3).normal(0.0008, 0.0015, 12)
-    alone, first, *_ = decide([comparison(d, "alone"), *[comparison(d, "five") for _ in range(5)]], MARGIN, 0.05)
+    alone, first, *_ = judge([comparison(d, "alone"), *[comparison(d, "five") for _ in range(5)]], MARGIN, 0.05)
     assert first.p_equal == pytest.approx(5 * alone.p_equal)
     assert first.p_different == pytest.approx(min(1.0, 5 * alone.p_different))

@@ -206,7 +206,7 @@ def test_a_run_says_what_it_would_do_and_decides_by_what_it_has_measured(tmp_pat
     assert "checkpoints alone: partial recovery cannot keep" in caplog.text
     assert "PLS 0.001 by the settings; O_save" in caplog.text
     numbers = {"examples": 600.0, "seconds": 10.0, "checkpoints": 2.0, "O_save": 1e-6}
-    _, found = PolicyInputs(config).decide(numbers, None)
+    _, found = PolicyInputs(config).compare(numbers, None)
     assert (found.given.total_seconds, found.given.save_seconds) == (pytest.approx(100), pytest.approx(5e-7))
     assert found.mode == "partial"
     caplog.clear()
@@ -275,8 +275,8 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
     )
     assert "embedding PSs save rows beside checkpoints from now on: " in again
     known = PolicyInputs(config)
-    assert known.decide(told.numbers(), None)[1].mode == "full"
-    stays = summary(known.decide(told.numbers(), "partial")[1])
+    assert known.compare(told.numbers(), None)[1].mode == "full"
+    stays = summary(known.compare(told.numbers(), "partial")[1])
     assert "costs not less than full recovery: 8.69 % of the job against 8.17 %, too little to" in stays
     RowSaves(config, told, told, memory).exchange(6_000)  # after a kill the run still does what it has decided
     assert told.saves[-1]

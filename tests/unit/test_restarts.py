@@ -287,7 +287,7 @@ def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path, monkeypatch):
         "2026-11-22 12:00:00,001 h trainer 0 | the job ends: first\n2026-11-22 12:00:01,001 h trainer 0 | no\n"
     )
     (tmp_path / log.LOGS / "trainer-1.log").write_text("2026-11-22 12:00:02,001 h trainer 1 | the job ends: last\n")
-    restart.decide(tmp_path, Supervised("launch", 2, 0.0), restart.MEMORY, "")
+    restart.record_recovery(tmp_path, Supervised("launch", 2, 0.0), restart.MEMORY, "")
     outcome = recoveries.outcome(tmp_path, {"examples": 9, "batches_repeated": 1})
     assert recoveries.complete(tmp_path, {**outcome, "at": "2026-11-22T12:00:00+00:00"}) == {}  # an older one's
     assert recoveries.complete(tmp_path, outcome)["examples"] == 9
@@ -299,11 +299,11 @@ def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path, monkeypatch):
     assert 0 <= only["seconds"]["restore"] < 60
     monkeypatch.setattr(restart, "process_age", lambda: 0.5)
     more = {"rows_reloaded": 5, "seconds": {"load": 0.25}}
-    restart.decide(tmp_path, Supervised("launch", 2, time.time() - 1), restart.PARTIAL, "", more)
+    restart.record_recovery(tmp_path, Supervised("launch", 2, time.time() - 1), restart.PARTIAL, "", more)
     *_, partial = recoveries.read(tmp_path)["recoveries"]
     assert (partial["rows_reloaded"], partial["seconds"]["load"]) == (5, 0.25)
     assert 0.75 <= partial["seconds"]["ranks"] < 0.95
-    restart.decide(tmp_path, Supervised("launch", 3, time.time() + 3600), restart.BEGINNING, "it is lost")
+    restart.record_recovery(tmp_path, Supervised("launch", 3, time.time() + 3600), restart.BEGINNING, "it is lost")
     *_, second = recoveries.read(tmp_path)["recoveries"]
     assert (second["how"], second["lost"], second["why"]) == ("beginning", "it is lost", "")  # nobody has said why
     assert second["seconds"]["ranks"] == second["seconds"]["process"] > 0  # the clock was set back meanwhile

@@ -27,8 +27,7 @@ from ssmpi.bench.harness.windows import Timing
 from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.settings import SECONDS, positive, require
-from ssmpi.tools.forecast import forecast
-from ssmpi.tools.link_model import Forecast, LinkSpeeds, Prediction
+from ssmpi.tools.forecast import Forecast, LinkSpeeds, Prediction, forecast
 
 ROWS = 300_000
 WITHIN = 0.2  # of the prediction

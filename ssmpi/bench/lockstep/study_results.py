@@ -14,7 +14,7 @@ from ssmpi.bench.lockstep.design import Choice, StudyDesign, Subject
 from ssmpi.core.errors import UserError
 from ssmpi.files import atomic_file
 from ssmpi.files.log import log
-from ssmpi.report.equivalence import Verdict, decide
+from ssmpi.report.equivalence import Verdict, judge
 from ssmpi.report.groups import name_of
 
 
@@ -53,7 +53,7 @@ def write(design: StudyDesign, findings: Findings) -> tuple[str, list[Path]]:
 
 def verdicts(design: StudyDesign, findings: Findings) -> list[Verdict]:
     """What the tests decide."""
-    return decide(comparisons.of(design, findings.ne), design.options.margin, design.options.level)
+    return judge(comparisons.of(design, findings.ne), design.options.margin, design.options.level)
 
 
 def markdown(design: StudyDesign, findings: Findings, decided: Sequence[Verdict]) -> str:
