@@ -59,19 +59,6 @@ def gather(weights: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def gather_bags(weights: np.ndarray, rows: np.ndarray, lengths: np.ndarray, out: np.ndarray) -> None:
-    """out[k] = sum of the rows of bag k; ``rows`` holds ``lengths[k]`` row numbers for each bag in turn."""
-    i = 0
-    for k in range(lengths.shape[0]):
-        out[k] = 0.0
-        for _ in range(lengths[k]):
-            r = rows[i]
-            for j in range(weights.shape[1]):
-                out[k, j] += weights[r, j]
-            i += 1
-
-
-@njit(cache=True, nogil=True)
 def sgd(weights: np.ndarray, rows: np.ndarray, gradients: np.ndarray, rate: float) -> None:
     """weights[rows[k]] -= rate * gradients[k]. Lock-free: other threads may read meanwhile."""
     step = np.float32(rate)
@@ -237,23 +224,3 @@ def occurrences(inverse: np.ndarray, out: np.ndarray) -> None:
     out[:] = 0
     for i in range(inverse.shape[0]):
         out[inverse[i]] += 1
-
-
-@njit(cache=True, nogil=True)
-def distinct_rows(rows: np.ndarray, distinct: np.ndarray, inverse: np.ndarray) -> int:
-    """Write the distinct ``rows`` in order of first appearance and each row's index among them; returns how many."""
-    size = 16
-    while size < 2 * rows.shape[0]:
-        size *= 2
-    keys = np.full(size, EMPTY, np.int64)
-    places = np.empty(size, np.int32)
-    found = 0
-    for i in range(rows.shape[0]):
-        slot = _slot(keys, np.int64(rows[i]))
-        if keys[slot] == EMPTY:
-            keys[slot] = rows[i]
-            places[slot] = found
-            distinct[found] = rows[i]
-            found += 1
-        inverse[i] = places[slot]
-    return found

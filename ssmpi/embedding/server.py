@@ -38,8 +38,6 @@ class EmbeddingServer:
         self._kinds: dict[int, Callable[[int, int, np.ndarray], None]] = {
             wire.PULL: self._pull,
             wire.PUSH: self._push,
-            wire.PULL_BAGS: self._pull_bags,
-            wire.PUSH_BAGS: self._push_bags,
             wire.DRAIN: self._drain,
             wire.SAVE: self._save,
             wire.SAVED: self._saved,
@@ -68,26 +66,6 @@ class EmbeddingServer:
         self._applied.by_client[source] += 1
         if source in self._draining:
             self._answer_if_drained(source)
-
-    def _pull_bags(self, source: int, thread: int, payload: np.ndarray) -> None:
-        lengths, rows, _ = wire.read_bags(payload.view(np.int32))
-        self.arena.check(rows)
-        buffer = self._service.buffer(lengths.size * self.arena.options.layout.width * 4)
-        out = buffer.view(np.float32).reshape(lengths.size, -1)
-        kernels.gather_bags(self.arena.weights, rows, lengths, out)
-        self._service.reply(source, thread, buffer)
-
-    def _push_bags(self, source: int, thread: int, payload: np.ndarray) -> None:
-        words = payload.view(np.int32)
-        lengths, rows, rest = wire.read_bags(words[1:])
-        self.arena.check(rows)
-        gradients = np.repeat(rest.view(np.float32).reshape(lengths.size, -1), lengths, axis=0)
-        distinct, inverse = np.empty_like(rows), np.empty_like(rows)
-        count = kernels.distinct_rows(rows, distinct, inverse)
-        summed = np.empty((count, self.arena.options.layout.width), np.float32)
-        kernels.sum_by_row(gradients, inverse, summed)
-        times = np.bincount(inverse, minlength=count).astype(np.int32)
-        self.arena.update(distinct[:count], summed, float(words[:1].view(np.float32)[0]), times)
 
     def _drain(self, source: int, thread: int, payload: np.ndarray) -> None:
         self._draining[source] = thread, int(payload.view(np.int64)[0])

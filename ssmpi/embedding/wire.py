@@ -7,8 +7,6 @@ kind       request                                                         reply
 PULL       rows int32 (n,)                                                 float32 (n, width)
 PUSH       factor float32, rows int32 (n,), gradients float32 (n, width);  none
            then int32 (n,), where accesses are counted: how many each has
-PULL_BAGS  bags int32, lengths int32 (bags,), rows int32 (sum of lengths,) float32 (bags, width)
-PUSH_BAGS  factor float32, then as PULL_BAGS, gradients (bags, width)      none
 DRAIN      int64: how many PUSH messages of this trainer there are so far  one byte, once so many have been applied
 SAVE       JSON: path, limit in seconds, whether in the background         one byte, once the rows may change again
 SAVED      nothing                                                         JSON: bytes and checksum, or what went wrong;
@@ -29,7 +27,7 @@ import numpy as np
 
 THREADS = 1000
 TEXT = 8192  # bytes of a reply that is text, padded with zeros
-PULL, PUSH, PULL_BAGS, PUSH_BAGS, DRAIN, SAVE, SAVED, ATTACH, APPLIED, SAMPLES = range(10)
+PULL, PUSH, DRAIN, SAVE, SAVED, ATTACH, APPLIED, SAMPLES = range(8)
 COUNT = 16  # bytes of the reply to APPLIED
 
 
@@ -84,16 +82,3 @@ def pulled_bytes(rows: float, width: int) -> float:
 def pushed_bytes(messages: float, rows: float, width: int, *, counted: bool = False) -> float:
     """Payload of so many PUSH messages with so many rows in all, with the accesses of each if they are ``counted``."""
     return 4 * messages + rows * (4 + 4 * width + 4 * counted)
-
-
-def bags(lengths: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The PULL_BAGS payload, int32 words."""
-    return np.concatenate([np.array([lengths.size], np.int32), lengths, rows])
-
-
-def read_bags(words: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lengths, rows and what follows them, of int32 words that start like a PULL_BAGS payload."""
-    count = int(words[0])
-    lengths = words[1 : 1 + count]
-    end = 1 + count + int(lengths.sum())
-    return lengths, words[1 + count : end], words[end:]

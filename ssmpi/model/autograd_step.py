@@ -1,5 +1,5 @@
-"""The step of a network with custom operators, for which there are no kernels: torch's operators and autograd for all
-of it.
+"""The step by torch's operators and autograd: of networks with custom operators, of bfloat16 on processors without
+instructions for it, and where torch's library lacks a function that the compiled step calls.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ Named = Sequence[tuple[str, np.ndarray]]  # views of a vector, by parameter
 
 
 class AutogradStep:
-    """``step(dense, rows, labels)`` as ``executor.CompiledStep``, over float32 ``weights`` and ``gradients``."""
+    """``step(dense, rows, labels)`` as ``executor.CompiledStep``, over float32 ``weights`` and ``gradients``; ``half``:
+    products of wide layers in bfloat16.
+    """
 
-    def __init__(self, network: Network, weights: Named, gradients: Named) -> None:
+    def __init__(self, network: Network, weights: Named, gradients: Named, *, half: bool = False) -> None:
         torch.set_num_threads(1)  # threads inside an operator fight with the worker threads; see DESIGN
-        self._network = network
+        self._network, self._half = network, half
         self._weights = {name: torch.from_numpy(values).requires_grad_() for name, values in weights}
         self._gradients = [torch.from_numpy(values) for _, values in gradients]
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Logits float32 (batch,) and gradients of the mean log-loss by ``rows``, like them and contiguous."""
         taken = torch.from_numpy(rows).requires_grad_()
-        logits = reference.logits(self._network, self._weights, torch.from_numpy(dense), taken)
+        logits = reference.logits(self._network, self._weights, torch.from_numpy(dense), taken, half=self._half)
         loss = binary_cross_entropy_with_logits(logits, torch.from_numpy(labels), reduction="sum")
         wanted = (taken, *self._weights.values())
         found = torch.autograd.grad(loss / max(1, len(labels)), wanted, materialize_grads=True)

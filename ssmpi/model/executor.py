@@ -37,12 +37,6 @@ from ssmpi.model.program import (
 PIECE = 512  # examples: the fastest of 128 to 2048, measured with 1 MB of L2 cache per core
 
 
-def pieces(count: int) -> list[tuple[int, int]]:
-    """Split a batch of ``count`` into as few pieces of at most PIECE as possible, of equal size except for the last."""
-    size = -(-count // max(1, -(-count // PIECE)))
-    return [(start, min(start + size, count)) for start in range(0, count, max(1, size))]
-
-
 class Results:
     """Preallocated outputs of a step, overwritten by the next step."""
 
@@ -115,8 +109,8 @@ def _step(
     frame: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, logits: np.ndarray,
     by_rows: np.ndarray, learn: bool,
 ) -> None:  # fmt: skip
-    """Run the batch in pieces, so that an instruction's output is still in cache when the next one reads it, and each
-    piece segment by segment. Without ``learn``, up to the logits.
+    """Run the batch in as few equal pieces of at most PIECE as possible, so that an instruction's output is still in
+    cache when the next one reads it, and each piece segment by segment. Without ``learn``, up to the logits.
     """
     weights, gradients = array_at(frame, WEIGHTS, np.float32), array_at(frame, GRADIENTS, np.float32)
     values, by_values = array_at(frame, VALUES, np.float32), array_at(frame, BY_VALUES, np.float32)

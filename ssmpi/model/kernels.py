@@ -220,18 +220,6 @@ def relu_backward(gradient: np.ndarray, output: np.ndarray, by_bias: np.ndarray,
 
 
 @njit(cache=True, nogil=True, fastmath=SUMS)
-def relu_backward_half(gradient: np.ndarray, output: np.ndarray, by_bias: np.ndarray, fresh: bool) -> None:
-    """As ``relu_backward`` for bfloat16 ``gradient`` and ``output``, stored as uint16; ``by_bias`` is float32."""
-    if fresh:
-        by_bias[:] = 0.0
-    for i in range(gradient.shape[0]):
-        for j in range(gradient.shape[1]):
-            bits = gradient[i, j] if output[i, j] & 0x7FFF else np.uint16(0)
-            gradient[i, j] = bits
-            by_bias[j] += np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
-
-
-@njit(cache=True, nogil=True, fastmath=SUMS)
 def column_sums(values: np.ndarray, out: np.ndarray, fresh: bool) -> None:
     """out (n,) = sum of values (batch, n) over the batch, accumulated unless ``fresh``."""
     if fresh:

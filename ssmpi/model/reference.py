@@ -23,6 +23,7 @@ from ssmpi.model.network import (
     Network,
     Operator,
 )
+from ssmpi.model.program import NARROWEST
 
 ACTIVATION: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda values: values,
@@ -39,14 +40,29 @@ def _pairs(vectors: int) -> torch.Tensor:
 
 
 def logits(
-    network: Network, parameters: Mapping[str, torch.Tensor], dense: torch.Tensor, rows: torch.Tensor
-) -> torch.Tensor:
-    """Logits (batch,) of dense (batch, features) and rows (batch, tables, width), in the precision of what is given."""
+    network: Network, parameters: Mapping[str, torch.Tensor], dense: torch.Tensor, rows: torch.Tensor, *,
+    half: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """Logits (batch,) of dense (batch, features) and rows (batch, tables, width), in the precision of what is given;
+    ``half``: operands of wide linear layers are rounded to bfloat16.
+    """
     vector = network.rows.vector
     values = {DENSE: dense, ROWS: rows[:, :, :vector].flatten(1), WEIGHTS: rows[:, :, vector:].flatten(1)}
     for operator in network.operators:
-        values[operator.name] = _output(operator, parameters, [values[name] for name in operator.inputs])
+        inputs = [values[name] for name in operator.inputs]
+        if half and isinstance(operator, Linear) and min(inputs[0].shape[1], operator.outputs) >= NARROWEST:
+            values[operator.name] = _linear(operator, parameters, inputs[0], torch.bfloat16).float()
+        else:
+            values[operator.name] = _output(operator, parameters, inputs)
     return values[network.operators[-1].name].squeeze(1)
+
+
+def _linear(
+    operator: Linear, parameters: Mapping[str, torch.Tensor], values: torch.Tensor, kind: torch.dtype
+) -> torch.Tensor:
+    bias = parameters[f"{operator.name}.bias"].to(kind) if operator.bias else None
+    out = linear(values.to(kind), parameters[f"{operator.name}.weight"].to(kind), bias)
+    return ACTIVATION[operator.activation](out)
 
 
 def _output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]) -> torch.Tensor:
@@ -54,8 +70,7 @@ def _output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: 
         case _ if custom_code.is_own(type(operator)):
             return custom_operator.output(operator, parameters, inputs)
         case Linear():
-            bias = parameters[f"{operator.name}.bias"] if operator.bias else None
-            return ACTIVATION[operator.activation](linear(inputs[0], parameters[f"{operator.name}.weight"], bias))
+            return _linear(operator, parameters, inputs[0], inputs[0].dtype)
         case DotInteraction():
             vectors = torch.cat(inputs, dim=1).unflatten(1, (operator.tables + 1, -1))
             square = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)

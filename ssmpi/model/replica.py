@@ -79,23 +79,18 @@ class ThreadModel:
         self._gradients.fill(0.0)
         self._compiled: CompiledStep | None = None
         self._step: Step
-        if custom_code.own_operators(network.operators):
-            from ssmpi.model.autograd_step import AutogradStep  # here, because importing torch takes seconds
-
-            self._score = self._by_torch
-            self._step = AutogradStep(network, *(by_name(network.layout, array) for array in self.arrays))
-            return
-        program, sgemm = Program(network), blas.sgemm()
-        compiled = CompiledStep(program, *self.arrays, sgemm) if sgemm else None
+        sgemm = None if custom_code.own_operators(network.operators) else blas.sgemm()
+        compiled = CompiledStep(Program(network), *self.arrays, sgemm) if sgemm else None
         self._score = compiled.score if compiled else self._by_torch
         if sgemm and (found := brgemm.kernels(precision)):
             self._step = self._compiled = CompiledStep(Program(network, precision), *self.arrays, sgemm, found)
         elif compiled and precision == "fp32":
             self._step = self._compiled = compiled
         else:
-            from ssmpi.model.torch_step import TorchStep  # here, because importing torch takes seconds
+            from ssmpi.model.autograd_step import AutogradStep  # here, because importing torch takes seconds
 
-            self._step = TorchStep(program, *self.arrays, half=precision == "bf16")
+            weights, gradients = (by_name(network.layout, array) for array in self.arrays)
+            self._step = AutogradStep(network, weights, gradients, half=precision == "bf16")
 
     @property
     def gradients(self) -> np.ndarray:

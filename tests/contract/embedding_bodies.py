@@ -10,7 +10,6 @@ from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.service import Service
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.topology import Role, Topology
-from ssmpi.embedding.bags import BagLookups
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
@@ -39,15 +38,6 @@ def batch_of(*key, width=DIM):
     generator = np.random.default_rng(key)
     ids = (generator.random((BATCH, FEATURES)) ** 3 * CARDINALITIES).astype(np.int32)
     return ids, generator.normal(size=(BATCH, FEATURES, width)).astype(np.float32)
-
-
-def bags_of(*key, width=DIM):
-    """values int32 (ids,), offsets int64 (bags + 1,), gradients (bags, width); bags may be empty or repeat an id."""
-    generator = np.random.default_rng(key)
-    lengths = generator.integers(0, 5, BATCH * FEATURES)
-    values = np.concatenate([(generator.random(n) ** 3 * CARDINALITIES[k % FEATURES]) for k, n in enumerate(lengths)])
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return values.astype(np.int32), offsets, generator.normal(size=(lengths.size, width)).astype(np.float32)
 
 
 def on_trainers(world, options, work):
@@ -159,23 +149,6 @@ class Ids:
 
     def __init__(self, ids):
         self.ids = ids
-
-
-def train_bags(world, options, pooling):
-    def work(transport, placement):
-        pulled, lookups = [], BagLookups(world.embedding, placement, options.layout.width, thread=0)
-
-        def steps():
-            for step in range(STEPS):
-                values, offsets, gradients = bags_of(world.rank, step, width=options.layout.width)
-                pulled.append(lookups.pull(values, offsets, pooling))
-                lookups.push((values, offsets), gradients, pooling)
-            transport.drain()
-
-        in_turn(world, steps)
-        return pulled
-
-    return on_trainers(world, options, work)
 
 
 def pull_bad_id(world, options):

@@ -20,12 +20,10 @@ from embedding_bodies import (
     STEPS,
     WEIGHTED,
     WEIGHTS,
-    bags_of,
     batch_of,
     other,
     pull_bad_id,
     train_at_once,
-    train_bags,
     train_in_step,
     train_in_turn,
     whole_rows,
@@ -152,26 +150,6 @@ def check_every_update(results, options):
             np.testing.assert_allclose(found, np.repeat(most[f][:, None], DIM, 1), rtol=0, atol=0.02)
 
 
-def check_bags(results, options, pooling):
-    tables = plain_tables(options)
-    optimizer = plain_optimizer(tables, options)
-    for group in (group for table in tables for group in table.groups):
-        group.mode = pooling
-    for rank, pulled in enumerate(results):
-        for step in range(STEPS):
-            values, offsets, gradients = (torch.from_numpy(a) for a in bags_of(rank, step, width=options.layout.width))
-            for table in tables:
-                table.zero_grad()
-            for f, table in enumerate(tables):
-                bags = range(f, BATCH * FEATURES, FEATURES)
-                ids = torch.cat([values[offsets[k] : offsets[k + 1]] for k in bags])
-                starts = torch.cumsum(torch.tensor([0] + [offsets[k + 1] - offsets[k] for k in bags]), 0)[:-1]
-                pooled = table(ids, starts.to(ids.dtype))
-                np.testing.assert_allclose(pulled[step][f::FEATURES], pooled.detach(), rtol=2e-6, atol=2e-6)
-                pooled.backward(gradients[f::FEATURES])
-            optimizer.step()
-
-
 CASES = {
     "sgd": (train_in_turn, check_against_plain, (SGD,)),
     "rowwise_adagrad": (train_in_turn, check_against_plain, (ADAGRAD,)),
@@ -185,11 +163,6 @@ CASES = {
     "rowwise_adagrad in place": (train_in_turn, check_against_plain, (other(ADAGRAD, transport="shared"),)),
     "threads at once in place": (train_in_step, check_updates_in_place, (other(SGD, rate=1.0, transport="shared"),)),
     "threads at once in step": (train_in_step, check_every_update, (other(SGD, rate=1.0),)),
-    "bags sum sgd": (train_bags, check_bags, (SGD, "sum")),
-    "bags mean sgd": (train_bags, check_bags, (SGD, "mean")),
-    "bags sum adagrad": (train_bags, check_bags, (ADAGRAD, "sum")),
-    "bags of vectors and weights": (train_bags, check_bags, (WEIGHTED, "sum")),
-    "bags mean adagrad": (train_bags, check_bags, (ADAGRAD, "mean")),
 }
 
 

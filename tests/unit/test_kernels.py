@@ -68,15 +68,6 @@ def test_gather(generator):
     np.testing.assert_array_equal(out, weights[rows])
 
 
-def test_gather_bags(generator):
-    weights, lengths = normal(generator, 20, 5), np.array([3, 0, 1, 4, 0], np.int32)
-    rows = generator.integers(0, 20, lengths.sum()).astype(np.int32)
-    out = np.full((5, 5), np.nan, np.float32)
-    kernels.gather_bags(weights, rows, lengths, out)
-    bags = np.split(rows, np.cumsum(lengths)[:-1])
-    np.testing.assert_allclose(out, [weights[bag].sum(axis=0) for bag in bags], rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize(("shape", "kind"), [((1,), np.uint8), ((3,), np.uint16), ((1_500_000,), np.float32)])
 def test_aligned_arrays_begin_with_a_line_and_can_be_written_to_the_end(shape, kind):
     made = [aligned(shape, kind) for _ in range(5)]  # allocators give one such address by chance
@@ -211,12 +202,3 @@ def test_expand_and_sum_by_row_are_each_others_transpose(generator):
     np.add.at(expected, inverse, gradients.astype(float))
     np.testing.assert_allclose(summed, expected, rtol=1e-5, atol=1e-6)
     assert np.vdot(out, gradients) == pytest.approx(np.vdot(distinct, summed), rel=1e-4)
-
-
-@given(st.lists(st.integers(0, 50), max_size=80))
-def test_distinct_rows(rows):
-    rows = np.array(rows, np.int32)
-    distinct, inverse = np.empty_like(rows), np.empty_like(rows)
-    count = kernels.distinct_rows(rows, distinct, inverse)
-    assert distinct[:count].tolist() == list(dict.fromkeys(rows.tolist()))
-    np.testing.assert_array_equal(distinct[inverse], rows)

@@ -11,6 +11,7 @@ from ssmpi.config import load
 from ssmpi.core.errors import SettingsError
 from ssmpi.core.row_layout import RowLayout
 from ssmpi.model import blas, brgemm, kernels
+from ssmpi.model.autograd_step import AutogradStep
 from ssmpi.model.executor import PIECE, CompiledStep
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
 from ssmpi.model.initial import initial_vector
@@ -30,10 +31,9 @@ from ssmpi.model.network import (
 )
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, DenseOptions, ModelOptions
-from ssmpi.model.parameters import OwnedParameters
+from ssmpi.model.parameters import OwnedParameters, by_name
 from ssmpi.model.program import Program
 from ssmpi.model.replica import Replica
-from ssmpi.model.torch_step import TorchStep
 from ssmpi.model.zoo import NETWORKS, network_of
 
 INPUTS = Inputs(dense=5, tables=3, dim=4)
@@ -57,7 +57,7 @@ def assert_gradients(network, batch):
     steps = (
         (model.forward_backward, lambda: model.gradients),
         (CompiledStep(Program(network), model.weights, by_blas, blas.sgemm()), lambda: by_blas),
-        (TorchStep(Program(network), model.weights, by_torch, half=False), lambda: by_torch),
+        (AutogradStep(network, *(by_name(network.layout, a) for a in (model.weights, by_torch))), lambda: by_torch),
     )
     for step, gradients in steps:
         logits, by_rows = step(*arrays)
