@@ -1,4 +1,4 @@
-"""The pages: their links lead somewhere, what is generated is current, and the hooks run the checks of CI."""
+"""The pages: links and names of files lead somewhere, what is generated is current, the hooks run the checks of CI."""
 
 import re
 import shlex
@@ -28,6 +28,12 @@ def test_links_lead_to_a_file_and_a_heading(page):
         if "://" not in link and not (target.exists() and (not anchor or anchor in anchors(target))):
             wrong.append(link)
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page):
+    named = re.findall(r"`((?:ssmpi|data_prep|jobs|tests)/[\w./-]+)`", page.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_the_table_of_metrics_is_that_of_the_code():
