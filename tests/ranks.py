@@ -345,8 +345,8 @@ class PretendedConversation:
         self.meter.received(array.nbytes, link)
         return self._meet(array, (self.rank, source, tag), self._exchange.sent, self._exchange.awaited)
 
-    def irecv_some(self, room, source, tag):
-        return self._meet(room, (self.rank, source, tag), self._exchange.sent, self._exchange.awaited)
+    def irecv_some(self, buffer, source, tag):
+        return self._meet(buffer, (self.rank, source, tag), self._exchange.sent, self._exchange.awaited)
 
     def _meet(self, array, address, others, ours):
         """Match the first counterpart of the same source and tag at the destination, or queue up for one."""
@@ -376,7 +376,7 @@ class PretendedConversation:
             sender = self._exchange.chance.choice(sorted({(e.peer, e.thread) for e in waiting}))
             envelope = next(e for e in waiting if (e.peer, e.thread) == sender)
             waiting[:] = [e for e in waiting if e is not envelope]
-            payload = inbox.room(envelope.array.size)
+            payload = inbox.buffer(envelope.array.size)
             payload[:] = envelope.array
             envelope.request.done = True
             return envelope.peer, envelope.tag, payload

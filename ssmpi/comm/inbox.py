@@ -11,7 +11,7 @@ class Inbox:
     def __init__(self) -> None:
         self._bytes = np.empty(1 << 16, np.uint8)
 
-    def room(self, size: int) -> np.ndarray:
+    def buffer(self, size: int) -> np.ndarray:
         """The first ``size`` bytes."""
         if size > self._bytes.size:
             self._bytes = np.empty(max(size, 2 * self._bytes.size), np.uint8)

@@ -38,11 +38,11 @@ class Conversation:
         self.meter.received(array.nbytes, link)
         return self._comm.Irecv([array.view(np.uint8).reshape(-1), MPI.BYTE], source, tag)
 
-    def irecv_some(self, room: np.ndarray, source: int, tag: int) -> MPIRequest:
+    def irecv_some(self, buffer: np.ndarray, source: int, tag: int) -> MPIRequest:
         """Start receiving a message that may be shorter than its buffer; the caller counts it once its length is
         known.
         """
-        return self._comm.Irecv([room.view(np.uint8).reshape(-1), MPI.BYTE], source, tag)
+        return self._comm.Irecv([buffer.view(np.uint8).reshape(-1), MPI.BYTE], source, tag)
 
     def iallreduce(self, array: np.ndarray) -> MPIRequest:
         """Start summing an array in place over all ranks."""
@@ -64,7 +64,7 @@ class Conversation:
         message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
         if message is None:
             return None
-        payload = inbox.room(status.Get_count(MPI.BYTE))
+        payload = inbox.buffer(status.Get_count(MPI.BYTE))
         message.Recv([payload, MPI.BYTE])
         return status.Get_source(), status.Get_tag(), payload
 

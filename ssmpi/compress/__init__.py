@@ -11,7 +11,17 @@ from ssmpi.compress.bf16 import BF16
 from ssmpi.compress.codec import Codec, CodecOptions, refuse
 from ssmpi.compress.dense import Dense
 from ssmpi.compress.mirror import Copy, Mirror
-from ssmpi.compress.payload import PayloadError, add, count_of, decode, is_dense, length_of, payload_bytes, room, update
+from ssmpi.compress.payload import (
+    PayloadError,
+    add,
+    count_of,
+    decode,
+    is_dense,
+    length_of,
+    most_bytes,
+    payload_bytes,
+    update,
+)
 from ssmpi.compress.random_k import RandomK
 from ssmpi.compress.threshold import Threshold
 
@@ -63,8 +73,8 @@ __all__ = [
     "is_dense",
     "length_of",
     "make",
+    "most_bytes",
     "parse",
     "payload_bytes",
-    "room",
     "update",
 ]

@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from ssmpi.compress import kernels
-from ssmpi.compress.payload import HEADER, SPARSE, SPARSE_HALF, payload_bytes, room, seal
+from ssmpi.compress.payload import HEADER, SPARSE, SPARSE_HALF, most_bytes, payload_bytes, seal
 from ssmpi.core.errors import DIVERGED, SettingsError, TrainingError
 from ssmpi.core.settings import EXAMPLES, require, within
 
@@ -69,7 +69,7 @@ class Codec(ABC):
 
     def __init__(self, options: CodecOptions, size: int, borders: Sequence[int], state: np.ndarray, seed: int) -> None:
         self.options, self.size, self.state, self._seed = options, size, state, seed
-        self._payload = np.empty(room(size), np.uint8)
+        self._payload = np.empty(most_bytes(size), np.uint8)
         edges = [0, size] if options.whole else sorted({0, *(b for b in borders if 0 < b < size), size})
         self.edges = np.array(edges, np.int64)
 

@@ -68,7 +68,7 @@ def take_above(
 ) -> int:
     """Move the entries of float32 (n,) that are not below ``tau`` in size, NaN included, to the end of the ``found``
     ones in ``values`` float32, with their places, counted from ``start``, in ``places`` uint16; zeros stay behind.
-    Returns how many are found then. ``mask`` uint8 (n or more, of whole words) is room.
+    Returns how many are found then. ``mask`` uint8 (n or more, of whole words) is scratch space.
     """
     limit, size, words = np.float32(tau), vector.shape[0], mask.view(np.uint64)
     for i in range(size):
@@ -91,7 +91,7 @@ def take_above(
 @njit(cache=True, nogil=True, error_model="numpy")
 def take_random(vector: np.ndarray, start: int, seed: int, share: float, places: np.ndarray, values: np.ndarray) -> int:
     """As ``take_above``, but each entry that is not zero with the chance ``share``, by a hash of its place. ``places``
-    and ``values`` have room for one more than there can be.
+    and ``values`` have space for one more than there can be.
     """
     limit, found = np.uint64(share * 4294967296.0), 0
     for i in range(vector.shape[0]):

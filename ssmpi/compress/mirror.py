@@ -31,14 +31,14 @@ class Copy:
 
 
 class Mirror(Copy):
-    """The sending end, whose ``copy`` equals the receiver's. Several may share the scratch buffer ``room`` float32
+    """The sending end, whose ``copy`` equals the receiver's. Several may share the buffer ``scratch`` float32
     (size or more,).
     """
 
-    def __init__(self, codec: Codec, copy: np.ndarray, room: np.ndarray | None = None) -> None:
+    def __init__(self, codec: Codec, copy: np.ndarray, scratch: np.ndarray | None = None) -> None:
         super().__init__(copy)
         self._codec = codec
-        self._far = np.empty_like(copy) if room is None else room[: copy.size]
+        self._far = np.empty_like(copy) if scratch is None else scratch[: copy.size]
 
     def send(self, vector: np.ndarray) -> np.ndarray:
         """Encode what the receiver lacks of ``vector`` float32 (size,), and apply it to the own copy. The payload is

@@ -38,7 +38,7 @@ class PayloadError(PeerError):
         )
 
 
-def room(size: int) -> int:
+def most_bytes(size: int) -> int:
     """The largest possible payload of a vector of ``size`` entries, in bytes."""
     blocks = -(-size // BLOCK)
     return HEADER + 4 * (size + blocks * (1 + BLOCK // 32))

@@ -40,18 +40,18 @@ class DenseOptimizer(DenseStep, Protocol):
 
 
 class RowSet(Protocol):
-    """Distinct rows in the order of their servers, as much of a lookup as an update needs."""
+    """Unique rows in the order of their servers, as much of a lookup as an update needs."""
 
     @property
     def rows(self) -> np.ndarray:
-        """int32 (distinct rows or more,): numbers on their servers."""
+        """int32 (unique rows or more,): numbers on their servers."""
 
     @property
     def parts(self) -> list[slice]:
         """Which of the rows are those of each server."""
 
     def occurrences(self) -> np.ndarray:
-        """int32 (distinct rows,): how many lookups each row stands for."""
+        """int32 (unique rows,): how many lookups each row stands for."""
 
 
 class RowLookup(RowSet, Protocol):
@@ -64,16 +64,16 @@ class RowLookup(RowSet, Protocol):
         """int64 (servers + 1,): where each server's rows begin."""
 
     @property
-    def distinct(self) -> np.ndarray:
-        """float32 (distinct rows or more, width): the values of ``rows``."""
+    def unique(self) -> np.ndarray:
+        """float32 (unique rows or more, width): the values of ``rows``."""
 
     @property
     def values(self) -> np.ndarray:
         """float32 (batch, features, width)."""
 
     @property
-    def found(self) -> int:
-        """How many distinct rows there are."""
+    def unique_count(self) -> int:
+        """How many unique rows there are."""
 
     @property
     def within_reach(self) -> bool:
@@ -83,7 +83,7 @@ class RowLookup(RowSet, Protocol):
         """Update the rows within reach by gradients of ``values``."""
 
     def summed(self, gradients: np.ndarray) -> np.ndarray:
-        """Gradients of ``values`` summed by row, float32 (distinct rows, width)."""
+        """Gradients of ``values`` summed by row, float32 (unique rows, width)."""
 
 
 class RowTransport(Protocol):
@@ -96,10 +96,10 @@ class RowTransport(Protocol):
         """
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
-        """Start fetching those of ``lookup.distinct`` that are out of reach, for ``lookup.rows``."""
+        """Start fetching those of ``lookup.unique`` that are out of reach, for ``lookup.rows``."""
 
     def collect(self, lookup: RowLookup) -> None:
-        """Wait until ``lookup.distinct`` has arrived."""
+        """Wait until ``lookup.unique`` has arrived."""
 
     def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Apply gradients of ``lookup.values`` at ``factor`` times the learning rate; it may return before then."""
@@ -109,7 +109,7 @@ class RowTables(RowTransport, Protocol):
     """A trainer's own transport."""
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
-        """As ``push``, of any set of rows, by gradients float32 (distinct rows, width)."""
+        """As ``push``, of any set of rows, by gradients float32 (unique rows, width)."""
 
     def drain(self) -> None:
         """Wait until every update of this trainer has been applied. Call while its worker threads are paused."""

@@ -92,7 +92,7 @@ class SplitReader:
         """Read one shard whole and raise DataError unless its contents are those that were prepared."""
         columns.check(self.folder, self.shards[shard], self.manifest)
 
-    def room(self, rows: int | None = None) -> Batch:
+    def buffer(self, rows: int | None = None) -> Batch:
         """Arrays for so many rows, without labels, or for any block: new ones would have to be paged in each time."""
         if rows is None:
             rows = max((block.rows for block in self.blocks), default=0)
@@ -103,12 +103,12 @@ class SplitReader:
     def means(self, most: int = 8192) -> np.ndarray:
         """Means of the dense features over the first rows, at most so many of the first shard; float32 (features,)."""
         first = Block(0, 0, min(most, self.shards[0].rows))
-        return self.read(first, self.room(first.rows)).dense.mean(axis=0, dtype=float).astype(np.float32)
+        return self.read(first, self.buffer(first.rows)).dense.mean(axis=0, dtype=float).astype(np.float32)
 
-    def read(self, block: Block, room: Batch | None = None) -> Batch:
-        """Read one block, into ``room``, which is overwritten, or into new arrays."""
+    def read(self, block: Block, buffer: Batch | None = None) -> Batch:
+        """Read one block, into ``buffer``, which is overwritten, or into new arrays."""
         path = self.folder / self.shards[block.shard].file
-        out = (room or self.room()).first(block.rows)
+        out = (buffer or self.buffer()).first(block.rows)
         try:
             places = self._places(block.shard)
             with path.open("rb", buffering=0) as file:

@@ -37,8 +37,8 @@ class Stream:
         """The batches of the pieces already started, then of those that ``next_piece`` gives, until it has none or
         ``cut()``. Each batch overwrites the one before the last.
         """
-        begun, last, room, ahead = self.begun, None, reader.room(), int(self._ahead)
-        cutter = BatchCutter(room, self._options.batch_size)
+        begun, last, buffer, ahead = self.begun, None, reader.buffer(), int(self._ahead)
+        cutter = BatchCutter(buffer, self._options.batch_size)
         self.begun, self._was_cut = [], False
         self._given = given = []
         while not cut():
@@ -48,7 +48,7 @@ class Stream:
                     break
                 return
             number, start, end = piece
-            for batch in self._batches(reader, a_pass, piece, room, cutter):
+            for batch in self._batches(reader, a_pass, piece, buffer, cutter):
                 if cut():
                     break
                 last = number, start, start + len(batch.labels)
@@ -68,11 +68,11 @@ class Stream:
             self._trained(self._given.pop(0))
 
     def _batches(
-        self, reader: SplitReader, a_pass: int, piece: Piece, room: Batch, cutter: BatchCutter
+        self, reader: SplitReader, a_pass: int, piece: Piece, buffer: Batch, cutter: BatchCutter
     ) -> Iterator[Batch]:
         rows = reader.blocks[piece.block].rows
         order = shuffled(self._seed, 2, a_pass, piece.block, size=rows) if self._options.shuffle else np.arange(rows)
-        block = reader.read(reader.blocks[piece.block], room)
+        block = reader.read(reader.blocks[piece.block], buffer)
         return cutter.batches(order[piece.start : piece.stop], block)
 
 

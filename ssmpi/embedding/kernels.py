@@ -75,7 +75,7 @@ def rowwise_adagrad(
 ) -> None:
     """Adagrad with one accumulator per row: state += mean(g^2); w -= rate * g / (sqrt(state) + epsilon).
 
-    Rows must be distinct: sum the gradients of a row first, else it is updated once per occurrence.
+    Rows must be unique: sum the gradients of a row first, else it is updated once per occurrence.
     """
     sums = state.reshape(state.shape[0], 1)
     for k in range(rows.shape[0]):
@@ -138,16 +138,16 @@ def route(
     inverse: np.ndarray,
     starts: np.ndarray,
 ) -> int:
-    """Turn ids into the distinct rows to request from each PS.
+    """Turn ids into the unique rows to request from each PS.
 
     ids int32 (n,), feature ``i % features`` at position i; limits, strides int64 (features,); owners int32 and bases
     int64 (features, most parts); ``keys`` int64 and ``places`` int32 are a hash table of a power of two >= 2n slots
-    with every key EMPTY, before and after the call. Writes ``rows`` int32 (>= n,): distinct rows, those of PS p at
+    with every key EMPTY, before and after the call. Writes ``rows`` int32 (>= n,): unique rows, those of PS p at
     [starts[p], starts[p+1]) in order of first appearance; ``inverse`` int32 (n,): the index in ``rows`` of each id's
     row; ``starts`` int64 (PSs + 1,). Returns the position of the first id outside its table, or -1.
     """
     features = limits.shape[0]
-    distinct = 0
+    unique = 0
     starts[:] = 0
     order = np.empty(ids.shape[0], np.int64)
     for i in range(ids.shape[0]):
@@ -162,26 +162,26 @@ def route(
         slot = _slot(keys, key)
         if keys[slot] == EMPTY:
             keys[slot] = key
-            places[slot] = distinct
-            order[distinct] = key
-            distinct += 1
+            places[slot] = unique
+            order[unique] = key
+            unique += 1
             starts[owner + 1] += 1
         inverse[i] = places[slot]
     for p in range(starts.shape[0] - 1):
         starts[p + 1] += starts[p]
     fill = starts[:-1].copy()
-    moved = np.empty(distinct, np.int32)
-    for d in range(distinct):
+    moved = np.empty(unique, np.int32)
+    for d in range(unique):
         owner = order[d] >> 32
         rows[fill[owner]] = order[d] & 0xFFFFFFFF
         moved[d] = fill[owner]
         fill[owner] += 1
     for i in range(ids.shape[0]):
         inverse[i] = moved[inverse[i]]
-    if 8 * distinct > keys.shape[0]:
+    if 8 * unique > keys.shape[0]:
         keys[:] = EMPTY
     else:
-        _clear(keys, order[:distinct])
+        _clear(keys, order[:unique])
     return -1
 
 
@@ -196,12 +196,12 @@ def _clear(keys: np.ndarray, present: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def expand(distinct: np.ndarray, inverse: np.ndarray, out: np.ndarray) -> None:
-    """out[i] = distinct[inverse[i]]: from distinct rows to one row per id, as the model reads them."""
+def expand(unique: np.ndarray, inverse: np.ndarray, out: np.ndarray) -> None:
+    """out[i] = unique[inverse[i]]: from unique rows to one row per id, as the model reads them."""
     for i in range(inverse.shape[0]):
         k = inverse[i]
         for j in range(out.shape[1]):
-            out[i, j] = distinct[k, j]
+            out[i, j] = unique[k, j]
 
 
 @njit(cache=True, nogil=True)

@@ -37,7 +37,7 @@ class LocalTables:
     def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Apply at once."""
         lookup.push(gradients, self._rate * factor, self._epsilon)
-        self._traffic.add_rows(2 * lookup.found)  # read by the lookup, and updated
+        self._traffic.add_rows(2 * lookup.unique_count)  # read by the lookup, and updated
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Apply at once."""

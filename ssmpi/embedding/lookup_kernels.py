@@ -1,5 +1,5 @@
-"""Pull and push of one batch, one compiled call each, over preallocated arrays (``core/frame``). The call that finds
-the distinct rows also fetches those that this process can access; the call that sums their gradients also updates them.
+"""Pull and push of one batch, one compiled call each, over preallocated arrays (``KernelArgs``). The call that finds
+the unique rows also fetches those that this process can access; the call that sums their gradients also updates them.
 Fewer calls mean less time with the GIL: between two calls a thread holds it for 15 to 40 us if the model's step has
 evicted the caches.
 """
@@ -9,66 +9,66 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ssmpi.compiled.frame import array_at
+from ssmpi.compiled.kernel_args import array_at
 from ssmpi.embedding.kernels import expand, gather, grouped_adagrad, route, rowwise_adagrad, sgd, sum_by_row
 
-# Indices into a lookup's frame. From NEAR on: weights and state of each PS, empty if this process cannot access them.
-LIMITS, STRIDES, OWNERS, BASES, KEYS, PLACES, ROWS, INVERSE, STARTS, DISTINCT, VALUES, SUMMED, NEAR = range(0, 26, 2)
+# Places in a lookup's arguments. From NEAR on: weights and state of each PS, empty if this process cannot access them.
+LIMITS, STRIDES, OWNERS, BASES, KEYS, PLACES, ROWS, INVERSE, STARTS, UNIQUE, VALUES, SUMMED, NEAR = range(0, 26, 2)
 
 
 @njit(cache=True, nogil=True)
-def pull(frame: np.ndarray, ids: np.ndarray, whole: bool) -> int:
-    """Find the distinct rows of ids int32 (batch, features) and copy the accessible ones to DISTINCT; if ``whole``, all
-    are accessible and are copied to VALUES too. Returns the number of distinct rows, or -1 minus the position of the
+def pull(args: np.ndarray, ids: np.ndarray, whole: bool) -> int:
+    """Find the unique rows of ids int32 (batch, features) and copy the accessible ones to UNIQUE; if ``whole``, all
+    are accessible and are copied to VALUES too. Returns the number of unique rows, or -1 minus the position of the
     first id outside its table.
     """
-    limits, starts = array_at(frame, LIMITS, np.int64), array_at(frame, STARTS, np.int64)
-    owners, bases = array_at(frame, OWNERS, np.int32), array_at(frame, BASES, np.int64)
+    limits, starts = array_at(args, LIMITS, np.int64), array_at(args, STARTS, np.int64)
+    owners, bases = array_at(args, OWNERS, np.int32), array_at(args, BASES, np.int64)
     features, most = limits.size, owners.size // limits.size
-    rows, inverse = array_at(frame, ROWS, np.int32), array_at(frame, INVERSE, np.int32)
+    rows, inverse = array_at(args, ROWS, np.int32), array_at(args, INVERSE, np.int32)
     bad = route(
-        ids.reshape(ids.size), limits, array_at(frame, STRIDES, np.int64), owners.reshape(features, most),
-        bases.reshape(features, most), array_at(frame, KEYS, np.int64), array_at(frame, PLACES, np.int32), rows,
+        ids.reshape(ids.size), limits, array_at(args, STRIDES, np.int64), owners.reshape(features, most),
+        bases.reshape(features, most), array_at(args, KEYS, np.int64), array_at(args, PLACES, np.int32), rows,
         inverse[: ids.size], starts,
     )  # fmt: skip
     if bad >= 0:
         return -1 - bad
-    distinct = _by_row(frame, DISTINCT)
+    unique = _by_row(args, UNIQUE)
     for server in range(starts.size - 1):
-        weights = array_at(frame, NEAR + 4 * server, np.float32)
+        weights = array_at(args, NEAR + 4 * server, np.float32)
         if weights.size:
-            part, width = slice(starts[server], starts[server + 1]), distinct.shape[1]
-            gather(weights.reshape(weights.size // width, width), rows[part], distinct[part])
+            part, width = slice(starts[server], starts[server + 1]), unique.shape[1]
+            gather(weights.reshape(weights.size // width, width), rows[part], unique[part])
     if whole:
-        expand_rows(frame, ids.size)
+        expand_rows(args, ids.size)
     return starts[-1]
 
 
 @njit(cache=True, nogil=True)
-def expand_rows(frame: np.ndarray, count: int) -> None:
-    """Copy the distinct rows, which have arrived, to VALUES for ``count`` ids."""
-    expand(_by_row(frame, DISTINCT), array_at(frame, INVERSE, np.int32)[:count], _by_row(frame, VALUES)[:count])
+def expand_rows(args: np.ndarray, count: int) -> None:
+    """Copy the unique rows, which have arrived, to VALUES for ``count`` ids."""
+    expand(_by_row(args, UNIQUE), array_at(args, INVERSE, np.int32)[:count], _by_row(args, VALUES)[:count])
 
 
 @njit(cache=True, nogil=True)
-def sum_gradients(frame: np.ndarray, gradients: np.ndarray) -> None:
+def sum_gradients(args: np.ndarray, gradients: np.ndarray) -> None:
     """Sum gradients float32 (batch, features, width) with respect to VALUES by row, into SUMMED."""
-    summed, width = array_at(frame, SUMMED, np.float32), gradients.shape[2]
-    found, count = array_at(frame, STARTS, np.int64)[-1], gradients.size // width
-    rows = summed[: found * width].reshape(found, width)
-    sum_by_row(gradients, array_at(frame, INVERSE, np.int32)[:count], rows)
+    summed, width = array_at(args, SUMMED, np.float32), gradients.shape[2]
+    unique, count = array_at(args, STARTS, np.int64)[-1], gradients.size // width
+    rows = summed[: unique * width].reshape(unique, width)
+    sum_by_row(gradients, array_at(args, INVERSE, np.int32)[:count], rows)
 
 
 @njit(cache=True, nogil=True)
-def push(frame: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float) -> None:
+def push(args: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float) -> None:
     """Sum the gradients, then update all accessible rows: with row-wise Adagrad if there is optimizer state, else with
     SGD.
     """
-    sum_gradients(frame, gradients)
-    starts, rows, summed = array_at(frame, STARTS, np.int64), array_at(frame, ROWS, np.int32), _by_row(frame, SUMMED)
+    sum_gradients(args, gradients)
+    starts, rows, summed = array_at(args, STARTS, np.int64), array_at(args, ROWS, np.int32), _by_row(args, SUMMED)
     for server in range(starts.size - 1):
-        weights = array_at(frame, NEAR + 4 * server, np.float32)
-        state = array_at(frame, NEAR + 4 * server + 2, np.float32)
+        weights = array_at(args, NEAR + 4 * server, np.float32)
+        state = array_at(args, NEAR + 4 * server + 2, np.float32)
         if weights.size:
             part, width = slice(starts[server], starts[server + 1]), summed.shape[1]
             count = weights.size // width
@@ -82,7 +82,7 @@ def push(frame: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float) 
 
 
 @njit(cache=True, nogil=True)
-def _by_row(frame: np.ndarray, place: int) -> np.ndarray:
-    """An array of the frame as (rows, width)."""
-    values, most = array_at(frame, place, np.float32), frame[ROWS + 1]
+def _by_row(args: np.ndarray, place: int) -> np.ndarray:
+    """An array of the arguments as (rows, width)."""
+    values, most = array_at(args, place, np.float32), args[ROWS + 1]
     return values.reshape(most, values.size // most)

@@ -99,7 +99,7 @@ class RowArray:
         self._observe: Observe | None = None
 
     def update(self, rows: np.ndarray, gradients: np.ndarray, factor: float, times: np.ndarray | None = None) -> None:
-        """Apply gradients float32 (n, dim) of distinct rows int32 (n,) at ``factor`` times the learning rate; ``times``
+        """Apply gradients float32 (n, dim) of unique rows int32 (n,) at ``factor`` times the learning rate; ``times``
         int32 (n,) is the number of accesses of each, None if they are not counted.
         """
         if self.options.settings.optimizer == "sgd":

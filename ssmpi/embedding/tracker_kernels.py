@@ -125,20 +125,20 @@ def largest(keys: np.ndarray, parts: np.ndarray, most: int, out: np.ndarray) -> 
                     lower[keys[row] & 0xFFFF] += 1
     ties, low = _last_bin(lower, left)
     least = (high << 16) | low
-    n, room = 0, most
+    n, space = 0, most
     for p in range(parts.shape[0]):
         for row in range(parts[p, 0], parts[p, 1]):
             if parts[p, 2]:
                 out[n] = row
                 n += 1
-            elif room > 0 and keys[row] > 0 and keys[row] >= least:
+            elif space > 0 and keys[row] > 0 and keys[row] >= least:
                 if keys[row] == least:
                     if ties == 0:
                         continue
                     ties -= 1
                 out[n] = row
                 n += 1
-                room -= 1
+                space -= 1
     return n
 
 

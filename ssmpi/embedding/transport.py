@@ -104,7 +104,7 @@ class RemoteTables:
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """Send one request to each PS whose rows are not mapped; the replies are received directly into
-        ``lookup.distinct``.
+        ``lookup.unique``.
         """
         lookup.requests = []
         for server, rows, near in zip(self._servers, lookup.parts, self._near, strict=True):
@@ -112,7 +112,7 @@ class RemoteTables:
                 self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
                 lookup.requests += [
-                    self._conversation.irecv(lookup.distinct[rows], server, thread, Link.EMBEDDING_PULL),
+                    self._conversation.irecv(lookup.unique[rows], server, thread, Link.EMBEDDING_PULL),
                     self._conversation.isend(
                         lookup.rows[rows], server, wire.tag(wire.PULL, thread), Link.EMBEDDING_PULL
                     ),
@@ -130,7 +130,7 @@ class RemoteTables:
             self.update(lookup, lookup.summed(gradients), factor, thread)
             return
         lookup.push(gradients, self._rate * factor, self._epsilon)
-        self._traffic.add_rows(2 * lookup.found)  # read by the lookup, and updated
+        self._traffic.add_rows(2 * lookup.unique_count)  # read by the lookup, and updated
         if self.tracking.counts:
             times = lookup.occurrences()
             for rows, near in zip(lookup.parts, self._near, strict=True):

@@ -11,10 +11,10 @@ import numpy as np
 from numba import njit
 
 from ssmpi.compiled.aligned import aligned
-from ssmpi.compiled.frame import Frame, array_at
-from ssmpi.model import blas, blocks, brgemm, kernels, products
+from ssmpi.compiled.kernel_args import KernelArgs, array_at
+from ssmpi.model import blas, brgemm, gemm, kernels, onednn_gemm
+from ssmpi.model.gemm import Gemm
 from ssmpi.model.instructions import deferrable, run
-from ssmpi.model.products import Products
 from ssmpi.model.program import (
     BACKWARD,
     BY_A,
@@ -66,11 +66,11 @@ class CompiledStep:
         kernels: brgemm.Kernels = brgemm.NONE,
     ) -> None:  # fmt: skip
         blas.use_one_thread()
-        operands = blocks.operands(kernels, program.layers, PIECE)
+        operands = onednn_gemm.operands(kernels, program.layers, PIECE)
         values, by_values = aligned((2, PIECE * program.floats))
-        arrays = operands.copies, operands.room, program.table, weights, gradients, values, by_values
+        arrays = operands.copies, operands.buffer, program.table, weights, gradients, values, by_values
         self._deferred = np.zeros(2, np.int64)
-        self._frame = Frame((sgemm, *kernels), (*arrays, self._deferred, np.array(program.segments, np.int64)))
+        self._args = KernelArgs((sgemm, *kernels), (*arrays, self._deferred, np.array(program.segments, np.int64)))
         self._results = Results()
 
     def __call__(self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -78,45 +78,45 @@ class CompiledStep:
         ``adagrad``.
         """
         logits, by_rows = self._results.of(rows)
-        _step(self._frame.words, dense, rows, labels, logits, by_rows, True)
+        _step(self._args.words, dense, rows, labels, logits, by_rows, True)
         return logits, by_rows
 
     def score(self, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Logits float32 (batch,), without gradients."""
         self.finish()  # before the values are overwritten
         logits = np.empty(len(dense), np.float32)
-        _step(self._frame.words, dense, rows, logits, logits, rows, False)
+        _step(self._args.words, dense, rows, logits, logits, rows, False)
         return logits
 
     def finish(self) -> None:
         """Compute the deferred gradients: ``gradients`` then holds all of them."""
         if self._deferred[EXAMPLES]:
-            _finish(self._frame.words)
+            _finish(self._args.words)
 
     def adagrad(self, state: np.ndarray, rate: float, epsilon: float) -> None:
         """Apply ``kernels.adagrad`` to all weights. Deferred gradients may never be written to ``gradients``."""
-        _adagrad(self._frame.words, state, rate, epsilon)
+        _adagrad(self._args.words, state, rate, epsilon)
 
 
-# Places in the frame, after four addresses.
-COPIES, ROOM, TABLE, WEIGHTS, GRADIENTS, VALUES, BY_VALUES, DEFERRED, SEGMENTS = range(4, 22, 2)
+# Places in the arguments, after four addresses.
+COPIES, BUFFER, TABLE, WEIGHTS, GRADIENTS, VALUES, BY_VALUES, DEFERRED, SEGMENTS = range(4, 22, 2)
 FIELDS = len(Segment._fields)
 EXAMPLES, FRESH = range(2)  # of the piece whose weight gradients are deferred; 0 examples if there is none
 
 
 @njit(cache=True, nogil=True)
 def _step(
-    frame: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, logits: np.ndarray,
+    args: np.ndarray, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray, logits: np.ndarray,
     by_rows: np.ndarray, learn: bool,
 ) -> None:  # fmt: skip
     """Run the batch in as few equal pieces of at most PIECE as possible, so that an instruction's output is still in
     cache when the next one reads it, and each piece segment by segment. Without ``learn``, up to the logits.
     """
-    weights, gradients = array_at(frame, WEIGHTS, np.float32), array_at(frame, GRADIENTS, np.float32)
-    values, by_values = array_at(frame, VALUES, np.float32), array_at(frame, BY_VALUES, np.float32)
-    table, deferred, count = _table(frame), array_at(frame, DEFERRED, np.int64), len(logits)
-    segments = array_at(frame, SEGMENTS, np.int64)
-    by = _products(frame, count > PIECE)
+    weights, gradients = array_at(args, WEIGHTS, np.float32), array_at(args, GRADIENTS, np.float32)
+    values, by_values = array_at(args, VALUES, np.float32), array_at(args, BY_VALUES, np.float32)
+    table, deferred, count = _table(args), array_at(args, DEFERRED, np.int64), len(logits)
+    segments = array_at(args, SEGMENTS, np.int64)
+    by = _gemm(args, count > PIECE)
     deferred[EXAMPLES] = 0
     if not count:
         if learn:
@@ -148,52 +148,52 @@ def _step(
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _table(frame: np.ndarray) -> np.ndarray:
-    flat = array_at(frame, TABLE, np.int64)
+def _table(args: np.ndarray) -> np.ndarray:
+    flat = array_at(args, TABLE, np.int64)
     return flat.reshape(flat.size // COLUMNS, COLUMNS)
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _products(frame: np.ndarray, in_pieces: bool) -> Products:
-    copies, room = array_at(frame, COPIES, np.uint16), array_at(frame, ROOM, np.uint16)
-    operands = blocks.Operands(brgemm.Kernels(frame[1], frame[2], frame[3]), copies, room)
-    return Products(frame[0], operands, in_pieces and frame[1] != 0)
+def _gemm(args: np.ndarray, in_pieces: bool) -> Gemm:
+    copies, buffer = array_at(args, COPIES, np.uint16), array_at(args, BUFFER, np.uint16)
+    operands = onednn_gemm.Operands(brgemm.Kernels(args[1], args[2], args[3]), copies, buffer)
+    return Gemm(args[0], operands, in_pieces and args[1] != 0)
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _refresh(by: Products, table: np.ndarray, weights: np.ndarray) -> None:
+def _refresh(by: Gemm, table: np.ndarray, weights: np.ndarray) -> None:
     """Pack the current weights for the products, once per step."""
     for row in table:
         if row[KIND] == LINEAR:
             half, wanted = row[FLAGS] & HALF != 0, row[FLAGS] & BY_A != 0
-            products.refresh(by, half, row[DETAIL], weights[row[WEIGHT] :], row[OUTPUTS], row[INPUTS], wanted)
+            gemm.refresh(by, half, row[DETAIL], weights[row[WEIGHT] :], row[OUTPUTS], row[INPUTS], wanted)
 
 
 @njit(cache=True, nogil=True)
-def _finish(frame: np.ndarray) -> None:
+def _finish(args: np.ndarray) -> None:
     """Compute the deferred weight gradients of the last step."""
-    gradients, by = array_at(frame, GRADIENTS, np.float32), _products(frame, False)
-    values, by_values = array_at(frame, VALUES, np.float32), array_at(frame, BY_VALUES, np.float32)
-    deferred = array_at(frame, DEFERRED, np.int64)
+    gradients, by = array_at(args, GRADIENTS, np.float32), _gemm(args, False)
+    values, by_values = array_at(args, VALUES, np.float32), array_at(args, BY_VALUES, np.float32)
+    deferred = array_at(args, DEFERRED, np.int64)
     n = deferred[EXAMPLES]
-    for row in _table(frame):
+    for row in _table(args):
         if deferrable(by, row):
             by_out, given, out = by_values[n * row[OUT] :], values[n * row[A] :], gradients[row[WEIGHT] :]
-            blocks.by_weight(by.operands, by_out, given, out, n, row[OUTPUTS], row[INPUTS], deferred[FRESH] != 0)
+            onednn_gemm.by_weight(by.operands, by_out, given, out, n, row[OUTPUTS], row[INPUTS], deferred[FRESH] != 0)
     deferred[EXAMPLES] = 0
 
 
 @njit(cache=True, nogil=True)
-def _adagrad(frame: np.ndarray, state: np.ndarray, rate: float, epsilon: float) -> None:
+def _adagrad(args: np.ndarray, state: np.ndarray, rate: float, epsilon: float) -> None:
     """Update all weights. Deferred gradients are computed for some rows of a weight at a time and applied while they
     are in cache, without a round trip to memory.
     """
-    weights, gradients = array_at(frame, WEIGHTS, np.float32), array_at(frame, GRADIENTS, np.float32)
-    values, by_values = array_at(frame, VALUES, np.float32), array_at(frame, BY_VALUES, np.float32)
-    deferred, by = array_at(frame, DEFERRED, np.int64), _products(frame, False)
+    weights, gradients = array_at(args, WEIGHTS, np.float32), array_at(args, GRADIENTS, np.float32)
+    values, by_values = array_at(args, VALUES, np.float32), array_at(args, BY_VALUES, np.float32)
+    deferred, by = array_at(args, DEFERRED, np.int64), _gemm(args, False)
     n, fresh, done = deferred[EXAMPLES], deferred[FRESH] != 0, 0
-    scratch = by.operands.room.view(np.float32)[brgemm.SINGLE_ROWS * blocks.up_to(n, blocks.EDGE) :]
-    for row in _table(frame):
+    scratch = by.operands.buffer.view(np.float32)[brgemm.SINGLE_ROWS * onednn_gemm.up_to(n, onednn_gemm.EDGE) :]
+    for row in _table(args):
         if n and deferrable(by, row):
             first, m, k = row[WEIGHT], row[OUTPUTS], row[INPUTS]
             kernels.adagrad(weights[done:first], gradients[done:], state[done:], rate, epsilon)
@@ -202,7 +202,7 @@ def _adagrad(frame: np.ndarray, state: np.ndarray, rate: float, epsilon: float) 
                 rows, place = min(brgemm.SINGLE_ROWS, m - start), first + start * k
                 by_rows = scratch if fresh else gradients[place:]
                 by_out = by_values[n * row[OUT] + start :]
-                blocks.by_weight_rows(by.operands, by_out, values[n * row[A] :], by_rows, rows, n, m, k, fresh)
+                onednn_gemm.by_weight_rows(by.operands, by_out, values[n * row[A] :], by_rows, rows, n, m, k, fresh)
                 kernels.adagrad(weights[place : place + rows * k], by_rows, state[place:], rate, epsilon)
     kernels.adagrad(weights[done:], gradients[done:], state[done:], rate, epsilon)
     deferred[EXAMPLES] = 0

@@ -1,6 +1,6 @@
 """Executes the instructions of a program, forward and backward, on examples whose values lie in flat buffers.
 
-Functions that only dispatch to others are inlined before type inference (here, in ``products``, ``field_kernels`` and
+Functions that only dispatch to others are inlined before type inference (here, in ``gemm``, ``field_kernels`` and
 ``executor``). A float32 step then compiles in 28 CPU seconds instead of 39 (empty cache, one processor), probably
 because numba links callees into their callers, where LLVM optimizes them once more.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ssmpi.model import field_kernels, kernels, products
-from ssmpi.model.products import Products
+from ssmpi.model import field_kernels, gemm, kernels
+from ssmpi.model.gemm import Gemm
 from ssmpi.model.program import (
     ADD_A,
     ADD_B,
@@ -43,7 +43,7 @@ from ssmpi.model.program import (
 
 @njit(cache=True, nogil=True, inline="always")
 def run(
-    by: Products, table: np.ndarray, first: int, last: int, backward: bool, n: int, fresh: bool,
+    by: Gemm, table: np.ndarray, first: int, last: int, backward: bool, n: int, fresh: bool,
     weights: np.ndarray, gradients: np.ndarray, values: np.ndarray, by_values: np.ndarray,
     rows: np.ndarray, by_rows: np.ndarray, defer: bool = False,
 ) -> None:  # fmt: skip
@@ -62,7 +62,7 @@ def run(
 
 
 @njit(cache=True, nogil=True, inline="always")
-def deferrable(by: Products, row: np.ndarray) -> bool:
+def deferrable(by: Gemm, row: np.ndarray) -> bool:
     """Whether an instruction's weight gradient can be computed later, some rows at a time: for float32 products by
     oneDNN's kernel, whose operands remain in the buffers until the next step.
     """
@@ -76,14 +76,14 @@ def _place(place: int, n: int, values: np.ndarray, rows: np.ndarray) -> np.ndarr
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _forward(by: Products, row: np.ndarray, n: int, weights: np.ndarray, values: np.ndarray, rows: np.ndarray) -> None:
+def _forward(by: Gemm, row: np.ndarray, n: int, weights: np.ndarray, values: np.ndarray, rows: np.ndarray) -> None:
     kind, k, m = row[KIND], row[INPUTS], row[OUTPUTS]
     a, flat = _place(row[A], n, values, rows), values[n * row[OUT] : n * (row[OUT] + m)]
     out = flat.reshape(n, m)
     if kind == LINEAR:
         half, bias = row[FLAGS] & HALF != 0, weights[row[BIAS] : row[BIAS] + m] if row[BIAS] >= 0 else weights[:0]
         relu, matrix = row[FLAGS] & RELU != 0, weights[row[WEIGHT] :]
-        products.outputs(by, half, row[DETAIL], a, matrix, bias, relu, flat, n, m, k)
+        gemm.outputs(by, half, row[DETAIL], a, matrix, bias, relu, flat, n, m, k)
         if row[FLAGS] & SIGMOID:
             kernels.sigmoid(flat)
     elif kind == INTERACTION:
@@ -99,7 +99,7 @@ def _forward(by: Products, row: np.ndarray, n: int, weights: np.ndarray, values:
 
 @njit(cache=True, nogil=True, inline="always")
 def _backward(
-    by: Products, row: np.ndarray, n: int, fresh: bool, weights: np.ndarray, gradients: np.ndarray,
+    by: Gemm, row: np.ndarray, n: int, fresh: bool, weights: np.ndarray, gradients: np.ndarray,
     values: np.ndarray, by_values: np.ndarray, rows: np.ndarray, by_rows: np.ndarray, defer: bool,
 ) -> None:  # fmt: skip
     """The backward pass of one instruction: from the gradient of its output to those of its inputs and parameters."""
@@ -119,10 +119,10 @@ def _backward(
             kernels.column_sums(by_out, by_bias, fresh)
         half, by_matrix = flags & HALF != 0, gradients[row[WEIGHT] :]
         if not (defer and deferrable(by, row)):
-            products.by_weight(by, half, flat, a, by_matrix, n, m, k, fresh)
+            gemm.by_weight(by, half, flat, a, by_matrix, n, m, k, fresh)
         if flags & BY_A:
             matrix, alone = weights[row[WEIGHT] :], flags & ADD_A == 0
-            products.by_values(by, half, row[DETAIL], flat, matrix, by_a, n, m, k, alone)
+            gemm.by_values(by, half, row[DETAIL], flat, matrix, by_a, n, m, k, alone)
     elif kind == INTERACTION:
         size, shape = n * row[DETAIL] * k, (n, row[DETAIL], k)
         vectors = _place(row[B], n, values, rows)[:size].reshape(shape)

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ssmpi.model.blocks import Layer, copies_of
 from ssmpi.model.field_operators import FactorizationMachine, FieldVectors, FirstOrder, Sum
 from ssmpi.model.network import (
     DENSE,
@@ -29,6 +28,7 @@ from ssmpi.model.network import (
     Operator,
     floats_in,
 )
+from ssmpi.model.onednn_gemm import Layer, copies_of
 
 ROWS_PLACE = -1
 NOWHERE = -2  # no bias, no second input

@@ -179,7 +179,7 @@ class Centered(Synchronizer):
     def call_for_payloads(self, kind: int, fragment: int, messages: list[np.ndarray]) -> list[np.ndarray]:
         """As ``call`` about a fragment, where each sync PS answers with a codec's payload."""
         center, parts = self.context.center, self._shards[fragment]
-        rooms = [np.empty(compress.room(part.stop - part.start), np.uint8) for part in parts]
+        rooms = [np.empty(compress.most_bytes(part.stop - part.start), np.uint8) for part in parts]
         replies = [center.irecv_some(room, r, self._thread) for r, room in zip(self._servers, rooms, strict=True)]
         self.send_all(kind, messages)
         wait_all(replies, self.context.waiting, "the sync PSs")

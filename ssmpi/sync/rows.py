@@ -77,7 +77,7 @@ class SynchronousRows:
         server = np.repeat(np.arange(self._servers), np.diff(lookup.starts))
         summed = lookup.summed(gradients)
         if lookup.within_reach:
-            self._peers.trainers.meter.traffic.add_rows(lookup.found)  # read in place
+            self._peers.trainers.meter.traffic.add_rows(lookup.unique_count)  # read in place
         keys = server * SERVER + lookup.rows[: len(summed)]
         self._update(keys, summed, len(lookup.values), factor, thread)
 
@@ -91,12 +91,12 @@ class SynchronousRows:
         share, factor, counts = self._agreement.agree(examples, factor, np.bincount(owners, minlength=size))
         order = np.argsort(owners, kind="stable")
         ours, parts = self._exchange(keys[order], gradients[order] * np.float32(share), counts)
-        distinct, places = np.unique(ours, return_inverse=True)
-        if len(distinct):
-            summed = np.zeros((len(distinct), self._width), np.float32)
+        unique, places = np.unique(ours, return_inverse=True)
+        if len(unique):
+            summed = np.zeros((len(unique), self._width), np.float32)
             np.add.at(summed, places, parts)
             assert self._tables
-            self._tables.update(SummedRows(distinct, self._servers), summed, factor, thread)
+            self._tables.update(SummedRows(unique, self._servers), summed, factor, thread)
             self._tables.drain()
 
     def _exchange(self, keys: np.ndarray, gradients: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

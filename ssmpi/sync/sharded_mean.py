@@ -25,7 +25,7 @@ class ShardedMean:
     def __init__(self, trainers: Conversation, waiting: WaitOptions, mirrors: MeanMirrors) -> None:
         self._trainers, self._waiting, self.mirrors = trainers, waiting, mirrors
         largest = max(part.stop - part.start for parts in mirrors.shards for part in parts)
-        self._rooms = [np.empty(WEIGHT + compress.room(largest), np.uint8) for _ in range(trainers.size)]
+        self._rooms = [np.empty(WEIGHT + compress.most_bytes(largest), np.uint8) for _ in range(trainers.size)]
         self._others = [(trainers.rank + k) % trainers.size for k in range(1, trainers.size)]
 
     def average(self, snapshot: np.ndarray, fragment: int, active: bool) -> bool:

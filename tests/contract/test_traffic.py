@@ -166,7 +166,7 @@ def lookups(world, options):
         for step in range(ROUNDS):
             ids, gradients = batch_of(world.rank, step)
             lookup = own.pull(ids)
-            rows, messages = rows + lookup.found, messages + sum(p.stop > p.start for p in lookup.parts)
+            rows, messages = rows + lookup.unique_count, messages + sum(p.stop > p.start for p in lookup.parts)
             own.push(lookup, gradients)
         world.traffic.on = False
         transport.drain()

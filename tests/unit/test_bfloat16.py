@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssmpi.model import bfloat16, blas, blocks, brgemm, processor, products
+from ssmpi.model import bfloat16, blas, brgemm, gemm, onednn_gemm, processor
 from ssmpi.model.bfloat16 import EDGE, PANEL, TILE, up_to
+from ssmpi.model.gemm import Gemm
 from ssmpi.model.network import Inputs
 from ssmpi.model.options import DCNv2Options, DeepFMOptions, ModelOptions
-from ssmpi.model.products import Products
 from ssmpi.model.program import NARROWEST, Program
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import NETWORKS, network_of
@@ -92,15 +92,15 @@ def all_products(n, m, k, held=None, half=True, laid_out=False, activation=None)
     """Outputs (n, m), gradients by weight (m, k) and by values (n, k), each added to ``held`` if that is given."""
     values, weight, by_out, bias = normal(n, k), normal(m, k, seed=1), normal(n, m, seed=2), normal(m, seed=3)
     other, fresh = (not half, 7, 5), held is None
-    operands = blocks.operands(brgemm.kernels("bf16"), [other, (half, m, k)], n)
-    operands.room[:], operands.copies[:] = FILL, FILL
-    by, place, matrix = Products(0, operands, laid_out), blocks.copies_of(*other), weight.ravel()
+    operands = onednn_gemm.operands(brgemm.kernels("bf16"), [other, (half, m, k)], n)
+    operands.buffer[:], operands.copies[:] = FILL, FILL
+    by, place, matrix = Gemm(0, operands, laid_out), onednn_gemm.copies_of(*other), weight.ravel()
     out, by_weight, by_values = (np.full(size, 0 if fresh else held, np.float32) for size in (n * m, m * k, n * k))
     shift, relu = bias if activation else bias[:0], activation == "relu"
-    products.refresh(by, half, place, matrix, m, k, True)
-    products.outputs(by, half, place, values.ravel(), matrix, shift, relu, out, n, m, k)
-    products.by_weight(by, half, by_out.ravel(), values.ravel(), by_weight, n, m, k, fresh)
-    products.by_values(by, half, place, by_out.ravel(), matrix, by_values, n, m, k, fresh)
+    gemm.refresh(by, half, place, matrix, m, k, True)
+    gemm.outputs(by, half, place, values.ravel(), matrix, shift, relu, out, n, m, k)
+    gemm.by_weight(by, half, by_out.ravel(), values.ravel(), by_weight, n, m, k, fresh)
+    gemm.by_values(by, half, place, by_out.ravel(), matrix, by_values, n, m, k, fresh)
     brgemm.release(operands.kernels)
     x, w, g = (exact(array) if half else array.astype(float) for array in (values, weight, by_out))
     outputs = x @ w.T + (bias if activation else 0.0)

@@ -59,7 +59,7 @@ class Wire:
         if not self.waiting:
             return None
         source, tag, size = self.waiting.popleft()
-        payload = inbox.room(size)
+        payload = inbox.buffer(size)
         payload[:] = source
         return source, tag, payload
 

@@ -54,11 +54,11 @@ def test_block_size_does_not_change_the_file_order(small_data):
 
 @pytest.mark.parametrize("block_rows", [97, 65_536])
 def test_blocks_are_what_hdf5_reads(small_data, block_rows):
-    """Rows are read past HDF5, into room that a larger block has used before."""
+    """Rows are read past HDF5, into buffer that a larger block has used before."""
     reader = SplitReader(small_data, "train", block_rows)
-    room = reader.room()
+    buffer = reader.buffer()
     for block in [reader.blocks[0], *reader.blocks[::-1]]:
-        read = reader.read(block, room)
+        read = reader.read(block, buffer)
         with h5py.File(small_data / reader.shards[block.shard].file) as shard:
             rows = slice(block.start, block.stop)
             np.testing.assert_array_equal(read.ids, shard["ids"][rows])
@@ -92,13 +92,13 @@ def test_batches_cut_a_block_without_loss(small_data_block, batch_size, shuffle)
 
 
 def test_batches_in_an_order_outlive_their_blocks_room(small_data):
-    """A prefetched batch of one block is in use while the next block is read into the same room."""
+    """A prefetched batch of one block is in use while the next block is read into the same buffer."""
     reader = SplitReader(small_data, "train", 700)
-    room = reader.room()
+    buffer = reader.buffer()
     kept, expected = [], []
     for block in reader.blocks:
         order = shuffled(1, block.start, size=block.rows)
-        kept += list(batches_in(order, reader.read(block, room), 128))
+        kept += list(batches_in(order, reader.read(block, buffer), 128))
         fresh = reader.read(block)
         expected += [fresh.ids[order], fresh.dense[order], fresh.labels[order]]
     for name, column in (("ids", 0), ("dense", 1), ("labels", 2)):
@@ -112,12 +112,14 @@ def test_a_cut_batch_outlives_the_cut_of_the_next(small_data, monkeypatch, batch
     """A batch is used while the next is cut, from the next block too. No more than two buffers are used."""
     monkeypatch.setattr(BatchCutter, "ROWS", 500)
     reader = SplitReader(small_data, "train", 1700)
-    room, before, found, places = reader.room(), None, 0, set()
-    cutter = BatchCutter(room, batch_size)
+    buffer, before, found, places = reader.buffer(), None, 0, set()
+    cutter = BatchCutter(buffer, batch_size)
     for number in (1, 0, 1):
         order = shuffled(1, 3, number, size=reader.blocks[number].rows)[3:]
         fresh = list(batches_in(order, reader.read(reader.blocks[number]), batch_size))
-        for batch, expected in zip(cutter.batches(order, reader.read(reader.blocks[number], room)), fresh, strict=True):
+        for batch, expected in zip(
+            cutter.batches(order, reader.read(reader.blocks[number], buffer)), fresh, strict=True
+        ):
             for one, other in ((batch, expected), before or (batch, expected)):
                 for name in ("ids", "dense", "labels"):
                     np.testing.assert_array_equal(getattr(one, name), getattr(other, name))

@@ -175,9 +175,9 @@ def test_route_finds_every_id_once(data):
             for k, id_ in enumerate(range(p.first, cardinalities[p.table], p.stride))
         }  # fmt: skip
         expected = [place_of[f, id_] for row in ids.tolist() for f, id_ in enumerate(row)]
-        distinct = rows[: starts[-1]]
+        unique = rows[: starts[-1]]
         owners = np.repeat(np.arange(plan.servers), np.diff(starts))
-        found = list(zip(owners.tolist(), distinct.tolist(), strict=True))
+        found = list(zip(owners.tolist(), unique.tolist(), strict=True))
         assert len(set(found)) == len(found) == len(set(expected))
         assert [found[k] for k in inverse] == expected
 
@@ -193,12 +193,12 @@ def test_route_refuses_ids_beyond_their_table_and_leaves_a_clean_slate(bad_id):
 
 def test_expand_and_sum_by_row_are_each_others_transpose(generator):
     inverse = generator.integers(0, 6, 40).astype(np.int32)
-    distinct, gradients = normal(generator, 6, 3), normal(generator, 40, 3)
+    unique, gradients = normal(generator, 6, 3), normal(generator, 40, 3)
     out, summed = np.empty((40, 3), np.float32), np.full((6, 3), np.nan, np.float32)
-    kernels.expand(distinct, inverse, out)
+    kernels.expand(unique, inverse, out)
     kernels.sum_by_row(gradients, inverse, summed)
-    np.testing.assert_array_equal(out, distinct[inverse])
+    np.testing.assert_array_equal(out, unique[inverse])
     expected = np.zeros((6, 3))
     np.add.at(expected, inverse, gradients.astype(float))
     np.testing.assert_allclose(summed, expected, rtol=1e-5, atol=1e-6)
-    assert np.vdot(out, gradients) == pytest.approx(np.vdot(distinct, summed), rel=1e-4)
+    assert np.vdot(out, gradients) == pytest.approx(np.vdot(unique, summed), rel=1e-4)

@@ -45,7 +45,7 @@ class SomeNear:
     def collect(self, lookup):
         for k, (arena, part) in enumerate(zip(self.arenas, lookup.parts, strict=True)):
             if k not in self.near_ones:
-                lookup.distinct[part] = arena.weights[lookup.rows[part]]
+                lookup.unique[part] = arena.weights[lookup.rows[part]]
 
     def push(self, lookup, gradients, factor, thread):
         settings = self.arenas[0].options.settings
@@ -91,7 +91,7 @@ def test_what_is_pulled_is_what_the_tables_hold(name, near_ones):
         lookup = lookups.pull(ids)
         expected = np.stack([whole_table(arenas, t)[ids[:, t]] for t in range(len(CARDINALITIES))], axis=1)
         np.testing.assert_array_equal(lookup.values, expected)
-        assert lookup.found == sum(len(np.unique(ids[:, t])) for t in range(len(CARDINALITIES)))
+        assert lookup.unique_count == sum(len(np.unique(ids[:, t])) for t in range(len(CARDINALITIES)))
 
 
 def updated_one_by_one(options, arenas, ids, gradients, factor):
@@ -165,5 +165,5 @@ def test_occurrences_count_the_batch_and_not_the_room():
     lookups.pull(ids_of(generator))
     lookup = lookups.pull(ids_of(generator, 4))
     assert lookup.occurrences().sum() == 4 * len(CARDINALITIES)
-    assert len(lookup.occurrences()) == lookup.found == lookup.parts[-1].stop
+    assert len(lookup.occurrences()) == lookup.unique_count == lookup.parts[-1].stop
     assert kernels.out_of_range(lookup.rows[lookup.parts[0]], 137) == -1

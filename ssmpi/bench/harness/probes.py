@@ -227,7 +227,7 @@ class ExchangeProbe(Probe):
             gradients = np.full(rows.values.shape, 1e-6, np.float32)
             lookups.push(rows, gradients)
             trainer.progress.record(thread, np.zeros(len(batch), np.float32), batch.labels)
-            self._rows[thread] += 2 * rows.found
+            self._rows[thread] += 2 * rows.unique_count
             trainer.pace.after_step(thread)
         trainer.pace.thread_done(thread)
 

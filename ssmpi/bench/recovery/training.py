@@ -48,13 +48,13 @@ class Batches:
 
     def from_number(self, first: int) -> Iterator[Batch]:
         """The batches from number ``first`` on."""
-        room = self._reader.room()
+        buffer = self._reader.buffer()
         for (a_pass, number), (start, end) in zip(self._blocks, pairwise(self._starts), strict=True):
             if first < end:
                 block = self._reader.blocks[number]
                 order = shuffled(self._seed, 1, a_pass, number, size=block.rows)
                 skipped = max(0, first - start) * self._data.batch_size
-                yield from batches_in(order[skipped:], self._reader.read(block, room), self._data.batch_size)
+                yield from batches_in(order[skipped:], self._reader.read(block, buffer), self._data.batch_size)
 
 
 class LocalServers:
@@ -106,7 +106,7 @@ class Training:
         _, by_rows = self._model.forward_backward(batch.dense, rows.values, batch.labels)
         factor = self._config.schedule.factor(samples)
         self._lookups.push(rows, by_rows, factor)
-        self.looked_up, self.updated = batch.ids.size, rows.found
+        self.looked_up, self.updated = batch.ids.size, rows.unique_count
         self._optimizer.step(self._model, factor)
 
     def dense(self) -> Dense:

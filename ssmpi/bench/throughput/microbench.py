@@ -61,7 +61,7 @@ def table_rates(run_file: Path, overrides: tuple[str, ...], seconds: float) -> d
     rows: Rows = []
     for batch in source.batches(0):
         lookup = lookups.pull(batch.ids)
-        rows.append(lookup.rows[: lookup.found].copy())
+        rows.append(lookup.rows[: lookup.unique_count].copy())
     server = EmbeddingServer(arena, NoMessages())  # type: ignore[arg-type]
     pull, push = (wire.tag(kind, 0) for kind in (wire.PULL, wire.PUSH))
     pushes = [wire.push(1.0, r, np.full((r.size, config.rows.layout.width), 1e-6, np.float32)) for r in rows]
@@ -96,13 +96,13 @@ def reader_rate(run_file: Path, overrides: tuple[str, ...], seconds: float) -> d
     """Rows per core-second that a worker thread reads, shuffles and splits into batches, as in ``roles.trainer``."""
     config = load(run_file, overrides)
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
-    room = reader.room()
-    cutter = BatchCutter(room, config.data.batch_size)
+    buffer = reader.buffer()
+    cutter = BatchCutter(buffer, config.data.batch_size)
 
     def read(number: int) -> None:
         block = reader.blocks[number]
         order = shuffled(config.run.seed, 2, 0, number, size=block.rows)
-        for _ in cutter.batches(order, reader.read(block, room)):
+        for _ in cutter.batches(order, reader.read(block, buffer)):
             pass
 
     return {"rows": rate(read, [block.rows for block in reader.blocks], seconds)}

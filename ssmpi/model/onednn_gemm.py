@@ -21,24 +21,24 @@ GROUP = 1 << 18  # floats of the panels that are in cache at the same time
 
 
 class Operands(NamedTuple):
-    """The kernels; ``copies`` uint16, the weights packed as right operands; ``room`` uint16, workspace for one
+    """The kernels; ``copies`` uint16, the weights packed as right operands; ``buffer`` uint16, workspace for one
     layer.
     """
 
     kernels: Kernels
     copies: np.ndarray
-    room: np.ndarray
+    buffer: np.ndarray
 
 
 def operands(kernels: Kernels, layers: Sequence[Layer], examples: int) -> Operands:
     """The operands of these layers for pieces of at most ``examples``; the copies are contiguous."""
     if kernels == NONE:
         layers = ()
-    room = max((room_for(examples, *layer) for layer in layers), default=0)
+    size = max((buffer_size(examples, *layer) for layer in layers), default=0)
     copies = sum(copies_of(*layer) for layer in layers)
-    operands = Operands(kernels, aligned((copies,), np.uint16), aligned((room,), np.uint16))
+    operands = Operands(kernels, aligned((copies,), np.uint16), aligned((size,), np.uint16))
     operands.copies.fill(0)
-    operands.room.fill(0)
+    operands.buffer.fill(0)
     return operands
 
 
@@ -51,7 +51,7 @@ def copies_of(half: bool, outputs: int, inputs: int) -> int:
     return 2 * inputs * up_to(outputs, PANEL)
 
 
-def room_for(examples: int, half: bool, outputs: int, inputs: int) -> int:
+def buffer_size(examples: int, half: bool, outputs: int, inputs: int) -> int:
     """The workspace of one layer for a piece of ``examples``, in uint16 numbers."""
     height = up_to(examples, EDGE)
     if not half:
@@ -62,15 +62,15 @@ def room_for(examples: int, half: bool, outputs: int, inputs: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def refresh(blocks: Operands, place: int, weight: np.ndarray, m: int, k: int) -> None:
+def refresh(operands: Operands, place: int, weight: np.ndarray, m: int, k: int) -> None:
     """Pack the current weight float32 (m, k) for the forward product."""
-    bfloat16.transposed_words(weight, m, k, k, PANEL, blocks.copies[place:])
+    bfloat16.transposed_words(weight, m, k, k, PANEL, operands.copies[place:])
 
 
 @njit(cache=True, nogil=True)
 def outputs(
-    blocks: Operands, laid_out: bool, place: int, values: np.ndarray, weight: np.ndarray, bias: np.ndarray, relu: bool,
-    out: np.ndarray, n: int, m: int, k: int,
+    operands: Operands, laid_out: bool, place: int, values: np.ndarray, weight: np.ndarray, bias: np.ndarray,
+    relu: bool, out: np.ndarray, n: int, m: int, k: int,
 ) -> None:  # fmt: skip
     """out (n, m) = values (n, k) weight (m, k)^T + bias (m,), if there is one, then ``relu``.
 
@@ -80,19 +80,19 @@ def outputs(
     stored. The sums are bit-identical.
     """
     by_rows = not laid_out and 5 * n * (m + k) < 4 * m * k
-    room, right = blocks.room.view(np.float32), blocks.copies[place:].view(np.float32)
+    buffer, right = operands.buffer.view(np.float32), operands.copies[place:].view(np.float32)
     if by_rows:
-        bfloat16.transposed_words(values, n, k, k, PANEL, room)
+        bfloat16.transposed_words(values, n, k, k, PANEL, buffer)
     size = SINGLE_ROWS if by_rows else PANEL
     for first in range(0, m, size):
         width = min(size, m - first)
         if by_rows:
-            block = room[up_to(n, PANEL) * k :]
-            _by_rows(blocks.kernels.single, weight[first * k :], room, block, (width, n, k))
+            block = buffer[up_to(n, PANEL) * k :]
+            _by_rows(operands.kernels.single, weight[first * k :], buffer, block, (width, n, k))
             bfloat16.transposed_words(block, width, n, n, m, out[first:])
         elif laid_out:
             panel(
-                blocks.kernels.single,
+                operands.kernels.single,
                 False,
                 values,
                 right[first * k :],
@@ -102,8 +102,8 @@ def outputs(
                 False,
             )
         else:
-            bfloat16.transposed_words(weight[first * k :], width, k, k, PANEL, room)
-            panel(blocks.kernels.single, False, values, room, out[first:], (n, width, k), (k, PANEL, m), False)
+            bfloat16.transposed_words(weight[first * k :], width, k, k, PANEL, buffer)
+            panel(operands.kernels.single, False, values, buffer, out[first:], (n, width, k), (k, PANEL, m), False)
         if bias.size:
             kernels.add_bias(out[first:], bias[first : first + width], n, m, relu)
     if relu and not bias.size:
@@ -124,49 +124,49 @@ def _by_rows(kernel: int, a: np.ndarray, panels: np.ndarray, c: np.ndarray, size
 
 @njit(cache=True, nogil=True)
 def by_weight(
-    blocks: Operands, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
+    operands: Operands, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
 ) -> None:
     """out (m, k) = by_out (n, m)^T values (n, k), accumulated unless ``fresh``."""
     for first in range(0, m, SINGLE_ROWS):
         rows = min(SINGLE_ROWS, m - first)
-        by_weight_rows(blocks, by_out[first:], values, out[first * k :], rows, n, m, k, fresh)
+        by_weight_rows(operands, by_out[first:], values, out[first * k :], rows, n, m, k, fresh)
 
 
 @njit(cache=True, nogil=True)
 def by_weight_rows(
-    blocks: Operands, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, rows: int, n: int, m: int, k: int,
+    operands: Operands, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, rows: int, n: int, m: int, k: int,
     fresh: bool,
 ) -> None:  # fmt: skip
     """As ``by_weight`` for the first ``rows`` of the m rows, at most SINGLE_ROWS. Computed in two parts, so that few
     kernels are created: a multiple of TILE examples, then the rest.
     """
     across, whole = up_to(n, TILE), n - n % TILE
-    left = blocks.room.view(np.float32)
+    left = operands.buffer.view(np.float32)
     bfloat16.transposed_words(by_out, n, rows, m, across, left)
     for first, count in ((0, whole), (whole, n - whole)):
         if count:
             add = not fresh or first > 0
             for column in range(0, k, PANEL):
                 right, shape = values[first * k + column :], (rows, min(PANEL, k - column), count)
-                panel(blocks.kernels.single, False, left[first:], right, out[column:], shape, (across, k, k), add)
+                panel(operands.kernels.single, False, left[first:], right, out[column:], shape, (across, k, k), add)
 
 
 @njit(cache=True, nogil=True)
 def by_values(
-    blocks: Operands, by_out: np.ndarray, weight: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
+    operands: Operands, by_out: np.ndarray, weight: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
 ) -> None:
     """out (n, k) = by_out (n, m) weight (m, k), accumulated unless ``fresh``. If the weight is larger than GROUP and
     its panels are read often, they are packed first: the rows of a panel in place could conflict in the caches. Packing
     reads the weight row by row, so each page costs one TLB lookup, not one per panel.
     """
-    room, kernel = blocks.room.view(np.float32), blocks.kernels.single
+    buffer, kernel = operands.buffer.view(np.float32), operands.kernels.single
     apart = n >= PANEL and m * k > GROUP
     together, rows = (max(1, GROUP // (m * PANEL)) * PANEL, SINGLE_ROWS) if apart else (k, n)
     for first in range(0, k, together):
         end, right, below, beside = min(first + together, k), weight[first:], k, 1
         if apart:
-            bfloat16.panels_of_words(right, m, end - first, k, room)
-            right, below, beside = room, PANEL, m
+            bfloat16.panels_of_words(right, m, end - first, k, buffer)
+            right, below, beside = buffer, PANEL, m
         for row in range(0, n, rows):
             for column in range(first, end, PANEL):
                 b_panel, block = right[(column - first) * beside :], out[row * k + column :]
@@ -175,42 +175,44 @@ def by_values(
 
 
 @njit(cache=True, nogil=True)
-def refresh_half(blocks: Operands, place: int, weight: np.ndarray, m: int, k: int, backward: bool) -> None:
+def refresh_half(operands: Operands, place: int, weight: np.ndarray, m: int, k: int, backward: bool) -> None:
     """Round the current weight float32 (m, k) into its copies; the copy for the backward product only if
     ``backward``.
     """
-    copies = blocks.copies[place:]
-    bfloat16.panels_of_transposed(weight, m, k, blocks.room, copies)
+    copies = operands.copies[place:]
+    bfloat16.panels_of_transposed(weight, m, k, operands.buffer, copies)
     if backward:
         bfloat16.panels(weight, m, k, up_to(m, 2), copies[up_to(k, EDGE) * up_to(m, PANEL) :])
 
 
 @njit(cache=True, nogil=True)
-def outputs_half(blocks: Operands, place: int, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int) -> None:
+def outputs_half(operands: Operands, place: int, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int) -> None:
     """As ``outputs``, in bfloat16, without bias."""
-    across, copy = up_to(k, 2), blocks.copies[place:]
-    bfloat16.rows(values, n, k, across, blocks.room)
-    product(blocks.kernels.half, True, blocks.room, copy, out, (n, m, across), (across, PANEL, up_to(k, EDGE)), False)
+    across, copy = up_to(k, 2), operands.copies[place:]
+    bfloat16.rows(values, n, k, across, operands.buffer)
+    product(
+        operands.kernels.half, True, operands.buffer, copy, out, (n, m, across), (across, PANEL, up_to(k, EDGE)), False
+    )
 
 
 @njit(cache=True, nogil=True)
 def by_weight_half(
-    blocks: Operands, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
+    operands: Operands, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
 ) -> None:
     """As ``by_weight``, in bfloat16."""
-    height, room = up_to(n, EDGE), blocks.room
+    height, buffer = up_to(n, EDGE), operands.buffer
     first = EDGE * up_to(m, EDGE)
-    left, right = room[first:], room[first + height * up_to(m, TILE) :]
-    bfloat16.transposed(by_out, n, m, height, room, left)
+    left, right = buffer[first:], buffer[first + height * up_to(m, TILE) :]
+    bfloat16.transposed(by_out, n, m, height, buffer, left)
     bfloat16.panels(values, n, k, height, right)
-    product(blocks.kernels.half, True, left, right, out, (m, k, height), (height, PANEL, height), not fresh)
+    product(operands.kernels.half, True, left, right, out, (m, k, height), (height, PANEL, height), not fresh)
 
 
 @njit(cache=True, nogil=True)
 def by_values_half(
-    blocks: Operands, place: int, by_out: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
+    operands: Operands, place: int, by_out: np.ndarray, out: np.ndarray, n: int, m: int, k: int, fresh: bool
 ) -> None:
     """As ``by_values``, in bfloat16, with the weight's copies at ``place``."""
-    across, copy = up_to(m, 2), blocks.copies[place + up_to(k, EDGE) * up_to(m, PANEL) :]
-    bfloat16.rows(by_out, n, m, across, blocks.room)
-    product(blocks.kernels.half, True, blocks.room, copy, out, (n, k, across), (across, PANEL, across), not fresh)
+    across, copy = up_to(m, 2), operands.copies[place + up_to(k, EDGE) * up_to(m, PANEL) :]
+    bfloat16.rows(by_out, n, m, across, operands.buffer)
+    product(operands.kernels.half, True, operands.buffer, copy, out, (n, k, across), (across, PANEL, across), not fresh)

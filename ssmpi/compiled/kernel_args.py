@@ -12,7 +12,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 
-class Frame:
+class KernelArgs:
     """``words`` int64: the ``numbers``, then address and size of each of the ``arrays``, which it keeps alive. The
     arrays are contiguous; compiled code sees them flat.
     """
@@ -36,5 +36,5 @@ def _pointer(typing: Any, address: Any) -> Any:  # numba's interface has no type
 
 @njit(cache=True, nogil=True)
 def array_at(words: np.ndarray, place: int, kind: type[np.generic]) -> np.ndarray:
-    """The flat array of one kind of numbers whose address and size begin at a ``place`` of the words of a frame."""
+    """The flat array of one kind of numbers with address and size at a ``place`` of the words of ``KernelArgs``."""
     return carray(_pointer(words[place]), (words[place + 1],), kind)  # type: ignore[call-arg]  # numba gives the first
