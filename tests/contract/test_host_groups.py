@@ -363,6 +363,65 @@ def test_all_end_with_one_model_that_has_what_was_learned(on_hosts, hosts, own):
     assert np.all(model < replica(0) + most * max(1.0, own.bmuf.eta / (1 - own.bmuf.momentum)))
 
 
+ROUNDS = 40  # in which those that follow come as near as float32 tells
+
+
+@pytest.mark.parametrize("own", [options("ma"), options("ma", fragments=3), options("bmuf")], ids=name_of)
+@pytest.mark.parametrize("hosts", [("h0",) * 4, MIXED, ("h0", "h1", "h1", "h1")], ids="-".join)
+def test_background_rounds_keep_what_one_trainer_learns(on_hosts, hosts, own):
+    """In each part another trainer trains, once the others have ended: as if it were alone, to the bit, while rounds
+    run; and they follow it. Its part ends some rounds later.
+    """
+    ended = [set() for _ in hosts]
+
+    def one_learns(world, options):
+        weights, steps, turn = live(world, options, 0), itertools.count(100 * world.rank), sync_bodies.turns(world)
+
+        def work(synchronizers):
+            own, seen = synchronizers[0], []
+            end = own.end
+            own.context.local.optimizer.step = sync_bodies.in_turns(turn, own.context.local.optimizer.step)
+            own.merge = sync_bodies.in_turns(turn, own.merge)
+
+            def more_rounds(number):
+                before = own.tally[0]
+                wait_until(lambda: own.tally[0] >= before + number, WAITING, "rounds")
+
+            def gradients(thread):
+                step = next(steps)
+                if step == 100 * world.rank:
+                    wait_until(lambda: len(ended[part]) == len(hosts) - 1, WAITING, "the others")
+                    more_rounds(4 * options.fragments)  # those under way may count the others
+                return 0.1 * replica(step)
+
+            def end_after_rounds():
+                if part == world.rank and world.rank not in ended[part]:  # once: closing ends a part again
+                    seen.append(weights.copy())
+                    more_rounds(ROUNDS * options.fragments)
+                end()
+                ended[part].add(world.rank)
+
+            own.end = end_after_rounds
+            for part in range(len(hosts)):
+                with_pace(world, options, synchronizers, gradients, [12 if part == world.rank else 0])
+                seen.append(own.model())
+                meet(world)
+            return seen
+
+        return on_trainers(world, options, weights, work)
+
+    results = on_hosts(hosts, one_learns, own)
+    expected = replica(0)
+    for part in range(len(hosts)):
+        for step in range(12):
+            expected -= 0.1 * replica(100 * part + step)
+        learned = results[part].pop(part)
+        if part == 0 and own.algorithm == "ma":  # filtering a mean rounds it
+            np.testing.assert_array_equal(learned, expected)
+        for seen in (learned, *(result[part] for result in results)):
+            np.testing.assert_allclose(seen, expected, rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("own", [options("ma"), options("bmuf", bmuf=MOMENTUM)], ids=name_of)
 def test_led_trainers_report_the_rounds_of_their_leader(on_hosts, own):
     results = on_hosts((*TWO_HOSTS, "h1"), uneven_parts, own)
