@@ -38,9 +38,9 @@ def train(config: Config, world: World, folder: Path, start: Start = BEGINNING) 
     for _ in trainer.parts():
         trainer.train_part(hogwild)
         trainer.evaluate(config.evaluate.split)  # where a part is done
-        trainer.keep()  # a checkpoint, where one is due
+        trainer.checkpoint_if_due()
     trainer.save()  # the model; asked to stop, a checkpoint
-    trainer.evaluate_finally(config.evaluate.final)
+    trainer.evaluate_final(config.evaluate.final)
     trainer.goodbye()
     return not trainer.stopped
 
@@ -51,9 +51,10 @@ def hogwild(thread: int, trainer: Trainer) -> None:
     lookups, optimizer = trainer.lookups(thread), trainer.optimizer_of(thread)
     for batch, rows in lookups.prefetched(trainer.stream(thread)):
         logits, row_gradients = model.forward_backward(batch.dense, rows.values, batch.labels)
-        rate = trainer.progress.record(thread, logits, batch.labels)
-        lookups.push(rows, row_gradients, rate)
-        optimizer.step(model, rate)  # straight into the shared vector
+        rate_factor = trainer.progress.rate_factor()
+        trainer.progress.record(thread, logits, batch.labels)
+        lookups.push(rows, row_gradients, rate_factor)
+        optimizer.step(model, rate_factor)  # straight into the shared vector
         trainer.pace.after_step(thread)  # fixed rate: maybe a round. Shadow: nothing
     trainer.pace.thread_done(thread)
 

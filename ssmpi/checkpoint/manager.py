@@ -52,8 +52,8 @@ REMOVAL_SECONDS = 30.0  # that the end of a run waits for the removal of old che
 
 class CheckpointManager:
     """One trainer's part in saving. Every trainer calls ``save`` and ``save_and_stop`` while training is paused, with a
-    function that returns its state; only the first trainer uses ``due`` and has a ``log``. ``examples`` of all trainers
-    were trained on before this job.
+    function that returns its state; only the first trainer has a ``log``, calls ``poll`` regularly, and asks whether a
+    checkpoint is ``due``. ``examples`` of all trainers were trained on before this job.
     """
 
     def __init__(self, context: SaveContext, log: SaveLog | None, examples: int) -> None:
@@ -67,16 +67,21 @@ class CheckpointManager:
         self._making: Future[int] | None = None  # a folder
         self._removing: Future[None] | None = None  # older checkpoints
 
-    def due(self, examples: int) -> bool:
-        """Whether the next checkpoint is due after ``examples`` of all trainers; also polls the one being written.
-        Never waits for the disk.
+    def poll(self, examples: int) -> None:
+        """Commit the checkpoint being written, once its files are complete, and measure how much it slows training
+        down, which has done ``examples`` of all trainers. Never waits for the disk.
         """
         if not self._log:
-            return False
+            return
         writing = self._writing
         self._slowdown.tick(examples, self._log.seconds, writing=bool(writing))
         if writing and time.monotonic() - writing.asked >= POLL_SECONDS:
             self._look_after(writing)
+
+    def due(self, examples: int) -> bool:
+        """Whether the next checkpoint is due after ``examples`` of all trainers."""
+        if not self._log:
+            return False
         at_the_disk = any(future and not future.done() for future in (self._making, self._removing))
         return not self._writing and not at_the_disk and self._timer.now(examples)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ssmpi.model.operators import Parameter
     from ssmpi.model.replica import Replica
 
+SELECTION = "choice"  # the model selection's key in a checkpoint's state
 LOG = "logbook/"  # before the names of the metric logger's arrays
 
 
@@ -156,7 +157,7 @@ class RunState:
             "checked": sorted(self.checked),
             KEY: self.origin.state(),
             saved_network.KEY: self.network,
-            "choice": self.selection,
+            SELECTION: self.selection,
             "ledger": self.ledger,
         }
 

@@ -83,7 +83,7 @@ class Control:
 
         wait_until(ask, self._waiting, "the trainer that checks the next shard of the data")
         block, others = map(int, answer)
-        self._progress.hear(others)
+        self._progress.update_others(others)
         if block == PAUSED:  # the message to all may still be in flight
             self._stop.pause()
         return block
@@ -96,7 +96,7 @@ class Control:
 
     def tick(self, report: Callable[[bool], TrainerReport], *, finished: bool = False) -> bool:
         """Answer messages and send reports when due; True once the others do not need this trainer any more.
-        ``report(finished)`` makes this trainer's report.
+        ``report(finished)`` is called when a report of this trainer is due.
         """
         if self._service:
             self._service.answer_pending(self._handle)
@@ -134,7 +134,7 @@ class Control:
 
     def _send(self, report: TrainerReport) -> None:
         if self._service:
-            self._progress.hear(self._take_report(0, report))
+            self._progress.update_others(self._take_report(0, report))
             return
         self._outgoing = report.pack()
         self._pending = [
@@ -146,7 +146,7 @@ class Control:
         self._pending = [request for request in self._pending if not request.Test()]
         if not self._pending and self._outgoing is not None:
             self._outgoing = None
-            self._progress.hear(int(self._answer[1]))
+            self._progress.update_others(int(self._answer[1]))
             if self._answer[0]:
                 self._stop.request()
         return bool(self._pending)

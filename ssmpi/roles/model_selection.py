@@ -17,6 +17,7 @@ import numpy as np
 
 from ssmpi.checkpoint import store
 from ssmpi.checkpoint.model_files import move_into_place
+from ssmpi.checkpoint.trainer_state import SELECTION
 from ssmpi.comm.failure import cause
 from ssmpi.core.errors import DataError
 from ssmpi.files.log import log
@@ -82,9 +83,9 @@ class ModelSelection:
     ) -> None:
         self._run, self._evaluations, self._checkpoints, self._model_state = run, evaluations, checkpoints, model
         self._options = evaluations.options
-        self.standing = SelectionState(**state) if state else SelectionState(self._options.split)
-        if self.standing.split != self._options.split:  # results on another split do not apply to this one
-            self.standing = SelectionState(self._options.split)
+        self.state = SelectionState(**state) if state else SelectionState(self._options.split)
+        if self.state.split != self._options.split:  # results on another split do not apply to this one
+            self.state = SelectionState(self._options.split)
         self._folder = run / BEST
         self.scored_finally = False  # the final split, with the model as it is now
         self.model = "last"  # which one the run keeps
@@ -92,7 +93,7 @@ class ModelSelection:
     @property
     def ended_by(self) -> str:
         """The rule that ends training here; empty while none does."""
-        return self.standing.ended_by(self._options)
+        return self.state.ended_by(self._options)
 
     def consider(self, scored: Scored) -> None:
         """Every trainer calls it after an evaluation of ``evaluate.split``, while training is paused. If a stop arrives
@@ -103,7 +104,7 @@ class ModelSelection:
         numbers = np.array([scored.metrics["ne"], scored.metrics["auc"], examples])
         evaluations.share(numbers, "trainer 0 (to evaluate)")
         ne, auc, at = float(numbers[0]), float(numbers[1]), int(numbers[2])
-        best = self._options.keep == "best" and self.standing.is_best(ne)
+        best = self._options.keep == "best" and self.state.is_best(ne)
         also = best and self._options.final != self._options.split and evaluations.has(self._options.final)
         final = evaluations.score(self._options.final, scored.vector) if also else None
         if evaluations.stopped:
@@ -111,11 +112,11 @@ class ModelSelection:
         meanwhile = final.seconds if final else 0.0  # neither evaluation is training time
         evaluations.record(self._options.split, scored._replace(seconds=scored.seconds + meanwhile))
         self.scored_finally = also
-        self.standing = self.standing.after(ne, auc, self._options.min_gain)
+        self.state = self.state.after(ne, auc, self._options.min_gain)
         if best and self._save(scored.vector, at, ne):
-            self.standing = replace(self.standing, kept_ne=ne, kept=at)
+            self.state = replace(self.state, kept_ne=ne, kept=at)
         if final:
-            evaluations.record(self._options.final, final._replace(seconds=0.0), best=self.standing.kept == at)
+            evaluations.record(self._options.final, final._replace(seconds=0.0), best=self.state.kept == at)
         if results and self.ended_by:
             results.logbook.say(f"training ends after {at:,} examples: {self._why(auc)}")
 
@@ -123,7 +124,7 @@ class ModelSelection:
         """On the first trainer: make the best model the run's model; False, with a message, if there is none."""
         if self._options.keep != "best":
             return False
-        kept, place = self.standing.kept, self._run / MODEL
+        kept, place = self.state.kept, self._run / MODEL
         if kept is not None and is_model_after(self._place(kept), kept):
             move_into_place(self._place(kept), place)
         elif kept is None or not is_model_after(place, kept):  # in place already after an interrupted evaluation
@@ -137,7 +138,7 @@ class ModelSelection:
         """Whether the last model may become the best one on ``split``: False if that is the model that
         ``evaluate.split`` selected; None to compare NE.
         """
-        chosen = self._options.keep == "best" and self.standing.kept is not None
+        chosen = self._options.keep == "best" and self.state.kept is not None
         return False if chosen and split != self._options.split else None
 
     def close(self) -> None:
@@ -166,7 +167,7 @@ class ModelSelection:
         needed = {self._place(newest)}
         try:
             for checkpoint in store.Store(self._run).committed():
-                kept = store.read_manifest(checkpoint).state.get("choice", {}).get("kept")
+                kept = store.read_manifest(checkpoint).state.get(SELECTION, {}).get("kept")
                 needed |= {self._place(kept)} if kept is not None else set()
             there = set(self._folder.iterdir())
         except (OSError, DataError) as error:
@@ -181,7 +182,7 @@ class ModelSelection:
     def _why(self, auc: float) -> str:
         if self.ended_by == STOP_AT_AUC:
             return f"AUC {auc:.5f} reaches evaluate.stop_at_auc = {self._options.stop_at_auc:g}"
-        count = self.standing.without_gain
+        count = self.state.without_gain
         return f"{count} evaluation{'s' * (count != 1)} without gain (evaluate.patience)"
 
 

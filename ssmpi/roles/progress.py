@@ -49,8 +49,9 @@ class Progress:
     """Progressive quality (scores before the update) and counters of one trainer. ``earlier`` examples, of all
     trainers, were trained on by the jobs that this one resumes; ``expected`` is all that there will be.
 
-    The other trainers' examples come with every answer of the dealer (``hear``); in between, their pace relative to
-    this trainer's is assumed constant, and before the first answer equal. What was scored is kept in ``memory``.
+    The other trainers' examples come with every answer of the dealer (``update_others``); in between, their pace
+    relative to this trainer's is assumed constant, and before the first answer equal. What was scored is kept in
+    ``memory``.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Progress:
         memory = memory or ProcessMemory()
         self._schedule, self._earlier, self._expected = schedule, earlier, expected
         self._flat = schedule.flat
-        self._others, self._hearing = OtherTrainers(0, 0, trainers - 1.0, 0.0), threading.Lock()
+        self._others, self._updating = OtherTrainers(0, 0, trainers - 1.0, 0.0), threading.Lock()
         self._sums = memory.array("sums", (threads, len(SUMS)), np.float64)
         self._histograms = memory.array("histograms", (threads, 2, BINS), np.int64)
         self._slots = list(zip(self._histograms, self._sums, strict=True))  # one for each thread
@@ -69,8 +70,8 @@ class Progress:
         self._iterations = self.iterations.data  # NumPy scalars hold the GIL for longer
         self.losses: list[float] | None = None
 
-    def record(self, thread: int, logits: np.ndarray, labels: np.ndarray) -> float:
-        """Count one batch; returns the learning-rate factor of its update. TrainingError if its loss is not finite."""
+    def record(self, thread: int, logits: np.ndarray, labels: np.ndarray) -> None:
+        """Count one batch. TrainingError if its loss is not finite."""
         count = len(labels)
         loss = accumulate(logits, labels, *self._slots[thread])
         if not math.isfinite(loss):
@@ -82,36 +83,32 @@ class Progress:
             self.losses.append(loss / count)
         self._iterations[thread] += 1
         self._examples[thread] += count
-        return 1.0 if self._flat else self._schedule.factor(self._all_when(self.examples - count))
 
-    def hear(self, others: int) -> None:
+    def update_others(self, others: int) -> None:
         """Update the estimate of the other trainers' examples from the dealer's answer; it never decreases. Called by
         any thread, once per block or report: the lock is not part of a step.
         """
-        with self._hearing:
+        with self._updating:
             own = self.examples
             pace = others / own if own else self._others.pace
             self._others = OtherTrainers(own, others, pace, self._others.when(own))
 
     @property
     def examples(self) -> int:
-        """Examples this trainer has trained on, the batch being recorded included."""
+        """Examples this trainer has trained on."""
         return sum(self._examples)
 
     @property
-    def of_all(self) -> int:
+    def examples_of_all(self) -> int:
         """Examples of all trainers and earlier jobs: those of other trainers are estimated, so exact where there are
         none.
         """
-        return self._all_when(self.examples)
-
-    def _all_when(self, own: int) -> int:
-        """``of_all`` when this trainer has done ``own``."""
+        own = self.examples
         return int(min(self._earlier + own + int(self._others.when(own)), self._expected))
 
-    def factor(self) -> float:
-        """The present factor of the learning rates."""
-        return self._schedule.factor(self.of_all)
+    def rate_factor(self) -> float:
+        """The schedule's present factor of the learning rates: of the next batch that is recorded."""
+        return 1.0 if self._flat else self._schedule.factor(self.examples_of_all)
 
     def quality(self) -> Quality:
         """The quality of all that this trainer has scored, including earlier processes if its memory survived."""

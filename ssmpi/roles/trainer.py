@@ -13,7 +13,7 @@ import numpy as np
 from ssmpi import sync
 from ssmpi.checkpoint.manager import CheckpointManager
 from ssmpi.checkpoint.start import BEGINNING, Start
-from ssmpi.checkpoint.trainer_state import Checkpoint, LiveState, TrainerState, restore
+from ssmpi.checkpoint.trainer_state import SELECTION, Checkpoint, LiveState, TrainerState, restore
 from ssmpi.comm import failure
 from ssmpi.comm.signals import stop_requested
 from ssmpi.comm.waiting import SUPERVISOR, Backoff, wait
@@ -29,14 +29,14 @@ from ssmpi.host import cpu_usage
 from ssmpi.host.clock import Clock
 from ssmpi.report.results import Scored
 from ssmpi.report.trainer_report import TrainerReport
-from ssmpi.roles import trainer_parts
+from ssmpi.roles import build_trainer
 from ssmpi.roles.control import Control
 from ssmpi.roles.evaluate import Evaluations, Evaluator
 from ssmpi.roles.model_selection import ModelSelection
 from ssmpi.roles.save_decision import RowSaves
-from ssmpi.roles.saved_parts import SavedParts
 from ssmpi.roles.shard_check import check, share
-from ssmpi.roles.surviving_state import RunNote
+from ssmpi.roles.snapshot import Snapshots
+from ssmpi.roles.warm_state import RunNote
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -48,24 +48,24 @@ class Trainer:
     def __init__(self, config: Config, world: World, folder: Path, start: Start = BEGINNING) -> None:
         self.config, self.world, self._folder = config, world, folder
         world.start_heartbeat(config.waiting)
-        trainer_parts.warn(config, world)
-        saved, memory = trainer_parts.saved_state(config, world, start), start.memory
+        build_trainer.warn(config, world)
+        saved, memory = build_trainer.saved_state(config, world, start), start.memory
         self._reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
         manifest, rows = self._reader.manifest, self._reader.rows
-        self.tables = trainer_parts.tables(config, world, manifest.cardinalities, start)
-        self.replica, self.optimizer = trainer_parts.dense_model(config, self._reader, start)
-        self.progress = trainer_parts.progress(config, rows, saved, memory, world.index)
+        self.tables = build_trainer.tables(config, world, manifest.cardinalities, start)
+        self.replica, self.optimizer = build_trainer.dense_model(config, self._reader, start)
+        self.progress = build_trainer.progress(config, rows, saved, memory, world.index)
         self._stop = Stop(stop_requested)
         self._control = Control(world.control, config.topology.threads, config.waiting, self.progress, self._stop)
         local = sync.LocalTrainer(
-            self.progress.iterations, self.progress.factor, self.optimizer, self.replica.thread_model,
+            self.progress.iterations, self.progress.rate_factor, self.optimizer, self.replica.thread_model,
             sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.rows.layout.width),
             sync.ReplicaMemory(world.host, self.replica.memory, self.replica.owned.borders), memory,
         )  # fmt: skip
-        self.synchronizers, self.pace = trainer_parts.synchronization(config, world, self.replica, local, saved)
-        trained = trainer_parts.trained_rows(config, world.index, self._reader, saved, self.progress, memory)
+        self.synchronizers, self.pace = build_trainer.synchronization(config, world, self.replica, local, saved)
+        trained = build_trainer.trained_rows(config, world.index, self._reader, saved, self.progress, memory)
         self._under_way = trained.under_way(self.progress.scored)
-        self._cursor = trainer_parts.cursor(config, world, self._reader, self._control.checked, saved, trained)
+        self._cursor = build_trainer.cursor(config, world, self._reader, self._control.checked, saved, trained)
         self._prefetched = [PrefetchedRows(stream.was_cut) for stream in self._cursor.streams]
         live = LiveState(
             self.replica, self.optimizer.state(), self.synchronizers[0], self._prefetched, self.progress.losses
@@ -74,22 +74,24 @@ class Trainer:
             restore(live, saved, world, config.sync.algorithm, config.waiting)
         elif saved:
             saved.make_equal(self.synchronizers[0], world, config.waiting, self.replica.owned.layout)
-        self._results = trainer_parts.results(config, folder, rows, saved, start) if world.index == 0 else None
+        self._results = build_trainer.results(config, folder, rows, saved, start) if world.index == 0 else None
         self._row_saves = RowSaves(config, self.tables.transport, self._results, memory)
-        self._parts = SavedParts(
+        self._snapshots = Snapshots(
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica, live=live,
             progress=self.progress, checked=self._control.checked, results=self._results,
         )  # fmt: skip
-        context = trainer_parts.save_context(config, world, folder, self.tables, self._stop, memory)
+        context = build_trainer.save_context(config, world, folder, self.tables, self._stop, memory)
         self._checkpoints = CheckpointManager(
-            context, self._results.logbook if self._results else None, self.progress.of_all
+            context, self._results.logbook if self._results else None, self.progress.examples_of_all
         )
         evaluator = Evaluator(
             config.evaluate, self._reader.folder, world, self.tables.lookups, self.replica.thread_model, self._stop
         )
         self._evaluations = Evaluations(evaluator, manifest, config.waiting, self._results)
-        standing = saved.state.get("choice") if saved else None
-        self._selection = ModelSelection(folder, self._evaluations, self._checkpoints, self._parts.model, standing)
+        selected = saved.state.get(SELECTION) if saved else None
+        self._selection = ModelSelection(
+            folder, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
+        )
         self._note = RunNote(memory, self._results, self._selection, self._control.checked, saved)
         self._control.gathered, self._control.due = self._note.gathered, self._checkpoint_due
         self._save_agreed, self._started, self._came_to_rest = False, False, 0.0
@@ -134,7 +136,7 @@ class Trainer:
                 self._rest()  # all begin together: otherwise the first one that is ready would take the others' blocks
             cpu_usage.set_up()
             lost = self.tables.sent, self.synchronizers[0].context.local.sent, self._under_way
-            self._note.started(self.progress.of_all, lost, self.world.trainers)
+            self._note.started(self.progress.examples_of_all, lost, self.world.trainers)
             if self._results:
                 self._results.logbook.start_clock()
             self._started = True
@@ -147,6 +149,7 @@ class Trainer:
         clock, closing = Clock(), self.start("closing", self.pace.end)
         self._supervise(lambda: not closing.is_alive(), finished=True)
         self.world.traffic.on = False
+        self._checkpoints.poll(self.progress.examples_of_all)
         wishes = np.array([self._stop.stopping, self._checkpoint_due()], np.float32)
         wait(self.world.trainers.iallreduce(wishes), self.config.waiting, "the other trainers (to end this part)")
         if wishes[0]:
@@ -170,15 +173,15 @@ class Trainer:
         if not self.stopped:
             self._note.evaluated(self._cursor.position.part)
 
-    def evaluate_finally(self, split: str) -> None:
+    def evaluate_final(self, split: str) -> None:
         """Score the final model, and on request the first trainer's replica too. If the run is asked to stop meanwhile,
         it also writes a checkpoint, so a resumed run can repeat this.
         """
         if self.stopped:
             return
-        evaluations, choice = self._evaluations, self._selection
-        if not choice.scored_finally and (scored := self._score_model(split)):
-            evaluations.record(split, scored, best=choice.best_on(split))
+        evaluations, selection = self._evaluations, self._selection
+        if not selection.scored_finally and (scored := self._score_model(split)):
+            evaluations.record(split, scored, best=selection.best_on(split))
         evaluations.score_replica(split, self.replica.vector)
         if self.stopped:
             self.save()
@@ -192,7 +195,7 @@ class Trainer:
             self._results.logbook.window()
         return self._evaluations.score(split, self.synchronizers[0].model())
 
-    def keep(self) -> None:
+    def checkpoint_if_due(self) -> None:
         """Save a checkpoint, if one is due."""
         if self._save_agreed and not self.stopped:
             self._rest()
@@ -211,7 +214,7 @@ class Trainer:
             return
         vector = self.synchronizers[0].model()
         if self._results and not self._selection.put_in_place():
-            self._checkpoints.save_model(self._parts.model(vector))
+            self._checkpoints.save_model(self._snapshots.of_model(vector))
         self._checkpoints.wait_for_the_first()
 
     def goodbye(self) -> None:
@@ -231,16 +234,20 @@ class Trainer:
 
     def _checkpoint_due(self) -> bool:
         """Whether this trainer knows that a checkpoint is due; only the first one does."""
-        return self._checkpoints.due(self.progress.of_all)
+        return self._checkpoints.due(self.progress.examples_of_all)
 
     def _state(self, position: Position) -> TrainerState:
         """This trainer's part of a checkpoint that resumes at ``position``; call while the threads are paused."""
-        return self._parts.trainer(self.synchronizers[0].model(), position, self._selection.standing)
+        return self._snapshots.of_trainer(self.synchronizers[0].model(), position, self._selection.state)
+
+    def _report_due(self, finished: bool) -> TrainerReport:
+        """With each report the first trainer also exchanges status with the embedding PSs."""
+        self._row_saves.exchange(self.progress.examples_of_all)
+        return self._report(finished)
 
     def _report(self, finished: bool) -> TrainerReport:
         """The counters that the first trainer collects."""
         quality = self.progress.quality()
-        self._row_saves.exchange(self.progress.of_all)
         return TrainerReport(
             stop=float(self._stop.stopping), finished=float(finished), examples=float(self.progress.examples),
             iterations=float(self.progress.iterations.sum()), **sync.figures(self.synchronizers),
@@ -254,7 +261,8 @@ class Trainer:
         pause = Backoff(SUPERVISOR)
         while True:
             ended = done()
-            free = self._control.tick(self._report, finished=finished and ended)
+            self._checkpoints.poll(self.progress.examples_of_all)
+            free = self._control.tick(self._report_due, finished=finished and ended)
             if ended and (free or not finished):
                 return
             pause.nap()

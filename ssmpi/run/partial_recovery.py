@@ -1,7 +1,7 @@
 """Partial recovery: rebuilds the lost memory of some ranks before any role starts, while all other ranks keep theirs.
 
 The rows of a lost embedding PS are loaded here, into new memory that becomes valid once the first trainer records it
-(``roles.surviving_state``): if a rank dies before that, the recovery simply starts over. Lost trainers and sync PSs get
+(``roles.warm_state``): if a rank dies before that, the recovery simply starts over. Lost trainers and sync PSs get
 new memory too, which their roles fill (``roles.replica_recovery``).
 """
 
@@ -23,7 +23,7 @@ from ssmpi.recovery.after_loss import over_target
 from ssmpi.recovery.ledger import Ledger
 from ssmpi.roles.embedding_ps import rows_in
 from ssmpi.roles.policy_inputs import expected_examples
-from ssmpi.roles.surviving_state import NOTHING, deal_left, own_memory
+from ssmpi.roles.warm_state import NOTHING, deal_left, own_memory
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import Job

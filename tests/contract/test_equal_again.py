@@ -8,11 +8,11 @@ from ssmpi import sync
 from ssmpi.core.topology import Topology
 from ssmpi.data.position import Position
 from ssmpi.data.trained_rows import Deal
-from ssmpi.roles.surviving_state import SurvivingState
+from ssmpi.roles.warm_state import WarmState
 
 
 def kept(warming_up):
-    return SurvivingState({}, Deal(1, 0, Position(0)), [], furthest=1, warming_up=warming_up)
+    return WarmState({}, Deal(1, 0, Position(0)), [], furthest=1, warming_up=warming_up)
 
 
 def make_equal(world, settings, warming_up):

@@ -43,7 +43,7 @@ from ssmpi.report.fields import FIELDS, RECOVERY
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.row_saver import RowSaver
-from ssmpi.roles.surviving_state import RunNote
+from ssmpi.roles.warm_state import RunNote
 from ssmpi.run import partial_recovery, restart, run_folder
 from ssmpi.run.request import Supervised
 from ssmpi.run.requirements import kept_memory, memory_of_ranks, placement_of

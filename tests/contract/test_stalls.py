@@ -15,7 +15,7 @@ from ranks import PATIENCE, address_of
 from runs import train_over_threads
 
 from ssmpi.comm.shared_lock import SharedLock
-from ssmpi.roles import trainer_parts
+from ssmpi.roles import build_trainer
 from ssmpi.roles.progress import Progress
 from ssmpi.sync.average import Average
 from ssmpi.sync.easgd import EASGD, ElasticCenter
@@ -157,7 +157,7 @@ def stalled(tmp_path, small_data, monkeypatch):
             progress.record = recorded
             return progress
 
-        monkeypatch.setattr(trainer_parts, "Progress", watched)
+        monkeypatch.setattr(build_trainer, "Progress", watched)
         hold(stall, monkeypatch)
         finished = train_over_threads(tmp_path, small_data, *TWO_BY_TWO, *settings, *overrides)
         assert finished.result["examples"] == 6_000  # a round that was late harms nobody

@@ -28,8 +28,8 @@ from ssmpi.report.results import RunResults
 from ssmpi.roles import sync_ps
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.progress import Progress
-from ssmpi.roles.surviving_state import RunNote
 from ssmpi.roles.trainer import Trainer
+from ssmpi.roles.warm_state import RunNote
 from ssmpi.run import run_folder
 from ssmpi.run.requirements import kept_memory, placement_of
 from ssmpi.sync import Options as RoundOptions
@@ -125,7 +125,7 @@ def test_a_kill_while_the_model_is_saved_or_scored_saves_and_scores_it_again(tmp
     keeping = (*ONE, "data.passes=1", f"evaluate.keep={which}")
     through = train_over_threads(tmp_path / "through", small_data, *keeping)
     saving = [Kill(ArenaWriter, "begin"), Kill(pending_save, "move_into_place", after=True)]
-    kills = [*saving * (which == "last"), Kill(Trainer, "evaluate_finally", after=True), Kill(RunResults, "finish")]
+    kills = [*saving * (which == "last"), Kill(Trainer, "evaluate_final", after=True), Kill(RunResults, "finish")]
     killed = train_with_kills(tmp_path / "killed", small_data, kills, *keeping)
     same(through, killed)
     assert (killed.result["status"], killed.result["kept"]) == ("complete", which)

@@ -19,7 +19,7 @@ from ssmpi.core.settings import build
 from ssmpi.data.features import CRITEO
 from ssmpi.embedding import trackers
 from ssmpi.model.zoo import NETWORKS
-from ssmpi.roles import trainer_parts
+from ssmpi.roles import build_trainer
 from ssmpi.run import resume
 from ssmpi.run.request import RunRequest
 
@@ -252,9 +252,9 @@ def test_the_decay_starts_after_the_warm_up(tmp_path):
 )
 def test_settings_of_the_other_pace_are_named(monkeypatch, tmp_path, overrides, names):
     said = []
-    monkeypatch.setattr(trainer_parts.log, "warning", said.append)
+    monkeypatch.setattr(build_trainer.log, "warning", said.append)
     config = read(tmp_path, "topology.trainers=2", "topology.threads=1", *overrides).over(CRITEO)
-    trainer_parts.warn(config, SimpleNamespace(oversubscribed="", index=0))
+    build_trainer.warn(config, SimpleNamespace(oversubscribed="", index=0))
     pace = config.sync.pace
     assert said == [f"sync.{name} has no effect, because sync.pace = '{pace}': leave it out" for name in names]
 
@@ -271,9 +271,9 @@ def test_settings_of_the_other_pace_are_named(monkeypatch, tmp_path, overrides, 
 )
 def test_threads_that_would_begin_with_adagrads_full_steps_are_told(monkeypatch, tmp_path, overrides, index, told):
     said = []
-    monkeypatch.setattr(trainer_parts.log, "warning", said.append)
+    monkeypatch.setattr(build_trainer.log, "warning", said.append)
     ranks = "topology.trainers=2", "topology.threads=3", "data.batch_size=10"
     config = read(tmp_path, *ranks, *overrides).over(CRITEO)
-    trainer_parts.warn(config, SimpleNamespace(oversubscribed="", index=index))
+    build_trainer.warn(config, SimpleNamespace(oversubscribed="", index=index))
     assert [text for text in said if "schedule.warmup_examples = 6000" in text] == said
     assert bool(said) == told

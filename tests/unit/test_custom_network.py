@@ -30,7 +30,7 @@ from ssmpi.model.parameters import by_name
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import NETWORKS, network_of
 from ssmpi.report import recoveries
-from ssmpi.roles import trainer_parts
+from ssmpi.roles import build_trainer
 from ssmpi.run import resume, run_folder
 from ssmpi.run.request import RunRequest, Supervised
 from ssmpi.tools import plan, score
@@ -429,7 +429,7 @@ def test_its_gradients_are_those_of_the_formula(tmp_path, batch):
 
 def test_it_is_trained_saved_with_its_code_and_resumed(few, tmp_path, alone, capsys, monkeypatch):
     said = []
-    monkeypatch.setattr(trainer_parts.log, "warning", said.append)
+    monkeypatch.setattr(build_trainer.log, "warning", said.append)
     run = interrupted(write_own(tmp_path, CUBE), few, NAMED, "data.passes=2")
     assert [text for text in said if "no kernels for net.py:Cube: all of the network is computed by torch" in text]
     assert prepare(run).checkpoints

@@ -8,7 +8,7 @@ import pytest
 from runs import train_over_threads
 
 from ssmpi.model.options import Schedule
-from ssmpi.roles import trainer_parts
+from ssmpi.roles import build_trainer
 from ssmpi.roles.progress import ExampleTally, Progress
 
 BLOCK, BATCH = 20, 100  # batches of a block, examples of a batch
@@ -27,12 +27,12 @@ def uneven(speeds, batches, tell=BLOCK):
         who = min((k for k in range(len(speeds)) if left[k] or waiting), key=turns.__getitem__)
         turns[who] += 1.0 / speeds[who]
         if left[who] % tell == 0:
-            progress[who].hear(tally.others(who, progress[who].examples))
+            progress[who].update_others(tally.others(who, progress[who].examples))
         if not left[who]:
             left[who], waiting = BLOCK, waiting - 1
         progress[who].record(0, logits, labels)
         left[who], done = left[who] - 1, done + BATCH
-        yield who, progress[who].of_all, done
+        yield who, progress[who].examples_of_all, done
 
 
 @pytest.mark.parametrize("speeds", [(1, 1), (3, 1), (1, 3), (10, 1), (4, 2, 1, 1), (1,) * 8], ids=str)
@@ -58,7 +58,10 @@ def test_nobody_counts_beyond_the_end_while_nothing_is_heard():
     """The others may be done, or slower than they were."""
     progress = Progress(1, 3, Schedule(), earlier=1_000, expected=5_000)
     batch = np.zeros(BATCH, np.float32)
-    believed = [progress.record(0, batch, batch) and progress.of_all for _ in range(20)]
+    believed = []
+    for _ in range(20):
+        progress.record(0, batch, batch)
+        believed.append(progress.examples_of_all)
     assert believed == sorted(believed)
     assert believed[0] == 1_300  # until it hears of them it takes the others for as fast as itself
     assert believed[-1] == 5_000
@@ -71,7 +74,7 @@ def test_a_run_of_uneven_trainers_knows_how_far_it_is(tmp_path, small_data, monk
     record, trainers, workers, found = Progress.record, [], [], []
 
     def uneven(progress, thread, logits, labels):
-        factor = record(progress, thread, logits, labels)
+        record(progress, thread, logits, labels)
         if progress not in trainers:
             trainers.append(progress)
             workers.append(threading.current_thread())
@@ -79,11 +82,10 @@ def test_a_run_of_uneven_trainers_knows_how_far_it_is(tmp_path, small_data, monk
             if len(trainers) == 2 and trainers[1].examples >= 3 * progress.examples:
                 break
             time.sleep(0.001)
-        found.append((progress.of_all, sum(each.examples for each in trainers)))
-        return factor
+        found.append((progress.examples_of_all, sum(each.examples for each in trainers)))
 
     monkeypatch.setattr(Progress, "record", uneven)
-    monkeypatch.setattr(trainer_parts, "compile_kernels", lambda *_: None)
+    monkeypatch.setattr(build_trainer, "compile_kernels", lambda *_: None)
     run = train_over_threads(
         tmp_path, small_data, "topology.trainers=2", "sync.algorithm=ma", f"data.batch_size={BATCH}"
     )

@@ -27,7 +27,7 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.files.log import log
 from ssmpi.model.replica import ThreadModel
-from ssmpi.roles import trainer, trainer_parts
+from ssmpi.roles import build_trainer, trainer
 from ssmpi.run import resume, run_folder
 from ssmpi.run.request import RunRequest
 from ssmpi.sync.warmup import WarmUp
@@ -61,7 +61,7 @@ def watched(monkeypatch):
 
     monkeypatch.setattr(ThreadModel, "forward_backward", watching)
     monkeypatch.setattr(trainer, "stop_requested", lambda: watched.stopping)
-    monkeypatch.setattr(trainer_parts, "compile_kernels", lambda *_: None)  # its made-up batch is no part of the data
+    monkeypatch.setattr(build_trainer, "compile_kernels", lambda *_: None)  # its made-up batch is no part of the data
     return watched
 
 

@@ -7,13 +7,17 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from runs import train_over_threads
 
 from ssmpi.checkpoint import disk, disk_space, model_saver, store
+from ssmpi.checkpoint.manager import CheckpointManager
 from ssmpi.checkpoint.store import MANIFEST_NAME, Store
+from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.errors import DataError, PeerError
+from ssmpi.core.run_options import CheckpointOptions
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.files.log import log
@@ -72,6 +76,15 @@ def hold_first(monkeypatch, owner, name, held, which=lambda *_: True):
 
 def by_trainers(path):
     return path.name.startswith("trainer-0001")
+
+
+def test_asking_whether_a_checkpoint_is_due_touches_none_that_is_being_written(tmp_path):
+    options = CheckpointOptions(every_examples=10)
+    context = SimpleNamespace(options=options, world=None, tables=None, run=tmp_path, memory=ProcessMemory())
+    manager = CheckpointManager(context, SimpleNamespace(seconds=1.0), 0)
+    assert [manager.due(examples) for examples in (9, 10, 9, 10)] == [False, True, False, True]
+    manager._writing = object()  # whatever is asked of it fails
+    assert not manager.due(10)
 
 
 HOLDS = {

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ssmpi.bench.harness import process_usage
+from ssmpi.bench.harness.memory_swap import MemorySwap, mappings_below
 from ssmpi.bench.harness.probes import AlternatingProbe, Body, Probe
-from ssmpi.bench.harness.two_memories import TwoMemories, mappings_below
 from ssmpi.bench.harness.windows import Readings, TickingPace
 from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.comm.memory_file import MemoryFile, Origin
@@ -49,7 +49,7 @@ class RecoveryProbe(AlternatingProbe):
         found, state = mappings_below(memory.path.parent), trainer.optimizer.state().values()
         own = [each for each in found if any(each.holds(values) for values in state)]
         shared = [each for each in found if each.holds(trainer.replica.vector) or Role.EMBEDDING_PS in each.path]
-        self._memories, self._other = TwoMemories([each for each in shared if each not in own], own), False
+        self._memories, self._other = MemorySwap([each for each in shared if each not in own], own), False
         self._here, self._all_here = 0, threading.Condition()
         note, after_step = memory.note, pace.after_step
 

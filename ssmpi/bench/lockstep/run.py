@@ -36,8 +36,8 @@ from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.replica import ThreadModel
+from ssmpi.roles.build_trainer import fresh_replica
 from ssmpi.roles.progress import Progress
-from ssmpi.roles.trainer_parts import fresh_replica
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -104,11 +104,12 @@ class LockstepTrainer:
                 continue
             batch, rows = found
             logits, by_rows = model.forward_backward(batch.dense, rows.values, batch.labels)
-            rate = progress.record(number, logits, batch.labels)
-            updates.append((number - self._first, model, lookups, rows, by_rows, rate))
-        for thread, model, lookups, rows, by_rows, rate in updates:
-            lookups.push(rows, by_rows, rate)
-            self.steps[thread].step(model, rate)
+            rate_factor = progress.rate_factor()
+            progress.record(number, logits, batch.labels)
+            updates.append((number - self._first, model, lookups, rows, by_rows, rate_factor))
+        for thread, model, lookups, rows, by_rows, rate_factor in updates:
+            lookups.push(rows, by_rows, rate_factor)
+            self.steps[thread].step(model, rate_factor)
         return bool(updates)
 
 

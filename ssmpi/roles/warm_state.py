@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ssmpi.checkpoint.trainer_state import SELECTION
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.quality import Quality
 from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
@@ -55,7 +56,7 @@ NOTHING = TrainerMemory(None, {}, Quality(), -1, True)
 
 
 @dataclass(frozen=True)
-class SurvivingState:
+class WarmState:
     """The same on all trainers. ``state`` is the first trainer's note, with ``examples``; ``left`` the rest of the
     latest deal; ``quality`` what each trainer has scored. Replicated state is copied from the trainer ``furthest``
     ahead; ``repair`` names the ranks whose memory is lost.
@@ -69,7 +70,7 @@ class SurvivingState:
     repair: Repair | None = None
 
     @classmethod
-    def gather(cls, config: Config, world: World, memory: RankMemory, repair: Repair | None = None) -> SurvivingState:
+    def gather(cls, config: Config, world: World, memory: RankMemory, repair: Repair | None = None) -> WarmState:
         """Gather the state of all trainers, without changing memory. Every trainer calls it."""
         lost = repair.trainers if repair else frozenset()
         found = world.trainers.gather(NOTHING if world.index in lost else own_memory(config, world.index, memory))
@@ -172,7 +173,7 @@ class RunNote:
         saved: object,
     ) -> None:  # fmt: skip
         self._memory, self._results, self._selection, self._checked = memory, results, selection, checked
-        kept = saved if isinstance(saved, SurvivingState) else None
+        kept = saved if isinstance(saved, WarmState) else None
         self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
         self._logged = kept.state["logged"] if kept else len(recoveries.resumed(results.folder)) if results else 0
@@ -237,7 +238,7 @@ class RunNote:
         self._memory.note(RUN, {
             "logbook": self._results.logbook.numbers(),
             "evaluations": self._results.evaluations,
-            "choice": asdict(self._selection.standing),
+            SELECTION: asdict(self._selection.state),
             "checked": sorted(self._checked),
             "evaluated": self._evaluated,
             "dealt_again": self._again,

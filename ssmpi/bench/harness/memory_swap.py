@@ -52,7 +52,7 @@ def mappings_below(folder: Path) -> list[Mapping]:
     return found
 
 
-class TwoMemories:
+class MemorySwap:
     """Some file mappings, and for each another memory of the same size: an anonymous file for those in ``shared``,
     which several processes may map; private memory for ``own``.
     """

@@ -27,8 +27,8 @@ from ssmpi.report.metric_logger import EarlierLog
 from ssmpi.report.results import EarlierResults, RunResults
 from ssmpi.roles.precompile import compile_kernels
 from ssmpi.roles.progress import Progress
-from ssmpi.roles.surviving_state import SurvivingState
 from ssmpi.roles.tables import Tables, placing
+from ssmpi.roles.warm_state import WarmState
 from ssmpi.sync.warmup import OVER
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ssmpi.config import Config
     from ssmpi.core.stop import Stop
 
-Saved = Checkpoint | SurvivingState
+Saved = Checkpoint | WarmState
 
 
 def warn(config: Config, world: World) -> None:
@@ -90,7 +90,7 @@ def dense_model(config: Config, reader: SplitReader, start: Start) -> tuple[Repl
 def saved_state(config: Config, world: World, start: Start) -> Saved | None:
     """The state that a trainer resumes from; None at the beginning of a run."""
     if start.warm:
-        return SurvivingState.gather(config, world, start.memory, start.repair)
+        return WarmState.gather(config, world, start.memory, start.repair)
     return Checkpoint.at(start.checkpoint) if start.checkpoint else None
 
 
@@ -110,7 +110,7 @@ def synchronization(
 ) -> tuple[list[sync.Synchronizer], sync.Pace]:
     """The synchronizers of a trainer, and their pace."""
     options, threads = config.sync, config.topology.threads
-    if saved and (saved.state["examples"] or isinstance(saved, SurvivingState)):
+    if saved and (saved.state["examples"] or isinstance(saved, WarmState)):
         options = replace(options, warmup_steps=0)  # over since the first pause, at the latest
     if not options.warmup_steps and not local.memory.kept:
         local.memory.note(OVER, True)
@@ -137,7 +137,7 @@ def cursor(
         deal = saved.deal(config.topology, config.data.batch_size)
         checked.update(saved.state.get("checked", ()))
     made = DataCursor(cursor_options(config), world.index, reader, checked, deal, trained)
-    made.advanced = isinstance(saved, SurvivingState)  # beyond every checkpoint
+    made.advanced = isinstance(saved, WarmState)  # beyond every checkpoint
     return made
 
 

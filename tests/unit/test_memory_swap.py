@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 
-from ssmpi.bench.harness.two_memories import TwoMemories, mappings_below
+from ssmpi.bench.harness.memory_swap import MemorySwap, mappings_below
 from ssmpi.comm.memory_file import MemoryFile, Origin
 
 
@@ -17,7 +17,7 @@ def test_each_kind_keeps_its_own_values(tmp_path, shared):
     for array in arrays:
         array[:] = np.arange(array.size)
     found = [each for each in mappings_below(tmp_path) if any(each.holds(array) for array in arrays)]
-    two = TwoMemories(found if shared else [], [] if shared else found)
+    two = MemorySwap(found if shared else [], [] if shared else found)
     two.exchange()
     for array in arrays:
         np.testing.assert_array_equal(array, np.arange(array.size))  # both begin alike

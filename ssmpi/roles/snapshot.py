@@ -1,4 +1,4 @@
-"""Collects the state to save from a trainer's parts, in the types of ``checkpoint``."""
+"""What a checkpoint or a model holds of a trainer, in the types of ``checkpoint``."""
 
 from __future__ import annotations
 
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SavedParts:
-    """The parts of a trainer that a checkpoint is made of; ``results`` only on the first one. Read them while training
-    is paused.
-    """
+class Snapshots:
+    """Takes snapshots of a trainer while training is paused; ``results`` only on the first one."""
 
     config: Config
     reader: SplitReader
@@ -40,7 +38,7 @@ class SavedParts:
     checked: Set[int]
     results: RunResults | None
 
-    def trainer(self, vector: np.ndarray, position: Position, standing: SelectionState) -> TrainerState:
+    def of_trainer(self, vector: np.ndarray, position: Position, selection: SelectionState) -> TrainerState:
         """This trainer's share of a checkpoint from which the run resumes at ``position``; ``vector`` is the common
         model.
         """
@@ -59,12 +57,12 @@ class SavedParts:
                 log=numbers,
                 evaluations=plain(self.results.evaluations),
                 checked=self.checked,
-                selection=asdict(standing),
+                selection=asdict(selection),
                 ledger=self.results.ledger,
             ).as_json()
-        return TrainerState(arrays, self.progress.of_all, self._model(vector, run))
+        return TrainerState(arrays, self.progress.examples_of_all, self._model(vector, run))
 
-    def model(self, vector: np.ndarray) -> ModelState:
+    def of_model(self, vector: np.ndarray) -> ModelState:
         """On the first trainer: the present model, with these dense weights."""
         assert self.results
         examples = int(self.results.logbook.totals()["examples"])
