@@ -41,12 +41,20 @@ def read(run: Path) -> dict[str, Any]:
     raise DamageError(path, "not a record of recoveries", REMEDY)
 
 
+def is_own(run: Path, found: dict[str, Any]) -> bool:
+    """Whether the record ``found`` is of this run folder, and did not come here with a copy: the memory of the launch
+    that it names belongs to the original.
+    """
+    inode = run.stat().st_ino
+    return bool(found.get("folder", inode) == inode)
+
+
 def begin(run: Path, launch: str, start: int = 1) -> str:
-    """Assign the run to a start of a launch; returns the name of the previous launch, empty if there was none."""
+    """Assign the run to a start of a launch; returns the name of its previous launch, empty if there was none."""
     found = read(run)
     earlier = found.get("earlier", 0) if launch == found["launch"] else len(found["recoveries"])
     _write(run, {**found, "launch": launch, "start": start, "earlier": earlier, "folder": run.stat().st_ino})
-    return str(found["launch"])
+    return str(found["launch"]) if is_own(run, found) else ""
 
 
 class Left(NamedTuple):
@@ -58,10 +66,10 @@ class Left(NamedTuple):
 
 def left(run: Path) -> Left | None:
     """The launch whose memory is ahead of the run's checkpoints, if it has survived; None if the last launch saved the
-    run, or if the record came here with a copy of the run folder: that memory belongs to the original.
+    run, or if the record is not the folder's own.
     """
     found = read(run)
-    if not found["launch"] or found.get("folder") != run.stat().st_ino or (run / RESULT_NAME).exists():
+    if not found["launch"] or "folder" not in found or not is_own(run, found) or (run / RESULT_NAME).exists():
         return None
     return Left(found["launch"], found["start"])
 
@@ -78,12 +86,19 @@ def timeline(run: Path) -> int:
     return int(read(run).get("timeline", 0))
 
 
-def begin_timeline(run: Path) -> int:
-    """Start a new timeline and return its number."""
+def first_start(run: Path) -> int:
+    """The start that began the timeline, and created all memory anew: memory of an earlier one is stale, as on a host
+    where the run was before.
+    """
+    return int(read(run).get("first_start", 0))
+
+
+def begin_timeline(run: Path, start: int = 0) -> int:
+    """Start a new timeline, with this start of its launch, and return its number."""
     found = read(run)
     if "timeline" not in found and (run / ROWS).exists():
         found["timeline"] = int(time.time())  # the record is gone: no row save may belong to the new timeline
-    _write(run, {**found, "timeline": found.get("timeline", 0) + 1})
+    _write(run, {**found, "timeline": found.get("timeline", 0) + 1, "first_start": start})
     return timeline(run)
 
 

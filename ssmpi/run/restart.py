@@ -54,8 +54,8 @@ def begin(job: Job, plan: ResumePlan, supervised: Supervised | None) -> Start:
         memory, _ = inspect_memory(*rank_memory(job, plan, plan.left.launch))
         if any(job.gather(memory is not None)):
             job.agree(lambda: refuse_left(run, "a start without 'ssmpi launch', or with recovery.mode = 'off'"))
-    if job.agree(lambda: recoveries.read(run)["launch"]):
-        job.agree(lambda: recoveries.begin(run, "", 0))  # the memory of that launch is not what this job goes on from
+    if job.agree(lambda: recoveries.read(run)["launch"]):  # this job does not go on from that launch's memory
+        remove_everywhere(job, plan, job.agree(lambda: recoveries.begin(run, "", 0)))
     return without_memory(job, plan, ProcessMemory(), resume.choose_checkpoint(job, plan), 0)
 
 
@@ -71,7 +71,7 @@ class Restart:
         """From memory, unless no start before this one has left any, or too much of it is lost."""
         job, plan, lost, resumes = self._job, self._plan, "", self._plan.again
         if plan.again or (plan.left and plan.left.launch == self._supervised.launch):
-            memory, why = inspect_memory(self._path, self._supervised.launch, self._who)
+            memory, why = self._inspect()
             found = job.gather(Found(why, memory.origin.start if memory else 0))
             resumes = plan.again or any(not each.why for each in found)
             if resumes and not plan.again:
@@ -89,7 +89,7 @@ class Restart:
         else:
             before = self._name_start()
             if before != self._supervised.launch:
-                self._remove_left(before or plan.replaced)
+                remove_everywhere(job, plan, before or plan.replaced)
             if job.rank == 0:
                 policy_inputs.say(plan.config, checkpoint)
         return without_memory(job, plan, self._fresh(), checkpoint, self._supervised.start)
@@ -99,10 +99,13 @@ class Restart:
         launch, start = self._supervised.launch, self._supervised.start
         return self._job.agree(lambda: recoveries.begin(self._run, launch, start))
 
-    def _remove_left(self, launch: str) -> None:
-        found = self._job.gather(remove_left(self._plan.config.recovery.memory_folder, launch) if launch else "")
-        for problem in dict.fromkeys(filter(None, found)) if self._job.rank == 0 else ():
-            log.warning(problem)
+    def _inspect(self) -> tuple[MemoryFile | None, str]:
+        """The memory that this rank may resume from, or why there is none."""
+        memory, why = inspect_memory(self._path, self._supervised.launch, self._who)
+        first = self._job.agree(lambda: recoveries.first_start(self._run))
+        if memory and memory.origin.start < first:
+            return None, f"what is there is that of start {memory.origin.start}, and start {first} began without memory"
+        return memory, why
 
     def _continue(self) -> None:
         """On the first rank: check that this launch can resume from the memory of the one before."""
@@ -154,7 +157,7 @@ class Restart:
 def without_memory(job: Job, plan: ResumePlan, memory: RankMemory, checkpoint: Path | None, start: int) -> Start:
     """Start from a checkpoint, or the beginning: this start creates all ``memory`` anew."""
     topology, run = plan.config.topology, Path(plan.config.run.folder)
-    timeline = job.agree(lambda: recoveries.begin_timeline(run))
+    timeline = job.agree(lambda: recoveries.begin_timeline(run, start))
     state = store.read_manifest(checkpoint).state if checkpoint and job.rank == 0 else {}
     ledger = Ledger.begin([start] * topology.size, topology.embedding_ps, state.get(LEDGER), state.get("examples", 0))
     return Start(checkpoint, memory, ledger=ledger.state(), timeline=timeline)
@@ -173,6 +176,13 @@ def fresh(path: Path, origin: Origin) -> RankMemory:
             " file system, or recovery.mode = 'off'"
         )
         return ProcessMemory()
+
+
+def remove_everywhere(job: Job, plan: ResumePlan, launch: str) -> None:
+    """Remove what an earlier launch, if there was one, has left on the hosts of this job, and say where that fails."""
+    found = job.gather(remove_left(plan.config.recovery.memory_folder, launch) if launch else "")
+    for problem in dict.fromkeys(filter(None, found)) if job.rank == 0 else ():
+        log.warning(problem)
 
 
 def remove_left(memory: str, launch: str) -> str:

@@ -54,8 +54,8 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     again, before = False, ""
     if supervised := request.supervised:
         record = recoveries.read(run)
-        before = record["launch"]
-        again = before == supervised.launch and record["start"] >= supervised.first
+        before = record["launch"] if run.is_dir() and recoveries.is_own(run, record) else ""
+        again = record["launch"] == supervised.launch and record["start"] >= supervised.first
     if again:  # the first start has handled the request already, and the files that it read may have changed
         request = replace(request, run_file=None, overrides=(), run=run, overwrite=False, checkpoint=WHOLE)
         config = request.load()

@@ -25,6 +25,7 @@ from ssmpi.core.topology import Topology
 from ssmpi.files import log
 from ssmpi.files.run_files import ATTEMPTS, RECOVERIES, ROWS
 from ssmpi.host import memory_folder
+from ssmpi.recovery.ledger import LEDGER
 from ssmpi.report import reader, recoveries
 from ssmpi.report.results import RunResults
 from ssmpi.run import restart, resume, run_folder
@@ -50,7 +51,7 @@ def restarts(run, begun=True, clock=None, **options):
 
 def resumed(run, made, examples):
     """The newest start of a launch resumes after so many examples."""
-    restart.decide(run, made.supervised, restart.MEMORY, "")
+    restart.record_recovery(run, made.supervised, restart.MEMORY, "")
     recoveries.complete(run, recoveries.outcome(run, {"examples": examples}))
 
 
@@ -213,6 +214,64 @@ def test_a_later_launch_removes_what_a_killed_one_has_left_in_memory(tmp_path, s
         (Path(config.run.folder) / ATTEMPTS).unlink()  # this run may begin as often as it likes
     assert [name for name, folder in folders.items() if folder.exists()] == ["second", "third", "other"]
     assert made[1].path.exists()
+
+
+@pytest.fixture
+def of_one_rank(tmp_path, small_data):
+    """A run of one trainer, and what begins a start of it."""
+    alone = ("topology.trainers=1", "topology.embedding_ps=0", f"recovery.memory_folder={tmp_path}")
+    config = write_run_file(tmp_path, small_data, *alone)
+    run_folder.make(Path(config.run.folder), config, overwrite=False)
+    job = SimpleNamespace(rank=0, size=1, agree=lambda act: act(), gather=lambda found: [found])
+
+    def begin(launch, start, **plan):
+        (Path(config.run.folder) / ATTEMPTS).unlink(missing_ok=True)  # this run may begin as often as it likes
+        gc.collect()  # no process maps what an earlier start has left
+        found = restart.begin(job, ResumePlan(config, **plan), launch and Supervised(launch, start, 0.0, start))
+        kept = bool(getattr(found.memory, "kept", False))
+        if launch and not kept:
+            found.memory.ready()
+            found.memory.note(LEDGER, found.ledger)
+        return kept
+
+    return Path(config.run.folder), begin
+
+
+def test_memory_on_a_host_that_the_run_came_back_to_is_stale(tmp_path, of_one_rank):
+    """Its second launch ran on another host, where nothing was."""
+    _, begin = of_one_rank
+    here, there = memory_folder.of_launch(str(tmp_path), "launch"), tmp_path / "on another host"
+    assert not begin("launch", 1)
+    assert begin("launch", 2, left=recoveries.Left("launch", 1))
+    here.rename(there)
+    assert not begin("launch", 3, left=recoveries.Left("launch", 2))
+    shutil.rmtree(here)
+    there.rename(here)
+    assert not begin("launch", 4, left=recoveries.Left("launch", 3))
+    assert begin("launch", 5, left=recoveries.Left("launch", 4))
+
+
+def test_a_copy_of_a_run_leaves_the_memory_of_the_original(tmp_path, of_one_rank):
+    run, begin = of_one_rank
+    begin("launch", 1)
+    run.rename(tmp_path / "original")
+    shutil.copytree(tmp_path / "original", run)
+    own = shutil.copy(run / "run.toml", tmp_path / "own.toml")
+    request = RunRequest(Path(own), overrides=(), overwrite=True, supervised=Supervised("other", 1, 0.0, 1))
+    with contextlib.ExitStack() as held:
+        assert resume.prepare(request, 1, held).replaced == ""
+    run.rename(tmp_path / "overwritten")
+    shutil.copytree(tmp_path / "original", run)
+    begin("other", 1)
+    assert memory_folder.of_launch(str(tmp_path), "launch").exists()
+
+
+def test_a_start_without_a_launcher_that_does_not_want_the_memory_removes_it(tmp_path, of_one_rank):
+    """As where ``--checkpoint`` is given."""
+    _, begin = of_one_rank
+    begin("launch", 1)
+    begin(None, 0)
+    assert not memory_folder.of_launch(str(tmp_path), "launch").exists()
 
 
 @pytest.mark.parametrize("name", ["abc/../../victim", "../victim", ""])
