@@ -9,23 +9,33 @@ import numpy as np
 from sync_bodies import PARAMETERS, on_trainers, replica, with_pace
 
 from ssmpi import sync
+from ssmpi.comm.waiting import WaitOptions, wait
 
-LATE, ROUND = 0.4, 3  # seconds that trainer 1 sleeps in this round
-STEP, STEPS = 2e-3, 400  # seconds of a step, which wait for nothing but themselves; and how many each thread does
+ROUND, LATE = 3, 0.4  # trainer 1 is late in this round: in the foreground by so many seconds,
+ENOUGH, LIMIT = (
+    20,
+    60.0,
+)  # in the background until each worker of trainer 0 has done so many steps, or the limit is over
+STEP, STEPS = 1e-3, 200  # seconds of a step, and how many each thread does
+WAITING, TAG = WaitOptions(time_limit_seconds=2 * LIMIT), 99
 
 
 def late_partner(world, options):
-    """Of the late round: iterations of each worker thread in it, and of a thread that is nobody's worker."""
-    home, free, over, seen = sync.LocalTrainer(np.zeros(2, np.int64)), [0], threading.Event(), []
-
-    def run_free():
-        while not over.is_set():
-            time.sleep(STEP)
-            free[0] += 1
+    """Iterations of each worker thread of trainer 0 in the late round."""
+    home, begun, seen = sync.LocalTrainer(np.zeros(2, np.int64)), threading.Event(), []
 
     def gradients(thread):
         time.sleep(STEP)
+        if options.pace == "shadow" and home.iterations[thread] == STEPS // 2:
+            begun.wait(LIMIT)  # half of the steps are left for the late round, whenever it begins
         return np.zeros(PARAMETERS, np.float32)
+
+    def report(before):
+        """Tell trainer 1 once the workers have trained enough, or will not."""
+        limit = time.monotonic() + LIMIT
+        while (home.iterations - before).min() < ENOUGH and time.monotonic() < limit:
+            time.sleep(STEP)
+        wait(world.control.isend(np.zeros(1), 1, TAG), WAITING, "trainer 1")
 
     def work(synchronizers):
         (own,) = synchronizers
@@ -33,31 +43,31 @@ def late_partner(world, options):
 
         def late(snapshot, fragment, active):
             number[0] += 1
-            if number[0] == ROUND and world.rank == 1:
+            if number[0] != ROUND:
+                return exchange(snapshot, fragment, active)
+            before, background = home.iterations.copy(), options.pace == "shadow"
+            begun.set()
+            if world.rank == 1 and background:
+                wait(world.control.irecv(np.zeros(1), 0, TAG), WAITING, "trainer 0")
+            elif world.rank == 1:
                 time.sleep(LATE)
-            before, others = home.iterations.copy(), free[0]
-            if number[0] == ROUND and world.rank == 0:
-                reference = exchange(snapshot, fragment, active)
-                seen.append((home.iterations - before, free[0] - others))
-                return reference
-            return exchange(snapshot, fragment, active)
+            elif background:
+                threading.Thread(target=report, args=(before,), daemon=True).start()
+            reference = exchange(snapshot, fragment, active)
+            seen.append(home.iterations - before)
+            return reference
 
         own.exchange = late
-        beside = threading.Thread(target=run_free, daemon=True)
-        beside.start()
         with_pace(world, options, synchronizers, gradients, [STEPS, STEPS])
-        over.set()
-        beside.join()
         return seen
 
     return on_trainers(world, options, replica(0), work, home)
 
 
 def check_late_partner(results, options):
-    """In the background workers keep up with the thread that is free; in the foreground they stand still."""
-    ((iterations, free),) = results[0]
-    assert free > 0.1 * LATE / STEP
+    """In the background workers go on while a round waits; in the foreground they stand still."""
+    (iterations,) = results[0]
     if options.pace == "shadow":
-        assert iterations.min() > 0.5 * free
+        assert iterations.min() >= ENOUGH
     else:
         assert iterations.sum() == 0
