@@ -14,6 +14,17 @@ from ssmpi.host.mpi_environment import leaving_nothing
 mpi4py.rc.initialize = False  # before mpi4py.MPI is imported
 
 
+def _initialize() -> None:
+    try:
+        init = ctypes.CDLL(MPI.__file__).MPI_Init_thread  # of the MPI library that mpi4py is linked to
+    except (OSError, AttributeError):  # linked statically, or its names are hidden: only the launcher ends a hung start
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    else:
+        init(None, None, ctypes.c_int(MPI.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int()))
+    for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
+        comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py raises them
+
+
 def _finalize() -> None:
     if not MPI.Is_finalized():
         MPI.Finalize()
@@ -23,8 +34,5 @@ with leaving_nothing():
     from mpi4py import MPI
 
     if not MPI.Is_initialized():  # 'python -m mpi4py' has started it
-        init = ctypes.CDLL(MPI.__file__).MPI_Init_thread  # of the MPI library that mpi4py is linked to
-        init(None, None, ctypes.c_int(MPI.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int()))
-        for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
-            comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py raises them
+        _initialize()
         atexit.register(_finalize)

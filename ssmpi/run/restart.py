@@ -41,7 +41,8 @@ BEGINNING = "beginning"  # how a run recovered, if not from memory or a checkpoi
 
 # settings that may differ between a launch and the one whose memory it resumes from
 FREE = re.compile(
-    r"(recovery\.(max_restarts|within_minutes)|checkpoint\.(every_\w+|keep|limit_seconds|stop_budget_seconds)) was "
+    r"(recovery\.(max_restarts|within_minutes|target_pls|mtbf_hours)"
+    r"|checkpoint\.(every_\w+|keep|limit_seconds|stop_budget_seconds)|waiting\.\w+|run\.log_seconds) was "
 )
 
 

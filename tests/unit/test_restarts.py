@@ -19,6 +19,7 @@ from ssmpi.checkpoint.pending_save import FullDiskError
 from ssmpi.cluster.restarts import SEGMENTS, Restarts
 from ssmpi.comm.memory_file import Origin
 from ssmpi.comm.memory_use import in_use
+from ssmpi.config import load
 from ssmpi.core.errors import DIVERGED, DamageError
 from ssmpi.core.run_options import RecoveryOptions
 from ssmpi.core.topology import Topology
@@ -227,7 +228,9 @@ def of_one_rank(tmp_path, small_data):
     def begin(launch, start, **plan):
         (Path(config.run.folder) / ATTEMPTS).unlink(missing_ok=True)  # this run may begin as often as it likes
         gc.collect()  # no process maps what an earlier start has left
-        found = restart.begin(job, ResumePlan(config, **plan), launch and Supervised(launch, start, 0.0, start))
+        found = restart.begin(
+            job, ResumePlan(**{"config": config, **plan}), launch and Supervised(launch, start, 0.0, start)
+        )
         kept = bool(getattr(found.memory, "kept", False))
         if launch and not kept:
             found.memory.ready()
@@ -235,6 +238,15 @@ def of_one_rank(tmp_path, small_data):
         return kept
 
     return Path(config.run.folder), begin
+
+
+@pytest.mark.parametrize("setting", ["waiting.frozen_seconds=600", "recovery.target_pls=0.5", "run.log_seconds=60"])
+def test_what_no_memory_depends_on_may_change_between_two_launches(of_one_rank, setting):
+    """Messages of lost ranks recommend such changes."""
+    run, begin = of_one_rank
+    begin("launch", 1)
+    assert begin("launch", 2, left=recoveries.Left("launch", 1), config=load(run / "run.toml", (setting,)))
+    assert setting.partition("=")[2] in (run / "run.toml").read_text()
 
 
 def test_memory_on_a_host_that_the_run_came_back_to_is_stale(tmp_path, of_one_rank):

@@ -62,3 +62,19 @@ def test_a_limit_that_is_no_time_is_refused(monkeypatch, text):
     monkeypatch.setenv(START_LIMIT, text)
     with pytest.raises(SettingsError, match=f"{START_LIMIT} is '{text}'"):
         limit_seconds()
+
+
+HIDDEN = """
+import ctypes
+whole = ctypes.CDLL
+ctypes.CDLL = lambda name=None, *more, **how: object() if "/MPI." in str(name) else whole(name, *more, **how)
+from ssmpi.comm.mpi_start import MPI
+assert MPI.Query_thread() == MPI.THREAD_MULTIPLE
+print("started")
+"""
+
+
+def test_mpi_starts_where_its_library_shows_no_names():
+    """As where it is linked statically."""
+    ended = subprocess.run([sys.executable, "-c", HIDDEN], capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.stdout.split() == ["started"], ended.stderr
