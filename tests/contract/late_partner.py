@@ -12,10 +12,7 @@ from ssmpi import sync
 from ssmpi.comm.waiting import WaitOptions, wait
 
 ROUND, LATE = 3, 0.4  # trainer 1 is late in this round: in the foreground by so many seconds,
-ENOUGH, LIMIT = (
-    20,
-    60.0,
-)  # in the background until each worker of trainer 0 has done so many steps, or the limit is over
+ENOUGH, LIMIT = 20, 60.0  # in the background until each worker of trainer 0 has done so many steps, at most 60 s
 STEP, STEPS = 1e-3, 200  # seconds of a step, and how many each thread does
 WAITING, TAG = WaitOptions(time_limit_seconds=2 * LIMIT), 99
 

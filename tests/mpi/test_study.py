@@ -75,7 +75,7 @@ def test_a_killed_study_goes_on_without_repeating_finished_cells(tmp_path, data)
     with running(study) as job:
         wait_for(lambda: (cells / "seed-2" / "run.toml").is_file())
         job.process.send_signal(signal.SIGKILL)  # the study alone: the job it started is told to stop
-        job.process.wait(10)
+        job.process.wait(60)
         before = marker(tmp_path, "seed-1")
         again = ssmpi("bench", "study", study, timeout=200, environ=with_plots()).check()
     assert "1 of them finished" in again.err or "2 of them finished" in again.err  # the second may have ended meanwhile

@@ -109,7 +109,7 @@ def test_a_signal_while_waiting_loses_no_round(address, monkeypatch):
     def interrupt():
         time.sleep(0.1)
         signal.pthread_kill(main, signal.SIGUSR2)
-        handled.wait(5)
+        handled.wait(60)
         came.append("lock")
         mine.__exit__(None, None, None)
 
