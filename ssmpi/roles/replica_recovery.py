@@ -38,11 +38,11 @@ def restore_lost(
         wait(world.trainers.iallreduce(mean), waiting, "the other trainers (to restore lost state)")
     if repair.sync_ps:
         saved = algorithm_state(repair, synchronizer, layout) if world.index == 0 else {}
-        synchronizer.recenter(repair.sync_ps, means[0], saved)
+        synchronizer.exchange.recenter(repair.sync_ps, means[0], saved)
     if lost:
         for values, mean in zip(arrays, means, strict=True):
             values[:] = mean
-        synchronizer.join()
+        synchronizer.exchange.join()
 
 
 def algorithm_state(

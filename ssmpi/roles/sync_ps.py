@@ -15,8 +15,7 @@ from ssmpi.comm.world import World
 from ssmpi.host import cpu_usage
 from ssmpi.model import kernels
 from ssmpi.model.options import DenseOptions
-from ssmpi.sync import ALGORITHMS
-from ssmpi.sync.center import Centered
+from ssmpi.sync import exchanges
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -26,9 +25,7 @@ def serve_center(config: Config, world: World, folder: Path, start: Start = BEGI
     """The whole life of a sync PS. The first trainer sends the initial center."""
     world.start_heartbeat(config.waiting)
     service = Service(world.center, config.waiting)
-    kind = ALGORITHMS[config.sync.algorithm]
-    assert issubclass(kind, Centered), "check_topology allows sync PSs only to algorithms with a center"
-    center = kind.server(config.sync, optimizer(config.dense), service, start.memory)
+    center = exchanges.center(config.sync, optimizer(config.dense), service, start.memory)
     cpu_usage.set_up()
     service.serve(config.topology.trainers, center.handle)
     return True

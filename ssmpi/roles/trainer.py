@@ -119,7 +119,7 @@ class Trainer:
 
     def lookups(self, thread: int) -> Lookups:
         """A worker thread's pull and push of embedding rows."""
-        return self.tables.lookups(thread, self._prefetched[thread], self.synchronizers[0].transport())
+        return self.tables.lookups(thread, self._prefetched[thread], self.synchronizers[0].rows)
 
     def optimizer_of(self, thread: int) -> DenseStep:
         """The optimizer of a worker thread: the trainer's dense optimizer, unless the synchronizer provides its own."""
@@ -225,7 +225,7 @@ class Trainer:
             if not self.stopped:
                 self._selection.close()
         self.tables.transport.goodbye()
-        self.synchronizers[0].goodbye()
+        self.synchronizers[0].exchange.goodbye()
 
     def _rest(self) -> None:
         """Wait until every push of every trainer has been applied."""

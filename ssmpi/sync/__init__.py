@@ -1,11 +1,12 @@
-"""Synchronization of dense replicas: one algorithm, one file, one paper; ``pace`` decides when rounds run.
+"""Synchronization of dense replicas: one algorithm, one file, one paper; ``exchanges`` chooses how vectors meet, and
+``pace`` decides when rounds run.
 
 A new algorithm is a file beside these and a line in ``ALGORITHMS``; both paces and the contract tests pick it up.
 """
 
 from __future__ import annotations
 
-from dataclasses import field, make_dataclass, replace
+from dataclasses import field, make_dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,14 +14,12 @@ import numpy as np
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.settings import EXAMPLES, SECONDS, require, within
 from ssmpi.core.topology import Topology
-from ssmpi.sync import pulls
+from ssmpi.sync import exchanges, pulls
 from ssmpi.sync.async_ps import AsyncPS
 from ssmpi.sync.base import ALL_TRAINERS, SYNC_PS, Synchronizer
 from ssmpi.sync.bmuf import BMUF
-from ssmpi.sync.center import Centered
 from ssmpi.sync.easgd import EASGD
 from ssmpi.sync.gossip import Gossip
-from ssmpi.sync.host_average import form
 from ssmpi.sync.ma import MA
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.options import DENSE, RoundOptions
@@ -59,7 +58,7 @@ def _check(options: RoundOptions) -> None:
     within("warmup_steps", options.warmup_steps, 0, EXAMPLES)
     require(options.transport in ("auto", "messages"), f"transport is auto or messages, got {options.transport!r}")
     codec_of(options)
-    why = ALGORITHMS[options.algorithm].codec_error(options) if options.codec != DENSE else ""
+    why = ALGORITHMS[options.algorithm].no_codec if options.codec != DENSE else ""
     require(not why, f"codec = '{options.codec}': algorithm = '{options.algorithm}' {why}: set sync.codec = 'dense'")
     pulls.codec_of(options)
     require(
@@ -125,19 +124,11 @@ def check_topology(options: RoundOptions, topology: Topology) -> None:
 def make(options: RoundOptions, weights: np.ndarray, context: RoundContext, threads: int) -> list[Synchronizer]:
     """The synchronizers of a trainer: one, or one for each of its threads, where they run rounds of their own."""
     kind = ALGORITHMS[options.algorithm]
-    if kind.in_groups and options.pace == "shadow" and options.codec == DENSE and context.trainers.size > 1:
-        own = context.local.replica
-        context = replace(context, group=form(context.trainers, weights, own.host, own.memory))
-    if not (issubclass(kind, Centered) and options.by_thread):
-        only = kind(options, weights, context)
-        for thread in range(threads):
-            only.optimizer(thread)  # makes its memory now: what is kept of a trainer is made before it trains
-        return [only]
-    each: list[Synchronizer] = [kind(options, weights, context, thread) for thread in range(threads)]
-    for thread, synchronizer in enumerate(each):
-        synchronizer.counted = synchronizer.counted[thread : thread + 1]
-        synchronizer.optimizer(thread)
-    return each
+    each = range(threads if kind.partner == SYNC_PS and options.by_thread else 1)
+    found = [kind(options, exchanges.make(kind, options, weights, context, thread)) for thread in each]
+    for thread in range(threads):
+        found[thread % len(found)].optimizer(thread)  # its memory: what is kept of a trainer is made before it trains
+    return found
 
 
 def pace_of(
@@ -154,12 +145,12 @@ def figures(synchronizers: list[Synchronizer]) -> dict[str, float]:
     ``staleness`` counts the trainer's iterations between snapshot and merge.
     """
     fragments = len(synchronizers[0].fragments)
-    rounds, seconds, staleness, _ = np.mean([s.tally for s in synchronizers], axis=0).tolist()
+    rounds, seconds, staleness, _ = np.mean([s.exchange.tally for s in synchronizers], axis=0).tolist()
     return {
         "rounds": rounds / fragments,
         "round_seconds": seconds,
         "staleness": staleness / fragments,
-        "divergence": synchronizers[0].tally[3],
+        "divergence": synchronizers[0].exchange.tally[3],
     }
 
 

@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numba import njit
 
-from ssmpi.comm.shared_memory import placed
 from ssmpi.core.settings import require
 from ssmpi.files.log import log
 from ssmpi.sync.cost import RoundCost
+from ssmpi.sync.exchange import Exchange
 from ssmpi.sync.in_place import Replicas, move, take_mean
 from ssmpi.sync.ma import MA
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.round_context import RoundContext
 
 if TYPE_CHECKING:
     from ssmpi.core.topology import Topology
@@ -51,36 +50,29 @@ class BMUFOptions:
 class BlockFiltered(MA):
     """Moves replicas towards a global model that follows their mean, one fragment at a time."""
 
-    idle = False  # even one trainer alone is filtered
     no_codec = "filters the mean with momentum, which would carry on what a codec tells late"
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext) -> None:
-        super().__init__(options, weights, context)
-        self._global, self._delta = self.kept("global", weights), self.kept("delta", np.zeros_like(weights))
+    def __init__(self, options: RoundOptions, exchange: Exchange) -> None:
+        super().__init__(options, exchange)
+        self.idle = False  # even one trainer alone is filtered
+        self._global = exchange.array("global", self.weights)
+        self._delta = exchange.array("delta", np.zeros_like(self.weights))
 
     @classmethod
     def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
         """As the base class; and it keeps the global model and its last move."""
         return replace(super().cost(options, topology, parameters), kept=2)
 
-    def kept(self, name: str, values: np.ndarray) -> np.ndarray:
-        """An array that is equal on every trainer; the members of a host group share the leader's. It starts as a copy
-        of ``values``, or as an earlier process left it. Every trainer calls it.
-        """
-        group, own = self.group, self.context.local.memory
-        memory = own.part(f"{name} model", shared=bool(group and group.size > 1))
-        return group.share(memory, values) if group else placed(memory, values)
-
     def restart(self) -> None:
         """The global model restarts from the trainers' equal weights, without momentum."""
         self._global[:], self._delta[:] = self.weights, 0.0
 
-    def conclude(self) -> None:
+    def _last_rounds(self) -> None:
         """A last block over all replicas. It runs here, so that ``model`` is idempotent. The replicas move with it as
         in any other block: otherwise the next part would undo its step.
         """
         for _ in self.fragments:
-            self.step_of_everyone()
+            self.exchange.round_of_all(self._next_fragment(), self.refer)
 
     def common(self) -> list[np.ndarray]:
         """Also the global model and its last step."""
@@ -89,6 +81,11 @@ class BlockFiltered(MA):
     def state(self) -> dict[str, np.ndarray]:
         """The global model and its last step, the same on every trainer."""
         return {"global": self._global, "delta": self._delta}
+
+    def resume(self, saved: Mapping[str, np.ndarray]) -> None:
+        """Copy them."""
+        for name, values in self.state().items():
+            values[:] = saved[name]
 
     def model(self) -> np.ndarray:
         """The global model."""
@@ -151,34 +148,21 @@ class BMUF(BlockFiltered):  # the same exchange and the same way to leave as mod
 
     Options: ClassVar[type] = BMUFOptions
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext) -> None:
-        super().__init__(options, weights, context)
+    def __init__(self, options: RoundOptions, exchange: Exchange) -> None:
+        super().__init__(options, exchange)
         self._own = own = options.own(BMUFOptions)
-        self._reference = self.kept("reference", weights) if own.nesterov else self._global
+        self._reference = exchange.array("reference", self.weights) if own.nesterov else self._global
         self._filtered = self._global, self._delta, self._reference
         self._coefficients = own.eta, own.momentum, own.momentum if own.nesterov else 0.0
         nothing = np.empty(0, np.float32)
         filter_mean(nothing, nothing, nothing, nothing, self._coefficients)  # compiles now, not in the first round
-        if self.group:
-            self.move_in_place(self.group.in_place, self.group.active, slice(0, 0))
+        exchange.fuse(self._move_filtered)
 
-    def refer(self, mean: np.ndarray, fragment: int) -> np.ndarray:
+    def refer(self, found: np.ndarray, fragment: int) -> np.ndarray:
         """Filter the mean of the snapshots into the global model."""
         model, delta, reference = (values[self.fragments[fragment]] for values in self._filtered)
-        filter_mean(mean, model, delta, reference, self._coefficients)
+        filter_mean(found, model, delta, reference, self._coefficients)
         return reference
-
-    def move_in_place(self, replicas: Replicas, active: np.ndarray, part: slice) -> None:
-        """As the base class, with the filter in between."""
-        difference, edges = self.options.merge == "difference", (part.start, part.stop)
-        move_filtered(
-            (replicas.addresses, active, replicas.room),
-            edges,
-            self._filtered,
-            self._coefficients,
-            self.alpha,
-            difference,
-        )
 
     def restart(self) -> None:
         """As the base class; the reference restarts there too."""
@@ -199,6 +183,17 @@ class BMUF(BlockFiltered):  # the same exchange and the same way to leave as mod
             saved = {**saved, "reference": self._ahead(saved["global"], saved["delta"])}
         super().resume(saved)
         self.weights[:] = self._reference
+
+    def _move_filtered(self, replicas: Replicas, active: np.ndarray, part: slice) -> None:
+        """``refer`` and the merge, in one pass."""
+        move_filtered(
+            (replicas.addresses, active, replicas.room),
+            (part.start, part.stop),
+            self._filtered,
+            self._coefficients,
+            self.options.alpha,
+            self.options.merge == "difference",
+        )
 
     def _ahead(self, model: np.ndarray, delta: np.ndarray) -> np.ndarray:
         """The reference for a global model that has just taken the step ``delta``."""

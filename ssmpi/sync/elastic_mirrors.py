@@ -27,8 +27,8 @@ from ssmpi import compress
 from ssmpi.compress import Codec, Copy, Mirror
 from ssmpi.core.topology import Role, Topology
 from ssmpi.core.traffic import Link
-from ssmpi.sync.base import merge_difference
 from ssmpi.sync.cost import RoundCost
+from ssmpi.sync.exchange import merge_difference
 from ssmpi.sync.mirrors import MirroredShards, expected_bytes, seed_of
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.parts import shards

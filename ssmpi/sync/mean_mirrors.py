@@ -24,8 +24,8 @@ import numpy as np
 from ssmpi.compress import Copy
 from ssmpi.core.topology import Role, Topology
 from ssmpi.core.traffic import Link, Traffic
-from ssmpi.sync.base import merge_difference
 from ssmpi.sync.cost import RoundCost
+from ssmpi.sync.exchange import merge_difference
 from ssmpi.sync.mirrors import MirroredShards, expected_bytes
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.parts import shards

@@ -65,6 +65,6 @@ def expected_bytes(options: RoundOptions, shards: Shards) -> float:
 
 
 def merge_error(options: RoundOptions) -> str:
-    """Why mirrors do not support these settings; empty if they do."""
+    """Why mirrors do not support these settings; empty if they do, or without a codec."""
     why = "moves replicas with a codec only by what both ends know: set sync.merge = 'difference'"
-    return why if options.merge != "difference" else ""
+    return why if options.merge != "difference" and options.codec != DENSE else ""

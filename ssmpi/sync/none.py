@@ -11,6 +11,8 @@ import numpy as np
 
 from ssmpi.comm.waiting import wait
 from ssmpi.sync.base import Synchronizer
+from ssmpi.sync.exchange import Exchange
+from ssmpi.sync.options import RoundOptions
 
 
 @dataclass(frozen=True)
@@ -18,22 +20,26 @@ class NoSyncOptions:
     """``[sync.none]`` has no settings."""
 
 
-class NoSync(Synchronizer):
-    """Rounds do nothing; the model is the first trainer's replica."""
+class NoExchange(Exchange):
+    """Nobody to exchange with; the model is the first trainer's replica."""
 
-    Options: ClassVar[type] = NoSyncOptions
-    partner = ""
-    idle = True
-
-    def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
-        """Nothing to exchange."""
+    def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
+        """Nothing."""
         return None
-
-    def close(self) -> None:
-        """Nobody waits for this trainer."""
 
     def model(self) -> np.ndarray:
         """The first trainer's replica."""
         vector = self.weights.copy()
         wait(self.context.trainers.ibcast(vector), self.context.waiting, "the other trainers")
         return vector
+
+
+class NoSync(Synchronizer):
+    """Rounds do nothing."""
+
+    Options: ClassVar[type] = NoSyncOptions
+    partner = ""
+
+    def __init__(self, options: RoundOptions, exchange: Exchange) -> None:
+        super().__init__(options, exchange)
+        self.idle = True

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ssmpi.core.protocols import DenseStep
-from ssmpi.sync.base import Synchronizer
+from ssmpi.sync.base import SYNC_PS, Synchronizer
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.thread_barrier import ThreadBarrier
 
@@ -54,7 +54,7 @@ class Shadow(Pace):
 
     def begin(self) -> None:
         """Start the shadow thread."""
-        self._synchronizer.begin()
+        self._synchronizer.exchange.begin()
         self._finished.clear()
         self._thread = self._start("shadow", self._run)
 
@@ -67,13 +67,13 @@ class Shadow(Pace):
     def end(self) -> None:
         """Let the round in flight finish, answer the others until they are done, stop the thread."""
         self._finished.set()
-        self._synchronizer.end()
+        self._synchronizer.exchange.end()
         assert self._thread is not None
         self._thread.join()
 
     def _run(self) -> None:
         own = self._synchronizer
-        while not self._finished.is_set() or own.needed:
+        while not self._finished.is_set() or own.exchange.needed:
             began = time.thread_time()
             own.round()
             rest = (time.thread_time() - began) * (1.0 / self.cpu_share - 1.0)
@@ -84,7 +84,7 @@ class Shadow(Pace):
         """Sleep, at most until no trainer needs rounds any more."""
         until = time.monotonic() + seconds
         if self._finished.wait(seconds):
-            while self._synchronizer.needed and (left := until - time.monotonic()) > 0:
+            while self._synchronizer.exchange.needed and (left := until - time.monotonic()) > 0:
                 time.sleep(min(left, self.LONGEST_NAP))
 
 
@@ -164,7 +164,7 @@ class Follower(NoPace):
 
     def begin(self) -> None:
         """A part begins."""
-        self._synchronizer.begin()
+        self._synchronizer.exchange.begin()
 
     def end(self) -> None:
         """Wait for the others of this host."""
@@ -232,11 +232,11 @@ def make_pace(
     if synchronizers[0].in_the_step:
         return InStep(synchronizers)
     if options.pace == "shadow":
-        group = synchronizers[0].group
-        if synchronizers[0].led:
+        exchange = synchronizers[0].exchange
+        if not exchange.leads:
             return Follower(synchronizers[0])
-        share = (options.cpu_share or share) * (group.size if group else 1)
+        share = (options.cpu_share or share) * exchange.members
         return Shadow(synchronizers, min(1.0, share), start)
-    if synchronizers[0].each_thread and options.by_thread:
+    if synchronizers[0].partner == SYNC_PS and options.by_thread:
         return EachThread(synchronizers, options, threads)
     return Together(synchronizers, options, threads)

@@ -14,7 +14,6 @@ from ssmpi.comm.waiting import WaitOptions
 from ssmpi.core.protocols import DenseModel, DenseOptimizer, RowTables
 from ssmpi.core.topology import Role
 from ssmpi.embedding.push_counts import SentPushes
-from ssmpi.sync.host_average import HostGroup
 
 if TYPE_CHECKING:
     from ssmpi.comm.messages import Conversation
@@ -81,7 +80,6 @@ class RoundContext:
     center: Conversation
     waiting: WaitOptions
     local: LocalTrainer = field(default_factory=LocalTrainer)
-    group: HostGroup | None = None
 
     @property
     def sync_ps(self) -> tuple[int, ...]:

@@ -19,10 +19,9 @@ from typing import ClassVar
 import numpy as np
 
 from ssmpi.core.settings import require
-from ssmpi.sync.average import Average
 from ssmpi.sync.bmuf import BlockFiltered
+from ssmpi.sync.exchange import Exchange
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.round_context import RoundContext
 
 
 @dataclass(frozen=True)
@@ -42,24 +41,17 @@ class SlowMo(BlockFiltered):
 
     Options: ClassVar[type] = SlowMoOptions
     in_groups = False  # every trainer's learning-rate factor must be in the all-reduce
-    words_beside = 2  # the weight, and that factor
+    sends_factor = True
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext) -> None:
-        super().__init__(options, weights, context)
+    def __init__(self, options: RoundOptions, exchange: Exchange) -> None:
+        super().__init__(options, exchange)
         self._own = options.own(SlowMoOptions)
-        self.average = Average(context.trainers, context.waiting, weights.size + 1)
-        self._mine = np.empty(weights.size + 1, np.float32)
 
-    def exchange(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
-        """Step the slow weights by the mean of the snapshots."""
-        mine = self._mine[: snapshot.size + 1]
-        mine[:-1], mine[-1] = snapshot, self.context.local.factor()
-        mean = self.average.of(mine, active)
-        if mean is None:
-            return None
-        own, part, gamma = self._own, self.fragments[fragment], mean[-1]
+    def refer(self, found: np.ndarray, fragment: int) -> np.ndarray:
+        """Step the slow weights by the mean of the snapshots; gamma is the last word."""
+        own, part, gamma = self._own, self.fragments[fragment], found[-1]
         slow, u = self._global[part], self._delta[part]
         u *= own.momentum
-        u += (slow - mean[:-1]) / gamma
+        u += (slow - found[:-1]) / gamma
         slow -= own.rate * gamma * u
         return slow

@@ -23,14 +23,14 @@ from typing import ClassVar
 import numpy as np
 
 from ssmpi.comm.waiting import wait
-from ssmpi.core.protocols import DenseModel, DenseStep, RowTransport
+from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import Link
 from ssmpi.sync.average import Average, reduced_bytes
 from ssmpi.sync.cost import RoundCost
+from ssmpi.sync.exchange import Exchange
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.round_context import RoundContext
 from ssmpi.sync.rows import SynchronousRows
 
 
@@ -46,10 +46,14 @@ class Synchronous(NoSync):
     in_the_step = True
     no_codec = "adds gradients up in an all-reduce, which adds numbers and no payloads"
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext) -> None:
-        super().__init__(options, weights, context)
-        self._average = Average(context.trainers, context.waiting, weights.size)
+    def __init__(self, options: RoundOptions, exchange: Exchange) -> None:
+        super().__init__(options, exchange)
+        context = self.context
+        self.idle = context.trainers.size == 1  # one trainer alone steps on its own
+        self._average = Average(context.trainers, context.waiting, self.weights.size)
         self._rows = SynchronousRows(self, context)
+        if not self.idle:
+            self.rows = self._rows
         self._examples, self._factor, self._began = 0.0, 1.0, 0.0
 
     @classmethod
@@ -79,11 +83,6 @@ class Synchronous(NoSync):
             f"set topology.threads = 1 and topology.trainers = {topology.threads * topology.trainers}"
         )
 
-    @property
-    def idle(self) -> bool:  # type: ignore[override]
-        """One trainer alone steps on its own."""
-        return self.context.trainers.size == 1
-
     def common(self) -> list[np.ndarray]:
         """The replica, and its optimizer state."""
         return [self.weights, *self.context.local.optimizer.state().values()]
@@ -91,10 +90,6 @@ class Synchronous(NoSync):
     def optimizer(self, thread: int) -> DenseStep:
         """Steps by the gradients of all trainers."""
         return super().optimizer(thread) if self.idle else SynchronousStep(self)
-
-    def transport(self) -> RowTransport | None:
-        """Updates rows by the gradients of all trainers."""
-        return super().transport() if self.idle else self._rows
 
     def agree(self, examples: int, factor: float, counts: np.ndarray) -> tuple[float, float, np.ndarray]:
         """What all trainers need to know about a step before they take it; called first in every step.
@@ -120,8 +115,7 @@ class Synchronous(NoSync):
             return False
         gradients[:] = mean
         self.context.local.optimizer.step(model, self._factor)
-        self.rounds += 1
-        self.round_seconds += time.monotonic() - self._began
+        self.exchange.count(time.monotonic() - self._began, 0.0)
         return True
 
     def close(self) -> None:

@@ -173,7 +173,7 @@ def forecast(config: Config, step: float, links: LinkSpeeds) -> Forecast:
         kind.partner,
         4 * dense_parameters(config) / servers / sync.fragments,
         (sync.every_iterations or max(1.0, sync.every_seconds / step)) if foreground else 0.0,
-        not (kind.each_thread and sync.by_thread),
+        not (kind.partner == SYNC_PS and sync.by_thread),
         sync.fragments,
         *_by_codec(config, servers * sync.fragments),
     )

@@ -36,7 +36,7 @@ def late_partner(world, options):
 
     def work(synchronizers):
         (own,) = synchronizers
-        exchange, number = own.exchange, [0]
+        exchange, number = own.exchange.reference, [0]
 
         def late(snapshot, fragment, active):
             number[0] += 1
@@ -54,7 +54,7 @@ def late_partner(world, options):
             seen.append(home.iterations - before)
             return reference
 
-        own.exchange = late
+        own.exchange.reference = late
         with_pace(world, options, synchronizers, gradients, [STEPS, STEPS])
         return seen
 

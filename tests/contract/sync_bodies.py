@@ -74,7 +74,7 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     kind = sync.ALGORITHMS[options.algorithm]
     if world.role is Role.SYNC_PS and kind.partner == sync.SYNC_PS:
         service = Service(world.center, WAITING)
-        center = kind.server(options, optimizer(dense), service, ProcessMemory())
+        center = sync.exchanges.center(options, optimizer(dense), service, ProcessMemory())
         service.serve(world.topology.trainers, center.handle)
     if world.role is not Role.TRAINER:
         return None
@@ -88,16 +88,16 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
     synchronizers = sync.make(options, weights, context, world.topology.threads)
     for synchronizer in synchronizers:
         for name in ("move", "move_in_place"):
-            if hasattr(synchronizer, name):
-                setattr(synchronizer, name, in_turns(turns(world), getattr(synchronizer, name)))
+            if hasattr(synchronizer.exchange, name):
+                setattr(synchronizer.exchange, name, in_turns(turns(world), getattr(synchronizer.exchange, name)))
     result = work(synchronizers)
-    synchronizers[0].goodbye()
+    synchronizers[0].exchange.goodbye()
     return result
 
 
 def close_together(world, synchronizer):
     """End a part in which nobody follows others, as rounds of a leader that ends before its group would let it."""
-    synchronizer.end()
+    synchronizer.exchange.end()
     meet(world)
     synchronizer.close()
 
@@ -132,7 +132,7 @@ def with_pace(world, options, synchronizers, gradients, steps, examples=1):
         return failure.start(world, name, body, *arguments)
 
     def work(thread):
-        own, transport = synchronizers[thread % len(synchronizers)], synchronizers[0].transport()
+        own, transport = synchronizers[thread % len(synchronizers)], synchronizers[0].rows
         optimizer = pace.optimizer(own.optimizer(thread))
         for _ in range(steps[thread]):
             model, factor = ThreadModel(own.weights, gradients(thread), examples), own.context.local.factor()

@@ -238,7 +238,7 @@ def gossip_rounds(world, options):
                 weights[:] += 0.01 * replica(100 + 10 * block + world.rank)
                 synchronizers[0].round()
         synchronizers[0].close()
-        return weights.copy(), synchronizers[0].model(), synchronizers[0].rounds
+        return weights.copy(), synchronizers[0].model(), synchronizers[0].exchange.rounds
 
     return on_trainers(world, options, weights, work)
 
@@ -268,13 +268,13 @@ def trained_meanwhile(world, options):
     home = sync.LocalTrainer(np.zeros(2, np.int64))
 
     def work(synchronizers):
-        own, merge = synchronizers[0], synchronizers[0].merge
+        own, merge = synchronizers[0], synchronizers[0].exchange.merge
 
         def late(*arguments):
             home.iterations[1] += 3
             merge(*arguments)
 
-        own.merge = late
+        own.exchange.merge = late
         if world.rank == 0:
             own.round()
         own.close()
@@ -290,7 +290,7 @@ def asked(world, options):
         for _ in range(0 if world.rank % 2 else 20):
             synchronizers[0].round()
         synchronizers[0].close()
-        return synchronizers[0].rounds
+        return synchronizers[0].exchange.rounds
 
     return on_trainers(world, options, replica(world.rank), work)
 

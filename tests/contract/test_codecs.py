@@ -154,7 +154,7 @@ def taught(world, options):
                 world.traffic.on = False
                 sent = {name: size - before[name] for name, size in world.traffic.by_name().items()}
             meet(world)
-            center = own.fetch() if options.algorithm == "easgd" else None
+            center = own.exchange.fetch() if options.algorithm == "easgd" else None
             found.append((weights.copy(), center, sent))
             meet(world)
         own.close()
@@ -235,9 +235,9 @@ def closed(world, options):
         for turn in range(6):
             weights[:] += 0.1 * replica(100 + turn)
             synchronizers[0].round()
-        before = weights.copy(), synchronizers[0].fetch()
+        before = weights.copy(), synchronizers[0].exchange.fetch()
         synchronizers[0].close()
-        return before, (weights.copy(), synchronizers[0].fetch())
+        return before, (weights.copy(), synchronizers[0].exchange.fetch())
 
     return on_trainers(world, options, weights, work, home_of(world))
 
@@ -260,7 +260,7 @@ def next_part(world, options):
         for _ in range(3):
             synchronizers[0].round()
         synchronizers[0].close()
-        synchronizers[0].begin()
+        synchronizers[0].exchange.begin()
         weights[:] += replica(100 + world.rank)
         synchronizers[0].round()
         return weights.copy()
@@ -378,7 +378,7 @@ def killed_in_a_round(world, options, memories, replicas, at):
         own = synchronizers[0]
         for turn in range(0 if again else at):
             weights[:] += 0.1 * replica(100 + 10 * turn + world.rank)
-            with Kill(own._owners.mirrors, "receive_mean") if turn == at - 1 else nullcontext():
+            with Kill(own.exchange.sharded.mirrors, "receive_mean") if turn == at - 1 else nullcontext():
                 own.round()
         own.close()
         return weights.copy()
@@ -456,7 +456,7 @@ def test_what_nobody_can_take_over_is_dropped_and_said(codec, warnings):
 def joined(world, options):
     """A trainer that has lost its memory."""
     weights = np.zeros(PARAMETERS, np.float32)
-    return on_trainers(world, options, weights, lambda own: own[0].join(), home_of(world))
+    return on_trainers(world, options, weights, lambda own: own[0].exchange.join(), home_of(world))
 
 
 @pytest.mark.parametrize(("codec", "times"), [("threshold:0.9", 2), ("dense", 0)])

@@ -17,13 +17,13 @@ def figures_of_rounds(world, options):
 
     def work(synchronizers):
         (own,) = synchronizers
-        exchange = own.exchange
+        exchange = own.exchange.reference
 
         def learn_meanwhile(*arguments):
             home.iterations[1] += 3 + world.rank
             return exchange(*arguments)
 
-        own.exchange = learn_meanwhile
+        own.exchange.reference = learn_meanwhile
         for _ in range(2 * options.fragments):
             own.round()
         return sync.figures(synchronizers)

@@ -76,7 +76,7 @@ def blocks_at_rest(world, options):
     def work(synchronizers):
         own, seen = synchronizers[0], []
         for part in range(2):
-            own.begin()
+            own.exchange.begin()
             for block in range(4):
                 weights[:] += 0.1 * replica(100 * part + 10 * block + world.rank)
                 meet(world)
@@ -116,7 +116,9 @@ def turns_with_a_center(world, options):
 
     def work(synchronizers):
         own = synchronizers[0]
-        assert bool(own.mapped) == (options.transport == "auto" and options.merge == "difference")
+        assert bool(getattr(own.exchange, "mapped", [])) == (
+            options.transport == "auto" and options.merge == "difference"
+        )
         for turn in range(12):
             if turn % 2 == world.rank:
                 weights[:] += replica(100 + turn)
@@ -150,7 +152,7 @@ def hot_moves(world, options, far):
 
     def work(synchronizers):
         own = synchronizers[0]
-        assert bool(own.mapped) == (world.rank not in far)
+        assert bool(getattr(own.exchange, "mapped", [])) == (world.rank not in far)
         meet(world)
         for _ in range(200):
             own.round()
@@ -187,7 +189,7 @@ def formed(world, options):
     weights = live(world, options, 0)
 
     def work(synchronizers):
-        group = synchronizers[0].group
+        group = getattr(synchronizers[0].exchange, "group", None)
         return group and (group._members[0], group.size, group.leaders.names if group.leads else ())
 
     return on_trainers(world, options, weights, work)
@@ -252,7 +254,7 @@ def a_late_beginning(world, options):
     def work(synchronizers):
         own = synchronizers[0]
         if world.rank == 0:
-            own.begin()
+            own.exchange.begin()
             asked = threading.Thread(target=own.round)
             asked.start()
             meet(world)
@@ -262,7 +264,7 @@ def a_late_beginning(world, options):
         time.sleep(0.2)
         np.testing.assert_array_equal(weights, before, "nobody moves it at rest")
         weights[:] = replica(7)
-        own.begin()
+        own.exchange.begin()
         meet(world)
         while np.array_equal(weights, replica(7)):
             time.sleep(1e-3)
@@ -283,14 +285,14 @@ def one_has_ended(world, options, ended):
 
     def work(synchronizers):
         own = synchronizers[0]
-        own.begin()
+        own.exchange.begin()
         weights[:] = replica(world.rank)
         if world.rank == ended:
-            own.end()
+            own.exchange.end()
         meet(world)
         for _ in range(2):  # the first also measures, by another path
             if world.rank == ended and options.transport == "messages":
-                own.step(active=False)
+                own.exchange.round(0, False, own.refer)
             else:
                 own.round()
         meet(world)
@@ -336,7 +338,7 @@ def uneven_parts(world, options):
     def work(synchronizers):
         own, models = synchronizers[0], []
         own.context.local.optimizer.step = sync_bodies.in_turns(turn, own.context.local.optimizer.step)
-        own.merge = sync_bodies.in_turns(turn, own.merge)
+        own.exchange.merge = sync_bodies.in_turns(turn, own.exchange.merge)
         for part in UNEVEN:
             with_pace(world, options, synchronizers, gradients, part[world.rank])
             at_rest = weights.copy()
@@ -344,7 +346,7 @@ def uneven_parts(world, options):
             meet(world)
             np.testing.assert_array_equal(weights, at_rest, "nobody moves replicas at rest")
             meet(world)
-        return [*models, sync.figures(synchronizers), own.iterations]
+        return [*models, sync.figures(synchronizers), int(own.context.local.iterations.sum())]
 
     return on_trainers(world, options, weights, work)
 
@@ -379,13 +381,13 @@ def test_background_rounds_keep_what_one_trainer_learns(on_hosts, hosts, own):
 
         def work(synchronizers):
             own, seen = synchronizers[0], []
-            end = own.end
+            end = own.exchange.end
             own.context.local.optimizer.step = sync_bodies.in_turns(turn, own.context.local.optimizer.step)
-            own.merge = sync_bodies.in_turns(turn, own.merge)
+            own.exchange.merge = sync_bodies.in_turns(turn, own.exchange.merge)
 
             def more_rounds(number):
-                before = own.tally[0]
-                wait_until(lambda: own.tally[0] >= before + number, WAITING, "rounds")
+                before = own.exchange.tally[0]
+                wait_until(lambda: own.exchange.tally[0] >= before + number, WAITING, "rounds")
 
             def gradients(thread):
                 step = next(steps)
@@ -401,7 +403,7 @@ def test_background_rounds_keep_what_one_trainer_learns(on_hosts, hosts, own):
                 end()
                 ended[part].add(world.rank)
 
-            own.end = end_after_rounds
+            own.exchange.end = end_after_rounds
             for part in range(len(hosts)):
                 with_pace(world, options, synchronizers, gradients, [12 if part == world.rank else 0])
                 seen.append(own.model())
@@ -437,7 +439,7 @@ def measured(world, options):
     weights = live(world, options, world.rank)
 
     def work(synchronizers):
-        synchronizers[0].begin()
+        synchronizers[0].exchange.begin()
         before = sync.figures(synchronizers)["divergence"]
         meet(world)
         synchronizers[0].round()
@@ -502,8 +504,8 @@ def resumed(world, options):
         own = synchronizers[0]
         time.sleep(0.05 * world.rank)
         own.resume(SAVED)
-        own.begin()
-        if world.rank == 0 and own.group:
+        own.exchange.begin()
+        if world.rank == 0 and hasattr(own.exchange, "group"):
             blocks = threading.Thread(target=own.round)
             blocks.start()
             meet(world)
@@ -540,15 +542,15 @@ def test_a_stalled_leader_holds_up_no_worker(on_hosts, own):
 
         def work(synchronizers):
             own = synchronizers[0]
-            step, end = own.step, own.end
+            exchange, whole, end = own.exchange, own.exchange.round, own.exchange.end
 
-            def stalled(active=True):
+            def stalled(*arguments):
                 if world.rank == 0 and next(rounds) == 3:
                     begun.set()
                     wait_until(lambda: len(ended) == len(ONE_HOST), WAITING, "the workers of all trainers")
-                return step(active)
+                return whole(*arguments)
 
-            own.step, own.end = stalled, lambda: (ended.append(world.rank), end())
+            exchange.round, exchange.end = stalled, lambda: (ended.append(world.rank), end())
             with_pace(world, options, synchronizers, gradients, [100, 100])
 
         return on_trainers(world, options, weights, work)

@@ -7,12 +7,12 @@ import pytest
 from kills import Kill
 from test_warm_start import counted, lost_by_start, one_process, train_with_kills  # noqa: F401 - a fixture
 
-from ssmpi.sync.async_ps import AsyncPS
-from ssmpi.sync.easgd import ElasticCenter
+from ssmpi.sync.elastic import ElasticCenter
 from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
 from ssmpi.sync.gradient_center import GradientCenter
 from ssmpi.sync.mean_mirrors import MeanMirrors
 from ssmpi.sync.pulls import PulledCenter
+from ssmpi.sync.push_pull import PushPull
 
 # Threads of killed ranks end with what killed them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -27,7 +27,7 @@ CENTERED = (*TWO, "topology.sync_ps=1", "topology.threads=2")  # each thread has
 
 def client_of(synchronizer):
     """As a sync PS knows it."""
-    return synchronizer.context.trainers.rank, synchronizer._thread
+    return synchronizer.context.trainers.rank, synchronizer.thread
 
 
 class Ends:
@@ -67,7 +67,7 @@ def ends(after_call):
     after_call(ElasticCenter, "__init__", lambda self, *_: setattr(found, "center", self))
     after_call(GradientCenter, "__init__", lambda self, *_, **__: setattr(found, "center", self))
     after_call(ReplicaMirrors, "__init__", lambda self, _, shards, __, seed, ___: vars(self).update(who=(shards, seed)))
-    after_call(AsyncPS, "__init__", lambda self, *_: vars(self._pulled).update(who=(self._parts, client_of(self))))
+    after_call(PushPull, "__init__", lambda self, *_: vars(self._pulled).update(who=(self._parts, client_of(self))))
     after_call(MeanMirrors, "__init__", lambda self, _, __, place, ___: found.trainers.update({place[0]: self}))
 
     def moved(own, part, *_):
@@ -98,7 +98,7 @@ def ends(after_call):
 
 def lost(monkeypatch):
     """Pushes to the sync PS that were made and not applied; and those that all starts together have told of."""
-    made = counted(monkeypatch, AsyncPS, "exchange", after=False)
+    made = counted(monkeypatch, PushPull, "reference", after=False)
     applied = counted(monkeypatch, GradientCenter, "_step", after=True)
     told = lost_by_start(monkeypatch, trainers=2)
     return lambda: (len(made) - len(applied), sum(center for _, center, _ in told()))

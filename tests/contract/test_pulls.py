@@ -26,13 +26,13 @@ def rounds(world, options, number=12):
 
     def work(synchronizers):
         own, found = synchronizers[0], []
-        exchange = own.exchange
+        exchange = own.exchange.reference
 
         def heard(snapshot, fragment, active):
             held[own.fragments[fragment]] = reference = exchange(snapshot, fragment, active)
             return reference
 
-        own.exchange = heard
+        own.exchange.reference = heard
         step, home.optimizer.state = own.optimizer(0), dict
         for turn in range(number):
             if turn % world.trainers.size == world.rank:
@@ -44,7 +44,7 @@ def rounds(world, options, number=12):
                 world.traffic.on = False
                 found.append((weights.copy(), held.copy(), world.traffic.totals() - before))
             meet(world)
-        return found, own.fetch()
+        return found, own.exchange.fetch()
 
     return on_trainers(world, options, weights, work, home)
 

@@ -18,7 +18,7 @@ from ssmpi.comm.shared_lock import SharedLock
 from ssmpi.roles import build_trainer
 from ssmpi.roles.progress import Progress
 from ssmpi.sync.average import Average
-from ssmpi.sync.easgd import EASGD, ElasticCenter
+from ssmpi.sync.elastic import ElasticCenter, MappedCenter
 from ssmpi.sync.host_average import HostGroup
 
 ENOUGH = 40  # iterations of every worker thread while one round is held up
@@ -107,7 +107,7 @@ def sleeping_leader(stall, monkeypatch):
 
 def locked_center(stall, monkeypatch):
     """Somebody else has the center's lock for a while."""
-    move = EASGD.move
+    move = MappedCenter.move
 
     def late(trainer, lock, *arguments):
         taken = threading.Event()
@@ -122,7 +122,7 @@ def locked_center(stall, monkeypatch):
             taken.set()
             stall.passes()
 
-    monkeypatch.setattr(EASGD, "move", late)
+    monkeypatch.setattr(MappedCenter, "move", late)
 
 
 BY_MESSAGE = "sync.transport=messages"

@@ -60,7 +60,7 @@ def one_round(world, options):
     weights = live(world, options, world.rank)
 
     def work(synchronizers):
-        synchronizers[0].begin()
+        synchronizers[0].exchange.begin()
         synchronizers[0].round()
         meet(world)
         after = weights.copy()
@@ -128,7 +128,7 @@ def blocks(world, options):
     weights = live(world, options, 0)
 
     def work(synchronizers):
-        synchronizers[0].begin()
+        synchronizers[0].exchange.begin()
         for block in range(5):
             weights[:] += 0.1 * replica(10 * block + world.rank)
             meet(world)
@@ -180,7 +180,7 @@ def learn_meanwhile(world, options):
     weights = replica(world.rank)
 
     def work(synchronizers):
-        exchange, seen = synchronizers[0].exchange, []
+        exchange, seen = synchronizers[0].exchange.reference, []
 
         def slow_exchange(snapshot, fragment, active):
             reference = exchange(snapshot, fragment, active)
@@ -189,7 +189,7 @@ def learn_meanwhile(world, options):
                 weights[:] += 1.0  # what the worker threads did while the messages were on their way
             return reference
 
-        synchronizers[0].exchange = slow_exchange
+        synchronizers[0].exchange.reference = slow_exchange
         synchronizers[0].round()
         after = weights.copy()
         synchronizers[0].close()
@@ -210,14 +210,14 @@ def unequal_rounds(world, options):
     weights = live(world, options, world.rank)
 
     def work(synchronizers):
-        synchronizers[0].begin()
+        synchronizers[0].exchange.begin()
         for turn in range(3 if world.rank == 0 else 9):
             synchronizers[0].round()
             if not turn:
                 meet(world)
         synchronizers[0].close()
         first = synchronizers[0].model()
-        synchronizers[0].begin()
+        synchronizers[0].exchange.begin()
         synchronizers[0].round()  # the next part of the run starts with all of them again
         synchronizers[0].close()
         return weights.copy(), first, synchronizers[0].model()

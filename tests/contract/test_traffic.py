@@ -36,18 +36,18 @@ def rounds(world, options):
 
     def work(synchronizers):
         own = synchronizers[0]
-        own.begin()
+        own.exchange.begin()
         meet(world)
         for _ in range(options.fragments if options.codec != "dense" else 0):
             own.round()
-        before, world.traffic.on = own.rounds, True
+        before, world.traffic.on = own.exchange.rounds, True
         if options.algorithm != "gossip" or world.rank % 2 == 0:
             for _ in range(ROUNDS * options.fragments):
                 own.round()
         if options.algorithm == "gossip":
             own.close()
         world.traffic.on = False
-        found = counts(world), (own.rounds - before) / options.fragments
+        found = counts(world), (own.exchange.rounds - before) / options.fragments
         meet(world)
         if options.algorithm != "gossip":
             close_together(world, own)
@@ -131,7 +131,7 @@ def steps(world, options):
 
     def work(synchronizers):
         own = synchronizers[0]
-        transport, optimizer = own.transport(), own.optimizer(0)
+        transport, optimizer = own.rows, own.optimizer(0)
         world.traffic.on = True
         for _ in range(ROUNDS):
             model = Rows(weights, np.zeros_like(weights))
@@ -139,7 +139,7 @@ def steps(world, options):
             optimizer.step(model, 1.0)
         world.traffic.on = False
         own.close()
-        return counts(world), own.rounds
+        return counts(world), own.exchange.rounds
 
     return on_trainers(world, options, weights, work, home)
 

@@ -33,8 +33,9 @@ from ssmpi.roles.warm_state import RunNote
 from ssmpi.run import run_folder
 from ssmpi.run.requirements import kept_memory, placement_of
 from ssmpi.sync import Options as RoundOptions
-from ssmpi.sync.async_ps import AsyncPS
+from ssmpi.sync import exchanges
 from ssmpi.sync.gradient_center import GradientCenter
+from ssmpi.sync.push_pull import PushPull
 from ssmpi.train import PARTS
 
 # Threads of killed ranks end with what killed them.
@@ -223,7 +224,7 @@ def test_a_batch_that_comes_again_is_told_even_if_the_next_start_is_killed(tmp_p
 
 def test_pushes_to_sync_ps_that_a_kill_has_lost_are_told(tmp_path, small_data, monkeypatch):
     """The same of dense gradients: each push goes to both sync PSs, and one is killed while it applies one."""
-    made = counted(monkeypatch, AsyncPS, "exchange", after=False)
+    made = counted(monkeypatch, PushPull, "reference", after=False)
     applied = counted(monkeypatch, GradientCenter, "exchange", after=True)
     told = lost_by_start(monkeypatch, trainers=2)
     kills = [Kill(GradientCenter, "exchange", 40), Kill(Progress, "record", 15)]
@@ -246,7 +247,7 @@ def test_a_center_goes_on_whatever_the_first_trainer_says_of_its_start(tmp_path,
         lambda: MemoryFile(places, Origin(RUN, "sync_ps 0", 1)),
         lambda: MemoryFile.found(places, RUN, "sync_ps 0"),
     ):
-        center = AsyncPS.server(options, sync_ps.optimizer(DenseOptions(optimizer=optimizer)), SERVICE, memory())
+        center = exchanges.center(options, sync_ps.optimizer(DenseOptions(optimizer=optimizer)), SERVICE, memory())
         for fragment, size in enumerate((3, 2)):
             center.start(fragment, np.full(size, 7 * len(centers), np.float32))
         if not centers:

@@ -27,12 +27,12 @@ def unequal_steps(world, options):
         models, turn = [], turns(world)
         synchronizers[0].context.local.optimizer.step = in_turns(turn, synchronizers[0].context.local.optimizer.step)
         for synchronizer in synchronizers:
-            synchronizer.merge = in_turns(turn, synchronizer.merge)
+            synchronizer.exchange.merge = in_turns(turn, synchronizer.exchange.merge)
         for part in STEPS:
             with_pace(world, options, synchronizers, gradients, threads_of(options, *part[world.rank]))
             models.append(synchronizers[0].model())
             np.testing.assert_array_equal(models[-1], synchronizers[0].model(), "a model asked for twice is the same")
-        return weights.copy(), *models, sum(s.tally[0] for s in synchronizers)
+        return weights.copy(), *models, sum(s.exchange.tally[0] for s in synchronizers)
 
     return on_trainers(world, options, weights, work)
 
@@ -97,7 +97,7 @@ def counted_steps(world, options):
         for counts in COUNTS:
             with_pace(world, options, synchronizers, gradients, [counts[world.rank]])
             models.append(synchronizers[0].model())
-        return weights.copy(), *models, synchronizers[0].rounds
+        return weights.copy(), *models, synchronizers[0].exchange.rounds
 
     return on_trainers(world, options, weights, work)
 

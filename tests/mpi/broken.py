@@ -58,7 +58,7 @@ def break_embedding_ps():
 
 
 def break_sync_ps():
-    from ssmpi.sync.center import Center
+    from ssmpi.sync.center_shard import Center
 
     at_call(Center, "handle", 5)
 

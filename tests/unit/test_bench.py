@@ -209,7 +209,7 @@ def test_rounds_rest_in_the_other_windows_and_only_the_time_of_those_within_a_tu
         began.append(now[0])
         now[0] += 0.5
 
-    synchronizer = SimpleNamespace(round=act, group=None)
+    synchronizer = SimpleNamespace(round=act, exchange=SimpleNamespace(members=1))
     pace = TickingPace(NoPace(), Ticks(1))
     probe = probes.ShadowProbe(SimpleNamespace(synchronizers=[synchronizer], pace=pace))
     probe.begin([0.0, 1.0, 2.0, 3.0, 4.0])
@@ -321,7 +321,7 @@ def test_the_shadow_works_at_the_share_of_the_window(monkeypatch):
     now, seen = [0.0], []
     monkeypatch.setattr(probes, "clock", lambda: now[0])
     monkeypatch.setattr(probes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    synchronizer = SimpleNamespace(round=lambda: seen.append(shadow.cpu_share), group=SimpleNamespace(size=2))
+    synchronizer = SimpleNamespace(round=lambda: seen.append(shadow.cpu_share), exchange=SimpleNamespace(members=2))
     shadow = Shadow([synchronizer], 0.02, None)
     trainer = SimpleNamespace(synchronizers=[synchronizer], pace=TickingPace(shadow, Ticks(1)))
     probes.ShadowProbe(trainer, (0.0, 0.1, 1.0)).begin([float(k) for k in range(13)])

@@ -450,7 +450,7 @@ def test_a_codec_makes_rounds_faster_by_what_both_directions_have_in_common(
     assert "codec" not in "\n".join(forecast.arithmetic(dense))
 
 
-@pytest.mark.parametrize("name", [name for name, kind in ALGORITHMS.items() if not kind.codec_error(RoundOptions())])
+@pytest.mark.parametrize("name", [name for name, kind in ALGORITHMS.items() if not kind.no_codec])
 def test_whoever_takes_a_codec_says_what_it_takes_of_the_processors(name):
     """And nothing where there is none."""
     topology = Topology(trainers=2, sync_ps=int(ALGORITHMS[name].partner == SYNC_PS))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ssmpi.sync.base import merge_difference, merge_interpolate
 from ssmpi.sync.bmuf import move_filtered
+from ssmpi.sync.exchange import merge_difference, merge_interpolate
 from ssmpi.sync.in_place import BLOCK, Replicas, average
 
 SIZE, PART = 2 * BLOCK + 77, (5, 2 * BLOCK + 66)  # three blocks, the last one short

@@ -24,8 +24,12 @@ class Clock:
         monkeypatch.setattr(pace, "time", SimpleNamespace(thread_time=lambda: self.used, monotonic=lambda: self.now))
 
     # as much of a synchronizer as a pace needs
-    idle = in_the_step = each_thread = closed = led = needed = False
-    group = None
+    idle = in_the_step = closed = needed = False
+    leads, members, partner = True, 1, sync.ALL_TRAINERS
+
+    @property
+    def exchange(self):
+        return self
 
     def begin(self):
         pass

@@ -18,8 +18,8 @@ from ssmpi.compress import CodecOptions, Copy, Mirror
 from ssmpi.core.settings import EXAMPLES
 from ssmpi.core.traffic import Traffic
 from ssmpi.sync import pushes
-from ssmpi.sync.base import merge_difference
 from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
+from ssmpi.sync.exchange import merge_difference
 from ssmpi.sync.mean_mirrors import MeanMirrors
 from ssmpi.sync.mirrors import whole_codec
 from ssmpi.sync.options import RoundOptions

@@ -93,9 +93,9 @@ class ShadowProbe(AlternatingProbe):
     def __init__(self, trainer: Trainer, shares: Sequence[float] = ()) -> None:
         super().__init__()
         assert isinstance(trainer.pace, TickingPace)
-        self._pace, inner, group = trainer.pace, trainer.pace.inner, trainer.synchronizers[0].group
+        self._pace, inner, members = trainer.pace, trainer.pace.inner, trainer.synchronizers[0].exchange.members
         self._shadow = inner if isinstance(inner, Shadow) else None
-        shipped, members = self._shadow.cpu_share if self._shadow else 1.0, group.size if group else 1
+        shipped = self._shadow.cpu_share if self._shadow else 1.0
         self._shares = [min(1.0, share * members) or shipped for share in shares or (0.0,)]
         self._timed = {"rounds/timed": 0.0, "rounds/timed_seconds": 0.0}
         for synchronizer in trainer.synchronizers:

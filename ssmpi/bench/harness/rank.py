@@ -88,8 +88,8 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
 
     def read() -> Readings:
         counted = {
-            "rounds/all": float(sum(s.tally[0] for s in trainer.synchronizers)),
-            "rounds/seconds": float(sum(s.tally[1] for s in trainer.synchronizers)),
+            "rounds/all": float(sum(s.exchange.tally[0] for s in trainer.synchronizers)),
+            "rounds/seconds": float(sum(s.exchange.tally[1] for s in trainer.synchronizers)),
             "host/busy": process_usage.host_busy(),
         }
         own = {f"rss/{world.who}": float(process_usage.private_memory())} | sent_by(world)

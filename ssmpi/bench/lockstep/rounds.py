@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ssmpi.core.protocols import DenseStep
-from ssmpi.sync.base import merge_difference, merge_interpolate
 from ssmpi.sync.bmuf import BMUFOptions, filter_mean
-from ssmpi.sync.easgd import pull_center
+from ssmpi.sync.elastic import pull_center
+from ssmpi.sync.exchange import merge_difference, merge_interpolate
 from ssmpi.sync.options import RoundOptions
 
 

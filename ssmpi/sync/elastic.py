@@ -1,0 +1,159 @@
+"""Exchanges that pull replica and center towards each other, and the center that is pulled.
+
+A trainer that can map the center of every sync PS moves its replica and the center itself, in place: a round is then
+one pass over both, without messages, and the sync PSs sleep. With a codec both ends keep mirrors, see
+``elastic_mirrors``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from ssmpi import compress
+from ssmpi.comm.rank_memory import RankMemory
+from ssmpi.comm.service import Service
+from ssmpi.comm.shared_lock import SharedLock, leave, take
+from ssmpi.comm.shared_memory import attach
+from ssmpi.compress import Codec
+from ssmpi.sync.center import CenterExchange
+from ssmpi.sync.center_shard import ADDRESS, MAP, Center
+from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors, pull_together
+from ssmpi.sync.exchange import Refer, divergence
+from ssmpi.sync.mirrors import whole_codec
+from ssmpi.sync.options import DENSE, RoundOptions
+from ssmpi.sync.parts import shards
+from ssmpi.sync.round_context import RoundContext
+
+
+@dataclass(frozen=True)
+class MappedShard:
+    """A sync PS's shard on this host, by fragment, and the same parts of the live replica, float32 each."""
+
+    lock: SharedLock
+    center: list[np.ndarray]
+    replica: list[np.ndarray]
+
+
+@njit(cache=True, nogil=True)
+def pull_center(center: np.ndarray, snapshot: np.ndarray, alpha: float, old: np.ndarray) -> None:
+    """old = center; center += alpha (snapshot - center)."""
+    a = np.float32(alpha)
+    for i in range(center.shape[0]):
+        old[i] = center[i]
+        center[i] -= a * (center[i] - snapshot[i])
+
+
+@njit(cache=True, nogil=True)
+def pull_alone(lock: int, center: np.ndarray, replica: np.ndarray, alpha: float) -> bool:
+    """``pull_together`` while holding a lock; False, and nothing has changed, if the lock could not be taken."""
+    if not take(lock):
+        return False
+    pull_together(center, replica, alpha)
+    leave(lock)
+    return True
+
+
+class MappedCenter(CenterExchange):
+    """In place, if this trainer can map the shards of all sync PSs; else as the base class."""
+
+    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, thread: int = 0) -> None:
+        super().__init__(options, weights, context, thread)
+        self.mapped = self._map()
+        nothing = np.empty(0, np.float32)
+        for shard in self.mapped:
+            self.move(shard.lock, nothing, nothing)  # compiles now, not in the first round
+
+    def round(self, fragment: int, active: bool, refer: Refer) -> bool:
+        """As the base class."""
+        if not self.mapped:
+            return super().round(fragment, active, refer)
+        if self.measures_now():
+            center = np.concatenate([shard.center[fragment] for shard in self.mapped])
+            self._divergence = divergence(center, self.weights[self.fragments[fragment]])
+        for shard in self.mapped:
+            self.move(shard.lock, shard.center[fragment], shard.replica[fragment])
+        return True
+
+    def move(self, lock: SharedLock, center: np.ndarray, replica: np.ndarray) -> None:
+        """Pull a shard and the live replica together, both in place, while holding the lock."""
+        if not pull_alone(lock.file, center, replica, self.alpha):
+            with lock:  # a signal interrupted the wait; or this raises the lock's error
+                pull_together(center, replica, self.alpha)
+
+    def _map(self) -> list[MappedShard]:
+        """The shards of all sync PSs; empty unless this trainer can map all of them."""
+        answers = [np.empty(ADDRESS, np.uint8) for _ in self._servers]
+        self.call(MAP, [np.empty(0, np.uint8)] * len(answers), answers)
+        try:
+            return [self._mapped_shard(index, bytes(answer).rstrip()) for index, answer in enumerate(answers)]
+        except OSError:
+            return []  # on another host, or in another container: use messages
+
+    def _mapped_shard(self, server: int, address: bytes) -> MappedShard:
+        places = [each[server] for each in self._shards]
+        replica = [self.weights[part][place] for part, place in zip(self.fragments, places, strict=True)]
+        sizes = [part.size for part in replica]
+        center = attach(address, 4 * sum(sizes)).view(np.float32)
+        return MappedShard(SharedLock.at(address), np.split(center, np.cumsum(sizes)[:-1]), replica)
+
+
+class MirroredCenter(CenterExchange):
+    """By payloads both ways. The first and the last rounds of a part of the run are whole."""
+
+    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, thread: int = 0) -> None:
+        super().__init__(options, weights, context, thread)
+        parts = shards(weights.size, len(self.fragments), len(self._servers))
+        seed = context.trainers.rank, thread
+        self._mirrors = ReplicaMirrors(options, parts, context.local.replica.layers, seed, weights.size)
+
+    def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
+        """The center as mirrored; the snapshot becomes the old replica."""
+        payloads = self._mirrors.replica.encode(self.snapshot, fragment, self.context.center.meter.traffic)
+        self._mirrors.receive(self.call_for_payloads(fragment, payloads), fragment)
+        part = self.fragments[fragment]
+        reference = self._reply[part]
+        self._mirrors.move(part, self.alpha, reference, snapshot)
+        return reference
+
+    def renew(self) -> None:
+        """Both ways: a sync PS answers whole payloads with whole ones."""
+        self._mirrors.replica.begin()
+
+    def restart(self) -> None:
+        """As the base class."""
+        super().restart()
+        self.renew()
+
+
+class ElasticCenter(Center):
+    """Is pulled towards each snapshot by ``alpha``; with a codec by mirrors of each client."""
+
+    def __init__(self, options: RoundOptions, service: Service, memory: RankMemory) -> None:
+        self._options, self._encoded = options, options.codec != DENSE
+        if self._encoded:
+            compress.compile_kernels(options.codec)
+        super().__init__(
+            options.fragments, service, memory, shared=options.transport != "messages" and not self._encoded
+        )
+        self._clients: dict[tuple[int, int], ClientMirrors] = {}
+        self._whole: list[Codec] = []
+        nothing = np.empty(0, np.float32)
+        pull_center(nothing, nothing, 0.0, nothing)  # compile now, not in the first round
+        pull_together(nothing, nothing, 0.0)
+
+    def exchange(self, fragment: int, client: tuple[int, int], words: np.ndarray, reply: np.ndarray) -> None:
+        """The old values, and a step towards the snapshot."""
+        pull_center(self.shards[fragment], words, self._options.alpha, reply)
+
+    def answer(self, fragment: int, client: tuple[int, int], payload: np.ndarray) -> np.ndarray:
+        """As the base class; with a codec by this client's mirrors."""
+        if not self._encoded:
+            return super().answer(fragment, client, payload)
+        if client not in self._clients:
+            self._whole = self._whole or [whole_codec(shard.size) for shard in self.shards]
+            self._clients[client] = ClientMirrors(self._options, self._whole, (self._service.rank, *client))
+        shard, alpha = self.shards[fragment], self._options.alpha
+        return self.buffer_of(self._clients[client].exchange(fragment, payload, shard, alpha))

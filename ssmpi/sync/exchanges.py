@@ -1,0 +1,62 @@
+"""The one place that chooses how vectors meet, by algorithm, codec, pace and transport."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssmpi.comm.rank_memory import RankMemory
+from ssmpi.comm.service import Service
+from ssmpi.sync import host_average
+from ssmpi.sync.async_ps import AsyncPS
+from ssmpi.sync.base import ANOTHER_TRAINER, SYNC_PS, Synchronizer
+from ssmpi.sync.center import CenterExchange
+from ssmpi.sync.center_shard import Center, MakeStep
+from ssmpi.sync.elastic import ElasticCenter, MappedCenter, MirroredCenter
+from ssmpi.sync.gossip import GossipOptions
+from ssmpi.sync.gradient_center import GradientCenter
+from ssmpi.sync.mean import EncodedMean, HostMean, ReducedMean
+from ssmpi.sync.none import NoExchange
+from ssmpi.sync.options import DENSE, RoundOptions
+from ssmpi.sync.pairs import PairMean
+from ssmpi.sync.push_pull import PushPull
+
+if TYPE_CHECKING:
+    from ssmpi.sync.exchange import Exchange
+    from ssmpi.sync.round_context import RoundContext
+
+
+def make(
+    kind: type[Synchronizer], options: RoundOptions, weights: np.ndarray, context: RoundContext, thread: int = 0
+) -> Exchange:
+    """A trainer's end of the exchanges of an algorithm, or that of one of its threads. Every trainer calls it."""
+    if not kind.partner:
+        return NoExchange(options, weights, context)
+    if kind.partner == SYNC_PS:
+        return _with_center(kind, options)(options, weights, context, thread)
+    if kind.partner == ANOTHER_TRAINER:
+        return PairMean(options, weights, context, options.own(GossipOptions).seed)
+    if options.codec != DENSE:
+        return EncodedMean(options, weights, context)
+    if kind.in_groups and options.pace == "shadow" and context.trainers.size > 1:
+        own = context.local.replica
+        if group := host_average.form(context.trainers, weights, own.host, own.memory):
+            return HostMean(options, weights, context, group)
+    return ReducedMean(options, weights, context, context.local.factor if kind.sends_factor else None)
+
+
+def _with_center(kind: type[Synchronizer], options: RoundOptions) -> type[CenterExchange]:
+    if issubclass(kind, AsyncPS):
+        return PushPull
+    if options.codec != DENSE:
+        return MirroredCenter
+    in_place = options.merge == "difference" and options.transport != "messages"
+    return MappedCenter if in_place else CenterExchange  # interpolation must lose concurrent updates
+
+
+def center(options: RoundOptions, optimizer: MakeStep, service: Service, memory: RankMemory) -> Center:
+    """The center of a sync PS, in its ``memory``; ``optimizer`` is for those that take optimizer steps."""
+    if options.algorithm == "async_ps":
+        return GradientCenter(optimizer, options, service, memory)
+    return ElasticCenter(options, service, memory)
