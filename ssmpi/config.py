@@ -66,11 +66,11 @@ class Config:
         none = self.checkpoint.priority == "none"
         require(
             none or self.topology.embedding_ps > 0,
-            f"{wanted}, and there are none: set topology.embedding_ps, or 'none'",
+            f"{wanted}, and this run has no embedding PSs: set topology.embedding_ps, or priority 'none'",
         )
         require(
             none or self.recovery.may_be_partial,
-            f'{wanted}, and recovery.mode = "{self.recovery.mode}" has none: set it to "auto", or priority to "none"',
+            f'{wanted}, which recovery.mode = "{self.recovery.mode}" rules out: set it to "auto", or priority "none"',
         )
 
     @property

@@ -112,7 +112,7 @@ class CheckpointManager:
                 raise DataError(f"{self._lateness(writing)}. {self._what_there_is()}")
             pause.nap()
         if self._removing and not concurrent.futures.wait([self._removing], REMOVAL_SECONDS).done:
-            log.warning(f"older checkpoints in {self._store.folder} are not removed yet, and nobody waits for it")
+            log.warning(f"the job ends while older checkpoints in {self._store.folder} are still being removed")
 
     def save_model(self, model: ModelState) -> None:
         """Write the finished model. On the first trainer only."""

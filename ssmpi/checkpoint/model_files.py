@@ -27,7 +27,7 @@ def find(run: Path) -> Path:
     there = [*store.Store(run).committed(), *([run / MODEL] if (run / MODEL / MANIFEST_NAME).is_file() else [])]
     if not there:
         raise DataError(
-            f"{run}: no whole model here: it was removed, or the run did not reach a save. Train again, or name "
+            f"{run}: no complete model here: it was removed, or the run did not reach a save. Train again, or name "
             "another run folder"
         )
     tables(there[-1])
@@ -100,6 +100,6 @@ def load_tables(arena: Arena, folder: Path, server: int = 0, check: Callable[[Pa
             raise DataError(f"{path}: cannot be read ({error}); the saved model is damaged") from error
     if taken != len(arena.weights):
         raise DataError(
-            f"{folder}: saved parts hold {taken:,} of the {len(arena.weights):,} rows wanted here: a file is missing, "
+            f"{folder}: saved parts hold {taken:,} of the {len(arena.weights):,} rows needed here: a file is missing, "
             "or the data folder is not the one that the model was trained on"
         )

@@ -97,8 +97,8 @@ class ModelSaver:
         if not self._said:
             self._said = True
             log.error(
-                f"error: the model, whose training is done, cannot be saved: {why}. It is kept in memory, and saving it"
-                f" is tried again every {ROOM_SECONDS:g} s for checkpoint.limit_seconds = {limit:g}"
+                f"error: training is done, but the model cannot be saved: {why}. It stays in memory, and saving it is"
+                f" retried every {ROOM_SECONDS:g} s for checkpoint.limit_seconds = {limit:g}"
             )
         until = time.monotonic() + ROOM_SECONDS
         while time.monotonic() < until and not self._stop.stopping:

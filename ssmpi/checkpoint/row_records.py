@@ -214,8 +214,8 @@ def read_rows(path: Path) -> tuple[SavedRows, int] | None:
             base = read_record(descriptor, 0)
             if base is None or base.header.increment:
                 raise DataError(
-                    f"{path}: damaged: its first record, the base, is not as it was written, so no row in it can be"
-                    " trusted; remove the file, and resume from a checkpoint"
+                    f"{path}: damaged: its first record, the base, is corrupt, so none of its rows can be"
+                    " used; remove the file, and resume from a checkpoint"
                 )
             found = [base]
             while (record := read_record(descriptor, found[-1].end)) and _continues(base.header, record.header):

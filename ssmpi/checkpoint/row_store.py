@@ -52,9 +52,7 @@ class RowStore:
                 " set topology.embedding_ps, model.name, embedding.dim and embedding.optimizer back"
             )
         if dropped:
-            log.warning(
-                f"{self.path}: {dropped:,} bytes at its end were not written whole: the rows saved before count"
-            )
+            log.warning(f"{self.path}: {dropped:,} bytes at its end are an incomplete record and are ignored")
         self._base, self._newest, self._end = saved.base.header, saved.newest, saved.end
         return saved
 

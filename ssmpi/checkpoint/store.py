@@ -52,7 +52,7 @@ def read_manifest(folder: Path) -> FileManifest:
         found = body["format"], body["version"]
         manifest = FileManifest(tuple(Entry(**entry) for entry in body["files"]), dict(body["state"]))
     except FileNotFoundError:
-        raise DataError(f"{path}: missing, so what is here was not saved to the end") from None
+        raise DataError(f"{path}: missing: the save was not completed") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: damaged: {json_problem(error)}") from error
     if found != (FORMAT, VERSION):
@@ -165,4 +165,4 @@ def try_to_remove(folder: Path) -> None:
         disk.sync_folder(folder)
         disk.remove_folder(folder)
     except OSError as error:
-        log.warning(f"{folder} cannot be removed and takes room until it can: {error}")
+        log.warning(f"{folder} cannot be removed and keeps using disk space: {error}")

@@ -95,7 +95,7 @@ class MemoryFile:
         own._table = {name: (offset, there) for name, (offset, there) in table["arrays"].items()}
         own._begin_notes(set(table["notes"]), filled=True)
         if own.origin[:2] != (run, rank):
-            raise LostMemoryError(f"{path}: it is of {own.origin.rank} of run {own.origin.run}")
+            raise LostMemoryError(f"{path}: it belongs to {own.origin.rank} of run {own.origin.run}")
         for name in sorted(own._notes):
             if _note(path, name).is_symlink() or not _note(path, name).is_file():
                 raise LostMemoryError(f"{_note(path, name)}: it was removed")

@@ -127,9 +127,9 @@ def attach(address: str | bytes, size: int) -> np.ndarray:
     try:
         found = os.fstat(file).st_size
         if found < offset + size:
-            raise OSError(f"process {place['pid']} of this host is not it: {found:,} bytes, not {offset + size:,}")
+            raise OSError(f"process {place['pid']} of this host is another one: {found:,} bytes, not {offset + size:,}")
         if os.pread(file, KEY, 0).hex() != place["key"]:
-            raise OSError(f"process {place['pid']} of this host is not it: they are in separate containers")
+            raise OSError(f"process {place['pid']} of this host is another one: the ranks are in separate containers")
         hold(file, fcntl.F_RDLCK)
         memory = mapped(file, size, offset)  # which keeps the file open, and with it the lock
     finally:

@@ -85,7 +85,7 @@ def length_of(stream: np.ndarray) -> int:
         raise PayloadError(f"{stream.size} bytes, a header has {HEADER}")
     length = int(stream[:HEADER].view(np.uint32)[3])
     if not HEADER <= length <= stream.size or length % 4:
-        raise PayloadError(f"it says {length:,} bytes where there are {stream.size:,}")
+        raise PayloadError(f"its header says {length:,} bytes, there are {stream.size:,}")
     return length
 
 
@@ -124,7 +124,7 @@ def _of_size(payload: np.ndarray, size: int) -> tuple[np.ndarray, int, int, int]
     words = _whole(payload)
     kind, found, count = int(words[0]) & 0xFF, int(words[1]), int(words[2])
     if found != size:
-        raise PayloadError(f"it is of {found:,} entries, not {size:,}")
+        raise PayloadError(f"it holds {found:,} entries, not {size:,}")
     return words, kind, found, count
 
 
@@ -140,10 +140,10 @@ def _blocks(
         at, found = kernels.read_block(body, at, min(BLOCK, size - start), half, places, values)
         seen += found
         if at < 0 or seen > count:
-            raise PayloadError(f"block {start // BLOCK} is not one")
+            raise PayloadError(f"block {start // BLOCK} is invalid")
         yield start, found, places, values
     if (at, seen) != (body.size, count):
-        raise PayloadError(f"it says {count:,} entries in {body.size:,} words, and has {seen:,} in {at:,}")
+        raise PayloadError(f"its header says {count:,} entries in {body.size:,} words, and has {seen:,} in {at:,}")
 
 
 def decode(payload: np.ndarray) -> np.ndarray:
@@ -156,11 +156,11 @@ def decode(payload: np.ndarray) -> np.ndarray:
 def _whole(payload: np.ndarray) -> np.ndarray:
     """Its words, if header and checksum are valid."""
     if length_of(payload) != payload.size:
-        raise PayloadError(f"it says {length_of(payload):,} bytes and has {payload.size:,}")
+        raise PayloadError(f"its header says {length_of(payload):,} bytes, it has {payload.size:,}")
     words: np.ndarray = payload.view(np.uint32)
     kind, size, count = int(words[0]) ^ MARK, int(words[1]), int(words[2])
     if kind not in (DENSE, DENSE_HALF, SPARSE, SPARSE_HALF):
-        raise PayloadError("it does not begin as one")
+        raise PayloadError("it has no payload's header")
     if words[4:6].view(np.uint64)[0] != _checksum(words):
         raise PayloadError("its checksum is wrong")
     if (
@@ -168,7 +168,7 @@ def _whole(payload: np.ndarray) -> np.ndarray:
         or size >= LARGEST
         or (kind in (DENSE, DENSE_HALF) and payload.size != payload_bytes(kind, size, ()))
     ):
-        raise PayloadError(f"{count:,} of {size:,} entries cannot be in {payload.size:,} bytes")
+        raise PayloadError(f"{count:,} of {size:,} entries do not fit in {payload.size:,} bytes")
     return words
 
 

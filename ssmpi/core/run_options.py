@@ -131,7 +131,7 @@ class RecoveryOptions:
     job is restarted at once: each rank resumes from its memory. Where the memory of a rank is lost too, ``"partial"``
     reloads what was lost alone, ``"full"`` takes all ranks back to the newest checkpoint, and ``"auto"`` is partial
     unless the loss would bring the run's PLS (portion of lost samples) above ``target_pls``. ``mtbf_hours`` is the mean
-    time between two losses of an embedding PS's memory; 0 is not known, and an example's 504 h / N. Recovery is full in
+    time between two losses of an embedding PS's memory; 0 means unknown: 504 h / N is assumed. Recovery is full in
     any case if the first trainer's memory is lost, or that of more than ``max_lost_fraction`` of the embedding PSs. How
     often embedding PSs save rows also follows from ``target_pls`` and ``mtbf_hours``; with ``"auto"`` they pause saving
     while full recovery costs less. A job that was restarted ``max_restarts`` times within ``within_minutes``, or as

@@ -25,7 +25,7 @@ def extents(folder: Path, entry: ShardEntry, manifest: Manifest) -> list[tuple[i
         columns = [shard[name].id for name in COLUMNS[: 3 if manifest.labelled else 2]]
         found = [(column.get_offset(), column.get_storage_size()) for column in columns]
     if any(size and offset is None for offset, size in found):
-        raise DamageError(folder / entry.file, "its columns are not contiguous, as those of a shard are", MAKE_AGAIN)
+        raise DamageError(folder / entry.file, "its columns are not contiguous", MAKE_AGAIN)
     return [(offset or 0, size) for offset, size in found]
 
 

@@ -22,7 +22,7 @@ class Features:
         if not all(name and isinstance(name, str) for name in names):
             raise DataError("a feature without a name")
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise DataError(f"two features of the name {twice[0]!r}")
+            raise DataError(f"two features named {twice[0]!r}")
         if not self.sparse:
             raise DataError("no sparse features, and so no embedding tables to train")
 

@@ -61,7 +61,7 @@ class ShardEntry:
         for name in ("rows", "positives", "bytes"):
             number = getattr(self, name)
             if type(number) is not int or number < 0:
-                raise DataError(f"{name} of shard {self.file!r} is {number!r}, not a number of them")
+                raise DataError(f"{name} of shard {self.file!r} is {number!r}, not a count")
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def place(cardinalities: Sequence[int], servers: int) -> Placement:
             arena[owner] += rows
     if max(arena) > LARGEST_ARENA:
         raise TopologyError(
-            f"one embedding PS would hold {max(arena):,} rows, it can number {LARGEST_ARENA:,}: set "
+            f"one embedding PS would hold {max(arena):,} rows, more than the {LARGEST_ARENA:,} it can address: set "
             f"topology.embedding_ps = {math.ceil(total / LARGEST_ARENA * 1.1)} or more"
         )
     return Placement(tuple(cardinalities), servers, tuple(parts))

@@ -30,7 +30,7 @@ log = logging.getLogger("ssmpi")
 
 
 class RankFile(logging.Handler):
-    """Appends to a rank's own file; a disk that is full or hangs neither ends nor holds up who has something to log."""
+    """Appends to a rank's own file; a full or hung disk neither ends the process nor blocks it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

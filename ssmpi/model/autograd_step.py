@@ -54,8 +54,8 @@ def try_step(network: Network) -> list[str]:
         except RuntimeError as error:
             kinds = custom_code.kinds_of(network.operators)
             raise SettingsError(
-                f"{kinds}: gradients of made-up examples: {error}; by_torch uses torch's operators, does not detach "
-                "all of its inputs, and changes none in place"
+                f"{kinds}: the backward pass over dummy examples fails: {error}; use torch's operators in by_torch, do "
+                "not detach all of its inputs, and change none in place"
             ) from error
         names = ["embedding rows", *weights]
         unreached = [name for name, gradient in zip(names, found, strict=True) if gradient is None]

@@ -73,13 +73,13 @@ def network_of(name: str, inputs: Inputs) -> Network:
     network = custom_code.run_user_code(path, what, lambda: _function(path, function, vars(module))(inputs))
     if not isinstance(network, Network):
         raise SettingsError(
-            f"{path}: '{function}' gave {network!r:.60} ({type(network).__name__}), not a Network: let it return "
+            f"{path}: '{function}' returned {network!r:.60} ({type(network).__name__}), not a Network: return "
             f"Network((operator, ...), inputs); {custom_code.REMEDY}"
         )
     if network.inputs != inputs:
         raise SettingsError(
-            f"{path}: '{function}' gave a network over {network.inputs}, but the data has {inputs}: give Network the "
-            "inputs that the function is called with"
+            f"{path}: '{function}' returned a network over {network.inputs}, but the data has {inputs}: pass "
+            "Network the inputs that the function is called with"
         )
     return network
 
@@ -91,6 +91,6 @@ def _function(path: Path, function: str, names: Mapping[str, object]) -> Callabl
         there = [name for name, value in functions.items() if value.__module__ == names["__name__"]]  # not imported
         close = difflib.get_close_matches(function, there, n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"it has {', '.join(there) or 'none'}; {custom_code.REMEDY}"
-        what = "is no function" if function in names else "is not in it"
+        what = "is not a function" if function in names else "is not in it"
         raise SettingsError(f"{path}: '{function}', which model.name names, {what}; {hint}")
     return found

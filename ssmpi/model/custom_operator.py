@@ -33,7 +33,7 @@ def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: l
     what = f"operator {operator.name!r} ({kind.__name__})"
     if not isinstance(operator, ByTorch):
         raise SettingsError(
-            f"{path}: {what} has no method 'by_torch', which gives its output (batch, width) by torch; {REMEDY}"
+            f"{path}: {what} has no method 'by_torch', which computes its output (batch, width) with torch; {REMEDY}"
         )
     begin = f"{operator.name}."
     own = {name.removeprefix(begin): value for name, value in parameters.items() if name.startswith(begin)}
@@ -41,8 +41,8 @@ def output(operator: Operator, parameters: Mapping[str, torch.Tensor], inputs: l
     wanted = len(inputs[0]), operator.form(*(value.shape[1] for value in inputs)).width
     if not isinstance(found, torch.Tensor) or found.shape != wanted:
         given = f"a tensor {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"{found!r:.60}"
-        raise SettingsError(f"{path}: {what}: by_torch gave {given}, its form says {wanted}: mend one of them")
+        raise SettingsError(f"{path}: {what}: by_torch returned {given}, its form says {wanted}: fix one of them")
     if found.dtype != inputs[0].dtype:
         kinds = f"a tensor of {found.dtype}, its inputs are {inputs[0].dtype}"
-        raise SettingsError(f"{path}: {what}: by_torch gave {kinds}: mend it")
+        raise SettingsError(f"{path}: {what}: by_torch returned {kinds}: fix it")
     return found

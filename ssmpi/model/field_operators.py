@@ -18,7 +18,7 @@ class Sum(Operator):
     def form(self, *widths: int) -> Form:
         """Any number of inputs of one width."""
         if len(set(widths)) > 1:
-            raise ValueError(f"its inputs have {', '.join(map(str, widths))} values: it needs as many of each")
+            raise ValueError(f"its inputs have {', '.join(map(str, widths))} values: they must be equally wide")
         return Form(widths[0])
 
 
@@ -60,5 +60,5 @@ class FactorizationMachine(Operator):
         (fields,) = exactly(1, widths)
         within("dim", self.dim, 1, WIDEST)
         if fields % self.dim:
-            raise ValueError(f"{self.inputs[0]} has {fields} values: that is no number of vectors of {self.dim}")
+            raise ValueError(f"{self.inputs[0]} has {fields} values, not a multiple of dim = {self.dim}")
         return Form(1, products=fields)

@@ -89,12 +89,12 @@ def operator_of(body: Mapping[str, Any], own: Mapping[str, type[Operator]] | Non
     by_name = {**{kind.__name__: kind for kind in kinds()}, **(own or {})}
     name, kind = body["name"], body["kind"]
     if kind not in by_name:
-        raise DataError(f"operator {name!r} is of the kind {kind!r}, which this version of ssmpi does not have")
+        raise DataError(f"operator {name!r} has kind {kind!r}, which this version of ssmpi does not know")
     values = {key: value for key, value in body.items() if key not in ("kind", "width")}
     try:
         return settings.build(by_name[kind], values)
     except SettingsError as error:
-        raise DataError(f"operator {name!r} ({kind}): {error}: another version of ssmpi has saved it") from error
+        raise DataError(f"operator {name!r} ({kind}): {error}: another version of ssmpi saved it") from error
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -91,11 +91,13 @@ class Network:
     def __post_init__(self) -> None:
         call = "Network((operator, ...), inputs)"
         if not isinstance(self.operators, (tuple, list)):
-            raise SettingsError(f"network: {self.operators!r:.60} is no tuple of operators: {call}")
+            raise SettingsError(f"network: {self.operators!r:.60} is not a tuple of operators: {call}")
         if not isinstance(self.inputs, Inputs):
-            raise SettingsError(f"network: {self.inputs!r:.60} is no Inputs, as the function is called with: {call}")
+            raise SettingsError(
+                f"network: {self.inputs!r:.60} is not the Inputs that the function is called with: {call}"
+            )
         if not self.operators:
-            raise SettingsError(f"network: it has no operators: {call}, of which the last one gives the logit")
+            raise SettingsError(f"network: no operators: {call}; the last one outputs the logit")
         for place, operator in enumerate(self.operators, 1):
             check_kind(f"network: operator {place} of {len(self.operators)}", operator)
             check_fields(_place(operator), operator)
@@ -104,17 +106,17 @@ class Network:
             width = self.widths[end.name]
             raise SettingsError(f"network: ends in {end.name!r} of width {width}, not in a logit of width 1")
         if not self.parameters:
-            raise SettingsError("network: no operator has parameters: trainers need some to train, as those of Linear")
+            raise SettingsError(
+                "network: no operator has parameters, so there is nothing to train: add a Linear, for example"
+            )
         if not read & {ROWS, WEIGHTS}:
             raise SettingsError(f"network: no operator reads {ROWS!r} or {WEIGHTS!r}")
         if isinstance(end, Linear) and end.activation != "none":
             activation = end.activation
-            raise SettingsError(f"network: ends in {end.name!r} with {activation}: a logit has the activation 'none'")
+            raise SettingsError(f"network: ends in {end.name!r} with activation {activation}; a logit has 'none'")
         for operator in self.operators[:-1]:
             if operator.name not in read:
-                raise SettingsError(
-                    f"network: no operator reads {operator.name!r}: leave it out, or let another read it"
-                )
+                raise SettingsError(f"network: no operator reads {operator.name!r}: remove it, or let another read it")
 
     @cached_property
     def _read(self) -> set[str]:
@@ -135,14 +137,14 @@ class Network:
             for name in operator.inputs:
                 check_input(place, name, widths, [other.name for other in self.operators[number:]])
             if operator.name in widths:
-                raise SettingsError(f"{place}: its name is taken: each operator has one of its own, no input's")
+                raise SettingsError(f"{place}: another operator or an input has its name")
             try:
                 form: object = operator.form(*(widths[name] for name in operator.inputs))
             except ValueError as error:
                 raise SettingsError(f"{place}: {error}") from error
             if not isinstance(form, Form):
                 raise SettingsError(
-                    f"{place}: form gave {form!r:.60}, no Form: let it return Form(width, parameters, products)"
+                    f"{place}: form returned {form!r:.60}, not a Form: return Form(width, parameters, products)"
                 )
             check_names(place, f"{operator.name}.", [name for name, _ in form.parameters], names)
             names += [name for name, _ in form.parameters]

@@ -31,8 +31,8 @@ def check_input(place: str, name: str, widths: Mapping[str, int], later: Collect
             raise SettingsError(f"{place} reads {name!r}, but this data has no {name} features")
         return
     if name in later:
-        raise SettingsError(f"{place} reads {name!r}, which is made after it: operators read what comes before them")
-    raise SettingsError(f"{place} reads {name!r}, which nothing makes{settings.suggestion(name, widths)}")
+        raise SettingsError(f"{place} reads {name!r}, which is computed after it: put it before")
+    raise SettingsError(f"{place} reads {name!r}, which no operator computes{settings.suggestion(name, widths)}")
 
 
 def check_form(width: object, parameters: object) -> None:
@@ -45,7 +45,7 @@ def check_form(width: object, parameters: object) -> None:
                     _check_size(f"the shape of parameter {name!r}", size)
             case _:
                 raise ValueError(
-                    f"parameter {parameter!r:.60} is no pair of a name and a shape: parameters are "
+                    f"parameter {parameter!r:.60} is not a pair of a name and a shape: parameters are "
                     '((f"{self.name}.weight", (outputs, inputs)), ...)'
                 )
 
@@ -55,7 +55,7 @@ def check_names(place: str, begin: str, names: Sequence[str], taken: Collection[
     for number, name in enumerate(names):
         if not name.startswith(begin):
             raise SettingsError(
-                f'{place}: its parameter {name!r} begins without its name: form gives it as f"{{self.name}}.{name}"'
+                f'{place}: parameter {name!r} does not begin with that name: call it f"{{self.name}}.{name}"'
             )
         if name in taken or name in names[:number]:
             raise SettingsError(f"{place}: there are two parameters {name!r}: give one of them another name")

@@ -41,7 +41,7 @@ class Operator:
 
     def form(self, *widths: int) -> Form:
         """The form for inputs of these widths; ValueError says what does not fit."""
-        raise ValueError("it has no method 'form(self, *widths)', which gives its Form(width, parameters, products)")
+        raise ValueError("it has no method 'form(self, *widths)', which returns its Form(width, parameters, products)")
 
 
 def exactly(count: int, widths: Shape) -> Shape:
@@ -82,7 +82,9 @@ class DotInteraction(Operator):
         x, rows = exactly(2, widths)
         within("tables", self.tables, 1, COUNT)
         if x * self.tables != rows:
-            raise ValueError(f"{self.inputs[0]} has {x} values, a row {rows // self.tables}: dot products need as many")
+            raise ValueError(
+                f"{self.inputs[0]} has {x} values, a row {rows // self.tables}: dot products need equal lengths"
+            )
         pairs = (self.tables + 1) * self.tables // 2
         return Form(x + pairs, products=pairs * x)
 
@@ -106,7 +108,7 @@ class Gate(Operator):
         """Three inputs of one width."""
         start, update, x = exactly(3, widths)
         if not start == update == x:
-            raise ValueError(f"its inputs have {start}, {update} and {x} values: it needs as many of each")
+            raise ValueError(f"its inputs have {start}, {update} and {x} values: they must be equally wide")
         return Form(x, products=x)
 
 
@@ -114,13 +116,13 @@ def check_kind(place: str, operator: object) -> None:
     """SettingsError unless it is an operator whose inputs are names."""
     if not isinstance(operator, Operator):
         hint = ": put a * before a list of operators, as in *mlp(...)" if isinstance(operator, list) else ""
-        raise SettingsError(f"{place} is no operator but {operator!r:.60}{hint}")
+        raise SettingsError(f"{place} is not an operator: {operator!r:.60}{hint}")
     if isinstance(operator.inputs, str):
-        raise SettingsError(f"{place}, {operator.name!r}: its inputs are one text: write ({operator.inputs!r},)")
+        raise SettingsError(f"{place}, {operator.name!r}: inputs is a string: write ({operator.inputs!r},)")
     if not operator.inputs:
         raise SettingsError(f"{place}, {operator.name!r} ({type(operator).__name__}): it has no inputs")
     given = operator.inputs if isinstance(operator.inputs, (tuple, list)) else ()
     if found := [value for value in given if isinstance(value, Operator)]:
         raise SettingsError(
-            f"{place}, {operator.name!r}: its inputs are names: write {found[0].name!r}, not an operator"
+            f"{place}, {operator.name!r}: inputs are names: write {found[0].name!r} instead of the operator"
         )

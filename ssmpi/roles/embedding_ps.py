@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 COUNTS, COPY = "accesses", "saved rows"  # names in the memory of the rank
 ENDING_SECONDS = 5.0  # for a save in progress
 NO_SAVES = (
-    "checkpoint.priority does nothing in this job: rows are saved for 'ssmpi launch', which has them loaded again, and"
-    " where recovery.memory_folder has room"
+    "checkpoint.priority has no effect in this job: rows are saved only under 'ssmpi launch', which reloads them, and"
+    " if recovery.memory_folder has space"
 )
 
 

@@ -85,7 +85,7 @@ class RowSaver:
             try:
                 self._store.remove()
             except OSError as error:  # the next job starts a new timeline, in which they do not count
-                log.warning(f"row saves that nobody needs any more are not removed: {error}")
+                log.warning(f"obsolete row saves are not removed: {error}")
 
     def status_lines(self) -> list[dict[str, Any]]:
         """The saves since the last call, as lines for ``metrics.jsonl`` with the duration for all rows."""

@@ -53,7 +53,7 @@ def rows_in(path: Path) -> tuple[str, bool]:
         return "gone", True
     saved, dropped = found
     base, increments, newest = saved.base.header, len(saved.records) - 1, saved.records[-1].header.samples
-    torn = f"; {dropped:,} bytes at its end were not written whole" if dropped else ""
+    torn = f"; {dropped:,} bytes at its end are an incomplete record" if dropped else ""
     text = f"{base.count:,} rows, all saved after {base.samples:,} samples, {increments:,} increments up to {newest:,}"
     return f"{text}, checksums ok{torn}", True
 

@@ -148,7 +148,7 @@ WRONG = [
     ("nett.py:network", OWN, "nett.py:network': no such file; a relative path begins in the folder of the run file"),
     ("net.py:netwrok", OWN, r"net.py: 'netwrok', which model.name names, is not in it; did you mean 'network'\?"),
     ("net.py:other", OWN, "'other', which model.name names, is not in it; it has network; jobs/guide/networks.md"),
-    ("net.py:network", "network = 3", "net.py: 'network', which model.name names, is no function; it has none"),
+    ("net.py:network", "network = 3", "net.py: 'network', which model.name names, is not a function; it has none"),
     (
         "net.py:network",
         "def network(inputs):\n    1 / 0",
@@ -163,7 +163,11 @@ WRONG = [
     ),
     ("net.py:network", "# coding: nonsense", "net.py: unknown encoding: nonsense; 'python .*net.py' shows the place"),
     ("net.py:network", "raise SystemExit(0)", "net.py, line 1: the file: SystemExit: 0"),
-    ("net.py:network", "def network(inputs):\n    return [inputs]", r"gave \[Inputs.*\(list\), not a Network: let it"),
+    (
+        "net.py:network",
+        "def network(inputs):\n    return [inputs]",
+        r"returned \[Inputs.*\(list\), not a Network: return",
+    ),
     (
         "net.py:network",
         OWN.replace("WIDTH", "0"),
@@ -174,7 +178,7 @@ WRONG = [
         "net.py:network",
         "from ssmpi.model.network import *\ndef network(inputs):\n"
         "    return Network((Linear('a', ('rows',), 1),), Inputs(1, 2, 3))",
-        r"gave a network over Inputs\(dense=1, .*\), but the data has Inputs\(dense=3, tables=5, dim=8\): give Network",
+        r"returned a network over Inputs\(dense=1, .*\), but the data has Inputs\(dense=3, tables=5, dim=8\): pass",
     ),
 ]
 
@@ -244,12 +248,12 @@ def table(width=32, **changes):
     ("body", "words"),
     [
         (table(version=2), "its network is saved as version 2, this program reads 1"),
-        (table(operators=[{"kind": "Cube", "name": "a", "inputs": ["rows"]}]), "'a' is of the kind 'Cube', which this"),
+        (table(operators=[{"kind": "Cube", "name": "a", "inputs": ["rows"]}]), "'a' has kind 'Cube', which this"),
         (table(operators=[{"kind": "Concat", "name": "a", "inputs": [], "axis": 1}]), r"'a' \(Concat\): unknown key"),
         (table(inputs={"dense": 3}), "cannot be read: 'tables' is required"),
         (table(inputs={"dense": 4, "tables": 5, "dim": 8}), "operator 'start' is saved 43 wide, and here 44"),
         (table(operators=3), "its values are not of the expected kinds"),
-        (table(operators=[]), "network: it has no operators: Network"),
+        (table(operators=[]), "network: no operators: Network"),
         ({}, "it has no 'version'"),
     ],
 )  # fmt: skip
@@ -370,7 +374,7 @@ def test_a_damaged_table_is_told(few, tmp_path, alone):
     body = json.loads((newest / "manifest.json").read_text())
     body["state"]["network"]["operators"][0]["kind"] = "Liner"
     (newest / "manifest.json").write_text(json.dumps(body))
-    words = f"{newest.name}/manifest.json: operator 'bottom.0' is of the kind 'Liner', which this version .*--resume"
+    words = f"{newest.name}/manifest.json: operator 'bottom.0' has kind 'Liner', which this version .*--resume"
     with pytest.raises(DataError, match=words):
         score.evaluate(run.folder, "test", None)
 
@@ -470,8 +474,11 @@ WRONG_OPERATORS = [
         r"operator 'cube' \(Cube\) has no method 'by_torch', which .*; 'by_torch\(self, parameters, ",
     ),
     (CUBE.replace("** 3", "** (3 / 0)"), r"net\.py, line 15: operator 'cube' \(Cube\): ZeroDivisionError"),
-    (CUBE.replace("** 3", "@ x.T"), r"by_torch gave a tensor \(2, 2\), its form says \(2, 8\): mend one of them"),
-    (CUBE.replace("return self.scale", "return None and self.scale"), r"by_torch gave None, its form says \(2, 8\)"),
+    (CUBE.replace("** 3", "@ x.T"), r"by_torch returned a tensor \(2, 2\), its form says \(2, 8\): fix one of them"),
+    (
+        CUBE.replace("return self.scale", "return None and self.scale"),
+        r"by_torch returned None, its form says \(2, 8\)",
+    ),
     (
         CUBE.replace('["shift"]', '["weight"]'),
         r"net\.py, line 15: operator 'cube' \(Cube\): KeyError: 'weight'; 'by_torch\(self, parameters, .*is given its",
@@ -493,11 +500,11 @@ WRONG_OPERATORS = [
     (CUBE.replace("(x,) = widths", "raise ValueError('odd')"), r"line 11: 'network', .*operator 'cube' \(Cube\): odd"),
     (
         CUBE.replace(") ** 3", ").double() ** 3"),
-        r"'cube' \(Cube\): by_torch gave a tensor of torch.float64, its inputs are",
+        r"'cube' \(Cube\): by_torch returned a tensor of torch.float64, its inputs are",
     ),
     (
         CUBE.replace("(x + par", "x.mul_(1 + par"),
-        r"net\.py:Cube: gradients of made-up examples: .* by an inplace operation: .*; by_torch uses torch's",
+        r"net\.py:Cube: the backward pass over dummy examples fails: .* by an inplace operation: .*; use torch's",
     ),
 ]
 
@@ -518,14 +525,18 @@ def test_what_is_wrong_with_an_operator_is_said_before_ranks_work(few, tmp_path,
 
 FORM = 'Form(x, ((f"{self.name}.shift", (x,)),))'
 FORMS = [
-    ('Form(x, (("shift", (x,)),))', 20, r"its parameter 'shift' begins without its name: .* f\"{self.name}.shift\""),
+    (
+        'Form(x, (("shift", (x,)),))',
+        20,
+        r"parameter 'shift' does not begin with that name: .* f\"{self.name}.shift\"",
+    ),
     ('Form(x, ((f"{self.name}.shift", (x,)),) * 2)', 20, "there are two parameters 'cube.shift': give one"),
-    ("x", 20, r"form gave 8, no Form: let it return Form\(width, parameters, products\)"),
-    ("None", 20, "form gave None, no Form"),
+    ("x", 20, r"form returned 8, not a Form: return Form\(width, parameters, products\)"),
+    ("None", 20, "form returned None, not a Form"),
     ("Form(x / 1)", 12, "its width is 8.0, not a whole number of at least 1"),
-    ('Form(x, (f"{self.name}.shift", (x,)))', 12, "parameter 'cube.shift' is no pair of a name and a shape: param"),
-    ('Form(x, ((f"{self.name}.shift", x),))', 12, r"parameter \('cube.shift', 8\) is no pair"),
-    ('Form(x, ((f"{self.name}.shift", ()),))', 12, r"parameter \('cube.shift', \(\)\) is no pair"),
+    ('Form(x, (f"{self.name}.shift", (x,)))', 12, "parameter 'cube.shift' is not a pair of a name and a shape: param"),
+    ('Form(x, ((f"{self.name}.shift", x),))', 12, r"parameter \('cube.shift', 8\) is not a pair"),
+    ('Form(x, ((f"{self.name}.shift", ()),))', 12, r"parameter \('cube.shift', \(\)\) is not a pair"),
     ('Form(x, ((f"{self.name}.shift", (x / 2,)),))', 12, "the shape of parameter 'cube.shift' is 4.0, not a whole"),
 ]
 
@@ -544,7 +555,7 @@ def test_a_batch_file_is_not_made_for_an_operator_that_fails(few, tmp_path, caps
     site = Path(__file__).parents[2] / "jobs/sites/workstation.toml"
     settings = (f"data.folder={few}", NAMED, f"run.folder={tmp_path / 'run'}")
     assert command("submit", tmp_path / "given.toml", "--site", site, "--dry-run", *settings) == 2
-    assert "net.py: operator 'cube' (Cube): by_torch gave a tensor (2, 2)" in capsys.readouterr().err
+    assert "net.py: operator 'cube' (Cube): by_torch returned a tensor (2, 2)" in capsys.readouterr().err
 
 
 def test_what_an_operator_keeps_from_training_is_told(few, tmp_path, caplog):

@@ -62,7 +62,7 @@ def test_sets_of_older_versions_have_criteos(tmp_path, small_data):
 @pytest.mark.parametrize(
     ("features", "words"),
     [
-        ({"dense": ["a"], "sparse": ["a", "b"]}, "two features of the name 'a'"),
+        ({"dense": ["a"], "sparse": ["a", "b"]}, "two features named 'a'"),
         ({"dense": [""], "sparse": ["b"]}, "a feature without a name"),
         ({"dense": ["a"], "sparse": []}, "no sparse features"),
         ({"dense": ["a"], "sparse": ["b", "c"]}, "5 cardinalities, expected 2: one for each sparse feature"),

@@ -187,7 +187,7 @@ def test_another_version_of_the_layout_is_lost(path, monkeypatch):
 
 def test_memory_of_another_rank_is_lost(path):
     leave(path)
-    with pytest.raises(LostMemoryError, match="it is of trainer 0 of run run"):
+    with pytest.raises(LostMemoryError, match="it belongs to trainer 0 of run run"):
         MemoryFile.found(path, "run", "trainer 1")
 
 
@@ -222,7 +222,7 @@ def test_two_that_map_it_see_the_same(path):
     mine = part.allocate(6000)
     attach(part.address, 6000)[5000] = 9
     assert mine[5000] == 9
-    with pytest.raises(OSError, match="not it"):
+    with pytest.raises(OSError, match="another one"):
         attach(json.dumps(json.loads(part.address) | {"key": "00"}), 6000)
     assert memory.part("own", shared=False).address == b""
 

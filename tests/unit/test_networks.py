@@ -320,13 +320,13 @@ def refused(operators, words):
 
 def test_what_does_not_fit_is_named():
     out = Linear("out", (ROWS,), 1)
-    refused([], r"network: it has no operators: Network\(\(operator, \.\.\.\), inputs\), of which the last one gives")
+    refused([], r"network: no operators: Network\(\(operator, \.\.\.\), inputs\); the last one outputs")
     refused([Linear("a", (ROWS,), 2)], "ends in 'a' of width 2, not in a logit of width 1")
     refused(
         [Linear("a", ("b",), 2), out],
-        r"operator 'a' \(Linear\) reads 'b', which nothing makes; there are dense, rows, weights",
+        r"operator 'a' \(Linear\) reads 'b', which no operator computes; there are dense, rows, weights",
     )
-    refused([Linear(DENSE, (ROWS,), 2), out], "operator 'dense' .*: its name is taken")
+    refused([Linear(DENSE, (ROWS,), 2), out], "operator 'dense' .*: another operator or an input has its name")
     refused([Linear("a", (ROWS,), 0), out], "operator 'a' .*: outputs must be at least 1, got 0")
     refused([Linear("a", (ROWS,), 2, "tanh"), out], "activation is one of none, relu, sigmoid, got 'tanh'")
     refused([DotInteraction("a", (DENSE, ROWS), 3), out], "dense has 5 values, a row 4")
@@ -334,7 +334,7 @@ def test_what_does_not_fit_is_named():
     refused([Linear("a", (DENSE,), 2), out], "no operator reads 'a'")
     refused(mlp("a", DENSE, [1]), "no operator reads 'rows' or 'weights'")
     refused([Sum("a", (DENSE, ROWS, ROWS)), out], r"operator 'a' \(Sum\): its inputs have 5, 12, 12 values")
-    machine = r"operator 'a' \(FactorizationMachine\): rows has 12 values: that is no number of vectors of 5"
+    machine = r"operator 'a' \(FactorizationMachine\): rows has 12 values, not a multiple of dim = 5"
     refused([FactorizationMachine("a", (ROWS,), 5)], machine)
     refused([FieldVectors("a", (DENSE,), 0), out], r"operator 'a' \(FieldVectors\): dim must be at least 1, got 0")
     refused([FactorizationMachine("a", (ROWS,), 0)], r"operator 'a' \(FactorizationMachine\): dim must be at least 1")
@@ -362,14 +362,14 @@ def test_what_does_not_fit_is_named():
         (Linear(1, (ROWS,), 4), r"operator 1 \(Linear\): name = 1 is not a string"),
         (Linear("a", (1,), 4), r"inputs\[0\] = 1 is not a string"),
         (Linear("a", None, 4), r"'a' \(Linear\): it has no inputs"),
-        (Linear("a", (Linear("b", (ROWS,), 4),), 4), "'a': its inputs are names: write 'b', not an operator"),
+        (Linear("a", (Linear("b", (ROWS,), 4),), 4), "'a': inputs are names: write 'b' instead of the operator"),
         (DotInteraction("a", (DENSE, ROWS), "3"), r"\(DotInteraction\): tables = '3' is not a whole number"),
         (DotInteraction("a", (DENSE, ROWS), 0), r"\(DotInteraction\): tables must be at least 1, got 0"),
         (FactorizationMachine("a", (ROWS,), "4"), r"\(FactorizationMachine\): dim = '4' is not a whole number"),
         (FieldVectors("a", (DENSE,), 4.0), r"\(FieldVectors\): dim = 4.0 is not a whole number"),
-        (Linear("a", ("row",), 4), r"'a' \(Linear\) reads 'row', which nothing makes; did you mean 'rows'\?"),
-        (Linear("a", ("out",), 4), "'a' .* reads 'out', which is made after it: operators read what comes before them"),
-        (Linear("a", ("a",), 4), "'a' .* reads 'a', which is made after it"),
+        (Linear("a", ("row",), 4), r"'a' \(Linear\) reads 'row', which no operator computes; did you mean 'rows'\?"),
+        (Linear("a", ("out",), 4), "'a' .* reads 'out', which is computed after it: put it before"),
+        (Linear("a", ("a",), 4), "'a' .* reads 'a', which is computed after it"),
     ],
 )  # fmt: skip
 def test_what_an_operator_was_given_wrong_is_named(operator, words):
@@ -380,10 +380,10 @@ def test_what_an_operator_was_given_wrong_is_named(operator, words):
 @pytest.mark.parametrize(
     ("operators", "inputs", "words"),
     [
-        (Linear("a", (ROWS,), 1), INPUTS, r"Linear\(name='a'.* is no tuple of operators: Network\(\(op"),
-        ((Linear("a", (ROWS,), 1),), 3, "network: 3 is no Inputs, as the function is called with: Network"),
-        ((FactorizationMachine("a", (ROWS,), 4),), INPUTS, "no operator has parameters: trainers need some"),
-        ((Linear("a", (ROWS,), 4), Linear("a", ("a",), 1)), INPUTS, "'a' .*: its name is taken: each operator has one"),
+        (Linear("a", (ROWS,), 1), INPUTS, r"Linear\(name='a'.* is not a tuple of operators: Network\(\(op"),
+        ((Linear("a", (ROWS,), 1),), 3, "network: 3 is not the Inputs that the function is called with: Network"),
+        ((FactorizationMachine("a", (ROWS,), 4),), INPUTS, "no operator has parameters, so there is nothing to train"),
+        ((Linear("a", (ROWS,), 4), Linear("a", ("a",), 1)), INPUTS, "'a' .*: another operator or an input has"),
     ],
 )  # fmt: skip
 def test_what_a_network_is_made_of_wrong_is_named(operators, inputs, words):
@@ -393,16 +393,16 @@ def test_what_a_network_is_made_of_wrong_is_named(operators, inputs, words):
 
 def test_lists_that_are_no_operators_are_named():
     out = Linear("out", (ROWS,), 1)
-    refused([mlp("a", ROWS, [2]), out], r"operator 1 of 2 is no operator but \[Linear.*: put a \* before a list of op")
-    refused([out, None], "operator 2 of 2 is no operator but None$")
+    refused([mlp("a", ROWS, [2]), out], r"operator 1 of 2 is not an operator: \[Linear.*: put a \* before a list of op")
+    refused([out, None], "operator 2 of 2 is not an operator: None$")
     refused([Operator("a", (ROWS,)), out], r"operator 'a' \(Operator\): it has no method 'form\(self, \*widths\)'")
-    refused([Linear("a", (ROWS), 2), out], r"operator 1 of 2, 'a': its inputs are one text: write \('rows',\)")
+    refused([Linear("a", (ROWS), 2), out], r"operator 1 of 2, 'a': inputs is a string: write \('rows',\)")
 
 
 def test_a_logit_has_no_activation():
     """Half of the probabilities could not be reached."""
-    refused(mlp("top", ROWS, [4, 1]), "ends in 'top.2' with relu: a logit has the activation 'none'")
-    refused(mlp("top", ROWS, [1], last="sigmoid"), "ends in 'top.0' with sigmoid: a logit has")
+    refused(mlp("top", ROWS, [4, 1]), "ends in 'top.2' with activation relu; a logit has 'none'")
+    refused(mlp("top", ROWS, [1], last="sigmoid"), "ends in 'top.0' with activation sigmoid; a logit has")
 
 
 def test_the_program_in_words():

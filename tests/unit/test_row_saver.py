@@ -360,9 +360,7 @@ def test_row_saves_that_cannot_be_removed_do_not_change_how_a_run_ends(saving, m
     monkeypatch.setattr(disk, "remove_file", failing)
     saving.saver._thread_is_done.set()
     saving.saver.stop(0)
-    assert said == [
-        f"row saves that nobody needs any more are not removed: [Errno 5] Input/output error: '{saving.path}'"
-    ]
+    assert said == [f"obsolete row saves are not removed: [Errno 5] Input/output error: '{saving.path}'"]
 
 
 def test_a_full_disk_where_row_saves_are_timed_ends_nothing(tmp_path, monkeypatch, said):
@@ -498,7 +496,7 @@ def test_a_run_that_ends_leaves_no_saved_rows(tmp_path, small_data, often):
 
 @pytest.mark.parametrize(
     ("override", "text"),
-    [("topology.embedding_ps=0", "there are none"), ("recovery.mode=off", 'recovery.mode = "off" has none')],
+    [("topology.embedding_ps=0", "has no embedding PSs"), ("recovery.mode=off", 'recovery.mode = "off" rules out')],
 )
 def test_priority_needs_embedding_ps_and_partial_recovery(tmp_path, small_data, override, text):
     with pytest.raises(SettingsError, match=text):
@@ -507,7 +505,7 @@ def test_priority_needs_embedding_ps_and_partial_recovery(tmp_path, small_data, 
 
 def test_priority_without_the_launcher_is_said_to_do_nothing(tmp_path, small_data, said):
     run = train_over_threads(tmp_path, small_data, "topology.embedding_ps=1", "checkpoint.priority=mfu")
-    assert [text for text in said if "checkpoint.priority does nothing in this job" in text]
+    assert [text for text in said if "checkpoint.priority has no effect in this job" in text]
     assert not (run.folder / "rows").exists()
 
 

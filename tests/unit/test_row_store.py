@@ -134,7 +134,7 @@ def test_a_changed_bit_anywhere_is_noticed(path, monkeypatch):
         whole = 1 if at < ends[1] else 2
         np.testing.assert_array_equal(loaded(path, arena)[0], snapshots[whole - 1])
         (text,) = said
-        assert f"{path}: {ends[2] - ends[whole - 1]:,} bytes at its end were not written whole" in text
+        assert f"{path}: {ends[2] - ends[whole - 1]:,} bytes at its end are an incomplete record" in text
         said.clear()
 
 

@@ -64,7 +64,7 @@ def test_what_is_not_it_is_refused():
     assert len(room) == len(room_of_other)
     with pytest.raises(OSError, match="it runs on host far, this rank on"):
         attach(address(memory, host="far"), 100)
-    with pytest.raises(OSError, match="not it: 4,196 bytes, not 4,197"):
+    with pytest.raises(OSError, match="another one: 4,196 bytes, not 4,197"):
         attach(address(memory), 101)
     with pytest.raises(OSError, match="separate containers"):
         attach(address(memory, key=json.loads(other.address)["key"]), 100)

@@ -119,5 +119,5 @@ def test_tables_saved_before_files_told_their_layout_are_vectors(tmp_path):
 
 
 def test_a_model_that_was_not_saved_to_the_end_is_refused(tmp_path):
-    with pytest.raises(DataError, match="no whole model here"):
+    with pytest.raises(DataError, match="no complete model here"):
         find(tmp_path)
