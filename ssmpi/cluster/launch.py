@@ -30,10 +30,12 @@ from ssmpi.cluster.site import Launcher, Site
 from ssmpi.cluster.stop_signals import POLL_SECONDS, StopSignals
 from ssmpi.config import Config
 from ssmpi.core.errors import STOPPED, UserError
+from ssmpi.files.run_files import LAUNCH_LOCK
 from ssmpi.host.mpi_environment import PASSED_ON, PYTHON, environment
 from ssmpi.report import recoveries
 from ssmpi.report.recoveries import Left
 from ssmpi.run.request import RunRequest
+from ssmpi.run.run_lock import LaunchLock
 
 UNHANDLED = (-signal.SIGUSR1, 128 + signal.SIGUSR1)  # exit codes of a signal before its handler was installed
 ANSWER_SECONDS = 10.0  # for a host to answer
@@ -76,6 +78,7 @@ class Launch:
     ) -> None:
         self._request, self._config, self._where, self._hosts, self._environ = request, config, where, hosts, environ
         self._run = Path(config.run.folder)
+        self._lock = LaunchLock(self._run) if config.recovery.mode != "off" else None
         self._restarts = Restarts(self._run, config.recovery, left=left_by(request, config))
         self._requeue = bool(where and where.slurm and where.slurm.requeue)
         limit = environ.get("SLURM_JOB_END_TIME", "")
@@ -87,12 +90,17 @@ class Launch:
         stops.listen()
         code, attempt, silent = self._start()
         while (lost := attempt.lost(code)) and not stops.received and self._restarts.possible:
+            if self._lock and not self._lock.take():
+                say(f"error: {self._run}: another launch has taken the run over, or {LAUNCH_LOCK} cannot be written")
+                break
             stops.pause(self._restarts.pause())
             if stops.received or not hosts.replace(silent()) or stops.received:  # finding out takes a while
                 break
             self._restarts.begin()
             code, attempt, silent = self._start()
         self._clean(code, attempt)
+        if self._lock:
+            self._lock.release()
         if unheard := lost and bool(stops.received) and not stops.begun:
             say("stopping: the job is not restarted")
         if stops.ended or unheard or (stops.received and code in UNHANDLED):
@@ -110,7 +118,7 @@ class Launch:
         words = rank_command(dataclasses.replace(self._request, supervised=restarts.supervised))
         own = restarts.variables(self._environ, here=not hosts.of_ranks)
         line = command(self._config.topology.size, self._where, hosts.of_ranks)
-        code = supervise([*line, *words], {**self._environ, **own}, self._stops)
+        code = supervise([*line, *words], {**self._environ, **own}, self._stops, self._lock)
         asked = {host: restarts.tidy(used=host in hosts.used) for host in hosts.every}
         return code, attempt, cache(partial(unable, self._where, asked, self._environ))
 
@@ -165,8 +173,12 @@ def mpirun_path() -> str:
     return found
 
 
-def supervise(line: Sequence[str], environ: Mapping[str, str], stops: StopSignals) -> int:
-    """Run the launcher, and stop its ranks at a signal. Returns its exit code."""
+def supervise(
+    line: Sequence[str], environ: Mapping[str, str], stops: StopSignals, lock: LaunchLock | None = None
+) -> int:
+    """Run the launcher, and stop its ranks at a signal. Returns its exit code. ``lock`` is taken as soon as there is a
+    run.
+    """
     with session_folder() as session:
         job = child_process.start(
             line, {**environ, **session.variables}, stderr=subprocess.PIPE, pass_fds=(session.lock,)
@@ -180,6 +192,8 @@ def supervise(line: Sequence[str], environ: Mapping[str, str], stops: StopSignal
         stops.follow(job, stopping)
         while (code := job.poll()) is None:  # not wait(): another thread may get the signal, this one handles it
             time.sleep(POLL_SECONDS)
+            if lock:
+                lock.take()
         stops.leave()
         words.end()
         return code

@@ -42,8 +42,8 @@ class LaunchAttempt:
             return self._requeue_if_useful("stopped and saved", STOPPED, cancelled)
         if code == STOPPED:  # and no marker: the ranks have reported why
             return self._requeue_if_useful(
-                "stopped, but not saved: the next job resumes from the ranks' memory if that is there, else from the"
-                " previous checkpoint",
+                "stopped, without a record of that: the next job resumes from the ranks' memory if that is there, else"
+                " from the newest checkpoint",
                 STOPPED,
                 cancelled,
             )

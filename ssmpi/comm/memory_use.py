@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import stat
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from ssmpi.comm.shared_memory import hold
 
+RUN = "run"  # a note in each rank's memory: the run folder
 LAUNCHER = "launcher"  # the file that a launcher locks
 
 
@@ -37,6 +39,15 @@ def in_use(folder: Path) -> bool:
             except BlockingIOError:
                 return True
     return False
+
+
+def runs_of(folder: Path) -> set[Path]:
+    """The run folders that the memory of a launch belongs to."""
+    found = set()
+    for note in folder.glob(f"*.{RUN}.json"):
+        with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or not written yet
+            found.add(Path(json.loads(note.read_text(encoding="utf-8"))))
+    return found
 
 
 def claim(folder: Path) -> int:

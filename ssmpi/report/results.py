@@ -111,7 +111,15 @@ class RunResults:
         body |= {"pls": self.pls, **self._recoveries(), "evaluations": self.evaluations}
         if complete:
             body |= {"ended_by": "passes" if all_done else ended_by, "kept": kept}
-        atomic_file.write(self.folder / RESULT_NAME, json.dumps(plain(body), indent=1) + "\n")
+        try:
+            atomic_file.write(self.folder / RESULT_NAME, json.dumps(plain(body), indent=1) + "\n")
+        except (OSError, UserError) as error:
+            if not stopped:
+                raise
+            log.error(
+                f"error: no {RESULT_NAME} ({error}): the checkpoint is complete, and the next job resumes from it"
+            )
+            return
         assert stopped or complete, f"trained on {totals['examples']:,} examples of {self._expected:,}"
         early = "" if all_done or not complete else f" (evaluate.{ended_by})"
         log.info(

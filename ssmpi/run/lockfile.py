@@ -6,6 +6,7 @@ with ``flock``); a child that inherits the open file holds the lock too. The fil
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -92,6 +93,19 @@ def acquire(path: Path, patience: Callable[[LockHolder], float]) -> IO[str]:
         file.close()
         raise
     return file
+
+
+def held_by(path: Path) -> LockHolder | None:
+    """Who holds the lock; None if nobody does, or where that cannot be known."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), path.open(encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return LockHolder.of(file)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+    return None
 
 
 def _taken(file: IO[str], path: Path) -> bool:

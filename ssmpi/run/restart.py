@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ssmpi.checkpoint import store
 from ssmpi.checkpoint.start import Start
 from ssmpi.comm.memory_file import LostMemoryError, MemoryFile, Origin
-from ssmpi.comm.memory_use import in_use, remove
+from ssmpi.comm.memory_use import RUN, in_use, remove
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 from ssmpi.config import differences, load
 from ssmpi.core.errors import SettingsError
@@ -149,7 +149,9 @@ class Restart:
         return choice, noted, recoveries.timeline(self._run)
 
     def _fresh(self) -> RankMemory:
-        return fresh(self._path, Origin(self._supervised.launch, self._who, self._supervised.start))
+        memory = fresh(self._path, Origin(self._supervised.launch, self._who, self._supervised.start))
+        memory.note(RUN, str(self._run.resolve()))
+        return memory
 
     def _decide(self, how: str, lost: str = "", more: Mapping[str, Any] = NOTHING) -> None:
         record_recovery(self._run, self._supervised, how, lost, more)

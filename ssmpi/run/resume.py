@@ -21,8 +21,8 @@ from ssmpi.files.result_marker import damage, is_finished
 from ssmpi.files.run_files import MODEL, RESULT_NAME, RUN_FILE, is_run_folder
 from ssmpi.files.writable import check_writable
 from ssmpi.report import recoveries
-from ssmpi.run import restart_guard, run_folder
-from ssmpi.run.request import RunRequest
+from ssmpi.run import restart_guard, run_folder, run_lock
+from ssmpi.run.request import RunRequest, Supervised
 from ssmpi.run.requirements import composed
 
 WHOLE = "whole"  # in place of a checkpoint's name: the newest one that is undamaged
@@ -73,10 +73,10 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
         if request.checkpoint not in (None, WHOLE):
             raise SettingsError(f"{run}: holds no run, so there is no {request.checkpoint}; leave --checkpoint out")
         run_folder.check_overwrite(run, request.overwrite, request.run_file)
-        held.enter_context(run_folder.lock(run))
+        hold(run, held, supervised)
         run_folder.make(run, config, request.overwrite, request.run_file)
         return ResumePlan(config, replaced=before)
-    held.enter_context(run_folder.lock(run))
+    hold(run, held, supervised)
     if is_finished(run):  # by the job that held the lock
         return check_nothing_to_do(request, config)
     found = usable_checkpoints(run, request.checkpoint)
@@ -86,6 +86,13 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
         check_passes(path.name, state, config)
     left = None if again or request.checkpoint else recoveries.left(run)
     return ResumePlan(config, tuple(found), resumed=True, again=again, left=left)
+
+
+def hold(run: Path, held: ExitStack, supervised: Supervised | None) -> None:
+    """Lock the run until ``held`` is closed; SettingsError if another job or another job's launcher holds it."""
+    held.enter_context(run_lock.lock(run))
+    if not supervised:
+        run_lock.check_launch(run)
 
 
 def check_passes(name: str, state: Mapping[str, Any], config: Config) -> None:

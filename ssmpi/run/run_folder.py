@@ -12,7 +12,6 @@ import shutil
 import socket
 from collections.abc import Collection
 from pathlib import Path
-from typing import IO
 
 from ssmpi import __version__
 from ssmpi.checkpoint import disk
@@ -24,18 +23,15 @@ from ssmpi.core.run_options import EvaluateOptions
 from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.placement import place
 from ssmpi.files import atomic_file, result_marker, run_files
-from ssmpi.files.run_files import LOCK_NAME, NETWORK, RUN_FILE, VERSIONS
+from ssmpi.files.run_files import LOCKS, NETWORK, RUN_FILE, VERSIONS
 from ssmpi.host import git_commit
 from ssmpi.host.packages import package_versions
 from ssmpi.model import custom_network, processor
 from ssmpi.report.results import now
-from ssmpi.run import lockfile
 from ssmpi.run.requirements import splits_to_score
 
 OUR_VERSIONS = re.compile(rb'\{\s*"ssmpi"')  # how ``versions.json`` begins
 SHOWN = 5  # unexpected files, in a message
-ENDING_SECONDS = 3.0  # for a job on this host that is about to end
-LEASE_SECONDS = 120.0  # a lost host keeps its locks on a shared file system until its lease ends (NFS: 90 s)
 
 
 def prepare(config: Config, ranks: int, overwrite: bool) -> Config:
@@ -75,29 +71,11 @@ def check_stopping_rule(options: EvaluateOptions, reader: SplitReader) -> None:
         )
 
 
-def lock(folder: Path) -> IO[str]:
-    """Make the folder and lock it against other jobs while the returned file is open; SettingsError if another job
-    holds the lock.
-    """
-    disk.make_folders(folder)
-    try:
-        return lockfile.acquire(
-            folder / LOCK_NAME, lambda holder: LEASE_SECONDS if holder.elsewhere else ENDING_SECONDS
-        )
-    except lockfile.LockHeldError as error:
-        job = error.holder.job
-        end = f"end it ('{f'scancel {job}' if job else f'kill {error.holder.process}'}')"
-        raise SettingsError(
-            f"{folder}: another job is using this run ({error}): wait for it to end, {end}, or choose another "
-            "run.folder"
-        ) from None
-
-
 def check_overwrite(folder: Path, overwrite: bool, run_file: Path | None = None) -> list[Path]:
     """Raise SettingsError unless a run may start in this folder; returns the files of an earlier run. ``run_file`` is
     the run file in use, which must not be among them.
     """
-    there = [path for path in folder.iterdir() if path.name != LOCK_NAME] if folder.exists() else []
+    there = [path for path in folder.iterdir() if path.name not in LOCKS] if folder.exists() else []
     if not there or is_unfinished(folder):
         return there
     remedy = "choose another run.folder"
@@ -123,7 +101,7 @@ def is_unfinished(folder: Path) -> bool:
     """Whether all that is there is what ``make`` writes before ``run.toml``, which makes it a run folder: it was
     killed, or found the disk full. A ``versions.json`` of another program is not ours to replace.
     """
-    names = {path.name for path in folder.iterdir()} - {LOCK_NAME}
+    names = {path.name for path in folder.iterdir()} - {*LOCKS}
     if VERSIONS in names and not OUR_VERSIONS.match((folder / VERSIONS).read_bytes()):
         return False
     begun = {VERSIONS, f".{VERSIONS}.tmp"}

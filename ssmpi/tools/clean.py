@@ -9,11 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ssmpi.comm.failure import say
-from ssmpi.comm.memory_use import files_in, in_use, remove
+from ssmpi.comm.memory_use import files_in, in_use, remove, runs_of
 from ssmpi.core.errors import DataError
+from ssmpi.files.run_files import LAUNCH_LOCK
 from ssmpi.host import memory_folder
+from ssmpi.run import lockfile
 
 BETWEEN_SECONDS = 60.0  # two starts of a job: a longer gap means that there is no other
+
+
+def needed(folder: Path) -> bool:
+    """Whether a process maps memory in this folder, or a launch holds the run that it belongs to: between two starts no
+    process maps it, and some are minutes apart.
+    """
+    return in_use(folder) or any(lockfile.held_by(run / LAUNCH_LOCK) for run in runs_of(folder))
 
 
 def clean(memory: Path, sleep: Callable[[float], None] = time.sleep) -> int:
@@ -23,12 +32,12 @@ def clean(memory: Path, sleep: Callable[[float], None] = time.sleep) -> int:
     if not memory.is_dir():
         raise DataError(f"{memory}: no such folder; name the memory file system (recovery.memory_folder of the run)")
     failed = False
-    unused = [folder for folder in memory_folder.all_in(memory) if not in_use(folder)]
+    unused = [folder for folder in memory_folder.all_in(memory) if not needed(folder)]
     if unused:
         print(f"{len(unused)} in {memory} that nobody uses; looking again in {BETWEEN_SECONDS:.0f} s", flush=True)
         sleep(BETWEEN_SECONDS)
     for folder in unused:
-        if in_use(folder):
+        if needed(folder):
             print(f"in use: {folder}")
         elif folder.exists():
             size = sum(files_in(folder).values())

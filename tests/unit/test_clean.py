@@ -1,6 +1,7 @@
 """What nobody uses any more is removed from memory, and nothing else."""
 
 import errno
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -8,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from ssmpi.comm.memory_file import MemoryFile, Origin
+from ssmpi.comm.memory_use import RUN
 from ssmpi.core.errors import DataError
+from ssmpi.files.run_files import RUN_FILE, VERSIONS
 from ssmpi.host import memory_folder
+from ssmpi.run.run_lock import LaunchLock
 from ssmpi.tools.clean import clean
 
 
@@ -32,6 +36,26 @@ def test_only_what_no_process_uses_is_removed(tmp_path, capsys):
     assert used.path.exists()
     clean(tmp_path, lambda seconds: None)
     assert "nothing in" in capsys.readouterr().out
+
+
+def test_memory_stays_between_two_starts_that_are_minutes_apart(tmp_path, capsys):
+    """Its launch holds the run meanwhile. Afterwards it is what that launch has left."""
+    (run := tmp_path / "run").mkdir()
+    for name in (RUN_FILE, VERSIONS):
+        (run / name).touch()
+    memory = MemoryFile(
+        memory_folder.of_launch(str(tmp_path), "launch") / "trainer-0", Origin("launch", "trainer 0", 1)
+    )
+    memory.note(RUN, str(run))
+    folder = memory.path.parent
+    del memory  # its process was killed
+    gc.collect()
+    lock = LaunchLock(run)
+    assert clean(tmp_path, lambda seconds: None) == 0
+    assert folder.exists()
+    lock.release()
+    assert clean(tmp_path, lambda seconds: None) == 0
+    assert not folder.exists()
 
 
 def test_a_folder_that_cannot_be_removed_is_named_and_the_others_go(tmp_path, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """What ``ssmpi launch`` gives its launcher."""
 
+import contextlib
 import os
 import select
 import shutil
@@ -17,8 +18,10 @@ from ssmpi.cluster import launch, stop_signals
 from ssmpi.cluster.restarts import Restarts
 from ssmpi.cluster.site import Launcher, Node, Site
 from ssmpi.cluster.stop_signals import STOP_SIGNALS, StopSignals
-from ssmpi.core.errors import LOST, STOPPED, PeerError, UserError
+from ssmpi.core.errors import LOST, STOPPED, PeerError, SettingsError, UserError
+from ssmpi.run import resume, run_lock
 from ssmpi.run.request import RunRequest
+from ssmpi.run.run_lock import LaunchLock
 
 TELL = """
 import os, pathlib, sys
@@ -249,7 +252,7 @@ def test_a_stop_that_another_thread_is_given_is_heard_at_once(stand_in, capfd):
 
 
 DIES = """
-mkdir -p 'a run'
+mkdir -p 'a run'; touch 'a run/run.toml' 'a run/versions.json'
 for word in "$@"; do [[ $word =~ ^([0-9a-f]+):([0-9]+):[0-9.]+:1$ ]] && found=("${BASH_REMATCH[@]}"); done
 echo "{\\"launch\\": \\"${found[1]}\\", \\"start\\": ${found[2]}, \\"recoveries\\": []}" > 'a run/recoveries.json'
 echo "${found[2]}" >> starts
@@ -273,7 +276,28 @@ def test_a_stop_between_two_starts_ends_the_launch(stand_in, capfd, monkeypatch)
     assert Path("starts").read_text().split() == ["1", "2"]
     said = capfd.readouterr().err
     assert "stopping: the job is not restarted" in said
-    assert said.endswith("to resume it: ssmpi launch run.toml\n")
+    assert said.endswith("to resume it: ssmpi launch --resume 'a run'\n")
+
+
+def test_between_two_starts_a_launch_holds_its_run(stand_in, capfd, monkeypatch):
+    """Another one took it over, and with --overwrite erased its checkpoints; so did a job without a launcher."""
+    stand_in(DIES)
+    monkeypatch.setattr(run_lock, "ENDING_SECONDS", 0.0)
+    refused = []
+
+    def pause(restarts):
+        run = Path("a run").resolve()
+        for take in (lambda: LaunchLock(run), lambda: resume.hold(run, held, None)):
+            with contextlib.ExitStack() as held, pytest.raises(SettingsError, match="another job is using this run"):
+                take()
+            refused.append(1)
+        return 0.0
+
+    monkeypatch.setattr(Restarts, "pause", pause)
+    Path("run.toml").write_text(Path("run.toml").read_text() + "recovery.max_restarts = 1\n")
+    assert launch.launch(RunRequest(Path("run.toml"), []), None, dry_run=False) == LOST
+    assert refused == [1, 1]
+    LaunchLock(Path("a run")).release()
 
 
 def test_a_second_signal_that_is_meant_ends_a_launch_and_says_so(stand_in, capfd, monkeypatch):

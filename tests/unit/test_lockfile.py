@@ -15,7 +15,7 @@ import pytest
 
 from ssmpi.core.errors import SettingsError
 from ssmpi.files.run_files import LOCK_NAME, RUN_FILE, VERSIONS
-from ssmpi.run import lockfile, run_folder
+from ssmpi.run import lockfile, run_folder, run_lock
 
 HOLD = """
 import sys, time
@@ -31,7 +31,7 @@ time.sleep(60)
 def in_no_job(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(lockfile, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(run_folder, "ENDING_SECONDS", 0.05)
+    monkeypatch.setattr(run_lock, "ENDING_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -50,15 +50,15 @@ def holder(tmp_path):
 
 def test_who_holds_a_run_is_named_and_when_it_is_killed_the_lock_is_free(tmp_path, holder):
     with pytest.raises(SettingsError) as refused:
-        run_folder.lock(tmp_path)
+        run_lock.lock(tmp_path)
     held_by = f"process {holder.pid} of SLURM job 17 on host {socket.gethostname()}, since "
     assert held_by in str(refused.value)
     assert "end it ('scancel 17')" in str(refused.value)
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    with run_folder.lock(tmp_path), pytest.raises(SettingsError, match=f"kill {os.getpid()}"):
-        run_folder.lock(tmp_path)
-    run_folder.lock(tmp_path).close()
+    with run_lock.lock(tmp_path), pytest.raises(SettingsError, match=f"kill {os.getpid()}"):
+        run_lock.lock(tmp_path)
+    run_lock.lock(tmp_path).close()
 
 
 def test_a_lock_outlives_its_holder_in_a_child_that_inherited_it(tmp_path):
@@ -72,11 +72,11 @@ def test_a_lock_outlives_its_holder_in_a_child_that_inherited_it(tmp_path):
 
 
 def test_a_holder_on_another_host_may_be_a_lost_one_and_is_waited_for(tmp_path, holder, monkeypatch, caplog):
-    monkeypatch.setattr(run_folder, "LEASE_SECONDS", 0.2)
+    monkeypatch.setattr(run_lock, "LEASE_SECONDS", 0.2)
     lock = tmp_path / LOCK_NAME
     lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "far"}))
     with caplog.at_level(logging.WARNING, "ssmpi"), pytest.raises(SettingsError, match="on host far"):
-        run_folder.lock(tmp_path)
+        run_lock.lock(tmp_path)
     assert "waiting up to 0 s" in caplog.text
 
 
@@ -84,7 +84,7 @@ def test_a_holder_on_another_host_may_be_a_lost_one_and_is_waited_for(tmp_path, 
 def test_what_is_in_the_file_does_not_matter(tmp_path, holder, text):
     (tmp_path / LOCK_NAME).write_text(text)
     with pytest.raises(SettingsError, match=r"another job is using this run \(another process\)"):
-        run_folder.lock(tmp_path)
+        run_lock.lock(tmp_path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
@@ -93,7 +93,7 @@ def test_a_file_system_without_locks_is_told_and_used(tmp_path, monkeypatch, cap
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with caplog.at_level(logging.WARNING, "ssmpi"), run_folder.lock(tmp_path):
+    with caplog.at_level(logging.WARNING, "ssmpi"), run_lock.lock(tmp_path):
         assert "no locks on this file system" in caplog.text
 
 
@@ -103,7 +103,7 @@ def test_a_disk_that_fails_is_not_one_without_locks(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", broken)
     with pytest.raises(OSError, match="broken"):
-        run_folder.lock(tmp_path)
+        run_lock.lock(tmp_path)
 
 
 def test_overwriting_keeps_the_lock_and_nothing_else(tmp_path, holder, monkeypatch):
@@ -115,4 +115,4 @@ def test_overwriting_keeps_the_lock_and_nothing_else(tmp_path, holder, monkeypat
     run_folder.make(tmp_path, SimpleNamespace(model=SimpleNamespace(name="dlrm")), overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_NAME, RUN_FILE, VERSIONS]
     with pytest.raises(SettingsError, match=f"process {holder.pid}"):
-        run_folder.lock(tmp_path)
+        run_lock.lock(tmp_path)

@@ -25,7 +25,7 @@ from ssmpi.host import cpu_usage
 from ssmpi.report import plot
 from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.page import drawings
-from ssmpi.run import restart_guard, run_folder
+from ssmpi.run import restart_guard, run_lock
 from ssmpi.tools.export import EARLIER, FORMATS, export
 
 
@@ -102,7 +102,7 @@ def test_a_power_cut_does_not_undo_the_folders_of_a_run(tmp_path, monkeypatch):
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", sync)
-    run_folder.lock(tmp_path / "runs" / "run").close()
+    run_lock.lock(tmp_path / "runs" / "run").close()
     make_anew(tmp_path / "runs" / "run" / "best" / ".after-9.tmp")
     assert set(synced) == {tmp_path, *(tmp_path / each for each in ("runs", "runs/run", "runs/run/best"))}
 
@@ -119,7 +119,7 @@ def test_the_ranks_times_that_cannot_be_written_do_not_change_how_a_run_ends(tmp
 def test_a_full_or_failing_disk_names_the_file(tmp_path, monkeypatch):
     """Also where the system does not, and without the advice to take another name."""
     with full_disk(0), pytest.raises(OSError, match=r"too large: '.*/job\.lock'"):
-        run_folder.lock(tmp_path)
+        run_lock.lock(tmp_path)
     with pytest.raises(OSError, match=r"'/dev/full'"):
         JsonlFile(Path("/dev/full"), 0)
 

@@ -11,6 +11,7 @@ from ssmpi.config import Run
 from ssmpi.core.quality import BINS, Quality
 from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import COUNTED, LINKS
+from ssmpi.files import atomic_file
 from ssmpi.report import metric_logger
 from ssmpi.report.metric_logger import EarlierLog
 from ssmpi.report.results import EarlierResults, RunResults, Scored, plain
@@ -97,3 +98,17 @@ def test_what_training_stood_still_for_is_no_time_of_training(results, monkeypat
     now[0] += 60.0
     results.logbook.pause(20.0)
     assert results.logbook.totals()["seconds"] == pytest.approx(40.0)
+
+
+def test_a_stop_whose_result_cannot_be_written_is_a_stop(tmp_path, monkeypatch, caplog):
+    """Its checkpoint is complete; it ended with 2, and was not requeued. A run that is done needs its result."""
+
+    def full(path, content):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(atomic_file, "write", full)
+    made = [RunResults(tmp_path, Run(tensorboard=False), Topology(), expected=0) for _ in range(2)]
+    made[0].finish(stopped=True)
+    assert "error: no result.json ([Errno 28]" in caplog.text
+    with pytest.raises(OSError, match="No space"):
+        made[1].finish(stopped=False)

@@ -16,7 +16,7 @@ from ssmpi import cli
 from ssmpi.checkpoint.store import Store
 from ssmpi.core.errors import SettingsError
 from ssmpi.files import run_files
-from ssmpi.run import resume, run_folder
+from ssmpi.run import resume, run_folder, run_lock
 from ssmpi.run.request import RunRequest
 from ssmpi.tools import export
 
@@ -40,7 +40,7 @@ def finished(tmp_path_factory, small_data):
     (run / run_files.LOGS).mkdir()
     for who in ("trainer-0", "embedding_ps-12", "sync_ps-1"):
         (run / run_files.LOGS / f"{who}.log").touch()
-    run_folder.lock(run).close()
+    run_lock.lock(run).close()
     reports = [run_files.PLOT, run_files.REPORT, *(f"report-{name}.png" for name in ("curves", "speed", "time"))]
     for name in (
         run_files.BATCH_FILE,
