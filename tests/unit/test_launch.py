@@ -186,25 +186,34 @@ def test_the_launchers_account_of_an_end_is_left_out_where_a_rank_has_told_it(st
 
 
 def launched_and_told(*signals, to_main=True):
-    """The exit code of a launch in this process that gets signals, one each 0.2 s, once its launcher runs.
-    ``to_main``: whether the main thread is given them.
+    """The exit code of a launch in this process that gets signals, each when the one before was handled, once its
+    launcher runs. ``to_main``: whether the main thread is given them.
     """
+    take, taken = StopSignals.take, []
+
+    def noting(stops, signum, frame=None):
+        take(stops, signum, frame)
+        taken.append(signum)
 
     def tell():
         deadline = time.monotonic() + 30
         while not Path("ready").is_file() and time.monotonic() < deadline:
             time.sleep(0.01)
-        for each in signals:
+        for number, each in enumerate(signals, 1):
             signal.pthread_kill(threading.main_thread().ident if to_main else threading.get_ident(), each)
+            while len(taken) < number and time.monotonic() < deadline:
+                time.sleep(0.01)
             time.sleep(0.2)
         Path("told").touch()
 
     teller = threading.Thread(target=tell)
+    StopSignals.take = noting
     teller.start()
     try:
         return launch.launch(RunRequest(Path("run.toml"), []), None, dry_run=False)
     finally:
         teller.join()
+        StopSignals.take = take
 
 
 SAVES = """
