@@ -4,9 +4,7 @@ import json
 import math
 
 import pytest
-from datasets import make_dataset
 from ranks import ssmpi, with_plots
-from runs import SMALL_MODEL
 
 from ssmpi.bench.harness.machine import cores
 from ssmpi.bench.throughput.contenders import grid
@@ -47,9 +45,6 @@ def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_
     assert hot["ratio"] > 0
     assert 0 < hot["gap"] < math.inf
     assert hot["wall_ms"] > 0
-    server = report["sections"]["server"]
-    assert min(server["by_messages"], server["handlers"], server["bare_loop"]) > 0
-    assert report["sections"]["reader"]["rows"] > 0
     (gil,) = report["sections"]["gil"].values()
     if "missing" in gil:  # a machine may forbid looking at other processes, but then the report must say so
         assert f"!!! {gil['missing']}" in finished.out
@@ -72,17 +67,3 @@ def test_a_job_that_fails_ends_the_benchmark_with_its_own_words(tmp_path, small_
     assert finished.code == 1
     assert "a measured job ended with" in finished.err
     assert "no split 'nowhere' in this data set" in finished.err
-
-
-@pytest.mark.soak
-def test_what_surviving_kills_costs_is_measured_in_turns_and_leaves_nothing(tmp_path):
-    words = ("bench", "throughput", "--only", "recovery", "--seconds", "0.2", "--batch", "128", "--folder", tmp_path)
-    mine = ("data.folder=" + str(make_dataset(tmp_path / "rows", rows=20_000, shard=10_000)), *SMALL_MODEL)
-    finished = ssmpi(*words, *mine, f"recovery.memory_folder={tmp_path}", timeout=300, environ=with_plots()).check()
-    cost = json.loads((tmp_path / "throughput.json").read_text())["sections"]["recovery"]
-    for key in ("speed", "per_cpu_second"):
-        (turns,) = cost[key].values()
-        assert turns["ratio"] > 0
-    assert min(cost["kept"], cost["forgotten"]) > 0
-    assert "recovery.mode = auto over off" in finished.out
-    assert list(tmp_path.glob("ssmpi-*")) == []

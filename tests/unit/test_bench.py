@@ -36,7 +36,6 @@ from ssmpi.bench.throughput import (
     frontier,
     local_contenders,
     picture,
-    recovery_cost,
     render,
     sections,
     targets,
@@ -881,14 +880,3 @@ def test_while_the_other_way_has_its_turn_nothing_is_counted_and_no_save_begins(
         transport.exchange_status(7)
     assert told == [counting, 7, NOTHING, -1, NOTHING, -1, counting, 7]
     assert probe.read() == {"saves/count": 4.0, "saves/seconds": 8.0}
-
-
-def test_speed_per_cpu_second_is_that_of_all_windows_together():
-    """On, off, off, on: 10 examples a CPU second against 8; a window read late changes nothing."""
-    job = {
-        "eps": [10.0, 8.0, 8.0, 10.0, 20.0, 16.0, 16.0, 20.0], "interrupted": [False] * 8,
-        "growth": {"cpu/workers": [0.5, 1.4, 0.6, 1.5, 2.5, 1.5, 2.5, 1.5]},
-    }  # fmt: skip
-    found = recovery_cost.per_cpu_second(job)
-    assert found["ratio"] == pytest.approx((60 / 6) / (48 / 6))
-    assert found["error"] == pytest.approx(0.0, abs=1e-12)

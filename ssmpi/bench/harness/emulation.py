@@ -18,6 +18,7 @@ import numpy as np
 from ssmpi.bench.harness import links
 from ssmpi.bench.harness.windows import clock
 from ssmpi.core.topology import Role
+from ssmpi.sync.pace import Pace
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import World
@@ -47,20 +48,28 @@ class Emulation:
         """Make each worker's model wait; call before the trainer trains. A foreground round prolongs the step of the
         thread that runs it.
         """
-        made, pace, steps = trainer.replica.thread_model, trainer.pace, threading.local()
-        inner = pace.after_step
-
-        def after_step(thread: int) -> None:
-            began = clock()
-            inner(thread)
-            steps.own.prolong(clock() - began)
+        made, steps = trainer.replica.thread_model, threading.local()
+        trainer.pace = ProlongingPace(trainer.pace, steps)
 
         def waiting_model(*vector: np.ndarray) -> WaitingModel:
             steps.own = EmulatedStep(self.step)
             return WaitingModel(made(*vector), steps.own, trainer.world.index)
 
         trainer.replica.thread_model = waiting_model  # type: ignore
-        pace.after_step = after_step  # type: ignore[method-assign]
+
+
+class ProlongingPace:
+    """A pace whose rounds in the foreground prolong the step of their thread, ``steps.own``."""
+
+    def __init__(self, pace: Pace, steps: threading.local) -> None:
+        self._inner, self._steps = pace, steps
+        self.begin, self.thread_done, self.end, self.optimizer = pace.begin, pace.thread_done, pace.end, pace.optimizer
+
+    def after_step(self, thread: int) -> None:
+        """A worker thread has finished an iteration."""
+        began = clock()
+        self._inner.after_step(thread)
+        self._steps.own.prolong(clock() - began)
 
 
 class EmulatedStep:

@@ -16,7 +16,6 @@ from ssmpi.core.protocols import RowLookup
 from ssmpi.embedding.trackers import NOTHING
 from ssmpi.embedding.transport import RemoteTables
 from ssmpi.sync.pace import Shadow
-from ssmpi.train import hogwild
 
 if TYPE_CHECKING:
     from ssmpi.roles.trainer import Trainer
@@ -128,15 +127,13 @@ class OneThreadProbe(AlternatingProbe):
         super().__init__()
         pace = trainer.pace
         assert isinstance(pace, TickingPace)
-        after_step = pace.after_step
 
-        def gated(thread: int) -> None:
-            after_step(thread)
+        def gate(thread: int) -> None:
             if thread and self.others_turn() and not pace.ending:
                 self.rest(lambda: pace.ending)
                 pace.rested(thread)
 
-        pace.after_step = gated  # type: ignore[method-assign]
+        pace.gate = gate
 
 
 class OtherStepProbe(AlternatingProbe):
@@ -146,16 +143,15 @@ class OtherStepProbe(AlternatingProbe):
         from ssmpi.bench.harness import dense  # here, because servers import this module but not torch
 
         super().__init__()
-        after_step = trainer.pace.after_step
-        steps = dense.steps_of(kind, trainer.config)
+        pace, steps = trainer.pace, dense.steps_of(kind, trainer.config)
+        assert isinstance(pace, TickingPace)
 
-        def gated(thread: int) -> None:
-            after_step(thread)
+        def gate(thread: int) -> None:
             while self.others_turn():
                 steps[thread]()
-                after_step(thread)
+                pace.count(thread)
 
-        trainer.pace.after_step = gated  # type: ignore[method-assign]
+        pace.gate = gate
 
 
 class PriorityProbe(AlternatingProbe):
@@ -214,46 +210,14 @@ def end_of_others_turn(edges: Sequence[float], now: float) -> float:
     return edges[min(2 * turn(edges, now) + 1, len(edges) - 1)]
 
 
-class ExchangeProbe(Probe):
-    """Pull and push without a model in between: the maximum load on embedding PSs."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._rows = [0] * trainer.config.topology.threads
-
-    def hogwild(self, thread: int, trainer: Trainer) -> None:
-        """As ``train.hogwild``, with constant gradients."""
-        lookups = trainer.lookups(thread)
-        for batch, rows in lookups.prefetched(trainer.stream(thread)):
-            gradients = np.full(rows.values.shape, 1e-6, np.float32)
-            lookups.push(rows, gradients)
-            trainer.progress.record(thread, np.zeros(len(batch), np.float32), batch.labels)
-            self._rows[thread] += 2 * rows.unique_count
-            trainer.pace.after_step(thread)
-        trainer.pace.thread_done(thread)
-
-    def read(self) -> Readings:
-        """The distinct rows pulled and pushed."""
-        return {"rows/exchanged": float(sum(self._rows))}
-
-
-Body = Callable[[int, "Trainer"], None]
-
-
-def exchange(trainer: Trainer, _: Sequence[float]) -> tuple[Body, Probe]:
-    """The loop without a model."""
-    probe = ExchangeProbe(trainer)
-    return probe.hogwild, probe
-
-
-PROBES: dict[str, Callable[[Trainer, Sequence[float]], tuple[Body, Probe]]] = {
-    "nothing": lambda trainer, _: (hogwild, Probe()),
-    "stages": lambda trainer, _: (hogwild, StageProbe(trainer)),
-    "gil": lambda trainer, _: (hogwild, GilProbe()),
-    "shadow": lambda trainer, shares: (hogwild, ShadowProbe(trainer, shares)),
-    "threads": lambda trainer, _: (hogwild, OneThreadProbe(trainer)),
-    "bare step": lambda trainer, _: (hogwild, OtherStepProbe(trainer, "bare step")),
-    "gemm": lambda trainer, _: (hogwild, OtherStepProbe(trainer, "gemm")),
-    "pytorch": lambda trainer, _: (hogwild, OtherStepProbe(trainer, "pytorch")),
-    "priority": lambda trainer, _: (hogwild, PriorityProbe(trainer)),
-    "exchange": exchange,
+PROBES: dict[str, Callable[[Trainer, Sequence[float]], Probe]] = {
+    "nothing": lambda trainer, _: Probe(),
+    "stages": lambda trainer, _: StageProbe(trainer),
+    "gil": lambda trainer, _: GilProbe(),
+    "shadow": ShadowProbe,
+    "threads": lambda trainer, _: OneThreadProbe(trainer),
+    "bare step": lambda trainer, _: OtherStepProbe(trainer, "bare step"),
+    "gemm": lambda trainer, _: OtherStepProbe(trainer, "gemm"),
+    "pytorch": lambda trainer, _: OtherStepProbe(trainer, "pytorch"),
+    "priority": lambda trainer, _: PriorityProbe(trainer),
 }

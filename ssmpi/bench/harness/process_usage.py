@@ -48,22 +48,6 @@ def private_memory() -> int:
     return (int(all_pages) - int(shared)) * PAGE
 
 
-def proportional(pid: int) -> int:
-    """Proportional bytes of a process, without files on disks: memory shared by n processes counts 1/n for each."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
-
-
-def of_siblings() -> int:
-    """Proportional bytes of all ranks that this rank's launcher has started on this host."""
-    parent, found = str(os.getppid()), 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it may have ended
-            if (folder / "stat").read_text().rpartition(") ")[2].split()[1] == parent:
-                found += proportional(int(folder.name))
-    return found
-
-
 def own_cpu() -> Readings:
     """CPU seconds of this trainer's process: workers, shadow thread, and the rest.
 

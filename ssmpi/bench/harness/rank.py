@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssmpi.bench.harness import gil, process_usage, recovery_probes, results, stages
+from ssmpi.bench.harness import gil, process_usage, results, stages
 from ssmpi.bench.harness.jobs import Task
 from ssmpi.bench.harness.probes import PROBES
 from ssmpi.bench.harness.results import ServerResult, TrainerResult
 from ssmpi.bench.harness.windows import Readings, TickingPace, Ticks, clock, watch
+from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.comm import failure, signals
+from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.config import Config, load
 from ssmpi.core.topology import Role
-from ssmpi.core.traffic import LINKS
 from ssmpi.files import log
-from ssmpi.train import PARTS
+from ssmpi.host import memory_folder
+from ssmpi.train import PARTS, hogwild
 
 if TYPE_CHECKING:
-    from ssmpi.checkpoint.start import Start
     from ssmpi.comm.world import Job, World
 
 
@@ -53,7 +55,7 @@ def play(task: Task, config: Config, job: Job) -> None:
     names = [config.topology.name_of(rank) for rank in range(job.size)]
     pids = dict(zip(names, job.comm.allgather((job.host, os.getpid())), strict=True))
     out = Path(config.run.folder) / f"{world.who.replace(' ', '-')}.json"
-    start = recovery_probes.start(task.probe, config, job)
+    start = start_of(config, job)
     if world.role is Role.TRAINER:
         servers = {
             name: pid for name, (host, pid) in pids.items() if host == job.host and not name.startswith(Role.TRAINER)
@@ -70,6 +72,18 @@ def play(task: Task, config: Config, job: Job) -> None:
     out.write_text(json.dumps(found), encoding="utf-8")
 
 
+def start_of(config: Config, job: Job) -> Start:
+    """The start of a measured rank. Runs that save rows by priority get memory that outlives the process, as under
+    ``ssmpi launch``.
+    """
+    launch = f"bench-{job.comm.bcast(secrets.token_hex(6))}"
+    if config.checkpoint.priority == "none":
+        return BEGINNING
+    (role, index), who = config.topology.role_of(job.rank), config.topology.name_of(job.rank)
+    path = memory_folder.of_launch(config.recovery.memory_folder, launch) / f"{role}-{index}"
+    return Start(memory=MemoryFile(path, Origin(launch, who, 1)))
+
+
 def train_in_windows(task: Task, config: Config, world: World, servers: dict[str, int], start: Start) -> TrainerResult:
     """Train until the windows are over, then stop as on request."""
     from ssmpi.roles.trainer import Trainer
@@ -79,7 +93,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
         task.emulation.replace_dense(trainer)
     ticks = Ticks(config.topology.threads)
     trainer.pace = TickingPace(trainer.pace, ticks)
-    body, probe = (PROBES | recovery_probes.PROBES)[task.probe](trainer, task.shares)
+    probe = PROBES[task.probe](trainer, task.shares)
     world.trainers.gather(0)  # all are ready: the clock may start
     edges = task.timing.edges(world.trainers.share(clock()))
     probe.begin(edges)
@@ -92,7 +106,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
             "rounds/seconds": float(sum(s.exchange.tally[1] for s in trainer.synchronizers)),
             "host/busy": process_usage.host_busy(),
         }
-        own = {f"rss/{world.who}": float(process_usage.private_memory())} | sent_by(world)
+        own = {f"rss/{world.who}": float(process_usage.private_memory())}
         return {**counted, **own, **process_usage.own_cpu(), **process_usage.of_servers(servers), **probe.read()}
 
     def measure() -> None:
@@ -102,7 +116,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
 
     meter = trainer.start("meter", measure)
     for _ in trainer.parts():
-        trainer.train_part(body)
+        trainer.train_part(hogwild)
     meter.join(
         config.waiting.time_limit_seconds
     )  # another trainer may have stopped the job a moment before this one is done
@@ -112,11 +126,6 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     found["eps"] = [rate * batch for rate in ticks.rates(edges)]
     found["interrupted"] = ticks.interrupted(edges)
     return found
-
-
-def sent_by(world: World) -> Readings:
-    """Payload bytes sent by this rank so far, by class of link."""
-    return {f"bytes/{name}": float(size) for name, size in zip(LINKS, world.traffic.totals(), strict=False)}
 
 
 if __name__ == "__main__":

@@ -24,15 +24,13 @@ class Visit(TypedDict):
 
 
 class TrainerResult(Visit):
-    """``interrupted``: whether a pass ended, by window; ``growth`` of each counter by window; ``rows`` exchanged;
-    payload ``bytes`` by class of link; ``seen``: the probe's findings at the end.
+    """``interrupted``: whether a pass ended, by window; ``growth`` of each counter by window; ``seen``: the
+    probe's findings at the end.
     """
 
     interrupted: list[bool]
     growth: dict[str, list[float]]
     stages: Readings
-    rows: float
-    bytes: Readings
     seen: Sample
 
 
@@ -63,8 +61,6 @@ def of_trainer(edges: Sequence[float], readings: list[Readings], seen: Sample) -
         "growth": spent_by_window(readings, ("cpu", "rounds")),
         "rounds": spent(readings, "rounds")["all"],
         "stages": spent(readings, "stage"),
-        "rows": spent(readings, "rows").get("exchanged", 0.0),
-        "bytes": spent(readings, "bytes"),
         "seen": seen,
     }
 
@@ -86,8 +82,6 @@ def together(trainers: Sequence[TrainerResult]) -> JobResult:
         "growth": growth,
         "rounds": sum(found["rounds"] for found in trainers) / len(trainers),
         "stages": added(found["stages"] for found in trainers),
-        "rows": sum(found["rows"] for found in trainers),
-        "bytes": added(found["bytes"] for found in trainers),
         "seen": first["seen"],
     }
 

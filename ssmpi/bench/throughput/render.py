@@ -160,29 +160,6 @@ def in_turns(what: str, found: Mapping[str, Ratio]) -> str:
     return "\n".join([f"{what}, in turns within one job", *lines])
 
 
-def server(found: Mapping[str, float]) -> str:
-    """The embedding PS in isolation."""
-    near = f"; in place, clients' work included {found['in_place'] / 1e6:.1f} M" if "in_place" in found else ""
-    return "\n".join(
-        [
-            (
-                "embedding PS, distinct rows pulled + pushed per core-second "
-                f"(batches of {found['rows_per_batch']:,.0f} rows, table of {found['table_bytes'] / 1e6:,.0f} MB)"
-            ),
-            (
-                f"  by messages {found['by_messages'] / 1e6:.1f} M ({found['cores_used']:.2f} cores), "
-                f"its handlers in process {found['handlers'] / 1e6:.1f} M, "
-                f"bare loop over the same rows {found['bare_loop'] / 1e6:.1f} M{near}"
-            ),
-        ]
-    )
-
-
-def reader(found: Mapping[str, float]) -> str:
-    """The reader in isolation."""
-    return f"reader, shuffled: {found['rows'] / 1e6:.2f} M rows per core-second"
-
-
 def gil(found: Mapping[str, Any]) -> str:
     """The share of time with the GIL, or a notice that it was not measured."""
     lines = ["GIL: share of a worker's time in which it is held"]
@@ -202,17 +179,6 @@ def memory(found: Mapping[str, Any]) -> str:
     )
 
 
-def recovery(found: Mapping[str, Any]) -> str:
-    """The cost of keeping a job's state over a kill."""
-    lines = [
-        in_turns("examples per second with recovery.mode = auto over off", found["speed"]),
-        in_turns("the same per CPU second of the worker threads", found["per_cpu_second"]),
-    ]
-    kept, forgotten = mega((found["kept"], found["forgotten"]))
-    lines.append(f"  memory of a whole job: {kept} / {forgotten} MB = {found['kept'] / found['forgotten']:.3f}")
-    return "\n".join(lines)
-
-
 def mega(values: Iterable[float]) -> list[str]:
     """Bytes in MB."""
     return [f"{value / 1e6:,.0f}" for value in values]
@@ -220,7 +186,7 @@ def mega(values: Iterable[float]) -> list[str]:
 
 SECTIONS = {
     "stages": stages, "bare": bare, "half": half, "networks": networks, "threads": threads, "priority": priority,
-    "shadow": shadow, "server": server, "reader": reader, "gil": gil, "memory": memory, "recovery": recovery,
+    "shadow": shadow, "gil": gil, "memory": memory,
 }  # fmt: skip
 
 

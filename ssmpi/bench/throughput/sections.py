@@ -1,4 +1,4 @@
-"""Measurements besides the contenders: time by stage, microbenchmarks, the GIL, memory."""
+"""Measurements besides the contenders: time by stage, variants in turns, the GIL, memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 from ssmpi.bench.harness import gil
 from ssmpi.bench.harness.windows import Timing, median
-from ssmpi.bench.throughput import frontier, microbench, recovery_cost
+from ssmpi.bench.throughput import frontier
 from ssmpi.bench.throughput.alternation import Harness, Ratio, in_turns
 from ssmpi.bench.throughput.contenders import BARE, GEMM, PYTORCH, SSMPI, Contender
-from ssmpi.bench.throughput.local_contenders import in_fresh_process
 from ssmpi.config import load
 from ssmpi.data.schema import read_manifest
 from ssmpi.model import processor
@@ -112,30 +111,6 @@ def of_all_threads(harness: Harness) -> list[Contender]:
     return [Contender(SSMPI, size, harness.cores) for size in sorted(sizes)]
 
 
-def server_rate(harness: Harness) -> dict[str, float]:
-    """Rows per core-second of an embedding PS whose clients only pull and push, and of a bare loop over the same table.
-
-    With shared memory the clients do the PS's work, so their time counts, including routing and summing of duplicates.
-    """
-    far, near = (
-        Contender(SSMPI, max(harness.batches), harness.cores, transport=kind) for kind in ("messages", "shared")
-    )
-    job = harness.job(far, "exchange", harness.timing)
-    rates = in_fresh_process(microbench.table_rates, harness.run_file, far.overrides, harness.timing.seconds)
-    rates["by_messages"] = job["rows"] / job["cpu"]["embedding_ps"]
-    rates["cores_used"] = job["cpu"]["embedding_ps"] / job["seconds"]
-    if not harness.short:
-        job = harness.job(near, "exchange", harness.timing)
-        rates["in_place"] = job["rows"] / job["cpu"]["workers"]
-    return rates
-
-
-def reader_rate(harness: Harness) -> dict[str, float]:
-    """Rows per core-second of the reader, shuffled and split into the smallest batches."""
-    overrides = Contender(SSMPI, min(harness.batches)).overrides
-    return in_fresh_process(microbench.reader_rate, harness.run_file, overrides, harness.timing.seconds)
-
-
 def gil_share(harness: Harness) -> dict[str, dict[str, Any]]:
     """The share of a single worker's time in which it holds the GIL, batch 200 as in the paper's runs, by network and
     precision; bfloat16 only if the processor has instructions for it.
@@ -191,11 +166,8 @@ SECTIONS: dict[str, Callable[[Harness], Mapping[str, object]]] = {
     "threads": thread_gain,
     "priority": priority_cost,
     "shadow": frontier.measure,
-    "server": server_rate,
-    "reader": reader_rate,
     "gil": gil_share,
     "memory": memory,
-    "recovery": recovery_cost.measure,
 }
 # "half", "networks", "threads" and "priority" work as "bare" does, the others need a minute each
-NOT_SHORT = ("half", "networks", "threads", "priority", "memory", "recovery")
+NOT_SHORT = ("half", "networks", "threads", "priority", "memory")

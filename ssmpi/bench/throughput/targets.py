@@ -151,27 +151,6 @@ def of_parts(sections: Mapping[str, Any], cores: int) -> list[Target]:
     for name, seen in sections.get("gil", {}).items():
         if "share" in seen and not name.endswith("logistic"):  # a step of 0.3 ms: what is left is calls
             found.append(Target(f"GIL held, share of a step, {name}", seen["share"], 0.03, at_most=True))
-    if server := sections.get("server"):
-        served = server["by_messages"]
-        found += [
-            Target(
-                "embedding PS, rows pulled + pushed per core-second",
-                served,
-                8e6,
-                note="its whole CPU, messages included",
-            ),
-            Target("bare loop / embedding PS, same rows", server["bare_loop"] / served, 3.0, at_most=True),
-        ]
-    if reader := sections.get("reader"):
-        found.append(Target("reader, shuffled, rows per core-second", reader["rows"], 5e6))
-    if cost := sections.get("recovery"):
-        found += [
-            Target(f"recovery auto / off, {what}{name}", turns["ratio"], 0.99, note=f"+- {turns['error']:.3f}")
-            for what, key in (("", "speed"), ("per CPU second, ", "per_cpu_second"))
-            for name, turns in cost[key].items()
-        ]
-        ratio = cost["kept"] / cost["forgotten"]
-        found.append(Target("memory of a job, recovery auto / off", ratio, 1.02, at_most=True))
     if memory := sections.get("memory"):
         note = f"over {memory['seconds']:.0f} s only"
         found += [

@@ -3,7 +3,7 @@ windows.
 
 A round visits every contender once, and each round starts with a different one, so a slow minute of the machine affects
 all alike. A visit is a separate process or MPI job: start, warm-up, a few windows. Sections follow: time by stage,
-microbenchmarks, the GIL, memory. The targets come last.
+variants in turns, the GIL, memory. The targets come last.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ssmpi.core.settings import SECONDS, positive, require
 
 START_SECONDS = {True: 4.0, False: 1.5}  # of an MPI job, of a local process: for the estimate
 SHORT_WINDOW = 0.3  # seconds
-SHORT_JOBS = {"reader": 0, "shadow": len(CPU_SHARES)}  # of sections with --short; the others have one
+SHORT_JOBS = {"shadow": len(CPU_SHARES)}  # of sections with --short; the others have one
 RESULT = "throughput.json"
 
 
@@ -156,8 +156,7 @@ def estimate(options: ThroughputOptions, contenders: list[Contender]) -> float:
 
 
 def seconds_of_short_sections(options: ThroughputOptions, sections: Sequence[str]) -> float:
-    """The estimated seconds of the sections with ``--short``: MPI jobs of at most four windows, or processes."""
+    """The estimated seconds of the sections with ``--short``: MPI jobs of at most four windows."""
     jobs = sum(SHORT_JOBS.get(name, 1) for name in sections)
-    local = len({"reader", "server"} & set(sections))
     timing = dataclasses.replace(options.timing, windows=4)
-    return jobs * (START_SECONDS[True] + timing.total) + local * (START_SECONDS[False] + timing.total)
+    return jobs * (START_SECONDS[True] + timing.total)
