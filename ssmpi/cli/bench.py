@@ -77,8 +77,9 @@ def recovery(arguments: argparse.Namespace) -> int:
     run_file = run_file_of(words)
     seeds = numbers("--seeds", arguments.seeds)
     options = bench.EmulationOptions(
-        arguments.folder, seeds, arguments.at_once, arguments.only, arguments.short, given, arguments.gamma_shape
-    )
+        arguments.folder, seeds, arguments.at_once, arguments.only, arguments.short, given, arguments.gamma_shape,
+        arguments.trials,
+    )  # fmt: skip
     bench.measure(options, run_file, words)
     return 0
 

@@ -29,6 +29,8 @@ def add_recovery_emulation(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--at-once", type=int, default=1, metavar="N", help="embedding PSs per loss (default: 1)")
     text = "shape of the gamma distribution of times between losses (default: 1, exponential)"
     sub.add_argument("--gamma-shape", type=float, default=1.0, metavar="K", help=text)
+    text = "finished runs, a JSON object per line, which are not repeated (default: trials.jsonl in the folder)"
+    sub.add_argument("--trials", type=Path, metavar="FILE", help=text)
     text = "strategies whose name contains this; * matches anything"
     sub.add_argument("--only", default="", metavar="PATTERN", help=text)
     sub.add_argument("--short", action="store_true", help="a small model on few rows: a smoke test")

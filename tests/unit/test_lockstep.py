@@ -1,6 +1,7 @@
 """Lockstep runs: they compute what real runs compute, wherever those leave nothing to chance."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -194,6 +195,8 @@ def test_cases_are_compared_by_pairs_of_seeds(tmp_path, small_data, monkeypatch,
         return {
             "test": {"ne": ne},
             "losses": losses,
+            "gap": lockstep.gap,
+            "staleness": lockstep.staleness,
             **(found if other else {"push_bytes": 1000.0, "pull_bytes": 1000.0}),
         }
 
@@ -206,9 +209,20 @@ def test_cases_are_compared_by_pairs_of_seeds(tmp_path, small_data, monkeypatch,
     loss = 100 * ((4 + np.arange(1, 4) * ratio) * ratio / 5 - 1)
     assert line[-11:-7] == [f"+{loss.mean():.3f}", "±", f"{loss.std(ddof=1) / 3**0.5:.3f}", "%"]
     assert (line[-7], line[-4:-1]) == ("0.0500", ["20.0", "10.0", "13.3"])  # pushes, pulls and both
-    assert len(json.loads((tmp_path / "out.json").read_text())["runs"]) == 6
+    body = json.loads((tmp_path / "out.json").read_text())
+    assert len(body["runs"]) == 6
     with pytest.raises(SettingsError, match="--runs must be at least 2"):
         paired.measure(cases, "test", 1, None)
+    body["runs"] = [run for run in body["runs"] if run["seed"] != 2]
+    (tmp_path / "out.json").write_text(json.dumps(body))
+    made = []
+    monkeypatch.setattr(paired, "one", lambda *of: made.append(of[1].dense) or one(*of))
+    paired.measure(cases, "test", 3, tmp_path / "out.json")
+    assert made == [2, 2], "the others are kept"
+    assert capsys.readouterr().out.splitlines()[-1].split()[:-1] == line[:-1]
+    changed = [replace(case, config=write_run_file(tmp_path, small_data, "dense.rate=0.125")) for case in cases]
+    with pytest.raises(SettingsError, match=r"'as given' ran with dense\.rate = 0\.005, not 0\.125: name another"):
+        paired.measure(changed, "test", 3, tmp_path / "out.json")
 
 
 def lockstep(folder, data, *arguments):

@@ -308,8 +308,40 @@ def test_the_command_prints_a_table_and_its_numbers(tmp_path, small_data, monkey
     assert report["rows"][0]["relative_ne"] == {"mean": 0.0, "error": 0.0}
     assert len(report["outcomes"]) == 6
     assert (tmp_path / "recovery.txt").read_text() == said
-    left = {"base.toml", "recovery.json", "recovery.txt", "recovery.png"}
+    left = {"base.toml", "recovery.json", "recovery.txt", "recovery.png", "trials.jsonl"}
     assert {path.name for path in tmp_path.iterdir()} == left
+
+
+def test_a_killed_command_resumes_with_the_runs_that_are_not_finished(tmp_path, small_data, monkeypatch, capsys):
+    """A torn last line is run again; with other losses only the run without losses is taken."""
+    words = ["bench", "recovery", "--short", "--seeds", "1", "--only", "vanilla", "--folder", str(tmp_path)]
+    words += [f"data.folder={small_data}", "topology.embedding_ps=4"]
+    trials, made, begin = tmp_path / "trials.jsonl", [], RecoveryEmulation.run
+
+    def counted(emulation, losses):
+        made.append(emulation._strategy.name)
+        return begin(emulation, losses)
+
+    def said(*more):
+        made.clear()
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main([*words, *more])
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(RecoveryEmulation, "run", counted)
+    whole = said("--mtbf-hours", "20")
+    assert made == [NO_LOSS, "CPR-vanilla"]
+    assert said("--mtbf-hours", "20") == whole
+    assert made == []
+    trials.write_text(trials.read_text()[:-5])
+    assert said("--mtbf-hours", "20") == whole
+    assert made == ["CPR-vanilla"]
+    said("--mtbf-hours", "5", "topology.embedding_ps=5")
+    assert made == ["CPR-vanilla"]
+    trials.write_text('{"key": 1}\n')
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(words)
+    assert "trials.jsonl, line 1: not the record of a run; remove that line" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

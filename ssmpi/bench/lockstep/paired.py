@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NO_FEEDBACK, GAP = "feedback=off", "gap="  # words of a case that are not settings
 AS_GIVEN = "as given"
+PLACES = "data.folder", "run.folder"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,26 +59,53 @@ def cases_of(texts: Sequence[str], load: Callable[[list[str]], Config], lockstep
 
 def measure(cases: Sequence[Case], split: str, runs: int, out: Path | None) -> list[dict[str, Any]]:
     """Run every case with ``runs`` seeds, from the first case's on, cases interleaved. Prints the table and writes all
-    of it as JSON to ``out``.
+    of it as JSON to ``out``, whose runs are not repeated if it exists.
     """
     if runs < 2:
         raise SettingsError(f"--case compares by seeds: --runs must be at least 2, got {runs}")
     if out:
         atomic_file.check(out)
+    settings = {case.name: case.config.flat() for case in cases}
+    known = earlier(out, cases, split) if out and out.exists() else []
     results: list[dict[str, Any]] = []
     first = cases[0].lockstep.dense
     for seed in range(first, first + runs):
         for case in cases:
-            began = time.process_time()
             own = dataclasses.replace(case.lockstep, dense=seed, embedding=seed, order=seed)
-            found = one(case.config, own, [split])
-            results.append({"case": case.name, "seed": seed, "cpu_seconds": time.process_time() - began, **found})
-            print(f"seed {seed}, {case.name}: NE {found[split]['ne']:.5f}", flush=True)
-            if out:
-                settings = {each.name: each.config.flat() for each in cases}
-                atomic_file.write(out, json.dumps({"settings": settings, "runs": results}, indent=1) + "\n")
+            found = next((run for run in known if (run["case"], run["seed"]) == (case.name, seed)), None)
+            results.append(found or {"case": case.name, "seed": seed, **timed(case.config, own, split)})
+            print(f"seed {seed}, {case.name}: NE {results[-1][split]['ne']:.5f}", flush=True)
+            if out and not found:
+                kept = [*results, *(run for run in known if run not in results)]
+                atomic_file.write(out, json.dumps({"settings": settings, "runs": kept}, indent=1) + "\n")
     print(table(results, [case.name for case in cases], split))
     return results
+
+
+def timed(config: Config, lockstep: Lockstep, split: str) -> dict[str, Any]:
+    """Train once, with the CPU seconds that it took."""
+    began = time.process_time()
+    found = one(config, lockstep, [split])
+    return {"cpu_seconds": time.process_time() - began, **found}
+
+
+def earlier(out: Path, cases: Sequence[Case], split: str) -> list[dict[str, Any]]:
+    """The runs in ``out`` of these cases, scored on ``split``. SettingsError if one of them ran with other settings;
+    where data and runs lie does not count.
+    """
+    body = json.loads(out.read_text(encoding="utf-8"))
+    for case in cases:
+        before, now = (
+            {name: value for name, value in settings.items() if name not in PLACES}
+            for settings in (body["settings"].get(case.name, {}), json.loads(json.dumps(case.config.flat())))
+        )
+        if before and before != now:
+            name = next(name for name in {**before, **now} if before.get(name) != now.get(name))
+            raise SettingsError(
+                f"{out}: '{case.name}' ran with {name} = {before.get(name)}, not {now.get(name)}: name another --out"
+            )
+    paces = {case.name: (case.lockstep.gap, case.lockstep.staleness) for case in cases}
+    return [run for run in body["runs"] if split in run and paces.get(run["case"]) == (run["gap"], run["staleness"])]
 
 
 def table(results: Sequence[dict[str, Any]], names: Sequence[str], split: str) -> str:

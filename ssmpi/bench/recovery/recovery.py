@@ -26,8 +26,9 @@ from ssmpi.report.groups import Estimate, estimate
 
 if TYPE_CHECKING:
     from ssmpi.bench.recovery.emulation import EmulationResult, SavingStrategy
+    from ssmpi.bench.recovery.trials import Trials
 
-RESULT = "recovery.json"
+RESULT, TRIALS = "recovery.json", "trials.jsonl"
 SERVERS = "topology.embedding_ps=18"  # as in CPR's production-scale run
 SMALL = ("model.bottom=[32,16]", "model.top=[32,1]", "data.batch_size=64")  # of the short mode
 SHAPES = 0.1, 1000.0  # of the times between losses: from bursts to nearly even intervals
@@ -39,7 +40,8 @@ UPDATES_LOST = "updates_lost", "large_lost", "batches_lost"
 @dataclass(frozen=True)
 class EmulationOptions:
     """The options of the command. Each loss hits ``at_once`` PSs; ``inputs`` are the given inputs of the policy, by
-    name. Times between losses have a gamma distribution of this ``shape``, 1: exponential.
+    name. Times between losses have a gamma distribution of this ``shape``, 1: exponential. Runs that are in ``trials``,
+    by default a file in the folder, are not repeated.
     """
 
     folder: Path
@@ -49,6 +51,7 @@ class EmulationOptions:
     short: bool
     inputs: Mapping[str, float]
     shape: float = 1.0
+    trials: Path | None = None
 
     def __post_init__(self) -> None:
         within("--gamma-shape", self.shape, *SHAPES)
@@ -57,6 +60,8 @@ class EmulationOptions:
 
 def measure(options: EmulationOptions, run_file: Path | None, overrides: Sequence[str]) -> Path:
     """Train under each strategy with each seed; prints the table and returns the JSON file."""
+    from ssmpi.bench.recovery.trials import Trials
+
     options.folder.mkdir(parents=True, exist_ok=True)
     overrides = (SERVERS, *(SMALL if options.short else ()), *overrides) if run_file is None else tuple(overrides)
     base = data.base_run_file(run_file, overrides, options.folder, options.short)
@@ -67,7 +72,8 @@ def measure(options: EmulationOptions, run_file: Path | None, overrides: Sequenc
         names = ", ".join(s.name for s in strategies(given)[1:])
         raise SettingsError(f"--only '{options.only}' lets no strategy through; there are: {names}")
     say(f"{len(found)} runs for each of {len(options.seeds)} seeds, on one core")
-    outcomes = [run(base, given, options, strategy, seed) for seed in options.seeds for strategy in found]
+    trials = Trials(options.trials or options.folder / TRIALS)
+    outcomes = [run(base, given, options, strategy, seed, trials) for seed in options.seeds for strategy in found]
     rows = [row(strategy, given, options.at_once, outcomes) for strategy in found[1:]]
     points = points_of(found[1:], outcomes)
     slopes = picture.slopes(points)
@@ -135,15 +141,21 @@ def strategies(given: RecoveryInputs) -> list[SavingStrategy]:
 
 
 def run(
-    base: Path, given: RecoveryInputs, options: EmulationOptions, strategy: SavingStrategy, seed: int
+    base: Path, given: RecoveryInputs, options: EmulationOptions, strategy: SavingStrategy, seed: int, trials: Trials
 ) -> EmulationResult:
-    """One training run; its saves are deleted afterwards."""
+    """One training run, unless it is in ``trials``; its saves are deleted afterwards."""
     from ssmpi.bench.recovery.emulation import RecoveryEmulation, schedule
+    from ssmpi.bench.recovery.trials import key_of
 
     losses = [] if strategy.name == NO_LOSS else schedule(given, options.at_once, seed, options.shape)
+    config: Config = load(base, (f"run.seed={seed}",))
+    key = key_of(config, given, strategy, losses)
+    if known := trials.find(key):
+        return known
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        outcome = RecoveryEmulation(load(base, (f"run.seed={seed}",)), given, strategy, Path(folder)).run(losses)
+        outcome = RecoveryEmulation(config, given, strategy, Path(folder)).run(losses)
+    trials.note(key, outcome)
     seconds = time.monotonic() - began
     say(f"seed {seed} {strategy.name}: {outcome.losses} losses, NE {outcome.ne:.5f}, {seconds:.0f} s")
     return outcome
