@@ -95,14 +95,11 @@ def earlier(out: Path, cases: Sequence[Case], split: str) -> list[dict[str, Any]
     """
     body = json.loads(out.read_text(encoding="utf-8"))
     for case in cases:
-        before, now = (
-            {name: value for name, value in settings.items() if name not in PLACES}
-            for settings in (body["settings"].get(case.name, {}), json.loads(json.dumps(case.config.flat())))
-        )
-        if before and before != now:
-            name = next(name for name in {**before, **now} if before.get(name) != now.get(name))
+        before, now = body["settings"].get(case.name, {}), json.loads(json.dumps(case.config.flat()))
+        both = (name for name in before if name in now and name not in PLACES)  # others came or went since
+        if changed := next((name for name in both if before[name] != now[name]), None):
             raise SettingsError(
-                f"{out}: '{case.name}' ran with {name} = {before.get(name)}, not {now.get(name)}: name another --out"
+                f"{out}: '{case.name}' ran with {changed} = {before[changed]}, not {now[changed]}: name another --out"
             )
     paces = {case.name: (case.lockstep.gap, case.lockstep.staleness) for case in cases}
     return [run for run in body["runs"] if split in run and paces.get(run["case"]) == (run["gap"], run["staleness"])]

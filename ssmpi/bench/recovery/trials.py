@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ssmpi.bench.recovery.emulation import EmulationResult, Loss, SavingStrategy
 from ssmpi.config import Config
@@ -19,7 +20,7 @@ from ssmpi.files import atomic_file
 from ssmpi.recovery.policy import RecoveryInputs
 from ssmpi.report.results import plain
 
-NO_RESULT = "data.folder", "run.folder", "run.tensorboard", "run.log_seconds"  # settings that change none
+READ = "data.", "dense.", "embedding.", "model.", "schedule.", "evaluate.final", "run.seed", "topology.embedding_ps"
 
 
 class Trials:
@@ -33,10 +34,10 @@ class Trials:
             atomic_file.write(path, whole)
         for number, line in enumerate(whole.splitlines(), 1):
             try:
-                values = json.loads(line)
+                values: dict[str, Any] = json.loads(line)
                 key = values.pop("key")
-                found = {name: math.nan if value is None else value for name, value in values.items()}
-                self._done[key] = EmulationResult(**found)
+                known: dict[str, Any] = {n: math.nan if v is None else v for n, v in values.items()}
+                self._done[key] = EmulationResult(**known)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise DataError(
                     f"{path}, line {number}: not the record of a run; remove that line, and it is run again"
@@ -59,7 +60,8 @@ def key_of(config: Config, given: RecoveryInputs, strategy: SavingStrategy, loss
     """
     manifest = read_manifest(Path(config.data.folder))
     data = {name: [shard.checksum for shard in split.shards] for name, split in sorted(manifest.splits.items())}
-    settings = {name: value for name, value in config.flat().items() if name not in NO_RESULT}
+    settings = {name: value for name, value in config.flat().items() if name.startswith(READ)}
+    settings.pop("data.folder")
     emulated: list[object] = []
     if math.isfinite(strategy.interval) or losses:
         emulated = [dataclasses.asdict(strategy), dataclasses.asdict(given), list(map(dataclasses.asdict, losses))]
