@@ -51,7 +51,6 @@ def _check(options: RoundOptions) -> None:
     )
     require(0 < options.alpha <= 1, f"alpha must be in (0, 1], got {options.alpha}")
     require(0 <= options.cpu_share <= 1, f"cpu_share must be in [0, 1], got {options.cpu_share}")
-    require(options.by in ("thread", "trainer"), f"by is thread or trainer, got {options.by!r}")
     within("every_iterations", options.every_iterations, 0, EXAMPLES)
     within("every_seconds", options.every_seconds, 0.0, SECONDS)
     within("fragments", options.fragments, 1, 10_000)
@@ -93,11 +92,10 @@ else:
     how the result of a background round is merged into live weights. ``shadow`` runs rounds back to back, sleeping
     so that the shadow thread takes at most ``cpu_share`` of a core; 0 means a full core if the host has one for
     every thread, else all shadow threads together take 1 % of its cores. ``fixed_rate`` runs rounds in the training
-    loop, ``every_iterations`` or ``every_seconds``; for algorithms with a center ``by`` says whether every worker
-    thread counts its own iterations (as in the paper) or one thread synchronizes for the trainer. A round exchanges
-    one of ``fragments`` of the vector, in turn. The first ``warmup_steps`` steps are synchronous, see ``warmup``.
-    With ``transport = "auto"`` replicas and centers of one host are exchanged in shared memory, with ``"messages"``
-    never; a round computes the same either way.
+    loop, ``every_iterations`` or ``every_seconds``: with a center of every worker thread, which counts its own
+    iterations (as in the paper), else one for the trainer. A round exchanges one of ``fragments`` of the vector, in
+    turn. The first ``warmup_steps`` steps are synchronous, see ``warmup``. With ``transport = "auto"`` replicas and
+    centers of one host are exchanged in shared memory, with ``"messages"`` never; a round computes the same either way.
 
     ``codec`` encodes the pushes of ``async_ps`` and, both ways, the rounds of ``easgd`` and ``ma``, which then use
     messages also within a host: ``dense`` (float32), ``bf16``, or ``threshold:0.99``, which drops 99 % of the entries

@@ -5,7 +5,7 @@ its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 T = TypeVar("T")
 DENSE = "dense"  # the setting for no codec
@@ -15,6 +15,7 @@ DENSE = "dense"  # the setting for no codec
 class RoundOptions:
     """The common fields of ``[sync]``; ``ssmpi.sync`` adds the algorithms' sections and documents each field."""
 
+    REMOVED: ClassVar = {"by": "thread"}
     algorithm: str = "ma"
     pace: str = "shadow"
     alpha: float = 0.5
@@ -22,7 +23,6 @@ class RoundOptions:
     cpu_share: float = 0.0
     every_iterations: int = 0
     every_seconds: float = 0.0
-    by: str = "thread"
     fragments: int = 1
     warmup_steps: int = 0
     transport: str = "auto"
@@ -34,7 +34,7 @@ class RoundOptions:
     @property
     def by_thread(self) -> bool:
         """Whether each worker thread runs its own rounds, if the algorithm supports that."""
-        return self.pace == "fixed_rate" and self.by == "thread"
+        return self.pace == "fixed_rate"
 
     def own(self, section: type[T]) -> T:
         """The section of one algorithm."""

@@ -206,7 +206,7 @@ class RoundTimer:
 
 
 PACES = {  # and the settings that only the other one reads
-    "shadow": ("every_iterations", "every_seconds", "by"),
+    "shadow": ("every_iterations", "every_seconds"),
     "fixed_rate": ("cpu_share",),
 }
 

@@ -406,7 +406,7 @@ def expected_of(options):
     "chosen",
     [
         options("async_ps"),
-        options("async_ps", "fixed_rate", 1, by="thread"),
+        options("async_ps", "fixed_rate", 1),
         options("synchronous", "fixed_rate"),
         options("ma", warmup_steps=20),
     ],
@@ -490,7 +490,7 @@ class Case:
     def __str__(self):
         chosen = self.options
         return (
-            f"{self.body.__name__}-{chosen.algorithm}-{chosen.pace}-by_{chosen.by}-every{chosen.every_iterations}-"
+            f"{self.body.__name__}-{chosen.algorithm}-{chosen.pace}-every{chosen.every_iterations}-"
             f"{chosen.fragments}f-{chosen.codec}-{self.topology.trainers}"
         )
 
@@ -499,9 +499,9 @@ PAIRS = [(a, pace) for a in ALL for pace in ("shadow", "fixed_rate") if (a, pace
 ASYNC = [
     options("async_ps"),
     options("async_ps", fragments=3),
-    *(options("async_ps", "fixed_rate", every, by=by) for by in ("thread", "trainer") for every in (1, 4)),
+    *(options("async_ps", "fixed_rate", every) for every in (1, 4)),
     options("async_ps", codec="threshold:0", fragments=2),
-    options("async_ps", "fixed_rate", 2, by="thread", fragments=3),
+    options("async_ps", "fixed_rate", 2, fragments=3),
 ]
 AHEAD = sync.bmuf.BMUFOptions(momentum=0.5, nesterov=True)
 CASES = [
@@ -539,10 +539,7 @@ def test_promise_over_mpi(case):
 
 def test_async_ps_shards_are_the_same_arithmetic():
     """To the last bit, for any number of sync PSs."""
-    one, three = (
-        over_threads(replace(TWO, sync_ps=n), pushes, options("async_ps", "fixed_rate", 1, by="trainer"))
-        for n in (1, 3)
-    )
+    one, three = (over_threads(replace(TWO, sync_ps=n), pushes, options("async_ps", "fixed_rate", 1)) for n in (1, 3))
     np.testing.assert_array_equal(one[0], three[0])
 
 
@@ -565,7 +562,7 @@ def remembers(world, options):
 @pytest.mark.parametrize("fragments", [1, 3])
 def test_async_ps_hands_over_what_its_optimizer_remembers_and_takes_it_back(fragments):
     alone = Topology(trainers=1, threads=1, embedding_ps=1, sync_ps=3)
-    each_step = options("async_ps", "fixed_rate", fragments, by="thread", fragments=fragments)
+    each_step = options("async_ps", "fixed_rate", fragments, fragments=fragments)
     before, after = over_threads(alone, remembers, each_step)[0]
     if fragments == 1:
         squares = sum(small_gradient(0, 0, step) ** 2 for step in range(1, 6))

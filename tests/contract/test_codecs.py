@@ -55,13 +55,13 @@ def pushed(world, options):
     return on_trainers(world, options, weights, work, home)
 
 
-PACES = [("shadow", "thread"), ("fixed_rate", "thread"), ("fixed_rate", "trainer")]
+PACES = ["shadow", "fixed_rate"]
 
 
-@pytest.mark.parametrize(("pace", "by"), PACES)
+@pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("fragments", [1, 3])
 @pytest.mark.parametrize("codec", CODECS)
-def test_center_and_residuals_are_what_came(codec, fragments, pace, by, monkeypatch):
+def test_center_and_residuals_are_what_came(codec, fragments, pace, monkeypatch):
     """With the optimizer as plain as can be; and the bytes counted are those of the payloads' formula."""
     sizes, read_push = [], pushes.read_push
 
@@ -76,7 +76,7 @@ def test_center_and_residuals_are_what_came(codec, fragments, pace, by, monkeypa
         return read_push(message, gradients)
 
     monkeypatch.setattr(pushes, "read_push", reading)
-    chosen = options("async_ps", pace, codec=codec, fragments=fragments, by=by, life_span=5)
+    chosen = options("async_ps", pace, codec=codec, fragments=fragments, life_span=5)
     results = over_threads(TWO, pushed, chosen)[:2]
     total = sum(whole_gradient(*who, step) for who, n in STEPS.items() for step in range(1, n + 1))
     left = sum(residual for _, residuals, _, _ in results for residual in residuals)
@@ -299,11 +299,11 @@ def test_who_has_left_follows_the_mean_of_the_others():
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(("pace", "by"), PACES)
+@pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("algorithm", ROUNDS_BY_MIRRORS)
-def test_threads_train_with_rounds_by_mirrors(algorithm, pace, by):
+def test_threads_train_with_rounds_by_mirrors(algorithm, pace):
     """Whatever they meet in, what both have learned is in the model: descent by gradients whose sum is known."""
-    chosen = options(algorithm, pace, codec="threshold:0.9", by=by, fragments=2)
+    chosen = options(algorithm, pace, codec="threshold:0.9", fragments=2)
     topology = replace(TWO, sync_ps=2 if algorithm == "easgd" else 0)
     results = over_threads(topology, descended, chosen)[:2]
     total = sum(whole_gradient(*who, step) for who, n in STEPS.items() for step in range(1, n + 1)).astype(float)
@@ -421,10 +421,10 @@ def warnings(monkeypatch):
     return said
 
 
-@pytest.mark.parametrize("by", ["thread", "trainer"])
-def test_what_was_not_sent_outlasts_a_checkpoint(by, warnings):
+@pytest.mark.parametrize("pace", PACES)
+def test_what_was_not_sent_outlasts_a_checkpoint(pace, warnings):
     """Of every thread, also where each has a synchronizer of its own; and thresholds with it."""
-    chosen = options("async_ps", "fixed_rate", codec="threshold:0.9", by=by)
+    chosen = options("async_ps", pace, codec="threshold:0.9")
     before = over_threads(TWO, pushed, chosen)[:2]
     states = [{name: values.copy() for name, values in state.items()} for *_, state in before]
     after = over_threads(TWO, resumed, chosen, states)[:2]

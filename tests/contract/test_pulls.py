@@ -120,8 +120,8 @@ def test_only_who_pulls_weights_has_a_codec_for_it():
 def test_the_memory_of_mirrors_is_that_of_every_client():
     """Two trainers of two threads: a vector for each that pulls, at both ends, and payloads."""
     chosen = options("async_ps", "fixed_rate", pull_codec="threshold:0.9:whole")
-    for by, clients in (("thread", 2), ("trainer", 1)):
-        found = AsyncPS.cost(replace(chosen, by=by), TWO, PARAMETERS).mirrors
+    for pace, clients in (("fixed_rate", 2), ("shadow", 1)):
+        found = AsyncPS.cost(replace(chosen, pace=pace), TWO, PARAMETERS).mirrors
         assert found == {Role.TRAINER: clients, Role.SYNC_PS: 2 * (2 * clients) + 1}
     assert AsyncPS.cost(replace(chosen, pull_codec="dense"), TWO, PARAMETERS).mirrors == {}
 
@@ -143,11 +143,11 @@ def warmed_up(world, options):
     return on_trainers(world, options, weights, work, home)
 
 
-@pytest.mark.parametrize(("pace", "by"), [("shadow", "trainer"), ("fixed_rate", "thread")])
+@pytest.mark.parametrize("pace", ["shadow", "fixed_rate"])
 @pytest.mark.parametrize("pull", ["threshold:0", "threshold:0.99", "bf16"])
-def test_pulls_after_a_warm_up_begin_from_its_weights(pull, pace, by):
+def test_pulls_after_a_warm_up_begin_from_its_weights(pull, pace):
     """On every trainer and for each thread: none is told in pieces, from the initial weights on, where they are now."""
-    chosen = options("async_ps", pace, pull_codec=pull, by=by)
+    chosen = options("async_ps", pace, pull_codec=pull)
     for weights in over_threads(TWO, warmed_up, chosen)[:2]:
         np.testing.assert_allclose(weights, replica(1), rtol=0, atol=0.05)
 

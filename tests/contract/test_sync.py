@@ -302,7 +302,7 @@ def some_ps(number):
 
 
 PACED = [options(a, pace) for a in ALL for pace in ("shadow", "fixed_rate") if (a, pace) not in REFUSED]
-PACED += [options("easgd", "fixed_rate", by="trainer"), options("bmuf", bmuf=bmuf(eta=0.7, momentum=0.5))]
+PACED += [options("bmuf", bmuf=bmuf(eta=0.7, momentum=0.5))]
 PACED += [replace(o, transport="messages") for o in PACED if o.algorithm in AVERAGING]
 COUNTED = [options(a, "fixed_rate", alpha=alpha) for a in ("ma", "bmuf", "slowmo") for alpha in (0.3, 1.0)]
 COUNTED += [options("bmuf", "fixed_rate", 3, bmuf=bmuf(eta=0.7, momentum=0.5))]

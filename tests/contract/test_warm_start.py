@@ -228,7 +228,7 @@ def test_pushes_to_sync_ps_that_a_kill_has_lost_are_told(tmp_path, small_data, m
     applied = counted(monkeypatch, GradientCenter, "exchange", after=True)
     told = lost_by_start(monkeypatch, trainers=2)
     kills = [Kill(GradientCenter, "exchange", 40), Kill(Progress, "record", 15)]
-    each_step = ("sync.pace=fixed_rate", "sync.every_iterations=1", "sync.by=thread")
+    each_step = ("sync.pace=fixed_rate", "sync.every_iterations=1")
     two = ("topology.trainers=2", "topology.sync_ps=2", "topology.threads=2", "sync.algorithm=async_ps", *each_step)
     run = train_with_kills(tmp_path, small_data, kills, *two)
     assert run.result["status"] == "complete"

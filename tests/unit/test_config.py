@@ -109,6 +109,7 @@ def test_a_site_file_without_nodes_is_shown_where_one_is(tmp_path):
         ("run.folder=", "folder must not be empty"),
         ("evaluate.per_pass=0", "per_pass must be at least 1"),
         ("waiting.spins=5", "'waiting.spins' was removed"),
+        ("sync.by=trainer", "'sync.by' was removed, and a run behaves as with its default of 'thread': leave it out"),
         ("waiting.time_limit_seconds=0", "time_limit_seconds must be positive"),
         ("waiting.time_limit_seconds=1e300", "time_limit_seconds must be positive and at most 1e+09, got 1e+300"),
         ("waiting.longest_sleep_us=1e9", "longest_sleep_us must be positive and at most 1e+06"),
@@ -165,7 +166,7 @@ def numbers(cls=Config, prefix=""):
 def test_run_folders_of_earlier_versions_are_read(tmp_path):
     """They hold every setting with its value, of settings that are gone too."""
     path = tmp_path / "run.toml"
-    path.write_text("[data]\nfolder = 'x'\n[waiting]\nspins = 0\n[sync.easgd]\ncoupling = 0.0\n")
+    path.write_text("[data]\nfolder = 'x'\n[waiting]\nspins = 0\n[sync]\nby = 'thread'\n[sync.easgd]\ncoupling = 0.0\n")
     assert load(path) == load(path, ("waiting.longest_sleep_us=500",))
 
 
@@ -242,10 +243,10 @@ def test_the_decay_starts_after_the_warm_up(tmp_path):
     ("overrides", "names"),
     [
         (
-            ["sync.every_iterations=5", "sync.every_seconds=1.0", "sync.by=trainer", "sync.cpu_share=0.5"],
-            ["every_iterations", "every_seconds", "by"],
+            ["sync.every_iterations=5", "sync.every_seconds=1.0", "sync.cpu_share=0.5"],
+            ["every_iterations", "every_seconds"],
         ),
-        (["sync.pace=fixed_rate", "sync.every_iterations=5", "sync.by=trainer", "sync.cpu_share=0.5"], ["cpu_share"]),
+        (["sync.pace=fixed_rate", "sync.every_iterations=5", "sync.cpu_share=0.5"], ["cpu_share"]),
         (["sync.pace=fixed_rate", "sync.every_seconds=1.0"], []),
         (["sync.algorithm=none", "sync.every_iterations=5"], []),
     ],

@@ -114,7 +114,7 @@ def test_stopped_anywhere_it_gives_the_same_bits(tmp_path, small_data, watched, 
 @pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
 def test_an_optimizer_on_sync_pss_goes_on_to_the_same_bits(tmp_path, small_data, watched, optimizer):
     """Its memory is theirs, and their number may change: they are shards of one vector."""
-    steps = ("sync.algorithm=async_ps", "sync.pace=fixed_rate", "sync.every_iterations=1", "sync.by=thread")
+    steps = ("sync.algorithm=async_ps", "sync.pace=fixed_rate", "sync.every_iterations=1")
     overrides = (*ONE, *steps, f"dense.optimizer={optimizer}")
     reference = train_over_threads(tmp_path / "whole", small_data, *overrides, "topology.sync_ps=2")
     numbers = [(f"topology.sync_ps={n}",) for n in (2, 1, 3)]
