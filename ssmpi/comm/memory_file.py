@@ -30,7 +30,7 @@ from ssmpi.comm.shared_memory import KEY, Memory, address, hold, mapped
 from ssmpi.files.log import log
 from ssmpi.host import memory_folder
 
-MAGIC, LAYOUT = b"ssmpimem", 4  # raise LAYOUT with every change of what lies in a file or in a note
+MAGIC, LAYOUT = b"ssmpimem", 5  # raise LAYOUT with every change of what lies in a file or in a note
 HEADER = 4 * mmap.ALLOCATIONGRANULARITY
 FIXED = struct.Struct(f"={KEY}s8sIII")  # key, magic, what is missing, length and checksum of the table
 MISSING = struct.Struct("=I")  # a part of it, at this offset:

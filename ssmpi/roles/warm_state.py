@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ssmpi.sync import Synchronizer
 
 LOST_ON_THE_WAY = "pushes_lost", "center_pushes_lost", "batches_repeated"  # to embedding PSs, to sync PSs, by threads
-RUN, NOTE_SECONDS = "run", 1.0  # the name of the first trainer's note, and its greatest age
+RUN, NOTE_SECONDS = "run so far", 1.0  # the name of the first trainer's note, and its greatest age
 FORGOTTEN = "forgotten"  # the name of every trainer's note: the recovery whose outcome includes its losses
 
 
