@@ -46,7 +46,8 @@ def runs_of(folder: Path) -> set[Path]:
     found = set()
     for note in folder.glob(f"*.{RUN}.json"):
         with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or not written yet
-            found.add(Path(json.loads(note.read_text(encoding="utf-8"))))
+            if isinstance(run := json.loads(note.read_text(encoding="utf-8")), str):  # earlier versions noted others
+                found.add(Path(run))
     return found
 
 

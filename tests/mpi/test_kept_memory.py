@@ -8,6 +8,7 @@ from runs import Run
 from test_killed_ranks import memory  # noqa: F401 - a fixture
 from training_job import STOPPING, TWO_TRAINERS
 
+from ssmpi.comm.memory_use import runs_of
 from ssmpi.core.errors import LOST, STOPPED
 
 LAUNCH = ("-m", "ssmpi", "launch")
@@ -54,7 +55,7 @@ def test_the_next_launch_resumes_from_the_memory_of_one_that_restarts_no_more(st
     code, output = job.end(STOPPING)
     assert code == LOST, output
     assert output.count("the memory of the ranks stays in") == 1
-    assert list(memory.glob("*/trainer-0"))
+    assert runs_of(next(memory.glob("*/trainer-0")).parent) == {job.run.resolve()}
     assert not list(memory.glob("*/sm_segment.*"))
     for program, ranks, more in ((LAUNCH, 0, "dense.rate=0.5"), (("-m", "ssmpi", "train"), 3, "run.log_seconds=0.2")):
         refused = start(*once, more, program=program, ranks=ranks, resume=True)

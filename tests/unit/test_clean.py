@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ssmpi.comm.memory_file import MemoryFile, Origin
-from ssmpi.comm.memory_use import RUN
+from ssmpi.comm.memory_use import RUN, runs_of
 from ssmpi.core.errors import DataError
 from ssmpi.files.run_files import RUN_FILE, VERSIONS
 from ssmpi.host import memory_folder
@@ -116,3 +116,9 @@ def test_a_launch_whose_folder_vanishes_while_all_are_listed_is_none(tmp_path, m
     missing = memory_folder.of_launch(str(tmp_path), "gone")
     monkeypatch.setattr(Path, "glob", lambda folder, pattern: [left, missing])
     assert memory_folder.all_in(tmp_path) == [left]
+
+
+def test_notes_of_earlier_versions_are_no_run_folders(tmp_path):
+    (tmp_path / "trainer-0.run.json").write_text('{"evaluated": 0}')
+    (tmp_path / "trainer-1.run.json").write_text('"/runs/one"')
+    assert runs_of(tmp_path) == {Path("/runs/one")}
