@@ -76,11 +76,11 @@ class RowLookup(RowSet, Protocol):
         """How many unique rows there are."""
 
     @property
-    def within_reach(self) -> bool:
+    def all_mapped(self) -> bool:
         """Whether this process can access all of them: then they have arrived, and need not be requested."""
 
     def push(self, gradients: np.ndarray, rate: float, epsilon: float) -> None:
-        """Update the rows within reach by gradients of ``values``."""
+        """Update the mapped rows by gradients of ``values``."""
 
     def summed(self, gradients: np.ndarray) -> np.ndarray:
         """Gradients of ``values`` summed by row, float32 (unique rows, width)."""
@@ -90,13 +90,13 @@ class RowTransport(Protocol):
     """How a worker thread reaches embedding rows. ``thread`` tags its messages."""
 
     @property
-    def near(self) -> Sequence[np.ndarray]:
-        """Weights and optimizer state of each server's rows in turn, empty where they are out of reach: a lookup
+    def mapped(self) -> Sequence[np.ndarray]:
+        """Weights and optimizer state of each server's rows in turn, empty where they are not mapped: a lookup
         fetches and updates the others where they lie.
         """
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
-        """Start fetching those of ``lookup.unique`` that are out of reach, for ``lookup.rows``."""
+        """Start fetching those of ``lookup.unique`` that are not mapped, for ``lookup.rows``."""
 
     def collect(self, lookup: RowLookup) -> None:
         """Wait until ``lookup.unique`` has arrived."""

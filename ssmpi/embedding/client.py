@@ -90,13 +90,13 @@ class Lookups:
         found = lookup.pull(ids)
         if found < 0:
             raise_bad_id(ids.reshape(-1), -1 - found, self._placement)
-        if not lookup.within_reach:
+        if not lookup.all_mapped:
             self._transport.ask(lookup, self._thread)
         return lookup
 
     def arrive(self, lookup: Lookup) -> Lookup:
         """Wait for the rows; ``lookup.values`` then holds them."""
-        if not lookup.within_reach:
+        if not lookup.all_mapped:
             self._transport.collect(lookup)
             lookup.expand()
         return lookup
@@ -115,7 +115,7 @@ class Lookups:
     def _larger_lookup(self, batch: int) -> Lookup:
         placement, width = self._placement, self._options.layout.width
         buffers = LookupBuffers(batch * len(placement.cardinalities), width)
-        self._lookups = cycle([Lookup(batch, placement, width, buffers, self._transport.near) for _ in range(2)])
+        self._lookups = cycle([Lookup(batch, placement, width, buffers, self._transport.mapped) for _ in range(2)])
         self._most = batch
         return next(self._lookups)
 

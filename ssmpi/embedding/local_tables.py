@@ -24,7 +24,7 @@ class LocalTables:
         self._path = Path()
 
     @property
-    def near(self) -> list[np.ndarray]:
+    def mapped(self) -> list[np.ndarray]:
         """All rows."""
         return [self.arena.weights, self.arena.state]
 

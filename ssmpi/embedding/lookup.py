@@ -25,13 +25,13 @@ class LookupBuffers:
 
 class Lookup:
     """The rows of one batch, in flight or arrived. ``unique_count`` is the number of unique rows; after their arrival
-    ``values`` float32 (batch, features, dim) has a row per id. ``near`` are the weights and optimizer state of each PS
-    in turn, empty arrays if this process cannot access them; ``within_reach`` if it can access them all, so that there
+    ``values`` float32 (batch, features, dim) has a row per id. ``mapped`` are the weights and optimizer state of each
+    PS in turn, empty arrays where this process has not mapped them; ``all_mapped`` if it has all of them, so that there
     is nothing to wait for.
     """
 
     def __init__(
-        self, batch: int, placement: Placement, width: int, buffers: LookupBuffers, near: Sequence[np.ndarray]
+        self, batch: int, placement: Placement, width: int, buffers: LookupBuffers, mapped: Sequence[np.ndarray]
     ) -> None:
         self._features = len(placement.cardinalities)
         most = batch * self._features
@@ -40,13 +40,13 @@ class Lookup:
         self.unique, self._summed = aligned((most, width)), buffers.summed
         self._values = self.values = aligned((batch, self._features, width))
         self.unique_count, self.batch = 0, batch
-        self.within_reach = all(array.size or not placement.rows_of(server) for server, array in enumerate(near[::2]))
+        self.all_mapped = all(array.size or not placement.rows_of(server) for server, array in enumerate(mapped[::2]))
         self.requests: list[MPIRequest] = []
         self._args = KernelArgs(
             (),
             (
                 placement.limits, placement.strides, placement.owners, placement.bases, buffers.keys, buffers.places,
-                self.rows, self._inverse, self.starts, self.unique, self._values, self._summed, *near,
+                self.rows, self._inverse, self.starts, self.unique, self._values, self._summed, *mapped,
             ),
         )  # fmt: skip
 
@@ -56,7 +56,7 @@ class Lookup:
         """
         if len(ids) != self.batch:
             self.batch, self.values = len(ids), self._values[: len(ids)]
-        self.unique_count = count = lookup_kernels.pull(self._args.words, ids, self.within_reach)
+        self.unique_count = count = lookup_kernels.pull(self._args.words, ids, self.all_mapped)
         return count
 
     def expand(self) -> None:

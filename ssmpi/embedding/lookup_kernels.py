@@ -12,8 +12,8 @@ from numba import njit
 from ssmpi.compiled.kernel_args import array_at
 from ssmpi.embedding.kernels import expand, gather, grouped_adagrad, route, rowwise_adagrad, sgd, sum_by_row
 
-# Places in a lookup's arguments. From NEAR on: weights and state of each PS, empty if this process cannot access them.
-LIMITS, STRIDES, OWNERS, BASES, KEYS, PLACES, ROWS, INVERSE, STARTS, UNIQUE, VALUES, SUMMED, NEAR = range(0, 26, 2)
+# Places in a lookup's arguments. From MAPPED on: weights and state of each PS, empty if they are not mapped here.
+LIMITS, STRIDES, OWNERS, BASES, KEYS, PLACES, ROWS, INVERSE, STARTS, UNIQUE, VALUES, SUMMED, MAPPED = range(0, 26, 2)
 
 
 @njit(cache=True, nogil=True)
@@ -35,7 +35,7 @@ def pull(args: np.ndarray, ids: np.ndarray, whole: bool) -> int:
         return -1 - bad
     unique = _by_row(args, UNIQUE)
     for server in range(starts.size - 1):
-        weights = array_at(args, NEAR + 4 * server, np.float32)
+        weights = array_at(args, MAPPED + 4 * server, np.float32)
         if weights.size:
             part, width = slice(starts[server], starts[server + 1]), unique.shape[1]
             gather(weights.reshape(weights.size // width, width), rows[part], unique[part])
@@ -67,8 +67,8 @@ def push(args: np.ndarray, gradients: np.ndarray, rate: float, epsilon: float) -
     sum_gradients(args, gradients)
     starts, rows, summed = array_at(args, STARTS, np.int64), array_at(args, ROWS, np.int32), _by_row(args, SUMMED)
     for server in range(starts.size - 1):
-        weights = array_at(args, NEAR + 4 * server, np.float32)
-        state = array_at(args, NEAR + 4 * server + 2, np.float32)
+        weights = array_at(args, MAPPED + 4 * server, np.float32)
+        state = array_at(args, MAPPED + 4 * server + 2, np.float32)
         if weights.size:
             part, width = slice(starts[server], starts[server + 1]), summed.shape[1]
             count = weights.size // width

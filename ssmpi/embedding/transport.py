@@ -53,10 +53,10 @@ class RemoteTables:
         self._outcomes: dict[int, dict[str, Any]] = {}
         self._paths: list[Path] = []
         wanted = options.settings.transport != "messages"
-        self._near = [
+        self._mapped = [
             self._attach(index, scope_of(placement, index)) if wanted else None for index in range(len(self._servers))
         ]
-        self._all_near = None not in self._near
+        self._all_mapped = None not in self._mapped
         self._status = StatusExchange(conversation, waiting)
 
     def compare_pushes(self) -> None:
@@ -68,13 +68,13 @@ class RemoteTables:
     @property
     def shared(self) -> list[bool]:
         """For each PS, whether this process works on its rows in place."""
-        return [rows is not None for rows in self._near]
+        return [rows is not None for rows in self._mapped]
 
     @property
-    def near(self) -> list[np.ndarray]:
+    def mapped(self) -> list[np.ndarray]:
         """Weights and optimizer state of each PS in turn, empty arrays if its rows are not mapped."""
         nothing = np.empty(0, np.float32)
-        pairs = ((rows.weights, rows.state) if rows else (nothing, nothing) for rows in self._near)
+        pairs = ((rows.weights, rows.state) if rows else (nothing, nothing) for rows in self._mapped)
         return [array for pair in pairs for array in pair]
 
     def _attach(self, index: int, scope: Scope) -> RowArray | None:
@@ -107,8 +107,8 @@ class RemoteTables:
         ``lookup.unique``.
         """
         lookup.requests = []
-        for server, rows, near in zip(self._servers, lookup.parts, self._near, strict=True):
-            if near:
+        for server, rows, mapped in zip(self._servers, lookup.parts, self._mapped, strict=True):
+            if mapped:
                 self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
                 lookup.requests += [
@@ -126,29 +126,29 @@ class RemoteTables:
 
     def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
         """As ``update``, but sum the gradients by row first; if all rows are mapped, one compiled call does both."""
-        if not self._all_near:
+        if not self._all_mapped:
             self.update(lookup, lookup.summed(gradients), factor, thread)
             return
         lookup.push(gradients, self._rate * factor, self._epsilon)
         self._traffic.add_rows(2 * lookup.unique_count)  # read by the lookup, and updated
         if self.tracking.counts:
             times = lookup.occurrences()
-            for rows, near in zip(lookup.parts, self._near, strict=True):
-                assert near
-                near.observe(lookup.rows[rows], times[rows])
+            for rows, mapped in zip(lookup.parts, self._mapped, strict=True):
+                assert mapped
+                mapped.observe(lookup.rows[rows], times[rows])
 
     def update(self, lookup: RowSet, gradients: np.ndarray, factor: float, thread: int) -> None:
         """Update in place, or send one message per PS without waiting; at most ``pushes_in_flight`` batches are in
         flight.
         """
-        if not self._all_near:
+        if not self._all_mapped:
             self._wait_for_room(thread)
         times = lookup.occurrences() if self.tracking.counts else None
         requests, messages = [], []
-        for index, (rows, near) in enumerate(zip(lookup.parts, self._near, strict=True)):
+        for index, (rows, mapped) in enumerate(zip(lookup.parts, self._mapped, strict=True)):
             counted = None if times is None else times[rows]
-            if near:
-                near.update(lookup.rows[rows], gradients[rows], factor, counted)
+            if mapped:
+                mapped.update(lookup.rows[rows], gradients[rows], factor, counted)
                 self._traffic.add_rows(rows.stop - rows.start)
             elif rows.start < rows.stop:
                 messages.append(wire.push(factor, lookup.rows[rows], gradients[rows], counted))

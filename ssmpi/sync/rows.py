@@ -55,10 +55,10 @@ class SynchronousRows:
         self._servers, self._width = rows.servers, rows.width
 
     @property
-    def near(self) -> Sequence[np.ndarray]:
+    def mapped(self) -> Sequence[np.ndarray]:
         """Those of the plain way."""
         assert self._tables
-        return self._tables.near
+        return self._tables.mapped
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """Start fetching rows."""
@@ -76,7 +76,7 @@ class SynchronousRows:
         """
         server = np.repeat(np.arange(self._servers), np.diff(lookup.starts))
         summed = lookup.summed(gradients)
-        if lookup.within_reach:
+        if lookup.all_mapped:
             self._peers.trainers.meter.traffic.add_rows(lookup.unique_count)  # read in place
         keys = server * SERVER + lookup.rows[: len(summed)]
         self._update(keys, summed, len(lookup.values), factor, thread)

@@ -19,7 +19,7 @@ class _NoTransport:
     """A transport that fetches nothing: only the location of rows is needed."""
 
     def __init__(self, servers: int) -> None:
-        self.near = [np.empty(0, np.float32)] * (2 * servers)
+        self.mapped = [np.empty(0, np.float32)] * (2 * servers)
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """Fetch nothing."""

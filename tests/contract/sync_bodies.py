@@ -45,7 +45,7 @@ class ThreadModel:
     gradients: np.ndarray
     examples: int = 1
     starts = np.zeros(2, np.int64)
-    within_reach = False
+    all_mapped = False
     rows = np.empty(0, np.int32)
 
     @property

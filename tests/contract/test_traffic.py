@@ -111,7 +111,7 @@ class Rows(ThreadModel):
 
     rows = np.arange(7, dtype=np.int32)
     starts = np.array([0, 7])
-    within_reach = False
+    all_mapped = False
 
 
 class NoTables:

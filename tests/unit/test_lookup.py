@@ -22,29 +22,29 @@ OPTIONS = {
 }
 
 
-class SomeNear:
-    """A transport to PSs of this process, of which those in ``near_ones`` are within reach; others' rows are copied
+class SomeMapped:
+    """A transport to PSs of this process, of which those in ``mapped_ones`` are mapped; others' rows are copied
     when they are collected, as replies bring them, and updated by the sums that a message would carry.
     """
 
-    def __init__(self, arenas, near_ones):
-        self.arenas, self.near_ones = arenas, near_ones
+    def __init__(self, arenas, mapped_ones):
+        self.arenas, self.mapped_ones = arenas, mapped_ones
 
     @property
-    def near(self):
-        pairs = [(a.weights, a.state) if k in self.near_ones else (NOTHING,) * 2 for k, a in enumerate(self.arenas)]
+    def mapped(self):
+        pairs = [(a.weights, a.state) if k in self.mapped_ones else (NOTHING,) * 2 for k, a in enumerate(self.arenas)]
         return [array for pair in pairs for array in pair]
 
     @property
     def all_near(self):
-        return len(self.near_ones) == len(self.arenas)
+        return len(self.mapped_ones) == len(self.arenas)
 
     def ask(self, lookup, thread):
         pass
 
     def collect(self, lookup):
         for k, (arena, part) in enumerate(zip(self.arenas, lookup.parts, strict=True)):
-            if k not in self.near_ones:
+            if k not in self.mapped_ones:
                 lookup.unique[part] = arena.weights[lookup.rows[part]]
 
     def push(self, lookup, gradients, factor, thread):
@@ -57,11 +57,11 @@ class SomeNear:
             arena.update(lookup.rows[part], summed[part], factor)
 
 
-def placed(options, near_ones=(0, 1)):
+def placed(options, mapped_ones=(0, 1)):
     """Lookups over two PSs, and their arenas."""
     placement = place(CARDINALITIES, 2)
     arenas = [Arena(options, placement, server, seed=3) for server in range(2)]
-    return Lookups(SomeNear(arenas, near_ones), placement, options, thread=0), arenas
+    return Lookups(SomeMapped(arenas, mapped_ones), placement, options, thread=0), arenas
 
 
 def ids_of(generator, batch=BATCH):
@@ -78,14 +78,14 @@ def whole_table(arenas, table):
     return out
 
 
-NEAR = [(), (0,), (1,), (0, 1)]
+MAPPED = [(), (0,), (1,), (0, 1)]
 
 
-@pytest.mark.parametrize("near_ones", NEAR, ids=str)
+@pytest.mark.parametrize("mapped_ones", MAPPED, ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_what_is_pulled_is_what_the_tables_hold(name, near_ones):
+def test_what_is_pulled_is_what_the_tables_hold(name, mapped_ones):
     generator = np.random.default_rng(1)
-    lookups, arenas = placed(OPTIONS[name], near_ones)
+    lookups, arenas = placed(OPTIONS[name], mapped_ones)
     for batch in (BATCH, 3, BATCH, 1, 2 * BATCH):  # smaller ones use a part of the room
         ids = ids_of(generator, batch)
         lookup = lookups.pull(ids)
@@ -109,11 +109,11 @@ def updated_one_by_one(options, arenas, ids, gradients, factor):
     return expected
 
 
-@pytest.mark.parametrize("near_ones", NEAR, ids=str)
+@pytest.mark.parametrize("mapped_ones", MAPPED, ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_push_updates_each_row_once_by_the_sum_of_its_gradients(name, near_ones):
+def test_a_push_updates_each_row_once_by_the_sum_of_its_gradients(name, mapped_ones):
     generator, options = np.random.default_rng(2), OPTIONS[name]
-    lookups, arenas = placed(options, near_ones)
+    lookups, arenas = placed(options, mapped_ones)
     ids = ids_of(generator)
     lookup = lookups.pull(ids)
     gradients = generator.normal(size=lookup.values.shape).astype(np.float32)
@@ -127,9 +127,9 @@ def test_a_push_updates_each_row_once_by_the_sum_of_its_gradients(name, near_one
 def test_reach_changes_no_bit(name):
     """One call for all, or sums that are applied apart, PS by PS."""
     found = []
-    for near_ones in NEAR:
+    for mapped_ones in MAPPED:
         generator = np.random.default_rng(4)
-        lookups, arenas = placed(OPTIONS[name], near_ones)
+        lookups, arenas = placed(OPTIONS[name], mapped_ones)
         for _ in range(3):
             lookup = lookups.pull(ids_of(generator))
             lookups.push(lookup, generator.normal(size=lookup.values.shape).astype(np.float32), 0.7)

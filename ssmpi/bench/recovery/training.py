@@ -64,7 +64,7 @@ class LocalServers:
         self._arenas = arenas
 
     @property
-    def near(self) -> list[np.ndarray]:
+    def mapped(self) -> list[np.ndarray]:
         """All rows."""
         return [array for arena in self._arenas for array in (arena.weights, arena.state)]
 
