@@ -32,7 +32,8 @@ def test_the_short_benchmark_measures_every_contender_and_leaves_json_table_and_
     assert {"sync_ps 0", "trainer 1"} <= set(ours[1]["rss"])  # the one with S-EASGD
 
     stages = next(iter(report["sections"]["stages"].values()))
-    assert set(stages["trainer"]) == {
+    assert stages["trainer"]  # on a loaded machine a step may be longer than the window and show some of them only
+    assert set(stages["trainer"]) <= {
         "read", "ask for rows", "wait for rows", "forward/backward", "record", "push", "dense update", "rest",
     }  # fmt: skip
     assert {"receive", "gather and reply", "update", "idle"} <= set(stages["embedding_ps"])
