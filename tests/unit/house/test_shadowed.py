@@ -15,7 +15,7 @@ from ssmpi.cluster import launch
 from ssmpi.core.errors import DataError
 from ssmpi.run.request import RunRequest
 
-JOBS = Path(__file__).parents[2] / "jobs"
+JOBS = Path(__file__).parents[3] / "jobs"
 PACKAGES = ("ssmpi", "data_prep", "mpi4py", "torch", "numpy")
 
 

@@ -5,7 +5,7 @@ import gzip
 
 import numpy as np
 import pytest
-from test_output import full_disk
+from full_disk import full_disk
 from test_prepare_output_folder import text
 
 from data_prep import criteo as module

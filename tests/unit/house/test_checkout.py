@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from setuptools import find_namespace_packages
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 LEFT = ("runs/quickstart", "data/quickstart", "ranks", "oracle", "datasets", "my-runs/first", "env/lib", "ssmpi-runs")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ssmpi.report.fields import markdown
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "jobs").rglob("*.md"), *(ROOT / "ssmpi").rglob("*.md")])
 LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 

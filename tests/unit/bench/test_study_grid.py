@@ -14,7 +14,7 @@ from ssmpi.core.settings import dump
 from ssmpi.report import page
 from ssmpi.run import lockfile
 
-SHIPPED = sorted(Path(__file__).parents[2].glob("jobs/studies/*.toml"))
+SHIPPED = sorted(Path(__file__).parents[3].glob("jobs/studies/*.toml"))
 STUDY = """
 [study]
 folder = "FOLDER"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LONGEST_FUNCTION, LONGEST_KERNEL, MOST_PARAMETERS = 50, 60, 6
 
 

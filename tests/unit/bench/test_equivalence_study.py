@@ -17,7 +17,7 @@ from ssmpi.cli import main
 from ssmpi.core.errors import DataError, SettingsError, TrainingError
 from ssmpi.run import lockfile
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STUDY = """
 [study]
 folder = '{folder}'

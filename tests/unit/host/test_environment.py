@@ -27,7 +27,7 @@ from ssmpi.tools.doctor import (
     thread_plan,
 )
 
-CLONE = Path(__file__).parents[2]
+CLONE = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from ssmpi.run.request import RunRequest
 from ssmpi.sync.warmup import WarmUp
 from ssmpi.tools import inspect
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 ONE = ("data.batch_size=100", "data.passes=2", "evaluate.per_pass=2")
 
 

@@ -4,13 +4,12 @@ import contextlib
 import itertools
 import os
 import re
-import resource
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import full_disk
 from runs import train_over_threads
 
 from data_prep.files import save_array
@@ -27,18 +26,6 @@ from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.page import drawings
 from ssmpi.run import restart_guard, run_lock
 from ssmpi.tools.export import EARLIER, FORMATS, export
-
-
-@contextlib.contextmanager
-def full_disk(left):
-    """No file can grow beyond ``left`` bytes."""
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (left, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.fixture(scope="module")

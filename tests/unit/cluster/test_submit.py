@@ -23,7 +23,7 @@ from ssmpi.core.topology import Role, Topology
 from ssmpi.data.features import CRITEO
 from ssmpi.data.schema import Manifest, ShardEntry, Split, write_manifest
 
-JOBS = Path(__file__).parents[2] / "jobs"
+JOBS = Path(__file__).parents[3] / "jobs"
 SITES = sorted(path.stem for path in (JOBS / "sites").glob("*.toml"))
 TOPOLOGY = ("topology.trainers=4", "topology.threads=8", "topology.embedding_ps=3", "topology.sync_ps=2")
 

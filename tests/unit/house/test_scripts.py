@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-JOBS = Path(__file__).parents[2] / "jobs"
+JOBS = Path(__file__).parents[3] / "jobs"
 TOOLS = ("bash", "cat", "chmod", "cksum", "dirname", "env", "id", "mkdir", "sort", "timeout")
 VENV = """#!/bin/sh
 [ "$1" = -c ] && exit

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import FEW, FEW_CARDINALITIES, make_dataset
+from own_network import NAMED, OWN, write_own
 from ranks import ssmpi
 from runs import Run, train_over_threads, write_run_file
 from test_networks import assert_gradients, example
@@ -36,31 +37,11 @@ from ssmpi.run.request import RunRequest, Supervised
 from ssmpi.tools import plan, score
 from ssmpi.tools.export import export
 
-OWN = """
-from ssmpi.model.network import DENSE, ROWS, Concat, Network, cross, mlp
-
-def network(inputs):
-    start = Concat("start", (DENSE, ROWS))
-    crossed = cross("cross", "start", inputs.dense + inputs.tables * inputs.dim, layers=2, rank=4)
-    deep = mlp("deep", "start", [WIDTH, 8])
-    both = Concat("both", (crossed[-1].name, deep[-1].name))
-    return Network((start, *crossed, *deep, both, *mlp("top", "both", [16, 1], last="none")), inputs)
-"""
-
-
-def write_own(folder, text=OWN, width=32):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "net.py").write_text(text.replace("WIDTH", str(width)))
-    return folder
-
 
 def command(*words):
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
     return ended.value.code
-
-
-NAMED = "model.name=net.py:network"
 
 
 @pytest.fixture(scope="module")
@@ -552,7 +533,7 @@ def test_a_batch_file_is_not_made_for_an_operator_that_fails(few, tmp_path, caps
     """Hours later it would fail in the queue's first second."""
     write_own(tmp_path, CUBE.replace("** 3", "@ x.T"))
     write_run_file(tmp_path, few)
-    site = Path(__file__).parents[2] / "jobs/sites/workstation.toml"
+    site = Path(__file__).parents[3] / "jobs/sites/workstation.toml"
     settings = (f"data.folder={few}", NAMED, f"run.folder={tmp_path / 'run'}")
     assert command("submit", tmp_path / "given.toml", "--site", site, "--dry-run", *settings) == 2
     assert "net.py: operator 'cube' (Cube): by_torch returned a tensor (2, 2)" in capsys.readouterr().err

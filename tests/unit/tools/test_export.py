@@ -6,9 +6,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
+from own_network import NAMED, write_own
 from ranks import ssmpi
 from runs import train_over_threads
-from test_custom_network import NAMED, write_own
 from torch import nn
 from torch.nn.functional import linear
 
