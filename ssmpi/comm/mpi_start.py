@@ -11,6 +11,7 @@ import mpi4py
 
 from ssmpi.host.mpi_environment import leaving_nothing
 
+WANTED = mpi4py.rc.initialize  # a process that imports ssmpi need not be a rank
 mpi4py.rc.initialize = False  # before mpi4py.MPI is imported
 
 
@@ -33,6 +34,6 @@ def _finalize() -> None:
 with leaving_nothing():
     from mpi4py import MPI
 
-    if not MPI.Is_initialized():  # 'python -m mpi4py' has started it
+    if WANTED and not MPI.Is_initialized():  # 'python -m mpi4py' has started it
         _initialize()
         atexit.register(_finalize)

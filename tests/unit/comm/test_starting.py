@@ -52,6 +52,7 @@ def test_the_message_names_who_is_stuck_or_where_to_look():
 
 
 def test_a_request_to_stop_shortens_the_limit(monkeypatch):
+    monkeypatch.setattr(signals, "_first", {})
     assert shortened(300) == 300
     monkeypatch.setattr(signals, "_first", {signal.SIGTERM: time.monotonic()})
     assert (shortened(300), shortened(5)) == (starting.STOP_SECONDS, 5)
