@@ -33,7 +33,7 @@ study() { # NAME SPLIT ARGUMENTS...: one table
   shift 2
   ssmpi bench lockstep jobs/studies/base.toml data.folder="$data" run.folder="$out/$name" topology.trainers=4 \
     topology.sync_ps=1 sync.algorithm=async_ps sync.life_span=100 evaluate.final="$split" --gap 2 --staleness 1 \
-    --out "$out/$name.json" "$@" | tee "$out/$name.txt"
+    --out "${json:-$out}/$name.json" "$@" | tee "$out/$name.txt"
 }
 codec=sync.codec=threshold:0.99
 grid() { # NAME CODEC: all settings of one arm
@@ -52,11 +52,14 @@ grid() { # NAME CODEC: all settings of one arm
 # one run: either choice may be luck.
 own=(dense.rate=0.2 embedding.rate=0.3) other=(dense.rate=0.2 embedding.rate=0.15)
 case $what in
-  report)
+  report) # printed from the runs that are kept; what is not there is run
+    json=jobs/studies/codecs
     study tuned test sync.codec=dense "${own[@]}" --runs "${4:-8}" --case "$codec embedding.rate=0.15"
-    study swapped test sync.codec=dense "${own[@]}" --runs "${4:-4}" --case embedding.rate=0.15 \
+    study swapped test sync.codec=dense "${own[@]}" --runs "${4:-2}" --case embedding.rate=0.15 \
       --case "$codec embedding.rate=0.15" --case "$codec embedding.rate=0.3"
-    study shipped test sync.codec=dense "${other[@]}" --runs "${4:-4}" --case "$codec" --case "$codec sync.life_span=1000"
+    study shipped test sync.codec=dense "${other[@]}" --runs "${4:-2}" --case "$codec" --case "$codec sync.life_span=1000"
+    ;;
+  warm-up) # time ended before it
     study warm-up test sync.codec=dense "${own[@]}" schedule.warmup_examples=50_000 --runs "${4:-4}" \
       --case "$codec embedding.rate=0.15"
     ;;
