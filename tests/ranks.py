@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import pickle
-import random
 import shutil
 import signal
 import socket
@@ -21,9 +20,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from ssmpi.cluster.session_folder import session_folder
+from ssmpi.comm.in_process import Channel, InProcessConversation
 from ssmpi.core.topology import CONVERSATIONS, Directory
 from ssmpi.core.traffic import Traffic, meter
 from ssmpi.host.mpi_environment import environment
@@ -229,14 +227,14 @@ def over_threads(topology, body, *arguments, timeout=PATIENCE):
 
 
 class PretendedJob:
-    """What all pretended ranks share: a lock, a deadline, the first error, and an exchange per conversation."""
+    """What all pretended ranks share: a lock, a deadline, the first error, and a channel per conversation."""
 
     def __init__(self, topology, deadline):
         self.topology, self.deadline = topology, deadline
         self.lock = threading.RLock()
         self.error = None
-        self.exchanges = {name: Exchange(self, topology.directory(name)) for name in CONVERSATIONS}
-        self.everybody = Exchange(self, Directory(tuple(map(topology.role_of, range(topology.size)))))
+        self.channels = {name: Channel(self, topology.directory(name)) for name in CONVERSATIONS}
+        self.everybody = Channel(self, Directory(tuple(map(topology.role_of, range(topology.size)))))
 
     def fail(self, error):
         """Remember the first error; every rank then fails at its next call."""
@@ -261,10 +259,11 @@ class PretendedWorld:
         self.host, self.who = "here", job.topology.name_of(rank)
         self.role, self.index = job.topology.role_of(rank)
         self._job, self.traffic = job, Traffic()
-        for name, exchange in job.exchanges.items():
-            alone = Exchange(job, Directory(((self.role, self.index),)))
-            used = exchange if rank in exchange.members else alone
-            setattr(self, name, PretendedConversation(used, rank, meter(self.traffic, name)))
+        mine = self.role, self.index
+        for name, channel in job.channels.items():
+            used = channel if mine in channel.directory.members else Channel(job, Directory((mine,)))
+            place = used.directory.members.index(mine)
+            setattr(self, name, InProcessConversation(used, place, meter(self.traffic, name)))
 
     def start_heartbeat(self, waiting):
         """Threads of one process freeze together."""
@@ -279,7 +278,7 @@ class PretendedStart:
     """The interface of ``ssmpi.comm.world.Job`` over threads, as far as ranks agree on where they start from."""
 
     def __init__(self, world):
-        self._all = PretendedConversation(world._job.everybody, world.rank, meter(Traffic(), "control"))
+        self._all = InProcessConversation(world._job.everybody, world.rank, meter(Traffic(), "control"))
         self.rank, self.size = world.rank, world.size
 
     def gather(self, value):
@@ -287,157 +286,6 @@ class PretendedStart:
 
     def agree(self, body):
         return self._all.share(body() if self.rank == 0 else None)
-
-
-class Exchange:
-    """One conversation's messages sent and not received, receives posted and not answered, and collectives."""
-
-    def __init__(self, job, directory):
-        self.job, self.directory = job, directory
-        self.members = [job.topology.ranks_of(role)[index] for role, index in directory.members]
-        self.sent = [[] for _ in self.members]
-        self.awaited = [[] for _ in self.members]
-        self.collectives = []
-        self.chance = random.Random(0)
-
-
-class PretendedRequest:
-    """The interface of an MPI request."""
-
-    def __init__(self, job):
-        self.job, self.done = job, False
-
-    def Test(self):  # noqa: N802 - mpi4py's name
-        if not self.done:
-            self.job.check()
-        return self.done
-
-
-@dataclass
-class Envelope:
-    """A send or a receive that waits for its counterpart."""
-
-    peer: int
-    tag: int
-    array: np.ndarray
-    request: PretendedRequest
-    thread: int
-
-
-class PretendedConversation:
-    """The interface of ``ssmpi.comm.messages.Conversation`` over threads, as unhelpful as MPI may be.
-
-    A send is complete only when its message was received, and is copied only then, so that a buffer which is reused
-    too early shows. Messages of one thread stay in order, those of different ranks or threads are taken in any order.
-    """
-
-    def __init__(self, exchange, world_rank, meter):
-        self._exchange, self._job, self.meter = exchange, exchange.job, meter
-        self.directory, self.names = exchange.directory, exchange.directory.names
-        self.rank, self.size = exchange.members.index(world_rank), len(exchange.members)
-        self._collectives = 0
-
-    def isend(self, array, dest, tag, link=None):
-        self.meter.sent(array.nbytes, link)
-        return self._meet(array, (dest, self.rank, tag), self._exchange.awaited, self._exchange.sent)
-
-    def irecv(self, array, source, tag, link=None):
-        self.meter.received(array.nbytes, link)
-        return self._meet(array, (self.rank, source, tag), self._exchange.sent, self._exchange.awaited)
-
-    def irecv_some(self, buffer, source, tag):
-        return self._meet(buffer, (self.rank, source, tag), self._exchange.sent, self._exchange.awaited)
-
-    def _meet(self, array, address, others, ours):
-        """Match the first counterpart of the same source and tag at the destination, or queue up for one."""
-        self._job.check()
-        dest, source, tag = address
-        mine = Envelope(
-            source, tag, array.view(np.uint8).reshape(-1), PretendedRequest(self._job), threading.get_ident()
-        )
-        with self._job.lock:
-            other = next((o for o in others[dest] if (o.peer, o.tag) == (source, tag)), None)
-            if other is None:
-                ours[dest].append(mine)
-                return mine.request
-            others[dest][:] = [o for o in others[dest] if o is not other]
-            send, receive = (other, mine) if others is self._exchange.sent else (mine, other)
-            assert send.array.size <= receive.array.size, "message longer than the buffer to receive it"
-            receive.array[: send.array.size] = send.array
-            mine.request.done = other.request.done = True
-        return mine.request
-
-    def next_message(self, inbox):
-        self._job.check()
-        with self._job.lock:
-            waiting = self._exchange.sent[self.rank]
-            if not waiting:
-                return None
-            sender = self._exchange.chance.choice(sorted({(e.peer, e.thread) for e in waiting}))
-            envelope = next(e for e in waiting if (e.peer, e.thread) == sender)
-            waiting[:] = [e for e in waiting if e is not envelope]
-            payload = inbox.buffer(envelope.array.size)
-            payload[:] = envelope.array
-            envelope.request.done = True
-            return envelope.peer, envelope.tag, payload
-
-    def iallreduce(self, array):
-        def add(arrays):
-            total = np.sum([arrays[rank] for rank in range(self.size)], axis=0, dtype=array.dtype)
-            for each in arrays.values():
-                each[...] = total
-
-        self.meter.reduced(array.nbytes, self.size)
-        return self._collective("allreduce", array, add)
-
-    def ibcast(self, array):
-        def copy(arrays):
-            for each in arrays.values():
-                each[...] = arrays[0]
-
-        self.meter.spread(array.nbytes, self.rank, self.size)
-        return self._collective("bcast", array, copy)
-
-    def ibarrier(self):
-        return self._collective("barrier", None, lambda _: None)
-
-    def split(self, color):
-        colors = self.gather(color)
-        ranks = [rank for rank, other in enumerate(colors) if other == color]
-        mine = Exchange(self._job, self.directory.subset(ranks)) if self.rank == ranks[0] else None
-        return PretendedConversation(self.gather(mine)[ranks[0]], self._exchange.members[self.rank], self.meter)
-
-    def share(self, value):
-        return self.gather(value)[0]
-
-    def gather(self, value):
-        found = []
-
-        def copy(arguments):
-            for _, each in arguments.values():
-                each[:] = [arguments[rank][0] for rank in range(self.size)]
-
-        request = self._collective("gather", (value, found), copy)
-        while not request.Test():
-            time.sleep(1e-4)
-        return found
-
-    def _collective(self, kind, argument, complete):
-        """The next collective of this rank; the last rank to come does the work for all."""
-        self._job.check()
-        with self._job.lock:
-            collectives = self._exchange.collectives
-            if self._collectives == len(collectives):
-                collectives.append((kind, {}, PretendedRequest(self._job)))
-            expected, arguments, request = collectives[self._collectives]
-            self._collectives += 1
-            assert kind == expected, f"{self.names[self.rank]} calls {kind} where another rank called {expected}"
-            arguments[self.rank] = argument
-            if len(arguments) == self.size:
-                complete(arguments)
-                request.done = True
-                collectives[self._collectives - 1] = (kind, None, request)  # arrays may go
-        return request
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One conversation among some ranks: the few MPI calls that ssmpi makes, with arrays in and requests out.
 
 Threads use the array calls; ``share`` and ``gather`` pickle and belong to the main thread before and after training.
-Tests replace it with an in-process class that has the same methods.
+``in_process`` has the same methods without MPI, for tests and benchmarks in lockstep.
 """
 
 from __future__ import annotations

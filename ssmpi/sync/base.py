@@ -59,12 +59,16 @@ class Synchronizer:
         """What rounds of a vector of ``parameters`` cost with these settings."""
         return RoundCost()
 
-    def round(self) -> None:
-        """Exchange a fragment with the others and merge the result into the live weights."""
+    def round(self, active: bool = True) -> bool:
+        """Exchange a fragment with the others and merge the result into the live weights; with ``active`` False follow
+        them with weight 0. False if no trainer was active any more.
+        """
         iterations = self.context.local.iterations
         began, done = time.monotonic(), iterations.sum()
-        if self.exchange.round(self._next_fragment(), True, self.refer):
+        moved = self.exchange.round(self._next_fragment(), active, self.refer)
+        if moved and active:
             self.exchange.count(time.monotonic() - began, float(iterations.sum() - done))
+        return moved
 
     def refer(self, found: np.ndarray, fragment: int) -> np.ndarray:
         """The reference that replicas move towards, from what the exchange of a fragment gave; here the same."""
@@ -73,7 +77,7 @@ class Synchronizer:
     def close(self) -> None:
         """This trainer has no more data in this part of the run: keep taking part until no trainer has."""
         self.exchange.end()
-        if self.exchange.leave(lambda: self.exchange.round(self._next_fragment(), False, self.refer)):
+        if self.exchange.leave(lambda: self.round(active=False)):
             self._last_rounds()
             self.exchange.conclude()
 

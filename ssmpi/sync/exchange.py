@@ -8,6 +8,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 import numpy as np
 from numba import njit
@@ -94,7 +95,11 @@ class Exchange(ABC):
         """Move live weights towards the reference; now and then record their relative distance from it."""
         if self.measures_now():
             self._divergence = divergence(reference, snapshot)
-        self._merge(weights, reference, snapshot, self.alpha)
+        if self.context.merge_later:
+            late = partial(self._merge, weights, reference.copy(), snapshot.copy(), self.alpha)
+            self.context.merge_later(late)
+        else:
+            self._merge(weights, reference, snapshot, self.alpha)
 
     def measures_now(self) -> bool:
         """Whether it is time to measure the divergence; a True restarts the interval."""

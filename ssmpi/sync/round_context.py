@@ -74,12 +74,15 @@ class LocalTrainer:
 
 @dataclass
 class RoundContext:
-    """The ranks that a synchronizer communicates with: the trainers, and the sync PSs in ``center``."""
+    """The ranks that a synchronizer communicates with: the trainers, and the sync PSs in ``center``. With
+    ``merge_later`` a round hands over the merge of what it got; a benchmark that sets times calls it when it is due.
+    """
 
     trainers: Conversation
     center: Conversation
     waiting: WaitOptions
     local: LocalTrainer = field(default_factory=LocalTrainer)
+    merge_later: Callable[[Callable[[], None]], None] | None = None
 
     @property
     def sync_ps(self) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ class ThreadBarrier:
         """Expect this many threads."""
         self._expected = threads
 
-    def pause_if(self, due: Callable[[], bool], work: Callable[[], None]) -> None:
+    def pause_if(self, due: Callable[[], bool], work: Callable[[], object]) -> None:
         """Call all threads to the barrier if ``due``; if any thread did, wait here until the work is done."""
         with self._condition:
             self._called = due() or self._called
@@ -31,14 +31,14 @@ class ThreadBarrier:
             while held == self._held:
                 self._condition.wait()
 
-    def leave(self, work: Callable[[], None]) -> None:
+    def leave(self, work: Callable[[], object]) -> None:
         """One thread fewer to expect; if all others are waiting, do the work for them."""
         with self._condition:
             self._expected -= 1
             if self._present:
                 self._hold(work)
 
-    def _hold(self, work: Callable[[], None]) -> None:
+    def _hold(self, work: Callable[[], object]) -> None:
         if self._present < self._expected:
             return
         work()

@@ -104,16 +104,19 @@ class ShadowProbe(AlternatingProbe):
         """The rounds whose wall time counts, and their seconds."""
         return dict(self._timed)
 
-    def _in_turn(self, act: Callable[[], None]) -> Callable[[], None]:
-        def gated() -> None:
+    def _in_turn(self, act: Callable[..., bool]) -> Callable[..., bool]:
+        def gated(active: bool = True) -> bool:
+            if not active:
+                return act(active)
             while (now := clock()) < (end := end_of_others_turn(self._edges, now)) and not self._pace.ending:
                 time.sleep(min(end - now, self.REST_SECONDS))
             if self._shadow:
                 self._shadow.cpu_share = self._shares[share_of(self._edges, now, len(self._shares))]
-            act()
+            moved = act(active)
             if turn(self._edges, now) == turn(self._edges, clock()):
                 self._timed["rounds/timed"] += 1
                 self._timed["rounds/timed_seconds"] += clock() - now
+            return moved
 
         return gated
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ssmpi.bench.lockstep.algorithms import KNOWN
+from ssmpi.bench.lockstep.rounds import KNOWN
 from ssmpi.bench.lockstep.run import LARGEST_SEED, Lockstep
 from ssmpi.config import Config
 from ssmpi.core import settings

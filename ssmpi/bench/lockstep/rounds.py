@@ -1,163 +1,202 @@
-"""Rounds among replicas of one process: when they are due, and what they do, with the merges of ``ssmpi.sync``.
+"""Rounds in lockstep: the synchronizers, exchanges and center of real runs, over conversations within this process and
+at given times.
 
 ``gap`` and ``staleness`` are in ticks; in a tick every worker thread does one iteration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from ssmpi.core.protocols import DenseStep
-from ssmpi.sync.bmuf import BMUFOptions, filter_mean
-from ssmpi.sync.elastic import pull_center
-from ssmpi.sync.exchange import merge_difference, merge_interpolate
+from ssmpi.comm.in_process import Channel, InProcessConversation
+from ssmpi.comm.rank_memory import ProcessMemory
+from ssmpi.comm.service import Service
+from ssmpi.comm.waiting import WaitOptions
+from ssmpi.core.errors import SettingsError
+from ssmpi.core.protocols import DenseOptimizer, DenseStep
+from ssmpi.core.topology import Role, Topology
+from ssmpi.core.traffic import ENTRIES, SENT, Traffic, meter
+from ssmpi.model.options import DenseOptions
+from ssmpi.roles.sync_ps import optimizer
+from ssmpi.sync import ALGORITHMS, SYNC_PS, LocalTrainer, ReplicaMemory, RoundContext, Synchronizer, exchanges
+from ssmpi.sync.center import CenterExchange
 from ssmpi.sync.options import RoundOptions
+
+if TYPE_CHECKING:
+    from ssmpi.comm.messages import Conversation
+
+T = TypeVar("T")
+KNOWN = ("none", "bmuf", "ma", "slowmo", "easgd", "async_ps")
+WAITING = WaitOptions()
+
+
+@dataclass(frozen=True)
+class Pushing:
+    """What pushes need in addition: the settings of the center's optimizer, the ends of the vector's layers, and the
+    number of worker threads per trainer. Without ``feedback`` the entries that a codec does not send are discarded, as
+    a control for error feedback.
+    """
+
+    dense: DenseOptions = field(default_factory=DenseOptions)
+    layers: Sequence[int] = ()
+    threads: int = 1
+    feedback: bool = True
+
+
+class LockstepJob:
+    """All ranks are of one process. Whenever one waits, the center answers what was sent to it: a trainer that waits
+    for the center needs no other thread.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.answer: Callable[[], object] | None = None
+
+    def check(self) -> None:
+        """Let the center answer, unless it is answering."""
+        answer, self.answer = self.answer, None
+        if answer:
+            answer()
+            self.answer = answer
 
 
 class LockstepRounds:
-    """No rounds, as ``sync.algorithm = "none"``: the model is the first trainer's replica.
-
-    ``replicas`` are the live vectors of all trainers, float32 (parameters,) each. A gap below 1 means several rounds
-    per tick.
+    """``replicas`` are the live vectors of all trainers, float32 (parameters,) each. A gap below 1 means several rounds
+    per tick. Trainers that exchange with a center take turns within the gap; others meet, each on a thread of its own.
     """
 
-    def __init__(self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int) -> None:
-        self.replicas, self.alpha, self.count = replicas, options.alpha, 0
-        self._gap, self._staleness = gap, staleness
-        self._merge = merge_difference if options.merge == "difference" else merge_interpolate
-        self._under_way: list[tuple[int, int, np.ndarray, np.ndarray]] = []
+    def __init__(
+        self,
+        options: RoundOptions,
+        replicas: Sequence[np.ndarray],
+        gap: float,
+        staleness: int,
+        pushing: Pushing | None = None,
+    ) -> None:
+        if options.algorithm not in KNOWN:
+            raise SettingsError(f"lockstep knows sync.algorithm = {', '.join(KNOWN)}, got {options.algorithm!r}")
+        self.count, self._gap, self._staleness, self._tick = 0, gap, staleness, 0
+        self._late: list[tuple[int, Callable[[], None]]] = []
+        self._pushing, self._traffic, self._job = pushing or Pushing(), Traffic(), LockstepJob()
+        self._kind = ALGORITHMS[options.algorithm]
+        self._central = self._kind.partner == SYNC_PS
+        # Every merge is a message's: memory that others move knows no staleness.
+        self._options = replace(
+            options, pace="fixed_rate", every_iterations=1, every_seconds=0.0, transport="messages", warmup_steps=0
+        )
+        topology = Topology(trainers=len(replicas), threads=self._pushing.threads, sync_ps=int(self._central))
+        self._channels = {name: Channel(self._job, topology.directory(name)) for name in ("trainers", "center")}
+        self._pool = ThreadPoolExecutor(len(replicas))
+        if self._central:
+            (rank,) = self._channels["center"].directory.ranks_of(Role.SYNC_PS)
+            service = Service(self._conversation("center", rank, Traffic()), WAITING)  # trainers count both ways
+            step = optimizer(self._pushing.dense)
+            self._center = center = exchanges.center(self._options, step, service, ProcessMemory())
+            self._job.answer = lambda: service.answer_pending(center.handle)
+        self._trainers = self._of_each(lambda k: self._trainer(k, replicas[k]), range(len(replicas)))
 
     def after_tick(self, tick: int, training: Sequence[int]) -> None:
         """Called after tick ``tick`` with the trainers that took part in it."""
-        self.merge_until(tick)
+        self._tick = tick
+        self._merge_until(tick)
+        if not self._central:
+            for _ in range(self._due(tick) if self._kind.partner else 0):
+                self._of_each(lambda k: self._round(k, k in training), range(len(self._trainers)))
+                self.count += 1
+            return
+        for trainer in training:
+            for _ in range(self._due(tick, trainer / len(self._trainers))):
+                self._round(trainer, True)
+                self.count += 1
 
     def close(self) -> None:
         """Called when all trainers have finished a part of the run."""
-        self.merge_until(None)
+        self._merge_until(None)
+        self._tick, self._traffic.on = 0, self._central
+        self._of_each(self._close, range(len(self._trainers)))
+        self._traffic.on = False
+        self._merge_until(None)
+        for own in self._trainers:
+            if isinstance(own.exchange, CenterExchange):
+                own.exchange.fetch()  # as all do to evaluate
+                self.count += len(own.fragments)
 
     def model(self) -> np.ndarray:
         """The vector to evaluate, float32 (parameters,)."""
-        return self.replicas[0].copy()
+        if self._central:
+            return np.concatenate(self._center.shards)
+        return self._of_each(lambda k: self._trainers[k].model(), range(len(self._trainers)))[0]
 
-    def optimizer(self, trainer: int, thread: int, own: DenseStep) -> DenseStep:
-        """The optimizer of a worker thread: ``own``, unless the rounds provide another one."""
-        return own
+    def optimizer(self, trainer: int, thread: int, own: DenseOptimizer) -> DenseStep:
+        """The optimizer of a worker thread: ``own``, unless the algorithm wraps it."""
+        self._trainers[trainer].context.local.optimizer = own
+        return self._trainers[trainer].optimizer(thread)
 
     @property
     def figures(self) -> dict[str, float]:
-        """The figures of the rounds for the results."""
-        return {"rounds": self.count}
+        """Rounds, payload bytes in both directions, and the share of the entries that a codec has sent."""
+        counts = self._traffic.by_name()
+        density = {"density": counts[SENT] / counts[ENTRIES]} if counts[ENTRIES] else {}
+        sent = counts["bytes_center_push"] + counts["bytes_trainers"]
+        return {"rounds": self.count, "push_bytes": sent, "pull_bytes": counts["bytes_center_pull"], **density}
 
-    def due(self, tick: int, shift: float = 0.0) -> int:
+    def _trainer(self, k: int, replica: np.ndarray) -> Synchronizer:
+        local = LocalTrainer(
+            iterations=np.zeros(self._pushing.threads, np.int64),
+            replica=ReplicaMemory(layers=tuple(self._pushing.layers)),
+        )
+        trainers, center = (self._conversation(name, k, self._traffic) for name in ("trainers", "center"))
+        context = RoundContext(trainers, center, WAITING, local, self._merge_later)
+        own = self._kind(self._options, exchanges.make(self._kind, self._options, replica, context))
+        for thread in range(self._pushing.threads):
+            own.optimizer(thread)
+        return own
+
+    def _conversation(self, name: str, rank: int, traffic: Traffic) -> Conversation:
+        """The end of a rank; trainers come first in every conversation."""
+        return cast("Conversation", InProcessConversation(self._channels[name], rank, meter(traffic, name)))
+
+    def _of_each(self, work: Callable[[int], T], trainers: Iterable[int]) -> list[T]:
+        """What ``work`` returns for each trainer: in turn, or at once where they wait for each other."""
+        return list(map(work, trainers) if self._central else self._pool.map(work, trainers))
+
+    def _round(self, trainer: int, active: bool) -> None:
+        self._traffic.on = True
+        self._trainers[trainer].round(active)
+        self._traffic.on = not self._central  # others may be in theirs
+        self._discard(trainer)
+
+    def _close(self, trainer: int) -> None:
+        self._trainers[trainer].close()
+        self._discard(trainer)
+
+    def _discard(self, trainer: int) -> None:
+        """What a codec has not sent, without ``feedback``."""
+        for gradients, _ in self._trainers[trainer].context.local.unsent.values():
+            if not self._pushing.feedback:
+                gradients[:] = 0.0
+
+    def _due(self, tick: int, shift: float = 0.0) -> int:
         """The number of rounds that begin after this tick."""
         return int(tick / self._gap + shift) - int((tick - 1) / self._gap + shift)
 
-    def move(self, tick: int, trainer: int, reference: np.ndarray, snapshot: np.ndarray) -> None:
-        """Merge a round that began after ``tick`` into a replica, at once or after ``staleness`` ticks."""
-        self._under_way.append((tick + self._staleness, trainer, reference, snapshot))
-        self.merge_until(tick)
+    def _merge_later(self, merge: Callable[[], None]) -> None:
+        if self._staleness:
+            self._late.append((self._tick + self._staleness, merge))
+        else:
+            merge()
 
-    def merge_until(self, tick: int | None) -> None:
+    def _merge_until(self, tick: int | None) -> None:
         """Perform the merges that are due by this tick; None: all pending ones."""
-        waiting, self._under_way = self._under_way, []
-        for due, trainer, reference, snapshot in waiting:
+        late, self._late = self._late, []
+        for due, merge in late:
             if tick is None or due <= tick:
-                self._merge(self.replicas[trainer], reference, snapshot, self.alpha)
+                merge()
             else:
-                self._under_way.append((due, trainer, reference, snapshot))
-
-
-class MeanRounds(LockstepRounds):
-    """S-MA: all replicas move towards the mean of those that train."""
-
-    def after_tick(self, tick: int, training: Sequence[int]) -> None:
-        """As the base class."""
-        super().after_tick(tick, training)
-        for _ in range(self.due(tick)):
-            self.average(tick, training)
-
-    def average(self, tick: int, counted: Sequence[int]) -> None:
-        """One round: the mean is over the replicas ``counted``, and all replicas move."""
-        snapshots = [replica.copy() for replica in self.replicas]
-        reference = self.refer(np.stack([snapshots[k] for k in counted]).mean(axis=0))
-        for trainer, snapshot in enumerate(snapshots):
-            self.move(tick, trainer, reference, snapshot)
-        self.count += 1
-
-    def refer(self, mean: np.ndarray) -> np.ndarray:
-        """The vector that replicas move towards, given the mean: the mean itself."""
-        return mean
-
-    def model(self) -> np.ndarray:
-        """The mean of all replicas."""
-        mean: np.ndarray = np.stack(self.replicas).mean(axis=0)
-        return mean
-
-
-class FilteredRounds(MeanRounds):
-    """S-BMUF: all replicas move towards the filtered mean, and after each part of the run once more."""
-
-    def __init__(self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int) -> None:
-        super().__init__(options, replicas, gap, staleness)
-        own = options.own(BMUFOptions)
-        self._coefficients = own.eta, own.momentum, own.momentum if own.nesterov else 0.0
-        self._global = replicas[0].copy()
-        self._reference = replicas[0].copy() if own.nesterov else self._global  # Nesterov: ahead of the model
-        self._delta = np.zeros_like(self._global)
-
-    def refer(self, mean: np.ndarray) -> np.ndarray:
-        """The filtered reference; a copy, because pending rounds keep theirs."""
-        filter_mean(mean, self._global, self._delta, self._reference, self._coefficients)
-        return self._reference.copy()
-
-    def close(self) -> None:
-        """As the base class, then a final block over all replicas."""
-        super().close()
-        self.average(0, range(len(self.replicas)))
-        super().close()
-
-    def model(self) -> np.ndarray:
-        """The global model."""
-        return self._global.copy()
-
-
-class CenterRounds(LockstepRounds):
-    """Rounds of each trainer with a center, which is the model; trainers take turns within the gap."""
-
-    def __init__(self, options: RoundOptions, replicas: Sequence[np.ndarray], gap: float, staleness: int) -> None:
-        super().__init__(options, replicas, gap, staleness)
-        self._center = replicas[0].copy()
-
-    def after_tick(self, tick: int, training: Sequence[int]) -> None:
-        """As the base class."""
-        super().after_tick(tick, training)
-        for trainer in training:
-            for _ in range(self.due(tick, trainer / len(self.replicas))):
-                self._exchange(tick, trainer)
-
-    def _exchange(self, tick: int, trainer: int) -> None:
-        """One round of a trainer."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """As the base class, then a final round of every trainer."""
-        super().close()
-        for trainer in range(len(self.replicas)):
-            self._exchange(0, trainer)
-        super().close()
-
-    def model(self) -> np.ndarray:
-        """The center."""
-        return self._center.copy()
-
-
-class ElasticRounds(CenterRounds):
-    """S-EASGD: replica and center move towards each other."""
-
-    def _exchange(self, tick: int, trainer: int) -> None:
-        snapshot, before = self.replicas[trainer].copy(), np.empty_like(self._center)
-        pull_center(self._center, snapshot, self.alpha, before)
-        self.move(tick, trainer, before, snapshot)
-        self.count += 1
+                self._late.append((due, merge))

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
-from ssmpi.bench.lockstep.algorithms import make
-from ssmpi.bench.lockstep.codec_rounds import Pushing
+from ssmpi.bench.lockstep.rounds import LockstepRounds, Pushing
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.shared_memory import PrivateMemory
 from ssmpi.core.errors import TrainingError
@@ -79,8 +78,8 @@ class LockstepTrainer:
 
     def __init__(self, config: Config, reader: SplitReader, seed: int) -> None:
         self.replica = fresh_replica(config, reader, seed, PrivateMemory())
-        optimizer: DenseStep = dense_optimizer(config.dense, self.replica)
-        self.steps = [optimizer] * config.topology.threads
+        self.optimizer = dense_optimizer(config.dense, self.replica)
+        self.steps: list[DenseStep] = []
         self._models = [self.replica.thread_model() for _ in range(config.topology.threads)]
         self._workers: list[tuple[int, ThreadModel, Lookups, Iterator[tuple[Batch, Lookup]]]] = []
         self._first = 0
@@ -133,9 +132,9 @@ class LockstepRun:
         self.trainers = [LockstepTrainer(config, self._reader, lockstep.dense) for _ in range(topology.trainers)]
         pushing = Pushing(config.dense, self.trainers[0].replica.owned.borders, topology.threads, lockstep.feedback)
         vectors = [trainer.replica.vector for trainer in self.trainers]
-        self.rounds = make(config.sync, vectors, lockstep.gap, lockstep.staleness, pushing)
+        self.rounds = LockstepRounds(config.sync, vectors, lockstep.gap, lockstep.staleness, pushing)
         for k, trainer in enumerate(self.trainers):
-            trainer.steps = [self.rounds.optimizer(k, thread, own) for thread, own in enumerate(trainer.steps)]
+            trainer.steps = [self.rounds.optimizer(k, thread, trainer.optimizer) for thread in range(topology.threads)]
         everyone = replace(topology, trainers=1, threads=topology.trainers * topology.threads)
         self.progress = Progress(everyone.threads, 1, config.schedule, expected=self._reader.rows * config.data.passes)
         self.progress.losses = []

@@ -204,9 +204,10 @@ def test_rounds_rest_in_the_other_windows_and_only_the_time_of_those_within_a_tu
     monkeypatch.setattr(probes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     began = []
 
-    def act():
+    def act(active):
         began.append(now[0])
         now[0] += 0.5
+        return active
 
     synchronizer = SimpleNamespace(round=act, exchange=SimpleNamespace(members=1))
     pace = TickingPace(NoPace(), Ticks(1))
@@ -320,7 +321,9 @@ def test_the_shadow_works_at_the_share_of_the_window(monkeypatch):
     now, seen = [0.0], []
     monkeypatch.setattr(probes, "clock", lambda: now[0])
     monkeypatch.setattr(probes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    synchronizer = SimpleNamespace(round=lambda: seen.append(shadow.cpu_share), exchange=SimpleNamespace(members=2))
+    synchronizer = SimpleNamespace(
+        round=lambda active: seen.append(shadow.cpu_share), exchange=SimpleNamespace(members=2)
+    )
     shadow = Shadow([synchronizer], 0.02, None)
     trainer = SimpleNamespace(synchronizers=[synchronizer], pace=TickingPace(shadow, Ticks(1)))
     probes.ShadowProbe(trainer, (0.0, 0.1, 1.0)).begin([float(k) for k in range(13)])

@@ -317,7 +317,7 @@ def test_every_thread_takes_a_batch_in_a_step(tmp_path, small_data):
     run = LockstepRun(config, design.lockstep(Arm(subject, "S", 2.0), 1))
     run.train()
     assert run.progress.examples == config.schedule.decay_start_examples + config.schedule.decay_examples == 720
-    assert run.progress.factor() == pytest.approx(0.0, abs=1e-9)
+    assert run.progress.rate_factor() == pytest.approx(0.0, abs=1e-9)
     with pytest.raises(SettingsError, match="2 trainers take 12,000 rows in 100 steps"):
         study.run_all(a_study(tmp_path, small_data, *many, "study.steps=100"))
 

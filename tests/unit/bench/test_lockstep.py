@@ -10,7 +10,7 @@ from runs import train_over_threads, write_run_file
 
 from ssmpi.bench.lockstep import lockstep as lockstep_command
 from ssmpi.bench.lockstep import paired
-from ssmpi.bench.lockstep.algorithms import make
+from ssmpi.bench.lockstep.rounds import LockstepRounds
 from ssmpi.bench.lockstep.run import Lockstep, LockstepRun
 from ssmpi.core.errors import SettingsError
 from ssmpi.sync import Options
@@ -110,7 +110,7 @@ def test_a_run_of_so_many_steps_is_the_beginning_of_the_whole_one(tmp_path, smal
 
 
 def rounds_of(replicas, gap=1.0, staleness=0, **options):
-    return make(Options(alpha=0.5, **options), replicas, gap, staleness)
+    return LockstepRounds(Options(alpha=0.5, **options), replicas, gap, staleness)
 
 
 def test_a_stale_merge_keeps_what_was_learned_meanwhile():
@@ -172,7 +172,7 @@ def test_a_case_that_is_there_twice_is_refused(tmp_path, small_data, texts):
 
 
 def test_an_algorithm_without_lockstep_rounds_is_refused(tmp_path, small_data):
-    with pytest.raises(SettingsError, match="none, bmuf, ma, easgd, async_ps"):
+    with pytest.raises(SettingsError, match="none, bmuf, ma, slowmo, easgd, async_ps"):
         in_lockstep(tmp_path, small_data, "sync.algorithm=gossip", "topology.trainers=2")
 
 
