@@ -47,5 +47,5 @@ def _field(path: Path, *names: str) -> str:
 
 SLOW_BFLOAT16 = (
     "this processor has no bfloat16 instructions (avx512_bf16, amx_bf16): model.precision = 'bf16' is slower here than "
-    "'fp32' (a quarter of its examples per second on a Skylake)"
+    "'fp32' (at most a quarter of its examples per second on a Skylake)"
 )
