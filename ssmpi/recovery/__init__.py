@@ -1,4 +1,4 @@
-"""What a loss of memory costs: how often to save, full or partial recovery (``policy`` and its ``inputs``), an
-explanation with every formula (``explain``), and the samples lost by partial recovery (``ledger``). Plain Python:
-servers import it.
+"""What a loss of memory costs. Before it: whether and how often to save rows (``policy`` and its ``inputs``), with
+every formula (``explain``). After it: warm, partial or full recovery (``after_loss``), and the samples lost
+(``ledger``). Plain Python: servers import it.
 """
