@@ -3,6 +3,7 @@
 import contextlib
 import resource
 import signal
+import sys
 
 
 @contextlib.contextmanager
@@ -10,8 +11,10 @@ def full_disk(left):
     """No file can grow beyond ``left`` bytes."""
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (left, before[1]))
+    compiles, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # CPython 3.11 keeps a .pyc that was cut off
     try:
         yield
     finally:
+        sys.dont_write_bytecode = compiles
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)

@@ -190,6 +190,7 @@ def formed(world, options):
 
     def work(synchronizers):
         group = getattr(synchronizers[0].exchange, "group", None)
+        world.trainers.gather(None)  # a leader's memory is mapped until all members have opened it
         return group and (group._members[0], group.size, group.leaders.names if group.leads else ())
 
     return on_trainers(world, options, weights, work)

@@ -267,7 +267,7 @@ def test_a_model_without_room_waits_for_some(tmp_path, small_data, monkeypatch, 
     assert len(said) == 1
     assert "cannot be saved" in said[0]
     assert ".h5'" in said[0]
-    assert "kept in memory" in said[0]
+    assert "stays in memory" in said[0]
 
 
 def test_a_model_that_finds_no_room_leaves_the_newest_checkpoint(tmp_path, small_data, monkeypatch, said):
