@@ -31,8 +31,8 @@ what=$1 data=${2:-data/codecs/shards} out=${3:-runs/studies/recovery_losses}
 study() { # NAME PSS SEEDS ARGUMENTS...: one table
   local name=$1 servers=$2 seeds=$3
   shift 3
-  ssmpi bench recovery jobs/studies/base.toml --folder "$out/$name" --trials jobs/studies/recovery_losses.jsonl --seeds "$seeds" "$@" data.folder="$data" \
-    topology.embedding_ps="$servers"
+  ssmpi bench recovery jobs/studies/base.toml --folder "$out/$name" --trials jobs/studies/recovery_losses.jsonl \
+    --seeds "$seeds" "$@" data.folder="$data" topology.embedding_ps="$servers"
 }
 three=1,2,3 # complete when time ended; seed 1 of failures and gamma
 case $what in
@@ -44,6 +44,13 @@ case $what in
     for at_once in 4 1; do
       study "accuracy-0.5-$at_once" 8 $three --only CPR-vanilla --mtbf-hours 2.8 --target-pls 0.5 --at-once $at_once
     done
+    python -P - "$out"/accuracy-*/recovery.json <<'END' # one line through the runs of all tables
+import json, sys
+from ssmpi.bench.recovery.picture import slope
+points = [point for path in sys.argv[1:] for point in json.load(open(path))["points"]]
+line = slope([(point["seed"], point["pls"], point["relative_ne"]) for point in points])
+print(f"{len(points)} runs: {10 * line.mean:+.3f} +- {10 * line.error:.3f} % for each 0.1 of PLS")
+END
     ;;
   failures)
     study failures-20 18 1 --only '[fvS][uaS][lnU]*' --mtbf-hours 2.8
