@@ -5,38 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 
-
-class Unsaved(NamedTuple):
-    """Accesses of rows that are not saved: ``left`` at the last save, NaN if not counted, after ``samples`` of all
-    trainers; each later sample adds ``per_sample``.
-    """
-
-    left: float
-    samples: int
-    per_sample: float
-
-    def lost(self, covered: int, now: int) -> float:
-        """CPR's lost updates if the rows are lost after ``now`` samples. Accesses up to ``covered`` do not count: the
-        rows were reloaded then, if that is later than their newest save.
-        """
-        left = 0.0 if covered > self.samples else self.left
-        return left + (now - max(covered, self.samples)) * self.per_sample
-
-
-class Loaded(NamedTuple):
-    """The reloaded rows of an embedding PS, their source, and how long that took. ``samples`` of all trainers had been
-    trained on when the newest of what PLS counts as saves of all rows was taken.
-    """
-
-    samples: int
-    rows: int
-    source: str
-    seconds: float
-    unsaved: Unsaved
+if TYPE_CHECKING:
+    from ssmpi.checkpoint.rows.newest import Reloaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +23,12 @@ class Repair:
     ranks: Mapping[int, int]
     trainers: frozenset[int] = frozenset()
     sync_ps: frozenset[int] = frozenset()
-    loaded: Mapping[int, Loaded] = field(default_factory=dict)
+    loaded: Mapping[int, Reloaded] = field(default_factory=dict)
     checkpoint: Path | None = None
 
     @property
     def taken(self) -> dict[int, int]:
-        """``Loaded.samples`` by embedding PS, as the ledger books them."""
+        """``Reloaded.samples`` by embedding PS, as the ledger books them."""
         return {index: loaded.samples for index, loaded in self.loaded.items()}
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.checkpoint import store
+from ssmpi.checkpoint.rows.saver import SaveSchedule
+from ssmpi.core.settings import SECONDS
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
 from ssmpi.files.log import log
 from ssmpi.recovery.after_loss import summary
 from ssmpi.recovery.inputs import (
     ESTIMATED,
+    HOUR,
     MEASURED,
     SETTING,
     KnownInputs,
@@ -21,8 +25,9 @@ from ssmpi.recovery.inputs import (
     estimated,
     from_run,
     from_settings,
+    inputs_of,
 )
-from ssmpi.recovery.policy import Decision, Mode, compare_at
+from ssmpi.recovery.policy import LEAST_INTERVAL, Decision, Mode, compare_at, partial
 from ssmpi.report import recoveries
 
 if TYPE_CHECKING:
@@ -34,6 +39,17 @@ DECIDED = "decided"  # the name of the first trainer's note of the recovery mode
 def expected_examples(config: Config) -> int:
     """The examples of the whole run."""
     return read_manifest(Path(config.data.folder)).split(config.data.train_split).rows * config.data.passes
+
+
+def schedule_of(config: Config, fraction: float, most_samples: float = math.inf) -> SaveSchedule:
+    """When a PS saves this fraction of its rows: at the interval of CPR's policy, and after ``most_samples``."""
+    given = {"total_seconds": SECONDS / HOUR, **from_settings(config.recovery)}
+    servers = config.topology.embedding_ps
+
+    def interval(seconds: float) -> float:
+        return partial(inputs_of(servers, {**given, "row_save_wall_seconds": seconds})).interval
+
+    return SaveSchedule(fraction, interval, LEAST_INTERVAL, most_samples)
 
 
 def say(config: Config, checkpoint: Path | None) -> None:

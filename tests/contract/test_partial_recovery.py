@@ -22,7 +22,9 @@ from oracle import train_plainly
 from ranks import PATIENCE, PretendedStart, over_threads
 from runs import Run, train_over_threads, write_run_file
 
-from ssmpi.checkpoint import newest_rows, store
+from ssmpi.checkpoint import store
+from ssmpi.checkpoint.rows import newest
+from ssmpi.checkpoint.rows.saver import RowSaver
 from ssmpi.checkpoint.store import Store, read_manifest
 from ssmpi.comm import memory_file
 from ssmpi.comm.memory_file import MemoryFile
@@ -42,7 +44,6 @@ from ssmpi.report import recoveries
 from ssmpi.report.fields import FIELDS, RECOVERY
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.progress import Progress
-from ssmpi.roles.row_saver import RowSaver
 from ssmpi.roles.warm_state import RunNote
 from ssmpi.run import partial_recovery, restart, run_folder
 from ssmpi.run.request import Supervised
@@ -339,7 +340,7 @@ def test_a_death_in_the_middle_of_a_recovery_begins_again_and_books_once(tmp_pat
     checkpoint, done = killed.start_and_save()
     before = killed.recoveries
     killed.lose("embedding_ps-1")
-    killed.start(Kill(newest_rows, "restore")).start(Kill(newest_rows, "restore", after=True))
+    killed.start(Kill(newest, "restore")).start(Kill(newest, "restore", after=True))
     assert killed.recoveries == before == []
     if lost_again:
         killed.lose("embedding_ps-0")
@@ -495,7 +496,7 @@ def test_what_cannot_be_made_good_takes_all_ranks_back_to_the_checkpoint(
     def refuse(*arguments):
         raise DataError("the disk says no")
 
-    monkeypatch.setattr(newest_rows, "restore", refuse)
+    monkeypatch.setattr(newest, "restore", refuse)
     killed.lose(lost).start()
     (only,) = killed.recoveries
     assert only["how"] == checkpoint.name
@@ -579,8 +580,8 @@ class SaveRows:
                 raise KilledError
             return record(*arguments)
 
-        def kept(saver, config, store, *arguments):
-            made(saver, config, store, *arguments)
+        def kept(saver, store, *arguments):
+            made(saver, store, *arguments)
             self._savers[store.path] = saver
 
         Progress.record, RowSaver.__init__ = recorded, kept
@@ -671,7 +672,7 @@ def test_rows_saved_before_a_checkpoint_do_not_replace_it(tmp_path, small_data, 
 
 PLACES = (
     (Progress, "record", 30), (Lookups, "push", 30), (RunNote, "started", 2), (RunNote, "evaluated", 3),
-    (Evaluator, "run", 3), (store, "commit", 2), (newest_rows, "restore", 1), (recoveries, "complete", 1),
+    (Evaluator, "run", 3), (store, "commit", 2), (newest, "restore", 1), (recoveries, "complete", 1),
 )  # fmt: skip
 MAY_GO = ("embedding_ps-0", "embedding_ps-1", "trainer-1", "sync_ps-0", "sync_ps-1")
 

@@ -11,8 +11,8 @@ import pytest
 from test_killed_ranks import memory  # noqa: F401 - a fixture
 from training_job import STOPPING, TWO_TRAINERS
 
-from ssmpi.checkpoint.row_records import read_rows
-from ssmpi.checkpoint.row_store import path_of
+from ssmpi.checkpoint.rows.records import read_rows
+from ssmpi.checkpoint.rows.store import path_of
 from ssmpi.comm.memory_file import remove
 from ssmpi.core.errors import STOPPED
 from ssmpi.report import recoveries

@@ -20,7 +20,8 @@ from runs import train_over_threads
 
 from ssmpi import report
 from ssmpi.checkpoint import disk
-from ssmpi.checkpoint.row_store import RowStore
+from ssmpi.checkpoint.rows.saver import RowSaver
+from ssmpi.checkpoint.rows.store import RowStore
 from ssmpi.core.quality import Quality
 from ssmpi.core.topology import Topology
 from ssmpi.files import log
@@ -29,7 +30,6 @@ from ssmpi.report.fields import FIELDS, KINDS, RECOVERY, markdown
 from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.metric_logger import EarlierLog, MetricLogger
 from ssmpi.roles import control
-from ssmpi.roles.row_saver import RowSaver
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01")
 
