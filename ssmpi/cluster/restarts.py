@@ -17,12 +17,12 @@ from ssmpi.core.errors import DIVERGED, DataError
 from ssmpi.files import log
 from ssmpi.host import memory_folder
 from ssmpi.host.mpi_environment import SEGMENTS
-from ssmpi.report import recoveries
-from ssmpi.run.request import Supervised
+from ssmpi.recovery import state
+from ssmpi.recovery.start import Supervised
 
 if TYPE_CHECKING:
     from ssmpi.core.run_options import RecoveryOptions
-    from ssmpi.report.recoveries import Left
+    from ssmpi.recovery.state import Left
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds before a restart after one that trained on nothing new
 
@@ -85,7 +85,7 @@ class Restarts:
 
     def _record(self) -> dict[str, Any]:
         try:
-            return recoveries.read(self._run)
+            return state.read(self._run)
         except DataError:  # a rank has reported it
             return {"launch": None, "recoveries": []}
 
@@ -95,7 +95,7 @@ class Restarts:
         options, now = self._options, self._clock()
         if options.mode == "off" or not self._begun:
             return False
-        if (best := recoveries.best(self._record())) > self._best:
+        if (best := state.best(self._record())) > self._best:
             self._best, self._without_progress = best, 0
         self._times = [at for at in self._times if now - at < 60 * options.within_minutes]
         if len(self._times) >= options.max_restarts:

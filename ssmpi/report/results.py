@@ -18,7 +18,7 @@ from ssmpi.files.log import log
 from ssmpi.files.result_marker import COMPLETE, INCOMPLETE, STOPPED
 from ssmpi.files.run_files import RECOVERIES, RESULT_NAME
 from ssmpi.files.write_behind import WriteBehind
-from ssmpi.report import recoveries
+from ssmpi.recovery import state
 from ssmpi.report.jsonl import CLOSING_SECONDS
 from ssmpi.report.metric_logger import EarlierLog, MetricLogger
 from ssmpi.report.traffic import nested
@@ -90,7 +90,7 @@ class RunResults:
     def _record(self, found: Sequence[tuple[int, float, float]], recorded: Callable[[], object] | None) -> None:
         try:
             for each in found:
-                recoveries.rows_saved(self.folder, *each)
+                state.rows_saved(self.folder, *each)
             if recorded:
                 recorded()
         except (OSError, UserError) as error:
@@ -132,7 +132,7 @@ class RunResults:
         if not self._behind.settle(CLOSING_SECONDS):
             log.error(f"error: {self.folder / RECOVERIES}: its disk has not answered for {CLOSING_SECONDS:g} s")
         try:
-            found = recoveries.read(self.folder)["recoveries"]
+            found = state.read(self.folder)["recoveries"]
         except DataError as error:
             log.error(f"error: {RESULT_NAME} lacks the run's recoveries: {error}")
             return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from ssmpi import sync
 from ssmpi.checkpoint.context import SaveContext
-from ssmpi.checkpoint.start import Repair, Start
 from ssmpi.checkpoint.trainer_state import Checkpoint
 from ssmpi.comm.failure import start
 from ssmpi.comm.shared_memory import Memory
@@ -23,12 +21,13 @@ from ssmpi.model import custom_code, processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.recovery.ledger import Ledger
+from ssmpi.recovery.start import Start
+from ssmpi.recovery.surviving import WarmState
 from ssmpi.report.metric_logger import EarlierLog
 from ssmpi.report.results import EarlierResults, RunResults
 from ssmpi.roles.precompile import compile_kernels
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.tables import Tables, placing
-from ssmpi.roles.warm_state import WarmState
 from ssmpi.sync.warmup import OVER
 
 if TYPE_CHECKING:
@@ -167,12 +166,6 @@ def save_context(
     )  # fmt: skip
 
 
-def updates_lost(before: Ledger, repair: Repair, now: int) -> int | None:
-    """Lost accesses: those of the lost embedding PSs' rows since these were saved; None if they were not counted."""
-    lost = sum(loaded.unsaved.lost(before.accounts[index].covered, now) for index, loaded in repair.loaded.items())
-    return None if math.isnan(lost) else round(lost)
-
-
 def results(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RunResults:
     """The first trainer's results, for a run over ``rows`` rows."""
     earlier, expected = None, rows * config.data.passes
@@ -186,7 +179,7 @@ def results(config: Config, folder: Path, rows: int, saved: Saved | None, start:
         ledger = before.reloaded(start.repair.ranks, start.repair.taken, saved.state["examples"])
         made.recovery_fields = {
             "samples_lost": ledger.samples_lost - before.samples_lost,
-            "updates_lost": updates_lost(before, start.repair, saved.state["examples"]),
+            "updates_lost": start.repair.updates_lost(before, saved.state["examples"]),
             "rows_dealt_again": saved.state["dealt_again"][1],
             "accounts_lost": len(start.repair.trainers)
             * config.topology.threads

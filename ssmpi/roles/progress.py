@@ -13,7 +13,7 @@ import numpy as np
 
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 from ssmpi.core.errors import DIVERGED, TrainingError
-from ssmpi.core.quality import BINS, SUMS, Quality, accumulate
+from ssmpi.core.quality import SUMS, Quality, accumulate, counters
 from ssmpi.files import atomic_file
 from ssmpi.model.options import Schedule
 
@@ -62,8 +62,7 @@ class Progress:
         self._schedule, self._earlier, self._expected = schedule, earlier, expected
         self._flat = schedule.flat
         self._others, self._updating = OtherTrainers(0, 0, trainers - 1.0, 0.0), threading.Lock()
-        self._sums = memory.array("sums", (threads, len(SUMS)), np.float64)
-        self._histograms = memory.array("histograms", (threads, 2, BINS), np.int64)
+        self._sums, self._histograms = counters(memory, threads)
         self._slots = list(zip(self._histograms, self._sums, strict=True))  # one for each thread
         self._examples = [0] * threads  # plain numbers: they are added up in every step
         self.iterations = np.zeros(threads, np.int64)
@@ -112,7 +111,7 @@ class Progress:
 
     def quality(self) -> Quality:
         """The quality of all that this trainer has scored, including earlier processes if its memory survived."""
-        return Quality(self._histograms.sum(axis=0), self._sums.sum(axis=0))
+        return Quality.of(self._sums, self._histograms)
 
     def add_earlier(self, quality: Quality) -> None:
         """Add what the jobs that this one resumes have scored."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ssmpi import sync
 from ssmpi.checkpoint.manager import CheckpointManager
-from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.checkpoint.trainer_state import SELECTION, Checkpoint, LiveState, TrainerState, restore
 from ssmpi.comm import failure
 from ssmpi.comm.signals import stop_requested
@@ -27,16 +27,17 @@ from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.files.log import during
 from ssmpi.host import cpu_usage
 from ssmpi.host.clock import Clock
+from ssmpi.recovery.row_saves import RowSaves
+from ssmpi.recovery.start import BEGINNING, Start
+from ssmpi.recovery.surviving import RunNote
 from ssmpi.report.results import Scored
 from ssmpi.report.trainer_report import TrainerReport
 from ssmpi.roles import build_trainer
 from ssmpi.roles.control import Control
 from ssmpi.roles.evaluate import Evaluations, Evaluator
 from ssmpi.roles.model_selection import ModelSelection
-from ssmpi.roles.save_decision import RowSaves
 from ssmpi.roles.shard_check import check, share
 from ssmpi.roles.snapshot import Snapshots
-from ssmpi.roles.warm_state import RunNote
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -92,8 +93,8 @@ class Trainer:
         self._selection = ModelSelection(
             folder, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
         )
-        self._note = RunNote(memory, self._results, self._selection, self._control.checked, saved)
-        self._control.gathered, self._control.due = self._note.gathered, self._checkpoint_due
+        self._note = RunNote(memory, self._results, self._selected, self._control.checked, saved)
+        self._control.gathered, self._control.due = self._gathered, self._checkpoint_due
         self._save_agreed, self._started, self._came_to_rest = False, False, 0.0
 
     @property
@@ -231,6 +232,16 @@ class Trainer:
         """Wait until every push of every trainer has been applied."""
         self.tables.transport.drain()
         wait(self.world.trainers.ibarrier(), self.config.waiting, "the other trainers (to come to rest)")
+
+    def _gathered(self, trainer: int, report: TrainerReport) -> None:
+        """Handle one trainer's report, on the first trainer."""
+        assert self._results
+        self._results.logbook.gathered(trainer, report)
+        self._note.write_if_due()
+
+    def _selected(self) -> dict[str, Any]:
+        """The state of the model selection, as JSON."""
+        return asdict(self._selection.state)
 
     def _checkpoint_due(self) -> bool:
         """Whether this trainer knows that a checkpoint is due; only the first one does."""

@@ -1,8 +1,8 @@
 """Partial recovery: rebuilds the lost memory of some ranks before any role starts, while all other ranks keep theirs.
 
 The rows of a lost embedding PS are loaded here, into new memory that becomes valid once the first trainer records it
-(``roles.warm_state``): if a rank dies before that, the recovery simply starts over. Lost trainers and sync PSs get
-new memory too, which their roles fill (``roles.replica_recovery``).
+(``recovery.surviving``): if a rank dies before that, the recovery simply starts over. Lost trainers and sync PSs get
+new memory too, which their roles fill (``recovery.replicas``).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from ssmpi.checkpoint.rows import newest
 from ssmpi.checkpoint.rows.newest import Reloaded
-from ssmpi.checkpoint.start import Repair, Start
 from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Role
 from ssmpi.embedding.table import ROWS
 from ssmpi.files.log import during
-from ssmpi.recovery.after_loss import over_target
+from ssmpi.recovery.choice import over_target
 from ssmpi.recovery.ledger import Ledger
-from ssmpi.roles.policy_inputs import expected_examples
-from ssmpi.roles.warm_state import NOTHING, deal_left, own_memory
+from ssmpi.recovery.row_saves import expected_examples
+from ssmpi.recovery.start import Repair, Start
+from ssmpi.recovery.surviving import NOTHING, deal_left, own_memory
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import Job
-    from ssmpi.run.resume import ResumePlan
+    from ssmpi.recovery.start import ResumePlan
 
 
 def rebuild_lost_memory(job: Job, plan: ResumePlan, start: Start, lost: Collection[int], number: int) -> Start | str:

@@ -40,15 +40,14 @@ from ssmpi.embedding.trackers import scope_of
 from ssmpi.files.log import log
 from ssmpi.files.run_files import RECOVERIES
 from ssmpi.host import memory_folder
-from ssmpi.report import recoveries
+from ssmpi.recovery import explain, state
+from ssmpi.recovery.start import ResumePlan, Supervised
+from ssmpi.recovery.surviving import RunNote
 from ssmpi.report.fields import FIELDS, RECOVERY
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.progress import Progress
-from ssmpi.roles.warm_state import RunNote
 from ssmpi.run import partial_recovery, restart, run_folder
-from ssmpi.run.request import Supervised
 from ssmpi.run.requirements import kept_memory, memory_of_ranks, placement_of
-from ssmpi.run.resume import ResumePlan
 from ssmpi.sync.pace import Shadow
 from ssmpi.train import PARTS
 
@@ -233,7 +232,7 @@ def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_and_nobody_else_anything
     assert only["rows_reloaded"] == sum(len(pair[0]) for pair in found.values())
     assert only["sources"] == {"embedding_ps 1": checkpoint.name}
     assert only["samples_lost"] == at_kill - taken > 0
-    assert recoveries.describe(only) == (
+    assert explain.describe(only) == (
         f"going on after {at_kill:,} examples: {only['rows_reloaded']:,} embedding rows reloaded (embedding_ps 1 from"
         f" {checkpoint.name}), which miss {at_kill - taken:,} samples and {only['updates_lost']:,} updates. PLS is"
         f" {only['pls']:.3g} so far"
@@ -344,7 +343,7 @@ def test_a_death_in_the_middle_of_a_recovery_begins_again_and_books_once(tmp_pat
     assert killed.recoveries == before == []
     if lost_again:
         killed.lose("embedding_ps-0")
-    killed.start(Kill(RunNote, "started")).start(Kill(recoveries, "complete"))
+    killed.start(Kill(RunNote, "started")).start(Kill(state, "complete"))
     assert "pls" not in killed.recoveries[-1]
     killed.start()  # which writes what nobody else knows any more: that loss is booked
     assert [each["how"] for each in killed.recoveries] == ["partial"] * 2 + ["memory"]
@@ -490,7 +489,7 @@ def test_what_cannot_be_made_good_takes_all_ranks_back_to_the_checkpoint(
     through = train_over_threads(tmp_path / "through", small_data, *ONE, "topology.embedding_ps=2")
     killed = Killed(tmp_path / "killed", small_data, *TWO_PS, setting)
     checkpoint, _ = killed.start_and_save()
-    assert recoveries.timeline(killed.folder) == 1
+    assert state.timeline(killed.folder) == 1
     caplog.set_level("INFO", log.name)
 
     def refuse(*arguments):
@@ -502,7 +501,7 @@ def test_what_cannot_be_made_good_takes_all_ranks_back_to_the_checkpoint(
     assert only["how"] == checkpoint.name
     assert why in only["lost"]
     assert f"all ranks go back to {checkpoint.name} (full recovery)" in caplog.text
-    assert recoveries.timeline(killed.folder) == 2
+    assert state.timeline(killed.folder) == 2
     result = killed.run.result
     assert (result["status"], result["pls"], result["examples"]) == ("complete", 0.0, 6_000)
     for mine, theirs in zip(killed.run.tables(), through.tables(), strict=True):
@@ -644,7 +643,7 @@ def test_each_row_of_a_lost_embedding_ps_is_as_in_its_own_newest_save(tmp_path, 
     assert only["updates_lost"] == round(lost)
     unsaved += lookups_by_hand(config, placement, 1, saves[-1], kill)
     assert unsaved.sum() == pytest.approx(lost, rel=0.05)  # of a striped table not every PS has the same share
-    assert f"and {round(lost):,} updates" in recoveries.describe(only)
+    assert f"and {round(lost):,} updates" in explain.describe(only)
 
 
 @pytest.mark.parametrize("priority", ["none", "mfu"])
@@ -672,7 +671,7 @@ def test_rows_saved_before_a_checkpoint_do_not_replace_it(tmp_path, small_data, 
 
 PLACES = (
     (Progress, "record", 30), (Lookups, "push", 30), (RunNote, "started", 2), (RunNote, "evaluated", 3),
-    (Evaluator, "run", 3), (store, "commit", 2), (newest, "restore", 1), (recoveries, "complete", 1),
+    (Evaluator, "run", 3), (store, "commit", 2), (newest, "restore", 1), (state, "complete", 1),
 )  # fmt: skip
 MAY_GO = ("embedding_ps-0", "embedding_ps-1", "trainer-1", "sync_ps-0", "sync_ps-1")
 

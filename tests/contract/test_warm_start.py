@@ -16,7 +16,6 @@ from runs import Run, train_over_threads, write_run_file
 
 from ssmpi.checkpoint import pending_save
 from ssmpi.checkpoint.arena_writer import ArenaWriter
-from ssmpi.checkpoint.start import Start
 from ssmpi.comm import memory_file
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.config import load
@@ -24,12 +23,13 @@ from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.model.options import DenseOptions
+from ssmpi.recovery.start import Start
+from ssmpi.recovery.surviving import RunNote
 from ssmpi.report.results import RunResults
 from ssmpi.roles import sync_ps
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.trainer import Trainer
-from ssmpi.roles.warm_state import RunNote
 from ssmpi.run import run_folder
 from ssmpi.run.requirements import kept_memory, placement_of
 from ssmpi.sync import Options as RoundOptions

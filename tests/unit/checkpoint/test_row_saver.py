@@ -30,10 +30,10 @@ from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import MFU, scope_of
 from ssmpi.files.log import log
 from ssmpi.files.run_files import RECOVERIES, unknown_entries
-from ssmpi.report import recoveries
+from ssmpi.recovery import state
+from ssmpi.recovery.row_saves import schedule_of
 from ssmpi.report.results import RunResults
 from ssmpi.roles import control, embedding_ps
-from ssmpi.roles.policy_inputs import schedule_of
 from ssmpi.tools import inspect
 
 OFTEN = ("recovery.mtbf_hours=1e-6", "recovery.mode=partial")
@@ -377,14 +377,14 @@ def test_a_full_disk_where_row_saves_are_timed_ends_nothing(tmp_path, monkeypatc
         raise OSError(28, "No space left on device", str(run / RECOVERIES))
 
     with monkeypatch.context() as patch:
-        patch.setattr(recoveries, "_write", full)
+        patch.setattr(state, "_write", full)
         results.rows_saved([{**line, **timed}])
     assert said == [
         "training continues, but how long row saves take is not recorded: [Errno 28] No space left on device:"
         f" '{tmp_path / RECOVERIES}'"
     ]
     results.logbook.close()
-    assert recoveries.taken(tmp_path).row_save_seconds == 0.5
+    assert state.taken(tmp_path).row_save_seconds == 0.5
     written = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [each["rows"] for each in written] == [3, 3]
 

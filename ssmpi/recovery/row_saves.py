@@ -1,19 +1,25 @@
-"""What a run knows about the costs of recovery, for the policy that decides between full and partial recovery."""
+"""Whether and when rows are saved for partial recovery: what a run knows about the costs of recovery, an embedding PS's
+schedule, and the first trainer's decision whether saves continue.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ssmpi.checkpoint import store
 from ssmpi.checkpoint.rows.saver import SaveSchedule
+from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.settings import SECONDS
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
 from ssmpi.files.log import log
-from ssmpi.recovery.after_loss import summary
+from ssmpi.recovery import state
+from ssmpi.recovery.choice import FULL, PARTIAL
+from ssmpi.recovery.explain import summary
 from ssmpi.recovery.inputs import (
     ESTIMATED,
     HOUR,
@@ -28,11 +34,15 @@ from ssmpi.recovery.inputs import (
     inputs_of,
 )
 from ssmpi.recovery.policy import LEAST_INTERVAL, Decision, Mode, compare_at, partial
-from ssmpi.report import recoveries
 
 if TYPE_CHECKING:
+    from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.config import Config
+    from ssmpi.embedding.local_tables import LocalTables
+    from ssmpi.embedding.transport import RemoteTables
 
+DECISION_SECONDS = 10.0  # from one decision to the next
+COSTS = "save_seconds", "row_save_seconds", "row_save_wall_seconds"  # inputs of the policy
 DECIDED = "decided"  # the name of the first trainer's note of the recovery mode
 
 
@@ -84,7 +94,7 @@ class PolicyInputs:
 
     def refresh(self) -> None:
         """Read the durations of row saves and recoveries so far."""
-        self._taken = recoveries.taken(self._run)
+        self._taken = state.taken(self._run)
 
     def compare(self, numbers: Mapping[str, float], before: Mode | None) -> tuple[KnownInputs, Decision]:
         """What is known, and what follows for row saves at the run's own interval of checkpoints."""
@@ -100,3 +110,59 @@ class PolicyInputs:
             Source(MEASURED, from_run(numbers, self._examples, *self._taken)),
             Source(SETTING, from_settings(self._config.recovery)),
         )
+
+
+class Numbers(Protocol):
+    """The metric logger, as far as the policy needs it."""
+
+    def numbers(self) -> Mapping[str, float]:
+        """What it has added up."""
+
+
+class RowSaveLog(Protocol):
+    """The run's results, as far as row saves need them; the first trainer has them."""
+
+    @property
+    def logbook(self) -> Numbers:
+        """Its metric logger."""
+
+    def rows_saved(self, lines: Sequence[dict[str, Any]], recorded: Callable[[], object] | None = None) -> None:
+        """Log saves, record their durations on another thread, and then call ``recorded`` there."""
+
+
+class RowSaves:
+    """The first trainer's side of row saves: it logs them and, with ``recovery.mode = "auto"``, lets them continue only
+    while the policy wants that, by the run's measurements so far. If ``memory`` ends with its rank nothing is saved or
+    decided. Trainers without ``results`` do nothing. The first one must answer requests for blocks meanwhile, so this
+    accesses no disk: a background thread of the ``results`` does.
+    """
+
+    def __init__(
+        self, config: Config, transport: LocalTables | RemoteTables, results: RowSaveLog | None, memory: RankMemory
+    ) -> None:
+        self._transport, self._results = transport, results
+        kept = config.topology.embedding_ps > 0 and not isinstance(memory, ProcessMemory)
+        self._inputs = PolicyInputs(config) if results and kept and config.recovery.mode == "auto" else None
+        self._memory, self._mode, self._decided = memory, memory.noted(DECIDED), -math.inf
+        self._origins: list[str] = []
+
+    def exchange(self, examples: int) -> None:
+        """Tell the embedding PSs the number of samples and whether to save; log what they have saved."""
+        if not self._results:
+            return
+        if self._inputs and time.monotonic() - self._decided >= DECISION_SECONDS:
+            self._decide(*self._inputs.compare(self._results.logbook.numbers(), self._mode))
+        if lines := self._transport.exchange_status(examples, self._mode != FULL):
+            self._results.rows_saved(lines, self._inputs.refresh if self._inputs else None)
+
+    def _decide(self, known: KnownInputs, found: Decision) -> None:
+        """Log the decision if it has changed, and the first time that it is based on measured costs."""
+        origins = [known.origins[name] for name in COSTS]
+        if found.mode != self._mode:
+            self._memory.note(DECIDED, found.mode)
+        before, self._mode, self._decided = self._mode or PARTIAL, found.mode, time.monotonic()
+        seen, self._origins = self._origins or origins, origins
+        if found.mode != before or origins != seen:
+            what = "save rows" if found.mode == PARTIAL else "save no rows"
+            now = " from now on" * (found.mode != before)
+            log.info(f"the embedding PSs {what} beside checkpoints{now}: {summary(found)} ({known.describe()})")

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ssmpi.checkpoint.trainer_state import SELECTION
 from ssmpi.comm.waiting import WaitOptions, wait
-from ssmpi.core.quality import Quality
+from ssmpi.core.quality import Quality, counters
 from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
-from ssmpi.recovery.after_loss import PARTIAL
+from ssmpi.recovery import explain, state
+from ssmpi.recovery.choice import PARTIAL
 from ssmpi.recovery.ledger import LEDGER, OUTCOME
-from ssmpi.report import recoveries
-from ssmpi.roles.progress import Progress
-from ssmpi.roles.replica_recovery import restore_lost
+from ssmpi.recovery.replicas import restore_lost
 from ssmpi.sync.warmup import OVER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Set
+    from collections.abc import Callable, Mapping, Sequence, Set
+    from pathlib import Path
 
-    from ssmpi.checkpoint.start import Repair
     from ssmpi.comm.messages import Conversation
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.comm.world import World
     from ssmpi.config import Config
     from ssmpi.core.topology import Topology
     from ssmpi.model.operators import Parameter
-    from ssmpi.report.results import RunResults
-    from ssmpi.report.trainer_report import TrainerReport
-    from ssmpi.roles.model_selection import ModelSelection
+    from ssmpi.recovery.start import Repair
     from ssmpi.sync import Synchronizer
 
 LOST_ON_THE_WAY = "pushes_lost", "center_pushes_lost", "batches_repeated"  # to embedding PSs, to sync PSs, by threads
@@ -140,12 +137,11 @@ def own_memory(config: Config, trainer: int, memory: RankMemory) -> TrainerMemor
     """The surviving state of this trainer, by number."""
     threads, first = config.topology.threads, trainer == 0
     trained = TrainedRows(memory, threads, 0, dealer=first)
-    progress = Progress(threads, config.topology.trainers, config.schedule, memory=memory)
     deal = trained.kept()
     return TrainerMemory(
         deal,
         memory.noted(RUN),
-        progress.quality(),
+        Quality.of(*counters(memory, threads)),
         int(trained.batches.sum()),
         bool(memory.noted(OVER)),
         trained.handed.kept(deal[0]) if trained.handed and deal else None,
@@ -163,26 +159,66 @@ class Lost(Protocol):
         """Mark them as reported."""
 
 
+class RecoveryLog(Protocol):
+    """The metric logger, as far as recovery needs it."""
+
+    def numbers(self) -> dict[str, float]:
+        """What it has added up, to resume from."""
+
+    def recovered(self, recovery: dict[str, Any]) -> None:
+        """Write the line of a recovery."""
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+
+
+class Results(Protocol):
+    """The run's results, as far as recovery needs them; the first trainer has them."""
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+
+    @property
+    def logbook(self) -> RecoveryLog:
+        """The metric logger."""
+
+    @property
+    def evaluations(self) -> dict[str, dict[str, Any]]:
+        """The evaluations, last and best, by split."""
+
+    @property
+    def ledger(self) -> dict[str, Any]:
+        """The ledger to note in memory."""
+
+    @property
+    def recovery_fields(self) -> dict[str, Any]:
+        """What this start adds to the record of recoveries."""
+
+    @property
+    def pls(self) -> float:
+        """The portion of lost samples so far."""
+
+
 class RunNote:
     """The first trainer's note in its memory, at most a second old: state that no other trainer has and that is neither
-    in ``Progress`` nor in ``TrainedRows``. Other trainers, without ``results``, write none.
+    in ``Progress`` nor in ``TrainedRows``, such as the model ``selection`` and the shards ``checked``. Other trainers,
+    without ``results``, write none.
     """
 
     def __init__(
-        self, memory: RankMemory, results: RunResults | None, selection: ModelSelection, checked: Set[int],
-        saved: object,
+        self, memory: RankMemory, results: Results | None, selection: Callable[[], Mapping[str, Any]],
+        checked: Set[int], saved: object,
     ) -> None:  # fmt: skip
         self._memory, self._results, self._selection, self._checked = memory, results, selection, checked
         kept = saved if isinstance(saved, WarmState) else None
         self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
-        self._logged = kept.state["logged"] if kept else len(recoveries.resumed(results.folder)) if results else 0
+        self._logged = kept.state["logged"] if kept else len(state.resumed(results.folder)) if results else 0
         self._write()
 
-    def gathered(self, trainer: int, report: TrainerReport) -> None:
-        """Handle one trainer's report, on the first trainer."""
-        assert self._results
-        self._results.logbook.gathered(trainer, report)
+    def write_if_due(self) -> None:
+        """Write the note if the last one is too old."""
         if time.monotonic() - self._written >= NOTE_SECONDS:
             self._write()
 
@@ -201,22 +237,22 @@ class RunNote:
             found: dict[str, float] = {"examples": examples}
             found |= dict(zip(LOST_ON_THE_WAY, map(sum, zip(*by_trainer, strict=True)), strict=True))
             found |= {**results.recovery_fields, "pls": results.pls}
-            outcome = recoveries.outcome(results.folder, found)
+            outcome = state.outcome(results.folder, found)
             self._memory.note(LEDGER, {**results.ledger, OUTCOME: outcome})  # reported by the next start if killed now
         (noted, *_) = trainers.gather(outcome.get("at"))  # no trainer forgets its losses before they are noted
         self._forget(lost, noted)
         self._memory.ready()
         if results and outcome:
-            recoveries.complete(results.folder, outcome)
+            state.complete(results.folder, outcome)
             self._log_recoveries(results)
 
-    def _log_recoveries(self, results: RunResults) -> None:
+    def _log_recoveries(self, results: Results) -> None:
         """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
-        found = recoveries.resumed(results.folder)
+        found = state.resumed(results.folder)
         for recovery in found[self._logged :]:
             results.logbook.recovered(recovery)
             if recovery["how"] == PARTIAL:
-                results.logbook.say(recoveries.describe(recovery))
+                results.logbook.say(explain.describe(recovery))
         self._logged, self._again = len(found), (0, 0)
         self._write()  # otherwise a kill within a second would undo these lines
 
@@ -238,7 +274,7 @@ class RunNote:
         self._memory.note(RUN, {
             "logbook": self._results.logbook.numbers(),
             "evaluations": self._results.evaluations,
-            SELECTION: asdict(self._selection.state),
+            SELECTION: self._selection(),
             "checked": sorted(self._checked),
             "evaluated": self._evaluated,
             "dealt_again": self._again,

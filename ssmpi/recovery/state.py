@@ -1,6 +1,6 @@
 """``recoveries.json``: how often a run was restarted after a kill, and how it resumed each time. It also names the
 launch that the run belongs to, whose memory is the only valid one, and holds what must outlive all memory: the timeline
-of row saves, and what these take.
+of row saves, and what these take. And ``attempts.json``: where each job of the run began.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ssmpi.core.errors import DamageError, json_problem
+from ssmpi.core.errors import DamageError, UserError, json_problem
 from ssmpi.files import atomic_file
-from ssmpi.files.run_files import RECOVERIES, RESULT_NAME, ROWS
+from ssmpi.files.run_files import ATTEMPTS, RECOVERIES, RESULT_NAME, ROWS
 from ssmpi.host.clock import process_age
 
+STARTS_WITHOUT_PROGRESS = 2
 SAVING, COST = "row_save_seconds", "row_save_costs"
 REMEDY = (
     "it says which surviving memory and which row saves are valid: put an intact copy in its place; or move it away,"
@@ -175,20 +176,20 @@ def resumed(run: Path) -> list[dict[str, Any]]:
     return [each for each in read(run)["recoveries"] if "restore" in each.get("seconds", {})]
 
 
-def describe(record: dict[str, Any]) -> str:
-    """The cost of a partial recovery, in a sentence."""
-    parts = [
-        f"{record['rows_reloaded']:,} embedding rows reloaded ("
-        + ", ".join(f"{who} from {source}" for who, source in record["sources"].items())
-        + f"), which miss {record['samples_lost']:,} samples"
-        + ("" if record.get("updates_lost") is None else f" and {record['updates_lost']:,} updates")
-    ] * bool(record["rows_reloaded"])
-    if record["rows_dealt_again"]:
-        parts.append(f"up to {record['rows_dealt_again']:,} rows of the data are trained on again")
-    if record["accounts_lost"]:
-        parts.append(f"gradients of {record['accounts_lost']} threads that were not pushed are lost")
-    cost = "; ".join(parts) or "nothing but what follows from the ranks that live"
-    return f"going on after {record['examples']:,} examples: {cost}. PLS is {record['pls']:.3g} so far"
+def count_start(run: Path, examples: int) -> None:
+    """Record that a job begins after ``examples``; UserError if the last two began there and saved nothing later."""
+    path = run / ATTEMPTS
+    try:
+        before = [int(place) for place in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
+        before = []
+    if before[-STARTS_WITHOUT_PROGRESS:] == [examples] * STARTS_WITHOUT_PROGRESS:
+        raise UserError(
+            f"{run}: the last {STARTS_WITHOUT_PROGRESS} jobs of this run began after {examples:,} examples, as this one"
+            " would, and saved nothing later: their logs say why; if it was the time limit, raise it or lower"
+            f" checkpoint.every_minutes. Remove {path} to try again"
+        )
+    atomic_file.write(path, json.dumps([*before, examples]) + "\n")
 
 
 def _write(run: Path, found: dict[str, Any]) -> None:
