@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-LEDGER = "ledger"  # the name of the note in the first trainer's memory
-OUTCOME = "outcome"  # beside what ``Ledger.state`` has in it: what a recovery has come to
+OUTCOME = "outcome"  # in the first trainer's note, beside what ``Ledger.state`` has: what a recovery has come to
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ssmpi.checkpoint import store
 from ssmpi.checkpoint.rows.saver import SaveSchedule
-from ssmpi.comm.rank_memory import ProcessMemory
+from ssmpi.comm.rank_memory import Note, ProcessMemory
 from ssmpi.core.settings import SECONDS
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 DECISION_SECONDS = 10.0  # from one decision to the next
 COSTS = "save_seconds", "row_save_seconds", "row_save_wall_seconds"  # inputs of the policy
-DECIDED = "decided"  # the name of the first trainer's note of the recovery mode
 
 
 def expected_examples(config: Config) -> int:
@@ -143,7 +142,7 @@ class RowSaves:
         self._transport, self._results = transport, results
         kept = config.topology.embedding_ps > 0 and not isinstance(memory, ProcessMemory)
         self._inputs = PolicyInputs(config) if results and kept and config.recovery.mode == "auto" else None
-        self._memory, self._mode, self._decided = memory, memory.noted(DECIDED), -math.inf
+        self._memory, self._mode, self._decided = memory, memory.noted(Note.DECIDED), -math.inf
         self._origins: list[str] = []
 
     def exchange(self, examples: int) -> None:
@@ -159,7 +158,7 @@ class RowSaves:
         """Log the decision if it has changed, and the first time that it is based on measured costs."""
         origins = [known.origins[name] for name in COSTS]
         if found.mode != self._mode:
-            self._memory.note(DECIDED, found.mode)
+            self._memory.note(Note.DECIDED, found.mode)
         before, self._mode, self._decided = self._mode or PARTIAL, found.mode, time.monotonic()
         seen, self._origins = self._origins or origins, origins
         if found.mode != before or origins != seen:

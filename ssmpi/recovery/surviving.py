@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from ssmpi.checkpoint.trainer_state import SELECTION
+from ssmpi.comm.rank_memory import Note
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.quality import Quality, counters
 from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
 from ssmpi.recovery import explain, state
 from ssmpi.recovery.choice import PARTIAL
-from ssmpi.recovery.ledger import LEDGER, OUTCOME
+from ssmpi.recovery.ledger import OUTCOME
 from ssmpi.recovery.replicas import restore_lost
-from ssmpi.sync.warmup import OVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from ssmpi.sync import Synchronizer
 
 LOST_ON_THE_WAY = "pushes_lost", "center_pushes_lost", "batches_repeated"  # to embedding PSs, to sync PSs, by threads
-RUN, NOTE_SECONDS = "run so far", 1.0  # the name of the first trainer's note, and its greatest age
-FORGOTTEN = "forgotten"  # the name of every trainer's note: the recovery whose outcome includes its losses
+NOTE_SECONDS = 1.0  # the greatest age of the first trainer's note
 
 
 class TrainerMemory(NamedTuple):
@@ -115,7 +114,7 @@ class WarmState:
             values[:] = from_furthest
         if self.warming_up:
             synchronizer.restart()
-            synchronizer.context.local.memory.note(OVER, True)
+            synchronizer.context.local.memory.note(Note.WARMED_UP, True)
         if self.repair:
             restore_lost(self.repair, synchronizer, world, waiting, layout)
 
@@ -140,10 +139,10 @@ def own_memory(config: Config, trainer: int, memory: RankMemory) -> TrainerMemor
     deal = trained.kept()
     return TrainerMemory(
         deal,
-        memory.noted(RUN),
+        memory.noted(Note.RUN_SO_FAR),
         Quality.of(*counters(memory, threads)),
         int(trained.batches.sum()),
-        bool(memory.noted(OVER)),
+        bool(memory.noted(Note.WARMED_UP)),
         trained.handed.kept(deal[0]) if trained.handed and deal else None,
     )
 
@@ -228,9 +227,9 @@ class RunNote:
         flight, in the order of ``LOST_ON_THE_WAY``. All ``trainers`` call it.
         """
         results, outcome = self._results, {}
-        before = (self._memory.noted(LEDGER) or {}).get(OUTCOME) if results else None
+        before = (self._memory.noted(Note.LEDGER) or {}).get(OUTCOME) if results else None
         (noted, *_) = trainers.gather(before and before.get("at"))
-        if noted and self._memory.noted(FORGOTTEN) != noted:  # a kill came between the two notes
+        if noted and self._memory.noted(Note.FORGOTTEN) != noted:  # a kill came between the two notes
             self._forget(lost, noted)
         by_trainer = trainers.gather([each.lost for each in lost])
         if results:  # the first trainer's memory is complete only with it
@@ -238,7 +237,8 @@ class RunNote:
             found |= dict(zip(LOST_ON_THE_WAY, map(sum, zip(*by_trainer, strict=True)), strict=True))
             found |= {**results.recovery_fields, "pls": results.pls}
             outcome = state.outcome(results.folder, found)
-            self._memory.note(LEDGER, {**results.ledger, OUTCOME: outcome})  # reported by the next start if killed now
+            note = {**results.ledger, OUTCOME: outcome}  # the next start reports it if this one is killed now
+            self._memory.note(Note.LEDGER, note)
         (noted, *_) = trainers.gather(outcome.get("at"))  # no trainer forgets its losses before they are noted
         self._forget(lost, noted)
         self._memory.ready()
@@ -260,7 +260,7 @@ class RunNote:
         """Forget the losses: the outcome of the recovery that began at ``noted`` includes them."""
         for each in lost:
             each.reported()
-        self._memory.note(FORGOTTEN, noted)
+        self._memory.note(Note.FORGOTTEN, noted)
 
     def evaluated(self, part: int) -> None:
         """A part of the run and its evaluation are done: write the note at once."""
@@ -271,7 +271,7 @@ class RunNote:
         if not self._results:
             return
         self._written = time.monotonic()
-        self._memory.note(RUN, {
+        self._memory.note(Note.RUN_SO_FAR, {
             "logbook": self._results.logbook.numbers(),
             "evaluations": self._results.evaluations,
             SELECTION: self._selection(),

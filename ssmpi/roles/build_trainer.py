@@ -11,6 +11,7 @@ from ssmpi import sync
 from ssmpi.checkpoint.context import SaveContext
 from ssmpi.checkpoint.trainer_state import Checkpoint
 from ssmpi.comm.failure import start
+from ssmpi.comm.rank_memory import Note
 from ssmpi.comm.shared_memory import Memory
 from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Position
@@ -28,7 +29,6 @@ from ssmpi.report.results import EarlierResults, RunResults
 from ssmpi.roles.precompile import compile_kernels
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.tables import Tables, placing
-from ssmpi.sync.warmup import OVER
 
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
@@ -112,7 +112,7 @@ def synchronization(
     if saved and (saved.state["examples"] or isinstance(saved, WarmState)):
         options = replace(options, warmup_steps=0)  # over since the first pause, at the latest
     if not options.warmup_steps and not local.memory.kept:
-        local.memory.note(OVER, True)
+        local.memory.note(Note.WARMED_UP, True)
     context = sync.RoundContext(world.trainers, world.center, config.waiting, local)
     synchronizers = sync.make(options, replica.vector, context, threads)
     return synchronizers, sync.pace_of(synchronizers, options, threads, partial(start, world), world.shadow_share)

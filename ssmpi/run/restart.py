@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ssmpi.checkpoint import store
 from ssmpi.comm.memory_file import LostMemoryError, MemoryFile, Origin
-from ssmpi.comm.memory_use import RUN, in_use, remove
-from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
+from ssmpi.comm.memory_use import in_use, remove
+from ssmpi.comm.rank_memory import Note, ProcessMemory, RankMemory
 from ssmpi.config import differences, load
 from ssmpi.core.errors import SettingsError
 from ssmpi.files.log import last_end, log
@@ -25,7 +25,7 @@ from ssmpi.host import memory_folder
 from ssmpi.host.clock import process_age
 from ssmpi.recovery import row_saves, state
 from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Choice, Found, choose
-from ssmpi.recovery.ledger import LEDGER, OUTCOME, Ledger
+from ssmpi.recovery.ledger import OUTCOME, Ledger
 from ssmpi.recovery.start import Start
 from ssmpi.run import partial_recovery, resume, run_folder
 
@@ -136,7 +136,7 @@ class Restart:
 
     def _choose(self, memory: MemoryFile | None, found: list[Found]) -> tuple[Choice, Mapping[str, Any] | None, int]:
         """On the first rank: how the run recovers, its noted ledger, and its timeline."""
-        config, noted = self._plan.config, memory.noted(LEDGER) if memory else None
+        config, noted = self._plan.config, memory.noted(Note.LEDGER) if memory else None
         starts = Ledger.of_state(noted).starts if noted else ()
         if outcome := (noted or {}).get(OUTCOME):  # the last start may have been killed before it wrote the outcome
             state.complete(self._run, outcome)
@@ -148,7 +148,7 @@ class Restart:
 
     def _fresh(self) -> RankMemory:
         memory = fresh(self._path, Origin(self._supervised.launch, self._who, self._supervised.start))
-        memory.note(RUN, str(self._run.resolve()))
+        memory.note(Note.RUN, str(self._run.resolve()))
         return memory
 
     def _decide(self, how: str, lost: str = "", more: Mapping[str, Any] = NOTHING) -> None:
@@ -160,7 +160,7 @@ def without_memory(job: Job, plan: ResumePlan, memory: RankMemory, checkpoint: P
     topology, run = plan.config.topology, Path(plan.config.run.folder)
     timeline = job.agree(lambda: state.begin_timeline(run, start))
     saved = store.read_manifest(checkpoint).state if checkpoint and job.rank == 0 else {}
-    ledger = Ledger.begin([start] * topology.size, topology.embedding_ps, saved.get(LEDGER), saved.get("examples", 0))
+    ledger = Ledger.begin([start] * topology.size, topology.embedding_ps, saved.get("ledger"), saved.get("examples", 0))
     return Start(checkpoint, memory, ledger=ledger.state(), timeline=timeline)
 
 

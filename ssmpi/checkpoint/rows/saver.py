@@ -17,6 +17,7 @@ from ssmpi.checkpoint.pending_save import NICENESS
 from ssmpi.checkpoint.rows.records import UNKNOWN
 from ssmpi.checkpoint.rows.store import RowStore
 from ssmpi.comm.failure import cause
+from ssmpi.comm.rank_memory import Note
 from ssmpi.core.errors import DataError
 from ssmpi.core.settings import SECONDS
 from ssmpi.embedding.server import EmbeddingServer
@@ -27,7 +28,6 @@ from ssmpi.host.clock import Clock
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
 
-NOTE = "row saves"  # in the memory of the rank
 POLL_SECONDS = 1.0  # to notice checkpoints
 MOST_LINES = 20  # reported in one message
 LEAST_COST = 1e-6  # seconds: a schedule needs a cost above 0
@@ -62,7 +62,7 @@ class RowSaver:
         self._store, self._tracker, self._server, self._memory = store, tracker, server, memory
         self._schedule, self._fraction = schedule, schedule.fraction
         begun = -SECONDS if tracker else time.monotonic()  # without one the initial rows are the base
-        note = memory.noted(NOTE) or {"at": begun, "seconds": earlier, "whole": True}
+        note = memory.noted(Note.ROW_SAVES) or {"at": begun, "seconds": earlier, "whole": True}
         self._at, self._seconds, self._whole = note["at"], note["seconds"], note["whole"]
         self._samples: int | None = note.get("samples")  # at ``_at``, if that is known
         self._remember()
@@ -192,7 +192,7 @@ class RowSaver:
 
     def _remember(self) -> None:
         note = {"at": self._at, "seconds": self._seconds, "whole": self._whole, "samples": self._samples}
-        self._memory.note(NOTE, note)
+        self._memory.note(Note.ROW_SAVES, note)
 
     def _go_on(self) -> None:
         if self._done.is_set():

@@ -19,6 +19,7 @@ from ssmpi.checkpoint.pending_save import FullDiskError
 from ssmpi.cluster.restarts import SEGMENTS, Restarts
 from ssmpi.comm.memory_file import Origin
 from ssmpi.comm.memory_use import in_use
+from ssmpi.comm.rank_memory import Note
 from ssmpi.config import load
 from ssmpi.core.errors import DIVERGED, DamageError
 from ssmpi.core.run_options import RecoveryOptions
@@ -27,7 +28,6 @@ from ssmpi.files import log
 from ssmpi.files.run_files import ATTEMPTS, RECOVERIES, ROWS
 from ssmpi.host import memory_folder
 from ssmpi.recovery import state
-from ssmpi.recovery.ledger import LEDGER
 from ssmpi.recovery.start import ResumePlan, Supervised
 from ssmpi.report import reader
 from ssmpi.report.results import RunResults
@@ -235,7 +235,7 @@ def of_one_rank(tmp_path, small_data):
         kept = bool(getattr(found.memory, "kept", False))
         if launch and not kept:
             found.memory.ready()
-            found.memory.note(LEDGER, found.ledger)
+            found.memory.note(Note.LEDGER, found.ledger)
         return kept
 
     return Path(config.run.folder), begin
