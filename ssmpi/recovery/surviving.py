@@ -85,7 +85,7 @@ class WarmState:
             state={**run, "examples": deal.examples, "logbook": logbook, "dealt_again": again},
             left=deal,
             quality=[each.quality for each in found],
-            furthest=0 if lost else batches.index(max(batches)),  # the first trainer's group is sure to have its leader
+            furthest=0 if lost else batches.index(max(batches)),  # the first trainer's team is sure to have its leader
             warming_up=not all(each.warmed_up for each in found),
             repair=repair,
         )

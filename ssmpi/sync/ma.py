@@ -34,7 +34,7 @@ class MA(Synchronizer):
     """Moves towards the mean of the trainers that still train."""
 
     Options: ClassVar[type] = MAOptions
-    in_groups = True
+    in_teams = True
     no_codec = ""
 
     def __init__(self, options: RoundOptions, exchange: Exchange) -> None:

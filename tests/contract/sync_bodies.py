@@ -96,7 +96,7 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
 
 
 def close_together(world, synchronizer):
-    """End a part in which nobody follows others, as rounds of a leader that ends before its group would let it."""
+    """End a part in which nobody follows others, as rounds of a leader that ends before its team would let it."""
     synchronizer.exchange.end()
     meet(world)
     synchronizer.close()

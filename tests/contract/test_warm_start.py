@@ -150,7 +150,7 @@ ALGORITHMS = ("none", "ma", "gossip", "bmuf", "slowmo", "synchronous", "easgd", 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_several_trainers_go_on_together(tmp_path, small_data, algorithm):
-    """By messages: the group of a host waits for its leader, however long."""
+    """By messages: the team of a host waits for its leader, however long."""
     kills = [Kill(Progress, "record", 20), Kill(Progress, "record", 10, after=True)]
     several = ("topology.trainers=2", "topology.embedding_ps=2", "checkpoint.every_examples=2000", *BY[algorithm])
     run = train_with_kills(
