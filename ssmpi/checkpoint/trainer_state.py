@@ -106,7 +106,7 @@ class Checkpoint:
         position, saved = Position.of_state(self.state["position"]), self.state["topology"]
         if (saved["trainers"], saved["threads"]) == (topology.trainers, topology.threads):
             return position
-        return position.for_others(topology.trainers * topology.threads, batch_size)
+        return position.for_others(topology.lanes, batch_size)
 
     def arrays(self, trainer: int, layout: Sequence[Parameter]) -> Arrays:
         """What one trainer saved; ``layout`` is that of its dense parameters."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar, NamedTuple
 
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.settings import require, within
@@ -67,6 +68,13 @@ class Directory:
         return Directory(tuple(self.members[rank] for rank in ranks))
 
 
+class Place(NamedTuple):
+    """Where a trainer stands in the grid: its ``replica``, and which ``member`` of those that hold it."""
+
+    replica: int
+    member: int
+
+
 def name_of(role: Role, index: int) -> str:
     """The name of the rank with this role and index in messages: ``embedding_ps 1``."""
     return f"{role} {index}"
@@ -77,8 +85,11 @@ class Topology:
     """The ``[topology]`` section: how many ranks play each role. Ranks are dealt in the order of ``Role``.
 
     ``threads`` are the Hogwild worker threads of one trainer (its shadow thread comes on top). ``embedding_ps = 0``
-    keeps the tables inside the trainer, which only a single trainer may do.
+    keeps the tables inside the trainer, which only a single trainer may do. Trainers form a grid: ``group`` consecutive
+    ones hold one replica. It is 1, so that every trainer holds one of its own; it is no setting yet.
     """
+
+    group: ClassVar[int] = 1
 
     trainers: int = 1
     threads: int = 1
@@ -106,6 +117,25 @@ class Topology:
         """Ranks in the whole job."""
         return sum(self.counts.values())
 
+    @property
+    def replicas(self) -> int:
+        """Replicas of the dense parameters."""
+        return self.trainers // self.group
+
+    @property
+    def homes(self) -> int:
+        """Trainers that read batches."""
+        return self.trainers
+
+    @property
+    def lanes(self) -> int:
+        """Worker threads of the whole job."""
+        return self.homes * self.threads
+
+    def place_of(self, trainer: int) -> Place:
+        """A trainer's place in the grid, by its index."""
+        return Place(*divmod(trainer, self.group))
+
     def ranks_of(self, role: Role) -> range:
         """World ranks that play ``role``."""
         first = 0
@@ -123,10 +153,17 @@ class Topology:
                 return role, rank - ranks.start
         raise AssertionError(f"rank {rank} of {self.size}")
 
-    def directory(self, conversation: str) -> Directory:
-        """Who takes part in a conversation; its ranks are in the order of the world's."""
-        roles = [role for role in Role if conversation in role.traits.conversations]
-        return Directory(tuple((role, index) for role in roles for index in range(self.counts[role])))
+    def conversation_of(self, name: str, rank: int = 0) -> tuple[int, ...]:
+        """The world ranks with which ``rank`` talks in the conversation of that ``name``, in the order of their ranks
+        there, itself included; itself alone if its role takes no part.
+        """
+        if name not in self.role_of(rank)[0].traits.conversations:
+            return (rank,)
+        return tuple(other for role in Role if name in role.traits.conversations for other in self.ranks_of(role))
+
+    def directory(self, name: str, rank: int = 0) -> Directory:
+        """Role and index of each of ``conversation_of``."""
+        return Directory(tuple(map(self.role_of, self.conversation_of(name, rank))))
 
     def worker_threads(self, role: Role) -> int:
         """Threads of a rank of this role that train; its main thread, or server loop, comes on top."""

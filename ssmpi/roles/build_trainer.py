@@ -45,12 +45,12 @@ def warn(config: Config, world: World) -> None:
         log.warning(world.oversubscribed)
     if world.index:
         return
-    trainers, threads = config.topology.trainers, config.topology.threads
+    threads = config.topology.threads
     if threads > 1 and config.dense.optimizer == "adagrad" and not config.schedule.warmup_examples:
         log.warning(
             f"no warm-up: Adagrad's first step is dense.rate in every parameter, and {threads} threads of a replica "
             "take theirs together, which can kill hidden units for good; 100 steps of each thread are "
-            f"schedule.warmup_examples = {100 * trainers * threads * config.data.batch_size}"
+            f"schedule.warmup_examples = {100 * config.topology.lanes * config.data.batch_size}"
         )
     for name in sync.unread(config.sync):
         log.warning(f"sync.{name} has no effect, because sync.pace = '{config.sync.pace}': leave it out")
@@ -96,7 +96,7 @@ def saved_state(config: Config, world: World, start: Start) -> Saved | None:
 def progress(config: Config, rows: int, saved: Saved | None, memory: RankMemory, trainer: int) -> Progress:
     """A trainer's counters, for a run over ``rows`` rows."""
     topology, before = config.topology, saved.state["examples"] if saved else 0
-    made = Progress(topology.threads, topology.trainers, config.schedule, before, rows * config.data.passes, memory)
+    made = Progress(topology.threads, topology.homes, config.schedule, before, rows * config.data.passes, memory)
     if isinstance(saved, Checkpoint) and trainer == 0:
         made.add_earlier(*saved.scored())
     if config.run.record_losses:

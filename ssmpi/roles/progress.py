@@ -50,18 +50,18 @@ class Progress:
     trainers, were trained on by the jobs that this one resumes; ``expected`` is all that there will be.
 
     The other trainers' examples come with every answer of the dealer (``update_others``); in between, their pace
-    relative to this trainer's is assumed constant, and before the first answer equal. What was scored is kept in
-    ``memory``.
+    relative to this trainer's is assumed constant, and before the first answer equal: ``homes`` trainers read batches.
+    What was scored is kept in ``memory``.
     """
 
     def __init__(
-        self, threads: int, trainers: int, schedule: Schedule, earlier: int = 0, expected: float = math.inf,
+        self, threads: int, homes: int, schedule: Schedule, earlier: int = 0, expected: float = math.inf,
         memory: RankMemory | None = None,
     ) -> None:  # fmt: skip
         memory = memory or ProcessMemory()
         self._schedule, self._earlier, self._expected = schedule, earlier, expected
         self._flat = schedule.flat
-        self._others, self._updating = OtherTrainers(0, 0, trainers - 1.0, 0.0), threading.Lock()
+        self._others, self._updating = OtherTrainers(0, 0, homes - 1.0, 0.0), threading.Lock()
         self._sums, self._histograms = counters(memory, threads)
         self._slots = list(zip(self._histograms, self._sums, strict=True))  # one for each thread
         self._examples = [0] * threads  # plain numbers: they are added up in every step

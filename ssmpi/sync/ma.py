@@ -56,4 +56,4 @@ class MA(Synchronizer):
         if options.codec != DENSE:
             return mean_mirrors.cost(options, topology, parameters)
         words = parameters + (1 + cls.sends_factor) * options.fragments
-        return RoundCost({Link.TRAINERS: reduced_bytes(4 * words, topology.trainers)})
+        return RoundCost({Link.TRAINERS: reduced_bytes(4 * words, topology.replicas)})

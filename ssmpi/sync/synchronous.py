@@ -59,7 +59,7 @@ class Synchronous(NoSync):
     @classmethod
     def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
         """The all-reduce of the dense gradients with their weight, and the agreement; row gradients come on top."""
-        n = topology.trainers
+        n = topology.replicas
         return RoundCost({Link.TRAINERS: reduced_bytes(4 * (parameters + 1) + 8 * (n * n + 2), n)})
 
     @classmethod
@@ -80,7 +80,7 @@ class Synchronous(NoSync):
             return ""
         return (
             f"lets all batches of a step see the same weights, which {topology.threads} threads on one replica cannot: "
-            f"set topology.threads = 1 and topology.trainers = {topology.threads * topology.trainers}"
+            f"set topology.threads = 1 and topology.trainers = {topology.lanes}"
         )
 
     def common(self) -> list[np.ndarray]:
