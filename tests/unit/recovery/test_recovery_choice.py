@@ -18,7 +18,8 @@ from ssmpi.embedding.placement import place
 from ssmpi.files.log import log
 from ssmpi.recovery import inputs as recovery_inputs
 from ssmpi.recovery import row_saves, state
-from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Found, choose, summary
+from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Found, choose
+from ssmpi.recovery.explain import summary
 from ssmpi.recovery.inputs import (
     AS_ROWS,
     AS_SAVE,
