@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-OUTCOME = "outcome"  # in the first trainer's note, beside what ``Ledger.state`` has: what a recovery has come to
-
 
 @dataclass(frozen=True)
 class LossAccount:

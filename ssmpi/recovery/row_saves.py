@@ -17,7 +17,6 @@ from ssmpi.core.settings import SECONDS
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
 from ssmpi.files.log import log
-from ssmpi.recovery import state
 from ssmpi.recovery.choice import FULL, PARTIAL
 from ssmpi.recovery.explain import summary
 from ssmpi.recovery.inputs import (
@@ -34,6 +33,7 @@ from ssmpi.recovery.inputs import (
     inputs_of,
 )
 from ssmpi.recovery.policy import LEAST_INTERVAL, Decision, Mode, compare_at, partial
+from ssmpi.recovery.state import RecoveryState
 
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
@@ -93,7 +93,7 @@ class PolicyInputs:
 
     def refresh(self) -> None:
         """Read the durations of row saves and recoveries so far."""
-        self._taken = state.taken(self._run)
+        self._record = RecoveryState(self._run).record()
 
     def compare(self, numbers: Mapping[str, float], before: Mode | None) -> tuple[KnownInputs, Decision]:
         """What is known, and what follows for row saves at the run's own interval of checkpoints."""
@@ -106,9 +106,13 @@ class PolicyInputs:
         return collect(
             self._config.topology.embedding_ps,
             self._estimated,
-            Source(MEASURED, from_run(numbers, self._examples, *self._taken)),
+            Source(MEASURED, self._measured(numbers)),
             Source(SETTING, from_settings(self._config.recovery)),
         )
+
+    def _measured(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        record = self._record
+        return from_run(numbers, self._examples, record.recoveries, record.row_save_cost, record.row_save_seconds)
 
 
 class Numbers(Protocol):

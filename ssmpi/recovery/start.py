@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 
@@ -93,7 +93,7 @@ class Start:
     checkpoint: Path | None = None
     memory: RankMemory = field(default_factory=ProcessMemory)
     repair: Repair | None = None
-    ledger: Mapping[str, Any] | None = None  # the noted ``recovery.ledger``
+    ledger: Ledger | None = None
     timeline: int = 1  # row saves of another timeline are ignored
 
     @property

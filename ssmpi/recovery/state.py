@@ -6,56 +6,30 @@ of row saves, and what these take. And ``attempts.json``: where each job of the 
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ssmpi.comm.rank_memory import Note, ProcessMemory, RankMemory
 from ssmpi.core.errors import DamageError, UserError, json_problem
 from ssmpi.files import atomic_file
 from ssmpi.files.run_files import ATTEMPTS, RECOVERIES, RESULT_NAME, ROWS
 from ssmpi.host.clock import process_age
+from ssmpi.recovery.ledger import Ledger
 
 STARTS_WITHOUT_PROGRESS = 2
+OUTCOME = "outcome"  # in the first trainer's note, beside the ledger: what a recovery has come to
+NOTHING: Mapping[str, Any] = MappingProxyType({"launch": "", "start": 0, "recoveries": []})  # of a run not started
 SAVING, COST = "row_save_seconds", "row_save_costs"
 REMEDY = (
     "it says which surviving memory and which row saves are valid: put an intact copy in its place; or move it away,"
     " then the next start resumes from the newest checkpoint, and the run's earlier recoveries are known only to its"
     " metrics.jsonl"
 )
-
-
-def read(run: Path) -> dict[str, Any]:
-    """``launch``, its name, ``start``, its last one, and ``recoveries``, a list; if there is no file, those of a run
-    that has not started. DamageError if it cannot be read: writing it anew would lose the record.
-    """
-    path = run / RECOVERIES
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {"launch": "", "start": 0, "recoveries": []}
-    except (OSError, ValueError) as error:
-        raise DamageError(path, json_problem(error), REMEDY) from error
-    match found:
-        case {"launch": str(), "recoveries": list()}:
-            return {"start": 0, **found}
-    raise DamageError(path, "not a record of recoveries", REMEDY)
-
-
-def is_own(run: Path, found: dict[str, Any]) -> bool:
-    """Whether the record ``found`` is of this run folder, and did not come here with a copy: the memory of the launch
-    that it names belongs to the original.
-    """
-    inode = run.stat().st_ino
-    return bool(found.get("folder", inode) == inode)
-
-
-def begin(run: Path, launch: str, start: int = 1) -> str:
-    """Assign the run to a start of a launch; returns the name of its previous launch, empty if there was none."""
-    found = read(run)
-    earlier = found.get("earlier", 0) if launch == found["launch"] else len(found["recoveries"])
-    _write(run, {**found, "launch": launch, "start": start, "earlier": earlier, "folder": run.stat().st_ino})
-    return str(found["launch"]) if is_own(run, found) else ""
 
 
 class Left(NamedTuple):
@@ -65,132 +39,202 @@ class Left(NamedTuple):
     start: int
 
 
-def left(run: Path) -> Left | None:
-    """The launch whose memory is ahead of the run's checkpoints, if it has survived; None if the last launch saved the
-    run, or if the record is not the folder's own.
+@dataclass(frozen=True)
+class Record:
+    """What ``recoveries.json`` holds, ``found``. Other keys than these stay there."""
+
+    found: Mapping[str, Any]
+
+    @property
+    def launch(self) -> str:
+        """The launch that the run belongs to, empty before the first."""
+        return str(self.found["launch"])
+
+    @property
+    def start(self) -> int:
+        """Its last start."""
+        return int(self.found["start"])
+
+    @property
+    def recoveries(self) -> list[dict[str, Any]]:
+        """One record for each recovery."""
+        return list(self.found["recoveries"])
+
+    @property
+    def timeline(self) -> int:
+        """How often the run has started from a checkpoint or from the beginning. Rows saved in an earlier timeline
+        belong to training that was undone, and are ignored.
+        """
+        return int(self.found.get("timeline", 0))
+
+    @property
+    def first_start(self) -> int:
+        """The start that began the timeline, and created all memory anew: memory of an earlier one is stale, as on a
+        host where the run was before.
+        """
+        return int(self.found.get("first_start", 0))
+
+    @property
+    def row_save_seconds(self) -> float:
+        """How long a save of all rows takes: that of the slowest embedding PS, because all of them save at once; 0
+        before the first.
+        """
+        return max(map(float, self.found.get(SAVING, {}).values()), default=0.0)
+
+    @property
+    def row_save_cost(self) -> float:
+        """What a save of all rows costs in CPU seconds, the highest; 0 before the first."""
+        return max(map(float, self.found.get(COST, {}).values()), default=0.0)
+
+    def is_own(self, run: Path) -> bool:
+        """Whether it is of this run folder, and did not come here with a copy: the memory of the launch that it names
+        belongs to the original.
+        """
+        inode = run.stat().st_ino
+        return bool(self.found.get("folder", inode) == inode)
+
+    def best(self) -> int:
+        """The largest number of examples after which a start of the launch has resumed; -1 if none has."""
+        recoveries = self.recoveries[self.found.get("earlier", 0) :]
+        return max((each.get("examples", -1) for each in recoveries), default=-1)
+
+    def resumed(self) -> list[dict[str, Any]]:
+        """The recoveries after which training resumed. An earlier one without an outcome never gets one."""
+        return [each for each in self.recoveries if "restore" in each.get("seconds", {})]
+
+    def unfinished(self) -> dict[str, Any]:
+        """The last recovery if it has no outcome yet; else an empty one."""
+        last: dict[str, Any] = self.recoveries[-1] if self.recoveries else {}
+        return last if "restore" not in last.get("seconds", {"restore": 0}) else {}
+
+
+class RecoveryState:
+    """What a ``run`` keeps of its starts and recoveries: on disk, and as notes in the ``memory`` of a trainer. The
+    ``ledger`` is noted when training starts, ``pls`` is the portion of lost samples by then, and ``losses`` what this
+    start adds to the record of its recovery. Nothing that is read is kept; several threads may use one object.
     """
-    found = read(run)
-    if not found["launch"] or "folder" not in found or not is_own(run, found) or (run / RESULT_NAME).exists():
-        return None
-    return Left(found["launch"], found["start"])
 
+    def __init__(self, run: Path, memory: RankMemory | None = None, ledger: Ledger | None = None) -> None:
+        self.run, self.memory, self.ledger = run, memory or ProcessMemory(), ledger or Ledger()
+        self.losses: dict[str, Any] = {}
+        self.pls = 0.0
+        self._lock = threading.RLock()  # row saves are recorded on a thread of their own
 
-def best(found: dict[str, Any]) -> int:
-    """The largest number of examples after which a start of the launch has resumed, from ``read``; -1 if none has."""
-    return max((each.get("examples", -1) for each in found["recoveries"][found.get("earlier", 0) :]), default=-1)
+    def record(self) -> Record:
+        """What is recorded; nothing if there is no file. DamageError if it cannot be read: writing it anew would lose
+        it.
+        """
+        path = self.run / RECOVERIES
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return Record(NOTHING)
+        except (OSError, ValueError) as error:
+            raise DamageError(path, json_problem(error), REMEDY) from error
+        match found:
+            case {"launch": str(), "recoveries": list()}:
+                return Record({"start": 0, **found})
+        raise DamageError(path, "not a record of recoveries", REMEDY)
 
+    def left(self) -> Left | None:
+        """The launch whose memory is ahead of the run's checkpoints, if it has survived; None if the last launch saved
+        the run, or if the record is not the folder's own.
+        """
+        record = self.record()
+        unsaved = record.launch and "folder" in record.found and record.is_own(self.run)
+        return Left(record.launch, record.start) if unsaved and not (self.run / RESULT_NAME).exists() else None
 
-def timeline(run: Path) -> int:
-    """How often the run has started from a checkpoint or from the beginning. Rows saved in an earlier timeline belong
-    to training that was undone, and are ignored.
-    """
-    return int(read(run).get("timeline", 0))
+    def begin_start(self, launch: str, start: int = 1) -> str:
+        """Assign the run to a start of a launch; returns the name of its previous launch, empty if there was none."""
+        with self._lock:
+            record = self.record()
+            earlier = record.found.get("earlier", 0) if launch == record.launch else len(record.recoveries)
+            folder = self.run.stat().st_ino
+            self._write({**record.found, "launch": launch, "start": start, "earlier": earlier, "folder": folder})
+        return record.launch if record.is_own(self.run) else ""
 
+    def begin_timeline(self, start: int = 0) -> int:
+        """Start a new timeline, with this start of its launch, and return its number."""
+        with self._lock:
+            found = dict(self.record().found)
+            if "timeline" not in found and (self.run / ROWS).exists():
+                found["timeline"] = int(time.time())  # the record is gone: no row save may belong to the new timeline
+            self._write({**found, "timeline": found.get("timeline", 0) + 1, "first_start": start})
+            return self.record().timeline
 
-def first_start(run: Path) -> int:
-    """The start that began the timeline, and created all memory anew: memory of an earlier one is stale, as on a host
-    where the run was before.
-    """
-    return int(read(run).get("first_start", 0))
+    def add(self, recovery: dict[str, Any]) -> None:
+        """Append a recovery."""
+        with self._lock:
+            record = self.record()
+            self._write({**record.found, "recoveries": [*record.recoveries, recovery]})
 
+    def rows_saved(self, server: int, seconds: float, cost: float) -> None:
+        """Record how long an embedding PS's last save of all rows took (``seconds``, wall time) and what it cost (CPU
+        seconds), because that must outlive its memory.
+        """
+        with self._lock:
+            found, values = self.record().found, {SAVING: seconds, COST: cost}
+            more = {name: {**found.get(name, {}), str(server): round(value, 6)} for name, value in values.items()}
+            self._write({**found, **more})
 
-def begin_timeline(run: Path, start: int = 0) -> int:
-    """Start a new timeline, with this start of its launch, and return its number."""
-    found = read(run)
-    if "timeline" not in found and (run / ROWS).exists():
-        found["timeline"] = int(time.time())  # the record is gone: no row save may belong to the new timeline
-    _write(run, {**found, "timeline": found.get("timeline", 0) + 1, "first_start": start})
-    return timeline(run)
+    def outcome(self, more: dict[str, Any]) -> dict[str, Any]:
+        """The fields to add to the last record when training resumes, with the seconds taken to restore the state.
+        Empty if this start is not a recovery.
+        """
+        if not (last := self.record().unfinished()):
+            return {}
+        at = last["seconds"]["process"] + last["seconds"].get("load", 0.0)  # the age of this process at that time
+        restore = max(0.0, process_age() - at)
+        return {**more, "at": last["at"], "seconds": {"restore": round(restore, 3)}}
 
+    def complete(self, outcome: Mapping[str, Any]) -> dict[str, Any]:
+        """Add an ``outcome`` to the record that it belongs to; returns the whole record, or an empty one if that is not
+        the last or has its outcome already.
+        """
+        with self._lock:
+            record = self.record()
+            last = record.unfinished()
+            if not outcome or last.get("at") != outcome["at"]:
+                return {}
+            last = {**last, **outcome, "seconds": {**last["seconds"], **outcome["seconds"]}}
+            self._write({**record.found, "recoveries": [*record.recoveries[:-1], last]})
+            return last
 
-def add(run: Path, recovery: dict[str, Any]) -> None:
-    """Append a recovery."""
-    found = read(run)
-    _write(run, {**found, "recoveries": [*found["recoveries"], recovery]})
+    def count_start(self, examples: int) -> None:
+        """Record that a job begins after ``examples``; UserError if the last two began there and saved nothing
+        later.
+        """
+        path = self.run / ATTEMPTS
+        try:
+            before = [int(place) for place in json.loads(path.read_text(encoding="utf-8"))]
+        except (OSError, ValueError, TypeError):
+            before = []
+        if before[-STARTS_WITHOUT_PROGRESS:] == [examples] * STARTS_WITHOUT_PROGRESS:
+            raise UserError(
+                f"{self.run}: the last {STARTS_WITHOUT_PROGRESS} jobs of this run began after {examples:,} examples, as"
+                " this one would, and saved nothing later: their logs say why; if it was the time limit, raise it or"
+                f" lower checkpoint.every_minutes. Remove {path} to try again"
+            )
+        atomic_file.write(path, json.dumps([*before, examples]) + "\n")
 
+    def noted(self) -> tuple[Ledger | None, dict[str, Any]]:
+        """The ledger that the first trainer has noted, if any, and the outcome that was noted with it."""
+        found = self.memory.noted(Note.LEDGER)
+        return (Ledger.of_state(found), found.get(OUTCOME) or {}) if found else (None, {})
 
-def rows_saved(run: Path, server: int, seconds: float, cost: float) -> None:
-    """Record how long an embedding PS's last save of all rows took (``seconds``, wall time) and what it cost (CPU
-    seconds), because that must outlive its memory.
-    """
-    found = read(run)
-    more = {name: {**found.get(name, {}), str(server): round(v, 6)} for name, v in ((SAVING, seconds), (COST, cost))}
-    _write(run, {**found, **more})
+    def book(self, outcome: Mapping[str, Any]) -> None:
+        """Note the ledger and, for the next start if this one is killed now, the outcome, together."""
+        self.memory.note(Note.LEDGER, {**self.ledger.state(), OUTCOME: outcome})
 
+    @property
+    def forgotten(self) -> str | None:
+        """The recovery whose outcome includes what this trainer has lost in flight."""
+        at: str | None = self.memory.noted(Note.FORGOTTEN)
+        return at
 
-class Taken(NamedTuple):
-    """The durations of recoveries, and of saves of all rows during training. ``row_save_seconds`` is that of the
-    slowest embedding PS, because all of them save at once, ``row_save_cost`` the highest; both are 0 before the first
-    save.
-    """
+    def forget(self, at: str | None) -> None:
+        """The outcome of the recovery that began ``at`` this time includes what this trainer has lost in flight."""
+        self.memory.note(Note.FORGOTTEN, at)
 
-    recoveries: Sequence[dict[str, Any]]
-    row_save_cost: float
-    row_save_seconds: float
-
-
-def taken(run: Path) -> Taken:
-    """``Taken`` of a run; reads the file once."""
-    found = read(run)
-    cost, seconds = (max(map(float, found.get(name, {}).values()), default=0.0) for name in (COST, SAVING))
-    return Taken(found["recoveries"], cost, seconds)
-
-
-def amend(run: Path, more: dict[str, Any]) -> dict[str, Any]:
-    """Add fields to the last record, and to its ``seconds``; returns the whole record."""
-    found = read(run)
-    last: dict[str, Any] = found["recoveries"][-1]
-    last |= {**more, "seconds": {**last["seconds"], **more["seconds"]}}
-    _write(run, found)
-    return last
-
-
-def outcome(run: Path, more: dict[str, Any]) -> dict[str, Any]:
-    """The fields to add to the last record when training resumes, with the seconds taken to restore the state. Empty if
-    this start is not a recovery.
-    """
-    if not (last := _without_outcome(run)):
-        return {}
-    at = last["seconds"]["process"] + last["seconds"].get("load", 0.0)  # the age of this process at that time
-    restore = max(0.0, process_age() - at)
-    return {**more, "at": last["at"], "seconds": {"restore": round(restore, 3)}}
-
-
-def complete(run: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """Add an ``outcome`` to the record that it belongs to; returns the whole record, or an empty one if that is not the
-    last or has its outcome already.
-    """
-    last = _without_outcome(run)
-    return amend(run, found) if found and last.get("at") == found["at"] else {}
-
-
-def _without_outcome(run: Path) -> dict[str, Any]:
-    """The last record if it has no outcome yet; else an empty one."""
-    found = read(run)["recoveries"]
-    last: dict[str, Any] = found[-1] if found else {}
-    return last if "restore" not in last.get("seconds", {"restore": 0}) else {}
-
-
-def resumed(run: Path) -> list[dict[str, Any]]:
-    """The records of recoveries after which training resumed. An earlier record without an outcome never gets one."""
-    return [each for each in read(run)["recoveries"] if "restore" in each.get("seconds", {})]
-
-
-def count_start(run: Path, examples: int) -> None:
-    """Record that a job begins after ``examples``; UserError if the last two began there and saved nothing later."""
-    path = run / ATTEMPTS
-    try:
-        before = [int(place) for place in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):
-        before = []
-    if before[-STARTS_WITHOUT_PROGRESS:] == [examples] * STARTS_WITHOUT_PROGRESS:
-        raise UserError(
-            f"{run}: the last {STARTS_WITHOUT_PROGRESS} jobs of this run began after {examples:,} examples, as this one"
-            " would, and saved nothing later: their logs say why; if it was the time limit, raise it or lower"
-            f" checkpoint.every_minutes. Remove {path} to try again"
-        )
-    atomic_file.write(path, json.dumps([*before, examples]) + "\n")
-
-
-def _write(run: Path, found: dict[str, Any]) -> None:
-    atomic_file.write(run / RECOVERIES, json.dumps(found, indent=1) + "\n")
+    def _write(self, found: Mapping[str, Any]) -> None:
+        atomic_file.write(self.run / RECOVERIES, json.dumps(found, indent=1) + "\n")

@@ -13,14 +13,13 @@ from ssmpi.comm.rank_memory import Note
 from ssmpi.comm.waiting import WaitOptions, wait
 from ssmpi.core.quality import Quality, counters
 from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
-from ssmpi.recovery import explain, state
+from ssmpi.recovery import explain
 from ssmpi.recovery.choice import PARTIAL
-from ssmpi.recovery.ledger import OUTCOME
 from ssmpi.recovery.replicas import restore_lost
+from ssmpi.recovery.state import RecoveryState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
-    from pathlib import Path
 
     from ssmpi.comm.messages import Conversation
     from ssmpi.comm.rank_memory import RankMemory
@@ -175,10 +174,6 @@ class Results(Protocol):
     """The run's results, as far as recovery needs them; the first trainer has them."""
 
     @property
-    def folder(self) -> Path:
-        """The run folder."""
-
-    @property
     def logbook(self) -> RecoveryLog:
         """The metric logger."""
 
@@ -186,34 +181,22 @@ class Results(Protocol):
     def evaluations(self) -> dict[str, dict[str, Any]]:
         """The evaluations, last and best, by split."""
 
-    @property
-    def ledger(self) -> dict[str, Any]:
-        """The ledger to note in memory."""
 
-    @property
-    def recovery_fields(self) -> dict[str, Any]:
-        """What this start adds to the record of recoveries."""
-
-    @property
-    def pls(self) -> float:
-        """The portion of lost samples so far."""
-
-
-class RunNote:
+class RunNotes:
     """The first trainer's note in its memory, at most a second old: state that no other trainer has and that is neither
     in ``Progress`` nor in ``TrainedRows``, such as the model ``selection`` and the shards ``checked``. Other trainers,
     without ``results``, write none.
     """
 
     def __init__(
-        self, memory: RankMemory, results: Results | None, selection: Callable[[], Mapping[str, Any]],
+        self, recovery: RecoveryState, results: Results | None, selection: Callable[[], Mapping[str, Any]],
         checked: Set[int], saved: object,
     ) -> None:  # fmt: skip
-        self._memory, self._results, self._selection, self._checked = memory, results, selection, checked
+        self._recovery, self._results, self._selection, self._checked = recovery, results, selection, checked
         kept = saved if isinstance(saved, WarmState) else None
         self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
-        self._logged = kept.state["logged"] if kept else len(state.resumed(results.folder)) if results else 0
+        self._logged = kept.state["logged"] if kept else len(recovery.record().resumed()) if results else 0
         self._write()
 
     def write_if_due(self) -> None:
@@ -221,57 +204,27 @@ class RunNote:
         if time.monotonic() - self._written >= NOTE_SECONDS:
             self._write()
 
-    def started(self, examples: int, lost: Sequence[Lost], trainers: Conversation) -> None:
-        """All ranks are ready, and training starts after ``examples`` of all trainers: from now on it can resume from
-        this memory. If this start is itself a recovery, complete its record, with what this trainer has ``lost`` in
-        flight, in the order of ``LOST_ON_THE_WAY``. All ``trainers`` call it.
-        """
-        results, outcome = self._results, {}
-        before = (self._memory.noted(Note.LEDGER) or {}).get(OUTCOME) if results else None
-        (noted, *_) = trainers.gather(before and before.get("at"))
-        if noted and self._memory.noted(Note.FORGOTTEN) != noted:  # a kill came between the two notes
-            self._forget(lost, noted)
-        by_trainer = trainers.gather([each.lost for each in lost])
-        if results:  # the first trainer's memory is complete only with it
-            found: dict[str, float] = {"examples": examples}
-            found |= dict(zip(LOST_ON_THE_WAY, map(sum, zip(*by_trainer, strict=True)), strict=True))
-            found |= {**results.recovery_fields, "pls": results.pls}
-            outcome = state.outcome(results.folder, found)
-            note = {**results.ledger, OUTCOME: outcome}  # the next start reports it if this one is killed now
-            self._memory.note(Note.LEDGER, note)
-        (noted, *_) = trainers.gather(outcome.get("at"))  # no trainer forgets its losses before they are noted
-        self._forget(lost, noted)
-        self._memory.ready()
-        if results and outcome:
-            state.complete(results.folder, outcome)
-            self._log_recoveries(results)
-
-    def _log_recoveries(self, results: Results) -> None:
-        """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
-        found = state.resumed(results.folder)
-        for recovery in found[self._logged :]:
-            results.logbook.recovered(recovery)
-            if recovery["how"] == PARTIAL:
-                results.logbook.say(explain.describe(recovery))
-        self._logged, self._again = len(found), (0, 0)
-        self._write()  # otherwise a kill within a second would undo these lines
-
-    def _forget(self, lost: Sequence[Lost], noted: str | None) -> None:
-        """Forget the losses: the outcome of the recovery that began at ``noted`` includes them."""
-        for each in lost:
-            each.reported()
-        self._memory.note(Note.FORGOTTEN, noted)
-
     def evaluated(self, part: int) -> None:
         """A part of the run and its evaluation are done: write the note at once."""
         self._evaluated = part
         self._write()
 
+    def log_recoveries(self) -> None:
+        """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
+        assert self._results
+        found = self._recovery.record().resumed()
+        for recovery in found[self._logged :]:
+            self._results.logbook.recovered(recovery)
+            if recovery["how"] == PARTIAL:
+                self._results.logbook.say(explain.describe(recovery))
+        self._logged, self._again = len(found), (0, 0)
+        self._write()  # otherwise a kill within a second would undo these lines
+
     def _write(self) -> None:
         if not self._results:
             return
         self._written = time.monotonic()
-        self._memory.note(Note.RUN_SO_FAR, {
+        self._recovery.memory.note(Note.RUN_SO_FAR, {
             "logbook": self._results.logbook.numbers(),
             "evaluations": self._results.evaluations,
             SELECTION: self._selection(),
@@ -280,3 +233,35 @@ class RunNote:
             "dealt_again": self._again,
             "logged": self._logged,
         })  # fmt: skip
+
+
+def resumed(
+    recovery: RecoveryState, notes: RunNotes, examples: int, lost: Sequence[Lost], trainers: Conversation
+) -> None:
+    """All ranks are ready, and training starts after ``examples`` of all trainers: from now on it can resume from this
+    memory. If this start is itself a recovery, complete its record, with what this trainer has ``lost`` in flight, in
+    the order of ``LOST_ON_THE_WAY``. All ``trainers`` call it.
+    """
+    first, outcome = trainers.rank == 0, dict[str, Any]()
+    (at, *_) = trainers.gather(recovery.noted()[1].get("at") if first else None)
+    if at and recovery.forgotten != at:  # a kill came between the two notes
+        forget(recovery, lost, at)
+    by_trainer = trainers.gather([each.lost for each in lost])
+    if first:  # its memory is complete only with this note
+        sums = map(sum, zip(*by_trainer, strict=True))
+        found = {"examples": examples, **dict(zip(LOST_ON_THE_WAY, sums, strict=True))}
+        outcome = recovery.outcome({**found, **recovery.losses, "pls": recovery.pls})
+        recovery.book(outcome)
+    (at, *_) = trainers.gather(outcome.get("at"))  # no trainer forgets its losses before they are noted
+    forget(recovery, lost, at)
+    recovery.memory.ready()
+    if outcome:
+        recovery.complete(outcome)
+        notes.log_recoveries()
+
+
+def forget(recovery: RecoveryState, lost: Sequence[Lost], at: str | None) -> None:
+    """Forget the losses: the outcome of the recovery that began ``at`` this time includes them."""
+    for each in lost:
+        each.reported()
+    recovery.forget(at)

@@ -23,6 +23,7 @@ from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.recovery.ledger import Ledger
 from ssmpi.recovery.start import Start
+from ssmpi.recovery.state import RecoveryState
 from ssmpi.recovery.surviving import WarmState
 from ssmpi.report.metric_logger import EarlierLog
 from ssmpi.report.results import EarlierResults, RunResults
@@ -166,24 +167,27 @@ def save_context(
     )  # fmt: skip
 
 
-def results(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RunResults:
-    """The first trainer's results, for a run over ``rows`` rows."""
-    earlier, expected = None, rows * config.data.passes
-    if saved:
-        earlier = EarlierResults(EarlierLog(saved.state["logbook"], saved.scored()), saved.state["evaluations"])
-    made = RunResults(folder, config.run, config.topology, expected, earlier)
-    before = Ledger.of_state(start.ledger) if start.ledger else Ledger()
-    ledger = before
+def recovery(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RecoveryState:
+    """The state of the run's recoveries; the first trainer writes it."""
+    before = start.ledger or Ledger()
+    made = RecoveryState(folder, start.memory, before)
     if start.repair:
         assert saved
-        ledger = before.reloaded(start.repair.ranks, start.repair.taken, saved.state["examples"])
-        made.recovery_fields = {
-            "samples_lost": ledger.samples_lost - before.samples_lost,
+        made.ledger = before.reloaded(start.repair.ranks, start.repair.taken, saved.state["examples"])
+        threads = config.topology.threads * (config.sync.algorithm == "async_ps")
+        made.losses = {
+            "samples_lost": made.ledger.samples_lost - before.samples_lost,
             "updates_lost": start.repair.updates_lost(before, saved.state["examples"]),
             "rows_dealt_again": saved.state["dealt_again"][1],
-            "accounts_lost": len(start.repair.trainers)
-            * config.topology.threads
-            * (config.sync.algorithm == "async_ps"),
+            "accounts_lost": len(start.repair.trainers) * threads,
         }
-    made.ledger, made.pls = ledger.state(), ledger.pls(expected)
+    made.pls = made.ledger.pls(rows * config.data.passes)
     return made
+
+
+def results(config: Config, rows: int, saved: Saved | None, recovery: RecoveryState) -> RunResults:
+    """The first trainer's results, for a run over ``rows`` rows."""
+    earlier = None
+    if saved:
+        earlier = EarlierResults(EarlierLog(saved.state["logbook"], saved.scored()), saved.state["evaluations"])
+    return RunResults(recovery.run, config.run, config.topology, rows * config.data.passes, earlier, recovery)

@@ -24,9 +24,9 @@ from ssmpi.files.log import log
 from ssmpi.files.run_files import checkpoint_number
 from ssmpi.host import cpu_usage
 from ssmpi.host.host_memory import free_memory
-from ssmpi.recovery import state
 from ssmpi.recovery.row_saves import expected_examples, schedule_of
 from ssmpi.recovery.start import BEGINNING, Start
+from ssmpi.recovery.state import RecoveryState
 
 if TYPE_CHECKING:
     from ssmpi.comm.shared_memory import Memory
@@ -69,7 +69,7 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
     store = RowStore(path_of(folder, world.index), arena, start.timeline)
     fraction = config.checkpoint.priority_fraction if tracker else 1.0
     most_samples = config.recovery.target_pls * config.topology.embedding_ps * expected_examples(config)
-    schedule, earlier = schedule_of(config, fraction, most_samples), state.taken(folder).row_save_seconds
+    schedule, earlier = schedule_of(config, fraction, most_samples), RecoveryState(folder).record().row_save_seconds
     saver = RowSaver(store, tracker, server, start.memory, schedule, earlier)
     server.status_lines = saver.status_lines
     failure.start(world, "row saves", saver.run)

@@ -27,9 +27,10 @@ from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.files.log import during
 from ssmpi.host import cpu_usage
 from ssmpi.host.clock import Clock
+from ssmpi.recovery import surviving
 from ssmpi.recovery.row_saves import RowSaves
 from ssmpi.recovery.start import BEGINNING, Start
-from ssmpi.recovery.surviving import RunNote
+from ssmpi.recovery.surviving import RunNotes
 from ssmpi.report.results import Scored
 from ssmpi.report.trainer_report import TrainerReport
 from ssmpi.roles import build_trainer
@@ -75,7 +76,8 @@ class Trainer:
             restore(live, saved, world, config.sync.algorithm, config.waiting)
         elif saved:
             saved.make_equal(self.synchronizers[0], world, config.waiting, self.replica.owned.layout)
-        self._results = build_trainer.results(config, folder, rows, saved, start) if world.index == 0 else None
+        self._recovery = build_trainer.recovery(config, folder, rows, saved, start)
+        self._results = build_trainer.results(config, rows, saved, self._recovery) if world.index == 0 else None
         self._row_saves = RowSaves(config, self.tables.transport, self._results, memory)
         self._snapshots = Snapshots(
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica, live=live,
@@ -93,7 +95,7 @@ class Trainer:
         self._selection = ModelSelection(
             folder, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
         )
-        self._note = RunNote(memory, self._results, self._selected, self._control.checked, saved)
+        self._notes = RunNotes(self._recovery, self._results, self._selected, self._control.checked, saved)
         self._control.gathered, self._control.due = self._gathered, self._checkpoint_due
         self._save_agreed, self._started, self._came_to_rest = False, False, 0.0
 
@@ -137,7 +139,8 @@ class Trainer:
                 self._rest()  # all begin together: otherwise the first one that is ready would take the others' blocks
             cpu_usage.set_up()
             lost = self.tables.sent, self.synchronizers[0].context.local.sent, self._under_way
-            self._note.started(self.progress.examples_of_all, lost, self.world.trainers)
+            examples = self.progress.examples_of_all
+            surviving.resumed(self._recovery, self._notes, examples, lost, self.world.trainers)
             if self._results:
                 self._results.logbook.start_clock()
             self._started = True
@@ -172,7 +175,7 @@ class Trainer:
         if scored := self._score_model(split):
             self._selection.consider(scored)
         if not self.stopped:
-            self._note.evaluated(self._cursor.position.part)
+            self._notes.evaluated(self._cursor.position.part)
 
     def evaluate_final(self, split: str) -> None:
         """Score the final model, and on request the first trainer's replica too. If the run is asked to stop meanwhile,
@@ -237,7 +240,7 @@ class Trainer:
         """Handle one trainer's report, on the first trainer."""
         assert self._results
         self._results.logbook.gathered(trainer, report)
-        self._note.write_if_due()
+        self._notes.write_if_due()
 
     def _selected(self) -> dict[str, Any]:
         """The state of the model selection, as JSON."""

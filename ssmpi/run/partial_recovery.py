@@ -20,7 +20,6 @@ from ssmpi.core.topology import Role
 from ssmpi.embedding.table import ROWS
 from ssmpi.files.log import during
 from ssmpi.recovery.choice import over_target
-from ssmpi.recovery.ledger import Ledger
 from ssmpi.recovery.row_saves import expected_examples
 from ssmpi.recovery.start import Repair, Start
 from ssmpi.recovery.surviving import NOTHING, deal_left, own_memory
@@ -67,9 +66,8 @@ def booked_pls(job: Job, plan: ResumePlan, start: Start, repair: Repair) -> floa
 
     def booked() -> float:
         assert start.ledger
-        ledger = Ledger.of_state(start.ledger)
         now = deal_left(trainers, repair.trainers).examples
-        return ledger.reloaded(repair.ranks, repair.taken, now).pls(expected_examples(config))
+        return start.ledger.reloaded(repair.ranks, repair.taken, now).pls(expected_examples(config))
 
     return job.agree(booked)
 

@@ -20,8 +20,8 @@ from ssmpi.files.log import log
 from ssmpi.files.result_marker import damage, is_finished
 from ssmpi.files.run_files import MODEL, RESULT_NAME, RUN_FILE, is_run_folder
 from ssmpi.files.writable import check_writable
-from ssmpi.recovery import state
 from ssmpi.recovery.start import ResumePlan, Supervised
+from ssmpi.recovery.state import RecoveryState
 from ssmpi.run import run_folder, run_lock
 from ssmpi.run.request import RunRequest
 from ssmpi.run.requirements import composed
@@ -38,9 +38,9 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     run = Path(config.run.folder)
     again, before = False, ""
     if supervised := request.supervised:
-        record = state.read(run)
-        before = record["launch"] if run.is_dir() and state.is_own(run, record) else ""
-        again = record["launch"] == supervised.launch and record["start"] >= supervised.first
+        record = RecoveryState(run).record()
+        before = record.launch if run.is_dir() and record.is_own(run) else ""
+        again = record.launch == supervised.launch and record.start >= supervised.first
     if again:  # the first start has handled the request already, and the files that it read may have changed
         request = replace(request, run_file=None, overrides=(), run=run, overwrite=False, checkpoint=WHOLE)
         config = request.load()
@@ -69,7 +69,7 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
         saved, found_settings = store.read_manifest(path).state, fingerprint(config.flat(), reader.manifest)
         check_fingerprint(path.name, saved, found_settings, config.network)
         check_passes(path.name, saved, config)
-    left = None if again or request.checkpoint else state.left(run)
+    left = None if again or request.checkpoint else RecoveryState(run).left()
     return ResumePlan(config, tuple(found), resumed=True, again=again, left=left)
 
 
@@ -165,7 +165,7 @@ def take_over(start: ResumePlan, path: Path | None) -> None:
     if path:
         resume_from(run, path, again=start.again)
     elif not start.again:
-        state.count_start(run, 0)
+        RecoveryState(run).count_start(0)
     if start.resumed:
         disk.remove_file(run / RESULT_NAME)
         run_folder.write_settings(run, start.config)
@@ -176,7 +176,7 @@ def resume_from(run: Path, path: Path, *, again: bool = False) -> None:
     checkpoints aside, so that the next job resumes from what this one saves.
     """
     if not again:
-        state.count_start(run, store.read_manifest(path).state["examples"])
+        RecoveryState(run).count_start(store.read_manifest(path).state["examples"])
     log.info(f"resuming from {path}")
     for newer in store.Store(run).set_aside_after(path):
         log.warning(f"set aside, because it is newer: {newer}")

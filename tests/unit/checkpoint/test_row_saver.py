@@ -30,8 +30,8 @@ from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import MFU, scope_of
 from ssmpi.files.log import log
 from ssmpi.files.run_files import RECOVERIES, unknown_entries
-from ssmpi.recovery import state
 from ssmpi.recovery.row_saves import schedule_of
+from ssmpi.recovery.state import RecoveryState
 from ssmpi.report.results import RunResults
 from ssmpi.roles import control, embedding_ps
 from ssmpi.tools import inspect
@@ -373,18 +373,18 @@ def test_a_full_disk_where_row_saves_are_timed_ends_nothing(tmp_path, monkeypatc
     timed = {"all_rows_seconds": 0.5, "all_rows_cost": 0.25}
     results.rows_saved([{**line, **timed}])
 
-    def full(run, found):
-        raise OSError(28, "No space left on device", str(run / RECOVERIES))
+    def full(recovery, found):
+        raise OSError(28, "No space left on device", str(recovery.run / RECOVERIES))
 
     with monkeypatch.context() as patch:
-        patch.setattr(state, "_write", full)
+        patch.setattr(RecoveryState, "_write", full)
         results.rows_saved([{**line, **timed}])
     assert said == [
         "training continues, but how long row saves take is not recorded: [Errno 28] No space left on device:"
         f" '{tmp_path / RECOVERIES}'"
     ]
     results.logbook.close()
-    assert state.taken(tmp_path).row_save_seconds == 0.5
+    assert RecoveryState(tmp_path).record().row_save_seconds == 0.5
     written = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [each["rows"] for each in written] == [3, 3]
 

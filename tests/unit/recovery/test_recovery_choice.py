@@ -17,7 +17,7 @@ from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
 from ssmpi.files.log import log
 from ssmpi.recovery import inputs as recovery_inputs
-from ssmpi.recovery import row_saves, state
+from ssmpi.recovery import row_saves
 from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Found, choose
 from ssmpi.recovery.explain import summary
 from ssmpi.recovery.inputs import (
@@ -39,6 +39,7 @@ from ssmpi.recovery.inputs import (
 from ssmpi.recovery.ledger import Ledger, LossAccount
 from ssmpi.recovery.policy import compare
 from ssmpi.recovery.row_saves import PolicyInputs, RowSaves
+from ssmpi.recovery.state import RecoveryState
 from ssmpi.report.results import RunResults
 
 TOPOLOGY = Topology(trainers=2, embedding_ps=2, sync_ps=1)  # ranks 0, 1; 2, 3; 4
@@ -230,7 +231,7 @@ class Told:
 
     def rows_saved(self, lines, recorded):
         for server, seconds, cost in lines:
-            state.rows_saved(self.folder, server, seconds, cost)
+            RecoveryState(self.folder).rows_saved(server, seconds, cost)
         if recorded:
             recorded()
 
@@ -281,7 +282,7 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
     assert told.saves[-1]
     for other, kept in ((("recovery.mode=partial",), memory), ((), ProcessMemory())):
         told.saves.clear()
-        state.rows_saved(told.folder, 1, seconds=3.0, cost=3.0)
+        RecoveryState(told.folder).rows_saved(1, seconds=3.0, cost=3.0)
         RowSaves(write_run_file(tmp_path, small_data, *settings, *other), told, told, kept).exchange(6_000)
         assert told.saves == [True]
 
@@ -330,7 +331,7 @@ def test_deciding_again_waits_for_no_disk(tmp_path, small_data, monkeypatch):
     assert results._behind.settle()
     assert at_the_disk
     assert threading.get_ident() not in at_the_disk
-    assert saves._inputs._taken.row_save_seconds == 1.0
+    assert saves._inputs._record.row_save_seconds == 1.0
 
 
 @pytest.mark.parametrize(("servers", "fraction", "always"), [(1, 0.5, True), (2, 0.5, False), (1, 1.0, False)])

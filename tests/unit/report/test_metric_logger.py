@@ -25,7 +25,7 @@ from ssmpi.checkpoint.rows.store import RowStore
 from ssmpi.core.quality import Quality
 from ssmpi.core.topology import Topology
 from ssmpi.files import log
-from ssmpi.recovery import state
+from ssmpi.recovery.state import RecoveryState
 from ssmpi.report.fields import FIELDS, KINDS, RECOVERY, markdown
 from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.metric_logger import EarlierLog, MetricLogger
@@ -139,7 +139,7 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
     documented = {kind: {name for name, (kinds, _) in FIELDS.items() if kind in kinds} for kind in KINDS}
     del documented[RECOVERY]  # which takes a kill: tests/contract/test_partial_recovery.py
     assert found == documented
-    assert state.taken(run.folder).row_save_seconds > 0
+    assert RecoveryState(run.folder).record().row_save_seconds > 0
     assert markdown().count("\n") == len(FIELDS) + 1
 
 
