@@ -39,7 +39,8 @@ class RoleTraits:
     serves: str = ""  # the conversation in which it answers requests; empty for a rank that trains
 
 
-CONVERSATIONS = ("embedding", "center", "trainers", "control")  # in the order in which all ranks make communicators
+# In the order in which all ranks make communicators.
+CONVERSATIONS = ("embedding", "center", "trainers", "replicas", "control")
 ROLES = {
     Role.TRAINER: RoleTraits("trainers", CONVERSATIONS, process_bytes=400e6),
     Role.EMBEDDING_PS: RoleTraits("embedding_ps", ("embedding",), process_bytes=185e6, serves="embedding"),
@@ -155,10 +156,14 @@ class Topology:
 
     def conversation_of(self, name: str, rank: int = 0) -> tuple[int, ...]:
         """The world ranks with which ``rank`` talks in the conversation of that ``name``, in the order of their ranks
-        there, itself included; itself alone if its role takes no part.
+        there, itself included; itself alone if its role takes no part. In ``replicas`` these are the same member of
+        every replica, elsewhere all whose role takes part.
         """
-        if name not in self.role_of(rank)[0].traits.conversations:
+        played, index = self.role_of(rank)
+        if name not in played.traits.conversations:
             return (rank,)
+        if name == "replicas":
+            return tuple(self.ranks_of(Role.TRAINER)[self.place_of(index).member :: self.group])
         return tuple(other for role in Role if name in role.traits.conversations for other in self.ranks_of(role))
 
     def directory(self, name: str, rank: int = 0) -> Directory:

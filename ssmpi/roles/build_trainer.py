@@ -114,7 +114,7 @@ def synchronization(
         options = replace(options, warmup_steps=0)  # over since the first pause, at the latest
     if not options.warmup_steps and not local.memory.kept:
         local.memory.note(Note.WARMED_UP, True)
-    context = sync.RoundContext(world.trainers, world.center, config.waiting, local)
+    context = sync.RoundContext(world.replicas, world.center, config.waiting, local)
     synchronizers = sync.make(options, replica.vector, context, threads)
     return synchronizers, sync.pace_of(synchronizers, options, threads, partial(start, world), world.shadow_share)
 

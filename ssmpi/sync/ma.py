@@ -39,7 +39,7 @@ class MA(Synchronizer):
 
     def __init__(self, options: RoundOptions, exchange: Exchange) -> None:
         super().__init__(options, exchange)
-        self.idle = self.context.trainers.size == 1  # one trainer alone is its own mean
+        self.idle = self.context.replicas.size == 1  # one trainer alone is its own mean
 
     @classmethod
     def option_error(cls, options: RoundOptions) -> str:

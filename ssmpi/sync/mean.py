@@ -31,7 +31,7 @@ class ReducedMean(Exchange):
     ) -> None:
         super().__init__(options, weights, context)
         self._beside, self._mine = beside, np.empty(weights.size + 1 if beside else 0, np.float32)
-        self._average = Average(context.trainers, context.waiting, weights.size + bool(beside))
+        self._average = Average(context.replicas, context.waiting, weights.size + bool(beside))
 
     def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
         """The mean of the snapshots of trainers that are active."""
@@ -150,9 +150,9 @@ class EncodedMean(ReducedMean):
         super().__init__(options, weights, context)
         compress.compile_kernels(options.codec)
         pending = context.local.memory.array("pending", weights.shape, np.float32)
-        place = context.trainers.rank, context.trainers.size
+        place = context.replicas.rank, context.replicas.size
         mirrors = MeanMirrors(options, context.local.replica.layers, place, pending)
-        self.sharded = ShardedMean(context.trainers, context.waiting, mirrors)
+        self.sharded = ShardedMean(context.replicas, context.waiting, mirrors)
 
     def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
         """The mean as mirrored; the snapshot becomes the owners' mirror of the replica."""

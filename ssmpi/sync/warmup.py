@@ -29,7 +29,7 @@ class WarmUp(Pace):
         self._left, self._threads = steps, threads
         size = synchronizer.weights.size + 1
         context = synchronizer.context
-        self._average, self._sum = Average(context.trainers, context.waiting, size), np.zeros(size, np.float32)
+        self._average, self._sum = Average(context.replicas, context.waiting, size), np.zeros(size, np.float32)
         self._meeting, self._came = ThreadBarrier(), 0
         self._gone: list[int] = []
         self._thread_model: DenseModel = NoDenseModel()

@@ -75,6 +75,15 @@ def test_conversations_of_one_name_part_the_ranks(topology):
 
 
 @given(grids)
+def test_a_member_talks_to_the_same_member_of_every_replica(topology):
+    for trainer in range(topology.trainers):
+        met = topology.directory("replicas", topology.ranks_of(Role.TRAINER)[trainer]).members
+        _, member = topology.place_of(trainer)
+        assert [role for role, _ in met] == [Role.TRAINER] * topology.replicas
+        assert [topology.place_of(other) for _, other in met] == [(k, member) for k in range(topology.replicas)]
+
+
+@given(grids)
 def test_who_takes_no_part_talks_to_nobody(topology):
     for rank in range(topology.size):
         role, index = topology.role_of(rank)
