@@ -172,13 +172,14 @@ def over_mpi(topology, body, *arguments, timeout=PATIENCE):
     return all_over_mpi(topology, [(body, arguments)], timeout=timeout)[0]
 
 
-def all_over_mpi(topology, tasks, timeout=PATIENCE):
+def all_over_mpi(topology, tasks, timeout=None):
     """Run ``tasks``, pairs of body and arguments, one after the other in one job; results by task and rank."""
     places = [(str(Path(sys.modules[body.__module__].__file__).parent), body, args) for body, args in tasks]
     named = [(home, body.__module__, body.__qualname__, pickle.dumps(args)) for home, body, args in places]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "tasks").write_bytes(pickle.dumps((topology, named)))
-        mpirun(topology.size, "-m", "mpi4py", __file__, folder, timeout=timeout).check()
+        limit = timeout or PATIENCE + len(tasks)  # one job does them all, on a busy machine a second each
+        mpirun(topology.size, "-m", "mpi4py", __file__, folder, timeout=limit).check()
         by_rank = [pickle.loads((Path(folder) / f"results-{rank}").read_bytes()) for rank in range(topology.size)]
     return [list(results) for results in zip(*by_rank, strict=True)]
 
