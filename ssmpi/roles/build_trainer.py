@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ssmpi import sync
 from ssmpi.checkpoint.context import SaveContext
-from ssmpi.checkpoint.trainer_state import Checkpoint
+from ssmpi.checkpoint.trainer_state import Checkpoint, LiveState, restore
 from ssmpi.comm.failure import start
 from ssmpi.comm.rank_memory import Note
 from ssmpi.comm.shared_memory import Memory
@@ -165,6 +165,14 @@ def save_context(
         run=folder, options=config.checkpoint, waiting=config.waiting, world=world, tables=tables.transport, stop=stop,
         memory=memory,
     )  # fmt: skip
+
+
+def resume(config: Config, world: World, saved: Saved | None, live: LiveState, synchronizer: sync.Synchronizer) -> None:
+    """Restore a trainer's live state from a checkpoint, or make replicated state equal that has survived."""
+    if isinstance(saved, Checkpoint):
+        restore(live, saved, world, config.sync.algorithm, config.waiting)
+    elif saved:
+        saved.make_equal(synchronizer, world, config.waiting, live.replica.owned.layout)
 
 
 def recovery(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RecoveryState:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ssmpi import sync
 from ssmpi.checkpoint.manager import CheckpointManager
-from ssmpi.checkpoint.trainer_state import SELECTION, Checkpoint, LiveState, TrainerState, restore
+from ssmpi.checkpoint.trainer_state import SELECTION, LiveState, TrainerState
 from ssmpi.comm import failure
 from ssmpi.comm.signals import stop_requested
 from ssmpi.comm.waiting import SUPERVISOR, Backoff, wait
@@ -72,10 +72,7 @@ class Trainer:
         live = LiveState(
             self.replica, self.optimizer.state(), self.synchronizers[0], self._prefetched, self.progress.losses
         )
-        if isinstance(saved, Checkpoint):
-            restore(live, saved, world, config.sync.algorithm, config.waiting)
-        elif saved:
-            saved.make_equal(self.synchronizers[0], world, config.waiting, self.replica.owned.layout)
+        build_trainer.resume(config, world, saved, live, self.synchronizers[0])
         self._recovery = build_trainer.recovery(config, folder, rows, saved, start)
         self._results = build_trainer.results(config, rows, saved, self._recovery) if world.index == 0 else None
         self._row_saves = RowSaves(config, self.tables.transport, self._results, memory)
