@@ -554,9 +554,9 @@ def test_what_a_loss_costs_is_known_before_it_is_booked(tmp_path, small_data, mo
     settings = (*BY_MESSAGES, *TWO_PS[len(ONE) :], "checkpoint.every_examples=0")
     killed = Killed(tmp_path, small_data, *settings).start(Kill(Progress, "record", 20))
     killed.lose(*lost).start(Kill(Progress, "record", 5)).lose(*lost).start()
-    booked = itertools.accumulate(each["samples_lost"] / 6_000 / 2 for each in killed.recoveries)
-    assert sorted(set(asked)) == pytest.approx(list(booked))  # every rank asks
-    assert asked[-1] == killed.run.result["pls"] > asked[0] > 0
+    booked = set(itertools.accumulate(each["samples_lost"] / 6_000 / 2 for each in killed.recoveries))
+    assert sorted(set(asked)) == pytest.approx(sorted(booked))  # every rank asks
+    assert asked[-1] == killed.run.result["pls"] >= asked[0] > 0  # or only the lost trainer trained in between
 
 
 class SaveRows:
