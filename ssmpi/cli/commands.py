@@ -67,8 +67,7 @@ def train(arguments: argparse.Namespace) -> int:
 
 def requested(arguments: argparse.Namespace) -> RunRequest:
     """The run that ``train`` or ``launch`` was asked for."""
-    from ssmpi.recovery.start import Supervised
-    from ssmpi.run.request import RunRequest
+    from ssmpi.run.request import RunRequest, Supervised
 
     run_file, overrides = arguments.run_file, list(arguments.overrides)
     if arguments.resume and run_file and "=" in str(run_file):  # with --resume the run file may be left out

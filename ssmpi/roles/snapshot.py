@@ -58,7 +58,7 @@ class Snapshots:
                 evaluations=plain(self.results.evaluations),
                 checked=self.checked,
                 selection=asdict(selection),
-                ledger=self.results.recovery.ledger.state(),
+                ledger=self.results.ledger,
             ).as_json()
         return TrainerState(arrays, self.progress.examples_of_all, self._model(vector, run))
 

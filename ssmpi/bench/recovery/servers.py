@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.checkpoint.rows.store import RowStore
+from ssmpi.checkpoint.row_store import RowStore
 from ssmpi.embedding import tracker_kernels
 from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import MFU, SCAR, SSU, Scope, Tracker
