@@ -18,7 +18,9 @@ from ssmpi.files.log import log  # noqa: E402
 from ssmpi.tools import score  # noqa: E402
 
 hypothesis.settings.register_profile("ssmpi", deadline=None, derandomize=True)  # kernels compile in their first example
-hypothesis.settings.register_profile("soak", deadline=None, database=None, print_blob=True)  # a seed reproduces it
+hypothesis.settings.register_profile(  # a seed reproduces it; where CI is set, hypothesis's own default is not random
+    "soak", deadline=None, derandomize=False, database=None, print_blob=True
+)
 hypothesis.settings.load_profile("ssmpi")  # unless pytest --hypothesis-profile asks for the other
 
 LONGEST = (  # files by how long they take; all others are short

@@ -156,8 +156,9 @@ class PendingCheckpoint:
 
     def awaited(self, tables: SavableTables) -> str:
         """Which ranks have not written which files."""
-        for trainer in self.reports.missing():
-            return f"trainer {trainer} has not written {self.folder / f'trainer-{trainer:04}.h5'}"
+        missing = [(k, self.folder / f"trainer-{k:04}.h5") for k in self.reports.missing()]
+        if missing:
+            return ", ".join(f"trainer {trainer} has not written {path}" for trainer, path in missing)
         if not self.committing:
             return tables.awaited()
         return f"trainer 0 has not written {self.folder / 'manifest.json'}"

@@ -192,18 +192,23 @@ class RemoteTables:
 
     def saved(self) -> list[dict[str, Any]] | None:
         """The outcome of each PS's part; None while any is being written."""
-        for index, server in enumerate(self._servers):
-            if index not in self._outcomes:
-                text = wire.read_text(self._call(server, wire.SAVED, np.empty(0, np.uint8), wire.TEXT))
-                if not text:
-                    return None
-                self._outcomes[index] = {"who": self._conversation.names[server], **json.loads(text)}
-        return [self._outcomes[index] for index in range(len(self._servers))]
+        servers = range(len(self._servers))
+        return [self._outcomes[index] for index in servers] if all(map(self._wrote, servers)) else None
 
     def awaited(self) -> str:
-        """For messages: which PS has not written which file."""
-        index = next(index for index in range(len(self._servers)) if index not in self._outcomes)
-        return f"{self._conversation.names[self._servers[index]]} has not written {self._paths[index]}"
+        """For messages: which PSs have not written which files."""
+        names, servers = self._conversation.names, enumerate(self._servers)
+        missing = [f"{names[k]} has not written {self._paths[index]}" for index, k in servers if not self._wrote(index)]
+        return ", ".join(missing)
+
+    def _wrote(self, index: int) -> bool:
+        """Ask a PS for the outcome of its part; whether there is one."""
+        server = self._servers[index]
+        if index not in self._outcomes:
+            text = wire.read_text(self._call(server, wire.SAVED, np.empty(0, np.uint8), wire.TEXT))
+            if text:
+                self._outcomes[index] = {"who": self._conversation.names[server], **json.loads(text)}
+        return index in self._outcomes
 
     def goodbye(self) -> None:
         """Tell every PS that this trainer sends no more requests."""

@@ -169,9 +169,9 @@ def test_a_file_that_is_never_written_is_named_with_its_rank(what, tmp_path, sma
     """While training continues, which can begin no other save; at the end the job does not wait for ever."""
     owner, name, which, words = HANGS[what]
     over = hang(monkeypatch, owner, name, which)
-    words += r" after checkpoint\.limit_seconds = 1"
+    words += r" after checkpoint\.limit_seconds = 3"
     with pytest.raises(DataError, match=words):
-        train_over_threads(tmp_path, small_data, *SETTINGS, *TWO, "checkpoint.limit_seconds=1.0")
+        train_over_threads(tmp_path, small_data, *SETTINGS, *TWO, "checkpoint.limit_seconds=3.0")
     over.set()
     assert not [text for text in said if "No other checkpoint can be written until it finishes" not in text]
 
