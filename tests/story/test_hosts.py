@@ -103,6 +103,15 @@ class Launched:
             time.sleep(0.05)
         return self
 
+    def until_it_has_saved(self):
+        """Wait for a checkpoint."""
+        deadline = time.monotonic() + START_UP
+        while not (found := set(self.folder.glob("checkpoints/*/manifest.json"))):
+            assert self.job.process.poll() is None, self.job.read_so_far()
+            assert time.monotonic() < deadline, self.job.read_so_far()
+            time.sleep(0.05)
+        return found
+
     def until_it_goes_on(self, times):
         """Wait until it has been started again and trains; the same launch."""
         said, deadline = "", time.monotonic() + START_UP
@@ -172,7 +181,8 @@ def test_a_frozen_rank_on_another_host_is_named(hosts, launch):
 
 
 def test_a_crashed_host_ends_the_job_and_the_run_goes_on_without_it(hosts, launch):
-    run = launch("recovery.mode=off").until_it_trains(more=3)
+    run = launch("recovery.mode=off")
+    run.until_it_has_saved()
     hosts.crash("h2")
     code, output = run.end()
     assert code == LOST, output
@@ -214,9 +224,8 @@ def test_a_lost_host_is_replaced_by_a_spare_one_and_then_by_those_that_are_left(
 @pytest.mark.soak
 def test_without_the_first_trainers_host_all_go_back_to_the_newest_checkpoint_in_the_same_launch(hosts, launch):
     """The launcher is on another host; all examples since that checkpoint are trained on again, and none is lost."""
-    run = launch("checkpoint.every_examples=1000", "recovery.mode=partial", site="spare.toml").until_it_trains(more=3)
-    while not (newest := set(run.folder.glob("checkpoints/*/manifest.json"))):
-        time.sleep(0.05)
+    run = launch("checkpoint.every_examples=1000", "recovery.mode=partial", site="spare.toml")
+    newest = run.until_it_has_saved()
     hosts.crash("h1")
     run.until_it_goes_on(1)
     output = run.stopped()

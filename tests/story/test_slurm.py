@@ -70,12 +70,21 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def slurm(place, tmp_path_factory):
+def cluster(place, tmp_path_factory):
     """Four hosts under SLURM."""
     state = tmp_path_factory.mktemp("slurm")
     cluster = SlurmCluster(4, state, virtual_hosts.shared_folders(place))
     yield cluster
     cluster.close()
+
+
+@pytest.fixture
+def slurm(cluster):
+    """The cluster without a job, also after a test that failed."""
+    yield cluster
+    cluster.head("scancel", "--state=PENDING")
+    cluster.head("scancel", "--state=RUNNING")
+    cluster.until(lambda: not cluster.head("squeue", "--noheader"), "all jobs have ended")
 
 
 def submit(slurm, place, name, launcher, *overrides):
@@ -121,9 +130,12 @@ class Submitted:
         self.until(lambda: self.saved() - before, f"{self.folder.name} saves")
 
     def until_it_has_gone_on(self, times):
-        """Wait until SLURM has started it again, it has found its checkpoint and has made another."""
+        """Wait until SLURM has started it again, it resumes from its checkpoint, or from memory where SLURM's daemons
+        ended before it had saved, and has made another checkpoint.
+        """
         self.until(
-            lambda: self.log.count("resuming from") >= times, f"{self.folder.name} goes on for the {times}. time"
+            lambda: len(re.findall(r"resuming from|resumes from its memory", self.log)) >= times,
+            f"{self.folder.name} goes on for the {times}. time",
         )
         self.until_it_has_saved()
         assert int(self.slurm.job(self.number)["Restarts"]) >= times
