@@ -169,16 +169,16 @@ def test_a_file_that_is_never_written_is_named_with_its_rank(what, tmp_path, sma
     """While training continues, which can begin no other save; at the end the job does not wait for ever."""
     owner, name, which, words = HANGS[what]
     over = hang(monkeypatch, owner, name, which)
-    words += r" after checkpoint\.limit_seconds = 3"
+    words += r" after checkpoint\.limit_seconds = 5"
     with pytest.raises(DataError, match=words):
-        train_over_threads(tmp_path, small_data, *SETTINGS, *TWO, "checkpoint.limit_seconds=3.0")
+        train_over_threads(tmp_path, small_data, *SETTINGS, *TWO, "checkpoint.limit_seconds=5")
     over.set()
     assert not [text for text in said if "No other checkpoint can be written until it finishes" not in text]
 
 
 def test_where_training_waits_a_hang_costs_the_checkpoint(tmp_path, small_data, monkeypatch, said):
     over = hang(monkeypatch, disk, "created", lambda path: "-000001/embedding-0001" in str(path))
-    settings = (*SETTINGS, *TWO, "checkpoint.limit_seconds=3", "checkpoint.background=false")
+    settings = (*SETTINGS, *TWO, "checkpoint.limit_seconds=5", "checkpoint.background=false")
     run = train_over_threads(tmp_path, small_data, *settings)
     over.set()
     assert run.result["status"] == "complete"
@@ -187,15 +187,15 @@ def test_where_training_waits_a_hang_costs_the_checkpoint(tmp_path, small_data, 
 
 def test_a_folder_that_cannot_be_made_ends_nothing(tmp_path, small_data, monkeypatch, said):
     over = hang(monkeypatch, disk, "make_folder", lambda path: path.name == "checkpoint-000001")
-    run = train_over_threads(tmp_path, small_data, *SETTINGS, *TWO, "checkpoint.limit_seconds=1.0")
+    run = train_over_threads(tmp_path, small_data, *SETTINGS, *TWO, "checkpoint.limit_seconds=5")
     over.set()
     assert run.result["status"] == "complete"
-    assert any("trainer 0 has not made a folder in" in text and "limit_seconds = 1" in text for text in said)
+    assert any("trainer 0 has not made a folder in" in text and "limit_seconds = 5" in text for text in said)
 
 
 def test_a_model_is_not_committed_without_its_tables(tmp_path, small_data, monkeypatch):
     monkeypatch.setattr(LocalTables, "saved", lambda tables: None)
-    settings = (*SETTINGS, "checkpoint.every_examples=0", "checkpoint.limit_seconds=1.0", "topology.embedding_ps=0")
+    settings = (*SETTINGS, "checkpoint.every_examples=0", "checkpoint.limit_seconds=5", "topology.embedding_ps=0")
     with pytest.raises((DataError, PeerError), match=r"trainer 0 has not written .*embedding-0000\.h5 after"):
         train_over_threads(tmp_path, small_data, *settings)
     assert not list(tmp_path.rglob(MANIFEST_NAME))
@@ -273,7 +273,7 @@ def test_a_model_without_room_waits_for_some(tmp_path, small_data, monkeypatch, 
 def test_a_model_that_finds_no_room_leaves_the_newest_checkpoint(tmp_path, small_data, monkeypatch, said):
     monkeypatch.setattr(model_saver, "make_room", lambda store, needed, path: disk_space.make_room(store, 10**18, path))
     monkeypatch.setattr(model_saver, "ROOM_SECONDS", 0.05)
-    settings = (*SETTINGS, "checkpoint.limit_seconds=1", "topology.embedding_ps=0")
+    settings = (*SETTINGS, "checkpoint.limit_seconds=5", "topology.embedding_ps=0")
     with pytest.raises(DataError, match=r"model: [\d,]+ bytes needed, [\d,]+ free: .*is the newest committed one"):
         train_over_threads(tmp_path, small_data, *settings)
     assert len(Store(tmp_path / "run").committed()) == 1
