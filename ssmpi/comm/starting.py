@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ssmpi.comm import signals
 from ssmpi.comm.background import run_with_timeout
 from ssmpi.comm.failure import DEFER_SECONDS, FATAL_REPORT_SECONDS, say
-from ssmpi.core.errors import LOST, SettingsError
+from ssmpi.core.errors import LOST, STOPPED, SettingsError
 from ssmpi.host.launcher_env import RANK_VARIABLES
 from ssmpi.host.launcher_env import rank as launched_rank
 from ssmpi.host.mpi_environment import START_LIMIT
@@ -28,7 +28,8 @@ LIMIT_SECONDS = 300.0  # by default; importing from a slow file system counts to
 STOP_SECONDS = 20.0  # once the job was asked to stop: nothing is to be saved yet
 CHECK_SECONDS = 0.5
 JOB = "PMIX_NAMESPACE"  # the variable that names a job; where there is none, ranks of a host have one parent
-STUCK = {"T": "stopped", "D": "waiting for a disk or a file system"}  # states of a process in /proc
+FROZEN = "T"  # a state of a process in /proc
+STUCK = {FROZEN: "stopped", "D": "waiting for a disk or a file system"}
 
 
 class LocalRank(NamedTuple):
@@ -78,26 +79,31 @@ def shortened(limit: float) -> float:
 
 
 def end_job(waited: float) -> None:
-    """Say which ranks of this host are stuck, kill them, and exit so that the launcher ends all ranks."""
-    here = local_ranks()
+    """Say what keeps the job from starting, kill the ranks of this host that are stuck, and exit so that the launcher
+    ends all ranks: with STOPPED if the job was asked to stop and none of them is frozen, else with LOST.
+    """
+    here, asked = local_ranks(), signals.stop_requested_at_start()
     stuck = [each for each in here if each.state in STUCK and each.process != os.getpid()]
+    stopping = asked and not any(each.state == FROZEN for each in stuck)
     able = sorted(each.rank for each in here if each not in stuck)
     if not stuck:
         time.sleep(DEFER_SECONDS)  # a host that knows who is missing says so first
     if able[:1] == [launched_rank()]:  # one message a host
-        run_with_timeout(FATAL_REPORT_SECONDS, partial(say, message(stuck, waited)))
+        run_with_timeout(FATAL_REPORT_SECONDS, partial(say, message(stuck, waited, stopping)))
         for each in stuck:  # some launchers wait for them
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each.process, signal.SIGKILL)
     else:
         time.sleep(FATAL_REPORT_SECONDS)
-    os._exit(LOST)
+    os._exit(STOPPED if stopping else LOST)
 
 
-def message(stuck: list[LocalRank], waited: float) -> str:
+def message(stuck: list[LocalRank], waited: float, stopping: bool = False) -> str:
     """Why the job ends before it has begun."""
     host = socket.gethostname()
     which = " and ".join(f"rank {each.rank} (process {each.process}) is {STUCK[each.state]}" for each in stuck)
+    if stopping:
+        return f"host {host}: stopped before all ranks had started{which and f' ({which})'}: there is nothing to save"
     return (
         f"error: host {host}: not all ranks have started within {waited:.0f} s:"
         f" {which or 'no rank of this host is stopped, so look at the other hosts and at the network'}; all ranks end."

@@ -89,6 +89,18 @@ def test_a_job_that_is_asked_to_stop_while_a_rank_is_frozen_ends_soon(start, mod
     assert re.search(r"rank 1\b.* (is stopped|has given no sign of life for 20 s)", output), output
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=soak)])
+def test_a_slow_start_that_is_asked_to_stop_is_a_stop(start, signum):
+    """No rank is stuck, and the limit is 1,000 s."""
+    job = start(*TWO_TRAINERS, program=("-m", "ssmpi", "launch"), environ=freezing(1, 1, "mpi4py.MPI slow", 1000))
+    job.until_it_breaks()
+    job.send(signum)
+    code, output = job.end(STOP_SECONDS + PATIENCE)
+    assert code == STOPPED, output
+    assert "stopped before all ranks had started" in output
+    assert "error: " not in output
+
+
 LATE = """
 import time
 from ssmpi.comm import world
