@@ -114,7 +114,9 @@ class Launch:
     def _start(self) -> tuple[int, LaunchAttempt, Callable[[], list[str]]]:
         """One start: the launcher's exit code, and what finds the hosts that do not answer afterwards."""
         hosts, restarts = self._hosts, self._restarts
-        attempt = LaunchAttempt(self._run, requeue=self._requeue, resumed=self._request.run is not None)
+        attempt = LaunchAttempt(
+            self._run, requeue=self._requeue, resumed=self._request.run is not None, begun=restarts.begun
+        )
         words = rank_command(dataclasses.replace(self._request, supervised=restarts.supervised))
         own = restarts.variables(self._environ, here=not hosts.of_ranks)
         line = command(self._config.topology.size, self._where, hosts.of_ranks)

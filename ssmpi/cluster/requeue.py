@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 
 from ssmpi.core.errors import LOST, STOPPED
-from ssmpi.files import log, result_marker
+from ssmpi.files import attempts, log, result_marker
 from ssmpi.files.run_files import RESULT_NAME
+from ssmpi.host.mpi_environment import START_LIMIT
 
 REFUSED = 2  # exit code of errors that the user can fix, also of ranks that did not start the run
 OWN_EXIT_CODES = (1, REFUSED, 130)  # exit codes of ssmpi for errors that another launch would repeat
@@ -22,13 +24,14 @@ SRUN_KILLED = 1  # also srun's exit code after a rank was killed for running out
 
 class LaunchAttempt:
     """One launch of a run, in a batch job or by hand. With ``requeue`` its batch job is requeued if another launch may
-    help. With ``resumed`` it succeeds if the run turns out to be finished already.
+    help. With ``resumed`` it succeeds if the run turns out to be finished already; with ``begun`` an earlier start of
+    the same launch has begun the run.
     """
 
-    def __init__(self, folder: Path, *, requeue: bool, resumed: bool = False) -> None:
-        self._folder, self._requeue, self._resumed = folder, requeue, resumed
+    def __init__(self, folder: Path, *, requeue: bool, resumed: bool = False, begun: bool = False) -> None:
+        self._folder, self._requeue, self._resumed, self._begun = folder, requeue, resumed, begun
         self._marker = folder / RESULT_NAME
-        self._before, self._logs = self._written(), log.lengths(folder)
+        self._before, self._logs, self._attempts = self._written(), log.lengths(folder), attempts.read(folder)
 
     def conclude(self, code: int, *, cancelled: bool, silent: Callable[[], list[str]] = list) -> int:
         """Report how the launch ended, requeue its job if that may help, and return the exit code. ``code`` is the
@@ -74,12 +77,35 @@ class LaunchAttempt:
 
     def _requeue_if_useful(self, why: str, code: int, cancelled: bool) -> int:
         job = os.environ.get("SLURM_JOB_ID", "")
-        if self._requeue and job and not cancelled:
+        if not (self._requeue and job) or cancelled:
+            return code
+        if (many := self._jobs_not_begun()) >= attempts.MOST:
+            say(
+                f"error: job {job} is not requeued: {many} jobs in a row ended before all ranks of {self._folder} had"
+                " started, as the messages above say. If they were only slow, raise the limit in the batch file"
+                f" ('export {START_LIMIT}=1200', in seconds), and submit it again"
+            )
+        else:
             say(f"{why}: requeueing job {job}")
             done = subprocess.run(["scontrol", "requeue", job]).returncode
             if done not in (0, -signal.SIGTERM):  # requeueing ends this job, and scontrol with it
                 say(f"error: 'scontrol requeue {job}' ended with {done}: submit the job again to resume the run")
         return code
+
+    def _jobs_not_begun(self) -> int:
+        """How many jobs in a row, this one included, have not begun the run; notes in the run that this one has not.
+        The first rank notes the others.
+        """
+        found = attempts.read(self._folder)
+        if self._begun or found != self._attempts:
+            return 0
+        if not self._folder.is_dir():  # then no job has begun
+            return 1 + int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        try:
+            attempts.add(self._folder, attempts.NOT_BEGUN)
+        except OSError as error:
+            say(f"error: that this job has not begun cannot be noted for the next one: {error}")
+        return 1 + sum(1 for _ in takewhile(attempts.NOT_BEGUN.__eq__, reversed(found)))
 
     def _status(self, code: int) -> str:
         """The marker's status; empty unless this launch wrote it, or succeeded because the run was finished already."""

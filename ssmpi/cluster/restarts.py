@@ -78,7 +78,7 @@ class Restarts:
         return ["sh", "-c", f"rm -rf {folder}/sm_segment.*" if used else f"rm -rf {folder}"]
 
     @property
-    def _begun(self) -> bool:
+    def begun(self) -> bool:
         """Whether a start of this launch has begun the run: else its end is no loss."""
         found = self._record()
         return bool(found["launch"] == self._launch and found["start"] >= self._first)
@@ -93,7 +93,7 @@ class Restarts:
     def possible(self) -> bool:
         """Whether the job may be restarted after ranks were lost; after too many restarts, logs why not."""
         options, now = self._options, self._clock()
-        if options.mode == "off" or not self._begun:
+        if options.mode == "off" or not self.begun:
             return False
         if (best := recoveries.best(self._record())) > self._best:
             self._best, self._without_progress = best, 0

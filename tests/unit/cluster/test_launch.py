@@ -18,8 +18,10 @@ from ssmpi.cluster import launch, stop_signals
 from ssmpi.cluster.restarts import Restarts
 from ssmpi.cluster.site import Launcher, Node, Site
 from ssmpi.cluster.stop_signals import STOP_SIGNALS, StopSignals
+from ssmpi.config import load
 from ssmpi.core.errors import LOST, STOPPED, PeerError, SettingsError, UserError
-from ssmpi.run import resume, run_lock
+from ssmpi.host.mpi_environment import START_LIMIT
+from ssmpi.run import resume, run_folder, run_lock
 from ssmpi.run.request import RunRequest
 from ssmpi.run.run_lock import LaunchLock
 
@@ -267,6 +269,38 @@ echo "{\\"launch\\": \\"${found[1]}\\", \\"start\\": ${found[2]}, \\"recoveries\
 echo "${found[2]}" >> starts
 kill -9 $$
 """
+
+
+REQUEUED = "node = {cores = 4, memory_gb = 4}\nslurm = {time = '1:00:00', requeue = true}\n"
+
+
+@pytest.mark.parametrize("code", [LOST, STOPPED])
+@pytest.mark.parametrize("made", [True, False], ids=["submitted", "no run folder"])
+def test_jobs_that_do_not_begin_are_requeued_once(stand_in, capfd, monkeypatch, code, made):
+    """Each ended with 86 after SSMPI_START_SECONDS, and SLURM requeued it for ever."""
+    stand_in(f"exit {code}")
+    (tools := Path("tools").resolve()).mkdir()
+    (tools / "scontrol").write_text(f"#!/bin/sh\ntest $1 != requeue || echo requeued >> {tools}/told\n")
+    (tools / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "")  # scontrol shows no names: all ranks are to run here
+    Path("site.toml").write_text(REQUEUED)
+    if made:
+        run_folder.make(Path("a run"), load(Path("run.toml")), overwrite=False)
+    for restarts in range(3):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+        assert launch.launch(RunRequest(Path("run.toml"), [], run=Path("a run")), Path("site.toml"), False) == code
+        said = capfd.readouterr().err
+        assert ("job 17 is not requeued: " in said) == (restarts > 0)
+    assert f"'export {START_LIMIT}=1200'" in said
+    assert (tools / "told").read_text().split() == ["requeued"]
+    if made:  # one that begins is counted by its ranks
+        stand_in("echo '[0]' > 'a run/attempts.json'; exit 86")
+        for requeues in (2, 3):
+            launch.launch(RunRequest(None, [], run=Path("a run")), Path("site.toml"), False)
+            assert (tools / "told").read_text().split() == ["requeued"] * requeues
+            stand_in(f"exit {code}")
 
 
 def test_a_stop_between_two_starts_ends_the_launch(stand_in, capfd, monkeypatch):
