@@ -31,6 +31,22 @@ class Job(Protocol):
         """Called while a rank waits; raises if the job is over."""
 
 
+class AnsweringJob:
+    """All ranks are of one thread. Whenever one sends or waits, ``answer`` lets the servers answer what was sent to
+    them: a client that waits for them needs no other thread.
+    """
+
+    def __init__(self, answer: Callable[[], object] | None = None) -> None:
+        self.lock, self.answer = threading.RLock(), answer
+
+    def check(self) -> None:
+        """Let the servers answer, unless they are answering."""
+        answer, self.answer = self.answer, None
+        if answer:
+            answer()
+            self.answer = answer
+
+
 class Channel:
     """One conversation's messages sent and not received, receives posted and not answered, and collectives."""
 

@@ -6,7 +6,6 @@ at given times.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from ssmpi.comm.in_process import Channel, InProcessConversation
+from ssmpi.comm.in_process import AnsweringJob, Channel, InProcessConversation
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.comm.service import Service
 from ssmpi.comm.waiting import WaitOptions
@@ -49,23 +48,6 @@ class Pushing:
     feedback: bool = True
 
 
-class LockstepJob:
-    """All ranks are of one process. Whenever one waits, the center answers what was sent to it: a trainer that waits
-    for the center needs no other thread.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.answer: Callable[[], object] | None = None
-
-    def check(self) -> None:
-        """Let the center answer, unless it is answering."""
-        answer, self.answer = self.answer, None
-        if answer:
-            answer()
-            self.answer = answer
-
-
 class LockstepRounds:
     """``replicas`` are the live vectors of all trainers, float32 (parameters,) each. A gap below 1 means several rounds
     per tick. Trainers that exchange with a center take turns within the gap; others meet, each on a thread of its own.
@@ -83,7 +65,7 @@ class LockstepRounds:
             raise SettingsError(f"lockstep knows sync.algorithm = {', '.join(KNOWN)}, got {options.algorithm!r}")
         self.count, self._gap, self._staleness, self._tick = 0, gap, staleness, 0
         self._late: list[tuple[int, Callable[[], None]]] = []
-        self._pushing, self._traffic, self._job = pushing or Pushing(), Traffic(), LockstepJob()
+        self._pushing, self._traffic, self._job = pushing or Pushing(), Traffic(), AnsweringJob()
         self._kind = ALGORITHMS[options.algorithm]
         self._central = self._kind.partner == SYNC_PS
         # Every merge is a message's: memory that others move knows no staleness.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmpi.bench.recovery.servers import TRACKERS, EmulatedServer
+from ssmpi.bench.recovery.servers import SavedServer, tracker_of
 from ssmpi.bench.recovery.training import Batches, Training
 from ssmpi.config import Config
 from ssmpi.embedding.trackers import largest_tables, scope_of
@@ -107,12 +107,12 @@ class RecoveryEmulation:
         self._dense, self._saved_at = self.training.dense(), 0
         self._trained_again = 0
 
-    def _server(self, index: int, folder: Path) -> EmulatedServer:
+    def _server(self, index: int, folder: Path) -> SavedServer:
         arena, scope, make = self.training.arenas[index], scope_of(self.training.placement, index), None
         if self._strategy.tracker:
-            make = partial(TRACKERS[self._strategy.tracker], scope, self._strategy.fraction, arena)
+            make = partial(tracker_of, self._strategy.tracker, self._strategy.fraction, scope, arena)
         path = folder / ROWS / f"embedding-{index:04}.rows"
-        return EmulatedServer(arena, path, scope, make, self._strategy.fraction)
+        return SavedServer(arena, path, scope, make, self._strategy.fraction)
 
     def run(self, losses: list[Loss]) -> EmulationResult:
         """Train to the end with these losses."""

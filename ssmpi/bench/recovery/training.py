@@ -1,5 +1,5 @@
-"""Bit-reproducible training in one process and one thread with any number of embedding PSs, with the rows, kernels and
-model of real runs.
+"""Bit-reproducible training in one process and one thread with any number of embedding PSs, with the servers, rows,
+kernels and model of real runs.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ssmpi.bench.recovery.servers import LocalServers
 from ssmpi.config import Config
 from ssmpi.core.errors import TrainingError
-from ssmpi.core.protocols import RowLookup
 from ssmpi.core.quality import Quality
 from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches, batches_in, shuffled
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.placement import place
-from ssmpi.embedding.table import Arena
 from ssmpi.model.optim import dense_optimizer
 from ssmpi.model.replica import Replica
 
@@ -57,30 +56,6 @@ class Batches:
                 yield from batches_in(order[skipped:], self._reader.read(block, buffer), self._data.batch_size)
 
 
-class LocalServers:
-    """The transport to several embedding PSs that are all in this process."""
-
-    def __init__(self, arenas: list[Arena]) -> None:
-        self._arenas = arenas
-
-    @property
-    def mapped(self) -> list[np.ndarray]:
-        """All rows."""
-        return [array for arena in self._arenas for array in (arena.weights, arena.state)]
-
-    def ask(self, lookup: RowLookup, thread: int) -> None:
-        """The lookup fetched them already."""
-
-    def collect(self, lookup: RowLookup) -> None:
-        """Nothing to wait for."""
-
-    def push(self, lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
-        """Apply at once."""
-        times, summed = lookup.occurrences(), lookup.summed(gradients)
-        for arena, rows in zip(self._arenas, lookup.parts, strict=True):
-            arena.update(lookup.rows[rows], summed[rows], factor, times[rows])
-
-
 class Training:
     """A model and its rows on ``topology.embedding_ps`` servers, trained batch by batch. ``looked_up`` is the number of
     lookups of the last batch, ``updated`` the number of rows it changed.
@@ -90,15 +65,15 @@ class Training:
         torch.set_num_threads(1)
         self._config = config
         self.placement = place(cardinalities, config.topology.embedding_ps)
-        servers = range(self.placement.servers)
-        self.arenas = [Arena(config.rows, self.placement, server, config.run.seed) for server in servers]
         self._replica = Replica(config.network, config.model.precision, config.run.seed)
         self._optimizer = dense_optimizer(config.dense, self._replica)
         self._model = self._replica.thread_model()
-        at_once = replace(config.embedding, prefetch=False)  # each batch reads the rows after the previous update
-        options = replace(config.rows, settings=at_once)
+        # Each batch reads the rows after the previous update, and every PS gets messages.
+        options = replace(config.rows, settings=replace(config.embedding, prefetch=False, transport="messages"))
         self.looked_up = self.updated = 0
-        self._lookups = Lookups(LocalServers(self.arenas), self.placement, options, thread=0)
+        self._servers = LocalServers(options, self.placement, config.run.seed)
+        self.arenas = self._servers.arenas
+        self._lookups = Lookups(self._servers.tables, self.placement, options, thread=0)
 
     def step(self, batch: Batch, samples: int) -> None:
         """Train on one batch; ``samples`` have been trained on before."""
@@ -106,6 +81,7 @@ class Training:
         _, by_rows = self._model.forward_backward(batch.dense, rows.values, batch.labels)
         factor = self._config.schedule.factor(samples)
         self._lookups.push(rows, by_rows, factor)
+        self._servers.catch_up()
         self.looked_up, self.updated = batch.ids.size, rows.unique_count
         self._optimizer.step(self._model, factor)
 
