@@ -7,12 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.comm.world import Job, World
 from ssmpi.config import Config
 from ssmpi.core.topology import Role
 from ssmpi.files import log
 from ssmpi.host import cpu_usage
+from ssmpi.recovery.start import BEGINNING, Start
 from ssmpi.roles.embedding_ps import serve_embeddings
 from ssmpi.roles.sync_ps import serve_center
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ssmpi.cluster.session_folder import session_folder
 from ssmpi.comm.in_process import Channel, InProcessConversation
-from ssmpi.core.topology import CONVERSATIONS, Directory
+from ssmpi.core.topology import CONVERSATIONS, Directory, Topology
 from ssmpi.core.traffic import Traffic, meter
 from ssmpi.host.mpi_environment import environment
 
@@ -32,6 +32,12 @@ TESTS = Path(__file__).parent
 WITHOUT_SCIPY, WITHOUT_MATPLOTLIB = TESTS / "hidden" / "scipy", TESTS / "hidden" / "matplotlib"
 WITHOUT_EXTRAS = (WITHOUT_SCIPY, WITHOUT_MATPLOTLIB)
 PATIENCE = 120  # seconds until something counts as hung: twenty times what it takes on an idle machine
+
+
+class Pairs(Topology):
+    """Two trainers hold a replica. It is here for real ranks to find."""
+
+    group = 2
 
 
 # Real ranks
@@ -234,8 +240,18 @@ class PretendedJob:
         self.topology, self.deadline = topology, deadline
         self.lock = threading.RLock()
         self.error = None
-        self.channels = {name: Channel(self, topology.directory(name)) for name in CONVERSATIONS}
+        self._channels = {}
+        for name in CONVERSATIONS:
+            for rank in range(topology.size):
+                ranks = topology.conversation_of(name, rank)
+                if rank == ranks[0]:
+                    self._channels[name, rank] = Channel(self, topology.directory(name, rank))
         self.everybody = Channel(self, Directory(tuple(map(topology.role_of, range(topology.size)))))
+
+    def conversation(self, name, rank, traffic):
+        """A rank's end of one."""
+        ranks = self.topology.conversation_of(name, rank)
+        return InProcessConversation(self._channels[name, ranks[0]], ranks.index(rank), meter(traffic, name))
 
     def fail(self, error):
         """Remember the first error; every rank then fails at its next call."""
@@ -260,11 +276,8 @@ class PretendedWorld:
         self.host, self.who = "here", job.topology.name_of(rank)
         self.role, self.index = job.topology.role_of(rank)
         self._job, self.traffic = job, Traffic()
-        mine = self.role, self.index
-        for name, channel in job.channels.items():
-            used = channel if mine in channel.directory.members else Channel(job, Directory((mine,)))
-            place = used.directory.members.index(mine)
-            setattr(self, name, InProcessConversation(used, place, meter(self.traffic, name)))
+        for name in CONVERSATIONS:
+            setattr(self, name, job.conversation(name, rank, self.traffic))
 
     def start_heartbeat(self, waiting):
         """Threads of one process freeze together."""

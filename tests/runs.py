@@ -9,11 +9,11 @@ import numpy as np
 from ranks import PATIENCE, over_threads, ssmpi
 
 from ssmpi.checkpoint import model_files
-from ssmpi.checkpoint.start import Start
 from ssmpi.checkpoint.store import Store
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.config import load
 from ssmpi.core.settings import dump
+from ssmpi.recovery.start import Start
 from ssmpi.run import run_folder
 from ssmpi.train import PARTS
 

@@ -33,6 +33,7 @@ from ssmpi.checkpoint.slowdown import Slowdown
 from ssmpi.checkpoint.timer import CheckpointTimer
 from ssmpi.comm.background import start_background
 from ssmpi.comm.failure import FATAL_REPORT_SECONDS, cause
+from ssmpi.comm.rank_memory import Note
 from ssmpi.comm.waiting import SUPERVISOR, Backoff, WaitOptions, wait
 from ssmpi.core.errors import STOPPED, DataError
 from ssmpi.core.save_cost import SaveCost
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from ssmpi.checkpoint.trainer_state import ModelState, TrainerState
 
 POLL_SECONDS = 0.2  # between two polls whether the embedding PSs have written their files
-BEGUN = "begun"  # the name of the first trainer's note: the number of the newest checkpoint, which row saves refer to
 REMOVAL_SECONDS = 30.0  # that the end of a run waits for the removal of old checkpoints
 
 
@@ -168,7 +168,7 @@ class CheckpointManager:
         return its number; 0 if that fails. No number is used twice, not even that of one that failed.
         """
         memory = self._context.memory
-        after = memory.noted(BEGUN) or 0
+        after = memory.noted(Note.BEGUN) or 0
 
         def make() -> int:
             self._store.clear()
@@ -181,7 +181,7 @@ class CheckpointManager:
         except (OSError, DataError) as error:
             self._failed(cause(error), SaveCost())
             return 0
-        memory.note(BEGUN, number)
+        memory.note(Note.BEGUN, number)
         return number
 
     def _agree_on_folder(self, number: int) -> Path | None:

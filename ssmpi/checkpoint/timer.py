@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from ssmpi.comm.rank_memory import Note
+
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.core.run_options import CheckpointOptions
-
-SAVED = "saved"  # the name of a note: after how many examples, and when in seconds since the host was booted
 
 
 class CheckpointTimer:
@@ -20,7 +20,7 @@ class CheckpointTimer:
     def __init__(self, options: CheckpointOptions, examples: int, memory: RankMemory) -> None:
         self._options, self._memory = options, memory
         self.saved(examples)
-        if kept := memory.noted(SAVED):
+        if kept := memory.noted(Note.SAVED):
             self._examples, self._at = kept
         else:
             self.committed()
@@ -33,7 +33,7 @@ class CheckpointTimer:
 
     def committed(self) -> None:
         """The checkpoint that was started last is committed."""
-        self._memory.note(SAVED, (self._examples, self._at))
+        self._memory.note(Note.SAVED, (self._examples, self._at))
 
     def now(self, examples: int) -> bool:
         """Whether one is due after this many examples."""

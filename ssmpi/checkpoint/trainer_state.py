@@ -25,10 +25,29 @@ if TYPE_CHECKING:
     from ssmpi.comm.world import World
     from ssmpi.core.topology import Topology
     from ssmpi.model.operators import Parameter
-    from ssmpi.model.replica import Replica
 
 SELECTION = "choice"  # the model selection's key in a checkpoint's state
 LOG = "logbook/"  # before the names of the metric logger's arrays
+
+
+class Owned(Protocol):
+    """Which dense parameters a rank owns."""
+
+    @property
+    def layout(self) -> Sequence[Parameter]:
+        """Their names and shapes, in order."""
+
+
+class DenseReplica(Protocol):
+    """A replica, as checkpoints see it."""
+
+    @property
+    def vector(self) -> np.ndarray:
+        """float32 (parameters,), live."""
+
+    @property
+    def owned(self) -> Owned:
+        """Which parameters it has."""
 
 
 class Resumable(Protocol):
@@ -87,7 +106,7 @@ class Checkpoint:
         position, saved = Position.of_state(self.state["position"]), self.state["topology"]
         if (saved["trainers"], saved["threads"]) == (topology.trainers, topology.threads):
             return position
-        return position.for_others(topology.trainers * topology.threads, batch_size)
+        return position.for_others(topology.lanes, batch_size)
 
     def arrays(self, trainer: int, layout: Sequence[Parameter]) -> Arrays:
         """What one trainer saved; ``layout`` is that of its dense parameters."""
@@ -168,7 +187,7 @@ class LiveState:
     the dense optimizer, ``prefetched`` the rows that a paused thread has pulled already.
     """
 
-    replica: Replica
+    replica: DenseReplica
     optimizer: Mapping[str, np.ndarray]
     synchronizer: Resumable
     prefetched: Sequence[PulledRows]

@@ -38,7 +38,7 @@ def add_runs(among: Commands) -> None:
     sub = add(among, "train", commands.train, text, ranks=True)
     add_run(sub)
     sub.add_argument("--terminal", type=Path, help="terminal to draw the progress bar on, set by 'ssmpi launch'")
-    sub.add_argument("--supervised", help=argparse.SUPPRESS)  # as is this, see ``run.request.Supervised``
+    sub.add_argument("--supervised", help=argparse.SUPPRESS)  # as is this, see ``recovery.start.Supervised``
     text = "start the ranks with mpirun, or as a site file says, with the right settings; Ctrl-C saves and stops"
     sub = add(among, "launch", commands.launch, text)
     add_run(sub)

@@ -67,7 +67,8 @@ def train(arguments: argparse.Namespace) -> int:
 
 def requested(arguments: argparse.Namespace) -> RunRequest:
     """The run that ``train`` or ``launch`` was asked for."""
-    from ssmpi.run.request import RunRequest, Supervised
+    from ssmpi.recovery.start import Supervised
+    from ssmpi.run.request import RunRequest
 
     run_file, overrides = arguments.run_file, list(arguments.overrides)
     if arguments.resume and run_file and "=" in str(run_file):  # with --resume the run file may be left out

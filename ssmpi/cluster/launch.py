@@ -32,8 +32,7 @@ from ssmpi.config import Config
 from ssmpi.core.errors import STOPPED, UserError
 from ssmpi.files.run_files import LAUNCH_LOCK
 from ssmpi.host.mpi_environment import PASSED_ON, PYTHON, environment
-from ssmpi.report import recoveries
-from ssmpi.report.recoveries import Left
+from ssmpi.recovery.state import Left, RecoveryState
 from ssmpi.run.request import RunRequest
 from ssmpi.run.run_lock import LaunchLock
 
@@ -141,7 +140,7 @@ def left_by(request: RunRequest, config: Config) -> Left | None:
     """The launch that this one continues, if the run's last one did not save it."""
     if not request.run or request.checkpoint or config.recovery.mode == "off":
         return None
-    return recoveries.left(request.run)
+    return RecoveryState(request.run).left()
 
 
 def command(ranks: int, where: Site | None, hosts: Sequence[str]) -> list[str]:

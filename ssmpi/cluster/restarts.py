@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ssmpi.cluster.requeue import say
 from ssmpi.comm import memory_use
@@ -17,12 +17,12 @@ from ssmpi.core.errors import DIVERGED, DataError
 from ssmpi.files import log
 from ssmpi.host import memory_folder
 from ssmpi.host.mpi_environment import SEGMENTS
-from ssmpi.report import recoveries
-from ssmpi.run.request import Supervised
+from ssmpi.recovery.start import Supervised
+from ssmpi.recovery.state import Record, RecoveryState
 
 if TYPE_CHECKING:
     from ssmpi.core.run_options import RecoveryOptions
-    from ssmpi.report.recoveries import Left
+    from ssmpi.recovery.state import Left
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds before a restart after one that trained on nothing new
 
@@ -80,14 +80,14 @@ class Restarts:
     @property
     def begun(self) -> bool:
         """Whether a start of this launch has begun the run: else its end is no loss."""
-        found = self._record()
-        return bool(found["launch"] == self._launch and found["start"] >= self._first)
+        record = self._record()
+        return record is not None and record.launch == self._launch and record.start >= self._first
 
-    def _record(self) -> dict[str, Any]:
+    def _record(self) -> Record | None:
         try:
-            return recoveries.read(self._run)
+            return RecoveryState(self._run).record()
         except DataError:  # a rank has reported it
-            return {"launch": None, "recoveries": []}
+            return None
 
     @property
     def possible(self) -> bool:
@@ -95,8 +95,8 @@ class Restarts:
         options, now = self._options, self._clock()
         if options.mode == "off" or not self.begun:
             return False
-        if (best := recoveries.best(self._record())) > self._best:
-            self._best, self._without_progress = best, 0
+        if (record := self._record()) and record.best() > self._best:
+            self._best, self._without_progress = record.best(), 0
         self._times = [at for at in self._times if now - at < 60 * options.within_minutes]
         if len(self._times) >= options.max_restarts:
             how = f"within {options.within_minutes:g} min (recovery.max_restarts, recovery.within_minutes)"
@@ -130,8 +130,8 @@ class Restarts:
         if there is none, or if it is worth nothing. ``hosts`` are those of the ranks, if not this one only; ``remote``
         is as for ``clean``.
         """
-        diverged = DIVERGED in log.last_end(self._run, self._began)
-        if self._options.mode == "off" or diverged or self._record()["launch"] not in (self._launch, None):
+        diverged, record = DIVERGED in log.last_end(self._run, self._began), self._record()
+        if self._options.mode == "off" or diverged or (record and record.launch != self._launch):
             return False
         for left in self._folder.glob("sm_segment.*"):
             left.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ssmpi.comm.rank_memory import ProcessMemory
+from ssmpi.comm.rank_memory import Note, ProcessMemory
 from ssmpi.comm.reservation import reserve
 from ssmpi.comm.shared_memory import KEY, Memory, address, hold, mapped
 from ssmpi.files.log import log
@@ -124,7 +124,7 @@ class MemoryFile:
             self._filled = True
             self._mark(NOTES if self._waiting else COMPLETE)
 
-    def note(self, name: str, value: object) -> None:
+    def note(self, name: Note, value: object) -> None:
         """As ``RankMemory``; a note that finds no room waits for it on a thread."""
         text = json.dumps(value)
         with self._noting:
@@ -137,7 +137,7 @@ class MemoryFile:
                 self._retrying = True
                 threading.Thread(target=self._retry, args=(why,), name="notes", daemon=True).start()
 
-    def noted(self, name: str) -> Any:
+    def noted(self, name: Note) -> Any:
         """As ``RankMemory``."""
         with self._noting, contextlib.suppress(FileNotFoundError):
             return json.loads(self._waiting.get(name) or _note(self.path, name).read_text(encoding="utf-8"))

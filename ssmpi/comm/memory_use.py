@@ -10,9 +10,9 @@ import shutil
 import stat
 from pathlib import Path
 
+from ssmpi.comm.rank_memory import Note
 from ssmpi.comm.shared_memory import hold
 
-RUN = "run"  # a note in each rank's memory: the run folder
 LAUNCHER = "launcher"  # the file that a launcher locks
 
 
@@ -44,7 +44,7 @@ def in_use(folder: Path) -> bool:
 def runs_of(folder: Path) -> set[Path]:
     """The run folders that the memory of a launch belongs to."""
     found = set()
-    for note in folder.glob(f"*.{RUN}.json"):
+    for note in folder.glob(f"*.{Note.RUN}.json"):
         with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or not written yet
             if isinstance(run := json.loads(note.read_text(encoding="utf-8")), str):  # earlier versions noted others
                 found.add(Path(run))

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from ssmpi.comm.shared_memory import Memory, PrivateMemory, SharedMemory
+
+
+class Note(StrEnum):
+    """The small values that ranks note in their memory. They are names of files: a change needs a new ``LAYOUT``."""
+
+    RUN = "run"  # every rank, when its memory is made: the run folder
+    ROW_SAVES = "row saves"  # an embedding PS's saver: when it last saved, and how long that took
+    DEAL = "deal"  # a trainer's count of trained rows: what was dealt last
+    PIECES = "pieces"  # the same: for how many pieces it has room
+    WARMED_UP = "warm-up over"  # a trainer: whether its warm-up has ended
+    FORGOTTEN = "forgotten"  # a trainer: the recovery whose outcome includes what it lost in flight
+    BEGUN = "begun"  # the first trainer's checkpoints: the number of the newest one, which row saves refer to
+    SAVED = "saved"  # their timer: after how many examples the last one was, and when, in seconds since boot
+    DECIDED = "decided"  # the first trainer: the mode of recovery that rows are saved for
+    RUN_SO_FAR = "run so far"  # the first trainer: what no other trainer has
+    LEDGER = "ledger"  # the first trainer: which memory is valid, what was lost, and the outcome of a recovery
 
 
 class RankMemory(Protocol):
@@ -27,10 +44,10 @@ class RankMemory(Protocol):
     def ready(self) -> None:
         """All arrays are there and filled."""
 
-    def note(self, name: str, value: object) -> None:
+    def note(self, name: Note, value: object) -> None:
         """Store a small JSON value under a name, atomically: a kill leaves either the old or the new one."""
 
-    def noted(self, name: str) -> Any:
+    def noted(self, name: Note) -> Any:
         """The value stored under a name; None if there is none."""
 
     def holds(self, name: str) -> bool:
@@ -58,10 +75,10 @@ class ProcessMemory:
     def ready(self) -> None:
         """Nothing to mark."""
 
-    def note(self, name: str, value: object) -> None:
+    def note(self, name: Note, value: object) -> None:
         """Nothing to store."""
 
-    def noted(self, name: str) -> Any:
+    def noted(self, name: Note) -> Any:
         """Nothing."""
         return None
 

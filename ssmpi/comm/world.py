@@ -1,8 +1,8 @@
 """Joins the MPI job, agrees on settings and makes every communicator once, on the main thread, in one order.
 
 One conversation, one communicator: ``embedding`` (pull and push), ``center`` (rounds with the sync PSs), ``trainers``
-(dense rounds), ``control`` (row blocks, reports, stop). ``core.topology.ROLES`` says which role takes part in which.
-Threads use buffer calls only.
+(what all of them agree on between parts), ``replicas`` (dense rounds), ``control`` (row blocks, reports, stop).
+``core.topology`` says who takes part in which. Threads use buffer calls only.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ class World:
         self._job, self.traffic = job, Traffic()
         job.set_names([topology.name_of(r) for r in range(job.size)])
         job.meet()
-        self.embedding, self.center, self.trainers, self.control = map(self._conversation, CONVERSATIONS)
+        conversations = map(self._conversation, CONVERSATIONS)
+        self.embedding, self.center, self.trainers, self.replicas, self.control = conversations
         self.same_role_here, self.shadow_share, self.oversubscribed = self._share_host()
         self._hosts: list[str] | None = job.comm.gather(self.host)  # on the first rank
 
@@ -238,12 +239,9 @@ class World:
         return same_role_here, share, text
 
     def _conversation(self, name: str) -> Conversation:
-        """A communicator of the ranks that take part, in rank order; on other ranks, a communicator of this rank
-        only.
-        """
-        takes_part = name in self.role.traits.conversations
-        comm = self._job.comm.Split(0 if takes_part else 1 + self.rank, self.rank)
-        return Conversation(comm, self.topology.directory(name), meter(self.traffic, name))
+        """A communicator of the ranks that this one talks to, in rank order; its color is the first of them."""
+        comm = self._job.comm.Split(self.topology.conversation_of(name, self.rank)[0], self.rank)
+        return Conversation(comm, self.topology.directory(name, self.rank), meter(self.traffic, name))
 
 
 def shadow_share(roles: list[Role], threads: int, cores: int) -> float:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numba import njit
 
+from ssmpi.core.protocols import ArrayMemory
+
 BINS = 16384
 LOGIT_LIMIT = 16.0
 SUMS = ("examples", "positives", "log_loss", "score", "correct")
@@ -49,12 +51,25 @@ def accumulate(logits: np.ndarray, labels: np.ndarray, histogram: np.ndarray, su
     return total
 
 
+def counters(memory: ArrayMemory, threads: int) -> tuple[np.ndarray, np.ndarray]:
+    """What each thread of a trainer has scored, in the memory of its rank: sums float64 (threads, 5) and histograms
+    int64 (threads, 2, BINS).
+    """
+    sums = memory.array("sums", (threads, len(SUMS)), np.float64)
+    return sums, memory.array("histograms", (threads, 2, BINS), np.int64)
+
+
 @dataclass
 class Quality:
     """Sums over scored examples: ``histogram`` int64 (2, BINS) of not clicked and clicked, ``sums`` float64 (5,)."""
 
     histogram: np.ndarray = field(default_factory=lambda: np.zeros((2, BINS), np.int64))
     sums: np.ndarray = field(default_factory=lambda: np.zeros(len(SUMS), np.float64))
+
+    @classmethod
+    def of(cls, sums: np.ndarray, histograms: np.ndarray) -> Quality:
+        """What all threads have scored, from their ``counters``."""
+        return cls(histograms.sum(axis=0), sums.sum(axis=0))
 
     def add(self, logits: np.ndarray, labels: np.ndarray) -> float:
         """Add a batch; returns its summed log-loss, NaN if a logit is not finite."""

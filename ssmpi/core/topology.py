@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar, NamedTuple
 
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.settings import require, within
@@ -38,7 +39,8 @@ class RoleTraits:
     serves: str = ""  # the conversation in which it answers requests; empty for a rank that trains
 
 
-CONVERSATIONS = ("embedding", "center", "trainers", "control")  # in the order in which all ranks make communicators
+# In the order in which all ranks make communicators.
+CONVERSATIONS = ("embedding", "center", "trainers", "replicas", "control")
 ROLES = {
     Role.TRAINER: RoleTraits("trainers", CONVERSATIONS, process_bytes=400e6),
     Role.EMBEDDING_PS: RoleTraits("embedding_ps", ("embedding",), process_bytes=185e6, serves="embedding"),
@@ -67,6 +69,13 @@ class Directory:
         return Directory(tuple(self.members[rank] for rank in ranks))
 
 
+class Place(NamedTuple):
+    """Where a trainer stands in the grid: its ``replica``, and which ``member`` of those that hold it."""
+
+    replica: int
+    member: int
+
+
 def name_of(role: Role, index: int) -> str:
     """The name of the rank with this role and index in messages: ``embedding_ps 1``."""
     return f"{role} {index}"
@@ -77,8 +86,11 @@ class Topology:
     """The ``[topology]`` section: how many ranks play each role. Ranks are dealt in the order of ``Role``.
 
     ``threads`` are the Hogwild worker threads of one trainer (its shadow thread comes on top). ``embedding_ps = 0``
-    keeps the tables inside the trainer, which only a single trainer may do.
+    keeps the tables inside the trainer, which only a single trainer may do. Trainers form a grid: ``group`` consecutive
+    ones hold one replica. It is 1, so that every trainer holds one of its own; it is no setting yet.
     """
+
+    group: ClassVar[int] = 1
 
     trainers: int = 1
     threads: int = 1
@@ -106,6 +118,25 @@ class Topology:
         """Ranks in the whole job."""
         return sum(self.counts.values())
 
+    @property
+    def replicas(self) -> int:
+        """Replicas of the dense parameters."""
+        return self.trainers // self.group
+
+    @property
+    def homes(self) -> int:
+        """Trainers that read batches."""
+        return self.trainers
+
+    @property
+    def lanes(self) -> int:
+        """Worker threads of the whole job."""
+        return self.homes * self.threads
+
+    def place_of(self, trainer: int) -> Place:
+        """A trainer's place in the grid, by its index."""
+        return Place(*divmod(trainer, self.group))
+
     def ranks_of(self, role: Role) -> range:
         """World ranks that play ``role``."""
         first = 0
@@ -123,10 +154,21 @@ class Topology:
                 return role, rank - ranks.start
         raise AssertionError(f"rank {rank} of {self.size}")
 
-    def directory(self, conversation: str) -> Directory:
-        """Who takes part in a conversation; its ranks are in the order of the world's."""
-        roles = [role for role in Role if conversation in role.traits.conversations]
-        return Directory(tuple((role, index) for role in roles for index in range(self.counts[role])))
+    def conversation_of(self, name: str, rank: int = 0) -> tuple[int, ...]:
+        """The world ranks with which ``rank`` talks in the conversation of that ``name``, in the order of their ranks
+        there, itself included; itself alone if its role takes no part. In ``replicas`` these are the same member of
+        every replica, elsewhere all whose role takes part.
+        """
+        played, index = self.role_of(rank)
+        if name not in played.traits.conversations:
+            return (rank,)
+        if name == "replicas":
+            return tuple(self.ranks_of(Role.TRAINER)[self.place_of(index).member :: self.group])
+        return tuple(other for role in Role if name in role.traits.conversations for other in self.ranks_of(role))
+
+    def directory(self, name: str, rank: int = 0) -> Directory:
+        """Role and index of each of ``conversation_of``."""
+        return Directory(tuple(map(self.role_of, self.conversation_of(name, rank))))
 
     def worker_threads(self, role: Role) -> int:
         """Threads of a rank of this role that train; its main thread, or server loop, comes on top."""

@@ -111,6 +111,7 @@ def meter(traffic: Traffic, conversation: str) -> Meter:
         "embedding": (Link.CONTROL, Link.CONTROL),  # pulls and pushes say that they are
         "center": (Link.CENTER_PUSH, Link.CENTER_PULL),
         "trainers": (Link.TRAINERS, None),
+        "replicas": (Link.TRAINERS, None),
         "control": (Link.CONTROL, None),
     }
     return Meter(traffic, *links[conversation])

@@ -33,7 +33,7 @@ class CursorOptions:
 
     def block_rows(self, rows: int) -> int:
         """Rows per block for a pass of ``rows`` rows."""
-        return suit_block_rows(self.data, rows, self.topology.trainers * self.topology.threads * self.per_pass)
+        return suit_block_rows(self.data, rows, self.topology.lanes * self.per_pass)
 
 
 class DataCursor:
@@ -49,12 +49,10 @@ class DataCursor:
     ) -> None:  # fmt: skip
         self._options, self._trainer, self.reader, self.position = options, trainer, reader, dealt.position
         self._checked, self._dealt, self._trained = checked, dealt, trained
-        threads = options.topology.threads
         self.streams = [
             Stream(options.data, options.seed, partial(trained.add, thread), ahead=options.ahead)
-            for thread in range(threads)
+            for thread in range(options.topology.threads)
         ]
-        self._askers = options.topology.trainers * threads
         self._pass, self._pieces = 0, self.position.waiting
         self.dispatcher: BlockDispatcher | None = None
         self.advanced = False
@@ -131,7 +129,7 @@ class DataCursor:
             stream.begun = position.of(self._trainer, thread)
         pieces, order = self._pieces, list(range(len(self._pieces)))
         dispatcher = BlockDispatcher(
-            data, order, self._askers, lambda number: self._shard(pieces[number].block) in self._checked
+            data, order, self._options.topology.lanes, lambda number: self._shard(pieces[number].block) in self._checked
         )
         if handed := self._trained.handed:
             dispatcher.on_answer = partial(handed.asked, ahead=self._options.ahead)

@@ -1,8 +1,9 @@
-"""Explains a decision of the ``policy`` in words and figures, with formulas."""
+"""Explains a decision of the ``policy`` in words and figures, with formulas; and what a recovery has cost."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ssmpi.recovery.policy import (
     LEAST_INTERVAL,
@@ -32,6 +33,41 @@ def explain(decision: Decision) -> list[str]:
         *_break_even(decision),
         *_conclusion(decision),
     ]
+
+
+def summary(decision: Decision) -> str:
+    """The policy's decision, as a clause."""
+    given, partial, full = decision.given, decision.partial, decision.full
+    if not decision.keeps_target:
+        return (
+            f"partial recovery cannot keep the target PLS of {given.target_pls:g}: it would have to save every"
+            f" {duration(partial.wanted)}, and one save of all rows takes {duration(given.row_save_wall_seconds)}; at"
+            f" one every {duration(partial.interval)} the expected PLS is {partial.pls:.2g}"
+        )
+    costs, instead = percent(partial.overhead), percent(full.overhead)
+    if costs == instead:
+        compared = f"costs as much as full recovery, {costs} of the job"
+    else:
+        less = partial.overhead < full.overhead
+        stays = ", too little to change" * (less != (decision.mode == "partial"))
+        compared = f"costs {'' if less else 'not '}less than full recovery: {costs} of the job against {instead}{stays}"
+    return f"partial recovery {compared}, at an expected PLS of {partial.pls:.2g}"
+
+
+def describe(record: dict[str, Any]) -> str:
+    """The cost of a partial recovery, in a sentence."""
+    parts = [
+        f"{record['rows_reloaded']:,} embedding rows reloaded ("
+        + ", ".join(f"{who} from {source}" for who, source in record["sources"].items())
+        + f"), which miss {record['samples_lost']:,} samples"
+        + ("" if record.get("updates_lost") is None else f" and {record['updates_lost']:,} updates")
+    ] * bool(record["rows_reloaded"])
+    if record["rows_dealt_again"]:
+        parts.append(f"up to {record['rows_dealt_again']:,} rows of the data are trained on again")
+    if record["accounts_lost"]:
+        parts.append(f"gradients of {record['accounts_lost']} threads that were not pushed are lost")
+    cost = "; ".join(parts) or "nothing but what follows from the ranks that live"
+    return f"going on after {record['examples']:,} examples: {cost}. PLS is {record['pls']:.3g} so far"
 
 
 def full_overhead(strategy: Strategy) -> str:

@@ -8,9 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-LEDGER = "ledger"  # the name of the note in the first trainer's memory
-OUTCOME = "outcome"  # beside what ``Ledger.state`` has in it: what a recovery has come to
-
 
 @dataclass(frozen=True)
 class LossAccount:

@@ -16,7 +16,7 @@ from ssmpi.core.settings import flat
 from ssmpi.files import run_files
 from ssmpi.files.result_marker import COMPLETE
 from ssmpi.files.run_files import METRICS, RESULT_NAME, RUN_FILE, USAGE, VERSIONS
-from ssmpi.report import recoveries
+from ssmpi.recovery.state import RecoveryState
 from ssmpi.report.record import CIRCUMSTANCES, Record
 
 MEASURED = ("train", "evaluation")  # kinds of lines in METRICS
@@ -64,7 +64,7 @@ def read_json(path: Path) -> Any:
 
 def _recoveries(folder: Path, missing: list[str]) -> list[dict[str, Any]]:
     try:
-        return [each for each in recoveries.read(folder)["recoveries"] if isinstance(each, dict)]
+        return [each for each in RecoveryState(folder).record().recoveries if isinstance(each, dict)]
     except DamageError as error:
         missing.append(f"{error.path.name}: {error.found}: its recoveries are not known")
         return []

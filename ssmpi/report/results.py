@@ -18,7 +18,7 @@ from ssmpi.files.log import log
 from ssmpi.files.result_marker import COMPLETE, INCOMPLETE, STOPPED
 from ssmpi.files.run_files import RECOVERIES, RESULT_NAME
 from ssmpi.files.write_behind import WriteBehind
-from ssmpi.report import recoveries
+from ssmpi.recovery.state import RecoveryState
 from ssmpi.report.jsonl import CLOSING_SECONDS
 from ssmpi.report.metric_logger import EarlierLog, MetricLogger
 from ssmpi.report.traffic import nested
@@ -46,17 +46,16 @@ class EarlierResults(NamedTuple):
 
 class RunResults:
     """Used by the first trainer. A run is finished when ``result.json`` says ``"status": "complete"``, never before.
-    ``expected`` is the number of examples of the whole run. ``ledger`` is the ledger to note in memory, ``pls`` the
-    portion of lost samples so far, ``recovery_fields`` what this start adds to the record of recoveries.
+    ``expected`` is the number of examples of the whole run. ``recovery`` is the state of its
+    recoveries, which others use too.
     """
 
     def __init__(
-        self, folder: Path, options: Run, topology: Topology, expected: int, earlier: EarlierResults | None = None
-    ) -> None:
+        self, folder: Path, options: Run, topology: Topology, expected: int, earlier: EarlierResults | None = None,
+        recovery: RecoveryState | None = None,
+    ) -> None:  # fmt: skip
         self.folder, self._expected = folder, expected
-        self.ledger: dict[str, Any] = {}
-        self.recovery_fields: dict[str, Any] = {}
-        self.pls = 0.0
+        self.recovery = recovery or RecoveryState(folder)
         self._behind = WriteBehind(RECOVERIES)
         logbook, self.evaluations = (earlier.logbook, earlier.evaluations) if earlier else (None, {})
         self.logbook = MetricLogger(folder, topology, expected, options.log_seconds, logbook)
@@ -90,7 +89,7 @@ class RunResults:
     def _record(self, found: Sequence[tuple[int, float, float]], recorded: Callable[[], object] | None) -> None:
         try:
             for each in found:
-                recoveries.rows_saved(self.folder, *each)
+                self.recovery.rows_saved(*each)
             if recorded:
                 recorded()
         except (OSError, UserError) as error:
@@ -108,7 +107,7 @@ class RunResults:
         status = STOPPED if stopped else COMPLETE if complete else INCOMPLETE
         body = {"status": status, "ended": now(), "expected_examples": self._expected, **totals}
         body |= nested(self.logbook.traffic.totals())
-        body |= {"pls": self.pls, **self._recoveries(), "evaluations": self.evaluations}
+        body |= {"pls": self.recovery.pls, **self._recoveries(), "evaluations": self.evaluations}
         if complete:
             body |= {"ended_by": "passes" if all_done else ended_by, "kept": kept}
         try:
@@ -132,7 +131,7 @@ class RunResults:
         if not self._behind.settle(CLOSING_SECONDS):
             log.error(f"error: {self.folder / RECOVERIES}: its disk has not answered for {CLOSING_SECONDS:g} s")
         try:
-            found = recoveries.read(self.folder)["recoveries"]
+            found = self.recovery.record().recoveries
         except DataError as error:
             log.error(f"error: {RESULT_NAME} lacks the run's recoveries: {error}")
             return {}

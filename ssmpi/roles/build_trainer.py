@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ssmpi import sync
 from ssmpi.checkpoint.context import SaveContext
-from ssmpi.checkpoint.start import Repair, Start
-from ssmpi.checkpoint.trainer_state import Checkpoint
+from ssmpi.checkpoint.trainer_state import Checkpoint, LiveState, restore
 from ssmpi.comm.failure import start
+from ssmpi.comm.rank_memory import Note
 from ssmpi.comm.shared_memory import Memory
 from ssmpi.data.cursor import CursorOptions, DataCursor, most_pieces
 from ssmpi.data.position import Position
@@ -23,13 +22,14 @@ from ssmpi.model import custom_code, processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
 from ssmpi.recovery.ledger import Ledger
+from ssmpi.recovery.start import Start
+from ssmpi.recovery.state import RecoveryState
+from ssmpi.recovery.surviving import WarmState
 from ssmpi.report.metric_logger import EarlierLog
 from ssmpi.report.results import EarlierResults, RunResults
 from ssmpi.roles.precompile import compile_kernels
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.tables import Tables, placing
-from ssmpi.roles.warm_state import WarmState
-from ssmpi.sync.warmup import OVER
 
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
@@ -46,12 +46,12 @@ def warn(config: Config, world: World) -> None:
         log.warning(world.oversubscribed)
     if world.index:
         return
-    trainers, threads = config.topology.trainers, config.topology.threads
+    threads = config.topology.threads
     if threads > 1 and config.dense.optimizer == "adagrad" and not config.schedule.warmup_examples:
         log.warning(
             f"no warm-up: Adagrad's first step is dense.rate in every parameter, and {threads} threads of a replica "
             "take theirs together, which can kill hidden units for good; 100 steps of each thread are "
-            f"schedule.warmup_examples = {100 * trainers * threads * config.data.batch_size}"
+            f"schedule.warmup_examples = {100 * config.topology.lanes * config.data.batch_size}"
         )
     for name in sync.unread(config.sync):
         log.warning(f"sync.{name} has no effect, because sync.pace = '{config.sync.pace}': leave it out")
@@ -97,7 +97,7 @@ def saved_state(config: Config, world: World, start: Start) -> Saved | None:
 def progress(config: Config, rows: int, saved: Saved | None, memory: RankMemory, trainer: int) -> Progress:
     """A trainer's counters, for a run over ``rows`` rows."""
     topology, before = config.topology, saved.state["examples"] if saved else 0
-    made = Progress(topology.threads, topology.trainers, config.schedule, before, rows * config.data.passes, memory)
+    made = Progress(topology.threads, topology.homes, config.schedule, before, rows * config.data.passes, memory)
     if isinstance(saved, Checkpoint) and trainer == 0:
         made.add_earlier(*saved.scored())
     if config.run.record_losses:
@@ -113,8 +113,8 @@ def synchronization(
     if saved and (saved.state["examples"] or isinstance(saved, WarmState)):
         options = replace(options, warmup_steps=0)  # over since the first pause, at the latest
     if not options.warmup_steps and not local.memory.kept:
-        local.memory.note(OVER, True)
-    context = sync.RoundContext(world.trainers, world.center, config.waiting, local)
+        local.memory.note(Note.WARMED_UP, True)
+    context = sync.RoundContext(world.replicas, world.center, config.waiting, local)
     synchronizers = sync.make(options, replica.vector, context, threads)
     return synchronizers, sync.pace_of(synchronizers, options, threads, partial(start, world), world.shadow_share)
 
@@ -167,30 +167,35 @@ def save_context(
     )  # fmt: skip
 
 
-def updates_lost(before: Ledger, repair: Repair, now: int) -> int | None:
-    """Lost accesses: those of the lost embedding PSs' rows since these were saved; None if they were not counted."""
-    lost = sum(loaded.unsaved.lost(before.accounts[index].covered, now) for index, loaded in repair.loaded.items())
-    return None if math.isnan(lost) else round(lost)
+def resume(config: Config, world: World, saved: Saved | None, live: LiveState, synchronizer: sync.Synchronizer) -> None:
+    """Restore a trainer's live state from a checkpoint, or make replicated state equal that has survived."""
+    if isinstance(saved, Checkpoint):
+        restore(live, saved, world, config.sync.algorithm, config.waiting)
+    elif saved:
+        saved.make_equal(synchronizer, world, config.waiting, live.replica.owned.layout)
 
 
-def results(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RunResults:
-    """The first trainer's results, for a run over ``rows`` rows."""
-    earlier, expected = None, rows * config.data.passes
-    if saved:
-        earlier = EarlierResults(EarlierLog(saved.state["logbook"], saved.scored()), saved.state["evaluations"])
-    made = RunResults(folder, config.run, config.topology, expected, earlier)
-    before = Ledger.of_state(start.ledger) if start.ledger else Ledger()
-    ledger = before
+def recovery(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RecoveryState:
+    """The state of the run's recoveries; the first trainer writes it."""
+    before = start.ledger or Ledger()
+    made = RecoveryState(folder, start.memory, before)
     if start.repair:
         assert saved
-        ledger = before.reloaded(start.repair.ranks, start.repair.taken, saved.state["examples"])
-        made.recovery_fields = {
-            "samples_lost": ledger.samples_lost - before.samples_lost,
-            "updates_lost": updates_lost(before, start.repair, saved.state["examples"]),
+        made.ledger = before.reloaded(start.repair.ranks, start.repair.taken, saved.state["examples"])
+        threads = config.topology.threads * (config.sync.algorithm == "async_ps")
+        made.losses = {
+            "samples_lost": made.ledger.samples_lost - before.samples_lost,
+            "updates_lost": start.repair.updates_lost(before, saved.state["examples"]),
             "rows_dealt_again": saved.state["dealt_again"][1],
-            "accounts_lost": len(start.repair.trainers)
-            * config.topology.threads
-            * (config.sync.algorithm == "async_ps"),
+            "accounts_lost": len(start.repair.trainers) * threads,
         }
-    made.ledger, made.pls = ledger.state(), ledger.pls(expected)
+    made.pls = made.ledger.pls(rows * config.data.passes)
     return made
+
+
+def results(config: Config, rows: int, saved: Saved | None, recovery: RecoveryState) -> RunResults:
+    """The first trainer's results, for a run over ``rows`` rows."""
+    earlier = None
+    if saved:
+        earlier = EarlierResults(EarlierLog(saved.state["logbook"], saved.scored()), saved.state["evaluations"])
+    return RunResults(recovery.run, config.run, config.topology, rows * config.data.passes, earlier, recovery)

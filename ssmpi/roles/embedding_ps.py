@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ssmpi.checkpoint.arena_writer import MOST, ArenaWriter
-from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.model_files import load_tables
-from ssmpi.checkpoint.row_store import RowStore, path_of, remove_beyond
-from ssmpi.checkpoint.start import BEGINNING, Start
+from ssmpi.checkpoint.rows.newest import arena_in
+from ssmpi.checkpoint.rows.saver import RowSaver
+from ssmpi.checkpoint.rows.store import RowStore, path_of, remove_beyond
 from ssmpi.checkpoint.store import Store
 from ssmpi.comm import failure
 from ssmpi.comm.service import Service
-from ssmpi.comm.shared_memory import Memory
 from ssmpi.comm.world import World
 from ssmpi.core.errors import DataError
 from ssmpi.embedding.placement import place
@@ -25,12 +24,11 @@ from ssmpi.files.log import log
 from ssmpi.files.run_files import checkpoint_number
 from ssmpi.host import cpu_usage
 from ssmpi.host.host_memory import free_memory
-from ssmpi.report import recoveries
-from ssmpi.roles.policy_inputs import expected_examples
-from ssmpi.roles.row_saver import RowSaver
+from ssmpi.recovery.row_saves import expected_examples, schedule_of
+from ssmpi.recovery.start import BEGINNING, Start
+from ssmpi.recovery.state import RecoveryState
 
 if TYPE_CHECKING:
-    from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.comm.shared_memory import Memory
     from ssmpi.config import Config
 
@@ -45,7 +43,7 @@ NO_SAVES = (
 def serve_embeddings(config: Config, world: World, folder: Path, start: Start = BEGINNING) -> bool:
     """The whole life of an embedding PS."""
     model = start.checkpoint
-    arena, memory = rows_in(start.memory, config, world.index, model)
+    arena, memory = arena_in(start.memory, config, world.index, model)
     if model:
         load_tables(arena, model, world.index)
     shared = config.embedding.transport != "messages"
@@ -69,8 +67,10 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
         return True
     server.checkpoint = max(map(checkpoint_number, Store(folder).committed()), default=0)
     store = RowStore(path_of(folder, world.index), arena, start.timeline)
-    saver = RowSaver(config, store, tracker, server, start.memory, recoveries.taken(folder).row_save_seconds)
-    saver.most_samples = config.recovery.target_pls * config.topology.embedding_ps * expected_examples(config)
+    fraction = config.checkpoint.priority_fraction if tracker else 1.0
+    most_samples = config.recovery.target_pls * config.topology.embedding_ps * expected_examples(config)
+    schedule, earlier = schedule_of(config, fraction, most_samples), RecoveryState(folder).record().row_save_seconds
+    saver = RowSaver(store, tracker, server, start.memory, schedule, earlier)
     server.status_lines = saver.status_lines
     failure.start(world, "row saves", saver.run)
     try:
@@ -81,17 +81,6 @@ def serve_embeddings(config: Config, world: World, folder: Path, start: Start = 
     if world.index == 0:
         remove_beyond(folder, config.topology.embedding_ps)
     return True
-
-
-def rows_in(memory: RankMemory, config: Config, index: int, model: Path | None = None) -> tuple[Arena, Memory]:
-    """The rows of embedding PS ``index`` in its memory, surviving or initial ones, and the memory. The tables are those
-    of a saved ``model``, or of the run's data.
-    """
-    setting = config.data.folder
-    origin = DataOrigin.of_model(model, setting) if model else DataOrigin.of_data(Path(setting))
-    placement = place(origin.cardinalities, config.topology.embedding_ps)
-    part = memory.part(ROWS, shared=config.embedding.transport != "messages")
-    return Arena(config.rows, placement, index, config.run.seed, part), part
 
 
 def tracked(config: Config, arena: Arena, scope: Scope, counts: Memory) -> Tracker:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
 from ssmpi.core.errors import DIVERGED, TrainingError
-from ssmpi.core.quality import BINS, SUMS, Quality, accumulate
+from ssmpi.core.quality import SUMS, Quality, accumulate, counters
 from ssmpi.files import atomic_file
 from ssmpi.model.options import Schedule
 
@@ -50,20 +50,19 @@ class Progress:
     trainers, were trained on by the jobs that this one resumes; ``expected`` is all that there will be.
 
     The other trainers' examples come with every answer of the dealer (``update_others``); in between, their pace
-    relative to this trainer's is assumed constant, and before the first answer equal. What was scored is kept in
-    ``memory``.
+    relative to this trainer's is assumed constant, and before the first answer equal: ``homes`` trainers read batches.
+    What was scored is kept in ``memory``.
     """
 
     def __init__(
-        self, threads: int, trainers: int, schedule: Schedule, earlier: int = 0, expected: float = math.inf,
+        self, threads: int, homes: int, schedule: Schedule, earlier: int = 0, expected: float = math.inf,
         memory: RankMemory | None = None,
     ) -> None:  # fmt: skip
         memory = memory or ProcessMemory()
         self._schedule, self._earlier, self._expected = schedule, earlier, expected
         self._flat = schedule.flat
-        self._others, self._updating = OtherTrainers(0, 0, trainers - 1.0, 0.0), threading.Lock()
-        self._sums = memory.array("sums", (threads, len(SUMS)), np.float64)
-        self._histograms = memory.array("histograms", (threads, 2, BINS), np.int64)
+        self._others, self._updating = OtherTrainers(0, 0, homes - 1.0, 0.0), threading.Lock()
+        self._sums, self._histograms = counters(memory, threads)
         self._slots = list(zip(self._histograms, self._sums, strict=True))  # one for each thread
         self._examples = [0] * threads  # plain numbers: they are added up in every step
         self.iterations = np.zeros(threads, np.int64)
@@ -112,7 +111,7 @@ class Progress:
 
     def quality(self) -> Quality:
         """The quality of all that this trainer has scored, including earlier processes if its memory survived."""
-        return Quality(self._histograms.sum(axis=0), self._sums.sum(axis=0))
+        return Quality.of(self._sums, self._histograms)
 
     def add_earlier(self, quality: Quality) -> None:
         """Add what the jobs that this one resumes have scored."""

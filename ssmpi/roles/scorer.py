@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ssmpi.checkpoint.data_origin import DataOrigin
-from ssmpi.checkpoint.start import Start
 from ssmpi.comm.world import World
 from ssmpi.core.stop import Stop
 from ssmpi.data.batch import Batch
 from ssmpi.model.replica import Replica
+from ssmpi.recovery.start import Start
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.tables import Tables
 

@@ -58,7 +58,7 @@ class Snapshots:
                 evaluations=plain(self.results.evaluations),
                 checked=self.checked,
                 selection=asdict(selection),
-                ledger=self.results.ledger,
+                ledger=self.results.recovery.ledger.state(),
             ).as_json()
         return TrainerState(arrays, self.progress.examples_of_all, self._model(vector, run))
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.comm.service import Service
 from ssmpi.comm.world import World
 from ssmpi.host import cpu_usage
 from ssmpi.model import kernels
 from ssmpi.model.options import DenseOptions
+from ssmpi.recovery.start import BEGINNING, Start
 from ssmpi.sync import exchanges
 
 if TYPE_CHECKING:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ssmpi import sync
 from ssmpi.checkpoint.manager import CheckpointManager
-from ssmpi.checkpoint.start import BEGINNING, Start
-from ssmpi.checkpoint.trainer_state import SELECTION, Checkpoint, LiveState, TrainerState, restore
+from ssmpi.checkpoint.trainer_state import SELECTION, LiveState, TrainerState
 from ssmpi.comm import failure
 from ssmpi.comm.signals import stop_requested
 from ssmpi.comm.waiting import SUPERVISOR, Backoff, wait
@@ -27,16 +27,18 @@ from ssmpi.embedding.client import Lookups, PrefetchedRows
 from ssmpi.files.log import during
 from ssmpi.host import cpu_usage
 from ssmpi.host.clock import Clock
+from ssmpi.recovery import surviving
+from ssmpi.recovery.row_saves import RowSaves
+from ssmpi.recovery.start import BEGINNING, Start
+from ssmpi.recovery.surviving import RunNotes
 from ssmpi.report.results import Scored
 from ssmpi.report.trainer_report import TrainerReport
 from ssmpi.roles import build_trainer
 from ssmpi.roles.control import Control
 from ssmpi.roles.evaluate import Evaluations, Evaluator
 from ssmpi.roles.model_selection import ModelSelection
-from ssmpi.roles.save_decision import RowSaves
 from ssmpi.roles.shard_check import check, share
 from ssmpi.roles.snapshot import Snapshots
-from ssmpi.roles.warm_state import RunNote
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
@@ -70,11 +72,9 @@ class Trainer:
         live = LiveState(
             self.replica, self.optimizer.state(), self.synchronizers[0], self._prefetched, self.progress.losses
         )
-        if isinstance(saved, Checkpoint):
-            restore(live, saved, world, config.sync.algorithm, config.waiting)
-        elif saved:
-            saved.make_equal(self.synchronizers[0], world, config.waiting, self.replica.owned.layout)
-        self._results = build_trainer.results(config, folder, rows, saved, start) if world.index == 0 else None
+        build_trainer.resume(config, world, saved, live, self.synchronizers[0])
+        self._recovery = build_trainer.recovery(config, folder, rows, saved, start)
+        self._results = build_trainer.results(config, rows, saved, self._recovery) if world.index == 0 else None
         self._row_saves = RowSaves(config, self.tables.transport, self._results, memory)
         self._snapshots = Snapshots(
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica, live=live,
@@ -92,8 +92,8 @@ class Trainer:
         self._selection = ModelSelection(
             folder, self._evaluations, self._checkpoints, self._snapshots.of_model, selected
         )
-        self._note = RunNote(memory, self._results, self._selection, self._control.checked, saved)
-        self._control.gathered, self._control.due = self._note.gathered, self._checkpoint_due
+        self._notes = RunNotes(self._recovery, self._results, self._selected, self._control.checked, saved)
+        self._control.gathered, self._control.due = self._gathered, self._checkpoint_due
         self._save_agreed, self._started, self._came_to_rest = False, False, 0.0
 
     @property
@@ -136,7 +136,8 @@ class Trainer:
                 self._rest()  # all begin together: otherwise the first one that is ready would take the others' blocks
             cpu_usage.set_up()
             lost = self.tables.sent, self.synchronizers[0].context.local.sent, self._under_way
-            self._note.started(self.progress.examples_of_all, lost, self.world.trainers)
+            examples = self.progress.examples_of_all
+            surviving.resumed(self._recovery, self._notes, examples, lost, self.world.trainers)
             if self._results:
                 self._results.logbook.start_clock()
             self._started = True
@@ -171,7 +172,7 @@ class Trainer:
         if scored := self._score_model(split):
             self._selection.consider(scored)
         if not self.stopped:
-            self._note.evaluated(self._cursor.position.part)
+            self._notes.evaluated(self._cursor.position.part)
 
     def evaluate_final(self, split: str) -> None:
         """Score the final model, and on request the first trainer's replica too. If the run is asked to stop meanwhile,
@@ -231,6 +232,16 @@ class Trainer:
         """Wait until every push of every trainer has been applied."""
         self.tables.transport.drain()
         wait(self.world.trainers.ibarrier(), self.config.waiting, "the other trainers (to come to rest)")
+
+    def _gathered(self, trainer: int, report: TrainerReport) -> None:
+        """Handle one trainer's report, on the first trainer."""
+        assert self._results
+        self._results.logbook.gathered(trainer, report)
+        self._notes.write_if_due()
+
+    def _selected(self) -> dict[str, Any]:
+        """The state of the model selection, as JSON."""
+        return asdict(self._selection.state)
 
     def _checkpoint_due(self) -> bool:
         """Whether this trainer knows that a checkpoint is due; only the first one does."""

@@ -1,8 +1,8 @@
 """Partial recovery: rebuilds the lost memory of some ranks before any role starts, while all other ranks keep theirs.
 
 The rows of a lost embedding PS are loaded here, into new memory that becomes valid once the first trainer records it
-(``roles.warm_state``): if a rank dies before that, the recovery simply starts over. Lost trainers and sync PSs get
-new memory too, which their roles fill (``roles.replica_recovery``).
+(``recovery.surviving``): if a rank dies before that, the recovery simply starts over. Lost trainers and sync PSs get
+new memory too, which their roles fill (``recovery.replicas``).
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssmpi.checkpoint import newest_rows
-from ssmpi.checkpoint.start import Loaded, Repair, Start
+from ssmpi.checkpoint.rows import newest
+from ssmpi.checkpoint.rows.newest import Reloaded
 from ssmpi.core.errors import DataError
 from ssmpi.core.topology import Role
 from ssmpi.embedding.table import ROWS
 from ssmpi.files.log import during
-from ssmpi.recovery.after_loss import over_target
-from ssmpi.recovery.ledger import Ledger
-from ssmpi.roles.embedding_ps import rows_in
-from ssmpi.roles.policy_inputs import expected_examples
-from ssmpi.roles.warm_state import NOTHING, deal_left, own_memory
+from ssmpi.recovery.choice import over_target
+from ssmpi.recovery.row_saves import expected_examples
+from ssmpi.recovery.start import Repair, Start
+from ssmpi.recovery.surviving import NOTHING, deal_left, own_memory
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import Job
-    from ssmpi.run.resume import ResumePlan
+    from ssmpi.recovery.start import ResumePlan
 
 
 def rebuild_lost_memory(job: Job, plan: ResumePlan, start: Start, lost: Collection[int], number: int) -> Start | str:
@@ -35,7 +34,7 @@ def rebuild_lost_memory(job: Job, plan: ResumePlan, start: Start, lost: Collecti
     that memory. Returns the state that the rank starts from or, on all ranks, why recovery failed or costs too much.
     """
     topology = plan.config.topology
-    outcome: Loaded | str | None = None
+    outcome: Reloaded | str | None = None
     if job.rank in lost and topology.role_of(job.rank)[0] is Role.EMBEDDING_PS:
         outcome = reload_rows(job.rank, plan, start)
     outcomes = job.gather(outcome)
@@ -50,7 +49,7 @@ def rebuild_lost_memory(job: Job, plan: ResumePlan, start: Start, lost: Collecti
         sync_ps=of_role[Role.SYNC_PS],
         checkpoint=next(iter(plan.checkpoints), None),
         ranks=dict.fromkeys(lost, number),
-        loaded={topology.role_of(rank)[1]: each for rank, each in enumerate(outcomes) if isinstance(each, Loaded)},
+        loaded={topology.role_of(rank)[1]: each for rank, each in enumerate(outcomes) if isinstance(each, Reloaded)},
     )
     if repair.loaded and (why := over_target(booked_pls(job, plan, start, repair), plan.config.recovery)):
         return why
@@ -67,26 +66,25 @@ def booked_pls(job: Job, plan: ResumePlan, start: Start, repair: Repair) -> floa
 
     def booked() -> float:
         assert start.ledger
-        ledger = Ledger.of_state(start.ledger)
         now = deal_left(trainers, repair.trainers).examples
-        return ledger.reloaded(repair.ranks, repair.taken, now).pls(expected_examples(config))
+        return start.ledger.reloaded(repair.ranks, repair.taken, now).pls(expected_examples(config))
 
     return job.agree(booked)
 
 
-def reload_rows(rank: int, plan: ResumePlan, start: Start) -> Loaded | str:
+def reload_rows(rank: int, plan: ResumePlan, start: Start) -> Reloaded | str:
     """Load the rows of an embedding PS; returns why, if that fails."""
     config, began = plan.config, time.monotonic()
     index = config.topology.role_of(rank)[1]
     with during(f"reloading the rows of embedding_ps {index}"):
         try:
-            arena, _ = rows_in(start.memory, config, index)
-            found = newest_rows.restore(arena, index, Path(config.run.folder), plan.checkpoints, start.timeline)
+            arena, _ = newest.arena_in(start.memory, config, index)
+            found = newest.restore(arena, index, Path(config.run.folder), plan.checkpoints, start.timeline)
         except (DataError, OSError) as error:
             return str(error)
     if not start.memory.holds(ROWS):
         return "there is no room for its memory"
-    return Loaded(found.samples, found.rows, found.source, time.monotonic() - began, found.unsaved)
+    return replace(found, seconds=time.monotonic() - began)
 
 
 def record(repair: Repair) -> dict[str, Any]:

@@ -8,34 +8,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from ssmpi.config import Config, load
 from ssmpi.core.errors import SettingsError
 from ssmpi.files.run_files import BATCH_FILE, RUN_FILE
-
-
-class Supervised(NamedTuple):
-    """The number of this start of the job, and its launch; ``ended`` is when the previous start ended, in seconds since
-    1970. ``first`` is the first start of the ``ssmpi launch`` that runs now: 1, or more if it continues a launch that
-    ended before the run was saved.
-    """
-
-    launch: str
-    start: int
-    ended: float
-    first: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Supervised:
-        """The inverse of ``word``."""
-        launch, start, ended, first = text.split(":")
-        return cls(launch, int(start), float(ended), int(first))
-
-    @property
-    def word(self) -> str:
-        """The value as an argument of ``ssmpi train``."""
-        return f"{self.launch}:{self.start}:{self.ended:.3f}:{self.first}"
+from ssmpi.recovery.start import Supervised
 
 
 @dataclass(frozen=True)

@@ -14,26 +14,25 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ssmpi.checkpoint import store
-from ssmpi.checkpoint.start import Start
 from ssmpi.comm.memory_file import LostMemoryError, MemoryFile, Origin
-from ssmpi.comm.memory_use import RUN, in_use, remove
-from ssmpi.comm.rank_memory import ProcessMemory, RankMemory
+from ssmpi.comm.memory_use import in_use, remove
+from ssmpi.comm.rank_memory import Note, ProcessMemory, RankMemory
 from ssmpi.config import differences, load
 from ssmpi.core.errors import SettingsError
 from ssmpi.files.log import last_end, log
 from ssmpi.files.run_files import RUN_FILE
 from ssmpi.host import memory_folder
 from ssmpi.host.clock import process_age
-from ssmpi.recovery.after_loss import FULL, MEMORY, PARTIAL, Choice, Found, choose
-from ssmpi.recovery.ledger import LEDGER, OUTCOME, Ledger
-from ssmpi.report import recoveries
-from ssmpi.roles import policy_inputs
-from ssmpi.run import partial_recovery, restart_guard, resume, run_folder
+from ssmpi.recovery import row_saves
+from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Choice, Found, choose
+from ssmpi.recovery.ledger import Ledger
+from ssmpi.recovery.start import Start
+from ssmpi.recovery.state import RecoveryState
+from ssmpi.run import partial_recovery, resume, run_folder
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import Job
-    from ssmpi.run.request import Supervised
-    from ssmpi.run.resume import ResumePlan
+    from ssmpi.recovery.start import ResumePlan, Supervised
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 BEGINNING = "beginning"  # how a run recovered, if not from memory or a checkpoint
@@ -55,8 +54,8 @@ def begin(job: Job, plan: ResumePlan, supervised: Supervised | None) -> Start:
         memory, _ = inspect_memory(*rank_memory(job, plan, plan.left.launch))
         if any(job.gather(memory is not None)):
             job.agree(lambda: refuse_left(run, "a start without 'ssmpi launch', or with recovery.mode = 'off'"))
-    if job.agree(lambda: recoveries.read(run)["launch"]):  # this job does not go on from that launch's memory
-        remove_everywhere(job, plan, job.agree(lambda: recoveries.begin(run, "", 0)))
+    if job.agree(lambda: RecoveryState(run).record().launch):  # this job does not go on from that launch's memory
+        remove_everywhere(job, plan, job.agree(lambda: RecoveryState(run).begin_start("", 0)))
     return without_memory(job, plan, ProcessMemory(), resume.choose_checkpoint(job, plan), 0)
 
 
@@ -66,6 +65,7 @@ class Restart:
     def __init__(self, job: Job, plan: ResumePlan, supervised: Supervised) -> None:
         self._job, self._plan, self._supervised = job, plan, supervised
         self._run = Path(plan.config.run.folder)
+        self._state = RecoveryState(self._run)
         self._path, _, self._who = rank_memory(job, plan, supervised.launch)
 
     def begin(self) -> Start:
@@ -92,18 +92,18 @@ class Restart:
             if before != self._supervised.launch:
                 remove_everywhere(job, plan, before or plan.replaced)
             if job.rank == 0:
-                policy_inputs.say(plan.config, checkpoint)
+                row_saves.say(plan.config, checkpoint)
         return without_memory(job, plan, self._fresh(), checkpoint, self._supervised.start)
 
     def _name_start(self) -> str:
         """Note in the run that this start is its last one; returns the launch that was noted before."""
         launch, start = self._supervised.launch, self._supervised.start
-        return self._job.agree(lambda: recoveries.begin(self._run, launch, start))
+        return self._job.agree(lambda: self._state.begin_start(launch, start))
 
     def _inspect(self) -> tuple[MemoryFile | None, str]:
         """The memory that this rank may resume from, or why there is none."""
         memory, why = inspect_memory(self._path, self._supervised.launch, self._who)
-        first = self._job.agree(lambda: recoveries.first_start(self._run))
+        first = self._job.agree(lambda: self._state.record().first_start)
         if memory and memory.origin.start < first:
             return None, f"what is there is that of start {memory.origin.start}, and start {first} began without memory"
         return memory, why
@@ -136,21 +136,20 @@ class Restart:
         self._job.agree(lambda: self._decide(PARTIAL, choice.why, more))
         return made, ""
 
-    def _choose(self, memory: MemoryFile | None, found: list[Found]) -> tuple[Choice, Mapping[str, Any] | None, int]:
+    def _choose(self, memory: MemoryFile | None, found: list[Found]) -> tuple[Choice, Ledger | None, int]:
         """On the first rank: how the run recovers, its noted ledger, and its timeline."""
-        config, noted = self._plan.config, memory.noted(LEDGER) if memory else None
-        starts = Ledger.of_state(noted).starts if noted else ()
-        if outcome := (noted or {}).get(OUTCOME):  # the last start may have been killed before it wrote the outcome
-            recoveries.complete(self._run, outcome)
-        choice = choose(found, starts, config.topology, config.recovery)
+        config, (ledger, outcome) = self._plan.config, RecoveryState(self._run, memory).noted()
+        if outcome:  # the last start may have been killed before it wrote it
+            self._state.complete(outcome)
+        choice = choose(found, ledger.starts if ledger else (), config.topology, config.recovery)
         if choice.how != FULL and not self._plan.again:
-            resumed = (each.get("examples", 0) for each in recoveries.read(self._run)["recoveries"])
-            restart_guard.record_start(self._run, max(resumed, default=0))
-        return choice, noted, recoveries.timeline(self._run)
+            resumed = (each.get("examples", 0) for each in self._state.record().recoveries)
+            self._state.count_start(max(resumed, default=0))
+        return choice, ledger, self._state.record().timeline
 
     def _fresh(self) -> RankMemory:
         memory = fresh(self._path, Origin(self._supervised.launch, self._who, self._supervised.start))
-        memory.note(RUN, str(self._run.resolve()))
+        memory.note(Note.RUN, str(self._run.resolve()))
         return memory
 
     def _decide(self, how: str, lost: str = "", more: Mapping[str, Any] = NOTHING) -> None:
@@ -160,10 +159,10 @@ class Restart:
 def without_memory(job: Job, plan: ResumePlan, memory: RankMemory, checkpoint: Path | None, start: int) -> Start:
     """Start from a checkpoint, or the beginning: this start creates all ``memory`` anew."""
     topology, run = plan.config.topology, Path(plan.config.run.folder)
-    timeline = job.agree(lambda: recoveries.begin_timeline(run, start))
-    state = store.read_manifest(checkpoint).state if checkpoint and job.rank == 0 else {}
-    ledger = Ledger.begin([start] * topology.size, topology.embedding_ps, state.get(LEDGER), state.get("examples", 0))
-    return Start(checkpoint, memory, ledger=ledger.state(), timeline=timeline)
+    timeline = job.agree(lambda: RecoveryState(run).begin_timeline(start))
+    saved = store.read_manifest(checkpoint).state if checkpoint and job.rank == 0 else {}
+    ledger = Ledger.begin([start] * topology.size, topology.embedding_ps, saved.get("ledger"), saved.get("examples", 0))
+    return Start(checkpoint, memory, ledger=ledger, timeline=timeline)
 
 
 def fresh(path: Path, origin: Origin) -> RankMemory:
@@ -241,8 +240,8 @@ def record_recovery(run: Path, supervised: Supervised, how: str, lost: str, more
     else:
         there = f"all ranks go back to {'the ' * (how == BEGINNING)}{how}"
         log.info(f"start {supervised.start} of this job: {lost}: {there} (full recovery)")
-    before = [each["at"] for each in recoveries.read(run)["recoveries"]]
-    recoveries.add(run, {
+    before = [each["at"] for each in RecoveryState(run).record().recoveries]
+    RecoveryState(run).add({
         "start": supervised.start,
         "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "why": last_end(run, datetime.fromisoformat(before[-1]) if before else None),

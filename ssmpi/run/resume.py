@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,28 +20,13 @@ from ssmpi.files.log import log
 from ssmpi.files.result_marker import damage, is_finished
 from ssmpi.files.run_files import MODEL, RESULT_NAME, RUN_FILE, is_run_folder
 from ssmpi.files.writable import check_writable
-from ssmpi.report import recoveries
-from ssmpi.run import restart_guard, run_folder, run_lock
-from ssmpi.run.request import RunRequest, Supervised
+from ssmpi.recovery.start import ResumePlan, Supervised
+from ssmpi.recovery.state import RecoveryState
+from ssmpi.run import run_folder, run_lock
+from ssmpi.run.request import RunRequest
 from ssmpi.run.requirements import composed
 
 WHOLE = "whole"  # in place of a checkpoint's name: the newest one that is undamaged
-
-
-@dataclass(frozen=True)
-class ResumePlan:
-    """How a job starts: its settings, the checkpoints to try (newest first), or that it is finished; ``resumed`` if the
-    folder holds the run already, ``again`` if its launch restarts it after a kill. ``left`` is the launch whose memory,
-    where it has survived, is ahead of the checkpoints; ``replaced`` that of the run that was overwritten here.
-    """
-
-    config: Config
-    checkpoints: tuple[Path, ...] = ()
-    finished: bool = False
-    resumed: bool = False
-    again: bool = False
-    left: recoveries.Left | None = None
-    replaced: str = ""
 
 
 def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
@@ -53,9 +38,9 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
     run = Path(config.run.folder)
     again, before = False, ""
     if supervised := request.supervised:
-        record = recoveries.read(run)
-        before = record["launch"] if run.is_dir() and recoveries.is_own(run, record) else ""
-        again = record["launch"] == supervised.launch and record["start"] >= supervised.first
+        record = RecoveryState(run).record()
+        before = record.launch if run.is_dir() and record.is_own(run) else ""
+        again = record.launch == supervised.launch and record.start >= supervised.first
     if again:  # the first start has handled the request already, and the files that it read may have changed
         request = replace(request, run_file=None, overrides=(), run=run, overwrite=False, checkpoint=WHOLE)
         config = request.load()
@@ -81,10 +66,10 @@ def prepare(request: RunRequest, ranks: int, held: ExitStack) -> ResumePlan:
         return check_nothing_to_do(request, config)
     found = usable_checkpoints(run, request.checkpoint)
     for path in found:
-        state, found_settings = store.read_manifest(path).state, fingerprint(config.flat(), reader.manifest)
-        check_fingerprint(path.name, state, found_settings, config.network)
-        check_passes(path.name, state, config)
-    left = None if again or request.checkpoint else recoveries.left(run)
+        saved, found_settings = store.read_manifest(path).state, fingerprint(config.flat(), reader.manifest)
+        check_fingerprint(path.name, saved, found_settings, config.network)
+        check_passes(path.name, saved, config)
+    left = None if again or request.checkpoint else RecoveryState(run).left()
     return ResumePlan(config, tuple(found), resumed=True, again=again, left=left)
 
 
@@ -180,7 +165,7 @@ def take_over(start: ResumePlan, path: Path | None) -> None:
     if path:
         resume_from(run, path, again=start.again)
     elif not start.again:
-        restart_guard.record_start(run, 0)
+        RecoveryState(run).count_start(0)
     if start.resumed:
         disk.remove_file(run / RESULT_NAME)
         run_folder.write_settings(run, start.config)
@@ -191,7 +176,7 @@ def resume_from(run: Path, path: Path, *, again: bool = False) -> None:
     checkpoints aside, so that the next job resumes from what this one saves.
     """
     if not again:
-        restart_guard.record_start(run, store.read_manifest(path).state["examples"])
+        RecoveryState(run).count_start(store.read_manifest(path).state["examples"])
     log.info(f"resuming from {path}")
     for newer in store.Store(run).set_aside_after(path):
         log.warning(f"set aside, because it is newer: {newer}")

@@ -30,7 +30,7 @@ class Synchronizer:
 
     Options: ClassVar[type]
     partner: ClassVar[str] = ALL_TRAINERS  # the other side of a round; empty: nobody
-    in_groups = False  # one trainer may run the rounds of all trainers of its host
+    in_teams = False  # one trainer may run the rounds of all trainers of its host
     sends_factor = False  # the mean is also taken of the trainers' learning-rate factors
     no_codec: ClassVar[str] = "exchanges weights, and a codec leaves out most of what it is given"  # empty: takes one
     in_the_step = False  # runs inside the optimizer's step, so that a pace has no rounds to run

@@ -29,7 +29,7 @@ class CenterExchange(Exchange):
         self.thread, self._servers = thread, context.sync_ps
         self._shards = [cut(f.stop - f.start, len(self._servers)) for f in self.fragments]
         self._reply = np.empty_like(weights)
-        if thread == 0 and context.trainers.rank == 0:
+        if thread == 0 and context.replicas.rank == 0:
             self._start()
 
     def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
@@ -40,27 +40,27 @@ class CenterExchange(Exchange):
 
     def model(self) -> np.ndarray:
         """The center, after every trainer's last round and before anybody's next."""
-        wait(self.context.trainers.ibarrier(), self.context.waiting, "the other trainers' last round")
+        wait(self.context.replicas.ibarrier(), self.context.waiting, "the other trainers' last round")
         center = self.fetch()
-        wait(self.context.trainers.ibarrier(), self.context.waiting, "the other trainers (to fetch the center)")
+        wait(self.context.replicas.ibarrier(), self.context.waiting, "the other trainers (to fetch the center)")
         return center
 
     def restart(self) -> None:
         """The first trainer sends the initial center again; the others wait until it has arrived."""
-        if self.context.trainers.rank == 0:
+        if self.context.replicas.rank == 0:
             self._start()
             self.fetch()
-        wait(self.context.trainers.ibarrier(), self.context.waiting, "the other trainers (to end their warm-up)")
+        wait(self.context.replicas.ibarrier(), self.context.waiting, "the other trainers (to end their warm-up)")
 
     def recenter(self, servers: Collection[int], center: np.ndarray, saved: Mapping[str, np.ndarray]) -> None:
         """The first trainer sends the initial values; the others wait until they have arrived."""
-        if self.context.trainers.rank == 0:
+        if self.context.replicas.rank == 0:
             for fragment, part in enumerate(self.fragments):
                 shards = enumerate(self.shards_of(center[part], fragment))
                 self._send(START, {index: shard for index, shard in shards if index in servers})
             self.remember(servers, saved)
             self.fetch()
-        wait(self.context.trainers.ibarrier(), self.context.waiting, "the other trainers (to restore lost state)")
+        wait(self.context.replicas.ibarrier(), self.context.waiting, "the other trainers (to restore lost state)")
 
     def remember(self, servers: Collection[int], saved: Mapping[str, np.ndarray]) -> None:
         """Restore the saved optimizer state of those sync PSs, if they have any."""

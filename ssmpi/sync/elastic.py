@@ -106,7 +106,7 @@ class MirroredCenter(CenterExchange):
     def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, thread: int = 0) -> None:
         super().__init__(options, weights, context, thread)
         parts = shards(weights.size, len(self.fragments), len(self._servers))
-        seed = context.trainers.rank, thread
+        seed = context.replicas.rank, thread
         self._mirrors = ReplicaMirrors(options, parts, context.local.replica.layers, seed, weights.size)
 
     def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:

@@ -113,5 +113,5 @@ def cost(options: RoundOptions, topology: Topology, parameters: int) -> RoundCos
     return RoundCost(
         {Link.CENTER_PUSH: payloads, Link.CENTER_PULL: payloads},
         1e-9 * parameters * (2 * (codec.send + codec.receive) + PASSES),
-        mirrors={Role.TRAINER: 5 * own, Role.SYNC_PS: 4 * own * topology.trainers + 1},
+        mirrors={Role.TRAINER: 5 * own, Role.SYNC_PS: 4 * own * topology.replicas + 1},
     )

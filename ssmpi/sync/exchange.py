@@ -122,7 +122,7 @@ class Exchange(ABC):
 
     @property
     def tally(self) -> tuple[float, float, float, float]:
-        """Rounds so far, their seconds, staleness and the last divergence; for a group the leader counts them."""
+        """Rounds so far, their seconds, staleness and the last divergence; for a team the leader counts them."""
         return self.rounds, self._round_seconds, self._staleness, self._divergence
 
     # A part of the run

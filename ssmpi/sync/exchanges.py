@@ -39,10 +39,10 @@ def make(
         return PairMean(options, weights, context, options.own(GossipOptions).seed)
     if options.codec != DENSE:
         return EncodedMean(options, weights, context)
-    if kind.in_groups and options.pace == "shadow" and context.trainers.size > 1:
+    if kind.in_teams and options.pace == "shadow" and context.replicas.size > 1:
         own = context.local.replica
-        if group := host_average.form(context.trainers, weights, own.host, own.memory):
-            return HostMean(options, weights, context, group)
+        if team := host_average.form(context.replicas, weights, own.host, own.memory):
+            return HostMean(options, weights, context, team)
     return ReducedMean(options, weights, context, context.local.factor if kind.sends_factor else None)
 
 

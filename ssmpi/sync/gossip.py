@@ -42,7 +42,7 @@ class Gossip(MA):  # the model is the mean of the replicas, too
     Options: ClassVar[type] = GossipOptions
     partner = ANOTHER_TRAINER
     no_codec = "meets another partner each time, and would need mirrors of every one"
-    in_groups = False
+    in_teams = False
 
     @classmethod
     def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:

@@ -36,10 +36,10 @@ def take_snapshot(weights: np.ndarray, snapshot: np.ndarray, total: np.ndarray, 
             total[i] += snapshot[i]
 
 
-class HostGroup:
-    """One member's view of its group. ``members`` are ranks of ``trainers``, the leader's first; ``replicas`` their
+class HostTeam:
+    """One member's view of its team. ``members`` are ranks of ``trainers``, the leader's first; ``replicas`` their
     live vectors, float32 (parameters,), on a member that is led only its own. ``leaders`` are the leaders of all
-    groups.
+    teams.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class HostGroup:
 
     @property
     def size(self) -> int:
-        """Trainers of this group."""
+        """Trainers of this team."""
         return len(self._members)
 
     @property
@@ -87,7 +87,7 @@ class HostGroup:
 
     @property
     def alone(self) -> bool:
-        """Whether all trainers of the job are in this group, so that its mean is the global one."""
+        """Whether all trainers of the job are in this team, so that its mean is the global one."""
         return self.size == self._trainers.size
 
     @property
@@ -132,7 +132,7 @@ class HostGroup:
         return [(w[part], s[part]) for w, s in zip(self._replicas, self._snapshots, strict=True)]
 
     def share(self, memory: Memory, values: np.ndarray) -> np.ndarray:
-        """The leader's ``values`` in its ``memory``, mapped by its whole group. Every trainer calls it."""
+        """The leader's ``values`` in its ``memory``, mapped by its whole team. Every trainer calls it."""
         mine = placed(memory, values) if self.leads else None
         addresses = self._trainers.gather(memory.address)
         if mine is not None:
@@ -140,9 +140,9 @@ class HostGroup:
         return attach(addresses[self._members[0]], values.nbytes).view(values.dtype)
 
 
-def form(trainers: Conversation, weights: np.ndarray, host: str, memory: Memory) -> HostGroup | None:
-    """The group of this trainer, whose replica lies in ``memory`` on ``host``; None if every group would have one
-    member. Every trainer calls it. A trainer configured for messages (``PrivateMemory``) gets a group of its own, as do
+def form(trainers: Conversation, weights: np.ndarray, host: str, memory: Memory) -> HostTeam | None:
+    """The team of this trainer, whose replica lies in ``memory`` on ``host``; None if every team would have one
+    member. Every trainer calls it. A trainer configured for messages (``PrivateMemory``) gets a team of its own, as do
     all trainers of a host whose members cannot map each other's memory.
     """
     found = trainers.gather((host, memory.address))
@@ -167,7 +167,7 @@ def form(trainers: Conversation, weights: np.ndarray, host: str, memory: Memory)
         members, replicas, board = [trainers.rank], [weights], _empty_board(1)
     leaders = trainers.split(0 if trainers.rank == members[0] else 1)
     alone = all(size == 1 for size in trainers.gather(len(members)))
-    return None if alone else HostGroup(trainers, members, replicas, leaders, board)
+    return None if alone else HostTeam(trainers, members, replicas, leaders, board)
 
 
 def _empty_board(members: int) -> np.ndarray:

@@ -34,12 +34,12 @@ class MA(Synchronizer):
     """Moves towards the mean of the trainers that still train."""
 
     Options: ClassVar[type] = MAOptions
-    in_groups = True
+    in_teams = True
     no_codec = ""
 
     def __init__(self, options: RoundOptions, exchange: Exchange) -> None:
         super().__init__(options, exchange)
-        self.idle = self.context.trainers.size == 1  # one trainer alone is its own mean
+        self.idle = self.context.replicas.size == 1  # one trainer alone is its own mean
 
     @classmethod
     def option_error(cls, options: RoundOptions) -> str:
@@ -56,4 +56,4 @@ class MA(Synchronizer):
         if options.codec != DENSE:
             return mean_mirrors.cost(options, topology, parameters)
         words = parameters + (1 + cls.sends_factor) * options.fragments
-        return RoundCost({Link.TRAINERS: reduced_bytes(4 * words, topology.trainers)})
+        return RoundCost({Link.TRAINERS: reduced_bytes(4 * words, topology.replicas)})

@@ -11,7 +11,7 @@ import numpy as np
 from ssmpi import compress
 from ssmpi.sync.average import Average
 from ssmpi.sync.exchange import Exchange, FusedMove, Refer, divergence
-from ssmpi.sync.host_average import HostGroup
+from ssmpi.sync.host_average import HostTeam
 from ssmpi.sync.in_place import Replicas, average
 from ssmpi.sync.mean_mirrors import MeanMirrors
 from ssmpi.sync.options import RoundOptions
@@ -31,7 +31,7 @@ class ReducedMean(Exchange):
     ) -> None:
         super().__init__(options, weights, context)
         self._beside, self._mine = beside, np.empty(weights.size + 1 if beside else 0, np.float32)
-        self._average = Average(context.trainers, context.waiting, weights.size + bool(beside))
+        self._average = Average(context.replicas, context.waiting, weights.size + bool(beside))
 
     def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
         """The mean of the snapshots of trainers that are active."""
@@ -55,24 +55,24 @@ class ReducedMean(Exchange):
 
 
 class HostMean(ReducedMean):
-    """The leader of a ``group`` exchanges for all its members that still train; leaders meet in an all-reduce."""
+    """The leader of a ``team`` exchanges for all its members that still train; leaders meet in an all-reduce."""
 
-    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, group: HostGroup) -> None:
+    def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, team: HostTeam) -> None:
         super().__init__(options, weights, context)
-        self.group, self.leads, self.members = group, group.leads, group.size
-        self._of_leaders = Average(group.leaders, context.waiting, weights.size)
+        self.team, self.leads, self.members = team, team.leads, team.size
+        self._of_leaders = Average(team.leaders, context.waiting, weights.size)
         self._all_ended = False  # on all hosts; every leader sees it in the same round
         self.move_in_place: FusedMove = self._average_in_place
 
     @property
     def needed(self) -> bool:
         """Whether any member still trains."""
-        return self.group.training
+        return self.team.training
 
     def fuse(self, move: FusedMove) -> None:
         """For rounds of a job that is all on this host."""
         self.move_in_place = move
-        move(self.group.in_place, self.group.active, slice(0, 0))  # compiles now, not in the first round
+        move(self.team.in_place, self.team.active, slice(0, 0))  # compiles now, not in the first round
 
     def round(self, fragment: int, active: bool, refer: Refer) -> bool:
         """As the base class; members that are led do nothing."""
@@ -85,26 +85,26 @@ class HostMean(ReducedMean):
     def count(self, seconds: float, staleness: float) -> None:
         """On the board, for all members."""
         super().count(seconds, staleness)
-        self.group.count(self.rounds, self._round_seconds, self._staleness)
+        self.team.count(self.rounds, self._round_seconds, self._staleness)
 
     @property
     def tally(self) -> tuple[float, float, float, float]:
         """As the leader counts."""
-        return self.group.tally
+        return self.team.tally
 
     def begin(self) -> None:
         """This member begins."""
         self._all_ended = False
-        self.group.begin()
+        self.team.begin()
 
     def end(self) -> None:
         """This member ends."""
-        self.group.end()
+        self.team.end()
 
     def leave(self, follow: Callable[[], bool]) -> bool:
         """As the base class, unless an earlier round found that all have ended; members wait for their leader."""
         if not self.leads:
-            self.group.wait_for_leader()
+            self.team.wait_for_leader()
             return False
         while not self._all_ended and follow():
             pass
@@ -112,29 +112,29 @@ class HostMean(ReducedMean):
 
     def conclude(self) -> None:
         """Members may go on."""
-        self.group.close()
+        self.team.close()
 
     def array(self, name: str, values: np.ndarray) -> np.ndarray:
-        """The leader's, mapped by its group."""
+        """The leader's, mapped by its team."""
         memory = self.context.local.memory.part(f"{name} model", shared=self.members > 1)
-        return self.group.share(memory, values)
+        return self.team.share(memory, values)
 
     def _round(self, fragment: int, refer: Refer, *, everyone: bool) -> bool:
-        part, group = self.fragments[fragment], self.group
-        group.wait_for_members(self.context.waiting)
-        active, measures = group.active, self.measures_now()
-        if group.alone and active.any() and not (everyone or measures):
-            self.move_in_place(group.in_place, active, part)
+        part, team = self.fragments[fragment], self.team
+        team.wait_for_members(self.context.waiting)
+        active, measures = team.active, self.measures_now()
+        if team.alone and active.any() and not (everyone or measures):
+            self.move_in_place(team.in_place, active, part)
             return True
         total = self._of_leaders.room(part.stop - part.start)
-        mean = self._of_leaders.of_sums(total.size, group.snapshot(part, total, everyone=everyone))
+        mean = self._of_leaders.of_sums(total.size, team.snapshot(part, total, everyone=everyone))
         if mean is None:
             self._all_ended = True
             return False
         reference = refer(mean, fragment)
-        for member, (weights, snapshot) in enumerate(group.pairs(part)):
+        for member, (weights, snapshot) in enumerate(team.pairs(part)):
             if measures:
-                group.note_divergence(member, divergence(reference, snapshot))
+                team.note_divergence(member, divergence(reference, snapshot))
             self.merge(weights, reference, snapshot)
         return True
 
@@ -150,9 +150,9 @@ class EncodedMean(ReducedMean):
         super().__init__(options, weights, context)
         compress.compile_kernels(options.codec)
         pending = context.local.memory.array("pending", weights.shape, np.float32)
-        place = context.trainers.rank, context.trainers.size
+        place = context.replicas.rank, context.replicas.size
         mirrors = MeanMirrors(options, context.local.replica.layers, place, pending)
-        self.sharded = ShardedMean(context.trainers, context.waiting, mirrors)
+        self.sharded = ShardedMean(context.replicas, context.waiting, mirrors)
 
     def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray | None:
         """The mean as mirrored; the snapshot becomes the owners' mirror of the replica."""

@@ -113,7 +113,7 @@ def cost(options: RoundOptions, topology: Topology, parameters: int) -> RoundCos
     shard of the mean: 2 + 2 / n. Payloads of others, and differences of a shard of replica and mean: (1 + 2 / n) of a
     fragment.
     """
-    number, found = topology.trainers, shards(parameters, options.fragments, topology.trainers)
+    number, found = topology.replicas, shards(parameters, options.fragments, topology.replicas)
     sent = (number - 1) / number * (WEIGHT * number * options.fragments + 2 * expected_bytes(options, found))
     codec, share = codec_of(options)[0].nanoseconds, 1 / number
     each = (1 + share) * codec.send + 2 * (1 - share) * codec.receive + PASSES if number > 1 else 0.0

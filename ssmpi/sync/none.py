@@ -30,7 +30,7 @@ class NoExchange(Exchange):
     def model(self) -> np.ndarray:
         """The first trainer's replica."""
         vector = self.weights.copy()
-        wait(self.context.trainers.ibcast(vector), self.context.waiting, "the other trainers")
+        wait(self.context.replicas.ibcast(vector), self.context.waiting, "the other trainers")
         return vector
 
 

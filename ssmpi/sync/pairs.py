@@ -27,7 +27,7 @@ class PairMean(ReducedMean):  # the model is the mean of the replicas, too
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, seed: int) -> None:
         super().__init__(options, weights, context)
-        trainers = context.trainers
+        trainers = context.replicas
         self._asks = trainers.rank % 2 == 0
         self._others = range(1 if self._asks else 0, trainers.size, 2)
         self._chance = np.random.default_rng([seed, trainers.rank])
@@ -50,7 +50,7 @@ class PairMean(ReducedMean):  # the model is the mean of the replicas, too
     def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The mean of the two snapshots."""
         partner = int(self._chance.choice(self._others))
-        trainers, theirs = self.context.trainers, self._reply[: snapshot.size]
+        trainers, theirs = self.context.replicas, self._reply[: snapshot.size]
         requests = [trainers.irecv(theirs, partner, ANSWER), trainers.isend(snapshot, partner, ASK + fragment)]
         wait_all(requests, self.context.waiting, trainers.names[partner])
         theirs += snapshot
@@ -59,7 +59,7 @@ class PairMean(ReducedMean):  # the model is the mean of the replicas, too
 
     def leave(self, follow: Callable[[], bool]) -> bool:
         """Tell the answering trainers that this one is done asking; or answer until all askers are done."""
-        trainers, waiting = self.context.trainers, self.context.waiting
+        trainers, waiting = self.context.replicas, self.context.waiting
         if self._asks:
             word = np.empty(0, np.float32)
             wait_all([trainers.isend(word, other, DONE) for other in self._others], waiting, "the other trainers")

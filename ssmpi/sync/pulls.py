@@ -89,7 +89,7 @@ def expected_bytes(options: RoundOptions, shards: Shards, topology: Topology) ->
     """
     (kind, own), (pushing, pushed) = codec_of(options), pushes.codec_of(options)
     if kind.takes_share and pushing.takes_share:
-        changed = topology.trainers * topology.threads * (1.0 - pushed.share)
+        changed = topology.lanes * (1.0 - pushed.share)
         own = replace(own, share=max(own.share, 1.0 - changed))
     return sum(kind.expected_bytes(own, part.stop - part.start) for parts in shards for part in parts)
 
@@ -101,4 +101,4 @@ def mirror_vectors(options: RoundOptions, topology: Topology) -> dict[Role, int]
     if options.pull_codec == DENSE:
         return {}
     clients = pushes.clients(options, topology)
-    return {Role.TRAINER: clients, Role.SYNC_PS: 2 * clients * topology.trainers + 1}
+    return {Role.TRAINER: clients, Role.SYNC_PS: 2 * clients * topology.replicas + 1}

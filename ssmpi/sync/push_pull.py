@@ -45,7 +45,7 @@ class PushPull(CenterExchange):
             gradients = local.memory.array(f"gradients of thread {thread}", self.weights.shape, np.float32)
             self._accounts[thread] = PendingGradients(gradients, local.factor())
             if self._encodes:
-                seed = self.context.trainers.rank, thread
+                seed = self.context.replicas.rank, thread
                 made = Encoders(self.options, self._parts, local.replica.layers, local.memory, seed)
                 self._encoders[thread], local.unsent[thread] = made, (gradients, made.state)
         return self._accounts[thread]
@@ -69,12 +69,12 @@ class PushPull(CenterExchange):
     @property
     def _remembers(self) -> bool:
         """Whether this is the first trainer and the sync PSs' optimizer has state to fetch."""
-        return self.context.trainers.rank == 0 and bool(self.context.local.optimizer.state())
+        return self.context.replicas.rank == 0 and bool(self.context.local.optimizer.state())
 
     @property
     def _own(self) -> str:
         """The prefix of state that only this trainer, of this number of trainers, can resume."""
-        return f"trainer {self.context.trainers.rank} of {self.context.trainers.size}/"
+        return f"trainer {self.context.replicas.rank} of {self.context.replicas.size}/"
 
     def state(self) -> dict[str, np.ndarray]:
         """On the first trainer, a copy of the sync PSs' optimizer state. On every trainer, by thread, what a codec has
@@ -96,7 +96,7 @@ class PushPull(CenterExchange):
         unsent = self.context.local.unsent
         if residuals and unsent:
             pushes.take_back({thread: residual for thread, (residual, _) in unsent.items()}, residuals)
-        elif any("residual" in name for name in saved) and self.context.trainers.rank == 0:
+        elif any("residual" in name for name in saved) and self.context.replicas.rank == 0:
             why = "by another number of trainers" if unsent else "with a codec, and sync.codec = 'dense' keeps nothing"
             log.warning(f"what had not been pushed is dropped: the checkpoint was saved {why}")
         for thread, (_, state) in unsent.items():

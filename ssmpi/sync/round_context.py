@@ -74,11 +74,12 @@ class LocalTrainer:
 
 @dataclass
 class RoundContext:
-    """The ranks that a synchronizer communicates with: the trainers, and the sync PSs in ``center``. With
-    ``merge_later`` a round hands over the merge of what it got; a benchmark that sets times calls it when it is due.
+    """The ranks that a synchronizer communicates with: in ``replicas`` the same member of every replica, and the sync
+    PSs in ``center``. With ``merge_later`` a round hands over the merge of what it got; a benchmark that sets times
+    calls it when it is due.
     """
 
-    trainers: Conversation
+    replicas: Conversation
     center: Conversation
     waiting: WaitOptions
     local: LocalTrainer = field(default_factory=LocalTrainer)

@@ -40,7 +40,7 @@ class SlowMo(BlockFiltered):
     """Moves towards slow weights, which take steps with momentum along what the mean has moved."""
 
     Options: ClassVar[type] = SlowMoOptions
-    in_groups = False  # every trainer's learning-rate factor must be in the all-reduce
+    in_teams = False  # every trainer's learning-rate factor must be in the all-reduce
     sends_factor = True
 
     def __init__(self, options: RoundOptions, exchange: Exchange) -> None:

@@ -49,8 +49,8 @@ class Synchronous(NoSync):
     def __init__(self, options: RoundOptions, exchange: Exchange) -> None:
         super().__init__(options, exchange)
         context = self.context
-        self.idle = context.trainers.size == 1  # one trainer alone steps on its own
-        self._average = Average(context.trainers, context.waiting, self.weights.size)
+        self.idle = context.replicas.size == 1  # one trainer alone steps on its own
+        self._average = Average(context.replicas, context.waiting, self.weights.size)
         self._rows = SynchronousRows(self, context)
         if not self.idle:
             self.rows = self._rows
@@ -59,7 +59,7 @@ class Synchronous(NoSync):
     @classmethod
     def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
         """The all-reduce of the dense gradients with their weight, and the agreement; row gradients come on top."""
-        n = topology.trainers
+        n = topology.replicas
         return RoundCost({Link.TRAINERS: reduced_bytes(4 * (parameters + 1) + 8 * (n * n + 2), n)})
 
     @classmethod
@@ -80,7 +80,7 @@ class Synchronous(NoSync):
             return ""
         return (
             f"lets all batches of a step see the same weights, which {topology.threads} threads on one replica cannot: "
-            f"set topology.threads = 1 and topology.trainers = {topology.threads * topology.trainers}"
+            f"set topology.threads = 1 and topology.trainers = {topology.lanes}"
         )
 
     def common(self) -> list[np.ndarray]:
@@ -97,12 +97,12 @@ class Synchronous(NoSync):
         ``counts`` int (trainers,) says how many rows go to whom. Returns this trainer's share of the examples, the
         learning-rate factor, a mean over all examples, and the counts of all, (trainers, trainers).
         """
-        rank, size = self.context.trainers.rank, self.context.trainers.size
+        rank, size = self.context.replicas.rank, self.context.replicas.size
         self._began = time.monotonic()
         words = np.zeros(2 + size * size)
         words[:2] = examples, examples * factor
         words[2:].reshape(size, size)[rank] = counts
-        wait(self.context.trainers.iallreduce(words), self.context.waiting, "the other trainers' step")
+        wait(self.context.replicas.iallreduce(words), self.context.waiting, "the other trainers' step")
         total = words[0]
         self._examples, self._factor = float(examples), words[1] / max(total, 1.0)
         return examples / total if total else 0.0, self._factor, words[2:].reshape(size, size).astype(int)

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from ssmpi.comm.rank_memory import Note
 from ssmpi.core.protocols import DenseModel, DenseStep
 from ssmpi.sync.average import Average
 from ssmpi.sync.base import Synchronizer
 from ssmpi.sync.pace import Pace
 from ssmpi.sync.round_context import NoDenseModel
 from ssmpi.sync.thread_barrier import ThreadBarrier
-
-OVER = "warm-up over"  # a note in a trainer's memory
 
 
 class WarmUp(Pace):
@@ -30,7 +29,7 @@ class WarmUp(Pace):
         self._left, self._threads = steps, threads
         size = synchronizer.weights.size + 1
         context = synchronizer.context
-        self._average, self._sum = Average(context.trainers, context.waiting, size), np.zeros(size, np.float32)
+        self._average, self._sum = Average(context.replicas, context.waiting, size), np.zeros(size, np.float32)
         self._meeting, self._came = ThreadBarrier(), 0
         self._gone: list[int] = []
         self._thread_model: DenseModel = NoDenseModel()
@@ -91,7 +90,7 @@ class WarmUp(Pace):
         self._left = self._left - 1 if mean is not None else 0
         if self.over:
             self._synchronizer.restart()
-            self._synchronizer.context.local.memory.note(OVER, True)
+            self._synchronizer.context.local.memory.note(Note.WARMED_UP, True)
             self._pace.begin()
             for thread in self._gone:
                 self._pace.thread_done(thread)

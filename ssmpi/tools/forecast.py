@@ -193,7 +193,7 @@ def _by_codec(config: Config, messages: int) -> tuple[float | None, float | None
     if kind.partner == SYNC_PS:
         there, back = cost.sent[Link.CENTER_PUSH], cost.sent[Link.CENTER_PULL]
     else:
-        there = back = cost.sent[Link.TRAINERS] / (2 - 2 / topology.trainers)
+        there = back = cost.sent[Link.TRAINERS] / (2 - 2 / topology.replicas)
     return there / messages, back / messages, cost.codec_seconds / sync.fragments
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ssmpi.checkpoint import remedies, store
-from ssmpi.checkpoint.row_records import read_rows
+from ssmpi.checkpoint.rows.records import read_rows
 from ssmpi.core.errors import DataError, json_problem
 from ssmpi.files import result_marker, run_files
 from ssmpi.files.run_files import MODEL, RESULT_NAME, ROWS, RUN_FILE, VERSIONS

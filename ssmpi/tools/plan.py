@@ -142,7 +142,7 @@ def memory_files(config: Config, placement: Placement, layout: NodeLayout, where
 def traffic(config: Config, placement: Placement) -> str:
     """Traffic per iteration of a thread and per round of a trainer; repeated ids of a batch are sent once."""
     ids = config.data.batch_size * config.network.inputs.tables
-    dim, servers, n = config.rows.layout.width, placement.servers, config.topology.trainers
+    dim, servers, n = config.rows.layout.width, placement.servers, config.topology.replicas
     lines = ["on the wire, at most:"]
     if config.topology.embedding_ps:
         pushed = wire.pushed_bytes(servers, ids, dim, counted=config.tracking.counts)
@@ -172,7 +172,7 @@ def work(config: Config) -> str:
     """Rows, iterations and example-level parallelism."""
     reader = SplitReader(Path(config.data.folder), config.data.train_split, config.data.block_rows)
     topology, data = config.topology, config.data
-    elp = data.batch_size * topology.threads * topology.trainers
+    elp = data.batch_size * topology.lanes
     batches = sum(math.ceil(entry.rows / data.batch_size) for entry in reader.shards)  # the last of a shard is smaller
     return (
         f"work: {reader.rows * data.passes:,} examples ({reader.rows:,} rows x {data.passes} passes), "

@@ -12,7 +12,6 @@ import numpy as np
 
 from ssmpi.checkpoint import model_files, saved_network
 from ssmpi.checkpoint.data_origin import DataOrigin, described
-from ssmpi.checkpoint.start import Start
 from ssmpi.comm.failure import say
 from ssmpi.comm.world import World, joined
 from ssmpi.config import Config, load
@@ -24,6 +23,7 @@ from ssmpi.data.reader import SplitReader, batches
 from ssmpi.data.schema import MANIFEST_NAME
 from ssmpi.files import atomic_file, run_files
 from ssmpi.files.run_files import MODEL, RUN_FILE
+from ssmpi.recovery.start import Start
 from ssmpi.report.metric_logger import describe
 from ssmpi.roles.embedding_ps import serve_embeddings
 

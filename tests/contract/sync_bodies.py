@@ -84,7 +84,7 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
         lambda: ThreadModel(weights, np.zeros_like(weights)),
     )
     home.replica = vars(world).pop("replica", home.replica)
-    context = sync.RoundContext(world.trainers, world.center, WAITING, home)
+    context = sync.RoundContext(world.replicas, world.center, WAITING, home)
     synchronizers = sync.make(options, weights, context, world.topology.threads)
     for synchronizer in synchronizers:
         for name in ("move", "move_in_place"):
@@ -96,7 +96,7 @@ def on_trainers(world, options, weights, work, home=None, dense=DENSE):
 
 
 def close_together(world, synchronizer):
-    """End a part in which nobody follows others, as rounds of a leader that ends before its group would let it."""
+    """End a part in which nobody follows others, as rounds of a leader that ends before its team would let it."""
     synchronizer.exchange.end()
     meet(world)
     synchronizer.close()

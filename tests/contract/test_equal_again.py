@@ -8,7 +8,7 @@ from ssmpi import sync
 from ssmpi.core.topology import Topology
 from ssmpi.data.position import Position
 from ssmpi.data.trained_rows import Deal
-from ssmpi.roles.warm_state import WarmState
+from ssmpi.recovery.surviving import WarmState
 
 
 def kept(warming_up):

@@ -27,7 +27,7 @@ CENTERED = (*TWO, "topology.sync_ps=1", "topology.threads=2")  # each thread has
 
 def client_of(synchronizer):
     """As a sync PS knows it."""
-    return synchronizer.context.trainers.rank, synchronizer.thread
+    return synchronizer.context.replicas.rank, synchronizer.thread
 
 
 class Ends:

@@ -22,7 +22,9 @@ from oracle import train_plainly
 from ranks import PATIENCE, PretendedStart, over_threads
 from runs import Run, train_over_threads, write_run_file
 
-from ssmpi.checkpoint import newest_rows, store
+from ssmpi.checkpoint import store
+from ssmpi.checkpoint.rows import newest
+from ssmpi.checkpoint.rows.saver import RowSaver
 from ssmpi.checkpoint.store import Store, read_manifest
 from ssmpi.comm import memory_file
 from ssmpi.comm.memory_file import MemoryFile
@@ -38,16 +40,15 @@ from ssmpi.embedding.trackers import scope_of
 from ssmpi.files.log import log
 from ssmpi.files.run_files import RECOVERIES
 from ssmpi.host import memory_folder
-from ssmpi.report import recoveries
+from ssmpi.recovery import explain, surviving
+from ssmpi.recovery.start import ResumePlan, Supervised
+from ssmpi.recovery.state import RecoveryState
+from ssmpi.recovery.surviving import RunNotes
 from ssmpi.report.fields import FIELDS, RECOVERY
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.progress import Progress
-from ssmpi.roles.row_saver import RowSaver
-from ssmpi.roles.warm_state import RunNote
 from ssmpi.run import partial_recovery, restart, run_folder
-from ssmpi.run.request import Supervised
 from ssmpi.run.requirements import kept_memory, memory_of_ranks, placement_of
-from ssmpi.run.resume import ResumePlan
 from ssmpi.sync.pace import Shadow
 from ssmpi.train import PARTS
 
@@ -217,7 +218,7 @@ def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_and_nobody_else_anything
     taken, at_kill = examples_of(checkpoint), after(killed.config, done)
     server, trainer = killed.arrays("embedding_ps-0"), killed.arrays("trainer-0", "replica", "dense optimizer")
     unsaved = rows_in(killed, 1)
-    killed.lose("embedding_ps-1").start(Kill(RunNote, "started", after=True))
+    killed.lose("embedding_ps-1").start(Kill(surviving, "resumed", after=True))
     for before, now in ((server, killed.arrays("embedding_ps-0")), (trainer, killed.arrays("trainer-0", *trainer))):
         for name, values in before.items():
             np.testing.assert_array_equal(values, now[name], err_msg=name)
@@ -232,7 +233,7 @@ def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_and_nobody_else_anything
     assert only["rows_reloaded"] == sum(len(pair[0]) for pair in found.values())
     assert only["sources"] == {"embedding_ps 1": checkpoint.name}
     assert only["samples_lost"] == at_kill - taken > 0
-    assert recoveries.describe(only) == (
+    assert explain.describe(only) == (
         f"going on after {at_kill:,} examples: {only['rows_reloaded']:,} embedding rows reloaded (embedding_ps 1 from"
         f" {checkpoint.name}), which miss {at_kill - taken:,} samples and {only['updates_lost']:,} updates. PLS is"
         f" {only['pls']:.3g} so far"
@@ -339,11 +340,11 @@ def test_a_death_in_the_middle_of_a_recovery_begins_again_and_books_once(tmp_pat
     checkpoint, done = killed.start_and_save()
     before = killed.recoveries
     killed.lose("embedding_ps-1")
-    killed.start(Kill(newest_rows, "restore")).start(Kill(newest_rows, "restore", after=True))
+    killed.start(Kill(newest, "restore")).start(Kill(newest, "restore", after=True))
     assert killed.recoveries == before == []
     if lost_again:
         killed.lose("embedding_ps-0")
-    killed.start(Kill(RunNote, "started")).start(Kill(recoveries, "complete"))
+    killed.start(Kill(surviving, "resumed")).start(Kill(RecoveryState, "complete"))
     assert "pls" not in killed.recoveries[-1]
     killed.start()  # which writes what nobody else knows any more: that loss is booked
     assert [each["how"] for each in killed.recoveries] == ["partial"] * 2 + ["memory"]
@@ -389,7 +390,7 @@ def test_no_row_of_a_lost_trainer_is_left_out(tmp_path, small_data, algorithm, m
     monkeypatch.setattr(TrainedRows, "add", lambda self, thread, rows: (trained.append(rows), add(self, thread, rows)))
     settings = (*BY_MESSAGES, f"sync.algorithm={algorithm}", *EVERY[algorithm])
     killed = Killed(tmp_path, small_data, *settings).start(Kill(Progress, "record", 28))
-    killed.lose("trainer-1").start(Kill(RunNote, "started", number=2)).start()
+    killed.lose("trainer-1").start(Kill(surviving, "resumed", number=2)).start()
     partial = [each for each in killed.recoveries if each["how"] == "partial" and "examples" in each]
     result, last = killed.run.result, partial[-1]
     assert (result["status"], result["examples"], result["pls"]) == ("complete", 6_000, 0.0)
@@ -413,13 +414,13 @@ def kept_until_started(tmp_path, data, lost, algorithm, *changed):
     killed.lose(lost)
     both = threading.Barrier(2)
 
-    def ready(note, *_):
-        note._memory.ready()
+    def ready(recovery, *_):
+        recovery.memory.ready()
         both.wait(PATIENCE)
         raise KilledError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunNote, "started", ready)  # nobody goes further than this
+        patch.setattr(surviving, "resumed", ready)  # nobody goes further than this
         with pytest.raises(KilledError):
             over_threads(killed.config.topology, play, killed.config, 2)
     return killed, before, {rank: killed.arrays(rank) for rank in ranks}
@@ -489,19 +490,19 @@ def test_what_cannot_be_made_good_takes_all_ranks_back_to_the_checkpoint(
     through = train_over_threads(tmp_path / "through", small_data, *ONE, "topology.embedding_ps=2")
     killed = Killed(tmp_path / "killed", small_data, *TWO_PS, setting)
     checkpoint, _ = killed.start_and_save()
-    assert recoveries.timeline(killed.folder) == 1
+    assert RecoveryState(killed.folder).record().timeline == 1
     caplog.set_level("INFO", log.name)
 
     def refuse(*arguments):
         raise DataError("the disk says no")
 
-    monkeypatch.setattr(newest_rows, "restore", refuse)
+    monkeypatch.setattr(newest, "restore", refuse)
     killed.lose(lost).start()
     (only,) = killed.recoveries
     assert only["how"] == checkpoint.name
     assert why in only["lost"]
     assert f"all ranks go back to {checkpoint.name} (full recovery)" in caplog.text
-    assert recoveries.timeline(killed.folder) == 2
+    assert RecoveryState(killed.folder).record().timeline == 2
     result = killed.run.result
     assert (result["status"], result["pls"], result["examples"]) == ("complete", 0.0, 6_000)
     for mine, theirs in zip(killed.run.tables(), through.tables(), strict=True):
@@ -579,8 +580,8 @@ class SaveRows:
                 raise KilledError
             return record(*arguments)
 
-        def kept(saver, config, store, *arguments):
-            made(saver, config, store, *arguments)
+        def kept(saver, store, *arguments):
+            made(saver, store, *arguments)
             self._savers[store.path] = saver
 
         Progress.record, RowSaver.__init__ = recorded, kept
@@ -628,7 +629,7 @@ def test_each_row_of_a_lost_embedding_ps_is_as_in_its_own_newest_save(tmp_path, 
         assert unsaved[chosen].sum() < unsaved.sum()
         unsaved[chosen] = 0
         weights[chosen], state[chosen] = (values[chosen] for values in saving.values[number][1])
-    killed.lose("embedding_ps-1").start(Kill(RunNote, "started", after=True))
+    killed.lose("embedding_ps-1").start(Kill(surviving, "resumed", after=True))
     for name, (found, found_state) in rows_in(killed, 1).items():
         part = next(p for p in placement.parts_of(1) if name == f"table-{p.table:02}-{p.first}-{p.stride}")
         rows = slice(part.base, part.base + part.rows)
@@ -643,7 +644,7 @@ def test_each_row_of_a_lost_embedding_ps_is_as_in_its_own_newest_save(tmp_path, 
     assert only["updates_lost"] == round(lost)
     unsaved += lookups_by_hand(config, placement, 1, saves[-1], kill)
     assert unsaved.sum() == pytest.approx(lost, rel=0.05)  # of a striped table not every PS has the same share
-    assert f"and {round(lost):,} updates" in recoveries.describe(only)
+    assert f"and {round(lost):,} updates" in explain.describe(only)
 
 
 @pytest.mark.parametrize("priority", ["none", "mfu"])
@@ -670,8 +671,8 @@ def test_rows_saved_before_a_checkpoint_do_not_replace_it(tmp_path, small_data, 
 
 
 PLACES = (
-    (Progress, "record", 30), (Lookups, "push", 30), (RunNote, "started", 2), (RunNote, "evaluated", 3),
-    (Evaluator, "run", 3), (store, "commit", 2), (newest_rows, "restore", 1), (recoveries, "complete", 1),
+    (Progress, "record", 30), (Lookups, "push", 30), (surviving, "resumed", 2), (RunNotes, "evaluated", 3),
+    (Evaluator, "run", 3), (store, "commit", 2), (newest, "restore", 1), (RecoveryState, "complete", 1),
 )  # fmt: skip
 MAY_GO = ("embedding_ps-0", "embedding_ps-1", "trainer-1", "sync_ps-0", "sync_ps-1")
 

@@ -19,7 +19,7 @@ from ssmpi.roles import build_trainer
 from ssmpi.roles.progress import Progress
 from ssmpi.sync.average import Average
 from ssmpi.sync.elastic import ElasticCenter, MappedCenter
-from ssmpi.sync.host_average import HostGroup
+from ssmpi.sync.host_average import HostTeam
 
 ENOUGH = 40  # iterations of every worker thread while one round is held up
 BEFORE = 60  # iterations after which worker threads wait for the round that is held up
@@ -96,13 +96,13 @@ def sleeping_partner(stall, monkeypatch):
 
 def sleeping_leader(stall, monkeypatch):
     """The trainer that runs the rounds of its host comes late to one."""
-    wait_for_members = HostGroup.wait_for_members
+    wait_for_members = HostTeam.wait_for_members
 
-    def late(group, waiting):
+    def late(team, waiting):
         stall.passes()
-        wait_for_members(group, waiting)
+        wait_for_members(team, waiting)
 
-    monkeypatch.setattr(HostGroup, "wait_for_members", late)
+    monkeypatch.setattr(HostTeam, "wait_for_members", late)
 
 
 def locked_center(stall, monkeypatch):

@@ -16,7 +16,6 @@ from runs import Run, train_over_threads, write_run_file
 
 from ssmpi.checkpoint import pending_save
 from ssmpi.checkpoint.arena_writer import ArenaWriter
-from ssmpi.checkpoint.start import Start
 from ssmpi.comm import memory_file
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.config import load
@@ -24,12 +23,14 @@ from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.model.options import DenseOptions
+from ssmpi.recovery import surviving
+from ssmpi.recovery.start import Start
+from ssmpi.recovery.surviving import RunNotes
 from ssmpi.report.results import RunResults
 from ssmpi.roles import sync_ps
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.trainer import Trainer
-from ssmpi.roles.warm_state import RunNote
 from ssmpi.run import run_folder
 from ssmpi.run.requirements import kept_memory, placement_of
 from ssmpi.sync import Options as RoundOptions
@@ -111,7 +112,7 @@ def test_a_kill_in_an_evaluation_scores_again(tmp_path, small_data):
     kills = [
         Kill(Evaluator, "run", 1),
         Kill(Evaluator, "run", 1, after=True),
-        Kill(RunNote, "evaluated", 1, after=True),
+        Kill(RunNotes, "evaluated", 1, after=True),
     ]
     killed = train_with_kills(tmp_path / "killed", small_data, kills, *ONE)
     same(through, killed)
@@ -150,7 +151,7 @@ ALGORITHMS = ("none", "ma", "gossip", "bmuf", "slowmo", "synchronous", "easgd", 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_several_trainers_go_on_together(tmp_path, small_data, algorithm):
-    """By messages: the group of a host waits for its leader, however long."""
+    """By messages: the team of a host waits for its leader, however long."""
     kills = [Kill(Progress, "record", 20), Kill(Progress, "record", 10, after=True)]
     several = ("topology.trainers=2", "topology.embedding_ps=2", "checkpoint.every_examples=2000", *BY[algorithm])
     run = train_with_kills(
@@ -189,13 +190,13 @@ def counted(monkeypatch, owner, name, *, after):
 
 def lost_by_start(monkeypatch, trainers):
     """What all trainers together tell in each start: lost pushes to embedding PSs and to sync PSs, batches repeated."""
-    told, started = [], RunNote.started
+    told, started = [], surviving.resumed
 
-    def starting(note, examples, sent, conversation):
+    def starting(recovery, notes, examples, sent, conversation):
         told.append([each.lost for each in sent])
-        started(note, examples, sent, conversation)
+        started(recovery, notes, examples, sent, conversation)
 
-    monkeypatch.setattr(RunNote, "started", starting)
+    monkeypatch.setattr(surviving, "resumed", starting)
     return lambda: [np.sum(told[k : k + trainers], axis=0).tolist() for k in range(0, len(told), trainers)]
 
 
@@ -217,7 +218,7 @@ def test_pushes_that_a_kill_has_lost_are_told(tmp_path, small_data, monkeypatch)
 def test_a_batch_that_comes_again_is_told_even_if_the_next_start_is_killed(tmp_path, small_data, monkeypatch):
     """Killed under way, and again when all was gathered and nothing was noted."""
     told = lost_by_start(monkeypatch, trainers=1)
-    kills = [Kill(Progress, "record", 20, after=True), Kill(RunNote, "started")]
+    kills = [Kill(Progress, "record", 20, after=True), Kill(surviving, "resumed")]
     assert train_with_kills(tmp_path, small_data, kills, *ONE).result["status"] == "complete"
     assert told() == [[0, 0, 0], [0, 0, 1]]
 

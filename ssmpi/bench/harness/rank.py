@@ -18,13 +18,13 @@ from ssmpi.bench.harness.jobs import Task
 from ssmpi.bench.harness.probes import PROBES
 from ssmpi.bench.harness.results import ServerResult, TrainerResult
 from ssmpi.bench.harness.windows import Readings, TickingPace, Ticks, clock, watch
-from ssmpi.checkpoint.start import BEGINNING, Start
 from ssmpi.comm import failure, signals
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.config import Config, load
 from ssmpi.core.topology import Role
 from ssmpi.files import log
 from ssmpi.host import memory_folder
+from ssmpi.recovery.start import BEGINNING, Start
 from ssmpi.train import PARTS, hogwild
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ class LockstepRounds:
             options, pace="fixed_rate", every_iterations=1, every_seconds=0.0, transport="messages", warmup_steps=0
         )
         topology = Topology(trainers=len(replicas), threads=self._pushing.threads, sync_ps=int(self._central))
-        self._channels = {name: Channel(self._job, topology.directory(name)) for name in ("trainers", "center")}
+        self._channels = {name: Channel(self._job, topology.directory(name)) for name in ("replicas", "center")}
         self._pool = ThreadPoolExecutor(len(replicas))
         if self._central:
             (rank,) = self._channels["center"].directory.ranks_of(Role.SYNC_PS)
@@ -133,8 +133,8 @@ class LockstepRounds:
             iterations=np.zeros(self._pushing.threads, np.int64),
             replica=ReplicaMemory(layers=tuple(self._pushing.layers)),
         )
-        trainers, center = (self._conversation(name, k, self._traffic) for name in ("trainers", "center"))
-        context = RoundContext(trainers, center, WAITING, local, self._merge_later)
+        others, center = (self._conversation(name, k, self._traffic) for name in ("replicas", "center"))
+        context = RoundContext(others, center, WAITING, local, self._merge_later)
         own = self._kind(self._options, exchanges.make(self._kind, self._options, replica, context))
         for thread in range(self._pushing.threads):
             own.optimizer(thread)

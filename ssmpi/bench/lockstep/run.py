@@ -135,7 +135,7 @@ class LockstepRun:
         self.rounds = LockstepRounds(config.sync, vectors, lockstep.gap, lockstep.staleness, pushing)
         for k, trainer in enumerate(self.trainers):
             trainer.steps = [self.rounds.optimizer(k, thread, trainer.optimizer) for thread in range(topology.threads)]
-        everyone = replace(topology, trainers=1, threads=topology.trainers * topology.threads)
+        everyone = replace(topology, trainers=1, threads=topology.lanes)
         self.progress = Progress(everyone.threads, 1, config.schedule, expected=self._reader.rows * config.data.passes)
         self.progress.losses = []
         options = CursorOptions(

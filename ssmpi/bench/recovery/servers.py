@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from ssmpi.checkpoint.row_store import RowStore
+from ssmpi.checkpoint.rows.store import RowStore
 from ssmpi.comm.in_process import AnsweringJob, Channel, InProcessConversation
 from ssmpi.comm.service import Service
 from ssmpi.comm.waiting import WaitOptions

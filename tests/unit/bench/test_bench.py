@@ -317,7 +317,7 @@ def test_each_share_has_an_equal_part_of_the_fours():
 
 
 def test_the_shadow_works_at_the_share_of_the_window(monkeypatch):
-    """0 is what the topology gives; a leader has the shares of all its group."""
+    """0 is what the topology gives; a leader has the shares of all its team."""
     now, seen = [0.0], []
     monkeypatch.setattr(probes, "clock", lambda: now[0])
     monkeypatch.setattr(probes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))

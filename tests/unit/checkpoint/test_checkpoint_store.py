@@ -23,7 +23,7 @@ from ssmpi.core.errors import DataError, UserError
 from ssmpi.core.run_options import CheckpointOptions
 from ssmpi.files.log import log
 from ssmpi.files.run_files import checkpoint_number
-from ssmpi.run import restart_guard
+from ssmpi.recovery.state import RecoveryState
 
 OPERATIONS = (
     "make_folder",
@@ -336,11 +336,11 @@ def test_the_checksum_is_that_of_sha256sum(tmp_path):
 
 def test_a_run_that_gets_nowhere_twice_is_given_up(tmp_path):
     for examples in (0, 0, 500, 500, 700, 500):
-        restart_guard.record_start(tmp_path, examples)
-    restart_guard.record_start(tmp_path, 500)
+        RecoveryState(tmp_path).count_start(examples)
+    RecoveryState(tmp_path).count_start(500)
     with pytest.raises(UserError, match=r"the last 2 jobs of this run began after 500 examples.*attempts\.json"):
-        restart_guard.record_start(tmp_path, 500)
-    restart_guard.record_start(tmp_path, 501)
+        RecoveryState(tmp_path).count_start(500)
+    RecoveryState(tmp_path).count_start(501)
 
 
 def test_due_by_examples_or_by_time():

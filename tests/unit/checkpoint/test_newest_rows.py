@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from rows import row_options
 
-from ssmpi.checkpoint import files, newest_rows, store
-from ssmpi.checkpoint.newest_rows import restore
-from ssmpi.checkpoint.row_store import RowStore
+from ssmpi.checkpoint import files, store
+from ssmpi.checkpoint.rows import newest
+from ssmpi.checkpoint.rows.newest import restore
+from ssmpi.checkpoint.rows.store import RowStore
 from ssmpi.checkpoint.store import FileManifest
 from ssmpi.core.errors import DataError
 from ssmpi.embedding.placement import place
@@ -69,7 +70,7 @@ def told(reloaded):
 
 def test_nothing_was_saved(run):
     found, fresh = arena(), arena()
-    assert told(restore(found, WHO, run, [], 1)) == (0, len(fresh.weights), newest_rows.SEED)
+    assert told(restore(found, WHO, run, [], 1)) == (0, len(fresh.weights), newest.SEED)
     np.testing.assert_array_equal(found.weights, fresh.weights)
 
 
@@ -97,7 +98,7 @@ def test_a_damaged_file_of_its_own_makes_an_older_checkpoint_the_newest(run, cap
 
 def test_rows_saved_beside_training_are_newer(run):
     """Than the checkpoint as a whole; or their increments alone."""
-    rows = RowStore(newest_rows.path_of(run, WHO), arena(value=30), 1)
+    rows = RowStore(newest.path_of(run, WHO), arena(value=30), 1)
     rows.checkpoint = 20
     rows.save_all(30)
     old, found = [save(run, 20)], arena()
@@ -118,7 +119,7 @@ def test_rows_saved_beside_training_are_newer(run):
     for name in ("weights", "state"):
         getattr(expected, name)[[1, 5]] = getattr(arena(value=60), name)[[1, 5]]
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    spoil(newest_rows.path_of(run, WHO))  # the last increment
+    spoil(newest.path_of(run, WHO))  # the last increment
     assert restore(found, WHO, run, newer, 1).source == "checkpoint-000050"
     same(found, 50)
 
@@ -126,7 +127,7 @@ def test_rows_saved_beside_training_are_newer(run):
 @pytest.mark.parametrize("base", [True, False])
 def test_rows_saved_before_a_checkpoint_never_replace_its_rows(run, base):
     """Samples of a lost trainer are trained again, so that a save may be dated after a checkpoint that followed it."""
-    rows = RowStore(newest_rows.path_of(run, WHO), arena(value=30), 1)
+    rows = RowStore(newest.path_of(run, WHO), arena(value=30), 1)
     rows.checkpoint = 20
     rows.save_all(60 if base else 30)
     if not base:
@@ -138,7 +139,7 @@ def test_rows_saved_before_a_checkpoint_never_replace_its_rows(run, base):
 
 def test_an_increment_after_a_checkpoint_replaces_its_rows_whatever_its_date(run):
     """The number of samples is reported now and then, so that it may be too low."""
-    rows = RowStore(newest_rows.path_of(run, WHO), arena(value=60), 1)
+    rows = RowStore(newest.path_of(run, WHO), arena(value=60), 1)
     rows.save_all(0)
     rows.checkpoint = 50
     rows.save(np.array([1, 5], np.int32), 40, 0.25)
@@ -152,7 +153,7 @@ def test_an_increment_after_a_checkpoint_replaces_its_rows_whatever_its_date(run
 
 def test_priority_saves_that_come_to_a_save_of_all_rows_count_as_one_where_they_are_loaded(run):
     """Two of half of the rows each; a checkpoint that is newer than the base is loaded in place of that."""
-    rows = RowStore(newest_rows.path_of(run, WHO), arena(), 1)
+    rows = RowStore(newest.path_of(run, WHO), arena(), 1)
     rows.save_all(0)
     rows.checkpoint = 10
     rows.save(np.array([0, 1], np.int32), 20, 0.5)
@@ -174,7 +175,7 @@ def test_priority_saves_that_come_to_a_save_of_all_rows_count_as_one_where_they_
 @pytest.mark.parametrize(("left", "since"), [(500, 20), (3, None)])
 def test_accesses_before_the_checkpoint_are_saved(run, left, since):
     """Those left by the newest priority save, counted since saves that are older than the checkpoint."""
-    rows = RowStore(newest_rows.path_of(run, WHO), arena(value=30), 1)
+    rows = RowStore(newest.path_of(run, WHO), arena(value=30), 1)
     rows.save_all(30)
     rows.checkpoint = 50
     rows.save(np.array([1, 5], np.int32), 70, 0.25, left=left)
@@ -183,8 +184,8 @@ def test_accesses_before_the_checkpoint_are_saved(run, left, since):
 
 
 def test_damaged_rows_give_way_to_the_checkpoint(run, caplog):
-    RowStore(newest_rows.path_of(run, WHO), arena(value=30), 1).save_all(30)
-    spoil(newest_rows.path_of(run, WHO))
+    RowStore(newest.path_of(run, WHO), arena(value=30), 1).save_all(30)
+    spoil(newest.path_of(run, WHO))
     found = arena()
     assert restore(found, WHO, run, [save(run, 20)], 1).samples == 20
     assert "Its rows come from a checkpoint instead" in caplog.text
@@ -192,7 +193,7 @@ def test_damaged_rows_give_way_to_the_checkpoint(run, caplog):
 
 
 def test_a_damaged_checkpoint_gives_way_to_older_rows(run):
-    RowStore(newest_rows.path_of(run, WHO), arena(value=30), 1).save_all(30)
+    RowStore(newest.path_of(run, WHO), arena(value=30), 1).save_all(30)
     damaged, found = save(run, 50), arena()
     spoil(damaged / f"embedding-{WHO:04}.h5")
     assert restore(found, WHO, run, [damaged], 1).samples == 30

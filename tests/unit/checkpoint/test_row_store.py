@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import row_options
 
-from ssmpi.checkpoint import disk, row_records
-from ssmpi.checkpoint.row_store import RowStore
+from ssmpi.checkpoint import disk
+from ssmpi.checkpoint.rows import records
+from ssmpi.checkpoint.rows.store import RowStore
 from ssmpi.core.errors import DataError
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.table import Arena
@@ -77,7 +78,7 @@ def test_any_saves_torn_at_any_byte_read_back(tmp_path_factory, layout, steps, c
     path = tmp_path_factory.mktemp("rows") / "embedding-0000.rows"
     arena, generator = arena_of(**layout), np.random.default_rng(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_records, "PIECE", piece)  # a row at a time, two, all
+        patch.setattr(records, "PIECE", piece)  # a row at a time, two, all
         store = RowStore(path, arena, 0)
         size = store.save_all(0)
         saved = values_of(arena)

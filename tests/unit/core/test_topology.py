@@ -14,6 +14,22 @@ topologies = st.builds(
 )  # fmt: skip
 
 
+def in_groups(group, replicas, **settings):
+    """A topology in which ``group`` trainers hold a replica; the product has only groups of one."""
+
+    class Grouped(Topology):
+        pass
+
+    Grouped.group = group
+    return Grouped(trainers=group * replicas, **settings)
+
+
+grids = st.builds(
+    in_groups, st.integers(1, 4), st.integers(1, 4), threads=st.integers(1, 3), embedding_ps=st.integers(1, 3),
+    sync_ps=st.integers(0, 3)
+)  # fmt: skip
+
+
 @given(topologies)
 def test_every_rank_plays_one_role(topology):
     played = [topology.role_of(rank) for rank in range(topology.size)]
@@ -35,6 +51,45 @@ def test_a_directory_finds_every_member_of_a_conversation(topology):
             named = [directory.names[rank] for rank in directory.ranks_of(role)]
             takes_part = conversation in role.traits.conversations
             assert named == [f"{role} {index}" for index in range(topology.counts[role] * takes_part)]
+
+
+@given(grids)
+def test_every_place_of_the_grid_has_one_trainer(topology):
+    places = [topology.place_of(trainer) for trainer in range(topology.trainers)]
+    assert places == [(replica, member) for replica in range(topology.replicas) for member in range(topology.group)]
+
+
+@given(topologies)
+def test_every_trainer_has_a_replica_and_reads_batches(topology):
+    assert topology.replicas == topology.homes == topology.trainers
+    assert topology.lanes == sum(topology.worker_threads(topology.role_of(rank)[0]) for rank in range(topology.size))
+
+
+@given(grids)
+def test_conversations_of_one_name_part_the_ranks(topology):
+    for name in CONVERSATIONS:
+        found = [topology.conversation_of(name, rank) for rank in range(topology.size)]
+        assert all(rank in ranks and list(ranks) == sorted(ranks) for rank, ranks in enumerate(found))
+        assert sorted(rank for ranks in set(found) for rank in ranks) == list(range(topology.size))
+        assert all(topology.directory(name, ranks[-1]) == topology.directory(name, ranks[0]) for ranks in set(found))
+
+
+@given(grids)
+def test_a_member_talks_to_the_same_member_of_every_replica(topology):
+    for trainer in range(topology.trainers):
+        met = topology.directory("replicas", topology.ranks_of(Role.TRAINER)[trainer]).members
+        _, member = topology.place_of(trainer)
+        assert [role for role, _ in met] == [Role.TRAINER] * topology.replicas
+        assert [topology.place_of(other) for _, other in met] == [(k, member) for k in range(topology.replicas)]
+
+
+@given(grids)
+def test_who_takes_no_part_talks_to_nobody(topology):
+    for rank in range(topology.size):
+        role, index = topology.role_of(rank)
+        for name in set(CONVERSATIONS) - set(role.traits.conversations):
+            assert topology.conversation_of(name, rank) == (rank,)
+            assert topology.directory(name, rank).members == ((role, index),)
 
 
 def test_a_directory_of_some_members_counts_ranks_anew():

@@ -21,10 +21,11 @@ from ssmpi.core.topology import Role
 from ssmpi.files import atomic_file
 from ssmpi.files.log import log
 from ssmpi.host import cpu_usage
+from ssmpi.recovery.state import RecoveryState
 from ssmpi.report import plot
 from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.page import drawings
-from ssmpi.run import restart_guard, run_lock
+from ssmpi.run import run_lock
 from ssmpi.tools.export import EARLIER, FORMATS, export
 
 
@@ -49,7 +50,7 @@ def model_of(folder):
     "body",
     [
         lambda folder: atomic_file.write(folder / "result.json", "{}"),
-        lambda folder: restart_guard.record_start(folder, 0),
+        lambda folder: RecoveryState(folder).count_start(0),
         lambda folder: model_files.move_into_place(*model_of(folder)),
     ],
     ids=["write", "record_start", "move_into_place"],

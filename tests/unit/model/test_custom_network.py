@@ -30,10 +30,11 @@ from ssmpi.model.options import ModelOptions
 from ssmpi.model.parameters import by_name
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import NETWORKS, network_of
-from ssmpi.report import recoveries
+from ssmpi.recovery.start import Supervised
+from ssmpi.recovery.state import RecoveryState
 from ssmpi.roles import build_trainer
 from ssmpi.run import resume, run_folder
-from ssmpi.run.request import RunRequest, Supervised
+from ssmpi.run.request import RunRequest
 from ssmpi.tools import plan, score
 from ssmpi.tools.export import export
 
@@ -307,7 +308,7 @@ def test_a_killed_job_is_started_again_without_the_file(few, tmp_path):
     ranks = request.load().topology.size
     with contextlib.ExitStack() as held:
         resume.prepare(request, ranks, held)
-    recoveries.begin(tmp_path / "run", "launch")
+    RecoveryState(tmp_path / "run").begin_start("launch")
     (tmp_path / "net.py").unlink()
     with contextlib.ExitStack() as held:
         start = resume.prepare(dataclasses.replace(request, supervised=Supervised("launch", 2, 0.0)), ranks, held)

@@ -17,7 +17,9 @@ from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
 from ssmpi.files.log import log
 from ssmpi.recovery import inputs as recovery_inputs
-from ssmpi.recovery.after_loss import FULL, MEMORY, PARTIAL, Found, choose, summary
+from ssmpi.recovery import row_saves
+from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Found, choose
+from ssmpi.recovery.explain import summary
 from ssmpi.recovery.inputs import (
     AS_ROWS,
     AS_SAVE,
@@ -36,11 +38,9 @@ from ssmpi.recovery.inputs import (
 )
 from ssmpi.recovery.ledger import Ledger, LossAccount
 from ssmpi.recovery.policy import compare
-from ssmpi.report import recoveries
+from ssmpi.recovery.row_saves import PolicyInputs, RowSaves
+from ssmpi.recovery.state import RecoveryState
 from ssmpi.report.results import RunResults
-from ssmpi.roles import policy_inputs, save_decision
-from ssmpi.roles.policy_inputs import PolicyInputs
-from ssmpi.roles.save_decision import RowSaves
 
 TOPOLOGY = Topology(trainers=2, embedding_ps=2, sync_ps=1)  # ranks 0, 1; 2, 3; 4
 PAYS = compare(inputs_of(18, {}))
@@ -198,7 +198,7 @@ def test_a_run_says_what_it_would_do_and_decides_by_what_it_has_measured(tmp_pat
     config = write_run_file(tmp_path, small_data, *settings)
     caplog.set_level("INFO", log.name)
     monkeypatch.setattr(recovery_inputs, "SAVE_RATE", 1.0)  # bytes a second
-    policy_inputs.say(config, None)
+    row_saves.say(config, None)
     assert (
         "an embedding PS is lost, recovery is partial up to a PLS of 0.001, else full; rows are saved in checkp"
         in caplog.text
@@ -211,7 +211,7 @@ def test_a_run_says_what_it_would_do_and_decides_by_what_it_has_measured(tmp_pat
     assert found.mode == "partial"
     caplog.clear()
     for quiet in ("recovery.mode=partial", "topology.embedding_ps=0"):
-        policy_inputs.say(write_run_file(tmp_path, small_data, *settings, quiet), None)
+        row_saves.say(write_run_file(tmp_path, small_data, *settings, quiet), None)
     assert caplog.text == ""
 
 
@@ -231,7 +231,7 @@ class Told:
 
     def rows_saved(self, lines, recorded):
         for server, seconds, cost in lines:
-            recoveries.rows_saved(self.folder, server, seconds, cost)
+            RecoveryState(self.folder).rows_saved(server, seconds, cost)
         if recorded:
             recorded()
 
@@ -254,7 +254,7 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
     settings += ("checkpoint.every_minutes=4.8",)
     config, memory = write_run_file(tmp_path, small_data, *settings), MemoryFile(tmp_path / "m", Origin("run", "t", 1))
     told, said = told_of(config), []
-    monkeypatch.setattr(save_decision, "DECISION_SECONDS", 0.0)
+    monkeypatch.setattr(row_saves, "DECISION_SECONDS", 0.0)
     caplog.set_level("INFO", log.name)
     saves = RowSaves(config, told, told, memory)
     for cost in (0.0, 11.4, 11.6, 14.1, 11.4, 14.2, 11.4, 11.6, 9.2, 9.1, 13.0):
@@ -282,7 +282,7 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
     assert told.saves[-1]
     for other, kept in ((("recovery.mode=partial",), memory), ((), ProcessMemory())):
         told.saves.clear()
-        recoveries.rows_saved(told.folder, 1, seconds=3.0, cost=3.0)
+        RecoveryState(told.folder).rows_saved(1, seconds=3.0, cost=3.0)
         RowSaves(write_run_file(tmp_path, small_data, *settings, *other), told, told, kept).exchange(6_000)
         assert told.saves == [True]
 
@@ -291,7 +291,7 @@ def test_rows_rest_where_their_saves_take_too_long_for_the_target(tmp_path, smal
     """Of 0.01 s of a processor each, but of 20 s: 144 s are wanted, as above, and every 200 s is what can be."""
     settings = ("topology.embedding_ps=2", "recovery.mtbf_hours=1", "recovery.target_pls=0.01")
     config, memory = write_run_file(tmp_path, small_data, *settings), MemoryFile(tmp_path / "m", Origin("run", "t", 1))
-    monkeypatch.setattr(save_decision, "DECISION_SECONDS", 0.0)
+    monkeypatch.setattr(row_saves, "DECISION_SECONDS", 0.0)
     caplog.set_level("INFO", log.name)
     told = told_of(config)
     saves = RowSaves(config, told, told, memory)
@@ -313,7 +313,7 @@ def test_deciding_again_waits_for_no_disk(tmp_path, small_data, monkeypatch):
     memory, told, at_the_disk = MemoryFile(tmp_path / "m", Origin("run", "t", 1)), told_of(config), []
     results = RunResults(told.folder, config.run, config.topology, 1_000)
     saves = RowSaves(config, told, results, memory)
-    monkeypatch.setattr(save_decision, "DECISION_SECONDS", 0.0)
+    monkeypatch.setattr(row_saves, "DECISION_SECONDS", 0.0)
 
     def on_any_thread(owner, name):
         whole = getattr(owner, name)
@@ -331,7 +331,7 @@ def test_deciding_again_waits_for_no_disk(tmp_path, small_data, monkeypatch):
     assert results._behind.settle()
     assert at_the_disk
     assert threading.get_ident() not in at_the_disk
-    assert saves._inputs._taken.row_save_seconds == 1.0
+    assert saves._inputs._record.row_save_seconds == 1.0
 
 
 @pytest.mark.parametrize(("servers", "fraction", "always"), [(1, 0.5, True), (2, 0.5, False), (1, 1.0, False)])
@@ -341,7 +341,7 @@ def test_where_no_server_may_be_lost_recovery_is_announced_as_full(
     settings = (f"topology.embedding_ps={servers}", f"recovery.max_lost_fraction={fraction}")
     config = write_run_file(tmp_path, small_data, *settings)
     caplog.set_level("INFO", log.name)
-    policy_inputs.say(config, None)
+    row_saves.say(config, None)
     assert (
         ("recovery is full: recovery.max_lost_fraction = 0.5 allows no lost embedding PS of 1" in caplog.text)
         == always

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from ssmpi.checkpoint.pending_save import FullDiskError
 from ssmpi.cluster.restarts import SEGMENTS, Restarts
 from ssmpi.comm.memory_file import Origin
 from ssmpi.comm.memory_use import in_use
+from ssmpi.comm.rank_memory import Note
 from ssmpi.config import load
 from ssmpi.core.errors import DIVERGED, DamageError
 from ssmpi.core.run_options import RecoveryOptions
@@ -26,12 +28,12 @@ from ssmpi.core.topology import Topology
 from ssmpi.files import log
 from ssmpi.files.run_files import ATTEMPTS, RECOVERIES, ROWS
 from ssmpi.host import memory_folder
-from ssmpi.recovery.ledger import LEDGER
-from ssmpi.report import reader, recoveries
+from ssmpi.recovery.start import ResumePlan, Supervised
+from ssmpi.recovery.state import Left, RecoveryState
+from ssmpi.report import reader
 from ssmpi.report.results import RunResults
 from ssmpi.run import restart, resume, run_folder
-from ssmpi.run.request import RunRequest, Supervised
-from ssmpi.run.resume import ResumePlan
+from ssmpi.run.request import RunRequest
 
 
 class Clock:
@@ -46,14 +48,15 @@ def restarts(run, begun=True, clock=None, **options):
     """Of a run that the first start has begun, or not."""
     made = Restarts(run, RecoveryOptions(**options), clock or Clock())
     if begun and made.supervised:
-        recoveries.begin(run, made.supervised.launch)
+        RecoveryState(run).begin_start(made.supervised.launch)
     return made
 
 
 def resumed(run, made, examples):
     """The newest start of a launch resumes after so many examples."""
     restart.record_recovery(run, made.supervised, restart.MEMORY, "")
-    recoveries.complete(run, recoveries.outcome(run, {"examples": examples}))
+    state = RecoveryState(run)
+    state.complete(state.outcome({"examples": examples}))
 
 
 def test_a_crash_loop_ends(tmp_path, capsys):
@@ -103,7 +106,7 @@ def test_with_progress_a_job_restarts_at_once_for_ever(tmp_path):
 def test_a_run_that_has_not_begun_is_not_started_again(tmp_path):
     """What keeps it from that would keep it from it again; and its folder may hold another run."""
     assert not restarts(tmp_path, begun=False).possible
-    recoveries.begin(tmp_path, "another launch")
+    RecoveryState(tmp_path).begin_start("another launch")
     assert not restarts(tmp_path, begun=False).possible
 
 
@@ -152,7 +155,7 @@ def test_a_restart_does_not_ask_for_the_room_of_a_model(tmp_path, small_data, mo
         with contextlib.ExitStack() as held:
             asked = dataclasses.replace(request, supervised=Supervised("launch", start, 0.0))
             assert resume.prepare(asked, ranks, held).again == (start == 2)
-        recoveries.begin(tmp_path / "run", "launch", start)
+        RecoveryState(tmp_path / "run").begin_start("launch", start)
         monkeypatch.setattr(disk, "free", lambda folder: 0)
     with contextlib.ExitStack() as held, pytest.raises(FullDiskError):
         resume.prepare(RunRequest(None, (), run=tmp_path / "run"), ranks, held)
@@ -180,17 +183,18 @@ def test_memory_stays_where_the_run_is_not_saved(tmp_path, capsys, mode):
 
 
 def test_the_next_launch_continues_what_the_last_one_has_left(tmp_path):
-    recoveries.begin(tmp_path, "launch", 3)
-    left = recoveries.left(tmp_path)
+    state = RecoveryState(tmp_path)
+    state.begin_start("launch", 3)
+    left = state.left()
     made = Restarts(tmp_path, RecoveryOptions(), left=left)
     assert made.supervised == ("launch", 4, made.supervised.ended, 4)
     assert not made.possible  # its own first start has not begun the run
-    recoveries.begin(tmp_path, "launch", 4)
+    state.begin_start("launch", 4)
     assert made.possible
     copied = shutil.copytree(tmp_path, tmp_path / "copy")
-    assert recoveries.left(copied) is None  # the memory belongs to the original
+    assert RecoveryState(copied).left() is None  # the memory belongs to the original
     (tmp_path / "result.json").write_text('{"status": "stopped"}')
-    assert recoveries.left(tmp_path) is None
+    assert state.left() is None
 
 
 def test_a_start_travels_on_the_command_line():
@@ -234,7 +238,7 @@ def of_one_rank(tmp_path, small_data):
         kept = bool(getattr(found.memory, "kept", False))
         if launch and not kept:
             found.memory.ready()
-            found.memory.note(LEDGER, found.ledger)
+            found.memory.note(Note.LEDGER, found.ledger.state())
         return kept
 
     return Path(config.run.folder), begin
@@ -245,7 +249,7 @@ def test_what_no_memory_depends_on_may_change_between_two_launches(of_one_rank, 
     """Messages of lost ranks recommend such changes."""
     run, begin = of_one_rank
     begin("launch", 1)
-    assert begin("launch", 2, left=recoveries.Left("launch", 1), config=load(run / "run.toml", (setting,)))
+    assert begin("launch", 2, left=Left("launch", 1), config=load(run / "run.toml", (setting,)))
     assert setting.partition("=")[2] in (run / "run.toml").read_text()
 
 
@@ -254,13 +258,13 @@ def test_memory_on_a_host_that_the_run_came_back_to_is_stale(tmp_path, of_one_ra
     _, begin = of_one_rank
     here, there = memory_folder.of_launch(str(tmp_path), "launch"), tmp_path / "on another host"
     assert not begin("launch", 1)
-    assert begin("launch", 2, left=recoveries.Left("launch", 1))
+    assert begin("launch", 2, left=Left("launch", 1))
     here.rename(there)
-    assert not begin("launch", 3, left=recoveries.Left("launch", 2))
+    assert not begin("launch", 3, left=Left("launch", 2))
     shutil.rmtree(here)
     there.rename(here)
-    assert not begin("launch", 4, left=recoveries.Left("launch", 3))
-    assert begin("launch", 5, left=recoveries.Left("launch", 4))
+    assert not begin("launch", 4, left=Left("launch", 3))
+    assert begin("launch", 5, left=Left("launch", 4))
 
 
 def test_a_copy_of_a_run_leaves_the_memory_of_the_original(tmp_path, of_one_rank):
@@ -300,7 +304,7 @@ def test_what_a_killed_launch_has_left_and_cannot_be_removed_is_named_once(tmp_p
     """However many ranks of the host have tried."""
     config = write_run_file(tmp_path, small_data, f"recovery.memory_folder={tmp_path}")
     run_folder.make(Path(config.run.folder), config, overwrite=False)
-    recoveries.begin(Path(config.run.folder), "abc")
+    RecoveryState(Path(config.run.folder)).begin_start("abc")
     (folder := memory_folder.of_launch(str(tmp_path), "abc")).mkdir()
     (folder / "trainer-0").touch()
 
@@ -323,7 +327,8 @@ def test_what_a_killed_launch_has_left_and_cannot_be_removed_is_named_once(tmp_p
 def test_a_damaged_record_of_recoveries_is_named_and_kept(tmp_path, text):
     record = tmp_path / RECOVERIES
     record.write_text(text)
-    for change in (lambda: recoveries.begin(tmp_path, "launch"), lambda: recoveries.begin_timeline(tmp_path)):
+    state = RecoveryState(tmp_path)
+    for change in (lambda: state.begin_start("launch"), state.begin_timeline):
         with pytest.raises(DamageError, match=f"{record}: .*; .*put an intact copy in its place; or move it away"):
             change()
     assert record.read_text() == text
@@ -335,12 +340,31 @@ def test_a_damaged_record_of_recoveries_is_named_and_kept(tmp_path, text):
     assert any(problem.endswith("its recoveries are not known") for problem in found.missing)
 
 
+def test_a_row_save_and_a_recovery_are_both_recorded(tmp_path, monkeypatch):
+    """Each on a thread of its own: the second must not read before the first has written."""
+    state, write, others = RecoveryState(tmp_path), RecoveryState._write, []
+
+    def write_late(self, found):
+        if not others:
+            others.append(threading.Thread(target=state.add, args=({"at": "now"},)))
+            others[0].start()
+            others[0].join(0.5)  # it waits
+        write(self, found)
+
+    monkeypatch.setattr(RecoveryState, "_write", write_late)
+    state.rows_saved(0, seconds=3.0, cost=2.0)
+    others[0].join()
+    record = state.record()
+    assert (record.row_save_seconds, record.recoveries) == (3.0, [{"at": "now"}])
+
+
 def test_without_its_record_a_run_trusts_no_row_saves_of_earlier_timelines(tmp_path):
-    assert recoveries.begin_timeline(tmp_path) == 1
+    state = RecoveryState(tmp_path)
+    assert state.begin_timeline() == 1
     (tmp_path / ROWS).mkdir()
-    assert recoveries.begin_timeline(tmp_path) == 2
+    assert state.begin_timeline() == 2
     (tmp_path / RECOVERIES).unlink()
-    assert recoveries.begin_timeline(tmp_path) > 2
+    assert state.begin_timeline() > 2
 
 
 def test_without_a_memory_folder_training_goes_on(tmp_path, caplog):
@@ -351,18 +375,19 @@ def test_without_a_memory_folder_training_goes_on(tmp_path, caplog):
 
 
 def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path, monkeypatch):
-    recoveries.begin(tmp_path, "launch")
-    assert recoveries.outcome(tmp_path, {"examples": 7}) == {}  # this start is none
+    state = RecoveryState(tmp_path)
+    state.begin_start("launch")
+    assert state.outcome({"examples": 7}) == {}  # this start is none
     (tmp_path / log.LOGS).mkdir()
     (tmp_path / log.LOGS / "trainer-0.log").write_text(
         "2026-11-22 12:00:00,001 h trainer 0 | the job ends: first\n2026-11-22 12:00:01,001 h trainer 0 | no\n"
     )
     (tmp_path / log.LOGS / "trainer-1.log").write_text("2026-11-22 12:00:02,001 h trainer 1 | the job ends: last\n")
     restart.record_recovery(tmp_path, Supervised("launch", 2, 0.0), restart.MEMORY, "")
-    outcome = recoveries.outcome(tmp_path, {"examples": 9, "batches_repeated": 1})
-    assert recoveries.complete(tmp_path, {**outcome, "at": "2026-11-22T12:00:00+00:00"}) == {}  # an older one's
-    assert recoveries.complete(tmp_path, outcome)["examples"] == 9
-    assert recoveries.complete(tmp_path, outcome) == recoveries.outcome(tmp_path, {"examples": 11}) == {}  # it has one
+    outcome = state.outcome({"examples": 9, "batches_repeated": 1})
+    assert state.complete({**outcome, "at": "2026-11-22T12:00:00+00:00"}) == {}  # an older one's
+    assert state.complete(outcome)["examples"] == 9
+    assert state.complete(outcome) == state.outcome({"examples": 11}) == {}  # it has one
     (only,) = json.loads((Path(tmp_path) / RECOVERIES).read_text())["recoveries"]
     assert (only["start"], only["how"], only["why"], only["lost"]) == (2, "memory", "last", "")
     assert (only["examples"], only["batches_repeated"]) == (9, 1)
@@ -371,11 +396,11 @@ def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path, monkeypatch):
     monkeypatch.setattr(restart, "process_age", lambda: 0.5)
     more = {"rows_reloaded": 5, "seconds": {"load": 0.25}}
     restart.record_recovery(tmp_path, Supervised("launch", 2, time.time() - 1), restart.PARTIAL, "", more)
-    *_, partial = recoveries.read(tmp_path)["recoveries"]
+    *_, partial = state.record().recoveries
     assert (partial["rows_reloaded"], partial["seconds"]["load"]) == (5, 0.25)
     assert 0.75 <= partial["seconds"]["ranks"] < 0.95
     restart.record_recovery(tmp_path, Supervised("launch", 3, time.time() + 3600), restart.BEGINNING, "it is lost")
-    *_, second = recoveries.read(tmp_path)["recoveries"]
+    *_, second = state.record().recoveries
     assert (second["how"], second["lost"], second["why"]) == ("beginning", "it is lost", "")  # nobody has said why
     assert second["seconds"]["ranks"] == second["seconds"]["process"] > 0  # the clock was set back meanwhile
 

@@ -20,16 +20,16 @@ from runs import train_over_threads
 
 from ssmpi import report
 from ssmpi.checkpoint import disk
-from ssmpi.checkpoint.row_store import RowStore
+from ssmpi.checkpoint.rows.saver import RowSaver
+from ssmpi.checkpoint.rows.store import RowStore
 from ssmpi.core.quality import Quality
 from ssmpi.core.topology import Topology
 from ssmpi.files import log
-from ssmpi.report import recoveries
+from ssmpi.recovery.state import RecoveryState
 from ssmpi.report.fields import FIELDS, KINDS, RECOVERY, markdown
 from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.metric_logger import EarlierLog, MetricLogger
 from ssmpi.roles import control
-from ssmpi.roles.row_saver import RowSaver
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01")
 
@@ -139,7 +139,7 @@ def test_every_field_is_documented_and_every_documented_field_is_written(tmp_pat
     documented = {kind: {name for name, (kinds, _) in FIELDS.items() if kind in kinds} for kind in KINDS}
     del documented[RECOVERY]  # which takes a kill: tests/contract/test_partial_recovery.py
     assert found == documented
-    assert recoveries.taken(run.folder).row_save_seconds > 0
+    assert RecoveryState(run.folder).record().row_save_seconds > 0
     assert markdown().count("\n") == len(FIELDS) + 1
 
 

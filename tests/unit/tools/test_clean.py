@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ssmpi.comm.memory_file import MemoryFile, Origin
-from ssmpi.comm.memory_use import RUN, runs_of
+from ssmpi.comm.memory_use import runs_of
+from ssmpi.comm.rank_memory import Note
 from ssmpi.core.errors import DataError
 from ssmpi.files.run_files import RUN_FILE, VERSIONS
 from ssmpi.host import memory_folder
@@ -46,7 +47,7 @@ def test_memory_stays_between_two_starts_that_are_minutes_apart(tmp_path, capsys
     memory = MemoryFile(
         memory_folder.of_launch(str(tmp_path), "launch") / "trainer-0", Origin("launch", "trainer 0", 1)
     )
-    memory.note(RUN, str(run))
+    memory.note(Note.RUN, str(run))
     folder = memory.path.parent
     del memory  # its process was killed
     gc.collect()

@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ssmpi.checkpoint.trainer_state import SELECTION
+from ssmpi.comm.rank_memory import Note
 from ssmpi.comm.waiting import WaitOptions, wait
-from ssmpi.core.quality import Quality
+from ssmpi.core.quality import Quality, counters
 from ssmpi.data.trained_rows import Deal, TrainedRows, done_by, latest, rows_in_hand
-from ssmpi.recovery.after_loss import PARTIAL
-from ssmpi.recovery.ledger import LEDGER, OUTCOME
-from ssmpi.report import recoveries
-from ssmpi.roles.progress import Progress
-from ssmpi.roles.replica_recovery import restore_lost
-from ssmpi.sync.warmup import OVER
+from ssmpi.recovery import explain
+from ssmpi.recovery.choice import PARTIAL
+from ssmpi.recovery.replicas import restore_lost
+from ssmpi.recovery.state import RecoveryState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Set
+    from collections.abc import Callable, Mapping, Sequence, Set
 
-    from ssmpi.checkpoint.start import Repair
     from ssmpi.comm.messages import Conversation
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.comm.world import World
     from ssmpi.config import Config
     from ssmpi.core.topology import Topology
     from ssmpi.model.operators import Parameter
-    from ssmpi.report.results import RunResults
-    from ssmpi.report.trainer_report import TrainerReport
-    from ssmpi.roles.model_selection import ModelSelection
+    from ssmpi.recovery.start import Repair
     from ssmpi.sync import Synchronizer
 
 LOST_ON_THE_WAY = "pushes_lost", "center_pushes_lost", "batches_repeated"  # to embedding PSs, to sync PSs, by threads
-RUN, NOTE_SECONDS = "run so far", 1.0  # the name of the first trainer's note, and its greatest age
-FORGOTTEN = "forgotten"  # the name of every trainer's note: the recovery whose outcome includes its losses
+NOTE_SECONDS = 1.0  # the greatest age of the first trainer's note
 
 
 class TrainerMemory(NamedTuple):
@@ -89,7 +84,7 @@ class WarmState:
             state={**run, "examples": deal.examples, "logbook": logbook, "dealt_again": again},
             left=deal,
             quality=[each.quality for each in found],
-            furthest=0 if lost else batches.index(max(batches)),  # the first trainer's group is sure to have its leader
+            furthest=0 if lost else batches.index(max(batches)),  # the first trainer's team is sure to have its leader
             warming_up=not all(each.warmed_up for each in found),
             repair=repair,
         )
@@ -118,7 +113,7 @@ class WarmState:
             values[:] = from_furthest
         if self.warming_up:
             synchronizer.restart()
-            synchronizer.context.local.memory.note(OVER, True)
+            synchronizer.context.local.memory.note(Note.WARMED_UP, True)
         if self.repair:
             restore_lost(self.repair, synchronizer, world, waiting, layout)
 
@@ -140,14 +135,13 @@ def own_memory(config: Config, trainer: int, memory: RankMemory) -> TrainerMemor
     """The surviving state of this trainer, by number."""
     threads, first = config.topology.threads, trainer == 0
     trained = TrainedRows(memory, threads, 0, dealer=first)
-    progress = Progress(threads, config.topology.trainers, config.schedule, memory=memory)
     deal = trained.kept()
     return TrainerMemory(
         deal,
-        memory.noted(RUN),
-        progress.quality(),
+        memory.noted(Note.RUN_SO_FAR),
+        Quality.of(*counters(memory, threads)),
         int(trained.batches.sum()),
-        bool(memory.noted(OVER)),
+        bool(memory.noted(Note.WARMED_UP)),
         trained.handed.kept(deal[0]) if trained.handed and deal else None,
     )
 
@@ -163,84 +157,111 @@ class Lost(Protocol):
         """Mark them as reported."""
 
 
-class RunNote:
+class RecoveryLog(Protocol):
+    """The metric logger, as far as recovery needs it."""
+
+    def numbers(self) -> dict[str, float]:
+        """What it has added up, to resume from."""
+
+    def recovered(self, recovery: dict[str, Any]) -> None:
+        """Write the line of a recovery."""
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+
+
+class Results(Protocol):
+    """The run's results, as far as recovery needs them; the first trainer has them."""
+
+    @property
+    def logbook(self) -> RecoveryLog:
+        """The metric logger."""
+
+    @property
+    def evaluations(self) -> dict[str, dict[str, Any]]:
+        """The evaluations, last and best, by split."""
+
+
+class RunNotes:
     """The first trainer's note in its memory, at most a second old: state that no other trainer has and that is neither
-    in ``Progress`` nor in ``TrainedRows``. Other trainers, without ``results``, write none.
+    in ``Progress`` nor in ``TrainedRows``, such as the model ``selection`` and the shards ``checked``. Other trainers,
+    without ``results``, write none.
     """
 
     def __init__(
-        self, memory: RankMemory, results: RunResults | None, selection: ModelSelection, checked: Set[int],
-        saved: object,
+        self, recovery: RecoveryState, results: Results | None, selection: Callable[[], Mapping[str, Any]],
+        checked: Set[int], saved: object,
     ) -> None:  # fmt: skip
-        self._memory, self._results, self._selection, self._checked = memory, results, selection, checked
+        self._recovery, self._results, self._selection, self._checked = recovery, results, selection, checked
         kept = saved if isinstance(saved, WarmState) else None
         self._again: tuple[int, int] = kept.state["dealt_again"] if kept else (0, 0)
         self._written, self._evaluated = 0.0, kept.state["evaluated"] if kept else -1
-        self._logged = kept.state["logged"] if kept else len(recoveries.resumed(results.folder)) if results else 0
+        self._logged = kept.state["logged"] if kept else len(recovery.record().resumed()) if results else 0
         self._write()
 
-    def gathered(self, trainer: int, report: TrainerReport) -> None:
-        """Handle one trainer's report, on the first trainer."""
-        assert self._results
-        self._results.logbook.gathered(trainer, report)
+    def write_if_due(self) -> None:
+        """Write the note if the last one is too old."""
         if time.monotonic() - self._written >= NOTE_SECONDS:
             self._write()
-
-    def started(self, examples: int, lost: Sequence[Lost], trainers: Conversation) -> None:
-        """All ranks are ready, and training starts after ``examples`` of all trainers: from now on it can resume from
-        this memory. If this start is itself a recovery, complete its record, with what this trainer has ``lost`` in
-        flight, in the order of ``LOST_ON_THE_WAY``. All ``trainers`` call it.
-        """
-        results, outcome = self._results, {}
-        before = (self._memory.noted(LEDGER) or {}).get(OUTCOME) if results else None
-        (noted, *_) = trainers.gather(before and before.get("at"))
-        if noted and self._memory.noted(FORGOTTEN) != noted:  # a kill came between the two notes
-            self._forget(lost, noted)
-        by_trainer = trainers.gather([each.lost for each in lost])
-        if results:  # the first trainer's memory is complete only with it
-            found: dict[str, float] = {"examples": examples}
-            found |= dict(zip(LOST_ON_THE_WAY, map(sum, zip(*by_trainer, strict=True)), strict=True))
-            found |= {**results.recovery_fields, "pls": results.pls}
-            outcome = recoveries.outcome(results.folder, found)
-            self._memory.note(LEDGER, {**results.ledger, OUTCOME: outcome})  # reported by the next start if killed now
-        (noted, *_) = trainers.gather(outcome.get("at"))  # no trainer forgets its losses before they are noted
-        self._forget(lost, noted)
-        self._memory.ready()
-        if results and outcome:
-            recoveries.complete(results.folder, outcome)
-            self._log_recoveries(results)
-
-    def _log_recoveries(self, results: RunResults) -> None:
-        """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
-        found = recoveries.resumed(results.folder)
-        for recovery in found[self._logged :]:
-            results.logbook.recovered(recovery)
-            if recovery["how"] == PARTIAL:
-                results.logbook.say(recoveries.describe(recovery))
-        self._logged, self._again = len(found), (0, 0)
-        self._write()  # otherwise a kill within a second would undo these lines
-
-    def _forget(self, lost: Sequence[Lost], noted: str | None) -> None:
-        """Forget the losses: the outcome of the recovery that began at ``noted`` includes them."""
-        for each in lost:
-            each.reported()
-        self._memory.note(FORGOTTEN, noted)
 
     def evaluated(self, part: int) -> None:
         """A part of the run and its evaluation are done: write the note at once."""
         self._evaluated = part
         self._write()
 
+    def log_recoveries(self) -> None:
+        """Log each recovery that has no line yet: the last start may have been killed before it wrote its own."""
+        assert self._results
+        found = self._recovery.record().resumed()
+        for recovery in found[self._logged :]:
+            self._results.logbook.recovered(recovery)
+            if recovery["how"] == PARTIAL:
+                self._results.logbook.say(explain.describe(recovery))
+        self._logged, self._again = len(found), (0, 0)
+        self._write()  # otherwise a kill within a second would undo these lines
+
     def _write(self) -> None:
         if not self._results:
             return
         self._written = time.monotonic()
-        self._memory.note(RUN, {
+        self._recovery.memory.note(Note.RUN_SO_FAR, {
             "logbook": self._results.logbook.numbers(),
             "evaluations": self._results.evaluations,
-            SELECTION: asdict(self._selection.state),
+            SELECTION: self._selection(),
             "checked": sorted(self._checked),
             "evaluated": self._evaluated,
             "dealt_again": self._again,
             "logged": self._logged,
         })  # fmt: skip
+
+
+def resumed(
+    recovery: RecoveryState, notes: RunNotes, examples: int, lost: Sequence[Lost], trainers: Conversation
+) -> None:
+    """All ranks are ready, and training starts after ``examples`` of all trainers: from now on it can resume from this
+    memory. If this start is itself a recovery, complete its record, with what this trainer has ``lost`` in flight, in
+    the order of ``LOST_ON_THE_WAY``. All ``trainers`` call it.
+    """
+    first, outcome = trainers.rank == 0, dict[str, Any]()
+    (at, *_) = trainers.gather(recovery.noted()[1].get("at") if first else None)
+    if at and recovery.forgotten != at:  # a kill came between the two notes
+        forget(recovery, lost, at)
+    by_trainer = trainers.gather([each.lost for each in lost])
+    if first:  # its memory is complete only with this note
+        sums = map(sum, zip(*by_trainer, strict=True))
+        found = {"examples": examples, **dict(zip(LOST_ON_THE_WAY, sums, strict=True))}
+        outcome = recovery.outcome({**found, **recovery.losses, "pls": recovery.pls})
+        recovery.book(outcome)
+    (at, *_) = trainers.gather(outcome.get("at"))  # no trainer forgets its losses before they are noted
+    forget(recovery, lost, at)
+    recovery.memory.ready()
+    if outcome:
+        recovery.complete(outcome)
+        notes.log_recoveries()
+
+
+def forget(recovery: RecoveryState, lost: Sequence[Lost], at: str | None) -> None:
+    """Forget the losses: the outcome of the recovery that began ``at`` this time includes them."""
+    for each in lost:
+        each.reported()
+    recovery.forget(at)

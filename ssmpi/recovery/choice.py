@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ssmpi.core.topology import Role
-from ssmpi.recovery.explain import duration, percent
-from ssmpi.recovery.policy import Decision
 
 if TYPE_CHECKING:
     from ssmpi.core.run_options import RecoveryOptions
@@ -90,22 +88,3 @@ def _why_not_partial(lost: Sequence[int], topology: Topology, options: RecoveryO
     if _servers(lost, topology) > (most := options.most_lost(topology.embedding_ps)):
         return f"and recovery.max_lost_fraction = {options.max_lost_fraction:g} allows {most} lost embedding PSs"
     return ""
-
-
-def summary(decision: Decision) -> str:
-    """The policy's decision, as a clause."""
-    given, partial, full = decision.given, decision.partial, decision.full
-    if not decision.keeps_target:
-        return (
-            f"partial recovery cannot keep the target PLS of {given.target_pls:g}: it would have to save every"
-            f" {duration(partial.wanted)}, and one save of all rows takes {duration(given.row_save_wall_seconds)}; at"
-            f" one every {duration(partial.interval)} the expected PLS is {partial.pls:.2g}"
-        )
-    costs, instead = percent(partial.overhead), percent(full.overhead)
-    if costs == instead:
-        compared = f"costs as much as full recovery, {costs} of the job"
-    else:
-        less = partial.overhead < full.overhead
-        stays = ", too little to change" * (less != (decision.mode == PARTIAL))
-        compared = f"costs {'' if less else 'not '}less than full recovery: {costs} of the job against {instead}{stays}"
-    return f"partial recovery {compared}, at an expected PLS of {partial.pls:.2g}"

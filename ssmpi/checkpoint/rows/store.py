@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ssmpi.checkpoint import disk
-from ssmpi.checkpoint.row_records import DIGEST, UNKNOWN, RecordHeader, SavedRows, read_rows, write_record
+from ssmpi.checkpoint.rows.records import DIGEST, UNKNOWN, RecordHeader, SavedRows, read_rows, write_record
 from ssmpi.core.errors import DataError
 from ssmpi.embedding import kernels
 from ssmpi.embedding.table import Arena

@@ -16,9 +16,9 @@ from ssmpi.core.errors import DataError
 from ssmpi.files.log import log
 
 if TYPE_CHECKING:
-    from ssmpi.checkpoint.start import Repair
     from ssmpi.comm.world import World
     from ssmpi.model.operators import Parameter
+    from ssmpi.recovery.start import Repair
     from ssmpi.sync import Synchronizer
 
 

@@ -16,9 +16,11 @@ from rows import row_options
 from runs import train_over_threads, write_run_file
 
 from ssmpi.checkpoint import disk
-from ssmpi.checkpoint.row_records import read_rows
-from ssmpi.checkpoint.row_store import RowStore, path_of, remove_beyond
-from ssmpi.checkpoint.start import Unsaved
+from ssmpi.checkpoint.rows import saver
+from ssmpi.checkpoint.rows.newest import Unsaved
+from ssmpi.checkpoint.rows.records import read_rows
+from ssmpi.checkpoint.rows.saver import POLL_SECONDS, RowSaver
+from ssmpi.checkpoint.rows.store import RowStore, path_of, remove_beyond
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.run_options import CheckpointOptions, RecoveryOptions
@@ -28,10 +30,10 @@ from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import MFU, scope_of
 from ssmpi.files.log import log
 from ssmpi.files.run_files import RECOVERIES, unknown_entries
-from ssmpi.report import recoveries
+from ssmpi.recovery.row_saves import schedule_of
+from ssmpi.recovery.state import RecoveryState
 from ssmpi.report.results import RunResults
-from ssmpi.roles import control, embedding_ps, row_saver
-from ssmpi.roles.row_saver import POLL_SECONDS, RowSaver
+from ssmpi.roles import control, embedding_ps
 from ssmpi.tools import inspect
 
 OFTEN = ("recovery.mtbf_hours=1e-6", "recovery.mode=partial")
@@ -67,7 +69,8 @@ def no_waiting_for_the_disk(monkeypatch):
 class Saving:
     """A saver of 100 rows that are looked up by hand. ``restart`` is another process that goes on with the memory."""
 
-    def __init__(self, folder, priority="mfu", fraction=FRACTION, **recovery):
+    def __init__(self, folder, priority="mfu", fraction=FRACTION, most_samples=math.inf, **recovery):
+        self.most_samples = most_samples
         self.config = SimpleNamespace(
             checkpoint=CheckpointOptions(priority=priority, priority_fraction=fraction),
             recovery=RecoveryOptions(**recovery), topology=Topology(embedding_ps=1),
@@ -86,7 +89,9 @@ class Saving:
 
     def restart(self, earlier=0.0):
         store = RowStore(self.path, self.arena, 1)
-        self.saver = RowSaver(self.config, store, self.tracker, self.server, self.memory, earlier)
+        fraction = self.config.checkpoint.priority_fraction if self.tracker else 1.0
+        schedule = schedule_of(self.config, fraction, self.most_samples)
+        self.saver = RowSaver(store, self.tracker, self.server, self.memory, schedule, earlier)
 
     def use(self, *rows, times=1):
         found = np.array(rows, np.int32)
@@ -315,12 +320,10 @@ def test_the_interval_follows_from_target_and_losses_and_what_a_save_takes(tmp_p
 @pytest.mark.parametrize("priority", ["none", "mfu"])
 def test_rows_are_saved_before_one_loss_costs_more_than_the_target(tmp_path, priority):
     """However rare losses are; a checkpoint and a restart count, and no save follows another at once."""
-    saving = Saving(tmp_path, priority)
-    saving.saver.most_samples = 1_000
+    saving = Saving(tmp_path, priority, most_samples=1_000)
     share = 1.0 if priority == "none" else FRACTION
     saving.save(samples=5_000)
     saving.restart()
-    saving.saver.most_samples = 1_000
     saving.saver._seconds = 3.0
     saving.server.samples = int(5_000 + 1_000 * share) - 1
     assert saving.saver._seconds_left() > 3_600
@@ -370,18 +373,18 @@ def test_a_full_disk_where_row_saves_are_timed_ends_nothing(tmp_path, monkeypatc
     timed = {"all_rows_seconds": 0.5, "all_rows_cost": 0.25}
     results.rows_saved([{**line, **timed}])
 
-    def full(run, found):
-        raise OSError(28, "No space left on device", str(run / RECOVERIES))
+    def full(recovery, found):
+        raise OSError(28, "No space left on device", str(recovery.run / RECOVERIES))
 
     with monkeypatch.context() as patch:
-        patch.setattr(recoveries, "_write", full)
+        patch.setattr(RecoveryState, "_write", full)
         results.rows_saved([{**line, **timed}])
     assert said == [
         "training continues, but how long row saves take is not recorded: [Errno 28] No space left on device:"
         f" '{tmp_path / RECOVERIES}'"
     ]
     results.logbook.close()
-    assert recoveries.taken(tmp_path).row_save_seconds == 0.5
+    assert RecoveryState(tmp_path).record().row_save_seconds == 0.5
     written = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [each["rows"] for each in written] == [3, 3]
 
@@ -445,7 +448,7 @@ def test_what_more_embedding_ps_had_saved_is_removed(tmp_path):
 def often(monkeypatch):
     """The first trainer tells the PSs soon how many samples there are; none ends before it has saved."""
     monkeypatch.setattr(control, "REPORT_SECONDS", 0.01)
-    monkeypatch.setattr(row_saver, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(saver, "POLL_SECONDS", 0.01)
     end, deadline = RowSaver.end, time.monotonic() + 60
 
     def end_once_saved(saver):

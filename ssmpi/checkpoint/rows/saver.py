@@ -9,52 +9,62 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ssmpi.checkpoint.pending_save import NICENESS
-from ssmpi.checkpoint.row_records import UNKNOWN
-from ssmpi.checkpoint.row_store import RowStore
+from ssmpi.checkpoint.rows.records import UNKNOWN
+from ssmpi.checkpoint.rows.store import RowStore
 from ssmpi.comm.failure import cause
+from ssmpi.comm.rank_memory import Note
 from ssmpi.core.errors import DataError
 from ssmpi.core.settings import SECONDS
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.embedding.trackers import Tracker
 from ssmpi.files.log import log
 from ssmpi.host.clock import Clock
-from ssmpi.recovery import policy
-from ssmpi.recovery.inputs import HOUR, inputs_of
 
 if TYPE_CHECKING:
     from ssmpi.comm.rank_memory import RankMemory
-    from ssmpi.config import Config
 
-NOTE = "row saves"  # in the memory of the rank
 POLL_SECONDS = 1.0  # to notice checkpoints
 MOST_LINES = 20  # reported in one message
-LEAST_COST = 1e-6  # seconds: the policy needs a cost above 0
+LEAST_COST = 1e-6  # seconds: a schedule needs a cost above 0
 
 
 class _EndedError(Exception):
     """The run is over: a save in progress is abandoned."""
 
 
+@dataclass(frozen=True)
+class SaveSchedule:
+    """When this ``fraction`` of the rows is saved. ``interval`` gives the seconds between saves of all rows by the
+    seconds that one takes; after ``most_samples`` of all trainers they may follow each other at ``least`` times those
+    seconds. Saves of a fraction come at that fraction of each.
+    """
+
+    fraction: float
+    interval: Callable[[float], float]
+    least: float
+    most_samples: float = math.inf
+
+
 class RowSaver:
-    """Saves the rows of ``server`` that ``tracker`` selects, or all without a tracker. ``earlier`` is how long saving
-    all rows took in earlier jobs, in seconds. After ``most_samples`` of all trainers all rows are saved again, or that
-    fraction of them after a fraction.
+    """Saves the rows of ``server`` that ``tracker`` selects, or all without a tracker, by a ``schedule``. ``earlier``
+    is how long saving all rows took in earlier jobs, in seconds.
     """
 
     def __init__(
-        self, config: Config, store: RowStore, tracker: Tracker | None, server: EmbeddingServer, memory: RankMemory,
-        earlier: float = 0.0,
+        self, store: RowStore, tracker: Tracker | None, server: EmbeddingServer, memory: RankMemory,
+        schedule: SaveSchedule, earlier: float = 0.0,
     ) -> None:  # fmt: skip
-        self._config, self._store, self._tracker, self._server, self._memory = config, store, tracker, server, memory
-        self._fraction = config.checkpoint.priority_fraction if tracker else 1.0
+        self._store, self._tracker, self._server, self._memory = store, tracker, server, memory
+        self._schedule, self._fraction = schedule, schedule.fraction
         begun = -SECONDS if tracker else time.monotonic()  # without one the initial rows are the base
-        note = memory.noted(NOTE) or {"at": begun, "seconds": earlier, "whole": True}
+        note = memory.noted(Note.ROW_SAVES) or {"at": begun, "seconds": earlier, "whole": True}
         self._at, self._seconds, self._whole = note["at"], note["seconds"], note["whole"]
         self._samples: int | None = note.get("samples")  # at ``_at``, if that is known
-        self.most_samples = math.inf
         self._remember()
         self._opened = self._warned = False
         self._checkpoint = server.checkpoint
@@ -94,14 +104,8 @@ class RowSaver:
 
     @property
     def interval(self) -> float:
-        """Seconds between saves: the interval of CPR's policy for saves of all rows, times the fraction saved; at least
-        ten times the duration of a save.
-        """
-        options = self._config.recovery
-        given = {"total_seconds": SECONDS / HOUR, "row_save_wall_seconds": max(self._seconds, LEAST_COST)}
-        given |= {"target_pls": options.target_pls}
-        given |= {"mtbf_seconds": options.mtbf_hours} if options.mtbf_hours else {}
-        return self._fraction * policy.partial(inputs_of(self._config.topology.embedding_ps, given)).interval
+        """Seconds between saves, by the schedule."""
+        return self._fraction * self._schedule.interval(max(self._seconds, LEAST_COST))
 
     def save(self) -> None:
         """Save once, and record what it took."""
@@ -182,13 +186,13 @@ class RowSaver:
         if self._samples is None:
             self._samples = self._server.samples
         interval = self.interval
-        if self._server.samples - self._samples >= self._fraction * self.most_samples:
-            interval = min(interval, self._fraction * policy.LEAST_INTERVAL * self._seconds)
+        if self._server.samples - self._samples >= self._fraction * self._schedule.most_samples:
+            interval = min(interval, self._fraction * self._schedule.least * self._seconds)
         return self._at + interval - time.monotonic()
 
     def _remember(self) -> None:
         note = {"at": self._at, "seconds": self._seconds, "whole": self._whole, "samples": self._samples}
-        self._memory.note(NOTE, note)
+        self._memory.note(Note.ROW_SAVES, note)
 
     def _go_on(self) -> None:
         if self._done.is_set():

@@ -182,16 +182,16 @@ def test_moves_of_several_processes_at_once_conserve_sums():
             np.testing.assert_array_equal(model, results[0][1])
 
 
-# Who is in which group
+# Who is in which team
 
 
 def formed(world, options):
     weights = live(world, options, 0)
 
     def work(synchronizers):
-        group = getattr(synchronizers[0].exchange, "group", None)
+        team = getattr(synchronizers[0].exchange, "team", None)
         world.trainers.gather(None)  # a leader's memory is mapped until all members have opened it
-        return group and (group._members[0], group.size, group.leaders.names if group.leads else ())
+        return team and (team._members[0], team.size, team.leaders.names if team.leads else ())
 
     return on_trainers(world, options, weights, work)
 
@@ -238,7 +238,7 @@ def test_a_host_whose_trainers_cannot_map_each_other_sends_messages(on_hosts, mo
     hosts, own = ("h0", "h0", "h1", "h1"), options("bmuf", bmuf=MOMENTUM)
     found = on_hosts(hosts, body, own)
     leaders = ("trainer 0", "trainer 2", "trainer 3")
-    assert [group for group, _ in found] == [(0, 2, leaders), (0, 2, ()), (2, 1, leaders), (3, 1, leaders)]
+    assert [team for team, _ in found] == [(0, 2, leaders), (0, 2, ()), (2, 1, leaders), (3, 1, leaders)]
     theirs = on_hosts(hosts, blocks_at_rest, messages(own))
     for (_, mine), other in zip(found, theirs, strict=True):
         for a, b in zip(mine, other, strict=True):
@@ -478,7 +478,7 @@ def warmed_up(world, options):
 
 
 @pytest.mark.parametrize("own", [options("ma"), options("bmuf", bmuf=MOMENTUM)], ids=name_of)
-def test_groups_begin_after_a_warm_up_with_equal_replicas(on_hosts, own):
+def test_teams_begin_after_a_warm_up_with_equal_replicas(on_hosts, own):
     results = on_hosts(TWO_HOSTS, warmed_up, replace(own, warmup_steps=2))
     assert not np.array_equal(results[0][0], replica(0))
     for result in results:
@@ -506,7 +506,7 @@ def resumed(world, options):
         time.sleep(0.05 * world.rank)
         own.resume(SAVED)
         own.exchange.begin()
-        if world.rank == 0 and hasattr(own.exchange, "group"):
+        if world.rank == 0 and hasattr(own.exchange, "team"):
             blocks = threading.Thread(target=own.round)
             blocks.start()
             meet(world)

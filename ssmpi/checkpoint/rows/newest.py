@@ -1,5 +1,5 @@
 """Loads the newest save of each row of one embedding PS: from a checkpoint, or from the incremental saves of the PS
-(``row_store``). Rows that were never saved get their initial values, a function of the seed.
+(``store``). Rows that were never saved get their initial values, a function of the seed.
 """
 
 from __future__ import annotations
@@ -9,30 +9,66 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from ssmpi.checkpoint import files, store
+from ssmpi.checkpoint.data_origin import DataOrigin
 from ssmpi.checkpoint.model_files import load_tables
-from ssmpi.checkpoint.row_store import RowStore, path_of
-from ssmpi.checkpoint.start import Unsaved
+from ssmpi.checkpoint.rows.store import RowStore, path_of
 from ssmpi.checkpoint.store import FileManifest
 from ssmpi.core.errors import DataError
-from ssmpi.embedding.table import Arena
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.table import ROWS, Arena
 from ssmpi.files.log import log
 from ssmpi.files.run_files import checkpoint_number
+
+if TYPE_CHECKING:
+    from ssmpi.comm.rank_memory import RankMemory
+    from ssmpi.comm.shared_memory import Memory
+    from ssmpi.config import Config
 
 SEED = "the initial rows"
 
 
+class Unsaved(NamedTuple):
+    """Accesses of rows that are not saved: ``left`` at the last save, NaN if not counted, after ``samples`` of all
+    trainers; each later sample adds ``per_sample``.
+    """
+
+    left: float
+    samples: int
+    per_sample: float
+
+    def lost(self, covered: int, now: int) -> float:
+        """CPR's lost updates if the rows are lost after ``now`` samples. Accesses up to ``covered`` do not count: the
+        rows were reloaded then, if that is later than their newest save.
+        """
+        left = 0.0 if covered > self.samples else self.left
+        return left + (now - max(covered, self.samples)) * self.per_sample
+
+
 @dataclass(frozen=True)
 class Reloaded:
-    """The number of ``rows`` loaded and their ``source`` in words. ``samples`` of all trainers had been trained on when
-    the newest of what PLS counts as saves of all rows was taken; 0 for initial rows.
+    """The number of ``rows`` loaded, their ``source`` in words, and how many ``seconds`` that took. ``samples`` of all
+    trainers had been trained on when the newest of what PLS counts as saves of all rows was taken; 0 for initial rows.
     """
 
     samples: int
     rows: int
     source: str
     unsaved: Unsaved
+    seconds: float = 0.0
+
+
+def arena_in(memory: RankMemory, config: Config, index: int, model: Path | None = None) -> tuple[Arena, Memory]:
+    """The rows of embedding PS ``index`` in its memory, surviving or initial ones, and the memory. The tables are those
+    of a saved ``model``, or of the run's data.
+    """
+    setting = config.data.folder
+    origin = DataOrigin.of_model(model, setting) if model else DataOrigin.of_data(Path(setting))
+    placement = place(origin.cardinalities, config.topology.embedding_ps)
+    part = memory.part(ROWS, shared=config.embedding.transport != "messages")
+    return Arena(config.rows, placement, index, config.run.seed, part), part
 
 
 def restore(arena: Arena, index: int, run: Path, checkpoints: Sequence[Path], timeline: int) -> Reloaded:
