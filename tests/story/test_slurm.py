@@ -162,9 +162,12 @@ def test_a_run_survives_its_limit_preemption_and_a_lost_host_and_ends_when_cance
     for job in jobs:
         job.until_it_has_gone_on(1)
         assert f"stopped and saved: requeueing job {job.number}" in job.log
+    for number in slurm.processes("h2", "ssmpi train --resume endless-mpirun"):  # it cannot save before it is killed
+        slurm.run("h2", "kill", "-STOP", number)
     slurm.submit("sbatch", *URGENT, folder=place)
     for job in jobs:
         job.until_it_has_gone_on(2)
+    assert "every rank resumes from its memory" in jobs[1].log
 
     slurm.crash("h2")
     for job in jobs:
