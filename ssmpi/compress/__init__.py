@@ -10,12 +10,11 @@ import numpy as np
 from ssmpi.compress.bf16 import BF16
 from ssmpi.compress.codec import Codec, CodecOptions, refuse
 from ssmpi.compress.dense import Dense
-from ssmpi.compress.mirror import Copy, Mirror
+from ssmpi.compress.mirror import MirrorReceiver, MirrorSender, ShardCodecs, Shards
 from ssmpi.compress.payload import (
     PayloadError,
     add,
     count_of,
-    decode,
     is_dense,
     length_of,
     most_bytes,
@@ -63,13 +62,14 @@ __all__ = [
     "CODECS",
     "Codec",
     "CodecOptions",
-    "Copy",
-    "Mirror",
+    "MirrorReceiver",
+    "MirrorSender",
     "PayloadError",
+    "ShardCodecs",
+    "Shards",
     "add",
     "compile_kernels",
     "count_of",
-    "decode",
     "is_dense",
     "length_of",
     "make",

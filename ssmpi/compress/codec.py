@@ -1,9 +1,9 @@
-"""What every codec is: ``encode`` makes a payload of a vector, ``take`` also leaves what was not sent.
+"""What every codec is: ``take`` makes a payload of a vector and leaves in it what was not sent.
 
 Error feedback memory is separate, as in GRACE (Xu et al., ICDCS 2021): a codec does not know what earlier payloads left
 unsent. For gradients, the owner calls ``take`` repeatedly on one vector and adds new gradients in between; that vector,
 such as a worker thread's ``PendingGradients`` in ``sync.pushes``, is the memory. For weights that another rank should
-know, the memory is a ``mirror``.
+know, it is a ``mirror``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from ssmpi.compress import kernels
-from ssmpi.compress.payload import HEADER, SPARSE, SPARSE_HALF, most_bytes, payload_bytes, seal
+from ssmpi.compress.payload import DENSE, HEADER, SPARSE, SPARSE_HALF, most_bytes, payload_bytes, seal
 from ssmpi.core.errors import DIVERGED, SettingsError, TrainingError
 from ssmpi.core.settings import EXAMPLES, require, within
 
@@ -95,9 +95,14 @@ class Codec(ABC):
         (size,) the chosen entries are sent with its values instead; ``half`` codecs do not support that.
         """
 
-    def encode(self, vector: np.ndarray) -> np.ndarray:
-        """The same payload; the vector stays as it is."""
-        return self.take(vector.copy())
+    def dense(self, vector: np.ndarray) -> np.ndarray:
+        """A payload of all entries of ``vector``, float32, whatever the codec; its state does not change. TrainingError
+        for NaN and infinity.
+        """
+        finite(vector)
+        payload = self._payload[: payload_bytes(DENSE, self.size, ())]
+        payload[HEADER:].view(np.float32)[:] = vector
+        return seal(payload, DENSE, self.size, self.size)
 
     def encoded(self) -> int:
         """The number of this encode, from 0."""

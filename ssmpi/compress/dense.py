@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssmpi.compress.codec import Codec, CodecOptions, Nanoseconds, finite
-from ssmpi.compress.payload import DENSE, HEADER, payload_bytes, seal
+from ssmpi.compress.codec import Codec, CodecOptions, Nanoseconds
+from ssmpi.compress.payload import DENSE, payload_bytes
 
 
 class Dense(Codec):
@@ -20,10 +20,7 @@ class Dense(Codec):
 
     def take(self, vector: np.ndarray, source: np.ndarray | None = None) -> np.ndarray:
         """As the base class."""
-        values = vector if source is None else source
-        finite(values)
+        payload = self.dense(vector if source is None else source)
         self.encoded()
-        payload = self._payload[: payload_bytes(DENSE, self.size, ())]
-        payload[HEADER:].view(np.float32)[:] = values
         vector[:] = 0.0
-        return seal(payload, DENSE, self.size, self.size)
+        return payload

@@ -146,13 +146,6 @@ def _blocks(
         raise PayloadError(f"its header says {count:,} entries in {body.size:,} words, and has {seen:,} in {at:,}")
 
 
-def decode(payload: np.ndarray) -> np.ndarray:
-    """The vector, float32 (entries,): zeros where nothing was sent. PayloadError if it is damaged."""
-    vector = np.zeros(count_of(payload)[0], np.float32)
-    add(payload, vector)
-    return vector
-
-
 def _whole(payload: np.ndarray) -> np.ndarray:
     """Its words, if header and checksum are valid."""
     if length_of(payload) != payload.size:

@@ -14,17 +14,17 @@ import numpy as np
 from ssmpi.core.errors import TopologyError
 from ssmpi.core.settings import EXAMPLES, SECONDS, require, within
 from ssmpi.core.topology import Topology
-from ssmpi.sync import exchanges, pulls
+from ssmpi.sync import exchanges
 from ssmpi.sync.async_ps import AsyncPS
 from ssmpi.sync.base import ALL_TRAINERS, SYNC_PS, Synchronizer
 from ssmpi.sync.bmuf import BMUF
+from ssmpi.sync.codecs import codec_of, pull_codec_of
 from ssmpi.sync.easgd import EASGD
 from ssmpi.sync.gossip import Gossip
 from ssmpi.sync.ma import MA
 from ssmpi.sync.none import NoSync
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.pace import PACES, Pace, StartThread, make_pace, unread
-from ssmpi.sync.pushes import codec_of
 from ssmpi.sync.round_context import LocalTrainer, ReplicaMemory, RoundContext, RowAccess
 from ssmpi.sync.slowmo import SlowMo
 from ssmpi.sync.synchronous import Synchronous
@@ -56,10 +56,9 @@ def _check(options: RoundOptions) -> None:
     within("fragments", options.fragments, 1, 10_000)
     within("warmup_steps", options.warmup_steps, 0, EXAMPLES)
     require(options.transport in ("auto", "messages"), f"transport is auto or messages, got {options.transport!r}")
-    codec_of(options)
+    codec_of(options), pull_codec_of(options)
     why = ALGORITHMS[options.algorithm].no_codec if options.codec != DENSE else ""
     require(not why, f"codec = '{options.codec}': algorithm = '{options.algorithm}' {why}: set sync.codec = 'dense'")
-    pulls.codec_of(options)
     require(
         options.pull_codec == DENSE or options.algorithm == "async_ps",
         f"pull_codec = '{options.pull_codec}': only algorithm = 'async_ps' pulls weights: set it to 'dense'",

@@ -12,24 +12,24 @@ others on average, which is the staleness of its gradients.
 
 With a ``codec`` a push holds of a what the codec sends, and the rest stays in a, thread by thread (``pushes``). It is
 part of checkpoints; at the end of a run it is lost to the center. With a ``pull_codec`` c is this trainer's copy of the
-center (``pulls``); otherwise pulls are dense.
+center, a mirror (``gradient_center``); otherwise pulls are dense.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ssmpi.core.protocols import DenseModel, DenseStep
-from ssmpi.core.topology import Topology
+from ssmpi.core.topology import Role, Topology
 from ssmpi.core.traffic import Link
-from ssmpi.sync import pulls, pushes
 from ssmpi.sync.base import SYNC_PS, Synchronizer
+from ssmpi.sync.codecs import codec_of, expected_bytes, pull_codec_of
 from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.parts import shards
 from ssmpi.sync.push_pull import PushPull
-from ssmpi.sync.pushes import PendingGradients
+from ssmpi.sync.pushes import HEAD, PendingGradients
 
 
 @dataclass(frozen=True)
@@ -60,19 +60,22 @@ class AsyncPS(Synchronizer):
     @classmethod
     def cost(cls, options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
         """The vector there, with the factor of the learning rate for each sync PS, and back; with codecs, the expected
-        bytes at the configured density, the time for every thread's payload in a push and for a pull, and the mirrors
-        of pulls. The pending gradients of each thread are kept.
+        bytes at the configured density, the time for every thread's payload in a push and for a pull, and for pulls
+        each client's mirror at both ends, its payload, and one difference. The pending gradients of each thread are
+        kept.
         """
-        parts, own = shards(parameters, options.fragments, topology.sync_ps), pushes.accounts(options, topology)
-        pushed, pulled = 4.0 * (parameters + topology.sync_ps * options.fragments), 4.0 * parameters
-        each = 0.0
+        parts, clients = shards(parameters, options.fragments, topology.sync_ps), options.clients(topology.threads)
+        messages, own = topology.sync_ps * options.fragments, topology.threads // clients
+        pushed, pulled, each, mirrors = 4.0 * (parameters + messages), 4.0 * parameters, 0.0, {}
         if options.codec != DENSE:
-            pushed = pushes.expected_bytes(options, parts, own)
-            each += own * pushes.codec_of(options)[0].nanoseconds.push
+            pushed = HEAD * messages + own * expected_bytes(codec_of(options), parts)
+            each += own * codec_of(options)[0].nanoseconds.push
         if options.pull_codec != DENSE:
-            pulled, codec = pulls.expected_bytes(options, parts, topology), pulls.codec_of(options)[0].nanoseconds
-            each += codec.send + codec.receive
-        sent, mirrors = {Link.CENTER_PUSH: pushed, Link.CENTER_PULL: pulled}, pulls.mirror_vectors(options, topology)
+            kind, asked = pull_codec_of(options)
+            pulled = expected_bytes((kind, replace(asked, share=_pulled_share(options, topology))), parts)
+            each += kind.nanoseconds.send + kind.nanoseconds.receive
+            mirrors = {Role.TRAINER: clients, Role.SYNC_PS: 2 * clients * topology.replicas + 1}
+        sent = {Link.CENTER_PUSH: pushed, Link.CENTER_PULL: pulled}
         return RoundCost(sent, 1e-9 * parameters * each, topology.threads, mirrors)
 
     def optimizer(self, thread: int) -> AccumulatingStep:
@@ -83,3 +86,13 @@ class AsyncPS(Synchronizer):
         """Push what is left of the threads that this synchronizer serves. What a codec holds back stays."""
         for _ in self.fragments:
             self.round()
+
+
+def _pulled_share(options: RoundOptions, topology: Topology) -> float:
+    """The share of the entries that a pull drops: as configured, or of those that did not change, if that is more;
+    between two pulls of one thread all threads push.
+    """
+    (kind, own), (pushing, pushed) = pull_codec_of(options), codec_of(options)
+    if not (kind.takes_share and pushing.takes_share):
+        return own.share
+    return max(own.share, 1.0 - topology.lanes * (1.0 - pushed.share))

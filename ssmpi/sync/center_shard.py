@@ -19,6 +19,7 @@ from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_lock import SharedLock
 from ssmpi.comm.shared_memory import placed
+from ssmpi.sync.parts import packed
 
 EXCHANGE, FETCH, START, STATE, MAP, APPLIED = range(6)  # kinds of message; the asking thread's number tags a reply
 THREADS = 1000
@@ -38,14 +39,14 @@ MakeStep = Callable[[np.ndarray], Step]  # the step of a sync PS's optimizer, fo
 
 
 class Center(ABC):
-    """A sync PS's shard of every fragment, float32 each, one after the other in ``memory``. ``handle`` is the handler
-    of ``Service.serve``.
+    """A sync PS's shard of every fragment, float32 each: ``parts`` of one ``vector`` in ``memory``. ``handle`` is the
+    handler of ``Service.serve``.
     """
 
     def __init__(self, fragments: int, service: Service, memory: RankMemory, *, shared: bool) -> None:
         self._service, self._own = service, memory
         self._memory = memory.part("center", shared=shared)
-        self.shards: list[np.ndarray] = []
+        self.vector, self.shards = np.empty(0, np.float32), list[np.ndarray]()
         self._fragments = fragments
         self._turns: Counter[tuple[int, int]] = Counter()
         self._initial: list[np.ndarray] = []
@@ -125,8 +126,9 @@ class Center(ABC):
 
     def allocate(self) -> None:
         """Allocate the shards: with the initial values from the first trainer, or as an earlier process left them."""
-        sizes = [values.size for values in self._initial]
-        vector, self._initial = placed(self._memory, np.concatenate(self._initial)), []
-        self.shards = np.split(vector, np.cumsum(sizes)[:-1])
+        self.parts = packed([[slice(0, values.size)] for values in self._initial])
+        self.vector, self._initial = placed(self._memory, np.concatenate(self._initial)), []
+        self.shards = [self.vector[part] for (part,) in self.parts]
+        self.largest = max(shard.size for shard in self.shards)
         if self._memory.address:
             self._lock = SharedLock(os.dup(self._memory.file))

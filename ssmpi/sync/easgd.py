@@ -18,8 +18,8 @@ from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import Link
 from ssmpi.sync import elastic_mirrors
 from ssmpi.sync.base import SYNC_PS, Synchronizer
+from ssmpi.sync.codecs import merge_error
 from ssmpi.sync.cost import RoundCost
-from ssmpi.sync.mirrors import merge_error
 from ssmpi.sync.options import DENSE, RoundOptions
 
 

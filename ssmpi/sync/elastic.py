@@ -17,12 +17,11 @@ from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_lock import SharedLock, leave, take
 from ssmpi.comm.shared_memory import attach
-from ssmpi.compress import Codec
 from ssmpi.sync.center import CenterExchange
 from ssmpi.sync.center_shard import ADDRESS, MAP, Center
+from ssmpi.sync.codecs import count_entries
 from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors, pull_together
 from ssmpi.sync.exchange import Refer, divergence
-from ssmpi.sync.mirrors import whole_codec
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.parts import shards
 from ssmpi.sync.round_context import RoundContext
@@ -105,13 +104,15 @@ class MirroredCenter(CenterExchange):
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, thread: int = 0) -> None:
         super().__init__(options, weights, context, thread)
+        compress.compile_kernels(options.codec)
         parts = shards(weights.size, len(self.fragments), len(self._servers))
         seed = context.replicas.rank, thread
-        self._mirrors = ReplicaMirrors(options, parts, context.local.replica.layers, seed, weights.size)
+        self._mirrors = ReplicaMirrors(options, parts, context.local.replica.layers, seed)
 
     def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center as mirrored; the snapshot becomes the old replica."""
-        payloads = self._mirrors.replica.encode(self.snapshot, fragment, self.context.center.meter.traffic)
+        payloads = self._mirrors.replica.send(self.snapshot, fragment)
+        count_entries(payloads, self.context.center.meter.traffic)
         self._mirrors.receive(self.call_for_payloads(fragment, payloads), fragment)
         part = self.fragments[fragment]
         reference = self._reply[part]
@@ -139,7 +140,6 @@ class ElasticCenter(Center):
             options.fragments, service, memory, shared=options.transport != "messages" and not self._encoded
         )
         self._clients: dict[tuple[int, int], ClientMirrors] = {}
-        self._whole: list[Codec] = []
         nothing = np.empty(0, np.float32)
         pull_center(nothing, nothing, 0.0, nothing)  # compile now, not in the first round
         pull_together(nothing, nothing, 0.0)
@@ -153,7 +153,12 @@ class ElasticCenter(Center):
         if not self._encoded:
             return super().answer(fragment, client, payload)
         if client not in self._clients:
-            self._whole = self._whole or [whole_codec(shard.size) for shard in self.shards]
-            self._clients[client] = ClientMirrors(self._options, self._whole, (self._service.rank, *client))
-        shard, alpha = self.shards[fragment], self._options.alpha
-        return self.buffer_of(self._clients[client].exchange(fragment, payload, shard, alpha))
+            place = self._service.rank, *client
+            self._clients[client] = ClientMirrors(self._options, self.parts, place, self._difference)
+        alpha = self._options.alpha
+        return self.buffer_of(self._clients[client].exchange(fragment, payload, self.vector, alpha))
+
+    def allocate(self) -> None:
+        """With a codec also the scratch space of all clients' mirrors."""
+        super().allocate()
+        self._difference = np.empty(self.largest if self._encoded else 0, np.float32)

@@ -24,15 +24,14 @@ import numpy as np
 from numba import njit
 
 from ssmpi import compress
-from ssmpi.compress import Codec, Copy, Mirror
+from ssmpi.compress import MirrorReceiver, MirrorSender, ShardCodecs, Shards
 from ssmpi.core.topology import Role, Topology
 from ssmpi.core.traffic import Link
+from ssmpi.sync.codecs import codec_of, expected_bytes
 from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.exchange import merge_difference
-from ssmpi.sync.mirrors import MirroredShards, expected_bytes, seed_of
 from ssmpi.sync.options import RoundOptions
 from ssmpi.sync.parts import shards
-from ssmpi.sync.pushes import Shards, clients, codec_of
 
 PASSES = 1.3  # nanoseconds of a core for an entry, of both ends' moves, besides codecs: 'ssmpi bench compression'
 
@@ -50,68 +49,59 @@ def pull_together(center: np.ndarray, replica: np.ndarray, alpha: float) -> None
 
 
 class ReplicaMirrors:
-    """A trainer's end of the exchanges with all sync PSs: ``replica.copy`` mirrors the replica, ``center`` the center,
-    both float32 (parameters,).
-    """
+    """A trainer's end of the exchanges with all sync PSs: it sends its ``replica`` and receives the ``center``."""
 
-    def __init__(
-        self, options: RoundOptions, parts: Shards, borders: Sequence[int], seed: Sequence[int], size: int
-    ) -> None:
-        self.replica, self.center = MirroredShards(options, parts, borders, seed, size), np.zeros(size, np.float32)
-        self._copies = [[Copy(self.center[part]) for part in each] for each in parts]
-        pull_together(self.center[:0], self.center[:0], 0.0)  # compiles now, not in the first round
+    def __init__(self, options: RoundOptions, parts: Shards, borders: Sequence[int], seed: Sequence[int]) -> None:
+        self.replica = MirrorSender(ShardCodecs(codec_of(options), parts, borders, seed))
+        self.center = MirrorReceiver(parts)
+        pull_together(self.center.copy[:0], self.center.copy[:0], 0.0)  # compiles now, not in the first round
 
     def receive(self, answers: Sequence[np.ndarray], fragment: int) -> None:
         """Apply the answers of the sync PSs."""
-        for copy, answer in zip(self._copies[fragment], answers, strict=True):
-            copy.receive(answer)
+        for server, answer in enumerate(answers):
+            self.center.receive(answer, fragment, server)
 
     def move(self, part: slice, alpha: float, center_was: np.ndarray, replica_was: np.ndarray) -> None:
         """Move both mirrors of a fragment, and store their old values, float32 (fragment,) each."""
-        center, replica = self.center[part], self.replica.copy[part]
+        center, replica = self.center.copy[part], self.replica.copy[part]
         center_was[:], replica_was[:] = center, replica
         pull_together(center, replica, alpha)
 
 
 class ClientMirrors:
-    """A sync PS's end of the exchanges with one client: by fragment, mirrors of the client's replica (``replicas``) and
-    of the center (``centers``). ``whole`` are dense codecs of the shards, which several clients may share; ``place`` is
-    the sync PS's rank and the client's rank and thread.
+    """A sync PS's end of the exchanges with one client: it receives the ``replica`` and sends the ``center``, in one
+    shard for each fragment. ``place`` is the sync PS's rank and the client's rank and thread.
     """
 
-    def __init__(self, options: RoundOptions, whole: Sequence[Codec], place: Sequence[int]) -> None:
-        kind, own = codec_of(options)
-        sizes = [codec.size for codec in whole]
-        self.centers, room = [np.zeros(size, np.float32) for size in sizes], np.empty(max(sizes), np.float32)
-        self.replicas = [Copy(np.zeros(size, np.float32)) for size in sizes]
-        states = [np.zeros(kind.state_size(own, size, ())) for size in sizes]
-        self._some = [
-            Mirror(kind(own, c.size, (), state, seed_of(*place, fragment)), c, room)
-            for fragment, (c, state) in enumerate(zip(self.centers, states, strict=True))
-        ]
-        self._all = [Mirror(codec, center, room) for codec, center in zip(whole, self.centers, strict=True)]
+    def __init__(
+        self, options: RoundOptions, parts: Shards, place: Sequence[int], scratch: np.ndarray | None = None
+    ) -> None:
+        self.replica = MirrorReceiver(parts)
+        self.center = MirrorSender(ShardCodecs(codec_of(options), parts, seed=place), scratch=scratch)
 
     def exchange(self, fragment: int, payload: np.ndarray, center: np.ndarray, alpha: float) -> np.ndarray:
-        """Apply the client's payload and move the shard ``center`` float32 (shard,); returns the answer, valid until
+        """Apply the client's payload and move a fragment of ``center`` float32 (size,); returns the answer, valid until
         the next. A dense payload gets a dense answer.
         """
-        replica, mirrors = self.replicas[fragment], self._all if compress.is_dense(payload) else self._some
-        replica.receive(payload)
-        answer, sent = mirrors[fragment].send(center), mirrors[fragment].copy
-        merge_difference(center, replica.copy, sent, alpha)
-        pull_together(sent, replica.copy, alpha)
+        if compress.is_dense(payload):
+            self.center.begin(fragment)
+        self.replica.receive(payload, fragment)
+        (answer,) = self.center.send(center, fragment)
+        sent, replica = self.center.part(fragment), self.replica.part(fragment)
+        merge_difference(center[self.center.shards[fragment][0]], replica, sent, alpha)
+        pull_together(sent, replica, alpha)
         return answer
 
 
 def cost(options: RoundOptions, topology: Topology, parameters: int) -> RoundCost:
     """Payloads both ways, at the configured density (the first and the last round of a part of the run are dense); a
-    mirror in each direction, and the moves of both at both ends. For each client, mirrors of replica and center,
-    payloads (sync PSs share a dense one) and the difference to send.
+    mirror in each direction, and the moves of both at both ends. For each client, mirrors of replica and center, a
+    payload, and the difference to send, of which a sync PS needs one.
     """
-    payloads = expected_bytes(options, shards(parameters, options.fragments, topology.sync_ps))
-    codec, own = codec_of(options)[0].nanoseconds, clients(options, topology)
+    payloads = expected_bytes(codec_of(options), shards(parameters, options.fragments, topology.sync_ps))
+    codec, own = codec_of(options)[0].nanoseconds, options.clients(topology.threads)
     return RoundCost(
         {Link.CENTER_PUSH: payloads, Link.CENTER_PULL: payloads},
         1e-9 * parameters * (2 * (codec.send + codec.receive) + PASSES),
-        mirrors={Role.TRAINER: 5 * own, Role.SYNC_PS: 4 * own * topology.replicas + 1},
+        mirrors={Role.TRAINER: 4 * own, Role.SYNC_PS: 3 * own * topology.replicas + 1},
     )

@@ -1,4 +1,18 @@
-"""A sync PS's side of ``async_ps``: shards of the weights that take a step by every push."""
+"""A sync PS's side of ``async_ps``: shards of the weights that take a step by every push.
+
+With a ``pull_codec`` the center is mirrored by each client, a trainer or one of its threads, and a push is answered
+with the entries that differ most from its mirror (EF21; see ``compress.mirror``). Encoded pushes change few entries, so
+``threshold:0``, which sends exactly the entries that changed, equals a dense pull to the last bit at a fraction of its
+bytes. With any other share the client's mirror, and with it its replica, may have stale entries; nothing is lost,
+because every update is in the center or in the pending gradients.
+
+Every client fetches the whole center when it starts, also after a kill, and a trainer's first thread also when a part
+of a run ends; both ends then continue from there. Other threads' mirrors continue. So mirrors are neither in
+checkpoints nor in memory that outlives a process, and a run can resume with any number of trainers. When the center is
+set to other weights, after a warm-up or because it was lost, each client's next pull is dense.
+
+A mirror has one threshold per shard: a sync PS does not know layers.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +22,13 @@ from ssmpi import compress
 from ssmpi.comm.rank_memory import RankMemory
 from ssmpi.comm.service import Service
 from ssmpi.comm.shared_memory import placed
+from ssmpi.compress import MirrorSender, ShardCodecs
 from ssmpi.embedding.push_counts import AppliedPushes
 from ssmpi.embedding.wire import COUNT
 from ssmpi.sync import pushes
 from ssmpi.sync.center_shard import APPLIED, THREADS, Center, MakeStep, Step
+from ssmpi.sync.codecs import pull_codec_of
 from ssmpi.sync.options import DENSE, RoundOptions
-from ssmpi.sync.pulls import PullMirrors
 
 
 class GradientCenter(Center):
@@ -24,7 +39,10 @@ class GradientCenter(Center):
     def __init__(self, optimizer: MakeStep, options: RoundOptions, service: Service, memory: RankMemory) -> None:
         super().__init__(options.fragments, service, memory, shared=False)
         self._encoded, self._sum = options.codec != DENSE, np.empty(0, np.float32)
-        self._mirrors = PullMirrors(options, service.rank) if options.pull_codec != DENSE else None
+        self._mirrors: dict[tuple[int, int], MirrorSender] = {}  # by client
+        self._options, self._mirrored = options, options.pull_codec != DENSE
+        if self._mirrored:
+            compress.compile_kernels(options.pull_codec)
         if self._encoded:
             compress.compile_kernels(DENSE)  # decoding is the same for all
         self._optimizer, self._of_optimizer = optimizer, memory.part("optimizer", shared=False)
@@ -50,15 +68,22 @@ class GradientCenter(Center):
 
     def answer(self, fragment: int, client: tuple[int, int], payload: np.ndarray) -> np.ndarray:
         """The same; with a pull codec, a payload of what this client lacks."""
-        if self._mirrors is None:
+        if not self._mirrored:
             return super().answer(fragment, client, payload)
         self._step(fragment, client, payload.view(np.float32))
-        return self.buffer_of(self._mirrors.answer(client, fragment, self.shards[fragment]))
+        (answer,) = self._mirror(client).send(self.vector, fragment)
+        return self.buffer_of(answer)
 
     def fetched(self, fragment: int, client: tuple[int, int]) -> None:
         """The client now holds the whole shard."""
-        if self._mirrors is not None:
-            self._mirrors.fetched(client, fragment, self.shards[fragment])
+        if self._mirrored:
+            self._mirror(client).hold(self.vector, fragment)
+
+    def _mirror(self, client: tuple[int, int]) -> MirrorSender:
+        if client not in self._mirrors:
+            codecs = ShardCodecs(pull_codec_of(self._options), self.parts, seed=(self._service.rank, *client))
+            self._mirrors[client] = MirrorSender(codecs, scratch=self._sum)  # free again once the step is taken
+        return self._mirrors[client]
 
     def _step(self, fragment: int, client: tuple[int, int], words: np.ndarray) -> None:
         if self._encoded:
@@ -73,11 +98,10 @@ class GradientCenter(Center):
         return self._steps[fragment].state
 
     def start(self, fragment: int, values: np.ndarray) -> None:
-        """Also reset the optimizer state and the clients' mirrors."""
+        """Also reset the optimizer state; each client's next pull is dense."""
         if self._steps:
             self._steps[fragment].state[:] = self._optimizer(values).state
-        if self._mirrors:
-            self._mirrors.started(fragment)
+        self._mirrors.clear()
         super().start(fragment, values)
 
     def allocate(self) -> None:
@@ -85,7 +109,7 @@ class GradientCenter(Center):
         super().allocate()
         self._applied = AppliedPushes(self._own, self._service.size)
         self._steps = [self._optimizer(shard) for shard in self.shards]
-        self._sum = np.empty(max(shard.size for shard in self.shards), np.float32)
+        self._sum = np.empty(self.largest, np.float32)
         states = [step.state for step in self._steps]
         vector = placed(self._of_optimizer, np.concatenate(states))
         for step, state in zip(self._steps, np.split(vector, np.cumsum([s.size for s in states])[:-1]), strict=True):

@@ -16,9 +16,9 @@ from ssmpi.core.traffic import Link
 from ssmpi.sync import mean_mirrors
 from ssmpi.sync.average import reduced_bytes
 from ssmpi.sync.base import Synchronizer
+from ssmpi.sync.codecs import merge_error
 from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.exchange import Exchange
-from ssmpi.sync.mirrors import merge_error
 from ssmpi.sync.options import DENSE, RoundOptions
 
 if TYPE_CHECKING:

@@ -21,15 +21,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssmpi.compress import Copy
+from ssmpi.compress import MirrorReceiver, MirrorSender, ShardCodecs
 from ssmpi.core.topology import Role, Topology
-from ssmpi.core.traffic import Link, Traffic
+from ssmpi.core.traffic import Link
+from ssmpi.sync.codecs import codec_of, expected_bytes
 from ssmpi.sync.cost import RoundCost
 from ssmpi.sync.exchange import merge_difference
-from ssmpi.sync.mirrors import MirroredShards, expected_bytes
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.parts import shards
-from ssmpi.sync.pushes import codec_of
+from ssmpi.sync.parts import packed, shards
 
 WEIGHT = 4  # bytes of a message to an owner before its payload: whether its sender trains, float32
 
@@ -37,54 +36,53 @@ PASSES = 2.0  # nanoseconds of a core for an entry, of mean and moves, besides c
 
 
 class MeanMirrors:
-    """The mirrors of one of ``number`` trainers: ``replica.copy`` mirrors its replica, ``mean.copy`` the mean, and
-    ``pending`` is q on the own shards, all float32 (parameters,). By fragment and trainer, ``replicas`` mirrors all
-    replicas on the own shard.
+    """The mirrors of one of ``number`` trainers, which sends its ``replica`` to the owners and, as an owner, its shard
+    of the ``mean`` to all. ``pending`` float32 (parameters,) is q, ``replicas`` are those of all trainers, both on the
+    own shards.
     """
 
     def __init__(
         self, options: RoundOptions, borders: Sequence[int], place: tuple[int, int], pending: np.ndarray
     ) -> None:
-        (self.rank, self.number), self.pending, size = place, pending, pending.size
-        self.shards = shards(size, options.fragments, self.number)
+        (self.rank, self.number), self.pending, codec = place, pending, codec_of(options)
+        self.shards = shards(pending.size, options.fragments, self.number)
         own = [[parts[self.rank]] for parts in self.shards]
-        self.replica, self.mean = (
-            MirroredShards(options, parts, borders, (self.rank, kind), size)
-            for kind, parts in enumerate((self.shards, own))
-        )
+        self.replica = MirrorSender(ShardCodecs(codec, self.shards, borders, (self.rank, 0)))
+        self.mean = MirrorReceiver(self.shards)
+        self._own_mean = MirrorSender(ShardCodecs(codec, own, borders, (self.rank, 1)), self.mean.copy)
+        beside = packed(own)
         self.replicas = [
-            [self.replica.copy[part] if k == self.rank else np.zeros(part.stop - part.start, np.float32)
-             for k in range(self.number)]
-            for (part,) in own
-        ]  # fmt: skip
-        self._target = np.empty(size, np.float32)
+            MirrorReceiver(own, self.replica.copy) if trainer == self.rank else MirrorReceiver(beside)
+            for trainer in range(self.number)
+        ]
+        self._target = np.empty(pending.size, np.float32)
 
     def begin(self) -> None:
         """Make the next round of each fragment dense."""
         self.replica.begin()
-        self.mean.begin()
+        self._own_mean.begin()
 
     def receive_replica(self, trainer: int, payload: np.ndarray, fragment: int) -> None:
         """As an owner, apply another trainer's payload of its replica."""
-        Copy(self.replicas[fragment][trainer]).receive(payload)
+        self.replicas[trainer].receive(payload, fragment)
 
-    def answer(self, active: Sequence[bool], fragment: int, traffic: Traffic) -> np.ndarray:
+    def answer(self, active: Sequence[bool], fragment: int) -> np.ndarray:
         """As an owner, encode the mean of the active trainers, at least one; the payload is for all trainers."""
         part = self.shards[fragment][self.rank]
         target = self._target[part]
         target[:] = 0.0
-        for counts, replica in zip(active, self.replicas[fragment], strict=True):
+        for counts, replica in zip(active, self.replicas, strict=True):
             if counts:
-                target += replica
+                target += replica.part(fragment)
         target /= np.float32(sum(active))
         target += self.pending[part]
-        (payload,) = self.mean.encode(self._target, fragment, traffic)
+        (payload,) = self._own_mean.send(self._target, fragment)
         np.subtract(target, self.mean.copy[part], out=target)
         return payload
 
     def receive_mean(self, owner: int, payload: np.ndarray, fragment: int) -> None:
         """Apply the payload of another shard's owner to the mean."""
-        Copy(self.mean.copy[self.shards[fragment][owner]]).receive(payload)
+        self.mean.receive(payload, fragment, owner)
 
     def move(self, fragment: int, alpha: float, replica_was: np.ndarray) -> np.ndarray:
         """Move the mirrors of all replicas towards the mean. Returns that mean, valid until the next ``answer``;
@@ -94,13 +92,14 @@ class MeanMirrors:
         parts = self.shards[fragment]
         self.pending[parts[self.rank]] = self._target[parts[self.rank]]
         own, whole = self.mean.copy[parts[self.rank]], slice(parts[0].start, parts[-1].stop)
-        for trainer, mirrored in enumerate(self.replicas[fragment]):
+        for trainer, replica in enumerate(self.replicas):
             if trainer != self.rank:
+                mirrored = replica.part(fragment)
                 merge_difference(mirrored, own, mirrored, alpha)
-        mean, replica = self.mean.copy[whole], self.replica.copy[whole]
+        mean, mirrored = self.mean.copy[whole], self.replica.copy[whole]
         reference = self._target[whole]  # already stored in replica_was
-        reference[:], replica_was[:] = mean, replica
-        merge_difference(replica, mean, replica, alpha)
+        reference[:], replica_was[:] = mean, mirrored
+        merge_difference(mirrored, mean, mirrored, alpha)
         return reference
 
 
@@ -109,13 +108,12 @@ def cost(options: RoundOptions, topology: Topology, parameters: int) -> RoundCos
     mirrors of its replica and of its shard of the mean, and the moves of all of them.
 
     Mirrors take the own replica, the mean, its pending part, which is kept, and its target, and for n trainers the
-    others' replicas on the own shard: 5 - 1 / n. Two payloads each, encoded and dense, of the replica and of the own
-    shard of the mean: 2 + 2 / n. Payloads of others, and differences of a shard of replica and mean: (1 + 2 / n) of a
-    fragment.
+    others' replicas on the own shard: 5 - 1 / n. Payloads of the replica and of the own shard of the mean: 1 + 1 / n.
+    Payloads of others, and differences of a shard of replica and mean: (1 + 2 / n) of a fragment.
     """
     number, found = topology.replicas, shards(parameters, options.fragments, topology.replicas)
-    sent = (number - 1) / number * (WEIGHT * number * options.fragments + 2 * expected_bytes(options, found))
+    sent = (number - 1) / number * (WEIGHT * number * options.fragments + 2 * expected_bytes(codec_of(options), found))
     codec, share = codec_of(options)[0].nanoseconds, 1 / number
     each = (1 + share) * codec.send + 2 * (1 - share) * codec.receive + PASSES if number > 1 else 0.0
-    mirrors = math.ceil(7 + share + (1 + 2 * share) / options.fragments)
+    mirrors = math.ceil(6 + (1 + 2 * share) / options.fragments)
     return RoundCost({Link.TRAINERS: sent}, 1e-9 * parameters * each, 1, {Role.TRAINER: mirrors})

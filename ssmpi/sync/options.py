@@ -36,6 +36,10 @@ class RoundOptions:
         """Whether each worker thread runs its own rounds, if the algorithm supports that."""
         return self.pace == "fixed_rate"
 
+    def clients(self, threads: int) -> int:
+        """How many clients a trainer of so many ``threads`` is to a sync PS: one per thread, or one."""
+        return threads if self.by_thread else 1
+
     def own(self, section: type[T]) -> T:
         """The section of one algorithm."""
         return next(value for value in vars(self).values() if isinstance(value, section))

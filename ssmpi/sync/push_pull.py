@@ -8,16 +8,18 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from ssmpi import compress
+from ssmpi.compress import MirrorReceiver, ShardCodecs
 from ssmpi.embedding.push_counts import SentPushes
 from ssmpi.embedding.wire import COUNT
 from ssmpi.files.log import log
 from ssmpi.sync import pushes
 from ssmpi.sync.center import CenterExchange
 from ssmpi.sync.center_shard import APPLIED, EXCHANGE, FETCH, STATE
+from ssmpi.sync.codecs import codec_of
 from ssmpi.sync.options import DENSE, RoundOptions
 from ssmpi.sync.parts import shards
-from ssmpi.sync.pulls import PulledCenter
-from ssmpi.sync.pushes import Encoders, PendingGradients
+from ssmpi.sync.pushes import PendingGradients
 from ssmpi.sync.round_context import RoundContext
 
 
@@ -28,12 +30,16 @@ class PushPull(CenterExchange):
         super().__init__(options, weights, context, thread)
         self.alpha = 1.0
         self._accounts: dict[int, PendingGradients] = {}
-        self._encoders: dict[int, Encoders] = {}
+        self._codecs: dict[int, ShardCodecs] = {}
         self._encodes = options.codec != DENSE
+        self._pulled: MirrorReceiver | None = None  # the center
         self._sum = np.empty(max(f.stop - f.start for f in self.fragments), np.float32)
         self._parts = shards(weights.size, len(self.fragments), len(self._servers))
-        self._pulled = PulledCenter(options, self._parts, weights.size) if options.pull_codec != DENSE else None
-        if self._pulled:
+        if self._encodes:
+            compress.compile_kernels(options.codec)
+        if options.pull_codec != DENSE:
+            compress.compile_kernels(options.pull_codec)
+            self._pulled = MirrorReceiver(self._parts)
             self.fetch()
         if thread == 0:
             self._compare_pushes()
@@ -45,10 +51,17 @@ class PushPull(CenterExchange):
             gradients = local.memory.array(f"gradients of thread {thread}", self.weights.shape, np.float32)
             self._accounts[thread] = PendingGradients(gradients, local.factor())
             if self._encodes:
-                seed = self.context.replicas.rank, thread
-                made = Encoders(self.options, self._parts, local.replica.layers, local.memory, seed)
-                self._encoders[thread], local.unsent[thread] = made, (gradients, made.state)
+                self._codecs[thread] = self._codecs_of(thread)
+                local.unsent[thread] = gradients, self._codecs[thread].state
         return self._accounts[thread]
+
+    def _codecs_of(self, thread: int) -> ShardCodecs:
+        local = self.context.local
+        name, seed = f"codec of thread {thread}", (self.context.replicas.rank, thread)
+        return ShardCodecs(
+            codec_of(self.options), self._parts, local.replica.layers, seed,
+            lambda numbers: local.memory.array(name, (numbers,), np.float64),
+        )  # fmt: skip
 
     def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center after the step by what is pushed; a push ends with the factor of the learning rate."""
@@ -56,14 +69,15 @@ class PushPull(CenterExchange):
         messages = self._encoded(fragment) if self._encodes else self._whole(snapshot.size, fragment)
         if self._pulled is None:
             return self.ask(EXCHANGE, fragment, messages)
-        self._pulled.receive(fragment, self.call_for_payloads(fragment, messages))
-        return self._pulled.center[self.fragments[fragment]]
+        for server, answer in enumerate(self.call_for_payloads(fragment, messages)):
+            self._pulled.receive(answer, fragment, server)
+        return self._pulled.copy[self.fragments[fragment]]
 
     def fetch(self, kind: int = FETCH) -> np.ndarray:
         """As the base class; a mirror restarts from the center that is fetched."""
         found = super().fetch(kind)
         if self._pulled and kind == FETCH:
-            self._pulled.center[:] = found
+            self._pulled.copy[:] = found
         return found
 
     @property
@@ -136,7 +150,7 @@ class PushPull(CenterExchange):
         """An encoded push of all pending gradients of this synchronizer."""
         by_thread, factor = [], 1.0
         for thread, account in self._accounts.copy().items():
-            by_thread.append(account.encode(self._encoders[thread], fragment))
+            by_thread.append(account.encode(self._codecs[thread], fragment))
             factor = account.factor
         sent, traffic = [payloads for payloads in by_thread if payloads], self.context.center.meter.traffic
         return [pushes.message([p[k] for p in sent], factor, traffic) for k in range(len(self._servers))]

@@ -17,13 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from ssmpi import compress
-from ssmpi.comm.rank_memory import RankMemory
-from ssmpi.core.topology import Topology
+from ssmpi.compress import ShardCodecs
 from ssmpi.core.traffic import Traffic
-from ssmpi.sync.options import RoundOptions
+from ssmpi.sync.codecs import count_entries
 
 HEAD = 8  # bytes of a push before its payloads
-Shards = Sequence[Sequence[slice]]  # of the vector, by fragment and sync PS
 
 
 class PendingGradients:
@@ -48,7 +46,7 @@ class PendingGradients:
             into += self.gradients[part]
             self.gradients[part] = 0.0
 
-    def encode(self, encoders: Encoders, fragment: int) -> list[np.ndarray] | None:
+    def encode(self, codecs: ShardCodecs, fragment: int) -> list[np.ndarray] | None:
         """Encode a fragment: a payload for each sync PS, valid until the next; None if there was no step since the last
         one, so that pauses change nothing.
         """
@@ -56,49 +54,14 @@ class PendingGradients:
             if fragment in self._encoded:
                 return None
             self._encoded.add(fragment)
-            return encoders.take(self.gradients, fragment)
-
-
-class Encoders:
-    """One thread's ``codecs``, by fragment and sync PS: one for each shard. Their ``state``, float64, is how often each
-    has encoded, and the thresholds of its layers, which end at ``borders``.
-    """
-
-    def __init__(
-        self, options: RoundOptions, shards: Shards, borders: Sequence[int], memory: RankMemory, seed: Sequence[int]
-    ) -> None:
-        kind, own = codec_of(options)
-        compress.compile_kernels(options.codec)
-        self._shards = shards
-        cuts = [[_inside(borders, part) for part in parts] for parts in shards]
-        sizes = [kind.state_size(own, p.stop - p.start, c) for ps, cs in zip(shards, cuts, strict=True)
-                 for p, c in zip(ps, cs, strict=True)]  # fmt: skip
-        self.state = memory.array(f"codec of thread {seed[-1]}", (sum(sizes),), np.float64)
-        states = iter(np.split(self.state, np.cumsum(sizes)[:-1]))
-        seeds = iter(np.random.SeedSequence(list(seed)).generate_state(len(sizes)).tolist())
-        self.codecs = [
-            [kind(own, p.stop - p.start, c, next(states), next(seeds)) for p, c in zip(ps, cs, strict=True)]
-            for ps, cs in zip(shards, cuts, strict=True)
-        ]
-
-    def take(self, vector: np.ndarray, fragment: int) -> list[np.ndarray]:
-        """Encode a fragment of the vector: a payload for each sync PS; the vector keeps what is not sent."""
-        parts = zip(self.codecs[fragment], self._shards[fragment], strict=True)
-        return [codec.take(vector[part]) for codec, part in parts]
-
-
-def codec_of(options: RoundOptions) -> tuple[type[compress.Codec], compress.CodecOptions]:
-    """The codec of ``[sync]``; SettingsError if there is none of that name."""
-    own = compress.CodecOptions(life_span=options.life_span, refresh=options.refresh)
-    return compress.parse(options.codec, own)
+            return codecs.take(self.gradients, fragment)
 
 
 def message(payloads: Sequence[np.ndarray], factor: float, traffic: Traffic) -> np.ndarray:
     """The push to one sync PS, uint8, of each thread's payload for it."""
     head = np.empty(HEAD, np.uint8)
     head[:4].view(np.float32)[0], head[4:].view(np.uint32)[0] = factor, len(payloads)
-    for payload in payloads:
-        traffic.add_entries(*compress.count_of(payload))
+    count_entries(payloads, traffic)
     return np.concatenate([head, *payloads])
 
 
@@ -126,25 +89,6 @@ def read_push(message: np.ndarray, gradients: np.ndarray) -> float:
     return factor
 
 
-def expected_bytes(options: RoundOptions, shards: Shards, number: int) -> float:
-    """Payload of a push of every fragment of ``number`` threads' gradients to all sync PSs, at the configured
-    density.
-    """
-    kind, own = codec_of(options)
-    sizes = [part.stop - part.start for parts in shards for part in parts]
-    return sum(HEAD + number * kind.expected_bytes(own, size) for size in sizes)
-
-
-def clients(options: RoundOptions, topology: Topology) -> int:
-    """How many clients a trainer is to a sync PS: one per thread, or one."""
-    return topology.threads if options.by_thread else 1
-
-
-def accounts(options: RoundOptions, topology: Topology) -> int:
-    """How many threads' gradients a round pushes: those of one thread, or of all."""
-    return topology.threads // clients(options, topology)
-
-
 def by_thread(saved: Mapping[str, np.ndarray], name: str) -> dict[int, np.ndarray]:
     """Arrays whose names start with ``name``, by the number that follows."""
     return {int(key.removeprefix(name)): values for key, values in saved.items() if key.startswith(name)}
@@ -155,8 +99,3 @@ def take_back(residuals: Mapping[int, np.ndarray], saved: Mapping[int, np.ndarra
     threads = sorted(residuals)
     for thread, values in saved.items():
         residuals[threads[thread % len(threads)]] += values
-
-
-def _inside(borders: Sequence[int], part: slice) -> list[int]:
-    """The ends of layers within a part of the vector, relative to its start."""
-    return [border - part.start for border in borders if part.start < border < part.stop]

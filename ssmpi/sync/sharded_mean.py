@@ -9,6 +9,7 @@ import numpy as np
 
 from ssmpi import compress
 from ssmpi.comm.waiting import WaitOptions, wait_all
+from ssmpi.sync.codecs import count_entries
 from ssmpi.sync.mean_mirrors import WEIGHT, MeanMirrors
 
 if TYPE_CHECKING:
@@ -33,10 +34,8 @@ class ShardedMean:
         through the mirrors; False, and no mean, if none is active. Every trainer calls it.
         """
         mirrors, traffic = self.mirrors, self._trainers.meter.traffic
-        payloads, weight = (
-            mirrors.replica.encode(snapshot, fragment, traffic),
-            np.array([active], np.float32).view(np.uint8),
-        )
+        payloads, weight = mirrors.replica.send(snapshot, fragment), np.array([active], np.float32).view(np.uint8)
+        count_entries(payloads, traffic)
         self._swap([np.concatenate([weight, payload]) for payload in payloads], REPLICA)
         counts = [active] * self._trainers.size
         for other in self._others:
@@ -44,7 +43,8 @@ class ShardedMean:
             mirrors.receive_replica(other, _payload(self._rooms[other][WEIGHT:]), fragment)
         if not any(counts):
             return False
-        answer = mirrors.answer(counts, fragment, traffic)
+        answer = mirrors.answer(counts, fragment)
+        count_entries([answer], traffic)
         self._swap([answer] * self._trainers.size, MEAN)
         for other in self._others:
             mirrors.receive_mean(other, _payload(self._rooms[other]), fragment)

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from ssmpi.files.log import log
 from ssmpi.model.options import DenseOptions
 from ssmpi.sync import pushes
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 TWO = Topology(trainers=2, threads=2, embedding_ps=1, sync_ps=2)
 ALONE = Topology(trainers=1, threads=1, embedding_ps=1, sync_ps=3)
 LAYERS = (100, 101, 600, PARAMETERS)
@@ -438,6 +440,41 @@ def test_what_was_not_sent_outlasts_a_checkpoint(pace, warnings):
     for (_, residuals, _, _), found in zip(before, one, strict=True):
         np.testing.assert_array_equal(found[0][0], sum(residuals))
     assert warnings == []
+
+
+def test_unsent_gradients_of_before_are_resumed():
+    """``unsent.npz`` is what a version before ``ShardCodecs`` saved of this run, gradients of whole numbers: names,
+    layout and bits are the same, and a trainer takes them over.
+    """
+    chosen = options("async_ps", "fixed_rate", codec="threshold:0.9", fragments=2, life_span=5)
+    with np.load(GOLDEN / "unsent.npz") as record:
+        before = [{name[2:]: record[name] for name in record if name.startswith(f"{rank}/")} for rank in range(2)]
+    saved = [state for *_, state in over_threads(TWO, pushed, chosen)[:2]]
+    for rank, (found, state) in enumerate(zip(over_threads(TWO, resumed, chosen, before)[:2], before, strict=True)):
+        assert set(state) == set(saved[rank])
+        for thread in range(2):
+            for name, values in zip(("residual", "codec"), found[thread], strict=True):
+                expected = state[f"trainer {rank} of 2/{name} {thread}"]
+                np.testing.assert_array_equal(values, expected)
+                np.testing.assert_array_equal(saved[rank][f"trainer {rank} of 2/{name} {thread}"], expected)
+
+
+@pytest.mark.parametrize("algorithm", ["async_ps", *ROUNDS_BY_MIRRORS])
+def test_the_arrays_in_memory_have_the_names_of_before(algorithm):
+    """A later version finds what an earlier one has left there."""
+    unsent = {"gradients of thread 0": (PARAMETERS,), "codec of thread 0": ((1 + 3) + (1 + 2),)}  # layers of two shards
+    names = {"async_ps": unsent, "easgd": {}, "ma": {"pending": (PARAMETERS,)}}
+    topology = replace(TWO, threads=1, sync_ps=0 if algorithm == "ma" else 2)
+    for found in over_threads(topology, remembered, options(algorithm, codec="threshold:0.9"))[:2]:
+        assert found == names[algorithm]
+
+
+def remembered(world, options):
+    """The arrays that this trainer's memory holds."""
+    home = home_of(world)
+    home.memory = Kept()
+    on_trainers(world, options, replica(0), lambda _: None, home)
+    return {name: values.shape for name, values in home.memory.arrays.items() if not name.startswith("pushes")}
 
 
 @pytest.mark.parametrize("codec", ["threshold:0.9", "dense"])

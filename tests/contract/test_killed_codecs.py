@@ -7,11 +7,11 @@ import pytest
 from kills import Kill
 from test_warm_start import counted, lost_by_start, one_process, train_with_kills  # noqa: F401 - a fixture
 
+from ssmpi.compress import MirrorReceiver
 from ssmpi.sync.elastic import ElasticCenter
 from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
 from ssmpi.sync.gradient_center import GradientCenter
 from ssmpi.sync.mean_mirrors import MeanMirrors
-from ssmpi.sync.pulls import PulledCenter
 from ssmpi.sync.push_pull import PushPull
 
 # Threads of killed ranks end with what killed them.
@@ -66,31 +66,28 @@ def ends(after_call):
     found = Ends()
     after_call(ElasticCenter, "__init__", lambda self, *_: setattr(found, "center", self))
     after_call(GradientCenter, "__init__", lambda self, *_, **__: setattr(found, "center", self))
-    after_call(ReplicaMirrors, "__init__", lambda self, _, shards, __, seed, ___: vars(self).update(who=(shards, seed)))
-    after_call(PushPull, "__init__", lambda self, *_: vars(self._pulled).update(who=(self._parts, client_of(self))))
+    after_call(ReplicaMirrors, "__init__", lambda self, _, shards, __, seed: vars(self).update(who=seed))
+    after_call(PushPull, "__init__", lambda self, *_: vars(self._pulled).update(who=client_of(self)))
     after_call(MeanMirrors, "__init__", lambda self, _, __, place, ___: found.trainers.update({place[0]: self}))
 
     def moved(own, part, *_):
-        shards, client = own.who
-        fragment = [parts[0].start for parts in shards].index(part.start)
-        theirs = found.center._clients[client]
-        found.same(own.replica.copy[part], theirs.replicas[fragment].copy)
-        found.same(own.center[part], theirs.centers[fragment])
+        fragment, theirs = own.center.shards.index([part]), found.center._clients[own.who]
+        found.same(own.replica.copy[part], theirs.replica.part(fragment))
+        found.same(own.center.copy[part], theirs.center.part(fragment))
 
-    def pulled(own, fragment, _):
-        shards, client = own.who
-        found.same(own.center[shards[fragment][0]], found.center._mirrors._mirrors[client, fragment].copy)
+    def pulled(own, _, fragment, *__):
+        if hasattr(own, "who"):
+            found.same(own.part(fragment), found.center._mirrors[own.who].part(fragment))
 
     def heard(owner, trainer, _, fragment):
-        part = owner.shards[fragment][owner.rank]
-        found.same(owner.replicas[fragment][trainer], found.trainers[trainer].replica.copy[part])
+        found.same(owner.replicas[trainer].part(fragment), found.trainers[trainer].replica.part(fragment, owner.rank))
 
     def learned(own, owner, _, fragment):
         part = own.shards[fragment][owner]
         found.same(own.mean.copy[part], found.trainers[owner].mean.copy[part])
 
     after_call(ReplicaMirrors, "move", moved)
-    after_call(PulledCenter, "receive", pulled)
+    after_call(MirrorReceiver, "receive", pulled)
     after_call(MeanMirrors, "receive_replica", heard)
     after_call(MeanMirrors, "receive_mean", learned)
     return found
@@ -105,7 +102,7 @@ def lost(monkeypatch):
 
 
 KILLS = {  # what is on its way to a receiver, and what comes back
-    "async_ps": (Kill(GradientCenter, "_step", 12), Kill(PulledCenter, "receive", 9)),
+    "async_ps": (Kill(GradientCenter, "_step", 12), Kill(MirrorReceiver, "receive", 9)),
     "easgd": (Kill(ClientMirrors, "exchange", 9, after=True), Kill(ReplicaMirrors, "receive", 9)),
     "ma": (Kill(MeanMirrors, "receive_replica", 9), Kill(MeanMirrors, "receive_mean", 9)),
 }

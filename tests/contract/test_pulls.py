@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from centers import center_alone
 from ranks import over_threads
 from sync_bodies import PARAMETERS, meet, on_trainers, options, replica
 from test_codecs import CODECS, TWO, home_of
@@ -12,7 +13,6 @@ from ssmpi import compress, sync
 from ssmpi.core.errors import SettingsError, TrainingError
 from ssmpi.core.topology import Role
 from ssmpi.core.traffic import Link
-from ssmpi.sync import pulls
 from ssmpi.sync.async_ps import AsyncPS
 
 ONE = replace(TWO, trainers=1)
@@ -102,12 +102,14 @@ def test_a_pull_is_as_long_as_plan_says(pull):
 def test_a_client_that_fetches_begins_anew_from_there():
     """As after a kill or from a checkpoint, whatever its mirror was before; other clients keep theirs."""
     chosen = options("async_ps", pull_codec="threshold:0.9")
-    mirrors, center = pulls.PullMirrors(chosen, 2), replica(1)
+    center, still = center_alone(chosen), np.zeros(PARAMETERS + 1, np.float32).view(np.uint8)
+    center.start(0, replica(0))
     for client in ((0, 0), (1, 0)):
-        mirrors.fetched(client, 0, replica(0))
-    mirrors.fetched((0, 0), 0, center)
-    assert compress.count_of(mirrors.answer((0, 0), 0, center))[1] == 0
-    assert compress.count_of(mirrors.answer((1, 0), 0, center))[1] > 0.05 * PARAMETERS
+        center.fetched(0, client)
+    center.answer(0, (0, 0), np.append(replica(1), np.float32(1.0)).view(np.uint8))
+    center.fetched(0, (0, 0))
+    assert compress.count_of(center.answer(0, (0, 0), still))[1] == 0
+    assert compress.count_of(center.answer(0, (1, 0), still))[1] > 0.05 * PARAMETERS
 
 
 def test_only_who_pulls_weights_has_a_codec_for_it():

@@ -14,14 +14,13 @@ import numpy as np
 
 from ssmpi import compress
 from ssmpi.bench.compression.timing import timed
-from ssmpi.compress import CodecOptions, Copy, Mirror
+from ssmpi.compress import CodecOptions, MirrorReceiver, MirrorSender, ShardCodecs
 from ssmpi.core.settings import EXAMPLES
 from ssmpi.core.traffic import Traffic
 from ssmpi.sync import pushes
 from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
 from ssmpi.sync.exchange import merge_difference
 from ssmpi.sync.mean_mirrors import MeanMirrors
-from ssmpi.sync.mirrors import whole_codec
 from ssmpi.sync.options import RoundOptions
 
 SETTLE = 9  # turns: after the refreshes at 1, 2, 4 and 8 the next one is far away
@@ -87,12 +86,13 @@ def push(text: str, entries: int) -> Turn:
 
 def mirror(text: str, entries: int) -> Turn:
     """Both ends of a mirror, as in a pull."""
-    codec = compress.make(text, CodecOptions(life_span=EXAMPLES), entries)
-    weights, own, other = vector(entries), Mirror(codec, vector(entries)), Copy(vector(entries))
+    weights, whole = vector(entries), [[slice(0, entries)]]
+    own = MirrorSender(ShardCodecs(compress.parse(text, CodecOptions(life_span=EXAMPLES)), whole))
+    other = MirrorReceiver(whole)
 
     def turn(step: np.ndarray) -> tuple[float, ...]:
         np.add(weights, step, out=weights)
-        sending, payload = timed(lambda: own.send(weights))
+        sending, (payload,) = timed(lambda: own.send(weights))
         return sending, timed(lambda: other.receive(payload))[0]
 
     return turn
@@ -100,15 +100,12 @@ def mirror(text: str, entries: int) -> Turn:
 
 def elastic(text: str, entries: int) -> Turn:
     """A trainer's exchange with a center on one sync PS."""
-    options, traffic = RoundOptions(algorithm="easgd", codec=text, life_span=EXAMPLES), Traffic()
+    options = RoundOptions(algorithm="easgd", codec=text, life_span=EXAMPLES)
     whole, alpha, replica, center, center_was, replica_was = slice(0, entries), options.alpha, *vectors(4, entries)
-    own, client = (
-        ReplicaMirrors(options, [[whole]], (), (0, 0), entries),
-        ClientMirrors(options, [whole_codec(entries)], (1, 0, 0)),
-    )
+    own, client = ReplicaMirrors(options, [[whole]], (), (0, 0)), ClientMirrors(options, [[whole]], (1, 0, 0))
 
     def exchange() -> None:
-        (payload,) = own.replica.encode(replica, 0, traffic)
+        (payload,) = own.replica.send(replica, 0)
         own.receive([client.exchange(0, payload, center, alpha)], 0)
         own.move(whole, alpha, center_was, replica_was)
 
@@ -123,15 +120,15 @@ def elastic(text: str, entries: int) -> Turn:
 
 def mean(text: str, entries: int) -> Turn:
     """A round of one of two trainers; the other one takes the opposite steps."""
-    options, traffic = RoundOptions(algorithm="ma", codec=text, life_span=EXAMPLES), Traffic()
+    options = RoundOptions(algorithm="ma", codec=text, life_span=EXAMPLES)
     both = [MeanMirrors(options, (), (rank, 2), vector(entries)) for rank in range(2)]
     replicas, was, means = vectors(2, entries), vectors(2, entries), vectors(2, entries)
 
     def exchange() -> None:
         for rank, own in enumerate(both):
-            both[1 - rank].receive_replica(rank, own.replica.encode(replicas[rank], 0, traffic)[1 - rank], 0)
+            both[1 - rank].receive_replica(rank, own.replica.send(replicas[rank], 0)[1 - rank], 0)
         for rank, own in enumerate(both):
-            both[1 - rank].receive_mean(rank, own.answer((True, True), 0, traffic), 0)
+            both[1 - rank].receive_mean(rank, own.answer((True, True), 0), 0)
         for rank, own in enumerate(both):
             means[rank] = own.move(0, options.alpha, was[rank])
 

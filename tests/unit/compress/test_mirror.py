@@ -6,30 +6,33 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_compress import BORDERS, SIZE, TEXTS, gradient
+from centers import center_alone
+from test_compress import BORDERS, SIZE, TEXTS, decoded, gradient
 
 from ssmpi import compress
 from ssmpi.comm.waiting import WaitOptions
-from ssmpi.compress import CodecOptions, Copy, Mirror, PayloadError
+from ssmpi.compress import CodecOptions, MirrorReceiver, MirrorSender, PayloadError, ShardCodecs
 from ssmpi.core.errors import TrainingError
 from ssmpi.core.topology import Role, Topology
 from ssmpi.core.traffic import Traffic
-from ssmpi.sync import pulls
+from ssmpi.sync import pushes
+from ssmpi.sync.async_ps import AsyncPS
 from ssmpi.sync.easgd import EASGD
 from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors
 from ssmpi.sync.ma import MA
 from ssmpi.sync.mean_mirrors import MeanMirrors
-from ssmpi.sync.mirrors import whole_codec
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.pulls import PulledCenter, PullMirrors
+from ssmpi.sync.parts import packed
 from ssmpi.sync.sharded_mean import ShardedMean
 
 
 def ends(text, size=SIZE, life_span=1000):
     """Of one mirror, from random values on."""
-    start = gradient(7, size=size)
-    codec = compress.make(text, CodecOptions(life_span=life_span), size, BORDERS, seed=3)
-    return Mirror(codec, start.copy()), Copy(start.copy())
+    start, whole = gradient(7, size=size), [[slice(0, size)]]
+    codec = compress.parse(text, CodecOptions(life_span=life_span))
+    sender, receiver = MirrorSender(ShardCodecs(codec, whole, BORDERS, seed=(3,))), MirrorReceiver(whole, start.copy())
+    sender.hold(start, 0)
+    return sender, receiver
 
 
 def walk(steps, size=SIZE):
@@ -45,7 +48,7 @@ def test_both_ends_hold_the_same_to_the_last_bit(text):
     mirror, copy = ends(text)
     for weights in walk(6):
         before = copy.copy.copy()
-        payload = mirror.send(weights)
+        (payload,) = mirror.send(weights)
         sent = copy.receive(payload)
         np.testing.assert_array_equal(copy.copy.view(np.uint32), mirror.copy.view(np.uint32))
         assert sent == compress.count_of(payload)[1]
@@ -62,7 +65,7 @@ def test_where_nothing_is_dropped_all_arrives_as_it_is(text):
     for weights in walk(3):
         far = weights * np.float32(1e5)
         for x in (far, weights):
-            copy.receive(mirror.send(x))
+            copy.receive(*mirror.send(x))
             np.testing.assert_array_equal(copy.copy, x)
 
 
@@ -75,7 +78,7 @@ def test_of_a_vector_that_rests_everything_arrives(text):
     mirror, copy = ends(text, size, life_span=1)
     weights = gradient(9, size=size)
     for _ in range(200):
-        copy.receive(mirror.send(weights))
+        copy.receive(*mirror.send(weights))
     np.testing.assert_allclose(copy.copy, weights, rtol=3e-7, atol=1e-8)
 
 
@@ -92,7 +95,7 @@ def test_what_is_not_finite_is_divergence(text):
 def test_a_payload_of_another_vector_is_refused():
     mirror, _ = ends("threshold:0.9")
     with pytest.raises(PayloadError, match="not 5"):
-        Copy(np.zeros(5, np.float32)).receive(mirror.send(gradient(10)))
+        MirrorReceiver([[slice(0, 5)]]).receive(*mirror.send(gradient(10)))
 
 
 # Rounds
@@ -109,11 +112,11 @@ def same(one, other):
 @pytest.mark.parametrize("text", [text for text in TEXTS if "whole" not in text])
 def test_both_ends_of_elastic_exchanges_hold_the_same(text):
     """After every exchange of two clients with one center, shard by shard."""
-    chosen, traffic, center = RoundOptions(algorithm="easgd", codec=text), Traffic(), gradient(1, size=3_000)
-    trainers = [ReplicaMirrors(chosen, SHARDS, (100, 700), (k, 0), 3_000) for k in range(2)]
+    chosen, center = RoundOptions(algorithm="easgd", codec=text), gradient(1, size=3_000)
+    trainers = [ReplicaMirrors(chosen, SHARDS, (100, 700), (k, 0)) for k in range(2)]
     clients = [
         [
-            ClientMirrors(chosen, [whole_codec(part.stop - part.start)], (2 + k, trainer, 0))
+            ClientMirrors(chosen, packed([[part]]), (2 + k, trainer, 0))
             for k, part in enumerate(part for parts in SHARDS for part in parts)
         ]
         for trainer in range(2)
@@ -122,7 +125,7 @@ def test_both_ends_of_elastic_exchanges_hold_the_same(text):
     for step in range(STEPS):
         own, ends, fragment = trainers[step % 3 % 2], clients[step % 3 % 2], step % 2
         theirs = ends[:2] if fragment == 0 else ends[2:]
-        payloads = own.replica.encode(gradient(2, step, size=3_000), fragment, traffic)
+        payloads = own.replica.send(gradient(2, step, size=3_000), fragment)
         answers = [
             end.exchange(0, payload, center[part], 0.3)
             for end, payload, part in zip(theirs, payloads, SHARDS[fragment], strict=True)
@@ -130,45 +133,51 @@ def test_both_ends_of_elastic_exchanges_hold_the_same(text):
         own.receive(answers, fragment)
         whole = slice(0, 1_501) if fragment == 0 else slice(1_501, 3_000)
         before, was = (
-            (own.center[whole].copy(), own.replica.copy[whole].copy()),
+            (own.center.copy[whole].copy(), own.replica.copy[whole].copy()),
             np.empty((2, whole.stop - whole.start)),
         )
         own.move(whole, 0.3, *was)
         np.testing.assert_array_equal(was, before)
         for end, part in zip(ends, shards, strict=True):
-            same(end.replicas[0].copy, own.replica.copy[part])
-            same(end.centers[0], own.center[part])
+            same(end.replica.copy, own.replica.copy[part])
+            same(end.center.copy, own.center.copy[part])
 
 
 def test_each_sync_ps_draws_other_entries_for_each_client_and_fragment():
     """Of exchanges and of pulls; whoever draws alike would tell all of the same entries."""
-    chosen = RoundOptions(codec="random-k:0.9", pull_codec="random-k:0.9")
-    start, there, told, elastic = np.zeros(1_000, np.float32), gradient(4, size=1_000), [], whole_codec(1_000)
+    chosen = RoundOptions(algorithm="async_ps", codec="random-k:0.9", pull_codec="random-k:0.9", fragments=2)
+    there, nothing, told = gradient(4, size=2_000), pushes.message([], 1.0, Traffic()), []
+    halves = [[slice(0, 1_000)], [slice(1_000, 2_000)]]
+    payload = compress.make("random-k:0.9", CodecOptions(), 1_000).take(there[:1_000].copy())
     for server in (5, 6):
-        mirrors = PullMirrors(chosen, server)
+        center = center_alone(chosen, server)
+        for fragment in range(2):
+            center.start(fragment, np.zeros(1_000, np.float32))
         for client in ((0, 0), (0, 1), (1, 0)):
-            clients = ClientMirrors(chosen, [elastic] * 2, (server, *client))
+            clients = ClientMirrors(chosen, halves, (server, *client))
             for fragment in range(2):
-                mirrors.fetched(client, fragment, start)
-                told.append(compress.decode(mirrors.answer(client, fragment, there)) != 0)
-                payload = compress.make("random-k:0.9", CodecOptions(), 1_000).encode(there)
-                told.append(compress.decode(clients.exchange(fragment, payload, there.copy(), 0.5)) != 0)
+                center.vector[:] = 0.0
+                center.fetched(fragment, client)
+                center.vector[:] = there
+                told.append(decoded(center.answer(fragment, client, nothing)) != 0)
+                clients.center.hold(np.zeros(2_000, np.float32), fragment)
+                told.append(decoded(clients.exchange(fragment, payload, there.copy(), 0.5)) != 0)
     assert len({each.tobytes() for each in told[::2]}) == len({each.tobytes() for each in told[1::2]}) == 12
 
 
 @pytest.mark.parametrize("text", [text for text in TEXTS if "whole" not in text])
 def test_owners_and_trainers_hold_the_same(text):
     """After every round of three trainers, of which the last one leaves."""
-    chosen, traffic = RoundOptions(codec=text), Traffic()
+    chosen = RoundOptions(codec=text)
     trainers = [MeanMirrors(chosen, (100, 700), (k, 3), np.zeros(3_000, np.float32)) for k in range(3)]
     for step in range(STEPS // 3):
         active = [True, True, step < 8]
         for k, own in enumerate(trainers):
-            for owner, payload in enumerate(own.replica.encode(gradient(3, k, step, size=3_000), 0, traffic)):
+            for owner, payload in enumerate(own.replica.send(gradient(3, k, step, size=3_000), 0)):
                 if owner != k:
                     trainers[owner].receive_replica(k, payload, 0)
         for owner, own in enumerate(trainers):
-            payload = own.answer(active, 0, traffic)
+            payload = own.answer(active, 0)
             for other in trainers[:owner] + trainers[owner + 1 :]:
                 other.receive_mean(owner, payload, 0)
         for own in trainers:
@@ -177,7 +186,7 @@ def test_owners_and_trainers_hold_the_same(text):
         for own in trainers:
             same(own.mean.copy, trainers[0].mean.copy)
             for k, other in enumerate(trainers):
-                same(own.replicas[0][k], other.replica.copy[own.shards[0][own.rank]])
+                same(own.replicas[k].part(0), other.replica.part(0, own.rank))
 
 
 class Allocated:
@@ -217,24 +226,25 @@ def test_plan_counts_what_mirrors_of_means_allocate(trainers, fragments):
 
 
 def test_plan_counts_what_mirrors_of_centers_allocate():
-    """Of each client at its own end; and at a sync PS of several, which share the whole codec, elastic and of pulls."""
-    chosen, clients = RoundOptions(algorithm="easgd", codec="bf16", pull_codec="bf16"), range(3)
+    """Of each client at its own end; and at a sync PS of several, which share scratch space, elastic and of pulls."""
+    chosen, clients = RoundOptions(algorithm="async_ps", codec="bf16", pull_codec="bf16"), range(3)
     topology, size, ends = Topology(trainers=3, sync_ps=1), Allocated.SIZE, []
-    elastic, pulled = EASGD.cost(chosen, topology, size).mirrors, pulls.mirror_vectors(chosen, topology)
+    elastic, pulled = (kind.cost(chosen, topology, size).mirrors for kind in (EASGD, AsyncPS))
+    whole, center = [[slice(0, size)]], center_alone(chosen)
+    center.start(0, np.zeros(size, np.float32))
 
-    def share(whole):
-        return [ClientMirrors(chosen, [whole], (1, k, 0)) for k in clients]
+    def share(scratch):
+        return [ClientMirrors(chosen, whole, (1, k, 0), scratch) for k in clients], scratch
 
-    def pulling(mirrors):
+    def pulling():
         for k in clients:
-            mirrors.fetched((k, 0), 0, np.broadcast_to(np.float32(0), size))
-        return mirrors
+            center.fetched(0, (k, 0))
 
     for planned, make in (
-        (elastic[Role.TRAINER], lambda: ReplicaMirrors(chosen, [[slice(0, size)]], (), (0, 0), size)),
-        (elastic[Role.SYNC_PS], lambda: share(whole_codec(size))),
-        (pulled[Role.TRAINER], lambda: PulledCenter(chosen, [[slice(0, size)]], size)),
-        (pulled[Role.SYNC_PS], lambda: pulling(PullMirrors(chosen, 1))),
+        (elastic[Role.TRAINER], lambda: ReplicaMirrors(chosen, whole, (), (0, 0))),
+        (elastic[Role.SYNC_PS], lambda: share(np.zeros(size, np.float32))),
+        (pulled[Role.TRAINER], lambda: MirrorReceiver(whole)),
+        (pulled[Role.SYNC_PS], pulling),
     ):
         with Allocated() as found:
             ends.append(make())

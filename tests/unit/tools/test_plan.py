@@ -111,8 +111,8 @@ def test_a_sync_ps_keeps_mirrors_of_every_client(tmp_path, small_data, pace, cli
     )
     config = read(tmp_path, small_data)
     vector = 4 * dense_parameters(config)
-    assert some[Role.SYNC_PS] - whole[Role.SYNC_PS] == (4 * clients + 1) * vector / 2
-    assert some[Role.TRAINER] - whole[Role.TRAINER] == 5 * clients / 3 * vector
+    assert some[Role.SYNC_PS] - whole[Role.SYNC_PS] == (3 * clients + 1) * vector / 2
+    assert some[Role.TRAINER] - whole[Role.TRAINER] == 4 * clients / 3 * vector
 
 
 def test_memory_files_are_held_against_half_of_a_nodes_memory(tmp_path, small_data):

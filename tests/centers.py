@@ -1,0 +1,16 @@
+"""Centers of sync PSs that nobody serves."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from ssmpi import sync
+from ssmpi.comm.rank_memory import ProcessMemory
+from ssmpi.model.options import DenseOptions
+from ssmpi.roles.sync_ps import optimizer
+
+
+def center_alone(options, rank=2):
+    """The center of the sync PS of this rank, which takes plain steps; what its methods return is what it answers."""
+    service = SimpleNamespace(rank=rank, size=rank + 1, buffer=lambda size: np.empty(size, np.uint8))
+    return sync.exchanges.center(options, optimizer(DenseOptions(optimizer="sgd", rate=1.0)), service, ProcessMemory())
