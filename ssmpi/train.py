@@ -17,7 +17,7 @@ from ssmpi.roles.embedding_ps import serve_embeddings
 from ssmpi.roles.sync_ps import serve_center
 
 if TYPE_CHECKING:
-    from ssmpi.roles.trainer import Trainer
+    from ssmpi.roles.worker import WorkerTrainer
 
 
 def run(job: Job, config: Config, folder: Path, start: Start = BEGINNING) -> bool:
@@ -45,9 +45,9 @@ def train(config: Config, world: World, folder: Path, start: Start = BEGINNING) 
     return not trainer.stopped
 
 
-def hogwild(thread: int, trainer: Trainer) -> None:
+def hogwild(thread: int, trainer: WorkerTrainer) -> None:
     """One worker thread. No locks, on purpose."""
-    model = trainer.replica.thread_model()  # same weights, gradients of its own
+    model = trainer.model_of(thread)  # same weights, gradients of its own
     lookups, optimizer = trainer.lookups(thread), trainer.optimizer_of(thread)
     for batch, rows in lookups.prefetched(trainer.stream(thread)):
         logits, row_gradients = model.forward_backward(batch.dense, rows.values, batch.labels)

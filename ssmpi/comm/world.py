@@ -37,10 +37,11 @@ except (ImportError, RuntimeError) as error:
 
 from ssmpi.comm.heartbeat import Heartbeat
 from ssmpi.comm.messages import Conversation
-from ssmpi.core.topology import CONVERSATIONS, Role, Topology
-from ssmpi.core.traffic import Traffic, meter
+from ssmpi.core.topology import CONVERSATIONS, Directory, Role, Topology
+from ssmpi.core.traffic import Meter, Traffic, meter
 
 T = TypeVar("T")
+MakeConversation = Callable[[MPI.Comm, Directory, Meter], Conversation]
 FOR_ROUNDS = 0.01  # of a host's cores, where workers and servers already use them all
 ENDING_SECONDS = 60  # MPI_Finalize waits forever for a rank or a launcher daemon that is gone
 
@@ -177,11 +178,11 @@ def joined(start: starting.StartWatch | None = None) -> Iterator[Job]:
 
 class World:
     """This rank's role and its communicators, whose ``traffic`` is counted. ``same_role_here`` ranks of this host play
-    the same role, this one included.
+    the same role, this one included. ``kind`` makes the conversations; a benchmark may measure or slow them down.
     """
 
-    def __init__(self, job: Job, topology: Topology) -> None:
-        self.topology = topology
+    def __init__(self, job: Job, topology: Topology, kind: MakeConversation = Conversation) -> None:
+        self.topology, self._kind = topology, kind
         self.rank, self.size, self.host = job.rank, job.size, job.host
         self.role, self.index = topology.role_of(job.rank)
         self.who = topology.name_of(job.rank)
@@ -241,7 +242,7 @@ class World:
     def _conversation(self, name: str) -> Conversation:
         """A communicator of the ranks that this one talks to, in rank order; its color is the first of them."""
         comm = self._job.comm.Split(self.topology.conversation_of(name, self.rank)[0], self.rank)
-        return Conversation(comm, self.topology.directory(name, self.rank), meter(self.traffic, name))
+        return self._kind(comm, self.topology.directory(name, self.rank), meter(self.traffic, name))
 
 
 def shadow_share(roles: list[Role], threads: int, cores: int) -> float:

@@ -120,6 +120,9 @@ class Lookups:
         return next(self._lookups)
 
 
+MakeLookups = Callable[[RowTransport, Placement, RowOptions, int, PrefetchedRows | None], Lookups]
+
+
 def raise_bad_id(ids: np.ndarray, position: int, placement: Placement) -> None:
     """Raise TrainingError for an id outside its table; ids (batch * features,)."""
     row, feature = divmod(position, len(placement.cardinalities))

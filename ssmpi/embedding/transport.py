@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ class RemoteTables:
     """Tables on embedding PSs. Rows of PSs on this host are read and updated in place, others by messages.
 
     PeerError if ``embedding.transport`` requires shared memory and the rows of a PS cannot be mapped. ``sent`` counts
-    pushes by message; ``tracking`` is what PSs record about updates.
+    pushes by message; ``tracking`` is what PSs record about updates; ``may_save`` says whether PSs may save rows now.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class RemoteTables:
         self._conversation, self._options, self._waiting = conversation, options, waiting
         self._rate, self._epsilon = options.settings.rate, options.settings.epsilon
         self._traffic, self.tracking = conversation.meter.traffic, tracking
+        self.may_save: Callable[[], bool] = lambda: True
         self._servers = conversation.directory.ranks_of(Role.EMBEDDING_PS)
         self._in_flight: dict[int, deque[tuple[list[MPIRequest], list[np.ndarray]]]] = {}
         self._sent = sent or SentPushes(servers=len(self._servers))
@@ -100,7 +102,7 @@ class RemoteTables:
         """Send every PS the number of samples of all trainers, which dates its incremental row saves, and whether to
         make such saves; returns the PSs' lines about saves since the last call. Does not wait for answers.
         """
-        return self._status.exchange(samples, saves_rows)
+        return self._status.exchange(samples, saves_rows and self.may_save())
 
     def ask(self, lookup: RowLookup, thread: int) -> None:
         """Send one request to each PS whose rows are not mapped; the replies are received directly into

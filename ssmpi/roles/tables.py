@@ -9,7 +9,7 @@ from ssmpi.checkpoint.arena_writer import ArenaWriter
 from ssmpi.checkpoint.model_files import load_tables
 from ssmpi.comm.world import World
 from ssmpi.core.protocols import RowTransport
-from ssmpi.embedding.client import Lookups, PrefetchedRows
+from ssmpi.embedding.client import Lookups, MakeLookups, PrefetchedRows
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.embedding.placement import place
 from ssmpi.embedding.push_counts import SentPushes
@@ -54,9 +54,10 @@ class Tables:
         self.transport = LocalTables(arena, ArenaWriter(world.same_role_here), world.traffic)
 
     def lookups(
-        self, thread: int, prefetched: PrefetchedRows | None = None, through: RowTransport | None = None
-    ) -> Lookups:
+        self, thread: int, prefetched: PrefetchedRows | None = None, through: RowTransport | None = None,
+        kind: MakeLookups = Lookups,
+    ) -> Lookups:  # fmt: skip
         """Pull and push for one thread, ``through`` a transport other than the default if given; ``prefetched`` keeps
         the rows pulled so far when its stream is interrupted.
         """
-        return Lookups(through or self.transport, self.placement, self._options, thread, prefetched)
+        return kind(through or self.transport, self.placement, self._options, thread, prefetched)

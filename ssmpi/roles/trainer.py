@@ -23,7 +23,7 @@ from ssmpi.core.stop import Stop
 from ssmpi.data.batch import Batch
 from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
-from ssmpi.embedding.client import Lookups, PrefetchedRows
+from ssmpi.embedding.client import Lookups, MakeLookups, PrefetchedRows
 from ssmpi.files.log import during
 from ssmpi.host import cpu_usage
 from ssmpi.host.clock import Clock
@@ -42,10 +42,11 @@ from ssmpi.roles.snapshot import Snapshots
 
 if TYPE_CHECKING:
     from ssmpi.config import Config
+    from ssmpi.model.replica import ThreadModel
 
 
 class Trainer:
-    """The object that ``ssmpi/train.py`` works with. Benchmarks replace some of its public attributes."""
+    """The object that ``ssmpi/train.py`` works with."""
 
     def __init__(self, config: Config, world: World, folder: Path, start: Start = BEGINNING) -> None:
         self.config, self.world, self._folder = config, world, folder
@@ -117,9 +118,13 @@ class Trainer:
         control = self._control
         return self._cursor.batches(thread, lambda: control.next_block(thread), self._stop.must_pause)
 
-    def lookups(self, thread: int) -> Lookups:
-        """A worker thread's pull and push of embedding rows."""
-        return self.tables.lookups(thread, self._prefetched[thread], self.synchronizers[0].rows)
+    def model_of(self, thread: int) -> ThreadModel:
+        """The network of a worker thread: over the live weights, with gradients of its own."""
+        return self.replica.thread_model()
+
+    def lookups(self, thread: int, kind: MakeLookups = Lookups) -> Lookups:
+        """A worker thread's pull and push of embedding rows; a benchmark may give another ``kind``."""
+        return self.tables.lookups(thread, self._prefetched[thread], self.synchronizers[0].rows, kind)
 
     def optimizer_of(self, thread: int) -> DenseStep:
         """The optimizer of a worker thread: the trainer's dense optimizer, unless the synchronizer provides its own."""

@@ -40,7 +40,7 @@ class Pace(Protocol):
 class Shadow(Pace):
     """Rounds back to back on a background thread (ShadowSync): training never waits for them. After a round the thread
     sleeps until it has used at most ``cpu_share`` of a core (for at most a second), so that on a fully used node it
-    does not compete with the workers. ``start`` starts a guarded thread.
+    does not compete with the workers. ``start`` starts a guarded thread. ``before_round`` is called before each round.
     """
 
     LONGEST_REST = 1.0
@@ -49,6 +49,7 @@ class Shadow(Pace):
     def __init__(self, synchronizers: list[Synchronizer], cpu_share: float, start: StartThread) -> None:
         self._synchronizer, self._start = synchronizers[0], start
         self.cpu_share = cpu_share
+        self.before_round: Callable[[], object] = lambda: None
         self._finished = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -74,6 +75,7 @@ class Shadow(Pace):
     def _run(self) -> None:
         own = self._synchronizer
         while not self._finished.is_set() or own.exchange.needed:
+            self.before_round()
             began = time.thread_time()
             own.round()
             rest = (time.thread_time() - began) * (1.0 / self.cpu_share - 1.0)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import bisect
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ssmpi.bench.harness import gil, stages
-from ssmpi.bench.harness.windows import Readings, TickingPace, Timing, clock
-from ssmpi.core.protocols import RowLookup
+from ssmpi.bench.harness import gil
+from ssmpi.bench.harness.loop import TickingPace, TrainerView
+from ssmpi.bench.harness.stages import StagedTrainer
+from ssmpi.bench.harness.windows import Readings, Timing, clock
 from ssmpi.embedding.trackers import NOTHING
 from ssmpi.embedding.transport import RemoteTables
 from ssmpi.sync.pace import Shadow
@@ -36,11 +38,24 @@ class Probe:
         return {}
 
 
+@dataclass(frozen=True)
+class Probed:
+    """What probes work with: the trainer, as its worker threads see it, the clock in their loop, and the values of
+    ``sync.cpu_share`` to compare.
+    """
+
+    trainer: Trainer
+    view: TrainerView
+    pace: TickingPace
+    shares: Sequence[float] = ()
+
+
 class StageProbe(Probe):
     """Stopwatches around everything the loop calls."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._stages = stages.of_trainer(trainer)
+    def __init__(self, probed: Probed) -> None:
+        assert isinstance(probed.view, StagedTrainer)
+        self._stages = probed.view.stages
 
     def read(self) -> Readings:
         """Seconds by stage."""
@@ -89,36 +104,33 @@ class ShadowProbe(AlternatingProbe):
 
     REST_SECONDS = 0.05  # long: the cost of resting is subtracted from the cost of rounds
 
-    def __init__(self, trainer: Trainer, shares: Sequence[float] = ()) -> None:
+    def __init__(self, probed: Probed) -> None:
         super().__init__()
-        assert isinstance(trainer.pace, TickingPace)
-        self._pace, inner, members = trainer.pace, trainer.pace.inner, trainer.synchronizers[0].exchange.members
-        self._shadow = inner if isinstance(inner, Shadow) else None
-        shipped = self._shadow.cpu_share if self._shadow else 1.0
-        self._shares = [min(1.0, share * members) or shipped for share in shares or (0.0,)]
+        exchange, shadow = probed.trainer.synchronizers[0].exchange, probed.trainer.pace
+        self._pace, self._exchange = probed.pace, exchange
         self._timed = {"rounds/timed": 0.0, "rounds/timed_seconds": 0.0}
-        for synchronizer in trainer.synchronizers:
-            synchronizer.round = self._in_turn(synchronizer.round)  # type: ignore[method-assign]
+        self._began, self._before = math.nan, (0.0, 0.0)  # of the last round: when, and the tally until then
+        if isinstance(shadow, Shadow):
+            self._shadow, shipped = shadow, shadow.cpu_share
+            self._shares = [min(1.0, share * exchange.members) or shipped for share in probed.shares or (0.0,)]
+            shadow.before_round = self._in_turn
 
     def read(self) -> Readings:
         """The rounds whose wall time counts, and their seconds."""
         return dict(self._timed)
 
-    def _in_turn(self, act: Callable[..., bool]) -> Callable[..., bool]:
-        def gated(active: bool = True) -> bool:
-            if not active:
-                return act(active)
-            while (now := clock()) < (end := end_of_others_turn(self._edges, now)) and not self._pace.ending:
-                time.sleep(min(end - now, self.REST_SECONDS))
-            if self._shadow:
-                self._shadow.cpu_share = self._shares[share_of(self._edges, now, len(self._shares))]
-            moved = act(active)
-            if turn(self._edges, now) == turn(self._edges, clock()):
-                self._timed["rounds/timed"] += 1
-                self._timed["rounds/timed_seconds"] += clock() - now
-            return moved
-
-        return gated
+    def _in_turn(self) -> None:
+        """Count the last round, and wait for the turn of the next one."""
+        rounds, seconds, *_ = self._exchange.tally
+        took = seconds - self._before[1]
+        if rounds > self._before[0] and turn(self._edges, self._began) == turn(self._edges, self._began + took):
+            self._timed["rounds/timed"] += 1
+            self._timed["rounds/timed_seconds"] += took
+        self._before = rounds, seconds
+        while (now := clock()) < (end := end_of_others_turn(self._edges, now)) and not self._pace.ending:
+            time.sleep(min(end - now, self.REST_SECONDS))
+        self._shadow.cpu_share = self._shares[share_of(self._edges, now, len(self._shares))]
+        self._began = now
 
 
 class OneThreadProbe(AlternatingProbe):
@@ -126,10 +138,9 @@ class OneThreadProbe(AlternatingProbe):
     wait for their rows.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, probed: Probed) -> None:
         super().__init__()
-        pace = trainer.pace
-        assert isinstance(pace, TickingPace)
+        pace = probed.pace
 
         def gate(thread: int) -> None:
             if thread and self.others_turn() and not pace.ending:
@@ -142,12 +153,11 @@ class OneThreadProbe(AlternatingProbe):
 class OtherStepProbe(AlternatingProbe):
     """The whole loop, or the reference of ``dense`` named ``kind``, on the same threads."""
 
-    def __init__(self, trainer: Trainer, kind: str) -> None:
+    def __init__(self, kind: str, probed: Probed) -> None:
         from ssmpi.bench.harness import dense  # here, because servers import this module but not torch
 
         super().__init__()
-        pace, steps = trainer.pace, dense.steps_of(kind, trainer.config)
-        assert isinstance(pace, TickingPace)
+        pace, steps = probed.pace, dense.steps_of(kind, probed.trainer.config)
 
         def gate(thread: int) -> None:
             while self.others_turn():
@@ -159,32 +169,19 @@ class OtherStepProbe(AlternatingProbe):
 
 class PriorityProbe(AlternatingProbe):
     """Embedding PSs save rows by priority, and trainers count accesses for that; or neither. A save in progress at the
-    end of a turn is finished in the next one; PSs start none while they are not sent the number of samples.
+    end of a turn is finished in the next one; PSs begin none while the first trainer says that they may not.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, probed: Probed) -> None:
         super().__init__()
-        transport = trainer.tables.transport
+        transport = probed.trainer.tables.transport
         assert isinstance(transport, RemoteTables)
-        push, exchange_status, tracking = transport.push, transport.exchange_status, transport.tracking
-        self._saves: list[dict[str, Any]] = []
+        tracking = transport.tracking
 
-        def push_in_turn(lookup: RowLookup, gradients: np.ndarray, factor: float, thread: int) -> None:
+        def gate(thread: int) -> None:
             transport.tracking = NOTHING if self.others_turn() else tracking
-            push(lookup, gradients, factor, thread)
 
-        def status_in_turn(samples: int, saves_rows: bool = True) -> list[dict[str, Any]]:
-            lines = exchange_status(-1 if self.others_turn() else samples, saves_rows)
-            self._saves += lines
-            return lines
-
-        transport.push = push_in_turn  # type: ignore[method-assign]
-        transport.exchange_status = status_in_turn  # type: ignore[method-assign]
-
-    def read(self) -> Readings:
-        """The reported saves, and their seconds."""
-        seconds = sum(save.get("write_seconds", 0.0) for save in self._saves)
-        return {"saves/count": float(len(self._saves)), "saves/seconds": seconds}
+        probed.pace.gate, transport.may_save = gate, lambda: not self.others_turn()
 
 
 def turn(edges: Sequence[float], now: float) -> int:
@@ -213,14 +210,12 @@ def end_of_others_turn(edges: Sequence[float], now: float) -> float:
     return edges[min(2 * turn(edges, now) + 1, len(edges) - 1)]
 
 
-PROBES: dict[str, Callable[[Trainer, Sequence[float]], Probe]] = {
-    "nothing": lambda trainer, _: Probe(),
-    "stages": lambda trainer, _: StageProbe(trainer),
-    "gil": lambda trainer, _: GilProbe(),
+PROBES: dict[str, Callable[[Probed], Probe]] = {
+    "nothing": lambda probed: Probe(),
+    "stages": StageProbe,
+    "gil": lambda probed: GilProbe(),
     "shadow": ShadowProbe,
-    "threads": lambda trainer, _: OneThreadProbe(trainer),
-    "bare step": lambda trainer, _: OtherStepProbe(trainer, "bare step"),
-    "gemm": lambda trainer, _: OtherStepProbe(trainer, "gemm"),
-    "pytorch": lambda trainer, _: OtherStepProbe(trainer, "pytorch"),
-    "priority": lambda trainer, _: PriorityProbe(trainer),
+    "threads": OneThreadProbe,
+    **{kind: partial(OtherStepProbe, kind) for kind in ("bare step", "gemm", "pytorch")},
+    "priority": PriorityProbe,
 }

@@ -10,14 +10,18 @@ import os
 import secrets
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssmpi.bench.harness import gil, process_usage, results, stages
+from ssmpi.bench.harness import gil, process_usage, results
+from ssmpi.bench.harness.emulation import EmulatedTrainer, LimitedLink
 from ssmpi.bench.harness.jobs import Task
-from ssmpi.bench.harness.probes import PROBES
+from ssmpi.bench.harness.loop import TickingPace, TrainerView
+from ssmpi.bench.harness.probes import PROBES, Probed
 from ssmpi.bench.harness.results import ServerResult, TrainerResult
-from ssmpi.bench.harness.windows import Readings, TickingPace, Ticks, clock, watch
+from ssmpi.bench.harness.stages import StagedServer, StagedTrainer
+from ssmpi.bench.harness.windows import Readings, Ticks, clock, watch
 from ssmpi.comm import failure, signals
 from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.config import Config, load
@@ -28,7 +32,8 @@ from ssmpi.recovery.start import BEGINNING, Start
 from ssmpi.train import PARTS, hogwild
 
 if TYPE_CHECKING:
-    from ssmpi.comm.world import Job, World
+    from ssmpi.comm.world import Job, MakeConversation, World
+    from ssmpi.roles.trainer import Trainer
 
 
 def main() -> None:
@@ -50,7 +55,8 @@ def play(task: Task, config: Config, job: Job) -> None:
     """Run the role that the topology assigns to this rank."""
     from ssmpi.comm.world import World
 
-    world = World(job, config.topology)
+    spent: dict[str, float] = {}
+    world = World(job, config.topology, conversation_of(task, config.topology.role_of(job.rank)[0], spent))
     log.configure(world.who, verbose=False)
     names = [config.topology.name_of(rank) for rank in range(job.size)]
     pids = dict(zip(names, job.comm.allgather((job.host, os.getpid())), strict=True))
@@ -63,13 +69,23 @@ def play(task: Task, config: Config, job: Job) -> None:
         own = servers if world.index == 0 else {}
         found: TrainerResult | ServerResult = train_in_windows(task, config, world, own, start)
     else:
-        if task.emulation:
-            task.emulation.limit_links(world)
-        watching = stages.of_server(world) if task.probe == "stages" else dict
         PARTS[world.role](config, world, Path(config.run.folder), start)
-        found = {"stages": watching()}
+        found = {"stages": spent}
     start.memory.remove()
     out.write_text(json.dumps(found), encoding="utf-8")
+
+
+def conversation_of(task: Task, role: Role, spent: dict[str, float]) -> MakeConversation:
+    """What makes a rank's conversations: a server's have a stopwatch that adds to ``spent``, or a slow link."""
+    from ssmpi.bench.harness.conversations import ServedThrough
+    from ssmpi.comm.messages import Conversation
+
+    rate = task.emulation.link(role) if task.emulation else None
+    if role is not Role.TRAINER and task.probe == "stages":
+        return partial(ServedThrough, partial(StagedServer, spent, role))
+    if role is not Role.TRAINER and rate is not None:
+        return partial(ServedThrough, partial(LimitedLink, rate=rate))
+    return Conversation
 
 
 def start_of(config: Config, job: Job) -> Start:
@@ -89,11 +105,9 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     from ssmpi.roles.trainer import Trainer
 
     trainer = Trainer(config, world, Path(config.run.folder), start)
-    if task.emulation:
-        task.emulation.replace_dense(trainer)
-    ticks = Ticks(config.topology.threads)
-    trainer.pace = TickingPace(trainer.pace, ticks)
-    probe = PROBES[task.probe](trainer, task.shares)
+    view, ticks = view_of(task, trainer), Ticks(config.topology.threads)
+    pace = view.pace = TickingPace(view.pace, ticks)
+    probe = PROBES[task.probe](Probed(trainer, view, pace, task.shares))
     world.trainers.gather(0)  # all are ready: the clock may start
     edges = task.timing.edges(world.trainers.share(clock()))
     probe.begin(edges)
@@ -116,7 +130,8 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
 
     meter = trainer.start("meter", measure)
     for _ in trainer.parts():
-        trainer.train_part(hogwild)
+        pace.begin()
+        trainer.train_part(lambda thread, _: hogwild(thread, view))
     meter.join(
         config.waiting.time_limit_seconds
     )  # another trainer may have stopped the job a moment before this one is done
@@ -126,6 +141,13 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     found["eps"] = [rate * batch for rate in ticks.rates(edges)]
     found["interrupted"] = ticks.interrupted(edges)
     return found
+
+
+def view_of(task: Task, trainer: Trainer) -> TrainerView:
+    """The trainer as its worker threads see it."""
+    if task.emulation:
+        return EmulatedTrainer(trainer, task.emulation.step, trainer.world.index)
+    return StagedTrainer(trainer) if task.probe == "stages" else TrainerView(trainer)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from ssmpi.bench.harness.loop import TrainerView
+from ssmpi.core.protocols import DenseModel, DenseStep, MPIRequest
 from ssmpi.core.topology import Role
+from ssmpi.data.batch import Batch
 from ssmpi.embedding import wire
+from ssmpi.embedding.client import Lookups
+from ssmpi.embedding.lookup import Lookup
+from ssmpi.roles.worker import WorkerModel, WorkerProgress
 
 if TYPE_CHECKING:
     from ssmpi.comm.inbox import Inbox
-    from ssmpi.comm.world import World
     from ssmpi.roles.trainer import Trainer
 
 T = TypeVar("T")
@@ -51,30 +57,13 @@ class Stages:
                 total[stage] = total.get(stage, 0.0) + seconds
         return total
 
-    def around(self, owner: object, method: str, stage: str) -> None:
-        """Charge the calls of an object's method to a stage."""
-        inner: Callable[..., object] = getattr(owner, method)
-
-        def timed(*arguments: object, **named: object) -> object:
-            began = now()
-            try:
-                return inner(*arguments, **named)
-            finally:
-                self.add(stage, now() - began)
-
-        setattr(owner, method, timed)
-
-    def around_made(self, maker: object, method: str, stages: dict[str, str]) -> None:
-        """Charge the methods of the objects that a factory method returns; ``stages`` is by method."""
-        inner: Callable[..., object] = getattr(maker, method)
-
-        def made(*arguments: object) -> object:
-            thing = inner(*arguments)
-            for name, stage in stages.items():
-                self.around(thing, name, stage)
-            return thing
-
-        setattr(maker, method, made)
+    def call(self, stage: str, inner: Callable[..., T], *arguments: object) -> T:
+        """Charge one call to a stage, also one that fails; returns its result."""
+        began = now()
+        try:
+            return inner(*arguments)
+        finally:
+            self.add(stage, now() - began)
 
     def each(self, items: Iterable[T], stage: str) -> Iterator[T]:
         """Yield the same items; the time to produce them is charged to a stage."""
@@ -88,50 +77,123 @@ class Stages:
             yield item
 
 
-def of_trainer(trainer: Trainer) -> Stages:
-    """Stopwatches around the objects that ``train.py`` works with."""
-    stages = Stages()
-    stream = trainer.stream
-    trainer.stream = lambda thread: stages.each(stream(thread), "read")  # type: ignore[method-assign]
-    lookups = {"ask": "ask for rows", "arrive": "wait for rows", "push": "push"}
-    stages.around_made(trainer.tables, "lookups", lookups)
-    stages.around_made(trainer.replica, "thread_model", {"forward_backward": "forward/backward"})
-    stages.around(trainer.progress, "record", "record")
-    stages.around(trainer.optimizer, "step", "dense update")
-    for synchronizer in trainer.synchronizers:
-        stages.around(synchronizer, "round", "shadow round")
-    return stages
+class StagedTrainer(TrainerView):
+    """A trainer with stopwatches around all that a worker thread calls."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer)
+        self._own, self.stages = trainer, Stages()
+        self.progress = StagedProgress(trainer.progress, self.stages)
+
+    def model_of(self, thread: int) -> WorkerModel:
+        """As ``WorkerTrainer``."""
+        return StagedModel(super().model_of(thread), self.stages)
+
+    def lookups(self, thread: int) -> Lookups:
+        """As ``WorkerTrainer``."""
+        return self._own.lookups(thread, partial(StagedLookups, self.stages))
+
+    def optimizer_of(self, thread: int) -> DenseStep:
+        """As ``WorkerTrainer``."""
+        return StagedStep(super().optimizer_of(thread), self.stages)
+
+    def stream(self, thread: int) -> Iterator[Batch]:
+        """As ``WorkerTrainer``."""
+        return self.stages.each(super().stream(thread), "read")
+
+
+class StagedProgress:
+    """Charges what is recorded."""
+
+    def __init__(self, progress: WorkerProgress, stages: Stages) -> None:
+        self._inner, self._stages, self.rate_factor = progress, stages, progress.rate_factor
+
+    def record(self, thread: int, logits: np.ndarray, labels: np.ndarray) -> None:
+        """As ``WorkerProgress``."""
+        self._stages.call("record", self._inner.record, thread, logits, labels)
+
+
+class StagedModel:
+    """Charges the network."""
+
+    def __init__(self, model: WorkerModel, stages: Stages) -> None:
+        self._inner, self._stages, self.arrays = model, stages, model.arrays
+
+    def forward_backward(
+        self, dense: np.ndarray, rows: np.ndarray, labels: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As ``WorkerModel``."""
+        return self._stages.call("forward/backward", self._inner.forward_backward, dense, rows, labels)
+
+
+class StagedStep:
+    """Charges the dense optimizer."""
+
+    def __init__(self, step: DenseStep, stages: Stages) -> None:
+        self._inner, self._stages = step, stages
+
+    def step(self, model: DenseModel, factor: float) -> None:
+        """As ``DenseStep``."""
+        self._stages.call("dense update", self._inner.step, model, factor)
+
+
+class StagedLookups(Lookups):
+    """Charges pulls and pushes."""
+
+    def __init__(self, stages: Stages, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._stages = stages
+
+    def ask(self, ids: np.ndarray) -> Lookup:
+        """As ``Lookups``."""
+        return self._stages.call("ask for rows", super().ask, ids)
+
+    def arrive(self, lookup: Lookup) -> Lookup:
+        """As ``Lookups``."""
+        return self._stages.call("wait for rows", super().arrive, lookup)
+
+    def push(self, lookup: Lookup, gradients: np.ndarray, factor: float = 1.0) -> None:
+        """As ``Lookups``."""
+        self._stages.call("push", super().push, lookup, gradients, factor)
+
+
+class ServerEnd(Protocol):
+    """What a server uses of its conversation."""
+
+    def next_message(self, inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
+        """Source, tag and payload of the next message, or None."""
+
+    def isend(self, array: np.ndarray, dest: int, tag: int) -> MPIRequest:
+        """Start sending a reply."""
 
 
 KINDS = {wire.PULL: "gather and reply", wire.PUSH: "update"}
 
 
-def of_server(world: World) -> Callable[[], dict[str, float]]:
-    """A stopwatch around a server's only source of messages; call the result for seconds by stage since the first
-    message.
-
-    Taking a message is ``receive``; from there to the next call is the work for the message; the rest is idle.
+class StagedServer:
+    """A stopwatch around a server's only source of messages, which adds to ``spent`` from the first message on. Taking
+    a message is ``receive``; from there to the next call is the work for the message; the rest is idle.
     """
-    conversation = world.embedding if world.role is Role.EMBEDDING_PS else world.center
-    inner = conversation.next_message
-    spent = {"receive": 0.0, "idle": 0.0}
-    doing, since = "", now()
 
-    def next_message(inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
-        nonlocal doing, since
+    def __init__(self, spent: dict[str, float], role: Role, inner: ServerEnd) -> None:
+        self._spent, self._role, self._inner, self.isend = spent, role, inner, inner.isend
+        self._doing, self._since = "", now()
+
+    def next_message(self, inbox: Inbox) -> tuple[int, int, np.ndarray] | None:
+        """As ``ServerEnd``."""
         began = now()
-        if doing:
-            spent[doing] = spent.get(doing, 0.0) + began - since
-        found = inner(inbox)
-        since = now()
+        if self._doing:
+            self._add(self._doing, began - self._since)
+        found = self._inner.next_message(inbox)
+        self._since = now()
         if found is not None:
-            spent["receive"] += since - began
+            self._add("receive", self._since - began)
             kind = found[1] // wire.THREADS
-            doing = KINDS.get(kind, "other") if world.role is Role.EMBEDDING_PS else "exchange"
-        elif doing:  # time before the first message is not idle time
-            spent["idle"] += since - began
-            doing = "idle"
+            self._doing = KINDS.get(kind, "other") if self._role is Role.EMBEDDING_PS else "exchange"
+        elif self._doing:  # time before the first message is not idle time
+            self._add("idle", self._since - began)
+            self._doing = "idle"
         return found
 
-    conversation.next_message = next_message  # type: ignore[method-assign]
-    return lambda: spent
+    def _add(self, stage: str, seconds: float) -> None:
+        self._spent[stage] = self._spent.get(stage, 0.0) + seconds

@@ -12,8 +12,6 @@ from typing import TypedDict
 
 import numpy as np
 
-from ssmpi.sync.pace import Pace
-
 Readings = dict[str, float]  # counters so far, by name: "cpu/workers" in seconds, "rss/trainer 0" in bytes, ...
 
 clock = time.monotonic  # the same clock for all processes of a host, so ranks agree on edges
@@ -62,43 +60,6 @@ class Ticks:
     def interrupted(self, edges: Sequence[float]) -> list[bool]:
         """For each window, whether a pass ended in it."""
         return [any(a <= end < b for end in self.ends) for a, b in pairwise(edges)]
-
-
-class TickingPace:
-    """A pace that ticks: the only addition of a measurement to the loop of ``train.hogwild``, below a microsecond per
-    step. After each step of a thread it calls ``gate``, which may keep the thread.
-    """
-
-    def __init__(self, pace: Pace, ticks: Ticks) -> None:
-        self.inner, self._ticks = pace, ticks
-        self.gate: Callable[[int], None] = lambda thread: None
-        self.end, self.optimizer = pace.end, pace.optimizer
-        self.ending = False  # some thread has no more data in this pass and waits for the others
-
-    def begin(self) -> None:
-        """A part of the run starts."""
-        self.ending = False
-        self.inner.begin()
-
-    def after_step(self, thread: int) -> None:
-        """A worker thread has finished an iteration."""
-        self.count(thread)
-        self.gate(thread)
-
-    def count(self, thread: int) -> None:
-        """As ``after_step``, without the gate."""
-        self.inner.after_step(thread)
-        self._ticks.tick(thread)
-
-    def thread_done(self, thread: int) -> None:
-        """A worker thread has no more data in this part."""
-        self.ending = True
-        self._ticks.ends.append(clock())
-        self.inner.thread_done(thread)
-
-    def rested(self, thread: int) -> None:
-        """A worker thread has rested."""
-        self._ticks.tick(thread, 0)
 
 
 def watch(edges: Sequence[float], read: Callable[[], Readings]) -> list[Readings]:

@@ -30,7 +30,7 @@ def where_time_goes(harness: Harness) -> dict[str, Any]:
         threads = contender.threads * contender.trainers
         found[contender.name] = {
             "eps": median(job["eps"]),
-            "trainer": shares(job["stages"], threads * job["seconds"], apart=("shadow round",)),
+            "trainer": shares(job["stages"], threads * job["seconds"]),
             "shadow round ms": 1e3 * sum(job["growth"]["rounds/seconds"]) / max(sum(job["growth"]["rounds/all"]), 1),
             "rounds": job["rounds"],
             **{name.partition("-")[0]: shares(server["stages"]) for name, server in job["servers"].items()},
@@ -52,13 +52,10 @@ def to_break_down(harness: Harness) -> list[Contender]:
     return found
 
 
-def shares(seconds: dict[str, float], whole: float | None = None, apart: tuple[str, ...] = ()) -> dict[str, float]:
-    """Shares of ``whole`` (default: the sum); time in no stage is ``rest``; ``apart`` are the stages of other
-    threads.
-    """
-    counted = {name: value for name, value in seconds.items() if name not in apart}
-    total = whole or sum(counted.values()) or 1.0
-    found = {name: value / total for name, value in counted.items()}
+def shares(seconds: dict[str, float], whole: float | None = None) -> dict[str, float]:
+    """Shares of ``whole`` (default: the sum); time in no stage is ``rest``."""
+    total = whole or sum(seconds.values()) or 1.0
+    found = {name: value / total for name, value in seconds.items()}
     if whole:
         found["rest"] = max(0.0, 1.0 - sum(found.values()))
     return found

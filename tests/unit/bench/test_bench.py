@@ -19,6 +19,7 @@ from ssmpi.bench.harness import (
     data,
     dense,
     gil,
+    loop,
     plain_pytorch,
     probes,
     process_usage,
@@ -27,9 +28,10 @@ from ssmpi.bench.harness import (
     stages,
     windows,
 )
+from ssmpi.bench.harness.loop import TickingPace
 from ssmpi.bench.harness.probes import PriorityProbe
 from ssmpi.bench.harness.rows import BatchSource
-from ssmpi.bench.harness.windows import TickingPace, Ticks, Timing
+from ssmpi.bench.harness.windows import Ticks, Timing
 from ssmpi.bench.throughput import (
     alternation,
     contenders,
@@ -46,6 +48,9 @@ from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.topology import Role
 from ssmpi.data.batch import Batch
 from ssmpi.embedding import wire
+from ssmpi.embedding.local_tables import LocalTables
+from ssmpi.embedding.placement import place
+from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import NOTHING, Tracking
 from ssmpi.embedding.transport import RemoteTables
 from ssmpi.model import reference, zoo
@@ -54,6 +59,7 @@ from ssmpi.model.options import ModelOptions
 from ssmpi.model.parameters import by_name
 from ssmpi.model.replica import Replica, ThreadModel
 from ssmpi.sync.pace import NoPace, Shadow
+from ssmpi.train import hogwild
 
 CORES = 2
 
@@ -198,38 +204,51 @@ def test_the_other_way_has_its_turn_in_the_second_and_third_of_four_windows_and_
     ]  # fmt: skip
 
 
+class StubExchange:
+    """Counts rounds as an exchange does."""
+
+    def __init__(self, members=1):
+        self.members, self.tally = members, (0, 0.0)
+
+    def count(self, seconds):
+        self.tally = self.tally[0] + 1, self.tally[1] + seconds
+
+
+def probed(pace=None, exchange=None, shares=(), ticks=None):
+    """What a probe works with, of a trainer without a job; its clock is ``pace``."""
+    trainer = SimpleNamespace(pace=pace, synchronizers=[SimpleNamespace(exchange=exchange)])
+    return probes.Probed(trainer, None, TickingPace(NoPace(), ticks or Ticks(1)), shares)
+
+
 def test_rounds_rest_in_the_other_windows_and_only_the_time_of_those_within_a_turn_counts(monkeypatch):
-    now = [0.25]
+    now, began = [0.25], []
     monkeypatch.setattr(probes, "clock", lambda: now[0])
     monkeypatch.setattr(probes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    began = []
-
-    def act(active):
-        began.append(now[0])
-        now[0] += 0.5
-        return active
-
-    synchronizer = SimpleNamespace(round=act, exchange=SimpleNamespace(members=1))
-    pace = TickingPace(NoPace(), Ticks(1))
-    probe = probes.ShadowProbe(SimpleNamespace(synchronizers=[synchronizer], pace=pace))
+    exchange = StubExchange()
+    shadow = Shadow([None], 0.5, None)
+    given = probed(shadow, exchange)
+    probe = probes.ShadowProbe(given)
     probe.begin([0.0, 1.0, 2.0, 3.0, 4.0])
     for _ in range(4):
-        synchronizer.round()
+        shadow.before_round()
+        began.append(now[0])
+        now[0] += 0.5
+        exchange.count(0.5)
     assert began == pytest.approx([0.25, 0.75, 3.0, 3.5])  # the second ends at 1.25, when a rest has begun
-    assert probe.read() == pytest.approx({"rounds/timed": 3.0, "rounds/timed_seconds": 1.5})
     now[0] = 1.5
-    pace.thread_done(0)  # no more data: the other trainers must not wait until the rest is over
-    synchronizer.round()
-    assert began[-1] == 1.5
+    given.pace.thread_done(0)  # no more data: the other trainers must not wait until the rest is over
+    shadow.before_round()
+    assert now[0] == 1.5
+    assert probe.read() == pytest.approx({"rounds/timed": 3.0, "rounds/timed_seconds": 1.5})
 
 
 def test_all_threads_but_the_first_rest_in_the_other_windows_and_no_batch_is_counted_for_that(monkeypatch):
     ticks, asked = Ticks(2), iter([0.5, 0.6, 1.9, 2.1])  # the other way's windows are those from 0 to 2
     monkeypatch.setattr(probes, "clock", lambda: next(asked))
-    trainer = SimpleNamespace(pace=TickingPace(NoPace(), ticks))
-    probes.OneThreadProbe(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
-    trainer.pace.after_step(0)
-    trainer.pace.after_step(1)
+    given = probed(ticks=ticks)
+    probes.OneThreadProbe(given).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
+    given.pace.after_step(0)
+    given.pace.after_step(1)
     assert ticks.done == [[1], [1, 1]]
     assert next(asked, None) is None  # it has waited for the last
 
@@ -321,16 +340,38 @@ def test_the_shadow_works_at_the_share_of_the_window(monkeypatch):
     now, seen = [0.0], []
     monkeypatch.setattr(probes, "clock", lambda: now[0])
     monkeypatch.setattr(probes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    synchronizer = SimpleNamespace(
-        round=lambda active: seen.append(shadow.cpu_share), exchange=SimpleNamespace(members=2)
-    )
-    shadow = Shadow([synchronizer], 0.02, None)
-    trainer = SimpleNamespace(synchronizers=[synchronizer], pace=TickingPace(shadow, Ticks(1)))
-    probes.ShadowProbe(trainer, (0.0, 0.1, 1.0)).begin([float(k) for k in range(13)])
+    shadow = Shadow([None], 0.02, None)
+    probes.ShadowProbe(probed(shadow, StubExchange(2), (0.0, 0.1, 1.0))).begin([float(k) for k in range(13)])
     for moment in (0.5, 3.5, 4.5, 7.5, 8.5, 11.5):
         now[0] = moment
-        synchronizer.round()
+        shadow.before_round()
+        seen.append(shadow.cpu_share)
     assert seen == [0.02, 0.02, 0.2, 0.2, 1.0, 1.0]
+
+
+def test_the_shadow_asks_before_each_round():
+    """What the probe relies on: the thread runs no round while ``before_round`` keeps it."""
+    told, free = [], threading.Event()
+    exchange = SimpleNamespace(begin=lambda: None, end=lambda: None, needed=False)
+    synchronizer = SimpleNamespace(
+        exchange=exchange, round=lambda: told.append("round"), close=lambda: told.append("close")
+    )
+
+    def start(name, body):
+        thread = threading.Thread(target=body, daemon=True)
+        thread.start()
+        return thread
+
+    shadow = Shadow([synchronizer], 1.0, start)
+    asked = threading.Event()
+    shadow.before_round = lambda: (asked.set(), free.wait(20))
+    shadow.begin()
+    assert asked.wait(20)
+    assert told == []
+    free.set()
+    shadow.end()
+    assert told[0] == "round"
+    assert told[-1] == "close"
 
 
 def test_windows_in_which_a_starved_host_did_nothing_say_nothing():
@@ -405,19 +446,20 @@ def test_trainers_of_a_job_are_put_together():
 
 def test_a_thread_without_data_is_not_kept_waiting_by_those_that_rest(monkeypatch):
     ticks = Ticks(2)
-    trainer = SimpleNamespace(pace=TickingPace(NoPace(), ticks))
+    given = probed(ticks=ticks)
     monkeypatch.setattr(probes, "clock", lambda: 0.5)
-    monkeypatch.setattr(windows, "clock", lambda: 0.5)
-    probes.OneThreadProbe(trainer).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
-    trainer.pace.begin()
-    resting = threading.Thread(target=trainer.pace.after_step, args=(1,), daemon=True)
+    for module in (windows, loop):
+        monkeypatch.setattr(module, "clock", lambda: 0.5)
+    probes.OneThreadProbe(given).begin([-1.0, 0.0, 1.0, 2.0, 3.0])
+    given.pace.begin()
+    resting = threading.Thread(target=given.pace.after_step, args=(1,), daemon=True)
     resting.start()
     resting.join(0.1)
     assert resting.is_alive()  # as long as the clock stands still
-    trainer.pace.thread_done(0)
+    given.pace.thread_done(0)
     resting.join(30)
     assert not resting.is_alive()
-    trainer.pace.after_step(1)  # works on what it has
+    given.pace.after_step(1)  # works on what it has
     assert ticks.interrupted([-1.0, 0.0, 0.5, 1.0]) == [False, False, True]
 
 
@@ -682,37 +724,47 @@ def test_cores_by_part_and_those_that_others_took():
     assert found["others"] == pytest.approx((4.0 + 3.2) / 4 - 1.6)
 
 
-def test_shares_leave_other_threads_stages_out_and_account_for_the_rest():
-    assert sections.shares({"read": 1.0, "push": 2.0, "shadow round": 9.0}, 4.0, apart=("shadow round",)) == {
-        "read": 0.25, "push": 0.5, "rest": 0.25,
-    }  # fmt: skip
+def test_shares_account_for_the_rest():
+    assert sections.shares({"read": 1.0, "push": 2.0}, 4.0) == {"read": 0.25, "push": 0.5, "rest": 0.25}
     assert sections.shares({"receive": 1.0, "idle": 3.0}) == {"receive": 0.25, "idle": 0.75}
 
 
 def test_stopwatches_keep_results_and_order_and_count_each_thread(monkeypatch):
     seconds = iter(range(1_000))
     monkeypatch.setattr(stages, "now", lambda: float(next(seconds)))  # every reading of the clock is a second later
-    watch, thing = stages.Stages(), SimpleNamespace(square=lambda x: x * x)
-    watch.around(thing, "square", "squares")
-    factory = SimpleNamespace(make=lambda: SimpleNamespace(half=lambda x, *, up=0: x / 2 + up))
-    watch.around_made(factory, "make", {"half": "halves"})
+    watch = stages.Stages()
     assert list(watch.each(iter([1, 2, 3]), "read")) == [1, 2, 3]
-    assert thing.square(7) == 49
-    other = threading.Thread(target=thing.square, args=(2,))
+    assert watch.call("squares", lambda x: x * x, 7) == 49
+    other = threading.Thread(target=watch.call, args=("squares", lambda x: x * x, 2))
     other.start()
     other.join()
-    assert factory.make().half(3, up=1) == 2.5
-    assert watch.spent() == {"read": 4.0, "squares": 2.0, "halves": 1.0}
+    with pytest.raises(ZeroDivisionError):
+        watch.call("failing", lambda: 1 / 0)
+    assert watch.spent() == {"read": 4.0, "squares": 2.0, "failing": 1.0}
 
 
-def test_a_stopwatch_counts_a_call_that_fails(monkeypatch):
+def test_all_that_the_loop_calls_has_a_stopwatch(config_of, monkeypatch):
+    """With the loop itself: each call takes from one reading of the clock to the next."""
     seconds = iter(range(1_000))
     monkeypatch.setattr(stages, "now", lambda: float(next(seconds)))
-    watch, thing = stages.Stages(), SimpleNamespace(fail=lambda: 1 / 0)
-    watch.around(thing, "fail", "failing")
-    with pytest.raises(ZeroDivisionError):
-        thing.fail()
-    assert watch.spent() == {"failing": 1.0}
+    config, placement, told = config_of(Contender(SSMPI, 128)), place((5,) * 26, 1), []
+    arena = Arena(config.rows, placement, 0, 1)
+    options = dataclasses.replace(config.rows, settings=dataclasses.replace(config.embedding, prefetch=False))
+    batches = [Batch(np.zeros((2, 26), np.int32), np.zeros((2, 13), np.float32), np.zeros(2, np.float32))] * 3
+    found = np.zeros(2, np.float32), np.ones((2, 26, config.embedding.dim), np.float32)
+    model = SimpleNamespace(arrays=(None, None), forward_backward=lambda *_: found)
+    trainer = SimpleNamespace(
+        progress=SimpleNamespace(rate_factor=lambda: 1.0, record=lambda *_: told.append("record")),
+        pace=NoPace(), model_of=lambda thread: model, stream=lambda thread: iter(batches),
+        optimizer_of=lambda thread: SimpleNamespace(step=lambda *_: told.append("step")),
+        lookups=lambda thread, kind: kind(LocalTables(arena), placement, options, thread, None),
+    )  # fmt: skip
+    view, before = stages.StagedTrainer(trainer), arena.weights.copy()
+    hogwild(0, view)
+    assert told == ["record", "step"] * 3
+    assert np.any(arena.weights != before)
+    called = "ask for rows", "wait for rows", "forward/backward", "record", "push", "dense update"
+    assert view.stages.spent() == {"read": 4.0, **dict.fromkeys(called, 3.0)}
 
 
 def test_a_servers_time_is_charged_to_what_the_message_asked_for(monkeypatch):
@@ -730,14 +782,14 @@ def test_a_servers_time_is_charged_to_what_the_message_asked_for(monkeypatch):
         clock[0] += 1.0  # a look at the mail takes a second, found or not
         return incoming.pop(0)
 
-    conversation = SimpleNamespace(next_message=next_message)
-    spent = stages.of_server(SimpleNamespace(role=Role.EMBEDDING_PS, embedding=conversation))
+    spent = {}
+    server = stages.StagedServer(spent, Role.EMBEDDING_PS, SimpleNamespace(next_message=next_message, isend=None))
     for handling in (100.0, 10.0, 20.0, 3.0, 0.0):  # the first is spent before anybody asked
-        conversation.next_message(None)
+        server.next_message(None)
         clock[0] += handling
     incoming.append(None)
-    conversation.next_message(None)
-    assert spent() == {"gather and reply": 10.0, "idle": 1.0 + 20.0 + 1.0, "update": 3.0, "other": 0.0, "receive": 3.0}
+    server.next_message(None)
+    assert spent == {"gather and reply": 10.0, "idle": 1.0 + 20.0 + 1.0, "update": 3.0, "other": 0.0, "receive": 3.0}
 
 
 def test_samples_of_the_gil_are_those_of_the_workers_loop():
@@ -869,17 +921,17 @@ def test_the_median_of_nothing_is_not_a_number():
 
 
 def test_while_the_other_way_has_its_turn_nothing_is_counted_and_no_save_begins(monkeypatch):
-    """The priority probe: one, other, other, one; PSs that hear of -1 samples save nothing."""
+    """The priority probe: one, other, other, one; PSs that may not save are told so."""
     counting, told = Tracking("mfu", 0.5), []
     transport = RemoteTables.__new__(RemoteTables)
     transport.tracking = counting
-    transport.push = lambda *_: told.append(transport.tracking)
-    transport.exchange_status = lambda samples, saves_rows: told.append(samples) or [{"write_seconds": 2.0}]
-    probe = PriorityProbe(SimpleNamespace(tables=SimpleNamespace(transport=transport)))
-    probe.begin([0.0, 1.0, 2.0, 3.0, 4.0])
+    transport._status = SimpleNamespace(exchange=lambda samples, saves_rows: told.append(saves_rows))
+    given = probed()
+    given.trainer.tables = SimpleNamespace(transport=transport)
+    PriorityProbe(given).begin([0.0, 1.0, 2.0, 3.0, 4.0])
     for now in (0.5, 1.5, 2.5, 3.5):
         monkeypatch.setattr(probes, "clock", lambda now=now: now)
-        transport.push(None, None, 1.0, 0)
+        given.pace.after_step(0)
+        told.append(transport.tracking)
         transport.exchange_status(7)
-    assert told == [counting, 7, NOTHING, -1, NOTHING, -1, counting, 7]
-    assert probe.read() == {"saves/count": 4.0, "saves/seconds": 8.0}
+    assert told == [counting, True, NOTHING, False, NOTHING, False, counting, True]

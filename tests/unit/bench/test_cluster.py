@@ -13,9 +13,8 @@ from ssmpi import cli, compress
 from ssmpi.bench.cluster import cluster, scenarios
 from ssmpi.bench.cluster.scenarios import Scenario
 from ssmpi.bench.harness import limited_links, virtual_hosts
-from ssmpi.bench.harness.emulation import EmulatedStep, Emulation
+from ssmpi.bench.harness.emulation import Bucket, EmulatedStep, EmulatedTrainer, Emulation, LimitedLink
 from ssmpi.bench.harness.jobs import Task
-from ssmpi.bench.harness.links import Bucket, LimitedLink, limit
 from ssmpi.bench.harness.windows import Timing
 from ssmpi.comm.inbox import Inbox
 from ssmpi.comm.service import GOODBYE, Service
@@ -118,9 +117,8 @@ def test_a_server_behind_a_link_answers_at_the_links_rate_in_both_directions(nap
 
 def test_a_service_behind_a_link_ends_only_when_every_reply_has_left():
     conversation = Wire(Clock())
-    limit(conversation, 1e6)
     conversation.waiting.extend([(1, 5, 1000), (1, GOODBYE, 0)])
-    service = Service(conversation, WaitOptions())
+    service = Service(LimitedLink(conversation, 1e6), WaitOptions())
 
     def answer(source, tag, payload):
         service.reply(source, tag, service.buffer(20_000))
@@ -303,15 +301,12 @@ def test_every_shape_is_a_valid_run(tmp_path, small_data):
 def test_each_thread_of_a_trainer_waits_for_itself():
     """And a round in the foreground adds to the step of the thread that runs it."""
     vector = np.zeros(3, np.float32)
-    model = SimpleNamespace(weights=vector, gradients=vector, arrays=(vector, vector))
-    trainer = SimpleNamespace(
-        replica=SimpleNamespace(thread_model=lambda *_: model), pace=NoPace(), world=SimpleNamespace(index=0)
-    )
-    Emulation(0.001).replace_dense(trainer)
+    model = SimpleNamespace(arrays=(vector, vector))
+    trainer = EmulatedTrainer(SimpleNamespace(model_of=lambda _: model, pace=NoPace(), progress=None), 0.001, index=0)
     steps, ends = [], []
 
     def work(thread):
-        step = trainer.replica.thread_model()._step
+        step = trainer.model_of(thread)._step
         step.wait()
         steps.append(step)
         before = step._end
