@@ -220,7 +220,7 @@ class CheckpointManager:
             log.error(f"error: {self._lateness(writing)}. {until}. {self._what_there_is()}")
 
     def _commit(self, writing: PendingCheckpoint, outcomes: list[Outcome]) -> None:
-        writing.written(self._slowdown.lost())
+        writing.written(self._slowdown.end())
         writing.committing = start_background("commit", commit_or_remove, writing.folder, outcomes, writing.state)
 
     def _end(self, writing: PendingCheckpoint, committing: Future[store.FileManifest]) -> None:

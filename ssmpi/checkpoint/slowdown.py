@@ -37,10 +37,10 @@ class Slowdown:
         else:
             self._recent = self._recent.plus(passed)
 
-    def lost(self) -> float:
-        """Seconds of training lost while a checkpoint was written: the time taken for its examples less their time at
-        the earlier rate; negative if training was faster. At most the time of writing, either way; 0 if the earlier
-        rate is unknown. Resets for the next checkpoint.
+    def end(self) -> float:
+        """A checkpoint is written. Returns the seconds of training lost meanwhile: the time taken for its examples less
+        their time at the earlier rate; negative if training was faster. At most the time of writing, either way; 0 if
+        the earlier rate is unknown.
         """
         before, writing = self._recent.plus(self._before, OLDER), self._writing
         self._before, self._recent, self._writing = before, _Span(), _Span()

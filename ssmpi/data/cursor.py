@@ -92,11 +92,16 @@ class DataCursor:
     def _shard(self, block: int) -> int:
         return self.reader.blocks[block].shard
 
-    def gather_remaining(self, trainers: Conversation) -> None:
-        """Merge what all trainers have left of this part. Every trainer calls it while training is paused."""
-        assert self.dispatcher
+    def close(self) -> None:
+        """The worker threads have ended, or paused."""
         for stream in self.streams:
             stream.close()
+
+    def gather_remaining(self, trainers: Conversation) -> None:
+        """Merge what all trainers have left of this part. Every trainer calls it while training is paused, after
+        ``close``.
+        """
+        assert self.dispatcher
         mine = [
             StartedPiece(self._trainer, k, piece) for k, stream in enumerate(self.streams) for piece in stream.begun
         ]

@@ -98,14 +98,15 @@ class Control:
         """Answer messages and send reports when due; True once the others do not need this trainer any more.
         ``report(finished)`` is called when a report of this trainer is due.
         """
+        self._take_arrived()
         if self._service:
             self._service.answer_pending(self._handle)
             if self._stop.stopping or self.due():
                 self._announce(pause=True)
-        elif self._part_ends and self._heard() and self._pause[0]:
+        elif not self._part_ends and self._pause[0]:
             self._stop.pause()
         mine = self._conversation.rank in self._unfinished
-        if not self._report_under_way() and mine and (finished or time.monotonic() - self._last > REPORT_SECONDS):
+        if not self._pending and mine and (finished or time.monotonic() - self._last > REPORT_SECONDS):
             self._last = time.monotonic()
             self._send(report(finished))
             if finished:
@@ -113,9 +114,9 @@ class Control:
         if self._service:
             if not self._unfinished:
                 self._announce(pause=False)
-            return not self._unfinished and self._heard()
-        free = finished and self._conversation.rank not in self._unfinished and not self._report_under_way()
-        return free and self._heard()
+            return not self._unfinished and not self._part_ends
+        mine = self._conversation.rank in self._unfinished
+        return finished and not mine and not self._pending and not self._part_ends
 
     def _announce(self, *, pause: bool) -> None:
         """On the first trainer, once in a part: tell all trainers to pause, or that the part is done."""
@@ -127,11 +128,6 @@ class Control:
         others = range(1, self._conversation.size)
         self._part_ends = [self._conversation.isend(self._pause, trainer, PART_ENDS) for trainer in others]
 
-    def _heard(self) -> bool:
-        """Whether the end of this part has arrived here or, on the first trainer, everywhere."""
-        self._part_ends = [request for request in self._part_ends if not request.Test()]
-        return not self._part_ends
-
     def _send(self, report: TrainerReport) -> None:
         if self._service:
             self._progress.update_others(self._take_report(0, report))
@@ -142,14 +138,17 @@ class Control:
             self._conversation.isend(self._outgoing, 0, REPORT),
         ]
 
-    def _report_under_way(self) -> bool:
+    def _take_arrived(self) -> None:
+        """Take the end of this part, if it has arrived here or, on the first trainer, everywhere; and the answer to the
+        last report.
+        """
+        self._part_ends = [request for request in self._part_ends if not request.Test()]
         self._pending = [request for request in self._pending if not request.Test()]
         if not self._pending and self._outgoing is not None:
             self._outgoing = None
             self._progress.update_others(int(self._answer[1]))
             if self._answer[0]:
                 self._stop.request()
-        return bool(self._pending)
 
     def _handle(self, source: int, tag: int, payload: np.ndarray) -> None:
         """On the first trainer: answer one message."""

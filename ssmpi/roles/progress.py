@@ -65,22 +65,19 @@ class Progress:
         self._sums, self._histograms = counters(memory, threads)
         self._slots = list(zip(self._histograms, self._sums, strict=True))  # one for each thread
         self._examples = [0] * threads  # plain numbers: they are added up in every step
-        self.iterations = np.zeros(threads, np.int64)
-        self._iterations = self.iterations.data  # NumPy scalars hold the GIL for longer
         self.losses: list[float] | None = None
 
     def record(self, thread: int, logits: np.ndarray, labels: np.ndarray) -> None:
-        """Count one batch. TrainingError if its loss is not finite."""
+        """Add one batch. TrainingError if its loss is not finite."""
         count = len(labels)
         loss = accumulate(logits, labels, *self._slots[thread])
         if not math.isfinite(loss):
             raise TrainingError(
-                f"loss is {loss} at iteration {int(self.iterations[thread]) + 1:,} of this thread: {DIVERGED}; "
+                f"loss is {loss} after {self._examples[thread]:,} examples of this thread: {DIVERGED}; "
                 "lower dense.rate and embedding.rate, or set schedule.warmup_examples"
             )
         if self.losses is not None:
             self.losses.append(loss / count)
-        self._iterations[thread] += 1
         self._examples[thread] += count
 
     def update_others(self, others: int) -> None:

@@ -60,13 +60,14 @@ class Trainer:
         self.progress = build_trainer.progress(config, rows, saved, memory, world.index)
         self._stop = Stop(stop_requested)
         self._control = Control(world.control, config.topology.threads, config.waiting, self.progress, self._stop)
+        trained = build_trainer.trained_rows(config, world.index, self._reader, saved, self.progress, memory)
+        self._batches, self._batches_before = trained.batches, int(trained.batches.sum())
         local = sync.LocalTrainer(
-            self.progress.iterations, self.progress.rate_factor, self.optimizer, self.replica.thread_model,
+            trained.batches, self.progress.rate_factor, self.optimizer, self.replica.thread_model,
             sync.RowAccess(self.tables.transport, self.tables.placement.servers, config.rows.layout.width),
             sync.ReplicaMemory(world.host, self.replica.memory, self.replica.owned.borders), memory,
         )  # fmt: skip
         self.synchronizers, self.pace = build_trainer.synchronization(config, world, self.replica, local, saved)
-        trained = build_trainer.trained_rows(config, world.index, self._reader, saved, self.progress, memory)
         self._under_way = trained.under_way(self.progress.scored)
         self._cursor = build_trainer.cursor(config, world, self._reader, self._control.checked, saved, trained)
         self._prefetched = [PrefetchedRows(stream.was_cut) for stream in self._cursor.streams]
@@ -101,6 +102,11 @@ class Trainer:
     def stopped(self) -> bool:
         """Whether all trainers have agreed to end early."""
         return self._stop.stopped
+
+    @property
+    def batches(self) -> int:
+        """Batches that this process has trained on."""
+        return int(self._batches.sum()) - self._batches_before
 
     def parts(self) -> Iterator[int]:
         """The parts of the run: each pass has ``evaluate.per_pass`` parts. A part is repeated until it is complete,
@@ -152,6 +158,7 @@ class Trainer:
         self.pace.begin()
         workers = [self.start(f"worker {k}", hogwild, k, self) for k in range(self.config.topology.threads)]
         self._supervise(lambda: not any(w.is_alive() for w in workers), finished=False)
+        self._cursor.close()
         clock, closing = Clock(), self.start("closing", self.pace.end)
         self._supervise(lambda: not closing.is_alive(), finished=True)
         self.world.traffic.on = False
@@ -239,8 +246,12 @@ class Trainer:
         wait(self.world.trainers.ibarrier(), self.config.waiting, "the other trainers (to come to rest)")
 
     def _gathered(self, trainer: int, report: TrainerReport) -> None:
-        """Handle one trainer's report, on the first trainer."""
+        """Take one trainer's report, on the first trainer; with its own it also exchanges status with the embedding
+        PSs.
+        """
         assert self._results
+        if trainer == self.world.index:
+            self._row_saves.exchange(self.progress.examples_of_all)
         self._results.logbook.gathered(trainer, report)
         self._notes.write_if_due()
 
@@ -256,17 +267,12 @@ class Trainer:
         """This trainer's part of a checkpoint that resumes at ``position``; call while the threads are paused."""
         return self._snapshots.of_trainer(self.synchronizers[0].model(), position, self._selection.state)
 
-    def _report_due(self, finished: bool) -> TrainerReport:
-        """With each report the first trainer also exchanges status with the embedding PSs."""
-        self._row_saves.exchange(self.progress.examples_of_all)
-        return self._report(finished)
-
     def _report(self, finished: bool) -> TrainerReport:
         """The counters that the first trainer collects."""
         quality = self.progress.quality()
         return TrainerReport(
             stop=float(self._stop.stopping), finished=float(finished), examples=float(self.progress.examples),
-            iterations=float(self.progress.iterations.sum()), **sync.figures(self.synchronizers),
+            iterations=float(self.batches), **sync.figures(self.synchronizers),
             traffic=self.world.traffic.totals(), sums=quality.sums, histogram=quality.histogram,
         )  # fmt: skip
 
@@ -278,7 +284,7 @@ class Trainer:
         while True:
             ended = done()
             self._checkpoints.poll(self.progress.examples_of_all)
-            free = self._control.tick(self._report_due, finished=finished and ended)
+            free = self._control.tick(self._report, finished=finished and ended)
             if ended and (free or not finished):
                 return
             pause.nap()

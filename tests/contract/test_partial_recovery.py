@@ -158,7 +158,7 @@ class KillAfterSave:
 
         def killing(progress, *arguments):
             if Store(self._run).committed() and next(since) == UNSAVED:
-                self.done = int(progress.iterations.sum())
+                self.done = len(progress.losses)
                 raise KilledError
             return whole(progress, *arguments)
 

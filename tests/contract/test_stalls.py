@@ -15,8 +15,8 @@ from ranks import PATIENCE, address_of
 from runs import train_over_threads
 
 from ssmpi.comm.shared_lock import SharedLock
+from ssmpi.data.trained_rows import TrainedRows
 from ssmpi.roles import build_trainer
-from ssmpi.roles.progress import Progress
 from ssmpi.sync.average import Average
 from ssmpi.sync.elastic import ElasticCenter, MappedCenter
 from ssmpi.sync.host_average import HostTeam
@@ -41,7 +41,7 @@ class Stall:
     """Holds up one call of whatever passes here and counts what the trainers do meanwhile."""
 
     limit: float
-    trainers: list[Progress] = field(default_factory=list)
+    trainers: list[TrainedRows] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)  # iterations per second before it and in it
     done: np.ndarray | None = None  # iterations in it, (trainers, threads)
     begun: threading.Event = field(default_factory=threading.Event)
@@ -50,7 +50,7 @@ class Stall:
     _first: tuple[float, int] = (0.0, 0)
 
     def iterations(self):
-        return np.array([progress.iterations for progress in self.trainers])
+        return np.array([trained.batches for trained in self.trainers])
 
     def passes(self):
         with self._lock:
@@ -145,19 +145,19 @@ def stalled(tmp_path, small_data, monkeypatch):
     def run(algorithm, limit, *overrides):
         stall, (hold, settings) = Stall(limit), FAULTS[algorithm]
 
-        def watched(*arguments):
-            stall.trainers.append(progress := Progress(*arguments))
-            record = progress.record
+        def watched(*arguments, **named):
+            stall.trainers.append(trained := TrainedRows(*arguments, **named))
+            add = trained.add
 
-            def recorded(thread, *batch):
-                if progress.iterations[thread] == BEFORE:
+            def added(thread, rows):
+                if trained.batches[thread] == BEFORE:
                     assert stall.begun.wait(PATIENCE)
-                return record(thread, *batch)
+                add(thread, rows)
 
-            progress.record = recorded
-            return progress
+            trained.add = added
+            return trained
 
-        monkeypatch.setattr(build_trainer, "Progress", watched)
+        monkeypatch.setattr(build_trainer, "TrainedRows", watched)
         hold(stall, monkeypatch)
         finished = train_over_threads(tmp_path, small_data, *TWO_BY_TWO, *settings, *overrides)
         assert finished.result["examples"] == 6_000  # a round that was late harms nobody

@@ -135,7 +135,7 @@ def train_in_windows(task: Task, config: Config, world: World, servers: dict[str
     meter.join(
         config.waiting.time_limit_seconds
     )  # another trainer may have stopped the job a moment before this one is done
-    batch = trainer.progress.examples / max(1, int(trainer.progress.iterations.sum())) or config.data.batch_size
+    batch = trainer.progress.examples / max(1, trainer.batches) or config.data.batch_size
     trainer.goodbye()
     found = results.of_trainer(edges, readings, seen)
     found["eps"] = [rate * batch for rate in ticks.rates(edges)]

@@ -164,6 +164,7 @@ class LockstepRun:
             self.rounds.close()
             if training:
                 return
+            self._cursor.close()
             self._cursor.gather_remaining(OneProcess())  # type: ignore[arg-type]  # of a Conversation only this
 
     def _begin_part(self, threads: int) -> None:

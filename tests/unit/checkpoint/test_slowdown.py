@@ -29,7 +29,7 @@ class Job:
 
     def writes(self, seconds, rate):
         self.trains(seconds, rate, writing=True)
-        return self.slowdown.lost()
+        return self.slowdown.end()
 
 
 def test_seconds_lost_are_what_the_same_examples_would_not_have_taken():
