@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 
 from ssmpi.comm.rank_memory import Note, ProcessMemory, RankMemory
 from ssmpi.core.errors import DamageError, UserError, json_problem
-from ssmpi.files import atomic_file
+from ssmpi.files import atomic_file, attempts
 from ssmpi.files.run_files import ATTEMPTS, RECOVERIES, RESULT_NAME, ROWS
 from ssmpi.host.clock import process_age
 from ssmpi.recovery.ledger import Ledger
 
-STARTS_WITHOUT_PROGRESS = 2
 OUTCOME = "outcome"  # in the first trainer's note, beside the ledger: what a recovery has come to
 NOTHING: Mapping[str, Any] = MappingProxyType({"launch": "", "start": 0, "recoveries": []})  # of a run not started
 SAVING, COST = "row_save_seconds", "row_save_costs"
@@ -204,18 +203,14 @@ class RecoveryState:
         """Record that a job begins after ``examples``; UserError if the last two began there and saved nothing
         later.
         """
-        path = self.run / ATTEMPTS
-        try:
-            before = [int(place) for place in json.loads(path.read_text(encoding="utf-8"))]
-        except (OSError, ValueError, TypeError):
-            before = []
-        if before[-STARTS_WITHOUT_PROGRESS:] == [examples] * STARTS_WITHOUT_PROGRESS:
+        before = [place for place in attempts.read(self.run) if place != attempts.NOT_BEGUN]
+        if before[-attempts.MOST :] == [examples] * attempts.MOST:
             raise UserError(
-                f"{self.run}: the last {STARTS_WITHOUT_PROGRESS} jobs of this run began after {examples:,} examples, as"
-                " this one would, and saved nothing later: their logs say why; if it was the time limit, raise it or"
-                f" lower checkpoint.every_minutes. Remove {path} to try again"
+                f"{self.run}: the last {attempts.MOST} jobs of this run began after {examples:,} examples, as this one"
+                " would, and saved nothing later: their logs say why; if it was the time limit, raise it or lower"
+                f" checkpoint.every_minutes. Remove {self.run / ATTEMPTS} to try again"
             )
-        atomic_file.write(path, json.dumps([*before, examples]) + "\n")
+        attempts.add(self.run, examples)
 
     def noted(self) -> tuple[Ledger | None, dict[str, Any]]:
         """The ledger that the first trainer has noted, if any, and the outcome that was noted with it."""

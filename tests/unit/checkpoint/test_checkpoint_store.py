@@ -21,6 +21,7 @@ from ssmpi.comm.memory_file import MemoryFile, Origin
 from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.errors import DataError, UserError
 from ssmpi.core.run_options import CheckpointOptions
+from ssmpi.files import attempts
 from ssmpi.files.log import log
 from ssmpi.files.run_files import checkpoint_number
 from ssmpi.recovery.state import RecoveryState
@@ -337,6 +338,7 @@ def test_the_checksum_is_that_of_sha256sum(tmp_path):
 def test_a_run_that_gets_nowhere_twice_is_given_up(tmp_path):
     for examples in (0, 0, 500, 500, 700, 500):
         RecoveryState(tmp_path).count_start(examples)
+    attempts.add(tmp_path, attempts.NOT_BEGUN)  # which hides nothing
     RecoveryState(tmp_path).count_start(500)
     with pytest.raises(UserError, match=r"the last 2 jobs of this run began after 500 examples.*attempts\.json"):
         RecoveryState(tmp_path).count_start(500)
