@@ -18,6 +18,8 @@ from ssmpi.data.position import Position
 from ssmpi.data.reader import SplitReader
 from ssmpi.data.trained_rows import Deal, TrainedRows
 from ssmpi.files.log import during, log
+from ssmpi.metrics.metric_logger import EarlierLog
+from ssmpi.metrics.results import EarlierResults, RunResults
 from ssmpi.model import custom_code, processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
@@ -25,8 +27,6 @@ from ssmpi.recovery.ledger import Ledger
 from ssmpi.recovery.start import Start
 from ssmpi.recovery.state import RecoveryState
 from ssmpi.recovery.surviving import WarmState
-from ssmpi.report.metric_logger import EarlierLog
-from ssmpi.report.results import EarlierResults, RunResults
 from ssmpi.roles.precompile import compile_kernels
 from ssmpi.roles.progress import Progress
 from ssmpi.roles.tables import Tables, placing

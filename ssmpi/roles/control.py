@@ -16,7 +16,7 @@ from ssmpi.comm.waiting import WaitOptions, wait_all, wait_until
 from ssmpi.core.protocols import MPIRequest
 from ssmpi.core.stop import Stop
 from ssmpi.data.block_dispatcher import NOT_YET, PAUSED, BlockDispatcher
-from ssmpi.report.trainer_report import TrainerReport
+from ssmpi.metrics.trainer_report import TrainerReport
 from ssmpi.roles.progress import ExampleTally, Progress
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ssmpi.data.batch import Batch
 from ssmpi.data.reader import SplitReader, batches
 from ssmpi.embedding.client import Lookups
 from ssmpi.host.clock import Clock
-from ssmpi.report.results import RunResults, Scored
+from ssmpi.metrics.results import RunResults, Scored
 from ssmpi.roles.shard_check import check, share
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ssmpi.checkpoint.manager import CheckpointManager
     from ssmpi.checkpoint.trainer_state import ModelState
     from ssmpi.core.run_options import EvaluateOptions
-    from ssmpi.report.results import Scored
+    from ssmpi.metrics.results import Scored
     from ssmpi.roles.evaluate import Evaluations
 
 PATIENCE, STOP_AT_AUC = "patience", "stop_at_auc"  # why a run ended early, as ``result.json`` says it

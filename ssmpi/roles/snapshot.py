@@ -12,8 +12,8 @@ from ssmpi.checkpoint import saved_network
 from ssmpi.checkpoint.data_origin import KEY, DataOrigin
 from ssmpi.checkpoint.fingerprint import fingerprint
 from ssmpi.checkpoint.trainer_state import LOG, LiveState, ModelState, RunState, TrainerState
+from ssmpi.metrics.results import RunResults, plain
 from ssmpi.model import graph
-from ssmpi.report.results import RunResults, plain
 
 if TYPE_CHECKING:
     from ssmpi.config import Config

@@ -27,12 +27,12 @@ from ssmpi.embedding.client import Lookups, MakeLookups, PrefetchedRows
 from ssmpi.files.log import during
 from ssmpi.host import cpu_usage
 from ssmpi.host.clock import Clock
+from ssmpi.metrics.results import Scored
+from ssmpi.metrics.trainer_report import TrainerReport
 from ssmpi.recovery import surviving
 from ssmpi.recovery.row_saves import RowSaves
 from ssmpi.recovery.start import BEGINNING, Start
 from ssmpi.recovery.surviving import RunNotes
-from ssmpi.report.results import Scored
-from ssmpi.report.trainer_report import TrainerReport
 from ssmpi.roles import build_trainer
 from ssmpi.roles.control import Control
 from ssmpi.roles.evaluate import Evaluations, Evaluator

@@ -26,8 +26,8 @@ from ssmpi.files import atomic_file, result_marker, run_files
 from ssmpi.files.run_files import LOCKS, NETWORK, RUN_FILE, VERSIONS
 from ssmpi.host import git_commit
 from ssmpi.host.packages import package_versions
+from ssmpi.metrics.results import now
 from ssmpi.model import custom_network, processor
-from ssmpi.report.results import now
 from ssmpi.run.requirements import splits_to_score
 
 OUR_VERSIONS = re.compile(rb'\{\s*"ssmpi"')  # how ``versions.json`` begins

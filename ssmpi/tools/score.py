@@ -23,8 +23,8 @@ from ssmpi.data.reader import SplitReader, batches
 from ssmpi.data.schema import MANIFEST_NAME
 from ssmpi.files import atomic_file, run_files
 from ssmpi.files.run_files import MODEL, RUN_FILE
+from ssmpi.metrics.display import describe
 from ssmpi.recovery.start import Start
-from ssmpi.report.metric_logger import describe
 from ssmpi.roles.embedding_ps import serve_embeddings
 
 

@@ -40,11 +40,11 @@ from ssmpi.embedding.trackers import scope_of
 from ssmpi.files.log import log
 from ssmpi.files.run_files import RECOVERIES
 from ssmpi.host import memory_folder
+from ssmpi.metrics.fields import FIELDS, RECOVERY
 from ssmpi.recovery import explain, surviving
 from ssmpi.recovery.start import ResumePlan, Supervised
 from ssmpi.recovery.state import RecoveryState
 from ssmpi.recovery.surviving import RunNotes
-from ssmpi.report.fields import FIELDS, RECOVERY
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.progress import Progress
 from ssmpi.run import partial_recovery, restart, run_folder

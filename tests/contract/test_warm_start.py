@@ -22,11 +22,11 @@ from ssmpi.config import load
 from ssmpi.embedding import wire
 from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.server import EmbeddingServer
+from ssmpi.metrics.results import RunResults
 from ssmpi.model.options import DenseOptions
 from ssmpi.recovery import surviving
 from ssmpi.recovery.start import Start
 from ssmpi.recovery.surviving import RunNotes
-from ssmpi.report.results import RunResults
 from ssmpi.roles import sync_ps
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.progress import Progress

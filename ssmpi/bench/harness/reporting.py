@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssmpi.files import atomic_file
 from ssmpi.files.log import log
-from ssmpi.report import results
+from ssmpi.metrics import results
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from ssmpi.bench.lockstep.design import FOREGROUND, ONE, PACES, SHADOW, UNSYNCED, Arm, StudyDesign, Subject
-from ssmpi.report.equivalence import Comparison
+from ssmpi.bench.lockstep.equivalence import Comparison
 
 Results = Mapping[Arm, Sequence[float]]  # NE on the test split by seed, the same seeds for all
 WHOLE, BY_ALGORITHM, BY_CELL, FREQUENT, BY_REFERENCE = FAMILIES = (

@@ -10,9 +10,9 @@ import numpy as np
 
 from ssmpi.bench.lockstep.comparisons import FAMILIES, Results, against
 from ssmpi.bench.lockstep.design import FOREGROUND, ONE, PACES, SHADOW, UNSYNCED, Arm, StudyDesign, Subject
+from ssmpi.bench.lockstep.equivalence import Verdict
 from ssmpi.files import atomic_file
 from ssmpi.report import figures
-from ssmpi.report.equivalence import Verdict
 from ssmpi.report.groups import estimate
 
 if TYPE_CHECKING:

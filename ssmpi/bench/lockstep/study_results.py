@@ -11,10 +11,10 @@ import numpy as np
 
 from ssmpi.bench.lockstep import comparisons, study_picture
 from ssmpi.bench.lockstep.design import Choice, StudyDesign, Subject
+from ssmpi.bench.lockstep.equivalence import Verdict, judge
 from ssmpi.core.errors import UserError
 from ssmpi.files import atomic_file
 from ssmpi.files.log import log
-from ssmpi.report.equivalence import Verdict, judge
 from ssmpi.report.groups import name_of
 
 

@@ -20,8 +20,8 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.data.schema import read_manifest
 from ssmpi.files.log import during, log
 from ssmpi.host.git_commit import commit
-from ssmpi.report.jsonl import JsonlFile
-from ssmpi.report.results import plain
+from ssmpi.metrics.jsonl import JsonlFile
+from ssmpi.metrics.results import plain
 
 TRIALS = "trials.jsonl"
 VALIDATION, TEST = "validation", "test"

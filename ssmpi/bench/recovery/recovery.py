@@ -19,9 +19,9 @@ from ssmpi.config import Config, load
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.settings import require, within
 from ssmpi.data.schema import read_manifest
+from ssmpi.metrics import results
 from ssmpi.recovery.inputs import inputs_of
 from ssmpi.recovery.policy import RecoveryInputs, compare, full_at, naive_at, partial_at
-from ssmpi.report import results
 from ssmpi.report.groups import Estimate, estimate
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from ssmpi.config import Config
 from ssmpi.core.errors import DataError
 from ssmpi.data.schema import read_manifest
 from ssmpi.files import atomic_file
+from ssmpi.metrics.results import plain
 from ssmpi.recovery.policy import RecoveryInputs
-from ssmpi.report.results import plain
 
 READ = "data.", "dense.", "embedding.", "model.", "schedule.", "evaluate.final", "run.seed", "topology.embedding_ps"
 

@@ -13,10 +13,10 @@ from ssmpi.bench.study.grid import Cell, Point, Study
 from ssmpi.core.errors import UserError
 from ssmpi.files import atomic_file
 from ssmpi.files.log import log
+from ssmpi.metrics.results import plain
 from ssmpi.report import columns, page
 from ssmpi.report.groups import Group, Row, name_of, row
 from ssmpi.report.reader import read
-from ssmpi.report.results import plain
 
 
 def write(study: Study, missing: Sequence[Cell]) -> tuple[str, list[Path]]:

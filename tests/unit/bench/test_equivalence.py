@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ssmpi.report.equivalence import Comparison, holm, judge
+from ssmpi.bench.lockstep.equivalence import Comparison, holm, judge
 
 MARGIN = 0.003
 

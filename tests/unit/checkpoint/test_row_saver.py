@@ -30,9 +30,9 @@ from ssmpi.embedding.table import Arena
 from ssmpi.embedding.trackers import MFU, scope_of
 from ssmpi.files.log import log
 from ssmpi.files.run_files import RECOVERIES, unknown_entries
+from ssmpi.metrics.results import RunResults
 from ssmpi.recovery.row_saves import schedule_of
 from ssmpi.recovery.state import RecoveryState
-from ssmpi.report.results import RunResults
 from ssmpi.roles import control, embedding_ps
 from ssmpi.tools import inspect
 

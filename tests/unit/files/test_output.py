@@ -21,9 +21,9 @@ from ssmpi.core.topology import Role
 from ssmpi.files import atomic_file
 from ssmpi.files.log import log
 from ssmpi.host import cpu_usage
+from ssmpi.metrics.jsonl import JsonlFile
 from ssmpi.recovery.state import RecoveryState
 from ssmpi.report import plot
-from ssmpi.report.jsonl import JsonlFile
 from ssmpi.report.page import drawings
 from ssmpi.run import run_lock
 from ssmpi.tools.export import EARLIER, FORMATS, export

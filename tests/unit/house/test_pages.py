@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ssmpi.report.fields import markdown
+from ssmpi.metrics.fields import markdown
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "jobs").rglob("*.md"), *(ROOT / "ssmpi").rglob("*.md")])

@@ -16,6 +16,7 @@ from ssmpi.core.topology import Topology
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
 from ssmpi.files.log import log
+from ssmpi.metrics.results import RunResults
 from ssmpi.recovery import inputs as recovery_inputs
 from ssmpi.recovery import row_saves
 from ssmpi.recovery.choice import FULL, MEMORY, PARTIAL, Found, choose
@@ -40,7 +41,6 @@ from ssmpi.recovery.ledger import Ledger, LossAccount
 from ssmpi.recovery.policy import compare
 from ssmpi.recovery.row_saves import PolicyInputs, RowSaves
 from ssmpi.recovery.state import RecoveryState
-from ssmpi.report.results import RunResults
 
 TOPOLOGY = Topology(trainers=2, embedding_ps=2, sync_ps=1)  # ranks 0, 1; 2, 3; 4
 PAYS = compare(inputs_of(18, {}))

@@ -28,10 +28,10 @@ from ssmpi.core.topology import Topology
 from ssmpi.files import log
 from ssmpi.files.run_files import ATTEMPTS, RECOVERIES, ROWS
 from ssmpi.host import memory_folder
+from ssmpi.metrics.results import RunResults
 from ssmpi.recovery.start import ResumePlan, Supervised
 from ssmpi.recovery.state import Left, RecoveryState
 from ssmpi.report import reader
-from ssmpi.report.results import RunResults
 from ssmpi.run import restart, resume, run_folder
 from ssmpi.run.request import RunRequest
 

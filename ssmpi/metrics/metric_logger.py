@@ -20,13 +20,13 @@ from ssmpi.core.save_cost import SaveCost
 from ssmpi.core.topology import Topology
 from ssmpi.files.log import above, log, terminal
 from ssmpi.files.run_files import METRICS
-from ssmpi.report.display import bar, describe
-from ssmpi.report.jsonl import JsonlFile
-from ssmpi.report.traffic import TrafficLog
-from ssmpi.report.trainer_report import TrainerReport
+from ssmpi.metrics.display import bar, describe
+from ssmpi.metrics.jsonl import JsonlFile
+from ssmpi.metrics.traffic import TrafficLog
+from ssmpi.metrics.trainer_report import TrainerReport
 
 if TYPE_CHECKING:
-    from ssmpi.report.events import EventWriter
+    from ssmpi.metrics.events import EventWriter
 
 PLAIN_LINE_SECONDS = 60.0
 COUNTS = ("iterations", "rounds", "round_seconds", "staleness")

@@ -18,15 +18,15 @@ from ssmpi.files.log import log
 from ssmpi.files.result_marker import COMPLETE, INCOMPLETE, STOPPED
 from ssmpi.files.run_files import RECOVERIES, RESULT_NAME
 from ssmpi.files.write_behind import WriteBehind
+from ssmpi.metrics.jsonl import CLOSING_SECONDS
+from ssmpi.metrics.metric_logger import EarlierLog, MetricLogger
+from ssmpi.metrics.traffic import nested
 from ssmpi.recovery.state import RecoveryState
-from ssmpi.report.jsonl import CLOSING_SECONDS
-from ssmpi.report.metric_logger import EarlierLog, MetricLogger
-from ssmpi.report.traffic import nested
 
 if TYPE_CHECKING:
     from ssmpi.config import Run
     from ssmpi.core.topology import Topology
-    from ssmpi.report.events import EventWriter
+    from ssmpi.metrics.events import EventWriter
 
 
 class Scored(NamedTuple):
@@ -155,7 +155,7 @@ def plain(value: Any) -> Any:
 def event_writer(folder: Path, examples: int) -> EventWriter | None:
     """A writer of TensorBoard's events, or None, with a message, where TensorBoard is not installed."""
     try:
-        from ssmpi.report.events import EventWriter
+        from ssmpi.metrics.events import EventWriter
     except ImportError:
         log.info("no TensorBoard events: pip install 'ssmpi[tensorboard]' to have them")
         return None

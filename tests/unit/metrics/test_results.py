@@ -12,10 +12,10 @@ from ssmpi.core.quality import BINS, Quality
 from ssmpi.core.topology import Topology
 from ssmpi.core.traffic import COUNTED, LINKS
 from ssmpi.files import atomic_file
-from ssmpi.report import metric_logger
-from ssmpi.report.metric_logger import EarlierLog
-from ssmpi.report.results import EarlierResults, RunResults, Scored, plain
-from ssmpi.report.trainer_report import COUNTERS, TrainerReport
+from ssmpi.metrics import metric_logger
+from ssmpi.metrics.metric_logger import EarlierLog
+from ssmpi.metrics.results import EarlierResults, RunResults, Scored, plain
+from ssmpi.metrics.trainer_report import COUNTERS, TrainerReport
 from ssmpi.tools import inspect
 
 

@@ -25,10 +25,10 @@ from ssmpi.checkpoint.rows.store import RowStore
 from ssmpi.core.quality import Quality
 from ssmpi.core.topology import Topology
 from ssmpi.files import log
+from ssmpi.metrics.fields import FIELDS, KINDS, RECOVERY, markdown
+from ssmpi.metrics.jsonl import JsonlFile
+from ssmpi.metrics.metric_logger import EarlierLog, MetricLogger
 from ssmpi.recovery.state import RecoveryState
-from ssmpi.report.fields import FIELDS, KINDS, RECOVERY, markdown
-from ssmpi.report.jsonl import JsonlFile
-from ssmpi.report.metric_logger import EarlierLog, MetricLogger
 from ssmpi.roles import control
 
 SETTINGS = ("topology.embedding_ps=0", "run.log_seconds=0.01")

@@ -1,0 +1,1 @@
+"""What the first trainer writes while a run lasts: metrics, results, its progress on a terminal."""
