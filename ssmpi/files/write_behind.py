@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections import deque
 from collections.abc import Callable
 
 WAIT_SECONDS = 0.1  # a healthy disk is faster, so that the record is there when the caller continues
@@ -17,19 +17,16 @@ class WriteBehind:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._changed = threading.Condition()
-        self._waiting: deque[Callable[[], object]] = deque()
+        self._name, self._starting = name, threading.Lock()
+        self._writes: queue.Queue[Callable[[], object]] = queue.Queue()
         self._thread: threading.Thread | None = None
-        self._busy = False
         self._error: BaseException | None = None
 
     def do(self, body: Callable[[], object]) -> None:
         """Run ``body`` after all earlier ones. Any thread may call it."""
-        with self._changed:
-            late = self._busy or bool(self._waiting)
-            self._waiting.append(body)
-            self._changed.notify_all()
+        late = bool(self._writes.unfinished_tasks)
+        self._writes.put(body)
+        with self._starting:
             if not self._thread:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
@@ -38,22 +35,20 @@ class WriteBehind:
 
     def settle(self, seconds: float | None = None) -> bool:
         """Wait until everything is written, at most ``seconds`` if given; False if it is not."""
-        with self._changed:
-            done = self._changed.wait_for(lambda: not self._busy and not self._waiting, seconds)
+        done = self._writes.all_tasks_done  # Queue.join() has no limit
+        with done:
+            written = done.wait_for(lambda: not self._writes.unfinished_tasks, seconds)
             error, self._error = self._error, None
         if error:
             raise error
-        return done
+        return written
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
-                self._busy, body = True, self._waiting.popleft()
+            body = self._writes.get()
             try:
                 body()
             except BaseException as error:  # raised where the next record is written
-                self._error = error
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
+                with self._writes.all_tasks_done:
+                    self._error = error
+            self._writes.task_done()
