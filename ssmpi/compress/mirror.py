@@ -81,7 +81,7 @@ class MirrorSender(MirrorReceiver):
         largest = max(part.stop - part.start for parts in self.shards for part in parts)
         self._difference = np.empty(largest, np.float32) if scratch is None else scratch
 
-    def begin(self, fragment: int | None = None) -> None:
+    def renew(self, fragment: int | None = None) -> None:
         """Make the next payloads dense, of one fragment or of each."""
         self._begun = self._begun - {fragment} if fragment is not None else set()
 

@@ -70,13 +70,13 @@ def _checksum(words: np.ndarray) -> np.uint64:
 
 def count_of(payload: np.ndarray) -> tuple[int, int]:
     """The number of entries of the vector, and of those sent; PayloadError if it is damaged."""
-    words = _whole(payload)
+    words = _checked(payload)
     return int(words[1]), int(words[2])
 
 
 def is_dense(payload: np.ndarray) -> bool:
     """Whether it holds all entries as float32; PayloadError if it is damaged."""
-    return int(_whole(payload)[0]) & 0xFF == DENSE
+    return int(_checked(payload)[0]) & 0xFF == DENSE
 
 
 def length_of(stream: np.ndarray) -> int:
@@ -121,7 +121,7 @@ def update(payload: np.ndarray, vector: np.ndarray) -> int:
 
 def _of_size(payload: np.ndarray, size: int) -> tuple[np.ndarray, int, int, int]:
     """Words, kind, size and count of a payload of a vector of that size."""
-    words = _whole(payload)
+    words = _checked(payload)
     kind, found, count = int(words[0]) & 0xFF, int(words[1]), int(words[2])
     if found != size:
         raise PayloadError(f"it holds {found:,} entries, not {size:,}")
@@ -146,7 +146,7 @@ def _blocks(
         raise PayloadError(f"its header says {count:,} entries in {body.size:,} words, and has {seen:,} in {at:,}")
 
 
-def _whole(payload: np.ndarray) -> np.ndarray:
+def _checked(payload: np.ndarray) -> np.ndarray:
     """Its words, if header and checksum are valid."""
     if length_of(payload) != payload.size:
         raise PayloadError(f"its header says {length_of(payload):,} bytes, it has {payload.size:,}")

@@ -6,9 +6,9 @@
 
 At ``fixed_rate`` with ``every_iterations = 1`` it is plain asynchronous SGD, with k it is Downpour with n_push =
 n_fetch = k; in the shadow pace pushing and pulling run beside training, and each step takes the lock of its thread's
-account, which is free but while a push empties it. ``alpha`` is not used: the sync PSs hold the weights. Every gradient
-gets there, those of a trainer's end too; between a trainer's pull and its next push the center takes n - 1 pushes of
-others on average, which is the staleness of its gradients.
+pending gradients, which is free but while a push empties them. ``alpha`` is not used: the sync PSs hold the weights.
+Every gradient gets there, those of a trainer's end too; between a trainer's pull and its next push the center takes
+n - 1 pushes of others on average, which is the staleness of its gradients.
 
 With a ``codec`` a push holds of a what the codec sends, and the rest stays in a, thread by thread (``pushes``). It is
 part of checkpoints; at the end of a run it is lost to the center. With a ``pull_codec`` c is this trainer's copy of the
@@ -40,12 +40,12 @@ class AsyncPSOptions:
 class AccumulatingStep:
     """The trainer's optimizer, which also accumulates the gradients to push."""
 
-    def __init__(self, optimizer: DenseStep, account: PendingGradients) -> None:
-        self._optimizer, self._account = optimizer, account
+    def __init__(self, optimizer: DenseStep, pending: PendingGradients) -> None:
+        self._optimizer, self._pending = optimizer, pending
 
     def step(self, model: DenseModel, factor: float) -> None:
         """One step."""
-        self._account.add(model.arrays[1], factor)
+        self._pending.add(model.arrays[1], factor)
         self._optimizer.step(model, factor)
 
 
@@ -80,7 +80,7 @@ class AsyncPS(Synchronizer):
 
     def optimizer(self, thread: int) -> AccumulatingStep:
         """Steps the replica and keeps the gradients for the next push."""
-        return AccumulatingStep(self.context.local.optimizer, self.exchange.account(thread))
+        return AccumulatingStep(self.context.local.optimizer, self.exchange.pending(thread))
 
     def _last_rounds(self) -> None:
         """Push what is left of the threads that this synchronizer serves. What a codec holds back stays."""

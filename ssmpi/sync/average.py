@@ -26,19 +26,19 @@ class Average:
 
     def of(self, vector: np.ndarray, weight: float = 1.0) -> np.ndarray | None:
         """Mean of ``vector``, None if every trainer has weight 0. All trainers must call; valid until the next call."""
-        total = self.room(vector.size)
+        total = self.space(vector.size)
         if weight:
             np.multiply(vector, np.float32(weight), out=total)
         else:
             total[:] = 0.0
         return self.of_sums(total.size, weight)
 
-    def room(self, size: int) -> np.ndarray:
-        """The buffer for a weighted sum of ``size`` floats, to be filled before ``of_sums``."""
+    def space(self, size: int) -> np.ndarray:
+        """Space for a weighted sum of ``size`` floats, to be filled before ``of_sums``."""
         return self._buffer[:size]
 
     def of_sums(self, size: int, weight: float) -> np.ndarray | None:
-        """As ``of``; ``room(size)`` holds the sum of the vectors that this rank represents, with their total
+        """As ``of``; ``space(size)`` holds the sum of the vectors that this rank represents, with their total
         ``weight``.
         """
         buffer = self._buffer[: size + 1]

@@ -129,16 +129,17 @@ def move_filtered(
     alpha: float,
     difference: bool,
 ) -> None:
-    """As ``in_place.average`` with its ``replicas`` (addresses, counts, room), but towards the reference that
+    """As ``in_place.average`` with its ``replicas`` (addresses, counts, blocks), but towards the reference that
     ``filter_mean`` makes of their mean and of what is ``kept``: model, delta and reference.
     """
-    addresses, counts, room = replicas
+    addresses, counts, blocks = replicas
     model, delta, reference = kept
-    for start in range(part[0], part[1], room.shape[1]):
-        stop = min(start + room.shape[1], part[1])
-        take_mean(addresses, counts, start, stop - start, room)
-        filter_mean(room[-1, : stop - start], model[start:stop], delta[start:stop], reference[start:stop], coefficients)
-        move(addresses, start, room, reference[start:stop], alpha, difference)
+    for start in range(part[0], part[1], blocks.shape[1]):
+        stop = min(start + blocks.shape[1], part[1])
+        take_mean(addresses, counts, start, stop - start, blocks)
+        mean = blocks[-1, : stop - start]
+        filter_mean(mean, model[start:stop], delta[start:stop], reference[start:stop], coefficients)
+        move(addresses, start, blocks, reference[start:stop], alpha, difference)
 
 
 class BMUF(BlockFiltered):  # the same exchange and the same way to leave as model averaging, another use of the mean
@@ -187,7 +188,7 @@ class BMUF(BlockFiltered):  # the same exchange and the same way to leave as mod
     def _move_filtered(self, replicas: Replicas, active: np.ndarray, part: slice) -> None:
         """``refer`` and the merge, in one pass."""
         move_filtered(
-            (replicas.addresses, active, replicas.room),
+            (replicas.addresses, active, replicas.blocks),
             (part.start, part.stop),
             self._filtered,
             self._coefficients,

@@ -15,7 +15,7 @@ from ssmpi.comm.waiting import wait, wait_all
 from ssmpi.sync.center_shard import EXCHANGE, FETCH, START, THREADS
 from ssmpi.sync.exchange import Exchange
 from ssmpi.sync.options import RoundOptions
-from ssmpi.sync.parts import cut
+from ssmpi.sync.parts import shards
 from ssmpi.sync.round_context import RoundContext
 
 
@@ -27,14 +27,14 @@ class CenterExchange(Exchange):
     def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, thread: int = 0) -> None:
         super().__init__(options, weights, context)
         self.thread, self._servers = thread, context.sync_ps
-        self._shards = [cut(f.stop - f.start, len(self._servers)) for f in self.fragments]
+        self.parts = shards(weights.size, len(self.fragments), len(self._servers))
         self._reply = np.empty_like(weights)
         if thread == 0 and context.replicas.rank == 0:
             self._start()
 
     def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The old center; the sync PSs move it."""
-        return self.ask(EXCHANGE, fragment, self.shards_of(snapshot, fragment))
+        return self.ask(EXCHANGE, fragment, self.shards_of(self.snapshot, fragment))
 
     # The center as a whole
 
@@ -55,9 +55,9 @@ class CenterExchange(Exchange):
     def recenter(self, servers: Collection[int], center: np.ndarray, saved: Mapping[str, np.ndarray]) -> None:
         """The first trainer sends the initial values; the others wait until they have arrived."""
         if self.context.replicas.rank == 0:
-            for fragment, part in enumerate(self.fragments):
-                shards = enumerate(self.shards_of(center[part], fragment))
-                self._send(START, {index: shard for index, shard in shards if index in servers})
+            for fragment in range(len(self.fragments)):
+                own = enumerate(self.shards_of(center, fragment))
+                self._send(START, {index: shard for index, shard in own if index in servers})
             self.remember(servers, saved)
             self.fetch()
         wait(self.context.replicas.ibarrier(), self.context.waiting, "the other trainers (to restore lost state)")
@@ -86,9 +86,8 @@ class CenterExchange(Exchange):
         """Send each sync PS its message about a fragment and receive its shard of it; the whole, until the next
         call.
         """
-        reply = self._reply[self.fragments[fragment]]
-        self.call(kind, messages, [reply[s] for s in self._shards[fragment]])
-        return reply
+        self.call(kind, messages, self.shards_of(self._reply, fragment))
+        return self._reply[self.fragments[fragment]]
 
     def call(self, kind: int, messages: list[np.ndarray], answers: list[np.ndarray]) -> None:
         """Send each sync PS its message and wait for its answer."""
@@ -99,19 +98,19 @@ class CenterExchange(Exchange):
 
     def call_for_payloads(self, fragment: int, messages: list[np.ndarray]) -> list[np.ndarray]:
         """As ``ask``, for an exchange where each sync PS answers with a codec's payload."""
-        center, parts = self.context.center, self._shards[fragment]
-        rooms = [np.empty(compress.most_bytes(part.stop - part.start), np.uint8) for part in parts]
-        replies = [center.irecv_some(room, r, self.thread) for r, room in zip(self._servers, rooms, strict=True)]
+        center, parts = self.context.center, self.parts[fragment]
+        buffers = [np.empty(compress.most_bytes(part.stop - part.start), np.uint8) for part in parts]
+        replies = [center.irecv_some(into, r, self.thread) for r, into in zip(self._servers, buffers, strict=True)]
         self._send(EXCHANGE, dict(enumerate(messages)))
         wait_all(replies, self.context.waiting, "the sync PSs")
-        answers = [room[: compress.length_of(room)] for room in rooms]
+        answers = [buffer[: compress.length_of(buffer)] for buffer in buffers]
         for answer in answers:
             center.meter.received(answer.nbytes)
         return answers
 
     def shards_of(self, vector: np.ndarray, fragment: int) -> list[np.ndarray]:
-        """A fragment's vector by sync PS, without copies."""
-        return [vector[s] for s in self._shards[fragment]]
+        """A fragment of a vector (parameters,) by sync PS, without copies."""
+        return [vector[part] for part in self.parts[fragment]]
 
     def _send(self, kind: int, messages: Mapping[int, np.ndarray]) -> None:
         """Send some sync PSs, by index, a message each."""
@@ -120,5 +119,5 @@ class CenterExchange(Exchange):
         wait_all(sends, self.context.waiting, "the sync PSs")
 
     def _start(self) -> None:
-        for fragment, part in enumerate(self.fragments):
-            self._send(START, dict(enumerate(self.shards_of(self.weights[part], fragment))))
+        for fragment in range(len(self.fragments)):
+            self._send(START, dict(enumerate(self.shards_of(self.weights, fragment))))

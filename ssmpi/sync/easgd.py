@@ -52,7 +52,7 @@ class EASGD(Synchronizer):
         return elastic_mirrors.cost(options, topology, parameters)
 
     def _last_rounds(self) -> None:
-        """One over the whole vector, a trainer's; no other trainer waits for it. It is whole, as is the next one."""
+        """One over the whole vector, a trainer's; no other trainer waits for it. It is dense, as is the next one."""
         self.exchange.renew()
         for _ in self.fragments if self.exchange.thread == 0 else ():
             self.round()

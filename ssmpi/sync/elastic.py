@@ -23,7 +23,6 @@ from ssmpi.sync.codecs import count_entries
 from ssmpi.sync.elastic_mirrors import ClientMirrors, ReplicaMirrors, pull_together
 from ssmpi.sync.exchange import Refer, divergence
 from ssmpi.sync.options import DENSE, RoundOptions
-from ssmpi.sync.parts import shards
 from ssmpi.sync.round_context import RoundContext
 
 
@@ -92,22 +91,20 @@ class MappedCenter(CenterExchange):
             return []  # on another host, or in another container: use messages
 
     def _mapped_shard(self, server: int, address: bytes) -> MappedShard:
-        places = [each[server] for each in self._shards]
-        replica = [self.weights[part][place] for part, place in zip(self.fragments, places, strict=True)]
+        replica = [self.weights[parts[server]] for parts in self.parts]
         sizes = [part.size for part in replica]
         center = attach(address, 4 * sum(sizes)).view(np.float32)
         return MappedShard(SharedLock.at(address), np.split(center, np.cumsum(sizes)[:-1]), replica)
 
 
 class MirroredCenter(CenterExchange):
-    """By payloads both ways. The first and the last rounds of a part of the run are whole."""
+    """By payloads both ways. The first and the last rounds of a part of the run are dense."""
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, thread: int = 0) -> None:
         super().__init__(options, weights, context, thread)
         compress.compile_kernels(options.codec)
-        parts = shards(weights.size, len(self.fragments), len(self._servers))
         seed = context.replicas.rank, thread
-        self._mirrors = ReplicaMirrors(options, parts, context.local.replica.layers, seed)
+        self._mirrors = ReplicaMirrors(options, self.parts, context.local.replica.layers, seed)
 
     def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center as mirrored; the snapshot becomes the old replica."""
@@ -120,8 +117,8 @@ class MirroredCenter(CenterExchange):
         return reference
 
     def renew(self) -> None:
-        """Both ways: a sync PS answers whole payloads with whole ones."""
-        self._mirrors.replica.begin()
+        """Both ways: a sync PS answers dense payloads with dense ones."""
+        self._mirrors.replica.renew()
 
     def restart(self) -> None:
         """As the base class."""

@@ -84,7 +84,7 @@ class ClientMirrors:
         the next. A dense payload gets a dense answer.
         """
         if compress.is_dense(payload):
-            self.center.begin(fragment)
+            self.center.renew(fragment)
         self.replica.receive(payload, fragment)
         (answer,) = self.center.send(center, fragment)
         sent, replica = self.center.part(fragment), self.replica.part(fragment)

@@ -149,7 +149,7 @@ class Exchange(ABC):
         return
 
     def renew(self) -> None:
-        """Make the next exchange of each fragment whole, whatever the codec."""
+        """Make the next exchange of each fragment dense, whatever the codec."""
         return
 
     # What is kept, and lost

@@ -55,7 +55,7 @@ class HostTeam:
         self._part = 0
         nothing = np.empty(0, np.float32)
         take_snapshot(nothing, nothing, nothing, True)  # compiles now, not in the first round
-        average(self.in_place.addresses, self.active, (0, 0), self.in_place.room, 0.0, True)
+        average(self.in_place.addresses, self.active, (0, 0), self.in_place.blocks, 0.0, True)
 
     @property
     def size(self) -> int:

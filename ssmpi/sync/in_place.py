@@ -30,22 +30,22 @@ def _floats(typing: Any, address: Any) -> Any:
 
 
 class Replicas:
-    """Live vectors, float32 (parameters,) each, for compiled code, with a cache-aligned buffer ``room`` for a block of
-    each and of their mean.
+    """Live vectors, float32 (parameters,) each, for compiled code, with a cache-aligned buffer for ``blocks``, one of
+    each and one of their mean.
     """
 
     def __init__(self, vectors: list[np.ndarray]) -> None:
         self._vectors = vectors  # keeps them alive while their addresses are used
         self.addresses = np.array([vector.ctypes.data for vector in vectors], np.uint64)
         size = (len(vectors) + 1) * BLOCK
-        room = np.empty(size + LINE, np.float32)
-        first = -(room.ctypes.data // room.itemsize) % LINE
-        self.room = room[first : first + size].reshape(-1, BLOCK)
+        blocks = np.empty(size + LINE, np.float32)
+        first = -(blocks.ctypes.data // blocks.itemsize) % LINE
+        self.blocks = blocks[first : first + size].reshape(-1, BLOCK)
 
 
 @compiled
-def take_mean(addresses: np.ndarray, counts: np.ndarray, start: int, size: int, room: np.ndarray) -> None:
-    """Copy ``size`` floats of each replica from ``start`` on into the first rows of ``room``, and their mean into its
+def take_mean(addresses: np.ndarray, counts: np.ndarray, start: int, size: int, blocks: np.ndarray) -> None:
+    """Copy ``size`` floats of each replica from ``start`` on into the first rows of ``blocks``, and their mean into its
     last one, over the replicas that count, bool (replicas,), at least one.
 
     The replicas' cache lines are in their workers' caches. Reading and then writing a line would transfer it twice, so
@@ -54,10 +54,10 @@ def take_mean(addresses: np.ndarray, counts: np.ndarray, start: int, size: int, 
     for k in range(addresses.shape[0]):
         for i in range(start + AHEAD, start + AHEAD + size, LINE):
             ask_to_write(addresses[k] + np.uint64(4 * i))  # type: ignore[call-arg]
-    mean, number = room[-1], np.float32(0.0)
+    mean, number = blocks[-1], np.float32(0.0)
     mean[:size] = np.float32(0.0)
     for k in range(addresses.shape[0]):
-        live, snapshot = carray(_floats(addresses[k] + np.uint64(4 * start)), size), room[k]  # type: ignore[call-arg]
+        live, snapshot = carray(_floats(addresses[k] + np.uint64(4 * start)), size), blocks[k]  # type: ignore[call-arg]
         for i in range(size):
             snapshot[i] = live[i]
         if counts[k]:
@@ -70,12 +70,12 @@ def take_mean(addresses: np.ndarray, counts: np.ndarray, start: int, size: int, 
 
 @compiled
 def move(
-    addresses: np.ndarray, start: int, room: np.ndarray, reference: np.ndarray, alpha: float, difference: bool
+    addresses: np.ndarray, start: int, blocks: np.ndarray, reference: np.ndarray, alpha: float, difference: bool
 ) -> None:
     """Move that part of every replica towards its ``reference``, as ``merge_difference`` or ``merge_interpolate``."""
     a, size = np.float32(alpha), reference.shape[0]
     for k in range(addresses.shape[0]):
-        live, snapshot = carray(_floats(addresses[k] + np.uint64(4 * start)), size), room[k]  # type: ignore[call-arg]
+        live, snapshot = carray(_floats(addresses[k] + np.uint64(4 * start)), size), blocks[k]  # type: ignore[call-arg]
         if difference:
             for i in range(size):
                 live[i] += a * (reference[i] - snapshot[i])
@@ -86,11 +86,11 @@ def move(
 
 @compiled
 def average(
-    addresses: np.ndarray, counts: np.ndarray, part: tuple[int, int], room: np.ndarray, alpha: float, difference: bool
+    addresses: np.ndarray, counts: np.ndarray, part: tuple[int, int], blocks: np.ndarray, alpha: float, difference: bool
 ) -> None:
     """Move a ``part`` (start, stop) of every replica towards the mean of those that count."""
-    block = room.shape[1]
+    block = blocks.shape[1]
     for start in range(part[0], part[1], block):
         size = min(block, part[1] - start)
-        take_mean(addresses, counts, start, size, room)
-        move(addresses, start, room, room[-1, :size], alpha, difference)
+        take_mean(addresses, counts, start, size, blocks)
+        move(addresses, start, blocks, blocks[-1, :size], alpha, difference)

@@ -126,7 +126,7 @@ class HostMean(ReducedMean):
         if team.alone and active.any() and not (everyone or measures):
             self.move_in_place(team.in_place, active, part)
             return True
-        total = self._of_leaders.room(part.stop - part.start)
+        total = self._of_leaders.space(part.stop - part.start)
         mean = self._of_leaders.of_sums(total.size, team.snapshot(part, total, everyone=everyone))
         if mean is None:
             self._all_ended = True
@@ -140,7 +140,7 @@ class HostMean(ReducedMean):
 
     def _average_in_place(self, replicas: Replicas, active: np.ndarray, part: slice) -> None:
         difference = self.options.merge == "difference"
-        average(replicas.addresses, active, (part.start, part.stop), replicas.room, self.alpha, difference)
+        average(replicas.addresses, active, (part.start, part.stop), replicas.blocks, self.alpha, difference)
 
 
 class EncodedMean(ReducedMean):
@@ -161,6 +161,6 @@ class EncodedMean(ReducedMean):
         return self.sharded.mirrors.move(fragment, self.alpha, snapshot)
 
     def conclude(self) -> None:
-        """All receive the pending part of the mean; the next part begins whole."""
+        """All receive the pending part of the mean; the next part begins dense."""
         self.weights += np.float32(self.alpha) * self.sharded.pending()
-        self.sharded.mirrors.begin()
+        self.sharded.mirrors.renew()

@@ -57,10 +57,10 @@ class MeanMirrors:
         ]
         self._target = np.empty(pending.size, np.float32)
 
-    def begin(self) -> None:
+    def renew(self) -> None:
         """Make the next round of each fragment dense."""
-        self.replica.begin()
-        self._own_mean.begin()
+        self.replica.renew()
+        self._own_mean.renew()
 
     def receive_replica(self, trainer: int, payload: np.ndarray, fragment: int) -> None:
         """As an owner, apply another trainer's payload of its replica."""
@@ -91,13 +91,13 @@ class MeanMirrors:
         """
         parts = self.shards[fragment]
         self.pending[parts[self.rank]] = self._target[parts[self.rank]]
-        own, whole = self.mean.copy[parts[self.rank]], slice(parts[0].start, parts[-1].stop)
+        own, span = self.mean.copy[parts[self.rank]], slice(parts[0].start, parts[-1].stop)
         for trainer, replica in enumerate(self.replicas):
             if trainer != self.rank:
                 mirrored = replica.part(fragment)
                 merge_difference(mirrored, own, mirrored, alpha)
-        mean, mirrored = self.mean.copy[whole], self.replica.copy[whole]
-        reference = self._target[whole]  # already stored in replica_was
+        mean, mirrored = self.mean.copy[span], self.replica.copy[span]
+        reference = self._target[span]  # already stored in replica_was
         reference[:], replica_was[:] = mean, mirrored
         merge_difference(mirrored, mean, mirrored, alpha)
         return reference

@@ -1,5 +1,5 @@
 """Exchanges of gradients for weights: a push of what worker threads' gradients add up to, and a pull of the center,
-each whole or by a codec.
+each dense or by a codec.
 """
 
 from __future__ import annotations
@@ -18,55 +18,53 @@ from ssmpi.sync.center import CenterExchange
 from ssmpi.sync.center_shard import APPLIED, EXCHANGE, FETCH, STATE
 from ssmpi.sync.codecs import codec_of
 from ssmpi.sync.options import DENSE, RoundOptions
-from ssmpi.sync.parts import shards
 from ssmpi.sync.pushes import PendingGradients
 from ssmpi.sync.round_context import RoundContext
 
 
 class PushPull(CenterExchange):
-    """Pushes the pending gradients of its accounts and pulls the center."""
+    """Pushes the pending gradients of worker threads and pulls the center."""
 
     def __init__(self, options: RoundOptions, weights: np.ndarray, context: RoundContext, thread: int = 0) -> None:
         super().__init__(options, weights, context, thread)
         self.alpha = 1.0
-        self._accounts: dict[int, PendingGradients] = {}
+        self._pending: dict[int, PendingGradients] = {}
         self._codecs: dict[int, ShardCodecs] = {}
         self._encodes = options.codec != DENSE
         self._pulled: MirrorReceiver | None = None  # the center
-        self._sum = np.empty(max(f.stop - f.start for f in self.fragments), np.float32)
-        self._parts = shards(weights.size, len(self.fragments), len(self._servers))
+        self._sum = np.empty_like(weights)
         if self._encodes:
             compress.compile_kernels(options.codec)
         if options.pull_codec != DENSE:
             compress.compile_kernels(options.pull_codec)
-            self._pulled = MirrorReceiver(self._parts)
+            self._pulled = MirrorReceiver(self.parts)
             self.fetch()
         if thread == 0:
             self._compare_pushes()
 
-    def account(self, thread: int) -> PendingGradients:
+    def pending(self, thread: int) -> PendingGradients:
         """Where a worker thread's gradients add up until they are pushed."""
         local = self.context.local
-        if thread not in self._accounts:
+        if thread not in self._pending:
             gradients = local.memory.array(f"gradients of thread {thread}", self.weights.shape, np.float32)
-            self._accounts[thread] = PendingGradients(gradients, local.factor())
+            self._pending[thread] = PendingGradients(gradients, local.factor())
             if self._encodes:
                 self._codecs[thread] = self._codecs_of(thread)
                 local.unsent[thread] = gradients, self._codecs[thread].state
-        return self._accounts[thread]
+        return self._pending[thread]
 
     def _codecs_of(self, thread: int) -> ShardCodecs:
         local = self.context.local
         name, seed = f"codec of thread {thread}", (self.context.replicas.rank, thread)
         return ShardCodecs(
-            codec_of(self.options), self._parts, local.replica.layers, seed,
+            codec_of(self.options), self.parts, local.replica.layers, seed,
             lambda numbers: local.memory.array(name, (numbers,), np.float64),
         )  # fmt: skip
 
     def reference(self, snapshot: np.ndarray, fragment: int, active: bool) -> np.ndarray:
         """The center after the step by what is pushed; a push ends with the factor of the learning rate."""
-        self.context.local.sent.by_thread[self.thread] += 1  # before it is taken out of the accounts
-        messages = self._encoded(fragment) if self._encodes else self._whole(snapshot.size, fragment)
+        self.context.local.sent.by_thread[self.thread] += 1  # before it is taken out of the pending gradients
+        messages = self._encoded(fragment) if self._encodes else self._dense(fragment)
         if self._pulled is None:
             return self.ask(EXCHANGE, fragment, messages)
         for server, answer in enumerate(self.call_for_payloads(fragment, messages)):
@@ -104,8 +102,8 @@ class PushPull(CenterExchange):
         of trainers has changed: redistributing them could count some gradients twice.
         """
         if self._remembers:
-            for fragment, part in enumerate(self.fragments):
-                self.ask(STATE, fragment, self.shards_of(saved["center"][part], fragment))
+            for fragment in range(len(self.fragments)):
+                self.ask(STATE, fragment, self.shards_of(saved["center"], fragment))
         residuals, codecs = (pushes.by_thread(saved, f"{self._own}{name} ") for name in ("residual", "codec"))
         unsent = self.context.local.unsent
         if residuals and unsent:
@@ -121,8 +119,8 @@ class PushPull(CenterExchange):
         """As the base class; the other sync PSs keep theirs."""
         if "center" not in saved:
             return
-        for fragment, part in enumerate(self.fragments):
-            shards = self.shards_of(saved["center"][part], fragment)
+        for fragment in range(len(self.fragments)):
+            shards = self.shards_of(saved["center"], fragment)
             self.ask(STATE, fragment, [shard if i in servers else shard[:0] for i, shard in enumerate(shards)])
 
     def join(self) -> None:
@@ -140,17 +138,16 @@ class PushPull(CenterExchange):
         for index, answer in enumerate(answers):
             local.sent.compare(index, *answer.view(np.int64).tolist())
 
-    def _whole(self, size: int, fragment: int) -> list[np.ndarray]:
+    def _dense(self, fragment: int) -> list[np.ndarray]:
         """A dense push: the sum over all pending gradients of this synchronizer."""
-        gradients = self._sum[:size]
-        factor = pushes.total(self._accounts.copy().values(), self.fragments[fragment], gradients)
-        return [np.append(shard, np.float32(factor)) for shard in self.shards_of(gradients, fragment)]
+        factor = pushes.total(self._pending.copy().values(), self.fragments[fragment], self._sum)
+        return [np.append(shard, np.float32(factor)) for shard in self.shards_of(self._sum, fragment)]
 
     def _encoded(self, fragment: int) -> list[np.ndarray]:
         """An encoded push of all pending gradients of this synchronizer."""
         by_thread, factor = [], 1.0
-        for thread, account in self._accounts.copy().items():
-            by_thread.append(account.encode(self._codecs[thread], fragment))
-            factor = account.factor
+        for thread, pending in self._pending.copy().items():
+            by_thread.append(pending.encode(self._codecs[thread], fragment))
+            factor = pending.factor
         sent, traffic = [payloads for payloads in by_thread if payloads], self.context.center.meter.traffic
         return [pushes.message([p[k] for p in sent], factor, traffic) for k in range(len(self._servers))]

@@ -41,9 +41,9 @@ class PendingGradients:
             self._encoded.clear()
 
     def move(self, part: slice, into: np.ndarray) -> None:
-        """Move one part of the gradients into a buffer."""
+        """Add one part of the gradients to that part of a vector."""
         with self._lock:
-            into += self.gradients[part]
+            into[part] += self.gradients[part]
             self.gradients[part] = 0.0
 
     def encode(self, codecs: ShardCodecs, fragment: int) -> list[np.ndarray] | None:
@@ -65,12 +65,12 @@ def message(payloads: Sequence[np.ndarray], factor: float, traffic: Traffic) -> 
     return np.concatenate([head, *payloads])
 
 
-def total(accounts: Iterable[PendingGradients], part: slice, into: np.ndarray) -> float:
-    """Move one part of all pending gradients, summed, into a buffer; returns the factor."""
-    into[:], factor = 0.0, 1.0
-    for account in accounts:
-        account.move(part, into)
-        factor = account.factor
+def total(pending: Iterable[PendingGradients], part: slice, into: np.ndarray) -> float:
+    """Move one part of all pending gradients, summed, into that part of a vector; returns the factor."""
+    into[part], factor = 0.0, 1.0
+    for each in pending:
+        each.move(part, into)
+        factor = each.factor
     return factor
 
 

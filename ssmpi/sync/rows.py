@@ -51,7 +51,7 @@ class SynchronousRows:
 
     def __init__(self, agreement: StepAgreement, context: RoundContext) -> None:
         rows = context.local.rows
-        self._agreement, self._peers, self._tables = agreement, context, rows.transport
+        self._agreement, self._context, self._tables = agreement, context, rows.transport
         self._servers, self._width = rows.servers, rows.width
 
     @property
@@ -77,7 +77,7 @@ class SynchronousRows:
         server = np.repeat(np.arange(self._servers), np.diff(lookup.starts))
         summed = lookup.summed(gradients)
         if lookup.all_mapped:
-            self._peers.replicas.meter.traffic.add_rows(lookup.unique_count)  # read in place
+            self._context.replicas.meter.traffic.add_rows(lookup.unique_count)  # read in place
         keys = server * SERVER + lookup.rows[: len(summed)]
         self._update(keys, summed, len(lookup.values), factor, thread)
 
@@ -86,7 +86,7 @@ class SynchronousRows:
         self._update(np.empty(0, np.int64), np.empty((0, self._width), np.float32), 0, 1.0, 0)
 
     def _update(self, keys: np.ndarray, gradients: np.ndarray, examples: int, factor: float, thread: int) -> None:
-        size = self._peers.replicas.size
+        size = self._context.replicas.size
         owners = keys % size
         share, factor, counts = self._agreement.agree(examples, factor, np.bincount(owners, minlength=size))
         order = np.argsort(owners, kind="stable")
@@ -104,7 +104,7 @@ class SynchronousRows:
         trainer order. ``counts[i, j]`` rows go from trainer i to j; ``keys`` and ``gradients`` are in the order of
         their owners.
         """
-        trainers, rank = self._peers.replicas, self._peers.replicas.rank
+        trainers, rank = self._context.replicas, self._context.replicas.rank
         starts = np.concatenate([[0], np.cumsum(counts[rank])])
         ends = np.concatenate([[0], np.cumsum(counts[:, rank])])
         ours = np.empty(ends[-1], np.int64)
@@ -121,5 +121,5 @@ class SynchronousRows:
             if counts[rank, other]:
                 requests.append(trainers.isend(keys[out], other, KEYS))
                 requests.append(trainers.isend(gradients[out], other, GRADIENTS))
-        wait_all(requests, self._peers.waiting, "the other trainers' row gradients")
+        wait_all(requests, self._context.waiting, "the other trainers' row gradients")
         return ours, parts

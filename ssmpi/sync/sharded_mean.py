@@ -26,7 +26,7 @@ class ShardedMean:
     def __init__(self, trainers: Conversation, waiting: WaitOptions, mirrors: MeanMirrors) -> None:
         self._trainers, self._waiting, self.mirrors = trainers, waiting, mirrors
         largest = max(part.stop - part.start for parts in mirrors.shards for part in parts)
-        self._rooms = [np.empty(WEIGHT + compress.most_bytes(largest), np.uint8) for _ in range(trainers.size)]
+        self._buffers = [np.empty(WEIGHT + compress.most_bytes(largest), np.uint8) for _ in range(trainers.size)]
         self._others = [(trainers.rank + k) % trainers.size for k in range(1, trainers.size)]
 
     def average(self, snapshot: np.ndarray, fragment: int, active: bool) -> bool:
@@ -39,15 +39,15 @@ class ShardedMean:
         self._swap([np.concatenate([weight, payload]) for payload in payloads], REPLICA)
         counts = [active] * self._trainers.size
         for other in self._others:
-            counts[other] = bool(self._rooms[other][:WEIGHT].view(np.float32)[0])
-            mirrors.receive_replica(other, _payload(self._rooms[other][WEIGHT:]), fragment)
+            counts[other] = bool(self._buffers[other][:WEIGHT].view(np.float32)[0])
+            mirrors.receive_replica(other, _payload(self._buffers[other][WEIGHT:]), fragment)
         if not any(counts):
             return False
         answer = mirrors.answer(counts, fragment)
         count_entries([answer], traffic)
         self._swap([answer] * self._trainers.size, MEAN)
         for other in self._others:
-            mirrors.receive_mean(other, _payload(self._rooms[other]), fragment)
+            mirrors.receive_mean(other, _payload(self._buffers[other]), fragment)
         return True
 
     def pending(self) -> np.ndarray:
@@ -56,7 +56,7 @@ class ShardedMean:
         for parts in self.mirrors.shards:
             self._swap([found[parts[self._trainers.rank]]] * self._trainers.size, PENDING)
             for other in self._others:
-                found[parts[other]] = self._rooms[other].view(np.float32)[: parts[other].stop - parts[other].start]
+                found[parts[other]] = self._buffers[other].view(np.float32)[: parts[other].stop - parts[other].start]
         pending = found.copy()
         found[:] = 0.0
         return pending
@@ -64,10 +64,10 @@ class ShardedMean:
     def _swap(self, messages: Sequence[np.ndarray], tag: int) -> None:
         """Send every other trainer its message and receive one from each."""
         own = self._trainers
-        requests = [own.irecv_some(self._rooms[other], other, tag) for other in self._others]
+        requests = [own.irecv_some(self._buffers[other], other, tag) for other in self._others]
         requests += [own.isend(messages[other], other, tag) for other in self._others]
         wait_all(requests, self._waiting, "the other trainers' round")
 
 
-def _payload(room: np.ndarray) -> np.ndarray:
-    return room[: compress.length_of(room)]
+def _payload(buffer: np.ndarray) -> np.ndarray:
+    return buffer[: compress.length_of(buffer)]

@@ -404,7 +404,7 @@ def test_a_kill_before_the_mean_is_known_counts_nothing_twice():
 
 
 def resumed(world, options, saved):
-    """What is in the accounts of a trainer that goes on from what another one of its number has saved."""
+    """The pending gradients of a trainer that goes on from what another one of its number has saved."""
     weights, home = np.zeros(PARAMETERS, np.float32), home_of(world)
 
     def work(synchronizers):

@@ -39,7 +39,7 @@ def test_replicas_move_towards_the_mean_of_those_that_count(counts, difference):
     live = vectors(len(counts))
     wanted = expected(live, mean_of(live, counts), difference)
     own = Replicas(live)
-    average(own.addresses, np.array(counts), PART, own.room, ALPHA, difference)
+    average(own.addresses, np.array(counts), PART, own.blocks, ALPHA, difference)
     for found, each in zip(live, wanted, strict=True):
         np.testing.assert_array_equal(found, each)
 
@@ -68,7 +68,7 @@ def test_replicas_move_towards_the_filtered_mean(momentum, ahead, difference):
     moved = expected(live, wanted[2], difference)
     own = Replicas(live)
     move_filtered(
-        (own.addresses, np.array(counts), own.room), PART, (model, delta, reference), (0.7, momentum, ahead), ALPHA,
+        (own.addresses, np.array(counts), own.blocks), PART, (model, delta, reference), (0.7, momentum, ahead), ALPHA,
         difference,
     )  # fmt: skip
     for found, each in zip((*live, model, delta, reference), (*moved, *wanted), strict=True):
