@@ -23,7 +23,8 @@ from ssmpi.data.reader import DataOptions
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding import table
 from ssmpi.embedding.trackers import Tracking
-from ssmpi.files.run_files import is_run_folder
+from ssmpi.files import atomic_file
+from ssmpi.files.run_files import NETWORK, RUN_FILE, is_run_folder
 from ssmpi.model import custom_code, custom_network, graph
 from ssmpi.model.network import Inputs, Network
 from ssmpi.model.options import DenseOptions, ModelOptions, Schedule
@@ -161,3 +162,18 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         return found
     name = custom_network.resolved(found.model.name, path.parent)
     return dataclasses.replace(found, model=dataclasses.replace(found.model, name=name))
+
+
+def save(folder: Path, config: Config, text: bytes | None = None) -> None:
+    """Replace the run folder's settings: a resumed job may have another number of ranks. A copy of a custom network's
+    file (``text``, if it has been read) is stored beside them, so that the original is not needed any more.
+    """
+    if custom_network.is_own(config.model.name):
+        file, function = custom_network.parts(config.model.name)
+        text = text or custom_network.text_of(config.model.name)
+        assert text is not None
+        (folder / NETWORK).mkdir(exist_ok=True)
+        atomic_file.write(folder / NETWORK / file.name, text)
+        model = dataclasses.replace(config.model, name=f"{NETWORK}/{file.name}:{function}")
+        config = dataclasses.replace(config, model=model)
+    atomic_file.write(folder / RUN_FILE, settings.dump(config))

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -16,14 +15,14 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from ssmpi.cluster import child_process
 from ssmpi.core.errors import DataError, PeerError
 from ssmpi.files import log
 from ssmpi.files.log import ENDS
-from ssmpi.files.run_files import METRICS, RECOVERIES
+from ssmpi.files.run_files import METRICS
 from ssmpi.host.mpi_environment import PYTHON
+from ssmpi.recovery.state import RecoveryState
 
 TIMEOUT_SECONDS = 120.0  # until a job trains, at first or after a kill
 POLL_SECONDS = 0.005
@@ -77,11 +76,12 @@ def measure(run_file: Path, overrides: Sequence[str], run: Path, kills: int) -> 
 
 def _one(run: Path, run_file: Path, until: Callable[[Callable[[], object], str], None]) -> RestartTime:
     time.sleep(CALM)
-    before, rank = len(_recoveries(run)), random.choice(ranks_of(run_file))
+    state, rank = RecoveryState(run), random.choice(ranks_of(run_file))
+    before = len(state.record().resumed())
     killed = time.time()
     os.kill(rank, signal.SIGKILL)
-    until(lambda: len(_recoveries(run)) > before and "restore" in _recoveries(run)[-1]["seconds"], "start again")
-    found, trained = _recoveries(run)[-1], _trained(run)
+    until(lambda: len(state.record().resumed()) > before, "start again")
+    found, trained = state.record().resumed()[-1], _trained(run)
     until(lambda: _trained(run) > trained, "train again")
     batch = time.time()
     decided = datetime.fromisoformat(found["at"]).timestamp()
@@ -110,11 +110,6 @@ def _trained(run: Path) -> int:
     """The number of training lines in ``metrics.jsonl`` so far."""
     path = run / METRICS
     return path.read_text(encoding="utf-8").count('"kind": "train"') if path.is_file() else 0
-
-
-def _recoveries(run: Path) -> list[dict[str, Any]]:
-    path = run / RECOVERIES
-    return list(json.loads(path.read_text(encoding="utf-8"))["recoveries"]) if path.is_file() else []
 
 
 def _ends(run: Path) -> list[float]:

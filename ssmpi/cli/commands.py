@@ -39,8 +39,9 @@ def train(arguments: argparse.Namespace) -> int:
     log.set_terminal(arguments.terminal)
     with joined(watch) as job, contextlib.ExitStack() as held:
         from ssmpi import train as story
+        from ssmpi.recovery import restart  # in the job, so that an error here is printed once
         from ssmpi.report import plot
-        from ssmpi.run import restart, resume  # in the job, so that an error here is printed once
+        from ssmpi.run import resume
 
         log.configure(job.who, verbose=job.rank == 0)
         start = job.agree(lambda: resume.prepare(requested(arguments), job.size, held))

@@ -18,7 +18,7 @@ from ssmpi.checkpoint import disk
 from ssmpi.cluster import site
 from ssmpi.cluster.node_layout import NodeLayout, layout_of
 from ssmpi.cluster.site import Site
-from ssmpi.config import Config
+from ssmpi.config import Config, save
 from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError, UserError
 from ssmpi.data.schema import read_manifest
@@ -26,7 +26,6 @@ from ssmpi.files.run_files import BATCH_FILE, BATCH_LOG, NETWORK, RUN_FILE, SITE
 from ssmpi.files.writable import check_writable
 from ssmpi.host.mpi_environment import remove_session
 from ssmpi.host.packages import package_versions
-from ssmpi.run import run_folder
 from ssmpi.run.requirements import composed, splits_to_score
 
 FILES = (RUN_FILE, SITE_FILE, BATCH_FILE, VERSIONS)
@@ -112,7 +111,7 @@ def removed_on_failure(folder: Path) -> Iterator[None]:
 def make_folder(folder: Path, config: Config, where: Site, text: str) -> None:
     """Make the run folder: resolved settings, site file, batch file and versions."""
     disk.make_folders(folder)
-    run_folder.write_settings(folder, config)
+    save(folder, config)
     (folder / SITE_FILE).write_text(settings.dump(where), encoding="utf-8")
     (folder / BATCH_FILE).write_text(text, encoding="utf-8")
     versions = {"ssmpi": __version__, "python": platform.python_version(), "command": sys.argv}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ssmpi.core.topology import Topology
 
 MEMORY, PARTIAL, FULL = "memory", "partial", "full"
+FROM_BEGINNING = "beginning"  # how a run recovers, if not from memory or a checkpoint
 SHOWN = 3  # ranks, in a message
 
 

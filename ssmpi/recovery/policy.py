@@ -1,5 +1,5 @@
 """Whether rows are saved for partial recovery, and how often, after CPR (Maeng et al., MLSys 2021, arXiv
-2011.02999). What a run does after a loss is decided in ``after_loss``.
+2011.02999). What a run does after a loss is decided in ``choice``.
 
 When the memory of an embedding PS is lost, *full* recovery takes every rank back to the last checkpoint and trains the
 samples since then again. *Partial* recovery reloads only the lost rows: nothing is trained again, but the updates of

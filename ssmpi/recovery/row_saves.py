@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ssmpi.checkpoint import store
 from ssmpi.checkpoint.rows.saver import SaveSchedule
-from ssmpi.comm.rank_memory import Note, ProcessMemory
+from ssmpi.comm.rank_memory import ProcessMemory
 from ssmpi.core.settings import SECONDS
 from ssmpi.data.schema import read_manifest
 from ssmpi.embedding.placement import place
@@ -36,7 +36,6 @@ from ssmpi.recovery.policy import LEAST_INTERVAL, Decision, Mode, compare_at, pa
 from ssmpi.recovery.state import RecoveryState
 
 if TYPE_CHECKING:
-    from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.config import Config
     from ssmpi.embedding.local_tables import LocalTables
     from ssmpi.embedding.transport import RemoteTables
@@ -135,18 +134,18 @@ class RowSaveLog(Protocol):
 
 class RowSaves:
     """The first trainer's side of row saves: it logs them and, with ``recovery.mode = "auto"``, lets them continue only
-    while the policy wants that, by the run's measurements so far. If ``memory`` ends with its rank nothing is saved or
+    while the policy wants that, by the run's measurements so far. If memory ends with its rank nothing is saved or
     decided. Trainers without ``results`` do nothing. The first one must answer requests for blocks meanwhile, so this
     accesses no disk: a background thread of the ``results`` does.
     """
 
     def __init__(
-        self, config: Config, transport: LocalTables | RemoteTables, results: RowSaveLog | None, memory: RankMemory
+        self, config: Config, transport: LocalTables | RemoteTables, results: RowSaveLog | None, recovery: RecoveryState
     ) -> None:
-        self._transport, self._results = transport, results
-        kept = config.topology.embedding_ps > 0 and not isinstance(memory, ProcessMemory)
+        self._transport, self._results, self._recovery = transport, results, recovery
+        kept = config.topology.embedding_ps > 0 and not isinstance(recovery.memory, ProcessMemory)
         self._inputs = PolicyInputs(config) if results and kept and config.recovery.mode == "auto" else None
-        self._memory, self._mode, self._decided = memory, memory.noted(Note.DECIDED), -math.inf
+        self._mode, self._decided = recovery.mode, -math.inf
         self._origins: list[str] = []
 
     def exchange(self, examples: int) -> None:
@@ -162,7 +161,7 @@ class RowSaves:
         """Log the decision if it has changed, and the first time that it is based on measured costs."""
         origins = [known.origins[name] for name in COSTS]
         if found.mode != self._mode:
-            self._memory.note(Note.DECIDED, found.mode)
+            self._recovery.note_mode(found.mode)
         before, self._mode, self._decided = self._mode or PARTIAL, found.mode, time.monotonic()
         seen, self._origins = self._origins or origins, origins
         if found.mode != before or origins != seen:

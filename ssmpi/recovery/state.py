@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ssmpi.comm.rank_memory import Note, ProcessMemory, RankMemory
 from ssmpi.core.errors import DamageError, UserError, json_problem
@@ -20,6 +20,9 @@ from ssmpi.files import atomic_file, attempts
 from ssmpi.files.run_files import ATTEMPTS, RECOVERIES, RESULT_NAME, ROWS
 from ssmpi.host.clock import process_age
 from ssmpi.recovery.ledger import Ledger
+
+if TYPE_CHECKING:
+    from ssmpi.recovery.policy import Mode
 
 OUTCOME = "outcome"  # in the first trainer's note, beside the ledger: what a recovery has come to
 NOTHING: Mapping[str, Any] = MappingProxyType({"launch": "", "start": 0, "recoveries": []})  # of a run not started
@@ -113,10 +116,12 @@ class RecoveryState:
     start adds to the record of its recovery. Nothing that is read is kept; several threads may use one object.
     """
 
-    def __init__(self, run: Path, memory: RankMemory | None = None, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self, run: Path, memory: RankMemory | None = None, ledger: Ledger | None = None,
+        losses: Mapping[str, Any] | None = None, pls: float = 0.0,
+    ) -> None:  # fmt: skip
         self.run, self.memory, self.ledger = run, memory or ProcessMemory(), ledger or Ledger()
-        self.losses: dict[str, Any] = {}
-        self.pls = 0.0
+        self.losses, self.pls = losses or {}, pls
         self._lock = threading.RLock()  # row saves are recorded on a thread of their own
 
     def record(self) -> Record:
@@ -211,6 +216,30 @@ class RecoveryState:
                 f" checkpoint.every_minutes. Remove {self.run / ATTEMPTS} to try again"
             )
         attempts.add(self.run, examples)
+
+    def note_run(self) -> None:
+        """Note the run that this memory is of, for who finds it."""
+        self.memory.note(Note.RUN, str(self.run.resolve()))
+
+    @property
+    def run_so_far(self) -> dict[str, Any]:
+        """What the first trainer has noted that no other trainer has."""
+        found: dict[str, Any] = self.memory.noted(Note.RUN_SO_FAR)
+        return found
+
+    def note_run_so_far(self, values: Mapping[str, Any]) -> None:
+        """Note what no other trainer has."""
+        self.memory.note(Note.RUN_SO_FAR, values)
+
+    @property
+    def mode(self) -> Mode | None:
+        """The mode of recovery that rows are saved for, as noted; None before the first decision."""
+        found: Mode | None = self.memory.noted(Note.DECIDED)
+        return found
+
+    def note_mode(self, mode: Mode) -> None:
+        """Note the mode of recovery that rows are saved for: after a kill the run still does what it has decided."""
+        self.memory.note(Note.DECIDED, mode)
 
     def noted(self) -> tuple[Ledger | None, dict[str, Any]]:
         """The ledger that the first trainer has noted, if any, and the outcome that was noted with it."""

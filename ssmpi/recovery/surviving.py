@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +22,6 @@ from ssmpi.recovery.state import RecoveryState
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
 
-    from ssmpi.comm.messages import Conversation
     from ssmpi.comm.rank_memory import RankMemory
     from ssmpi.comm.world import World
     from ssmpi.config import Config
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ssmpi.recovery.start import Repair
     from ssmpi.sync import Synchronizer
 
-LOST_ON_THE_WAY = "pushes_lost", "center_pushes_lost", "batches_repeated"  # to embedding PSs, to sync PSs, by threads
 NOTE_SECONDS = 1.0  # the greatest age of the first trainer's note
 
 
@@ -138,23 +137,12 @@ def own_memory(config: Config, trainer: int, memory: RankMemory) -> TrainerMemor
     deal = trained.kept()
     return TrainerMemory(
         deal,
-        memory.noted(Note.RUN_SO_FAR),
+        RecoveryState(Path(config.run.folder), memory).run_so_far,
         Quality.of(*counters(memory, threads)),
         int(trained.batches.sum()),
         bool(memory.noted(Note.WARMED_UP)),
         trained.handed.kept(deal[0]) if trained.handed and deal else None,
     )
-
-
-class Lost(Protocol):
-    """A count, in memory that outlives a kill, of something that a kill may lose."""
-
-    @property
-    def lost(self) -> int:
-        """How many are not reported yet."""
-
-    def reported(self) -> None:
-        """Mark them as reported."""
 
 
 class RecoveryLog(Protocol):
@@ -224,7 +212,7 @@ class RunNotes:
         if not self._results:
             return
         self._written = time.monotonic()
-        self._recovery.memory.note(Note.RUN_SO_FAR, {
+        self._recovery.note_run_so_far({
             "logbook": self._results.logbook.numbers(),
             "evaluations": self._results.evaluations,
             SELECTION: self._selection(),
@@ -233,35 +221,3 @@ class RunNotes:
             "dealt_again": self._again,
             "logged": self._logged,
         })  # fmt: skip
-
-
-def resumed(
-    recovery: RecoveryState, notes: RunNotes, examples: int, lost: Sequence[Lost], trainers: Conversation
-) -> None:
-    """All ranks are ready, and training starts after ``examples`` of all trainers: from now on it can resume from this
-    memory. If this start is itself a recovery, complete its record, with what this trainer has ``lost`` in flight, in
-    the order of ``LOST_ON_THE_WAY``. All ``trainers`` call it.
-    """
-    first, outcome = trainers.rank == 0, dict[str, Any]()
-    (at, *_) = trainers.gather(recovery.noted()[1].get("at") if first else None)
-    if at and recovery.forgotten != at:  # a kill came between the two notes
-        forget(recovery, lost, at)
-    by_trainer = trainers.gather([each.lost for each in lost])
-    if first:  # its memory is complete only with this note
-        sums = map(sum, zip(*by_trainer, strict=True))
-        found = {"examples": examples, **dict(zip(LOST_ON_THE_WAY, sums, strict=True))}
-        outcome = recovery.outcome({**found, **recovery.losses, "pls": recovery.pls})
-        recovery.book(outcome)
-    (at, *_) = trainers.gather(outcome.get("at"))  # no trainer forgets its losses before they are noted
-    forget(recovery, lost, at)
-    recovery.memory.ready()
-    if outcome:
-        recovery.complete(outcome)
-        notes.log_recoveries()
-
-
-def forget(recovery: RecoveryState, lost: Sequence[Lost], at: str | None) -> None:
-    """Forget the losses: the outcome of the recovery that began ``at`` this time includes them."""
-    for each in lost:
-        each.reported()
-    recovery.forget(at)

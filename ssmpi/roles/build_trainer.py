@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ssmpi import sync
 from ssmpi.checkpoint.context import SaveContext
@@ -23,6 +23,7 @@ from ssmpi.metrics.results import EarlierResults, RunResults
 from ssmpi.model import custom_code, processor
 from ssmpi.model.optim import DenseOptimizer, dense_optimizer
 from ssmpi.model.replica import Replica
+from ssmpi.recovery import rebuild
 from ssmpi.recovery.ledger import Ledger
 from ssmpi.recovery.start import Start
 from ssmpi.recovery.state import RecoveryState
@@ -177,20 +178,11 @@ def resume(config: Config, world: World, saved: Saved | None, live: LiveState, s
 
 def recovery(config: Config, folder: Path, rows: int, saved: Saved | None, start: Start) -> RecoveryState:
     """The state of the run's recoveries; the first trainer writes it."""
-    before = start.ledger or Ledger()
-    made = RecoveryState(folder, start.memory, before)
+    ledger, losses = start.ledger or Ledger(), dict[str, Any]()
     if start.repair:
         assert saved
-        made.ledger = before.reloaded(start.repair.ranks, start.repair.taken, saved.state["examples"])
-        threads = config.topology.threads * (config.sync.algorithm == "async_ps")
-        made.losses = {
-            "samples_lost": made.ledger.samples_lost - before.samples_lost,
-            "updates_lost": start.repair.updates_lost(before, saved.state["examples"]),
-            "rows_dealt_again": saved.state["dealt_again"][1],
-            "accounts_lost": len(start.repair.trainers) * threads,
-        }
-    made.pls = made.ledger.pls(rows * config.data.passes)
-    return made
+        ledger, losses = rebuild.losses(config, start, saved.state)
+    return RecoveryState(folder, start.memory, ledger, losses, ledger.pls(rows * config.data.passes))
 
 
 def results(config: Config, rows: int, saved: Saved | None, recovery: RecoveryState) -> RunResults:

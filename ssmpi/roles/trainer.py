@@ -29,7 +29,7 @@ from ssmpi.host import cpu_usage
 from ssmpi.host.clock import Clock
 from ssmpi.metrics.results import Scored
 from ssmpi.metrics.trainer_report import TrainerReport
-from ssmpi.recovery import surviving
+from ssmpi.recovery import restart
 from ssmpi.recovery.row_saves import RowSaves
 from ssmpi.recovery.start import BEGINNING, Start
 from ssmpi.recovery.surviving import RunNotes
@@ -77,7 +77,7 @@ class Trainer:
         build_trainer.resume(config, world, saved, live, self.synchronizers[0])
         self._recovery = build_trainer.recovery(config, folder, rows, saved, start)
         self._results = build_trainer.results(config, rows, saved, self._recovery) if world.index == 0 else None
-        self._row_saves = RowSaves(config, self.tables.transport, self._results, memory)
+        self._row_saves = RowSaves(config, self.tables.transport, self._results, self._recovery)
         self._snapshots = Snapshots(
             config=config, reader=self._reader, placement=self.tables.placement, replica=self.replica, live=live,
             progress=self.progress, checked=self._control.checked, results=self._results,
@@ -148,7 +148,7 @@ class Trainer:
             cpu_usage.set_up()
             lost = self.tables.sent, self.synchronizers[0].context.local.sent, self._under_way
             examples = self.progress.examples_of_all
-            surviving.resumed(self._recovery, self._notes, examples, lost, self.world.trainers)
+            restart.resumed(self._recovery, self._notes, examples, lost, self.world.trainers)
             if self._results:
                 self._results.logbook.start_clock()
             self._started = True

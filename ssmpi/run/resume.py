@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ssmpi.checkpoint import disk, model_files, remedies, store
+from ssmpi.checkpoint import model_files, remedies, store
 from ssmpi.checkpoint.disk_space import check_room
 from ssmpi.checkpoint.fingerprint import check_fingerprint, fingerprint
 from ssmpi.comm.world import Job
@@ -137,54 +136,6 @@ def usable_checkpoints(run: Path, name: str | None) -> list[Path]:
     for path, error in damaged.items():
         log.warning(f"{path.name} cannot be used: {error}")
     return [path for path in found if path not in damaged]
-
-
-def choose_checkpoint(job: Job, start: ResumePlan) -> Path | None:
-    """The first undamaged checkpoint; each rank checks its share of the files. DataError if all are damaged."""
-    run = Path(start.config.run.folder)
-    for path in start.checkpoints:
-        errors = [error for error in job.gather(store.find_error(path, job.rank, job.size)) if error]
-        if not errors:
-            job.agree(partial(take_over, start, path))
-            return path
-        if job.rank == 0:
-            log.warning(f"{path.name} cannot be used: {errors[0]}")
-    if tried := start.checkpoints:
-        job.agree(lambda: raise_data_error(f"{errors[0]}; {remedies.for_damaged_checkpoint(run, tried[-1], tried)}"))
-    job.agree(partial(take_over, start, None))
-    if job.rank == 0:
-        log.info("no checkpoint: starting from the beginning")
-    return None
-
-
-def take_over(start: ResumePlan, path: Path | None) -> None:
-    """Start from a checkpoint, or from the beginning: nothing rejects the request any more, so only now the run has its
-    settings, and the end of the last job is not the run's.
-    """
-    run = Path(start.config.run.folder)
-    if path:
-        resume_from(run, path, again=start.again)
-    elif not start.again:
-        RecoveryState(run).count_start(0)
-    if start.resumed:
-        disk.remove_file(run / RESULT_NAME)
-        run_folder.write_settings(run, start.config)
-
-
-def resume_from(run: Path, path: Path, *, again: bool = False) -> None:
-    """Record the start, unless the same launch restarts the job (``again``), which has its own limit; set newer
-    checkpoints aside, so that the next job resumes from what this one saves.
-    """
-    if not again:
-        RecoveryState(run).count_start(store.read_manifest(path).state["examples"])
-    log.info(f"resuming from {path}")
-    for newer in store.Store(run).set_aside_after(path):
-        log.warning(f"set aside, because it is newer: {newer}")
-
-
-def raise_data_error(text: str) -> None:
-    """Raise a DataError."""
-    raise DataError(text)
 
 
 def manifest_error(path: Path) -> str:

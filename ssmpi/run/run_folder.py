@@ -4,7 +4,6 @@ rank.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import platform
 import re
@@ -16,8 +15,7 @@ from pathlib import Path
 from ssmpi import __version__
 from ssmpi.checkpoint import disk
 from ssmpi.comm.world import versions as mpi_versions
-from ssmpi.config import Config
-from ssmpi.core import settings
+from ssmpi.config import Config, save
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.core.run_options import EvaluateOptions
 from ssmpi.data.reader import SplitReader
@@ -131,19 +129,4 @@ def make(folder: Path, config: Config, overwrite: bool, run_file: Path | None = 
     versions |= package_versions() | mpi_versions()
     versions |= {"host": socket.gethostname(), "processor": processor.name(), "started": now()}
     atomic_file.write(folder / VERSIONS, json.dumps(versions, indent=1) + "\n")
-    write_settings(folder, config, text)
-
-
-def write_settings(folder: Path, config: Config, text: bytes | None = None) -> None:
-    """Replace the run folder's settings: a resumed job may have another number of ranks. A copy of a custom network's
-    file (``text``, if it has been read) is stored beside them, so that the original is not needed any more.
-    """
-    if custom_network.is_own(config.model.name):
-        file, function = custom_network.parts(config.model.name)
-        text = text or custom_network.text_of(config.model.name)
-        assert text is not None
-        (folder / NETWORK).mkdir(exist_ok=True)
-        atomic_file.write(folder / NETWORK / file.name, text)
-        model = dataclasses.replace(config.model, name=f"{NETWORK}/{file.name}:{function}")
-        config = dataclasses.replace(config, model=model)
-    atomic_file.write(folder / RUN_FILE, settings.dump(config))
+    save(folder, config, text)

@@ -41,13 +41,13 @@ from ssmpi.files.log import log
 from ssmpi.files.run_files import RECOVERIES
 from ssmpi.host import memory_folder
 from ssmpi.metrics.fields import FIELDS, RECOVERY
-from ssmpi.recovery import explain, surviving
+from ssmpi.recovery import explain, rebuild, restart
 from ssmpi.recovery.start import ResumePlan, Supervised
 from ssmpi.recovery.state import RecoveryState
 from ssmpi.recovery.surviving import RunNotes
 from ssmpi.roles.evaluate import Evaluator
 from ssmpi.roles.progress import Progress
-from ssmpi.run import partial_recovery, restart, run_folder
+from ssmpi.run import run_folder
 from ssmpi.run.requirements import kept_memory, memory_of_ranks, placement_of
 from ssmpi.sync.pace import Shadow
 from ssmpi.train import PARTS
@@ -218,7 +218,7 @@ def test_a_lost_embedding_ps_loses_its_own_unsaved_rows_and_nobody_else_anything
     taken, at_kill = examples_of(checkpoint), after(killed.config, done)
     server, trainer = killed.arrays("embedding_ps-0"), killed.arrays("trainer-0", "replica", "dense optimizer")
     unsaved = rows_in(killed, 1)
-    killed.lose("embedding_ps-1").start(Kill(surviving, "resumed", after=True))
+    killed.lose("embedding_ps-1").start(Kill(restart, "resumed", after=True))
     for before, now in ((server, killed.arrays("embedding_ps-0")), (trainer, killed.arrays("trainer-0", *trainer))):
         for name, values in before.items():
             np.testing.assert_array_equal(values, now[name], err_msg=name)
@@ -344,7 +344,7 @@ def test_a_death_in_the_middle_of_a_recovery_begins_again_and_books_once(tmp_pat
     assert killed.recoveries == before == []
     if lost_again:
         killed.lose("embedding_ps-0")
-    killed.start(Kill(surviving, "resumed")).start(Kill(RecoveryState, "complete"))
+    killed.start(Kill(restart, "resumed")).start(Kill(RecoveryState, "complete"))
     assert "pls" not in killed.recoveries[-1]
     killed.start()  # which writes what nobody else knows any more: that loss is booked
     assert [each["how"] for each in killed.recoveries] == ["partial"] * 2 + ["memory"]
@@ -390,7 +390,7 @@ def test_no_row_of_a_lost_trainer_is_left_out(tmp_path, small_data, algorithm, m
     monkeypatch.setattr(TrainedRows, "add", lambda self, thread, rows: (trained.append(rows), add(self, thread, rows)))
     settings = (*BY_MESSAGES, f"sync.algorithm={algorithm}", *EVERY[algorithm])
     killed = Killed(tmp_path, small_data, *settings).start(Kill(Progress, "record", 28))
-    killed.lose("trainer-1").start(Kill(surviving, "resumed", number=2)).start()
+    killed.lose("trainer-1").start(Kill(restart, "resumed", number=2)).start()
     partial = [each for each in killed.recoveries if each["how"] == "partial" and "examples" in each]
     result, last = killed.run.result, partial[-1]
     assert (result["status"], result["examples"], result["pls"]) == ("complete", 6_000, 0.0)
@@ -420,7 +420,7 @@ def kept_until_started(tmp_path, data, lost, algorithm, *changed):
         raise KilledError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(surviving, "resumed", ready)  # nobody goes further than this
+        patch.setattr(restart, "resumed", ready)  # nobody goes further than this
         with pytest.raises(KilledError):
             over_threads(killed.config.topology, play, killed.config, 2)
     return killed, before, {rank: killed.arrays(rank) for rank in ranks}
@@ -550,7 +550,7 @@ def test_a_loss_is_recovered_in_part_only_within_the_target(tmp_path, small_data
 @pytest.mark.parametrize("lost", [("embedding_ps-1",), ("embedding_ps-1", "trainer-1")])
 def test_what_a_loss_costs_is_known_before_it_is_booked(tmp_path, small_data, monkeypatch, lost):
     asked = []
-    monkeypatch.setattr(partial_recovery, "over_target", lambda pls, options: asked.append(pls) or "")
+    monkeypatch.setattr(rebuild, "over_target", lambda pls, options: asked.append(pls) or "")
     settings = (*BY_MESSAGES, *TWO_PS[len(ONE) :], "checkpoint.every_examples=0")
     killed = Killed(tmp_path, small_data, *settings).start(Kill(Progress, "record", 20))
     killed.lose(*lost).start(Kill(Progress, "record", 5)).lose(*lost).start()
@@ -629,7 +629,7 @@ def test_each_row_of_a_lost_embedding_ps_is_as_in_its_own_newest_save(tmp_path, 
         assert unsaved[chosen].sum() < unsaved.sum()
         unsaved[chosen] = 0
         weights[chosen], state[chosen] = (values[chosen] for values in saving.values[number][1])
-    killed.lose("embedding_ps-1").start(Kill(surviving, "resumed", after=True))
+    killed.lose("embedding_ps-1").start(Kill(restart, "resumed", after=True))
     for name, (found, found_state) in rows_in(killed, 1).items():
         part = next(p for p in placement.parts_of(1) if name == f"table-{p.table:02}-{p.first}-{p.stride}")
         rows = slice(part.base, part.base + part.rows)
@@ -671,7 +671,7 @@ def test_rows_saved_before_a_checkpoint_do_not_replace_it(tmp_path, small_data, 
 
 
 PLACES = (
-    (Progress, "record", 30), (Lookups, "push", 30), (surviving, "resumed", 2), (RunNotes, "evaluated", 3),
+    (Progress, "record", 30), (Lookups, "push", 30), (restart, "resumed", 2), (RunNotes, "evaluated", 3),
     (Evaluator, "run", 3), (store, "commit", 2), (newest, "restore", 1), (RecoveryState, "complete", 1),
 )  # fmt: skip
 MAY_GO = ("embedding_ps-0", "embedding_ps-1", "trainer-1", "sync_ps-0", "sync_ps-1")

@@ -24,7 +24,7 @@ from ssmpi.embedding.client import Lookups
 from ssmpi.embedding.server import EmbeddingServer
 from ssmpi.metrics.results import RunResults
 from ssmpi.model.options import DenseOptions
-from ssmpi.recovery import surviving
+from ssmpi.recovery import restart
 from ssmpi.recovery.start import Start
 from ssmpi.recovery.surviving import RunNotes
 from ssmpi.roles import sync_ps
@@ -190,13 +190,13 @@ def counted(monkeypatch, owner, name, *, after):
 
 def lost_by_start(monkeypatch, trainers):
     """What all trainers together tell in each start: lost pushes to embedding PSs and to sync PSs, batches repeated."""
-    told, started = [], surviving.resumed
+    told, started = [], restart.resumed
 
     def starting(recovery, notes, examples, sent, conversation):
         told.append([each.lost for each in sent])
         started(recovery, notes, examples, sent, conversation)
 
-    monkeypatch.setattr(surviving, "resumed", starting)
+    monkeypatch.setattr(restart, "resumed", starting)
     return lambda: [np.sum(told[k : k + trainers], axis=0).tolist() for k in range(0, len(told), trainers)]
 
 
@@ -218,7 +218,7 @@ def test_pushes_that_a_kill_has_lost_are_told(tmp_path, small_data, monkeypatch)
 def test_a_batch_that_comes_again_is_told_even_if_the_next_start_is_killed(tmp_path, small_data, monkeypatch):
     """Killed under way, and again when all was gathered and nothing was noted."""
     told = lost_by_start(monkeypatch, trainers=1)
-    kills = [Kill(Progress, "record", 20, after=True), Kill(surviving, "resumed")]
+    kills = [Kill(Progress, "record", 20, after=True), Kill(restart, "resumed")]
     assert train_with_kills(tmp_path, small_data, kills, *ONE).result["status"] == "complete"
     assert told() == [[0, 0, 0], [0, 0, 1]]
 

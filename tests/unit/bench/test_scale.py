@@ -9,6 +9,7 @@ from ranks import ssmpi
 from ssmpi.bench import restart_time, scale
 from ssmpi.core.errors import DataError, SettingsError
 from ssmpi.host.clock import process_age
+from ssmpi.recovery.state import RecoveryState
 
 LOG = """2026-11-21 17:20:03,250 h1 trainer 0 | 8 ranks on 2 hosts
 2026-11-21 17:20:05,750 h1 trainer 0 | training starts
@@ -48,21 +49,21 @@ def test_nonsense_is_refused_before_the_first_job(tmp_path):
 
 def test_the_search_for_a_rank_to_kill_is_no_part_of_its_detection(tmp_path, monkeypatch):
     """It reads all of /proc."""
-    killed, lines, clock = [], iter(range(9)), Clock()
+    state, lines, clock = RecoveryState(tmp_path), iter(range(9)), Clock()
+    state.begin_start("launch")
 
     def search(run_file):
         clock.sleep(0.3)
         return [4711]
 
-    def recoveries(run):
-        at = datetime.fromtimestamp(killed[0], UTC).isoformat() if killed else ""
-        return [{"at": at, "seconds": {"ranks": 0.0, "process": 0.0, "restore": 0.0}}] if killed else []
+    def kill(rank, number):
+        at = datetime.fromtimestamp(clock.now, UTC).isoformat()
+        state.add({"at": at, "seconds": {"ranks": 0.0, "process": 0.0, "restore": 0.0}})
 
     monkeypatch.setattr(restart_time, "time", clock)
     monkeypatch.setattr(restart_time, "ranks_of", search)
-    monkeypatch.setattr(restart_time, "_recoveries", recoveries)
     monkeypatch.setattr(restart_time, "_trained", lambda run: next(lines))
-    monkeypatch.setattr(restart_time.os, "kill", lambda pid, number: killed.append(clock.now))
+    monkeypatch.setattr(restart_time.os, "kill", kill)
     found = restart_time._one(tmp_path, tmp_path / "run.toml", lambda happened, what: happened())
     assert found.detection == 0
 

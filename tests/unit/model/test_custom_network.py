@@ -30,6 +30,7 @@ from ssmpi.model.options import ModelOptions
 from ssmpi.model.parameters import by_name
 from ssmpi.model.replica import Replica
 from ssmpi.model.zoo import NETWORKS, network_of
+from ssmpi.recovery import checkpoints
 from ssmpi.recovery.start import Supervised
 from ssmpi.recovery.state import RecoveryState
 from ssmpi.roles import build_trainer
@@ -325,7 +326,7 @@ def test_another_file_of_the_same_network_may_take_over(few, tmp_path):
     text = (run.folder / "run.toml").read_text().replace("network/net.py", "net.py")
     (moved / "run.toml").write_text(text)
     found = prepare(run, file=moved / "run.toml")
-    resume.take_over(found, found.checkpoints[0])
+    checkpoints.take_over(found, found.checkpoints[0])
     assert (run.folder / "network/net.py").read_text().startswith("# mended")
 
 

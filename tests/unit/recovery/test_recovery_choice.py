@@ -256,7 +256,7 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
     told, said = told_of(config), []
     monkeypatch.setattr(row_saves, "DECISION_SECONDS", 0.0)
     caplog.set_level("INFO", log.name)
-    saves = RowSaves(config, told, told, memory)
+    saves = RowSaves(config, told, told, RecoveryState(told.folder, memory))
     for cost in (0.0, 11.4, 11.6, 14.1, 11.4, 14.2, 11.4, 11.6, 9.2, 9.1, 13.0):
         told.status_lines = [(0, 0.01, 0.01), (1, cost, cost)] if cost else []
         saves.exchange(6_000)
@@ -278,12 +278,15 @@ def test_rows_are_saved_while_that_is_cheaper_than_checkpoints_and_training_agai
     assert known.compare(told.numbers(), None)[1].mode == "full"
     stays = summary(known.compare(told.numbers(), "partial")[1])
     assert "costs not less than full recovery: 8.69 % of the job against 8.17 %, too little to" in stays
-    RowSaves(config, told, told, memory).exchange(6_000)  # after a kill the run still does what it has decided
+    RowSaves(config, told, told, RecoveryState(told.folder, memory)).exchange(
+        6_000
+    )  # after a kill the run still does what it has decided
     assert told.saves[-1]
     for other, kept in ((("recovery.mode=partial",), memory), ((), ProcessMemory())):
         told.saves.clear()
         RecoveryState(told.folder).rows_saved(1, seconds=3.0, cost=3.0)
-        RowSaves(write_run_file(tmp_path, small_data, *settings, *other), told, told, kept).exchange(6_000)
+        other = write_run_file(tmp_path, small_data, *settings, *other)
+        RowSaves(other, told, told, RecoveryState(told.folder, kept)).exchange(6_000)
         assert told.saves == [True]
 
 
@@ -294,7 +297,7 @@ def test_rows_rest_where_their_saves_take_too_long_for_the_target(tmp_path, smal
     monkeypatch.setattr(row_saves, "DECISION_SECONDS", 0.0)
     caplog.set_level("INFO", log.name)
     told = told_of(config)
-    saves = RowSaves(config, told, told, memory)
+    saves = RowSaves(config, told, told, RecoveryState(told.folder, memory))
     told.status_lines = [(0, 0.01, 0.01), (1, 20.0, 0.01)]
     saves.exchange(6_000)
     saves.exchange(6_000)
@@ -312,7 +315,7 @@ def test_deciding_again_waits_for_no_disk(tmp_path, small_data, monkeypatch):
     config = write_run_file(tmp_path, small_data, "topology.embedding_ps=2")
     memory, told, at_the_disk = MemoryFile(tmp_path / "m", Origin("run", "t", 1)), told_of(config), []
     results = RunResults(told.folder, config.run, config.topology, 1_000)
-    saves = RowSaves(config, told, results, memory)
+    saves = RowSaves(config, told, results, RecoveryState(told.folder, memory))
     monkeypatch.setattr(row_saves, "DECISION_SECONDS", 0.0)
 
     def on_any_thread(owner, name):

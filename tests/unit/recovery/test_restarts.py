@@ -18,7 +18,6 @@ from runs import write_run_file
 from ssmpi.checkpoint import disk
 from ssmpi.checkpoint.pending_save import FullDiskError
 from ssmpi.cluster.restarts import SEGMENTS, Restarts
-from ssmpi.comm.memory_file import Origin
 from ssmpi.comm.memory_use import in_use
 from ssmpi.comm.rank_memory import Note
 from ssmpi.config import load
@@ -29,10 +28,13 @@ from ssmpi.files import log
 from ssmpi.files.run_files import ATTEMPTS, RECOVERIES, ROWS
 from ssmpi.host import memory_folder
 from ssmpi.metrics.results import RunResults
+from ssmpi.recovery import left_memory, restart
+from ssmpi.recovery.choice import FROM_BEGINNING, MEMORY, PARTIAL
+from ssmpi.recovery.left_memory import MemoryPlace
 from ssmpi.recovery.start import ResumePlan, Supervised
 from ssmpi.recovery.state import Left, RecoveryState
 from ssmpi.report import reader
-from ssmpi.run import restart, resume, run_folder
+from ssmpi.run import resume, run_folder
 from ssmpi.run.request import RunRequest
 
 
@@ -54,8 +56,8 @@ def restarts(run, begun=True, clock=None, **options):
 
 def resumed(run, made, examples):
     """The newest start of a launch resumes after so many examples."""
-    restart.record_recovery(run, made.supervised, restart.MEMORY, "")
     state = RecoveryState(run)
+    restart.record(state, made.supervised, MEMORY)
     state.complete(state.outcome({"examples": examples}))
 
 
@@ -295,7 +297,7 @@ def test_a_damaged_name_of_a_launch_removes_nothing_else(tmp_path, name):
     memory, victim = tmp_path / "memory", tmp_path / "victim"
     for folder in (victim, memory_folder.of_launch(str(memory), "abc")):
         folder.mkdir(parents=True)
-    restart.remove_left(str(memory), name)
+    left_memory.remove_left(str(memory), name)
     assert victim.exists()
     assert memory_folder.of_launch(str(memory), "abc").exists()
 
@@ -368,7 +370,8 @@ def test_without_its_record_a_run_trusts_no_row_saves_of_earlier_timelines(tmp_p
 
 
 def test_without_a_memory_folder_training_goes_on(tmp_path, caplog):
-    memory = restart.fresh(tmp_path / "nowhere" / "ssmpi-0-launch" / "trainer-0", Origin("launch", "trainer 0", 1))
+    place = MemoryPlace(tmp_path / "nowhere" / "ssmpi-0-launch" / "trainer-0", "launch", "trainer 0")
+    memory = place.fresh(tmp_path, start=1)
     assert memory.array("rows", (2,), float).tolist() == [0, 0]
     assert "No such file or directory" in caplog.text
     assert "recovery.memory_folder" in caplog.text
@@ -383,7 +386,7 @@ def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path, monkeypatch):
         "2026-11-22 12:00:00,001 h trainer 0 | the job ends: first\n2026-11-22 12:00:01,001 h trainer 0 | no\n"
     )
     (tmp_path / log.LOGS / "trainer-1.log").write_text("2026-11-22 12:00:02,001 h trainer 1 | the job ends: last\n")
-    restart.record_recovery(tmp_path, Supervised("launch", 2, 0.0), restart.MEMORY, "")
+    restart.record(state, Supervised("launch", 2, 0.0), MEMORY)
     outcome = state.outcome({"examples": 9, "batches_repeated": 1})
     assert state.complete({**outcome, "at": "2026-11-22T12:00:00+00:00"}) == {}  # an older one's
     assert state.complete(outcome)["examples"] == 9
@@ -395,11 +398,11 @@ def test_a_recovery_is_recorded_with_what_is_known_later(tmp_path, monkeypatch):
     assert 0 <= only["seconds"]["restore"] < 60
     monkeypatch.setattr(restart, "process_age", lambda: 0.5)
     more = {"rows_reloaded": 5, "seconds": {"load": 0.25}}
-    restart.record_recovery(tmp_path, Supervised("launch", 2, time.time() - 1), restart.PARTIAL, "", more)
+    restart.record(state, Supervised("launch", 2, time.time() - 1), PARTIAL, "", more)
     *_, partial = state.record().recoveries
     assert (partial["rows_reloaded"], partial["seconds"]["load"]) == (5, 0.25)
     assert 0.75 <= partial["seconds"]["ranks"] < 0.95
-    restart.record_recovery(tmp_path, Supervised("launch", 3, time.time() + 3600), restart.BEGINNING, "it is lost")
+    restart.record(state, Supervised("launch", 3, time.time() + 3600), FROM_BEGINNING, "it is lost")
     *_, second = state.record().recoveries
     assert (second["how"], second["lost"], second["why"]) == ("beginning", "it is lost", "")  # nobody has said why
     assert second["seconds"]["ranks"] == second["seconds"]["process"] > 0  # the clock was set back meanwhile

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ssmpi.core import settings
 from ssmpi.core.errors import SettingsError
 from ssmpi.files.run_files import LOCK_NAME, RUN_FILE, VERSIONS
 from ssmpi.run import lockfile, run_folder, run_lock
@@ -111,7 +112,7 @@ def test_overwriting_keeps_the_lock_and_nothing_else(tmp_path, holder, monkeypat
         (tmp_path / name).touch()
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "trainer-0.log").touch()
-    monkeypatch.setattr(run_folder.settings, "dump", lambda _: "new")
+    monkeypatch.setattr(settings, "dump", lambda _: "new")
     run_folder.make(tmp_path, SimpleNamespace(model=SimpleNamespace(name="dlrm")), overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_NAME, RUN_FILE, VERSIONS]
     with pytest.raises(SettingsError, match=f"process {holder.pid}"):

@@ -27,6 +27,8 @@ from ssmpi.data.reader import SplitReader
 from ssmpi.embedding.local_tables import LocalTables
 from ssmpi.files.log import log
 from ssmpi.model.replica import ThreadModel
+from ssmpi.recovery import checkpoints
+from ssmpi.recovery.start import ResumePlan
 from ssmpi.roles import build_trainer, trainer
 from ssmpi.run import resume, run_folder
 from ssmpi.run.request import RunRequest
@@ -279,7 +281,7 @@ def test_a_rejected_request_changes_nothing_of_the_run(two_checkpoints):
         with ExitStack() as held:
             request = RunRequest(None, ("dense.rate=0.5",), run=two_checkpoints, checkpoint=checkpoint)
             plan = resume.prepare(request, load(two_checkpoints / "run.toml").topology.size, held)
-            return resume.choose_checkpoint(Alone(), plan)
+            return checkpoints.choose_checkpoint(Alone(), plan)
 
     with pytest.raises(DataError, match=r"dense\.h5: damaged"):
         start()
@@ -298,9 +300,9 @@ def test_an_only_checkpoint_that_is_damaged_comes_with_all_ways_on(two_checkpoin
     run = two_checkpoints
     older, newest = Store(run).committed()
     damage(older / "dense.h5")
-    plan = resume.ResumePlan(load(run / "run.toml"), (older,))
+    plan = ResumePlan(load(run / "run.toml"), (older,))
     with pytest.raises(DataError, match=r"dense\.h5.*no older one, but newer ones: leave out --checkpoint to use .*02"):
-        resume.choose_checkpoint(Alone(), plan)
+        checkpoints.choose_checkpoint(Alone(), plan)
     assert "what to do" not in inspect.describe(run, checksums=True)[0]  # --resume does not use that one
     aside = newest.rename(newest.with_name(f"set-aside-{newest.name}"))
     (run / "best" / "after-1000").mkdir(parents=True)
@@ -311,7 +313,7 @@ def test_an_only_checkpoint_that_is_damaged_comes_with_all_ways_on(two_checkpoin
         " to score or export it"
     )
     with pytest.raises(DataError, match=re.escape(f"; {ways}")):
-        resume.choose_checkpoint(Alone(), plan)
+        checkpoints.choose_checkpoint(Alone(), plan)
     assert f"\nwhat to do about {older.name}: {ways}" in inspect.describe(run, checksums=True)[0]
 
 
@@ -395,7 +397,7 @@ def test_inspect_says_what_there_is(two_checkpoints):
         == f"checkpoint-000001: after 1,000 examples (8.3%, pass 1), 3 files, N MB, by {ranks}, seed 1, checksums ok"
     )
     assert "validation NE 0." in lines[2]
-    resume.resume_from(two_checkpoints, Store(two_checkpoints).committed()[0])
+    checkpoints.resume_from(two_checkpoints, Store(two_checkpoints).committed()[0])
     text, well = inspect.describe(two_checkpoints, checksums=False)
     assert well
     assert "checksums not read" in text
@@ -420,7 +422,7 @@ def test_inspect_says_what_there_is(two_checkpoints):
 def test_what_is_newer_than_what_was_gone_on_from_does_not_count_any_more(two_checkpoints):
     """Else the next job goes on from it, and what is kept is what nobody wants."""
     older, newest = Store(two_checkpoints).committed()
-    resume.resume_from(two_checkpoints, older)
+    checkpoints.resume_from(two_checkpoints, older)
     assert Store(two_checkpoints).committed() == [older]
     assert (newest.parent / "set-aside-checkpoint-000002" / "manifest.json").is_file()
     assert json.loads((two_checkpoints / "attempts.json").read_text())[-1] == read_manifest(older).state["examples"]
@@ -430,7 +432,7 @@ def test_what_is_newer_than_what_was_gone_on_from_does_not_count_any_more(two_ch
     assert again.name == "checkpoint-000003"
     shutil.copytree(older, again, dirs_exist_ok=True)
     (two_checkpoints / "attempts.json").unlink()
-    resume.resume_from(two_checkpoints, older)
+    checkpoints.resume_from(two_checkpoints, older)
     assert len(Store(two_checkpoints).set_aside()) == 2
 
 

@@ -16,6 +16,7 @@ from ssmpi import cli
 from ssmpi.checkpoint.store import Store
 from ssmpi.core.errors import SettingsError
 from ssmpi.files import run_files
+from ssmpi.recovery import checkpoints
 from ssmpi.run import resume, run_folder, run_lock
 from ssmpi.run.request import RunRequest
 from ssmpi.tools import export
@@ -34,7 +35,7 @@ def finished(tmp_path_factory, small_data):
     """The folder of a run that is finished, with all that there can be in one."""
     run = train_over_threads(tmp_path_factory.mktemp("finished"), small_data, *WHOLE_RUN).folder
     first, *_ = Store(run).committed()
-    resume.resume_from(run, first)
+    checkpoints.resume_from(run, first)
     for kind in export.FORMATS:
         export.export(run, kind, None)
     (run / run_files.LOGS).mkdir()

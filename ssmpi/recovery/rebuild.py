@@ -1,14 +1,14 @@
 """Partial recovery: rebuilds the lost memory of some ranks before any role starts, while all other ranks keep theirs.
 
-The rows of a lost embedding PS are loaded here, into new memory that becomes valid once the first trainer records it
-(``recovery.surviving``): if a rank dies before that, the recovery simply starts over. Lost trainers and sync PSs get
-new memory too, which their roles fill (``recovery.replicas``).
+The rows of a lost embedding PS are loaded here, into new memory that becomes valid once the first trainer books the
+loss (``restart.resumed``): if a rank dies before that, the recovery simply starts over. Lost trainers and sync PSs get
+new memory too, which their roles fill (``replicas``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +20,14 @@ from ssmpi.core.topology import Role
 from ssmpi.embedding.table import ROWS
 from ssmpi.files.log import during
 from ssmpi.recovery.choice import over_target
+from ssmpi.recovery.ledger import Ledger
 from ssmpi.recovery.row_saves import expected_examples
 from ssmpi.recovery.start import Repair, Start
 from ssmpi.recovery.surviving import NOTHING, deal_left, own_memory
 
 if TYPE_CHECKING:
     from ssmpi.comm.world import Job
+    from ssmpi.config import Config
     from ssmpi.recovery.start import ResumePlan
 
 
@@ -87,11 +89,27 @@ def reload_rows(rank: int, plan: ResumePlan, start: Start) -> Reloaded | str:
     return replace(found, seconds=time.monotonic() - began)
 
 
-def record(repair: Repair) -> dict[str, Any]:
-    """The fields for ``recoveries.json``."""
-    loaded = repair.loaded
+def record_fields(start: Start) -> dict[str, Any]:
+    """The fields of this ``start`` in ``recoveries.json`` that are known before its roles start."""
+    loaded = start.repair.loaded if start.repair else {}
     return {
         "rows_reloaded": sum(each.rows for each in loaded.values()),
         "sources": {f"embedding_ps {index}": each.source for index, each in loaded.items()},
         "seconds": {"load": round(max((each.seconds for each in loaded.values()), default=0.0), 3)},
+    }
+
+
+def losses(config: Config, start: Start, state: Mapping[str, Any]) -> tuple[Ledger, dict[str, Any]]:
+    """The ledger with the losses of this partial recovery, and its fields in ``recoveries.json`` that are known once
+    the trainers' ``state`` is merged.
+    """
+    before, repair, now = start.ledger or Ledger(), start.repair, state["examples"]
+    assert repair
+    ledger = before.reloaded(repair.ranks, repair.taken, now)
+    threads = config.topology.threads * (config.sync.algorithm == "async_ps")
+    return ledger, {
+        "samples_lost": ledger.samples_lost - before.samples_lost,
+        "updates_lost": repair.updates_lost(before, now),
+        "rows_dealt_again": state["dealt_again"][1],
+        "accounts_lost": len(repair.trainers) * threads,
     }
