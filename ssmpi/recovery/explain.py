@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from ssmpi.recovery.policy import (
-    LEAST_INTERVAL,
-    Decision,
-    Strategy,
-    break_even_interval,
-    break_even_mtbf,
-    break_even_pls,
-    most_mtbf,
-)
+from ssmpi.recovery.policy import LEAST_INTERVAL, Decision, Strategy
 
 UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (0.0, 1e-3, "ms"))  # from, size, name
 
 
 def explain(decision: Decision) -> list[str]:
-    """Full, naive and partial recovery, the break-even and the decision, as lines of text."""
+    """Full, naive and partial recovery, and the decision, as lines of text."""
     best, partial = decision.full, decision.partial
     return [
         "  full recovery: every rank returns to the last checkpoint, and all samples since then are trained again",
@@ -30,7 +21,6 @@ def explain(decision: Decision) -> list[str]:
         "  partial recovery at the T_save that the target PLS allows",
         f"    T_save = 2 PLS N T_fail = {duration(partial.wanted)}{_limit(decision, partial)}",
         *_partial_overhead(partial, "O_rows"),
-        *_break_even(decision),
         *_conclusion(decision),
     ]
 
@@ -110,26 +100,6 @@ def _limit(decision: Decision, strategy: Strategy) -> str:
         limit = "T_total" if strategy.interval == decision.given.total_seconds else f"{LEAST_INTERVAL:g} T_rows"
         return f", too often: T_save = {limit} = {duration(strategy.interval)}"
     return ""
-
-
-def _break_even(decision: Decision) -> list[str]:
-    interval, mtbf = break_even_interval(decision.given), break_even_mtbf(decision.given)
-    most = most_mtbf(decision.given)
-    lines = ["  break-even: none at this T_fail, one save of all rows in the job costs more than full recovery"]
-    if math.isfinite(interval.seconds):
-        lines = [
-            f"  break-even: partial recovery pays if the target PLS allows a T_save above {interval.formula} = "
-            f"{duration(interval.seconds)}",
-            f"    at this T_fail: for a target PLS above {duration(interval.seconds)} / (2 N T_fail) = "
-            f"{break_even_pls(decision.given):.3g}",
-        ]
-    if mtbf.seconds >= most.seconds:
-        return [*lines, "    at this target PLS: for no T_fail"]
-    until = f" and below {most.formula} = {duration(most.seconds)}" * math.isfinite(most.seconds)
-    return [
-        *lines,
-        f"    at this target PLS: for T_fail above {mtbf.formula} = {duration(mtbf.seconds)}{until}",
-    ]
 
 
 def _conclusion(decision: Decision) -> list[str]:

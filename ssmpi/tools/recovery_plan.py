@@ -35,7 +35,7 @@ NODES = (8, 16, 32, 64, 128, 256, 512)
 
 
 def describe(config: Config, given: Mapping[str, float], placement: Placement) -> str:
-    """Inputs, overheads, expected PLS, break-even and decision. ``given`` are options by the names of ``INPUTS``; they
+    """Inputs, overheads, expected PLS and decision. ``given`` are options by the names of ``INPUTS``; they
     override the run file, which overrides estimates from the ``placement`` of rows. SettingsError names the wrong one.
     """
     servers = config.topology.embedding_ps
