@@ -216,9 +216,9 @@ def restore(live: LiveState, checkpoint: Checkpoint, world: World, algorithm: st
     else:
         own = checkpoint.arrays(0, layout)
         for name, values in live.optimizer.items():
-            if world.index == 0:
+            if world.replicas.rank == 0:
                 values[:] = mean(checkpoint, f"dense/{name}", layout)
-            wait(world.trainers.ibcast(values), waiting, "trainer 0 (to read a checkpoint)")
+            wait(world.replicas.ibcast(values), waiting, "trainer 0 (to read a checkpoint)")
     if checkpoint.state["algorithm"] == algorithm:
         live.synchronizer.resume(own.below("sync/"))
     if saved["trainers"] == topology.trainers:

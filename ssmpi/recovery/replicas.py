@@ -31,13 +31,14 @@ def restore_lost(
     checkpoint. A lost trainer gets the center, or the mean of the surviving replicas if there is no center, and the
     mean of their optimizers' states.
     """
-    lost, living = world.index in repair.trainers, world.trainers.size - len(repair.trainers)
+    lost = world.index in repair.trainers
+    living = sum(index not in repair.trainers for _, index in world.replicas.directory.members)
     arrays = [synchronizer.weights, *synchronizer.context.local.optimizer.state().values()]
     means = [np.zeros_like(values) if lost else values / np.float32(living) for values in arrays]
     for mean in means:
-        wait(world.trainers.iallreduce(mean), waiting, "the other trainers (to restore lost state)")
+        wait(world.replicas.iallreduce(mean), waiting, "the other trainers (to restore lost state)")
     if repair.sync_ps:
-        saved = algorithm_state(repair, synchronizer, layout) if world.index == 0 else {}
+        saved = algorithm_state(repair, synchronizer, layout) if world.replicas.rank == 0 else {}
         synchronizer.exchange.recenter(repair.sync_ps, means[0], saved)
     if lost:
         for values, mean in zip(arrays, means, strict=True):

@@ -99,15 +99,16 @@ class WarmState:
     def make_equal(
         self, synchronizer: Synchronizer, world: World, waiting: WaitOptions, layout: Sequence[Parameter]
     ) -> None:
-        """Copy replicated state to all trainers from the one furthest ahead, which may have been killed a step after
-        the others. An unfinished warm-up ends here. ``layout`` is that of the dense parameters.
+        """Copy replicated state to all replicas from that of the trainer furthest ahead, which may have been killed a
+        step after the others. An unfinished warm-up ends here. ``layout`` is that of the dense parameters.
         """
         arrays = synchronizer.common()
         if self.warming_up:
             arrays = [synchronizer.weights, *synchronizer.context.local.optimizer.state().values()]
-        given = [values.copy() if world.index == self.furthest else np.zeros_like(values) for values in arrays]
+        gives = world.replicas.rank == world.topology.place_of(self.furthest).replica
+        given = [values.copy() if gives else np.zeros_like(values) for values in arrays]
         for values in given:
-            wait(world.trainers.iallreduce(values), waiting, "the other trainers (to resume after a kill)")
+            wait(world.replicas.iallreduce(values), waiting, "the other trainers (to resume after a kill)")
         for values, from_furthest in zip(arrays, given, strict=True):
             values[:] = from_furthest
         if self.warming_up:

@@ -1,7 +1,7 @@
 """What must be the same on all trainers is made so after a kill, from the trainer that was furthest ahead."""
 
 import numpy as np
-from ranks import over_threads
+from ranks import Pairs, over_threads
 from sync_bodies import WAITING, on_trainers, options
 
 from ssmpi import sync
@@ -29,9 +29,9 @@ def make_equal(world, settings, warming_up):
     return on_trainers(world, settings, weights, work, sync.LocalTrainer(np.zeros(1, np.int64)))
 
 
-def over_trainers(algorithm, pace="shadow", warming_up=False):
-    settings = options(algorithm, pace, transport="messages")
-    return over_threads(Topology(trainers=3), make_equal, settings, warming_up)[:3]
+def over_trainers(algorithm, pace="shadow", warming_up=False, topology=None):
+    settings, topology = options(algorithm, pace, transport="messages"), topology or Topology(trainers=3)
+    return over_threads(topology, make_equal, settings, warming_up)[: topology.trainers]
 
 
 def test_replicas_that_step_together():
@@ -51,3 +51,9 @@ def test_algorithms_without_common_state_are_left_alone():
 def test_a_warm_up_that_was_cut_short_ends_with_equal_replicas():
     """And the algorithm begins with them."""
     assert over_trainers("slowmo", warming_up=True) == [(1.0, [1.0, 0.0])] * 3
+
+
+def test_each_member_gets_the_state_of_its_counterpart():
+    """Of the replica that trainer 1 holds with trainer 0."""
+    found = over_trainers("bmuf", topology=Pairs(trainers=4))
+    assert [each for _, each in found] == [[10.0] * 3, [11.0] * 3] * 2
