@@ -51,30 +51,27 @@ def outputs(
 
 
 @njit(cache=True, nogil=True, inline="always")
-def by_weight(
-    gemm: Gemm, half: bool, by_out: np.ndarray, values: np.ndarray, out: np.ndarray, n: int, m: int, k: int,
-    fresh: bool,
+def backward(
+    gemm: Gemm, half: bool, place: int, by_out: np.ndarray, values: np.ndarray, weight: np.ndarray,
+    by_weight: np.ndarray, by_values: np.ndarray, n: int, m: int, k: int, wanted: tuple[bool, bool],
+    fresh: tuple[bool, bool],
 ) -> None:  # fmt: skip
-    """out (m, k) = by_out (n, m)^T values (n, k), accumulated unless ``fresh``; all float32."""
+    """by_weight (m, k) = by_out (n, m)^T values (n, k), by_values (n, k) = by_out (n, m) weight (m, k), each if it is
+    ``wanted``, and accumulated unless ``fresh``; all float32.
+    """
     operands = gemm.operands
     if half:
-        onednn_gemm.by_weight_half(operands, by_out, values, out, n, m, k, fresh)
+        if wanted[0]:
+            onednn_gemm.by_weight_half(operands, by_out, values, by_weight, n, m, k, fresh[0])
+        if wanted[1]:
+            onednn_gemm.by_values_half(operands, place, by_out, by_values, n, m, k, fresh[1])
     elif operands.kernels.single:
-        onednn_gemm.by_weight(operands, by_out, values, out, n, m, k, fresh)
+        if wanted[0]:
+            onednn_gemm.by_weight(operands, by_out, values, by_weight, n, m, k, fresh[0])
+        if wanted[1]:
+            onednn_gemm.by_values(operands, by_out, weight, by_values, n, m, k, fresh[1])
     else:
-        blas.by_weight(gemm.sgemm, by_out, values, out, n, m, k, fresh)
-
-
-@njit(cache=True, nogil=True, inline="always")
-def by_values(
-    gemm: Gemm, half: bool, place: int, by_out: np.ndarray, weight: np.ndarray, out: np.ndarray, n: int, m: int,
-    k: int, fresh: bool,
-) -> None:  # fmt: skip
-    """out (n, k) = by_out (n, m) weight (m, k), accumulated unless ``fresh``; all float32."""
-    operands = gemm.operands
-    if half:
-        onednn_gemm.by_values_half(operands, place, by_out, out, n, m, k, fresh)
-    elif operands.kernels.single:
-        onednn_gemm.by_values(operands, by_out, weight, out, n, m, k, fresh)
-    else:
-        blas.by_values(gemm.sgemm, by_out, weight, out, n, m, k, fresh)
+        if wanted[0]:
+            blas.by_weight(gemm.sgemm, by_out, values, by_weight, n, m, k, fresh[0])
+        if wanted[1]:
+            blas.by_values(gemm.sgemm, by_out, weight, by_values, n, m, k, fresh[1])

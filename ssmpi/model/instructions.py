@@ -117,12 +117,9 @@ def _backward(
             if flags & SIGMOID:
                 kernels.sigmoid_backward(flat, values[place : place + n * m])
             kernels.column_sums(by_out, by_bias, fresh)
-        half, by_matrix = flags & HALF != 0, gradients[row[WEIGHT] :]
-        if not (defer and deferrable(by, row)):
-            gemm.by_weight(by, half, flat, a, by_matrix, n, m, k, fresh)
-        if flags & BY_A:
-            matrix, alone = weights[row[WEIGHT] :], flags & ADD_A == 0
-            gemm.by_values(by, half, row[DETAIL], flat, matrix, by_a, n, m, k, alone)
+        half, matrix, by_matrix = flags & HALF != 0, weights[row[WEIGHT] :], gradients[row[WEIGHT] :]
+        both, new = (not (defer and deferrable(by, row)), flags & BY_A != 0), (fresh, flags & ADD_A == 0)
+        gemm.backward(by, half, row[DETAIL], flat, a, matrix, by_matrix, by_a, n, m, k, both, new)
     elif kind == INTERACTION:
         size, shape = n * row[DETAIL] * k, (n, row[DETAIL], k)
         vectors = _place(row[B], n, values, rows)[:size].reshape(shape)
